@@ -1,0 +1,35 @@
+"""BERT for TensorFlow and Keras 3. The public names, each imported when it is first asked for (PEP 562)."""
+
+import importlib
+from typing import Any
+
+_HOMES = {
+    "bert_keras.config": ("BertConfig",),
+    "bert_keras.tokenizers": ("WordPiece",),
+    "bert_keras.preprocessing": ("Preprocessor",),
+    "bert_keras.encoder": ("BertEncoder", "encoder_inputs"),
+    "bert_keras.heads": (
+        "MaskedLMHead",
+        "NextSentenceHead",
+        "ClassifierHead",
+        "ChoiceHead",
+        "SpanHead",
+        "TokenHead",
+        "ReplacedTokenHead",
+    ),
+    "bert_keras.optimization": ("AdamW", "GlobalMean", "WarmupLinearDecay", "cross_entropy", "squared_error"),
+    "bert_keras.checkpoints": ("load_encoder", "load_tokenizer"),
+}
+_HOME_OF = {name: module for module, names in _HOMES.items() for name in names}
+
+__all__ = sorted(_HOME_OF)  # noqa: PLE0605
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOME_OF:
+        raise AttributeError(f"module 'bert_keras' has no attribute {name!r}; it has {', '.join(__all__)}.")
+    return getattr(importlib.import_module(_HOME_OF[name]), name)
+
+
+def __dir__() -> list[str]:
+    return __all__

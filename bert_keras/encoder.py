@@ -1,0 +1,178 @@
+"""BertEncoder: features in, hidden states and a pooled vector out.
+
+    Features int32 [B, S] -> embeddings -> L blocks -> sequence_output [B, S, H], pooled_output [B, H]
+
+Every variant is a BertConfig field; there is no encoder subclass.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import keras
+from keras import ops
+
+from bert_keras.config import BertConfig
+from bert_keras.features import (
+    ATTENTION_PROBABILITIES,
+    EMBEDDING_OUTPUT,
+    ENCODER_INPUTS,
+    ENCODER_OUTPUTS,
+    INPUT_MASK,
+    INPUT_TYPE_IDS,
+    INPUT_WORD_IDS,
+    POOLED_OUTPUT,
+    SEQUENCE_OUTPUT,
+)
+from bert_keras.layers import MASKED_SCORE, Block, Dense, Embeddings
+
+ALL = (SEQUENCE_OUTPUT, POOLED_OUTPUT, ENCODER_OUTPUTS, EMBEDDING_OUTPUT)
+_KNOWN = (*ALL, ATTENTION_PROBABILITIES)
+
+
+def pooled_position(mask: Any, *, causal: bool) -> Any:
+    """The position that stands for the whole sequence: int32 [B].
+
+    mask: int32 [B, S]. Position 0, or the last real one where attention is causal: there position 0 sees nothing of the text.
+    """
+    if not causal:
+        return ops.zeros_like(mask[:, 0], dtype="int32")
+    places = ops.arange(ops.shape(mask)[1], dtype="int32")
+    return ops.max(ops.cast(mask > 0, "int32") * ops.expand_dims(places, 0), axis=1)
+
+
+def gather_positions(states: Any, positions: Any) -> Any:
+    """Rows of each sequence: float [B, S, H] and int32 [B, P] -> float [B, P, H].
+
+    Whole rows of [B*S, H]: `take_along_axis` gathers number by number, seven times slower on CPU.
+    """
+    batch, length, width = ops.shape(states)
+    starts = ops.expand_dims(ops.arange(batch, dtype="int32") * length, -1)
+    return ops.take(ops.reshape(states, (-1, width)), starts + ops.cast(positions, "int32"), axis=0)
+
+
+@keras.saving.register_keras_serializable("bert_keras")
+class BertEncoder(keras.Model):
+    """BERT's encoder with its pooler (Devlin et al. 2019, sec. 3; google-research/bert modeling.py BertModel).
+
+    config: BertConfig
+    outputs: which of `sequence_output`, `pooled_output`, `encoder_outputs`, `embedding_output` and
+        `attention_probabilities` to compute; all but the last by default. With `pooled_output` alone the last block runs
+        for one position only.
+
+    Called on Features (`input_word_ids`, `input_mask`, `input_type_ids`: int32 [B, S]) it returns a dict of the outputs:
+    `sequence_output` [B, S, H], `pooled_output` [B, H], `encoder_outputs` L x [B, S, H] (the last equals
+    `sequence_output`), `embedding_output` [B, S, H], `attention_probabilities` L x [B, A, S, S].
+    Raises ValueError on an output of another name or a sequence longer than the positions.
+    """
+
+    def __init__(
+        self, config: BertConfig, *, outputs: Sequence[str] = ALL, name: str = "bert_encoder", dtype: Any = None
+    ) -> None:
+        super().__init__(name=name, dtype=dtype)
+        if unknown := [output for output in outputs if output not in _KNOWN] or not outputs:
+            raise ValueError(f"outputs {unknown or list(outputs)} given; wanted one or more of {', '.join(_KNOWN)}.")
+        self.config = config
+        self.outputs_wanted = tuple(outputs)
+        self.embeddings = Embeddings(config, dtype=dtype)
+        self.blocks = [
+            Block(config, name=f"block_{i}", dtype=dtype) for i in range(1 if config.share_layers else config.num_layers)
+        ]
+        self.pooler = Dense(config.hidden_size, config=config, name="pooler", dtype=dtype)
+        self.build()
+
+    def build(self, input_shape: Any = None) -> None:
+        """Makes every variable; the config knows all shapes."""
+        self.embeddings.build()
+        for block in self.blocks:
+            block.build((None, None, self.config.hidden_size))
+        self.pooler.build((None, self.config.hidden_size))
+        self.built = True
+
+    @property
+    def embedding_table(self) -> keras.Variable:
+        """The word embeddings, [V, E], which the masked-LM head multiplies by."""
+        return self.embeddings.word_embeddings
+
+    def call(self, features: Mapping[str, Any], training: bool = False) -> dict[str, Any]:
+        """Features -> the outputs asked for, by name."""
+        word_ids, mask, type_ids = (ops.convert_to_tensor(features[name]) for name in ENCODER_INPUTS)
+        self._check_length(word_ids.shape[1])
+        position = pooled_position(mask, causal=self.config.causal)
+        scores_mask = self._scores_mask(mask)
+        states = self.embeddings(word_ids, type_ids, training=training)
+        results: dict[str, Any] = {EMBEDDING_OUTPUT: states, ENCODER_OUTPUTS: [], ATTENTION_PROBABILITIES: []}
+        pooled_only = self.outputs_wanted == (POOLED_OUTPUT,)
+        for i in range(self.config.num_layers):
+            queries, queries_mask = states, scores_mask
+            if pooled_only and i == self.config.num_layers - 1:
+                # No other position is read after the last block, and a causal query at the last real one sees all of them.
+                queries = gather_positions(states, ops.expand_dims(position, -1))
+                queries_mask = self._padding_mask(mask)
+            block = self.blocks[0 if self.config.share_layers else i]
+            states, probabilities = block(queries, states, queries_mask, training=training)
+            results[ENCODER_OUTPUTS].append(states)
+            results[ATTENTION_PROBABILITIES].append(probabilities)
+        results[SEQUENCE_OUTPUT] = states
+        if POOLED_OUTPUT in self.outputs_wanted:
+            first = states[:, 0] if pooled_only else gather_positions(states, ops.expand_dims(position, -1))[:, 0]
+            results[POOLED_OUTPUT] = ops.tanh(self.pooler(first))
+        return {name: results[name] for name in self.outputs_wanted}
+
+    def _padding_mask(self, mask: Any) -> Any:
+        """Int32 [B, S] -> float [B, 1, 1, S], to be added to attention scores."""
+        return (1.0 - ops.cast(mask[:, None, None, :], self.compute_dtype)) * MASKED_SCORE
+
+    def _scores_mask(self, mask: Any) -> Any:
+        """Int32 [B, S] -> float [B, 1, 1, S], or [B, 1, S, S] where attention is causal."""
+        if not self.config.causal:
+            return self._padding_mask(mask)
+        places = ops.arange(ops.shape(mask)[1])
+        seen = ops.expand_dims(places, 0) <= ops.expand_dims(places, 1)
+        return (1.0 - ops.cast(seen & (mask[:, None, None, :] > 0), self.compute_dtype)) * MASKED_SCORE
+
+    def _check_length(self, length: int | None) -> None:
+        if length is not None and length > self.config.max_length:
+            raise ValueError(
+                f"a sequence of {length} tokens was given; this encoder has {self.config.max_length} positions: "
+                f"preprocess with seq_length={self.config.max_length} or less."
+            )
+
+    def compute_output_spec(self, features: Mapping[str, Any], training: bool = False) -> dict[str, Any]:
+        """Shapes without running, so that `keras.Input` with an unknown length works on any backend."""
+        batch, length = features[INPUT_WORD_IDS].shape
+        self._check_length(length)
+        config = self.config
+        sequence, weights = (batch, length, config.hidden_size), (batch, config.num_heads, length, length)
+        shapes = {
+            SEQUENCE_OUTPUT: sequence,
+            EMBEDDING_OUTPUT: sequence,
+            POOLED_OUTPUT: (batch, config.hidden_size),
+            ENCODER_OUTPUTS: [sequence] * config.num_layers,
+            ATTENTION_PROBABILITIES: [weights] * config.num_layers,
+        }
+        specs = {
+            name: [keras.KerasTensor(one, self.compute_dtype) for one in shape]
+            if isinstance(shape, list)
+            else keras.KerasTensor(shape, self.compute_dtype)
+            for name, shape in shapes.items()
+        }
+        return {name: specs[name] for name in self.outputs_wanted}
+
+    def get_config(self) -> dict[str, Any]:
+        """What `from_config` rebuilds the encoder from."""
+        return {
+            "config": self.config.to_dict(),
+            "outputs": list(self.outputs_wanted),
+            "name": self.name,
+            "dtype": keras.dtype_policies.serialize(self.dtype_policy),
+        }
+
+    @classmethod
+    def from_config(cls, config: dict[str, Any], custom_objects: Any = None) -> "BertEncoder":
+        """The inverse of `get_config`."""
+        return cls(**(config | {"config": BertConfig.from_dict(config["config"])}))
+
+
+def encoder_inputs(*, seq_length: int | None = None) -> dict[str, keras.KerasTensor]:
+    """Symbolic Features for the functional API: int32 [B, S], S unknown unless `seq_length` fixes it."""
+    return {name: keras.Input((seq_length,), dtype="int32", name=name) for name in (INPUT_WORD_IDS, INPUT_MASK, INPUT_TYPE_IDS)}

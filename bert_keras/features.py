@@ -1,0 +1,35 @@
+"""The contract between text and numbers: feature names, dtypes and shapes. Every other file imports them from here.
+
+Letters for shapes, used in every docstring: B batch, S sequence, T ragged tokens, P predictions, H hidden, E embedding,
+V vocabulary, L layers, K choices, C classes, W windows.
+"""
+
+INPUT_WORD_IDS = "input_word_ids"  # int32 [B, S], vocabulary ids
+INPUT_MASK = "input_mask"  # int32 [B, S], 1 on real tokens, 0 on padding
+INPUT_TYPE_IDS = "input_type_ids"  # int32 [B, S], 0 on the first segment, 1 on the second
+MASKED_LM_POSITIONS = "masked_lm_positions"  # int32 [B, P], positions asked of the masked LM
+
+# What every encoder takes, in this order. The names are TF Hub's.
+ENCODER_INPUTS = (INPUT_WORD_IDS, INPUT_MASK, INPUT_TYPE_IDS)
+DTYPE = "int32"
+
+# What preprocessing returns beside the encoder's inputs.
+EXAMPLE_INDEX = "example_index"  # int32 [W], the example that a window was cut from
+FIRST_PIECE = "first_piece"  # int32 [B, S], 1 on the first piece of each word
+START_BYTES = "start_bytes"  # int32 [W, S], where a token starts in the original string
+END_BYTES = "end_bytes"  # int32 [W, S], where it ends (exclusive)
+
+# What an encoder gives back.
+SEQUENCE_OUTPUT = "sequence_output"  # float [B, S, H], the last block
+POOLED_OUTPUT = "pooled_output"  # float [B, H], dense + tanh of one position
+ENCODER_OUTPUTS = "encoder_outputs"  # L x float [B, S, H], every block
+EMBEDDING_OUTPUT = "embedding_output"  # float [B, S, H], what the first block reads
+ATTENTION_PROBABILITIES = "attention_probabilities"  # L x float [B, A, S, S], A heads; only on request
+
+# The one table to the names inside Google's TFRecord files (google-research/bert create_pretraining_data.py).
+TFRECORD_NAMES = {
+    INPUT_WORD_IDS: "input_ids",
+    INPUT_MASK: "input_mask",
+    INPUT_TYPE_IDS: "segment_ids",
+    MASKED_LM_POSITIONS: "masked_lm_positions",
+}

@@ -1,0 +1,179 @@
+"""What stands on an encoder: each head turns its outputs into logits, always float32.
+
+    MaskedLMHead        sequence [B, S, H], positions [B, P]  -> [B, P, V]
+    NextSentenceHead    pooled [B, H]                         -> [B, 2]     0 = B follows A, 1 = random
+    ClassifierHead      pooled [B, H]                         -> [B, C]
+    ChoiceHead          pooled [B*K, H]                       -> [B, K]
+    SpanHead            sequence [B, S, H]                    -> start [B, S], end [B, S]
+    TokenHead           sequence [B, S, H]                    -> [B, S, C]
+    ReplacedTokenHead   sequence [B, S, H]                    -> [B, S]
+"""
+
+from typing import Any
+
+import keras
+from keras import ops
+
+from bert_keras.config import BertConfig
+from bert_keras.encoder import BertEncoder, gather_positions
+from bert_keras.layers import ACTIVATIONS, Dense, LayerNorm
+
+
+class MaskedLMHead(keras.layers.Layer):
+    """Dense, activation and norm at the asked positions, then the embedding table transposed plus a bias.
+
+    Gathers the P asked positions before the product with the vocabulary (google-research/bert run_pretraining.py
+    get_masked_lm_output).
+    """
+
+    def __init__(self, encoder: BertEncoder, *, name: str = "masked_lm", dtype: Any = None) -> None:
+        super().__init__(name=name, dtype=dtype)
+        config = encoder.config
+        self.config = config
+        self.dense = Dense(config.embedding_width, config=config, name="dense", dtype=dtype)
+        self.norm = LayerNorm(config=config, name="layer_norm", dtype=dtype)
+        # Behind a function, so that Keras counts the tied table once: as the encoder's.
+        self._embedding_table = lambda: encoder.embedding_table
+        self.build()
+
+    def build(self, input_shape: Any = None, positions_shape: Any = None) -> None:
+        """Makes every variable; the config knows all shapes."""
+        self.dense.build((None, None, self.config.hidden_size))
+        self.norm.build((None, None, self.config.embedding_width))
+        shape = (self.config.vocab_size,)
+        self.bias = self.add_weight(name="bias", shape=shape, initializer="zeros", autocast=False)
+        self.built = True
+
+    def call(self, sequence: Any, positions: Any) -> Any:
+        """`sequence`: float [B, S, H], `positions`: int32 [B, P] -> float32 [B, P, V]."""
+        x = self.dense(gather_positions(sequence, positions))
+        x = self.norm(ACTIVATIONS[self.config.activation](x))
+        shape = ops.shape(x)
+        table = ops.cast(self._embedding_table(), self.compute_dtype)
+        logits = ops.matmul(ops.reshape(x, (-1, shape[-1])), ops.transpose(table))
+        logits = ops.reshape(logits, (*shape[:-1], self.config.vocab_size))
+        return _as_logits(logits) + self.bias
+
+
+class _Head(keras.layers.Layer):
+    """A head that its own config rebuilds, so that a functional model of it saves to `.keras`."""
+
+    def __init__(self, config: BertConfig, *, name: str, dtype: Any = None) -> None:
+        super().__init__(name=name, dtype=dtype)
+        self.config = config
+
+    def get_config(self) -> dict[str, Any]:
+        """What `from_config` rebuilds the head from."""
+        policy = keras.dtype_policies.serialize(self.dtype_policy)
+        return {"config": self.config.to_dict(), "name": self.name, "dtype": policy}
+
+    @classmethod
+    def from_config(cls, config: dict[str, Any]) -> "_Head":
+        """The inverse of `get_config`."""
+        return cls(**(config | {"config": BertConfig.from_dict(config["config"])}))
+
+
+class _DenseHead(_Head):
+    """Dropout, then one dense layer: what most heads are."""
+
+    def __init__(self, units: int, *, config: BertConfig, dropout: float, name: str, dtype: Any = None) -> None:
+        super().__init__(config, name=name, dtype=dtype)
+        self.dropout = keras.layers.Dropout(dropout, name="dropout", dtype=dtype)
+        self.dense = Dense(units, config=config, name="dense", dtype=dtype)
+        self.dense.build((None, config.hidden_size))
+        self.built = True
+
+    def call(self, x: Any, training: bool = False) -> Any:
+        """Float [..., H] -> float32 [..., units]."""
+        return _as_logits(self.dense(self.dropout(x, training=training)))
+
+
+@keras.saving.register_keras_serializable("bert_keras")
+class NextSentenceHead(_DenseHead):
+    """Pooled float [B, H] -> float32 [B, 2]; class 0 means that B follows A (Devlin et al. 2019, sec. 3.1). No dropout."""
+
+    def __init__(self, config: BertConfig, *, name: str = "next_sentence", dtype: Any = None) -> None:
+        super().__init__(2, config=config, dropout=0.0, name=name, dtype=dtype)
+
+
+@keras.saving.register_keras_serializable("bert_keras")
+class ClassifierHead(_DenseHead):
+    """Pooled float [B, H] -> float32 [B, C]; C = 1 is regression (Devlin et al. 2019, sec. 4.1)."""
+
+    def __init__(self, num_classes: int, *, config: BertConfig, name: str = "classifier", dtype: Any = None) -> None:
+        if num_classes < 1:
+            raise ValueError(f"num_classes is {num_classes}; a classifier has at least 1 class (1 means regression).")
+        super().__init__(num_classes, config=config, dropout=config.head_dropout, name=name, dtype=dtype)
+
+    def get_config(self) -> dict[str, Any]:
+        """What `from_config` rebuilds the head from."""
+        return super().get_config() | {"num_classes": self.dense.units}
+
+
+@keras.saving.register_keras_serializable("bert_keras")
+class ChoiceHead(_DenseHead):
+    """One score vector for every choice: pooled float [B*K, H] -> float32 [B, K] (Devlin et al. 2019, sec. 4.4)."""
+
+    def __init__(self, num_choices: int, *, config: BertConfig, name: str = "classifier", dtype: Any = None) -> None:
+        if num_choices < 2:
+            raise ValueError(f"num_choices is {num_choices}; a choice is between at least 2.")
+        super().__init__(1, config=config, dropout=config.head_dropout, name=name, dtype=dtype)
+        self.num_choices = num_choices
+
+    def get_config(self) -> dict[str, Any]:
+        """What `from_config` rebuilds the head from."""
+        return super().get_config() | {"num_choices": self.num_choices}
+
+    def call(self, pooled: Any, training: bool = False) -> Any:
+        """Float [B*K, H] -> float32 [B, K]."""
+        return ops.reshape(super().call(pooled, training=training), (-1, self.num_choices))
+
+
+@keras.saving.register_keras_serializable("bert_keras")
+class SpanHead(_DenseHead):
+    """Start and end vectors: float [B, S, H] -> two float32 [B, S] (Devlin et al. 2019, sec. 4.2). No dropout."""
+
+    def __init__(self, *, config: BertConfig, name: str = "qa_outputs", dtype: Any = None) -> None:
+        super().__init__(2, config=config, dropout=0.0, name=name, dtype=dtype)
+
+    def call(self, sequence: Any, training: bool = False) -> tuple[Any, Any]:
+        """Float [B, S, H] -> start float32 [B, S], end float32 [B, S]."""
+        logits = super().call(sequence, training=training)
+        return logits[..., 0], logits[..., 1]
+
+
+@keras.saving.register_keras_serializable("bert_keras")
+class TokenHead(_DenseHead):
+    """A class for every token: float [B, S, H] -> float32 [B, S, C] (Devlin et al. 2019, sec. 5.3)."""
+
+    def __init__(self, num_classes: int, *, config: BertConfig, name: str = "classifier", dtype: Any = None) -> None:
+        if num_classes < 2:
+            raise ValueError(f"num_classes is {num_classes}; tokens are told apart by at least 2 classes.")
+        super().__init__(num_classes, config=config, dropout=config.head_dropout, name=name, dtype=dtype)
+
+    def get_config(self) -> dict[str, Any]:
+        """What `from_config` rebuilds the head from."""
+        return super().get_config() | {"num_classes": self.dense.units}
+
+
+@keras.saving.register_keras_serializable("bert_keras")
+class ReplacedTokenHead(_Head):
+    """Was this token replaced? Float [B, S, H] -> float32 [B, S] (Clark et al. 2020, sec. 2)."""
+
+    def __init__(self, *, config: BertConfig, name: str = "replaced_token", dtype: Any = None) -> None:
+        super().__init__(config, name=name, dtype=dtype)
+        self.activation = ACTIVATIONS[config.activation]
+        self.dense = Dense(config.hidden_size, config=config, name="dense", dtype=dtype)
+        self.prediction = Dense(1, config=config, name="prediction", dtype=dtype)
+        for layer in (self.dense, self.prediction):
+            layer.build((None, None, config.hidden_size))
+        self.built = True
+
+    def call(self, sequence: Any) -> Any:
+        """Float [B, S, H] -> float32 [B, S]."""
+        return _as_logits(self.prediction(self.activation(self.dense(sequence)))[..., 0])
+
+
+def _as_logits(x: Any) -> Any:
+    """float32 under mixed precision; a float64 model keeps float64."""
+    return x if keras.backend.standardize_dtype(x.dtype) == "float64" else ops.cast(x, "float32")

@@ -1,0 +1,178 @@
+"""How BERT is optimized: AdamW without bias correction, warm-up and linear decay, and a mean that is global.
+
+In: gradients and losses of one replica. Out: the update that one device would make on the whole batch. All of it works in a
+stock `model.fit`, on one device and under `tf.distribute`.
+"""
+
+import re
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import keras
+from keras import ops
+
+# google-research/bert optimization.py excludes LayerNorm and bias; in Keras they are told apart by path, not by name.
+NO_DECAY = r"layer_?norm|/bias$|/gamma$|/beta$"
+
+
+def _replica_context() -> Any:
+    """The replica context where more than one replica is in sync, else None."""
+    if keras.backend.backend() != "tensorflow":
+        return None
+    import tensorflow as tf
+
+    context = tf.distribute.get_replica_context()
+    return context if context is not None and context.num_replicas_in_sync > 1 else None
+
+
+def _sum_over_replicas(tensors: Any) -> Any:
+    context = _replica_context()
+    return tensors if context is None else context.all_reduce("SUM", tensors)
+
+
+@keras.saving.register_keras_serializable("bert_keras")
+class WarmupLinearDecay(keras.optimizers.schedules.LearningRateSchedule):
+    """Linear warm-up to `peak`, then linear decay to 0, both counted from step 0 (google-research/bert optimization.py).
+
+    peak: the highest rate; total_steps, warmup_steps: in optimizer steps
+
+    After the warm-up the rate at step n is peak * (1 - n / total_steps). Raises ValueError on a warm-up longer than the whole.
+    """
+
+    def __init__(self, peak: float, *, total_steps: int, warmup_steps: int) -> None:
+        if total_steps < 1 or not 0 <= warmup_steps <= total_steps:
+            raise ValueError(
+                f"warmup_steps {warmup_steps} of total_steps {total_steps}; wanted 0 <= warmup_steps <= total_steps, total over 0."
+            )
+        self.peak, self.total_steps, self.warmup_steps = peak, total_steps, warmup_steps
+
+    def __call__(self, step: Any) -> Any:
+        """Step, a scalar -> rate, float32."""
+        step = ops.cast(step, "float32")
+        rising = self.peak * step / max(1, self.warmup_steps)
+        falling = self.peak * ops.maximum(0.0, 1.0 - step / self.total_steps)
+        return ops.where(step < self.warmup_steps, rising, falling)
+
+    def get_config(self) -> dict[str, Any]:
+        """The constructor's arguments."""
+        return {"peak": self.peak, "total_steps": self.total_steps, "warmup_steps": self.warmup_steps}
+
+
+@keras.saving.register_keras_serializable("bert_keras")
+class AdamW(keras.optimizers.Optimizer):
+    """BERT's optimizer (google-research/bert optimization.py AdamWeightDecayOptimizer; Devlin et al. 2019, A.2).
+
+        m <- beta_1 m + (1 - beta_1) g;  v <- beta_2 v + (1 - beta_2) g^2
+        w <- w - rate * (m / (sqrt(v) + epsilon) + weight_decay * w)
+
+    There is no bias correction unless asked for. Variables whose path matches `no_decay` are not decayed. Gradients are summed
+    over the replicas first and clipped by their global norm afterwards, so that two replicas do what one device does.
+    """
+
+    def __init__(
+        self,
+        learning_rate: Any = 5e-5,
+        *,
+        weight_decay: float = 0.01,
+        beta_1: float = 0.9,
+        beta_2: float = 0.999,
+        epsilon: float = 1e-6,
+        clip_norm: float | None = 1.0,
+        bias_correction: bool = False,
+        no_decay: str = NO_DECAY,
+        name: str = "adamw",
+    ) -> None:
+        super().__init__(learning_rate=learning_rate, name=name)
+        self.decay = weight_decay  # Keras' own `weight_decay` would be applied a second time
+        self.beta_1, self.beta_2, self.epsilon = beta_1, beta_2, epsilon
+        self.clip_norm, self.bias_correction, self.no_decay = clip_norm, bias_correction, no_decay
+
+    def build(self, variables: Sequence[keras.Variable]) -> None:
+        """Makes both moments and settles which variables decay."""
+        if self.built:
+            return
+        super().build(variables)
+        self._momentums, self._velocities = self.add_optimizer_variables(variables, ["momentum", "velocity"])
+        self._decays = [self.is_decayed(variable) for variable in variables]
+
+    def is_decayed(self, variable: keras.Variable) -> bool:
+        """Whether `weight_decay` touches this variable."""
+        return self.decay > 0 and re.search(self.no_decay, variable.path, flags=re.IGNORECASE) is None
+
+    def apply(self, grads: Sequence[Any], trainable_variables: Sequence[keras.Variable] | None = None) -> None:
+        """Sums over the replicas, clips by the global norm, updates."""
+        grads = [None if grad is None else ops.convert_to_tensor(grad) for grad in grads]
+        given = [grad for grad in grads if grad is not None]
+        if given and (context := _replica_context()) is not None:
+            # Keras sums over the replicas once more when it updates.
+            given = [grad / context.num_replicas_in_sync for grad in self._clip(context.all_reduce("SUM", given))]
+        else:
+            given = self._clip(given)
+        rest = iter(given)
+        super().apply([None if grad is None else next(rest) for grad in grads], trainable_variables)
+
+    def _clip(self, grads: list[Any]) -> list[Any]:
+        if self.clip_norm is None or not grads:
+            return grads
+        norm = ops.sqrt(sum(ops.sum(ops.square(ops.cast(grad, "float32"))) for grad in grads))
+        scale = self.clip_norm / ops.maximum(norm, self.clip_norm)
+        return [grad * ops.cast(scale, grad.dtype) for grad in grads]
+
+    def update_step(self, gradient: Any, variable: Any, learning_rate: Any) -> None:
+        """One variable's update."""
+        index = self._get_variable_index(variable)
+        momentum, velocity = self._momentums[index], self._velocities[index]
+        rate, gradient = ops.cast(learning_rate, variable.dtype), ops.cast(gradient, variable.dtype)
+        self.assign_add(momentum, (gradient - momentum) * (1 - self.beta_1))
+        self.assign_add(velocity, (ops.square(gradient) - velocity) * (1 - self.beta_2))
+        m, v = ops.convert_to_tensor(momentum), ops.convert_to_tensor(velocity)
+        if self.bias_correction:
+            step = ops.cast(self.iterations + 1, variable.dtype)
+            m, v = m / (1 - ops.power(self.beta_1, step)), v / (1 - ops.power(self.beta_2, step))
+        update = m / (ops.sqrt(v) + self.epsilon)
+        if self._decays[index]:
+            update = update + self.decay * ops.convert_to_tensor(variable)
+        self.assign_sub(variable, rate * update)
+
+    def get_config(self) -> dict[str, Any]:
+        """The constructor's arguments."""
+        base = super().get_config()
+        names = ("beta_1", "beta_2", "epsilon", "clip_norm", "bias_correction", "no_decay", "name")
+        return {"learning_rate": base["learning_rate"], "weight_decay": self.decay} | {
+            name: getattr(self, name) for name in names
+        }
+
+
+class GlobalMean(keras.losses.Loss):
+    """sum(weight * loss) over all replicas / sum(weight) over all replicas.
+
+    loss: a function of (labels, outputs) that returns one loss for each slot, for example
+        `keras.losses.sparse_categorical_crossentropy`
+
+    Keras' own reduction is a mean over each replica's slots, then over the replicas: another number whenever weights differ.
+    """
+
+    def __init__(self, loss: Callable[[Any, Any], Any], *, name: str = "loss") -> None:
+        super().__init__(name=name, reduction=None)
+        self._loss = loss
+
+    def call(self, y_true: Any, y_pred: Any) -> Any:
+        """One loss for each slot."""
+        return self._loss(y_true, y_pred)
+
+    def __call__(self, y_true: Any, y_pred: Any, sample_weight: Any = None) -> Any:
+        """Labels and float outputs [B, ...], weights [B, ...] -> a scalar; the replicas' scalars add up to the global mean."""
+        losses = self.call(y_true, y_pred)
+        weights = ops.ones_like(losses) if sample_weight is None else ops.cast(sample_weight, losses.dtype)
+        return ops.divide_no_nan(ops.sum(losses * weights), _sum_over_replicas(ops.sum(weights)))
+
+
+def cross_entropy(labels: Any, logits: Any) -> Any:
+    """Softmax cross-entropy in float32: int [...], float [..., C] -> float32 [...]. A negative label counts as class 0."""
+    labels = ops.maximum(ops.cast(labels, "int32"), 0)
+    return keras.losses.sparse_categorical_crossentropy(labels, ops.cast(logits, "float32"), from_logits=True)
+
+
+def squared_error(labels: Any, outputs: Any) -> Any:
+    """Float [B], float [B, 1] -> float32 [B]."""
+    return ops.square(ops.cast(labels, "float32") - ops.cast(outputs, "float32")[..., 0])

@@ -1,0 +1,1 @@
+"""SavedModels that take raw strings."""

@@ -1,0 +1,95 @@
+"""A run becomes a SavedModel: written beside its place, reloaded in a fresh process, compared, then renamed into it.
+
+In: a Run and a folder. Out: folder/<next number>/saved_model.pb, as TensorFlow Serving reads it.
+"""
+
+import json
+import pathlib
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from savedmodels import reload
+from savedmodels.servable import Servable
+from tasks.train import Run
+
+# What the reloaded model must answer as this process does: plain, empty, accented, CJK, emoji, long and unfinished text.
+SAMPLES = (
+    "a charming and often affecting journey",
+    "",
+    "Çà et là, ﬁne œuvres: naïve façade?",
+    "这部电影很好看。",
+    "so-so \N{GRINNING FACE} [SEP] [MASK] ...",
+    "word " * 600,
+)
+TOLERANCE = 1e-6  # of probabilities and scores
+
+
+class ExportError(ValueError):
+    """The reloaded model does not answer as the one that was exported."""
+
+
+def export(run: Run, directory: str | pathlib.Path) -> pathlib.Path:
+    """Writes the next version below `directory` and returns its folder.
+
+    Raises ValueError where the folder cannot be written, ExportError where the reloaded model answers otherwise; nothing is
+    left behind then and no version that was there is touched.
+    """
+    directory = pathlib.Path(directory)
+    try:
+        directory.mkdir(parents=True, exist_ok=True)
+        temporary = pathlib.Path(tempfile.mkdtemp(prefix=".export-", dir=directory))
+    except OSError as error:
+        raise ValueError(f"cannot write to {directory}: {error.strerror}; give a folder that can be written.") from error
+    try:
+        servable = Servable(run.task, run.preprocess, run.model)
+        signatures = servable.signatures()
+        tf.saved_model.save(servable, str(temporary), signatures=signatures)
+        raw = {name: list(SAMPLES) for name in run.task.signature()}
+        expected = signatures["serving_default"](**{name: tf.constant(texts) for name, texts in raw.items()})
+        compare({name: value.numpy() for name, value in expected.items()}, ask(temporary, raw))
+        temporary.chmod(0o755)
+        return temporary.rename(directory / str(next_version(directory)))
+    except (OSError, tf.errors.OpError) as error:
+        raise ValueError(f"cannot write the export to {directory}: {error}") from error
+    finally:
+        shutil.rmtree(temporary, ignore_errors=True)
+
+
+def next_version(directory: pathlib.Path) -> int:
+    """One more than the largest version number in the folder."""
+    return 1 + max((int(path.name) for path in directory.iterdir() if path.name.isdecimal()), default=0)
+
+
+def ask(directory: str | pathlib.Path, raw: Mapping[str, Sequence[str]]) -> dict[str, Any]:
+    """What an exported folder answers in a fresh process without this package: strings by name -> lists by name."""
+    process = subprocess.run(
+        [sys.executable, reload.__file__, str(pathlib.Path(directory).resolve())],
+        input=json.dumps({name: list(texts) for name, texts in raw.items()}),
+        capture_output=True,
+        text=True,
+        cwd="/",
+    )
+    if process.returncode:
+        reason = process.stderr.strip().splitlines() or ["no message"]
+        raise ExportError(f"a fresh process could not answer from {directory}: {reason[-1]}")
+    return json.loads(process.stdout)
+
+
+def compare(expected: Mapping[str, np.ndarray], answers: Mapping[str, Any]) -> None:
+    """Raises ExportError unless the texts are equal and the numbers within TOLERANCE."""
+    if set(expected) != set(answers):
+        raise ExportError(f"outputs {sorted(answers)} after reloading; wanted {sorted(expected)}.")
+    for name, value in expected.items():
+        answer = np.asarray(answers[name])
+        if value.dtype == object:
+            if [text.decode("utf-8", "replace") for text in value.ravel()] != answer.ravel().tolist():
+                raise ExportError(f"{name} differs after reloading.")
+        elif value.shape != answer.shape or not np.allclose(value, answer, rtol=0, atol=TOLERANCE):
+            raise ExportError(f"{name} differs by more than {TOLERANCE} after reloading.")

@@ -1,0 +1,1 @@
+"""The paper's tasks: data, features, labels, measures, training."""

@@ -1,0 +1,461 @@
+"""GLUE as a table of rows, and one Task that serves them all; a folder of one's own files makes one more row.
+
+In: TensorFlow Datasets, or a folder of the official TSV files. Out: examples {text names: string,
+"label": int32 (float32 for a score), "idx": int32}, logits turned into label strings and probabilities, and
+the data set's own measures.
+Source: Wang et al. 2018, GLUE; feature names, label order and split names are TensorFlow Datasets'.
+"""
+
+import codecs
+import dataclasses
+import warnings
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+from bert_keras.encoder import BertEncoder
+from bert_keras.features import POOLED_OUTPUT
+from tasks.metrics import MEASURES
+from tasks.task import Features, Raw, classifier_model
+
+LABEL = "label"
+IDX = "idx"  # the example's place in its file, counted from 0
+UNLABELLED = -1  # TensorFlow Datasets' label where the test labels are withheld
+SCORES = (0.0, 5.0)  # the range of STS-B's similarity score
+NLI_LABELS = ("entailment", "neutral", "contradiction")
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Tsv:
+    """One file of a data set: its name and the columns to read, by name.
+
+    text: the columns of the text, in the order of the row's feature names
+    label: the label's column; None where labels are withheld
+    header: the column names of a file that does not begin with them
+    """
+
+    file: str
+    text: tuple[str, ...]
+    label: str | None = None
+    header: tuple[str, ...] | None = None
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class GlueRow:
+    """One data set.
+
+    name: the name of TensorFlow Datasets' config and of the command line
+    folder: the official folder
+    text: the names of the one or two text features
+    labels: label id i means labels[i]; empty where the label is a score
+    file_labels: how the files spell the labels, in the same order
+    measures: names in MEASURES; the best epoch is chosen by the first
+    splits: the file of each split
+    skip_short_lines: whether lines with missing columns are left out instead of being an error
+    """
+
+    name: str
+    folder: str
+    text: tuple[str, ...]
+    labels: tuple[str, ...]
+    file_labels: tuple[str, ...]
+    measures: tuple[str, ...]
+    splits: Mapping[str, Tsv]
+    skip_short_lines: bool = False
+
+
+def _splits(*text: str, label: str) -> dict[str, Tsv]:
+    return {
+        "train": Tsv(file="train.tsv", text=text, label=label),
+        "validation": Tsv(file="dev.tsv", text=text, label=label),
+        "test": Tsv(file="test.tsv", text=text),
+    }
+
+
+_PAIR = ("sentence1", "sentence2")
+_COLA: dict[str, Any] = {
+    "text": ("sentence",),
+    "label": "label",
+    "header": ("source", "label", "original_label", "sentence"),
+}
+_MNLI: dict[str, Any] = {"text": _PAIR, "label": "gold_label"}
+
+# MRPC, QQP and STS-B report two measures; first comes the one that Devlin et al. 2019, table 1, reports.
+_TABLE = (
+    GlueRow(
+        name="cola",
+        folder="CoLA",
+        text=("sentence",),
+        labels=("unacceptable", "acceptable"),
+        file_labels=("0", "1"),
+        measures=("matthews",),
+        splits={
+            "train": Tsv(file="train.tsv", **_COLA),
+            "validation": Tsv(file="dev.tsv", **_COLA),
+            "test": Tsv(file="test.tsv", text=("sentence",)),
+        },
+    ),
+    GlueRow(
+        name="sst2",
+        folder="SST-2",
+        text=("sentence",),
+        labels=("negative", "positive"),
+        file_labels=("0", "1"),
+        measures=("accuracy",),
+        splits=_splits("sentence", label="label"),
+    ),
+    GlueRow(
+        name="mrpc",
+        folder="MRPC",
+        text=_PAIR,
+        labels=("not_equivalent", "equivalent"),
+        file_labels=("0", "1"),
+        measures=("f1", "accuracy"),
+        splits=_splits("#1 String", "#2 String", label="Quality"),
+    ),
+    GlueRow(
+        name="qqp",
+        folder="QQP",
+        text=("question1", "question2"),
+        labels=("not_duplicate", "duplicate"),
+        file_labels=("0", "1"),
+        measures=("f1", "accuracy"),
+        splits=_splits("question1", "question2", label="is_duplicate"),
+        # A few lines of the official train.tsv lack columns; TensorFlow Datasets leaves them out too.
+        skip_short_lines=True,
+    ),
+    GlueRow(
+        name="stsb",
+        folder="STS-B",
+        text=_PAIR,
+        labels=(),
+        file_labels=(),
+        measures=("spearman", "pearson"),
+        splits=_splits(*_PAIR, label="score"),
+    ),
+    GlueRow(
+        name="mnli",
+        folder="MNLI",
+        text=("premise", "hypothesis"),
+        labels=NLI_LABELS,
+        file_labels=NLI_LABELS,
+        measures=("accuracy",),
+        splits={
+            "train": Tsv(file="train.tsv", **_MNLI),
+            "validation_matched": Tsv(file="dev_matched.tsv", **_MNLI),
+            "validation_mismatched": Tsv(file="dev_mismatched.tsv", **_MNLI),
+            "test_matched": Tsv(file="test_matched.tsv", text=_PAIR),
+            "test_mismatched": Tsv(file="test_mismatched.tsv", text=_PAIR),
+        },
+    ),
+    GlueRow(
+        name="qnli",
+        folder="QNLI",
+        text=("question", "sentence"),
+        labels=("entailment", "not_entailment"),
+        file_labels=("entailment", "not_entailment"),
+        measures=("accuracy",),
+        splits=_splits("question", "sentence", label="label"),
+    ),
+    GlueRow(
+        name="rte",
+        folder="RTE",
+        text=_PAIR,
+        labels=("entailment", "not_entailment"),
+        file_labels=("entailment", "not_entailment"),
+        measures=("accuracy",),
+        splits=_splits(*_PAIR, label="label"),
+    ),
+    GlueRow(
+        name="wnli",
+        folder="WNLI",
+        text=_PAIR,
+        labels=("not_entailment", "entailment"),
+        file_labels=("0", "1"),
+        measures=("accuracy",),
+        splits=_splits(*_PAIR, label="label"),
+    ),
+    GlueRow(
+        name="ax",
+        folder="AX",
+        text=("premise", "hypothesis"),
+        labels=NLI_LABELS,
+        file_labels=NLI_LABELS,
+        measures=("matthews",),
+        splits={"test": Tsv(file="diagnostic.tsv", text=_PAIR)},
+    ),
+)
+ROWS = {row.name: row for row in _TABLE}
+
+
+class Glue:
+    """The Task of one row.
+
+    row: one of ROWS, or what `row_from_folder` returns
+    source: the folder of the row's files, or the one that holds it; None for TensorFlow Datasets
+
+    Raises FileNotFoundError where the folder is not there.
+    """
+
+    outputs = (POOLED_OUTPUT,)
+
+    def __init__(self, row: GlueRow, source: str | Path | None = None) -> None:
+        self.row = row
+        self.name = row.name
+        self.text = row.text
+        self.measure = row.measures[0]
+        self.validation_splits = tuple(split for split in row.splits if split.startswith("validation"))
+        self.folder = None if source is None else _folder(source, row.folder)
+
+    def examples(self, split: str) -> tf.data.Dataset:
+        """{text names: string [], "label": int32 [] or float32 [], "idx": int32 []}; a withheld label is -1.
+
+        Raises ValueError or FileNotFoundError on what cannot be read, naming the file and the line.
+        """
+        if split not in self.row.splits:
+            raise ValueError(f"{self.name} has no split {split!r}; it has {', '.join(self.row.splits)}.")
+        if self.folder is None:
+            return _from_tfds(self.row, split)
+        return tf.data.Dataset.from_tensor_slices(_from_folder(self.row, split, self.folder))
+
+    def features(self, preprocess: Callable[..., Features], raw: Raw) -> Features:
+        return preprocess(*[raw[name] for name in self.text])
+
+    def labels(self, raw: Raw, features: Features) -> tuple[tf.Tensor, tf.Tensor]:
+        """Labels int32 [B] or scores float32 [B], and weights float32 [B]: 0 where the label is withheld."""
+        label = raw[LABEL]
+        # Under weight 0 any label will do, except one that makes the loss NaN: 0 * NaN is NaN.
+        return tf.maximum(label, 0), tf.cast(label >= 0, tf.float32)
+
+    def model(self, encoder: BertEncoder) -> keras.Model:
+        """Features -> logits float32 [B, C], or [B, 1] for a score."""
+        return classifier_model(encoder, len(self.row.labels) or 1)
+
+    def loss(self) -> keras.losses.Loss:
+        """The mean over the weights of cross-entropy, or of the squared error of a score."""
+        if self.row.labels:
+            return keras.losses.SparseCategoricalCrossentropy(
+                from_logits=True, reduction="mean_with_sample_weight"
+            )
+        return keras.losses.MeanSquaredError(reduction="mean_with_sample_weight")
+
+    def decode(self, outputs: tf.Tensor, features: Features, raw: Raw) -> dict[str, tf.Tensor]:
+        """Logits [B, C] -> "label" string [B], "probabilities" float32 [B, C]; a score: "score" float32 [B]."""
+        if not self.row.labels:
+            return {"score": outputs[:, 0]}
+        return {
+            LABEL: tf.gather(tf.constant(self.row.labels), tf.argmax(outputs, axis=-1)),
+            "probabilities": tf.nn.softmax(outputs),
+        }
+
+    def signature(self) -> dict[str, tf.TensorSpec]:
+        return {name: tf.TensorSpec([None], tf.string, name=name) for name in self.text}
+
+    def evaluate(
+        self, predictions: Mapping[str, np.ndarray], raw: Mapping[str, np.ndarray]
+    ) -> Iterator[tuple[str, float]]:
+        """Yields the row's measures over the labelled examples. Raises ValueError where no label is known."""
+        labels = raw[LABEL]
+        known = labels >= 0
+        if not known.any():
+            raise ValueError(
+                f"none of the {len(labels)} {self.name} examples is labelled; use a labelled split."
+            )
+        if self.row.labels:
+            ids = {label.encode(): i for i, label in enumerate(self.row.labels)}
+            predicted = np.array([ids[label] for label in predictions[LABEL]])
+        else:
+            predicted = predictions["score"]
+        for name in self.row.measures:
+            yield name, MEASURES[name](labels[known], predicted[known])
+
+    def to_json(self) -> dict[str, Any]:
+        return dataclasses.asdict(self.row)
+
+    @classmethod
+    def from_json(cls, kept: Mapping[str, Any], source: str | Path | None = None) -> "Glue":
+        """The task that `to_json` was called on, with `source` as in Glue."""
+        splits = {split: Tsv(**_with_tuples(tsv)) for split, tsv in kept["splits"].items()}
+        return cls(GlueRow(**_with_tuples(kept) | {"splits": splits}), source)
+
+
+def row_from_folder(folder: str | Path) -> GlueRow:
+    """The row of one's own classification data: train.tsv, dev.tsv and, if there is one, test.tsv.
+
+    Each file begins with column names: `label` (test.tsv may go without) and one or two columns of text, whose
+    names the features take; idx, index and id are ignored. The labels are the values in train.tsv, sorted.
+    Raises ValueError or FileNotFoundError on what cannot be read, naming the file and the line.
+    """
+    folder = _folder(folder, "")
+    train = folder / "train.tsv"
+    header, lines = _read_table(train)
+    text = tuple(column for column in header if column not in (LABEL, "idx", "index", "id"))
+    if len(text) not in (1, 2) or not all(column.isidentifier() for column in text):
+        raise ValueError(
+            f"{train} has the text columns {', '.join(map(repr, text)) or '(none)'}; wanted are one or two, "
+            "named with letters, digits and _."
+        )
+    column = _column(train, header, LABEL)
+    labels = tuple(sorted({line.values[column] for line in lines}))
+    if len(labels) < 2:
+        found = ", ".join(map(repr, labels)) or "(none)"
+        raise ValueError(f"{train} has the labels {found}; wanted are two or more.")
+    splits = _splits(*text, label=LABEL)
+    test = folder / splits["test"].file
+    if not test.exists():
+        del splits["test"]
+    elif LABEL in _read_table(test)[0]:
+        splits["test"] = dataclasses.replace(splits["test"], label=LABEL)
+    return GlueRow(
+        name="custom",
+        folder="",
+        text=text,
+        labels=labels,
+        file_labels=labels,
+        measures=("accuracy",),
+        splits=splits,
+    )
+
+
+def _with_tuples(kept: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: tuple(value) if isinstance(value, list) else value for name, value in kept.items()}
+
+
+def _folder(source: str | Path, official: str) -> Path:
+    """`source`, or the official folder in it. Raises FileNotFoundError."""
+    source = Path(source)
+    if not source.is_dir():
+        raise FileNotFoundError(f"{source} is not a folder; pass the folder that holds the TSV files.")
+    return source / official if (source / official).is_dir() else source
+
+
+def _from_tfds(row: GlueRow, split: str) -> tf.data.Dataset:
+    if row.name not in ROWS:
+        raise ValueError(f"{row.name} is not in TensorFlow Datasets; pass a folder of TSV files.")
+    # Imported here: slow to import, and not needed with a folder.
+    import tensorflow_datasets as tfds
+
+    try:
+        examples = tfds.load(f"glue/{row.name}", split=split)
+    except Exception as error:  # whatever downloading, unpacking and writing can raise
+        reason = str(error).split("\n")[0]
+        raise FileNotFoundError(
+            f"glue/{row.name} cannot be had from TensorFlow Datasets ({type(error).__name__}: {reason}); "
+            "pass a folder of the official TSV files."
+        ) from error
+    dtype = tf.int32 if row.labels else tf.float32
+
+    def select(example: Raw) -> Raw:
+        label = {LABEL: tf.cast(example[LABEL], dtype), IDX: tf.cast(example[IDX], tf.int32)}
+        return {name: example[name] for name in row.text} | label
+
+    return examples.map(select, num_parallel_calls=tf.data.AUTOTUNE, deterministic=True)
+
+
+def _from_folder(row: GlueRow, split: str, folder: Path) -> dict[str, np.ndarray]:
+    """All examples of a split, column by column: [N]."""
+    tsv = row.splits[split]
+    path = folder / tsv.file
+    header, lines = _read_table(path, header=tsv.header, skip_short_lines=row.skip_short_lines)
+    text = {name: _column(path, header, column) for name, column in zip(row.text, tsv.text, strict=True)}
+    label = None if tsv.label is None else _column(path, header, tsv.label)
+    if not lines:
+        raise ValueError(f"{path} has no examples; wanted is at least one line under the header.")
+    parse = _label_parser(row)
+    labels = [UNLABELLED if label is None else parse(path, line.number, line.values[label]) for line in lines]
+    columns = {
+        name: np.array([line.values[at].encode() for line in lines], object) for name, at in text.items()
+    }
+    return columns | {
+        LABEL: np.array(labels, np.int32 if row.labels else np.float32),
+        IDX: np.array([line.idx for line in lines], np.int32),
+    }
+
+
+def _label_parser(row: GlueRow) -> Callable[[Path, int, str], float]:
+    """(file, line number, written label) -> label id or score; raises ValueError on any other value."""
+    ids = {label: i for i, label in enumerate(row.file_labels)}
+    low, high = SCORES
+
+    def class_id(path: Path, number: int, written: str) -> int:
+        if written not in ids:
+            wanted = ", ".join(ids)
+            raise ValueError(f"{path}, line {number}: unknown label {written!r}; wanted is one of {wanted}.")
+        return ids[written]
+
+    def score(path: Path, number: int, written: str) -> float:
+        try:
+            value = float(written)
+        except ValueError:
+            value = float("nan")
+        if not low <= value <= high:
+            raise ValueError(
+                f"{path}, line {number}: score {written!r}; wanted is a number from {low} to {high}."
+            )
+        return value
+
+    return class_id if row.labels else score
+
+
+def _column(path: Path, header: list[str], name: str) -> int:
+    found = header.count(name)
+    if found != 1:
+        there = ", ".join(map(repr, header))
+        raise ValueError(f"{path} has {found or 'no'} column {name!r}; wanted is one. Its columns: {there}.")
+    return header.index(name)
+
+
+class _Line(NamedTuple):
+    number: int  # in the file, from 1
+    idx: int  # among the examples, from 0
+    values: list[str]
+
+
+def _read_table(
+    path: Path, *, header: tuple[str, ...] | None = None, skip_short_lines: bool = False
+) -> tuple[list[str], list[_Line]]:
+    """Column names and lines of a file; tabs separate, quotes mean nothing, blank lines are passed over.
+
+    Raises ValueError on an empty file and on a line with more or fewer columns than there are names; with
+    `skip_short_lines`, lines with fewer are left out under one warning.
+    """
+    # Only "\n" ends a line: U+2028 and the like are text.
+    numbered = ((number, line.removesuffix("\r")) for number, line in enumerate(_read(path).split("\n"), 1))
+    table = [(number, line.split("\t")) for number, line in numbered if line]
+    if not table:
+        raise ValueError(f"{path} is empty; wanted are tab-separated lines.")
+    names = list(header) if header else table.pop(0)[1]
+    lines, short = [], []  # a line that is left out keeps its idx, as in TensorFlow Datasets
+    for idx, (number, values) in enumerate(table):
+        if len(values) == len(names):
+            lines.append(_Line(number, idx, values))
+        elif skip_short_lines and len(values) < len(names):
+            short.append(number)
+        else:
+            wanted = f"{len(names)} columns separated by tabs: {', '.join(names)}"
+            raise ValueError(f"{path}, line {number}: {len(values)} columns; wanted are {wanted}.")
+    if short:
+        warnings.warn(
+            f"{path}: left out {len(short)} lines with fewer than {len(names)} columns, first line {short[0]}",
+            stacklevel=2,
+        )
+    return names, lines
+
+
+def _read(path: Path) -> str:
+    """The file's text without a byte order mark. Raises FileNotFoundError, and ValueError if not UTF-8."""
+    if not path.is_file():
+        there = ", ".join(sorted(entry.name for entry in path.parent.iterdir())[:10])
+        raise FileNotFoundError(f"{path.parent} has no {path.name}; it has {there or 'no files'}.")
+    data = path.read_bytes().removeprefix(codecs.BOM_UTF8)
+    try:
+        return data.decode()
+    except UnicodeDecodeError as error:
+        at = error.start
+        line, byte = data.count(b"\n", 0, at) + 1, at - data.rfind(b"\n", 0, at)
+        where = f"{path}, line {line}, byte {byte}"
+        raise ValueError(f"{where}: 0x{data[at]:02x} is not UTF-8; save the file as UTF-8.") from error

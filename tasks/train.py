@@ -1,0 +1,257 @@
+"""Fine-tuning: a task, a checkpoint and settings in; a run directory out, and back in.
+
+A run directory is `config.json`, `vocab.txt`, `model.safetensors` (Hugging Face's names), `tokenizer_config.json`, `task.json`
+(the task, its labels and preprocessing), `results.json` (measures and history) and `logs/` for TensorBoard.
+"""
+
+import dataclasses
+import json
+import os
+import pathlib
+import time
+from collections.abc import Callable
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from bert_keras import checkpoints
+from bert_keras.config import BertConfig
+from bert_keras.encoder import BertEncoder
+from bert_keras.optimization import AdamW, WarmupLinearDecay
+from bert_keras.preprocessing import Preprocessor
+from tasks.glue import Glue
+from tasks.task import Hparams, Task, cardinality, dataset, predict, take_examples
+
+TASK_FILE, RESULTS_FILE, LOGS = "task.json", "results.json", "logs"
+
+# What task.json's "kind" names. A new task is a line here.
+TASKS: dict[str, Callable[[dict[str, Any]], Task]] = {"glue": Glue.from_json}
+
+STRATEGIES = ("one", "mirrored", "tpu")
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Run:
+    """A trained task, ready to predict, evaluate or export."""
+
+    task: Task
+    preprocess: Preprocessor
+    model: keras.Model
+    path: pathlib.Path
+
+    @property
+    def encoder(self) -> BertEncoder:
+        """The encoder inside the model."""
+        return encoder_of(self.model)
+
+
+def strategy(name: str) -> tf.distribute.Strategy:
+    """The strategy of that name: one device, every GPU (or logical CPU) mirrored, or the TPU that TPU_NAME points to."""
+    if name not in STRATEGIES:
+        raise ValueError(f"strategy is {name!r}; wanted one of {', '.join(STRATEGIES)}.")
+    if name == "one":
+        return tf.distribute.get_strategy()
+    if name == "mirrored":
+        devices = tf.config.list_logical_devices("GPU") or tf.config.list_logical_devices("CPU")
+        return tf.distribute.MirroredStrategy([device.name for device in devices])
+    resolver = tf.distribute.cluster_resolver.TPUClusterResolver()
+    tf.config.experimental_connect_to_cluster(resolver)
+    tf.tpu.experimental.initialize_tpu_system(resolver)
+    return tf.distribute.TPUStrategy(resolver)
+
+
+def encoder_of(model: keras.Model) -> BertEncoder:
+    """The one BertEncoder in a task's model."""
+    return next(layer for layer in model.layers if isinstance(layer, BertEncoder))
+
+
+def heads_of(model: keras.Model) -> dict[str, keras.layers.Layer]:
+    """The layers of a task's model that have weights and are not the encoder, by name."""
+    return {layer.name: layer for layer in model.layers if layer.weights and not isinstance(layer, BertEncoder)}
+
+
+def check_sizes(config: BertConfig, *, vocab_size: int, seq_length: int) -> None:
+    """Raises ValueError where text could ask for an embedding row that the encoder has not."""
+    if vocab_size > config.vocab_size:
+        raise ValueError(
+            f"the vocabulary has {vocab_size} tokens and the encoder {config.vocab_size} embedding rows; "
+            "give the vocabulary that the checkpoint was trained with."
+        )
+    if seq_length > config.max_length:
+        raise ValueError(
+            f"seq_length is {seq_length} and the encoder has {config.max_length} positions; "
+            f"wanted seq_length {config.max_length} or less."
+        )
+
+
+def prepare_output(path: pathlib.Path) -> None:
+    """Makes the folder and proves that it can be written. Raises ValueError where it holds a run or refuses a file."""
+    if (path / RESULTS_FILE).exists() or (path / TASK_FILE).exists():
+        raise ValueError(f"{path} already holds a run; give another folder, or remove this one first.")
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+        probe = path / ".probe"
+        probe.write_bytes(b"0")
+        probe.unlink()
+    except OSError as error:
+        raise ValueError(f"cannot write to {path}: {error.strerror}; give a folder that can be written.") from error
+
+
+def write_json(path: pathlib.Path, content: Any) -> None:
+    """Writes to a temporary name, then renames: a reader sees the old file or the new one."""
+    temporary = path.with_name(path.name + ".tmp")
+    temporary.write_text(json.dumps(content, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
+    os.replace(temporary, path)
+
+
+def save_run(path: pathlib.Path, task: Task, preprocess: Preprocessor, model: keras.Model) -> None:
+    """Weights, config, vocabulary and task.json. Raises OSError where the disk is full; what was there stays."""
+    encoder = encoder_of(model)
+    tokenizer = preprocess.tokenizer
+    checkpoint = dataclasses.replace(
+        checkpoints.collect(encoder.config, encoder, **heads_of(model)),
+        vocabulary=tokenizer.vocabulary,
+        lower_case=tokenizer.lower_case,
+    )
+    checkpoints.write(checkpoint, path, format="hugging-face", overwrite=True)
+    write_json(path / TASK_FILE, task.to_json() | {"seq_length": preprocess.seq_length, "truncation": preprocess.truncation})
+
+
+def load_run(path: str | pathlib.Path, *, log: Callable[[str], None] = lambda line: None) -> Run:
+    """The run that `finetune` left in a folder. Raises FileNotFoundError or ValueError, naming what is missing or wrong."""
+    path = pathlib.Path(path)
+    file = path / TASK_FILE
+    if not file.is_file():
+        raise FileNotFoundError(f"no {TASK_FILE} in {path}; give the folder that `bert-keras finetune --output` wrote.")
+    try:
+        content = json.loads(file.read_text(encoding="utf-8"))
+        task = TASKS[content["kind"]](content)
+        seq_length, truncation = content["seq_length"], content["truncation"]
+    except (UnicodeDecodeError, json.JSONDecodeError, KeyError, TypeError) as error:
+        raise ValueError(f"{file} is not the {TASK_FILE} of a run: {type(error).__name__} {error}.") from error
+    checkpoint = checkpoints.read(path)
+    tokenizer = checkpoints.tokenizer_of(checkpoint)
+    check_sizes(checkpoint.config, vocab_size=tokenizer.vocab_size, seq_length=seq_length)
+    encoder = BertEncoder(checkpoint.config, outputs=task.outputs)
+    model = task.model(encoder)
+    log(str(checkpoints.assign(checkpoint, encoder, **heads_of(model))))
+    preprocess = Preprocessor(tokenizer, seq_length=seq_length, truncation=truncation, pad_to_longest=True)
+    return Run(task=task, preprocess=preprocess, model=model, path=path)
+
+
+def evaluate(run: Run, split: str, *, batch_size: int = 32, progress: Callable[[int], None] = lambda done: None) -> dict[str, float]:
+    """The task's measures on one split, from what `decode` returns."""
+    predictions, raw = predict(
+        run.task, run.preprocess, run.model, run.task.examples(split), batch_size=batch_size, progress=progress
+    )
+    return dict(run.task.evaluate(predictions, raw))
+
+
+class _Evaluate(keras.callbacks.Callback):
+    """Measures the dev split after every epoch and keeps the best epoch's weights on disk."""
+
+    def __init__(self, run: Run, split: str, *, batch_size: int, on_epoch: Callable[[int, dict[str, float]], None]) -> None:
+        super().__init__()
+        self._run, self._split, self._batch_size, self._on_epoch = run, split, batch_size, on_epoch
+        self.history: list[dict[str, float]] = []
+        self.best: tuple[float, int] | None = None
+
+    def on_epoch_end(self, epoch: int, logs: dict[str, float] | None = None) -> None:
+        measures = evaluate(self._run, self._split, batch_size=self._batch_size)
+        logs = {} if logs is None else logs
+        logs.update({f"val_{name}": value for name, value in measures.items()})
+        self.history.append({name: float(value) for name, value in logs.items()})
+        value = measures[self._run.task.measure]
+        if self.best is None or value > self.best[0]:
+            self.best = (value, epoch)
+            save_run(self._run.path, self._run.task, self._run.preprocess, self._run.model)
+        self._on_epoch(epoch, measures)
+
+
+def finetune(
+    task: Task,
+    *,
+    checkpoint: str | pathlib.Path | checkpoints.Checkpoint,
+    output: str | pathlib.Path,
+    hparams: Hparams,
+    strategy_name: str = "one",
+    train_split: str = "train",
+    dev_split: str = "validation",
+    verbose: int | str = "auto",
+    log: Callable[[str], None] = print,
+) -> dict[str, Any]:
+    """Trains `task` from `checkpoint`, keeps the best epoch in the run directory `output`, returns what results.json says.
+
+    checkpoint: a path that `checkpoints.read` takes, or a Checkpoint; one without tensors starts at random
+    log: receives lines for a person: what was loaded, what each epoch measured
+
+    Raises ValueError or FileNotFoundError, before any training, on data, sizes or folders that cannot work.
+    """
+    output = pathlib.Path(output)
+    source = checkpoint if isinstance(checkpoint, checkpoints.Checkpoint) else checkpoints.read(checkpoint)
+    tokenizer = checkpoints.tokenizer_of(source)
+    check_sizes(source.config, vocab_size=tokenizer.vocab_size, seq_length=hparams.seq_length)
+    examples = take_examples(task.examples(train_split), count=hparams.max_examples, seed=hparams.seed)
+    count, dev_count = cardinality(examples), cardinality(task.examples(dev_split))
+    prepare_output(output)
+
+    distribution = strategy(strategy_name)
+    keras.utils.set_random_seed(hparams.seed)
+    fixed = strategy_name == "tpu"  # one shape, and no partial batch
+    make = dict(seq_length=hparams.seq_length)
+    training_preprocess = Preprocessor(tokenizer, **make, pad_to_longest=not fixed)
+    batches = dataset(
+        task, training_preprocess, examples, batch_size=hparams.batch_size, seed=hparams.seed, drop_remainder=fixed
+    ).map(lambda features, labels, weights, raw: (features, labels, weights))
+    total_steps = int(batches.cardinality()) * hparams.epochs
+    if total_steps == 0:
+        raise ValueError(f"{count} examples do not fill one batch of {hparams.batch_size}; give a smaller batch_size.")
+
+    with distribution.scope():
+        encoder = BertEncoder(source.config, outputs=task.outputs)
+        model = task.model(encoder)
+        if source.tensors:
+            log(str(checkpoints.assign(source, encoder, fresh=heads_of(model))))
+        else:
+            log("weights: random, no checkpoint was given")
+        encoder.trainable = hparams.freeze != "encoder"
+        schedule = WarmupLinearDecay(
+            hparams.learning_rate,
+            total_steps=total_steps,
+            warmup_steps=int(total_steps * hparams.warmup_proportion),
+        )
+        optimizer = AdamW(schedule, weight_decay=hparams.weight_decay, clip_norm=hparams.clip_norm)
+        model.compile(optimizer=optimizer, loss=task.loss(), jit_compile=False)
+
+    preprocess = Preprocessor(tokenizer, **make, pad_to_longest=True)
+    run = Run(task=task, preprocess=preprocess, model=model, path=output)
+    log(f"training {task.name} on {count:,} examples, {total_steps:,} steps; dev {dev_count:,} examples")
+
+    def report(epoch: int, measures: dict[str, float]) -> None:
+        log(f"epoch {epoch + 1}/{hparams.epochs}: " + ", ".join(f"{name} {value:.4f}" for name, value in measures.items()))
+
+    evaluation = _Evaluate(run, dev_split, batch_size=hparams.batch_size, on_epoch=report)
+    callbacks = [evaluation, keras.callbacks.TensorBoard(output / LOGS, write_graph=False), keras.callbacks.TerminateOnNaN()]
+    began = time.monotonic()
+    model.fit(batches, epochs=hparams.epochs, callbacks=callbacks, verbose=verbose)
+    seconds = time.monotonic() - began
+    if evaluation.best is None:
+        raise ValueError("the loss is not a number; give a lower learning_rate.")
+
+    best = evaluation.best[1]
+    results = {
+        "task": task.name,
+        "measures": {name: value for name, value in evaluation.history[best].items() if name.startswith("val_")},
+        "best_epoch": best + 1,
+        "history": evaluation.history,
+        "train_examples": count,
+        "dev_examples": dev_count,
+        "steps": total_steps,
+        "seconds": round(seconds, 1),
+        "strategy": strategy_name,
+        "hparams": dataclasses.asdict(hparams),
+    }
+    write_json(output / RESULTS_FILE, results)
+    return results
+

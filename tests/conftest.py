@@ -1,0 +1,29 @@
+"""What every test shares: a quiet TensorFlow, fixed seeds and the place of the real data."""
+
+import os
+import sys
+from pathlib import Path
+
+# Before any test imports TensorFlow or Keras, which read these once.
+os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
+os.environ.setdefault("KERAS_BACKEND", "tensorflow")
+
+import pytest  # noqa: E402
+
+ROOT = Path(__file__).parents[1]
+
+
+@pytest.fixture(scope="session")
+def data_dir() -> Path:
+    """Folder of the real data: $BERT_KERAS_TEST_DATA, or ../shared/data beside the repository."""
+    folder = Path(os.environ.get("BERT_KERAS_TEST_DATA", ROOT.parent / "shared" / "data"))
+    if not folder.is_dir():
+        pytest.skip(f"no real data: set BERT_KERAS_TEST_DATA to its folder ({folder} is none)")
+    return folder
+
+
+@pytest.fixture(autouse=True)
+def seeds() -> None:
+    """Every test draws the same numbers, whichever tests ran before it."""
+    if "keras" in sys.modules:
+        sys.modules["keras"].utils.set_random_seed(0)

@@ -1,0 +1,196 @@
+"""The shape of the house, read from the sources: imports point down, the two columns do not meet, names stand once."""
+
+import ast
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from bert_keras import features
+
+ROOT = Path(__file__).parents[1]
+BASE = dict(os.environ)
+PACKAGES = ("bert_keras", "tasks", "savedmodels")
+
+# A module imports from rows below its own or, without a circle, from its own row. `column` bans what it must not know.
+FLOORS = (
+    ("contract", ["bert_keras.features", "bert_keras.config"]),
+    ("string column", ["bert_keras.tokenizers", "bert_keras.preprocessing"]),
+    ("tensor column", ["bert_keras.layers", "bert_keras.encoder", "bert_keras.heads"]),
+    ("floor 2", ["bert_keras.optimization", "bert_keras.checkpoints", "bert_keras"]),
+    ("floor 3", ["tasks", "tasks.task", "tasks.metrics", "tasks.glue", "tasks.train"]),
+    ("floor 4", ["savedmodels", "savedmodels.servable", "savedmodels.export"]),
+    ("floor 5", ["bert_keras.demo", "bert_keras.cli", "bert_keras.__main__"]),
+)
+FLOOR_OF = {module: floor for floor, (_, modules) in enumerate(FLOORS) for module in modules}
+STRINGS, TENSORS = ("tensorflow", "tensorflow_text"), ("keras", "keras_hub", "keras_nlp")
+BANNED = {
+    "contract": STRINGS + TENSORS,
+    "string column": TENSORS,
+    "tensor column": STRINGS,
+}
+
+
+def module_name(path: Path) -> str:
+    """`tasks/glue.py` -> `tasks.glue`, `tasks/__init__.py` -> `tasks`."""
+    return ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__")
+
+
+SOURCES = {module_name(path): path for package in PACKAGES for path in sorted((ROOT / package).rglob("*.py"))}
+
+
+def imports(path: Path) -> Iterator[str]:
+    """Every module that a file imports anywhere in it, `from package import module` as `package.module`."""
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0 and node.module, f"{path}: import by the full name"
+            submodules = [f"{node.module}.{alias.name}" for alias in node.names]
+            known = [name for name in submodules if name in SOURCES]
+            yield from known
+            if len(known) < len(submodules):
+                yield node.module
+
+
+def arrows(path: Path) -> set[str]:
+    """The imports that stay in this repository."""
+    return {name for name in imports(path) if name in SOURCES}
+
+
+ARROWS = {module: arrows(path) for module, path in SOURCES.items()}
+
+
+def build_rules() -> dict[str, dict]:
+    """The rules of BUILD by name. BUILD is valid Python: run it with functions that take notes."""
+    rules: dict[str, dict] = {}
+
+    def note(**rule) -> None:
+        rules[rule["name"]] = rule
+
+    names = dict.fromkeys(("py_library", "py_binary", "py_test", "filegroup"), note)
+    exec((ROOT / "BUILD").read_text(), {**names, "package": lambda **_: None, "glob": lambda patterns: patterns})
+    return rules
+
+
+RULES = build_rules()
+
+
+def label(module: str) -> str:
+    """The name of a module's BUILD target: its path without `.py`."""
+    return SOURCES[module].relative_to(ROOT).with_suffix("").as_posix()
+
+
+def test_every_module_has_a_floor():
+    assert sorted(FLOOR_OF) == sorted(SOURCES)
+
+
+@pytest.mark.parametrize("module", SOURCES)
+def test_imports_point_down(module):
+    upward = sorted(name for name in ARROWS[module] if FLOOR_OF[name] > FLOOR_OF[module])
+    assert not upward, f"{module} imports {upward} from a higher floor"
+
+
+def test_columns_do_not_meet():
+    columns = {"string column", "tensor column"}
+    for module, targets in ARROWS.items():
+        for target in targets:
+            floors = {FLOORS[FLOOR_OF[module]][0], FLOORS[FLOOR_OF[target]][0]}
+            assert floors != columns, f"{module} imports {target}"
+
+
+def test_no_circle():
+    def visit(module: str, trail: tuple[str, ...]) -> None:
+        assert module not in trail, f"circle: {' -> '.join((*trail, module))}"
+        for target in ARROWS[module]:
+            visit(target, (*trail, module))
+
+    for module in SOURCES:
+        visit(module, ())
+
+
+@pytest.mark.parametrize("module", [name for floor, names in FLOORS if floor in BANNED for name in names])
+def test_columns_know_nothing_of_each_other(module):
+    banned = BANNED[FLOORS[FLOOR_OF[module]][0]]
+    met = {name for name in imports(SOURCES[module]) if name.partition(".")[0] in banned}
+    assert not met, f"{module} imports {sorted(met)}"
+
+
+def test_nothing_imports_the_command_line():
+    importers = {module for module, targets in ARROWS.items() if "bert_keras.cli" in targets}
+    assert importers <= {"bert_keras.__main__"}
+
+
+@pytest.mark.parametrize("module", [name for name in SOURCES if name != "bert_keras.features"])
+def test_feature_names_are_spelled_once(module):
+    names = {value for key, value in vars(features).items() if key.isupper() and isinstance(value, str)}
+    tree = ast.parse(SOURCES[module].read_text())
+    literals = [node for node in ast.walk(tree) if isinstance(node, ast.Constant)]
+    spelled = [f"line {node.lineno}: {node.value}" for node in literals if node.value in names - {features.DTYPE}]
+    assert not spelled, f"{module} spells a feature name; import it from bert_keras.features: {spelled}"
+
+
+@pytest.mark.parametrize("module", SOURCES)
+def test_modules_say_what_they_do(module):
+    assert ast.get_docstring(ast.parse(SOURCES[module].read_text())), f"{module} has no docstring"
+
+
+def test_no_path_of_one_machine():
+    machine_path = re.compile(r"/(?:home|root|work|Users)/\w")
+    names = (*PACKAGES, "tests", "benchmarks", "docs", ".ci", "setup.cfg", "pyproject.toml", "BUILD", "README.md")
+    files = [file for name in names for file in (ROOT / name, *(ROOT / name).rglob("*"))]
+    texts = [file for file in files if file.is_file() and file.suffix in {"", ".py", ".md", ".cfg", ".toml", ".sh"}]
+    assert not [str(file) for file in texts if machine_path.search(file.read_text())]
+
+
+@pytest.mark.parametrize("module", SOURCES)
+def test_build_deps_are_the_imports(module):
+    wanted = sorted(f":{label(target)}" for target in ARROWS[module])
+    rule = RULES.get(label(module), {})
+    assert (rule.get("srcs"), rule.get("deps", [])) == ([f"{label(module)}.py"], wanted)
+
+
+def test_build_runs_every_test():
+    files = sorted((ROOT / "tests").glob("test_*.py"))
+    wanted = {f"tests/{file.stem}": sorted(f":{label(name)}" for name in arrows(file)) for file in files}
+    tests = {name: rule for name, rule in RULES.items() if name.startswith("tests/test_")}
+    assert {name: rule["deps"] for name, rule in tests.items()} == wanted
+
+
+def python(code: str, **environment: str) -> str:
+    """What a fresh interpreter prints; its error output when it fails."""
+    command = [sys.executable, "-c", code]
+    done = subprocess.run(command, cwd=ROOT, env={**BASE, **environment}, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+# Makes `import tensorflow` (and what is built on it) fail as on a machine that lacks it.
+WITHOUT_TENSORFLOW = """
+import sys
+sys.modules.update(dict.fromkeys(["tensorflow", "tensorflow_text", "tf_keras", "tensorflow_datasets"]))
+"""
+
+
+def test_importing_the_package_is_light():
+    loaded = python("import sys, bert_keras; print(*{name.partition('.')[0] for name in sys.modules})").split()
+    assert not {"tensorflow", "tensorflow_text", "keras", "numpy"} & set(loaded)
+
+
+def test_help_answers_without_tensorflow():
+    code = WITHOUT_TENSORFLOW + "import runpy; sys.argv[1:] = ['--help']; runpy.run_module('bert_keras', run_name='__main__')"
+    printed = python(code)
+    for command in ("finetune", "evaluate", "predict", "export", "convert", "demo", "info"):
+        assert command in printed
+
+
+@pytest.mark.parity
+def test_tensor_column_runs_on_jax_without_tensorflow():
+    pytest.importorskip("jax")
+    modules = [name for floor, names in FLOORS if floor in ("contract", "tensor column") for name in names]
+    printed = python(f"{WITHOUT_TENSORFLOW}\nimport {', '.join(modules)}\nimport keras; print(keras.backend.backend())", KERAS_BACKEND="jax")
+    assert printed.split()[-1] == "jax"
