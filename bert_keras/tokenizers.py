@@ -274,7 +274,7 @@ def _checked_ids(vocabulary: Sequence[str], *, source: str) -> dict[str, int]:
     ids: dict[str, int] = {}
     for id_, piece in enumerate(vocabulary):
         line = id_ + 1
-        if not piece.strip():
+        if not piece.strip(" \t\r"):
             raise ValueError(f"{source}, line {line}: blank; every line must hold one piece, remove or fill it")
         if " " in piece or "\n" in piece:
             raise ValueError(f"{source}, line {line}: {piece!r} holds a space; a piece is part of one word")

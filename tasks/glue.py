@@ -244,7 +244,7 @@ class Glue:
         return keras.losses.MeanSquaredError(reduction="mean_with_sample_weight")
 
     def decode(self, outputs: tf.Tensor, features: Features, raw: Raw) -> dict[str, tf.Tensor]:
-        """Logits [B, C] -> "label" string [B], "probabilities" float32 [B, C]; a score: "score" float32 [B]."""
+        """Logits [B, C] -> "label" string [B] and "probabilities" float32 [B, C], or "score" float32 [B]."""
         if not self.row.labels:
             return {"score": outputs[:, 0]}
         return {
@@ -286,8 +286,8 @@ class Glue:
 def row_from_folder(folder: str | Path) -> GlueRow:
     """The row of one's own classification data: train.tsv, dev.tsv and, if there is one, test.tsv.
 
-    Each file begins with column names: `label` (test.tsv may go without) and one or two columns of text, whose
-    names the features take; idx, index and id are ignored. The labels are the values in train.tsv, sorted.
+    Each file begins with column names: `label` (test.tsv may go without) and one or two columns of text,
+    whose names the features take; idx, index and id are ignored. The labels are those of train.tsv, sorted.
     Raises ValueError or FileNotFoundError on what cannot be read, naming the file and the line.
     """
     folder = _folder(folder, "")
@@ -404,8 +404,8 @@ def _label_parser(row: GlueRow) -> Callable[[Path, int, str], float]:
 def _column(path: Path, header: list[str], name: str) -> int:
     found = header.count(name)
     if found != 1:
-        there = ", ".join(map(repr, header))
-        raise ValueError(f"{path} has {found or 'no'} column {name!r}; wanted is one. Its columns: {there}.")
+        many, there = "more than one" if found else "no", ", ".join(map(repr, header))
+        raise ValueError(f"{path} has {many} column {name!r}; wanted is one. Its columns: {there}.")
     return header.index(name)
 
 
@@ -436,11 +436,11 @@ def _read_table(
         elif skip_short_lines and len(values) < len(names):
             short.append(number)
         else:
-            wanted = f"{len(names)} columns separated by tabs: {', '.join(names)}"
-            raise ValueError(f"{path}, line {number}: {len(values)} columns; wanted are {wanted}.")
+            wanted = f"{len(names)}, separated by tabs: {', '.join(names)}"
+            raise ValueError(f"{path}, line {number}: {len(values)} column(s); wanted are {wanted}.")
     if short:
         warnings.warn(
-            f"{path}: left out {len(short)} lines with fewer than {len(names)} columns, first line {short[0]}",
+            f"{path}: left out {len(short)} lines of fewer than {len(names)} columns, first line {short[0]}",
             stacklevel=2,
         )
     return names, lines

@@ -27,11 +27,13 @@ _ROW = "row"  # the example's place in the data set, int64 [B]
 class Task(Protocol):
     """One data set with its features, labels, model, loss, decoding and measures.
 
+    kind: what task.json calls the class
     name: what the command line calls it
     outputs: the encoder outputs that its model reads
     measure: the name in `evaluate` by which the best epoch is chosen
     """
 
+    kind: str
     name: str
     outputs: tuple[str, ...]
     measure: str

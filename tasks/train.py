@@ -26,7 +26,7 @@ from tasks.task import Hparams, Task, cardinality, dataset, predict, take_exampl
 TASK_FILE, RESULTS_FILE, LOGS = "task.json", "results.json", "logs"
 
 # What task.json's "kind" names. A new task is a line here.
-TASKS: dict[str, Callable[[dict[str, Any]], Task]] = {"glue": Glue.from_json}
+TASKS = {Glue.kind: Glue}
 
 STRATEGIES = ("one", "mirrored", "tpu")
 
@@ -115,18 +115,27 @@ def save_run(path: pathlib.Path, task: Task, preprocess: Preprocessor, model: ke
         lower_case=tokenizer.lower_case,
     )
     checkpoints.write(checkpoint, path, format="hugging-face", overwrite=True)
-    write_json(path / TASK_FILE, task.to_json() | {"seq_length": preprocess.seq_length, "truncation": preprocess.truncation})
+    content = {"kind": task.kind, "task": task.to_json()}
+    write_json(path / TASK_FILE, content | {"seq_length": preprocess.seq_length, "truncation": preprocess.truncation})
 
 
-def load_run(path: str | pathlib.Path, *, log: Callable[[str], None] = lambda line: None) -> Run:
-    """The run that `finetune` left in a folder. Raises FileNotFoundError or ValueError, naming what is missing or wrong."""
+def load_run(
+    path: str | pathlib.Path,
+    *,
+    data: str | pathlib.Path | None = None,
+    log: Callable[[str], None] = lambda line: None,
+) -> Run:
+    """The run that `finetune` left in a folder, with the task's examples in `data` (None: TensorFlow Datasets).
+
+    Raises FileNotFoundError or ValueError, naming what is missing or wrong.
+    """
     path = pathlib.Path(path)
     file = path / TASK_FILE
     if not file.is_file():
         raise FileNotFoundError(f"no {TASK_FILE} in {path}; give the folder that `bert-keras finetune --output` wrote.")
     try:
         content = json.loads(file.read_text(encoding="utf-8"))
-        task = TASKS[content["kind"]](content)
+        task = TASKS[content["kind"]].from_json(content["task"], data)
         seq_length, truncation = content["seq_length"], content["truncation"]
     except (UnicodeDecodeError, json.JSONDecodeError, KeyError, TypeError) as error:
         raise ValueError(f"{file} is not the {TASK_FILE} of a run: {type(error).__name__} {error}.") from error

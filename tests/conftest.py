@@ -27,3 +27,7 @@ def seeds() -> None:
     """Every test draws the same numbers, whichever tests ran before it."""
     if "keras" in sys.modules:
         sys.modules["keras"].utils.set_random_seed(0)
+
+
+if __name__ == "__main__":  # `bazel test` starts this file with the path of one test file
+    sys.exit(pytest.main(["-p", "no:cacheprovider", *sys.argv[1:]]))

@@ -33,7 +33,9 @@ def test_random_draws(kind, count):
         labels, predictions = draw(kind, count, generator)
         for name in MEASURES_OF[kind]:
             expected = DEFINITIONS[name](labels, predictions)
-            assert MEASURES[name](np.array(labels), np.array(predictions)) == pytest.approx(expected, abs=1e-12)
+            assert MEASURES[name](np.array(labels), np.array(predictions)) == pytest.approx(
+                expected, abs=1e-12
+            )
 
 
 def test_values_known_by_heart():
@@ -68,4 +70,6 @@ def test_nothing_varies(labels, predictions, expected):
 
 def test_diverged_scores_stay_visible():
     scores, diverged = np.float32([1, 2, 3]), np.float32([1, np.nan, 3])
-    assert np.isnan(MEASURES["pearson"](scores, diverged)) and np.isnan(MEASURES["spearman"](scores, diverged))
+    assert np.isnan(MEASURES["pearson"](scores, diverged)) and np.isnan(
+        MEASURES["spearman"](scores, diverged)
+    )

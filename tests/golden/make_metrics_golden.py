@@ -1,4 +1,4 @@
-"""Makes metrics.json: labels, predictions and every measure of them, computed from the definitions in exact fractions.
+"""Makes metrics.json: labels, predictions and their measures, computed from the definitions in fractions.
 
     python tests/golden/make_metrics_golden.py
 

@@ -1,0 +1,690 @@
+"""The encoder: equal to other implementations, BERT's numbers, exact sizes, and what each configuration field does."""
+
+import dataclasses
+import math
+
+import keras
+import numpy as np
+import parity
+import pytest
+import tensorflow as tf
+from keras import ops
+from parity import EVERY_OUTPUT, random_features
+
+from bert_keras.config import SIZES, BertConfig
+from bert_keras.encoder import BertEncoder, encoder_inputs, gather_positions, pooled_position
+from bert_keras.features import (
+    ATTENTION_PROBABILITIES,
+    EMBEDDING_OUTPUT,
+    ENCODER_INPUTS,
+    ENCODER_OUTPUTS,
+    INPUT_MASK,
+    INPUT_TYPE_IDS,
+    INPUT_WORD_IDS,
+    POOLED_OUTPUT,
+    SEQUENCE_OUTPUT,
+)
+from bert_keras.heads import ClassifierHead, MaskedLMHead, NextSentenceHead
+from bert_keras.layers import ACTIVATIONS, Block, Dense, Embeddings, LayerNorm, SelfAttention
+
+SMALL = parity.GOLDEN_CONFIG
+
+
+def small(**changes):
+    return dataclasses.replace(SMALL, **changes)
+
+
+def lively(config, **arguments):
+    """An encoder whose weights are large enough for every term to matter."""
+    encoder = BertEncoder(config, **arguments)
+    for variable in encoder.trainable_variables:
+        variable.assign(keras.random.normal(variable.shape, stddev=0.3) + (variable.path.endswith("gamma")))
+    return encoder
+
+
+def same_weights(encoder, config, **arguments):
+    other = BertEncoder(config, **arguments)
+    other.set_weights(encoder.get_weights())
+    return other
+
+
+def array(x):
+    return ops.convert_to_numpy(x)
+
+
+def pooled(encoder, features):
+    return array(encoder(features)[POOLED_OUTPUT])
+
+
+# --- Equal to other implementations -----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("activation", ["gelu_tanh", "gelu_erf"])
+@pytest.mark.parametrize(("dtype", "bound"), [("float32", 1e-5), ("float64", 1e-9)])
+def test_golden_arrays(activation, dtype, bound):
+    features, expected = parity.golden(activation)
+    parity.assert_equal(parity.golden_ours(activation, dtype=dtype).outputs(features), expected, bound=bound)
+
+
+def test_golden_arrays_tell_the_two_gelus_apart():
+    tanh, erf = (parity.golden(activation)[1] for activation in ("gelu_tanh", "gelu_erf"))
+    for name in (ENCODER_OUTPUTS, POOLED_OUTPUT, parity.MLM_LOGITS, parity.NSP_LOGITS):
+        assert max(np.abs(a - b).max() for a, b in zip(tanh[name], erf[name], strict=True)) > 5e-5, name
+
+
+def with_random_weights(config, *, dtype="float32", seed=1):
+    ours = parity.Ours.build(config, dtype=dtype)
+    weights = parity.random_weights(ours.shapes(), seed=seed)
+    ours.assign(weights)
+    return ours, weights
+
+
+@pytest.mark.parity
+@pytest.mark.parametrize("activation", ["gelu_tanh", "gelu_erf"])
+@pytest.mark.parametrize(("dtype", "bound"), [("float32", 1e-5), ("float64", 1e-9)])
+def test_equals_transformers_at_tiny_size(activation, dtype, bound):
+    pytest.importorskip("torch")
+    pytest.importorskip("transformers")
+    config = BertConfig.named("tiny", vocab_size=1000, activation=activation)
+    ours, weights = with_random_weights(config, dtype=dtype)
+    theirs = parity.hugging_face(config, weights, dtype=dtype)
+    for seed, length in ((3, 1), (4, 23), (5, 128)):
+        features = random_features(config, seed=seed, batch=3, length=length)
+        parity.assert_equal(ours.outputs(features), parity.hugging_face_outputs(theirs, features), bound=bound)
+
+
+@pytest.mark.parity
+@pytest.mark.slow
+@pytest.mark.parametrize("activation", ["gelu_tanh", "gelu_erf"])
+def test_equals_transformers_at_base_size(activation):
+    pytest.importorskip("torch")
+    pytest.importorskip("transformers")
+    config = BertConfig.named("base", activation=activation)
+    ours, weights = with_random_weights(config)
+    features = random_features(config, seed=3, batch=2, length=40)
+    theirs = parity.hugging_face_outputs(parity.hugging_face(config, weights), features)
+    parity.assert_equal(ours.outputs(features), theirs, bound=1e-5)
+
+
+@pytest.mark.parity
+@pytest.mark.filterwarnings("ignore")  # KerasHub's, on import
+@pytest.mark.parametrize(("dtype", "bound"), [("float32", 1e-5), ("float64", 1e-6)])
+def test_equals_keras_hub(dtype, bound):
+    """In float64 `keras.ops.gelu`, which KerasHub calls, keeps its constants in float32: hence 1e-6."""
+    pytest.importorskip("keras_hub")
+    config = BertConfig.named("tiny", vocab_size=1000)
+    ours, weights = with_random_weights(config, dtype=dtype)
+    features = random_features(config, seed=3, batch=3, length=40)
+    theirs = parity.keras_hub_outputs(config, weights, features, dtype=dtype)
+    parity.assert_equal(ours.outputs(features), theirs, bound=bound)
+
+
+# --- The numbers that define BERT -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("activation", "formula"),
+    [
+        ("gelu_tanh", lambda x: 0.5 * x * (1 + math.tanh(math.sqrt(2 / math.pi) * (x + 0.044715 * x**3)))),
+        ("gelu_erf", lambda x: 0.5 * x * (1 + math.erf(x / math.sqrt(2)))),
+        ("relu", lambda x: max(x, 0.0)),
+        ("silu", lambda x: x / (1 + math.exp(-x))),
+        ("tanh", math.tanh),
+        ("linear", lambda x: x),
+    ],
+)
+def test_activations_in_float64(activation, formula):
+    points = np.linspace(-6, 6, 101)
+    expected = [formula(x) for x in points]
+    np.testing.assert_allclose(array(ACTIVATIONS[activation](ops.convert_to_tensor(points))), expected, atol=1e-14)
+
+
+@pytest.mark.parametrize(("point", "tanh", "erf"), [(1.0, 0.841192, 0.841345), (-2.0, -0.045402, -0.045500)])
+def test_the_two_gelus_at_known_points(point, tanh, erf):
+    x = ops.convert_to_tensor([point], "float32")
+    np.testing.assert_allclose(array(ACTIVATIONS["gelu_tanh"](x)), [tanh], atol=1e-6)
+    np.testing.assert_allclose(array(ACTIVATIONS["gelu_erf"](x)), [erf], atol=1e-6)
+
+
+def test_norm_epsilon_is_1e_12():
+    """Where the variance itself is 1e-12 the norm halves it: 1 / sqrt(2), and epsilon 1e-5 would leave 0.0003."""
+    norm = LayerNorm(config=small(), name="norm")
+    norm.build((None, 4))
+    x = np.array([[1e-6, -1e-6, 1e-6, -1e-6]], "float32")
+    np.testing.assert_allclose(array(norm(x)), [[0.7071, -0.7071, 0.7071, -0.7071]], atol=1e-4)
+
+
+def test_norm_divides_the_variance_by_the_width():
+    norm = LayerNorm(config=small(), name="norm")
+    norm.build((None, 4))
+    norm.gamma.assign([1.0, 1.0, 2.0, 2.0])
+    norm.beta.assign([0.0, 1.0, 0.0, 1.0])
+    # mean 3, biased variance 5
+    np.testing.assert_allclose(array(norm(np.array([[0.0, 2.0, 4.0, 6.0]])))[0] * math.sqrt(5), [-3, -1 + 5**0.5, 2, 6 + 5**0.5], atol=1e-5)
+
+
+def test_every_norm_has_the_configured_epsilon():
+    encoder = BertEncoder(small(norm_epsilon=1e-5))
+    norms = [
+        layer for whole in (encoder, MaskedLMHead(encoder)) for layer in whole._flatten_layers() if isinstance(layer, LayerNorm)
+    ]
+    assert [norm.epsilon for norm in norms] == [1e-5] * (1 + 2 * 2 + 1)
+
+
+def test_initial_values():
+    """Kernels and tables: normal of 0.02 cut at two deviations (then 0.8796 x 0.02 wide); biases 0, norms 1 and 0."""
+    encoder = BertEncoder(BertConfig.named("tiny", vocab_size=2000))
+    heads = (MaskedLMHead(encoder), NextSentenceHead(encoder.config), ClassifierHead(300, config=encoder.config))
+    for variable in [v for layer in (encoder, *heads) for v in layer.trainable_variables]:
+        value, kind = array(variable), variable.path.split("/")[-1]
+        if kind in ("bias", "beta"):
+            assert not value.any(), variable.path
+        elif kind == "gamma":
+            assert (value == 1).all(), variable.path
+        else:
+            assert np.abs(value).max() <= 0.04 + 1e-7, variable.path
+            error = 0.0176 / math.sqrt(2 * value.size)
+            assert abs(value.std() - 0.8796 * 0.02) < 6 * error, variable.path
+            assert abs(value.mean()) < 6 * 0.0176 / math.sqrt(value.size), variable.path
+
+
+def test_initializer_range():
+    table = array(BertEncoder(small(initializer_range=0.5)).embedding_table)
+    assert 0.7 < np.abs(table).max() <= 1.0
+
+
+def test_initial_values_follow_the_seed_and_never_repeat():
+    def kernels():
+        keras.utils.set_random_seed(7)
+        encoder = BertEncoder(small())
+        layers = (encoder, NextSentenceHead(encoder.config), ClassifierHead(2, config=encoder.config))
+        return [array(v) for layer in layers for v in layer.trainable_variables if v.ndim == 2]
+
+    first, second = kernels(), kernels()
+    for a, b in zip(first, second, strict=True):
+        np.testing.assert_array_equal(a, b)
+    assert len({kernel.ravel()[:8].tobytes() for kernel in first}) == len(first)
+
+
+def test_attention_probabilities_are_softmax_of_scaled_products():
+    """softmax(q k' / sqrt(H/A) + mask), computed here with numpy."""
+    encoder = lively(small(num_layers=1), outputs=EVERY_OUTPUT)
+    features = random_features(SMALL, seed=5, batch=2, length=7)
+    outputs = encoder(features)
+    attention, states = encoder.blocks[0].attention, array(outputs[EMBEDDING_OUTPUT]).astype("float64")
+    query, key = (
+        (states @ array(dense.kernel) + array(dense.bias)).reshape(2, 7, 4, 8).transpose(0, 2, 1, 3)
+        for dense in (attention.query, attention.key)
+    )
+    scores = query @ key.transpose(0, 1, 3, 2) / math.sqrt(8)
+    seen = np.exp(scores) * features[INPUT_MASK][:, None, None, :]
+    expected = seen / seen.sum(-1, keepdims=True)
+    probabilities = array(outputs[ATTENTION_PROBABILITIES][0])
+    np.testing.assert_allclose(probabilities, expected, atol=1e-5)
+    assert (probabilities[expected == 0] == 0).all()
+
+
+def test_pooled_output_is_tanh_of_a_dense_layer_on_the_first_position():
+    encoder = lively(small())
+    outputs = encoder(random_features(SMALL, seed=5, batch=2, length=7))
+    first = array(outputs[SEQUENCE_OUTPUT])[:, 0]
+    expected = np.tanh(first @ array(encoder.pooler.kernel) + array(encoder.pooler.bias))
+    np.testing.assert_allclose(array(outputs[POOLED_OUTPUT]), expected, atol=1e-5)
+
+
+# --- Dropout ----------------------------------------------------------------------------------------------------------
+
+RATES = [(0.3, 0.0), (0.0, 0.3), (0.1, 0.4)]
+WIDE = BertConfig(vocab_size=11, hidden_size=64, num_layers=1, num_heads=4, intermediate_size=64, max_positions=64)
+
+
+def assert_rate(kept, rate):
+    """The share of zeros is the rate, to five standard errors."""
+    assert abs(1 - kept.mean() - rate) <= 5 * math.sqrt(max(rate * (1 - rate), 1e-12) / kept.size)
+
+
+@pytest.mark.parametrize(("hidden", "attention"), RATES)
+def test_dropout_of_the_embeddings_has_the_hidden_rate(hidden, attention):
+    embeddings = Embeddings(dataclasses.replace(WIDE, hidden_dropout=hidden, attention_dropout=attention))
+    embeddings.build()
+    ids = np.ones((16, 64), "int32")
+    dropped, whole = array(embeddings(ids, ids, training=True)), array(embeddings(ids, ids, training=False))
+    assert_rate(dropped != 0, hidden)
+    np.testing.assert_allclose(dropped[dropped != 0], whole[dropped != 0] / (1 - hidden), rtol=1e-5)
+
+
+@pytest.mark.parametrize(("hidden", "attention"), RATES)
+def test_dropout_of_attention_probabilities_has_the_attention_rate(hidden, attention):
+    """64 equal probabilities of 1/64 and values of 1: the context is the share that was kept, over 1 - rate."""
+    layer = SelfAttention(dataclasses.replace(WIDE, hidden_dropout=hidden, attention_dropout=attention))
+    layer.build((None, None, 64))
+    for dense in (layer.query, layer.key, layer.value, layer.output_dense):
+        dense.kernel.assign(np.zeros((64, 64)))
+    layer.value.bias.assign(np.ones(64))
+    layer.output_dense.kernel.assign(np.eye(64))
+    states = np.zeros((8, 64, 64), "float32")
+    context, probabilities = layer(states, states, np.zeros((8, 1, 1, 64), "float32"), training=True)
+    np.testing.assert_allclose(array(probabilities), 1 / 64)  # given back before dropout
+    per_head = array(context)[..., ::16]  # each of 4 heads is 16 equal numbers
+    kept = np.round(per_head * (1 - attention) * 64)
+    assert_rate(np.concatenate([np.ones(int(kept.sum())), np.zeros(int(per_head.size * 64 - kept.sum()))]), attention)
+
+
+@pytest.mark.parametrize(("hidden", "attention"), RATES)
+@pytest.mark.parametrize("part", ["attention", "feed_forward"])
+def test_dropout_before_each_residual_has_the_hidden_rate(part, hidden, attention):
+    """One part gives 1 everywhere, the residual is 0: after the norm a kept number is positive, a dropped one negative."""
+    block = Block(dataclasses.replace(WIDE, hidden_dropout=hidden, attention_dropout=attention), name="block")
+    block.build((None, None, 64))
+    for dense in (block.attention.output_dense, block.feed_forward.output_dense):
+        dense.kernel.assign(np.zeros(dense.kernel.shape))
+    getattr(block, part).output_dense.bias.assign(np.ones(64))
+    states = np.zeros((16, 64, 64), "float32")
+    output, _ = block(states, states, np.zeros((16, 1, 1, 64), "float32"), training=True)
+    # Without dropout the 64 numbers of a row are equal and the norm makes them 0.
+    assert_rate(array(output) >= 0, hidden)
+
+
+def test_dropout_only_in_training():
+    encoder = BertEncoder(small(hidden_dropout=0.5, attention_dropout=0.5))
+    features = random_features(SMALL, seed=5, batch=2, length=7)
+    np.testing.assert_array_equal(pooled(encoder, features), pooled(encoder, features))
+    model = keras.Model(inputs := encoder_inputs(), encoder(inputs)[POOLED_OUTPUT])
+    np.testing.assert_array_equal(array(model(features)), array(model(features, training=False)))
+    assert np.abs(array(model(features, training=True)) - array(model(features, training=True))).max() > 0.001
+
+
+# --- Number types -----------------------------------------------------------------------------------------------------
+
+
+def test_mixed_precision_computes_in_bfloat16_and_keeps_float32_variables():
+    encoder = BertEncoder(small(), outputs=EVERY_OUTPUT, dtype="mixed_bfloat16")
+    outputs = encoder(random_features(SMALL, seed=5, batch=2, length=7))
+    flat = [one for name in EVERY_OUTPUT for one in (outputs[name] if isinstance(outputs[name], list) else [outputs[name]])]
+    assert {keras.backend.standardize_dtype(one.dtype) for one in flat} == {"bfloat16"}
+    assert {v.dtype for v in encoder.trainable_variables} == {"float32"}
+
+
+def test_norm_under_mixed_precision_is_float32_inside():
+    """The norm of a bfloat16 input equals the float32 norm of that input, rounded once."""
+    norms = [LayerNorm(config=small(), name="norm", dtype=dtype) for dtype in ("mixed_bfloat16", "float32")]
+    x = ops.cast(np.random.default_rng(0).normal(100, 1, (4, 32)), "bfloat16")
+    gamma = np.random.default_rng(1).normal(1, 0.1, 32)
+    for norm in norms:
+        norm.build((None, 32))
+        norm.gamma.assign(gamma)
+    mixed, whole = norms[0](x), norms[1](ops.cast(x, "float32"))
+    np.testing.assert_array_equal(array(ops.cast(mixed, "float32")), array(ops.cast(ops.cast(whole, "bfloat16"), "float32")))
+
+
+# --- Exact sizes ------------------------------------------------------------------------------------------------------
+
+# size, encoder with pooler, with the masked-LM and next-sentence heads
+PUBLISHED = [
+    ("tiny", 4_385_920, 4_433_468),
+    ("mini", 11_170_560, 11_267_900),
+    ("small", 28_763_648, 29_058_876),
+    ("medium", 41_373_184, 41_668_412),
+    ("base", 109_482_240, 110_106_428),
+]
+
+
+@pytest.mark.parametrize(("size", "expected", "with_heads"), PUBLISHED)
+def test_parameter_count_of_a_built_model(size, expected, with_heads):
+    encoder = BertEncoder(BertConfig.named(size))
+    assert encoder.count_params() == expected
+    heads = (MaskedLMHead(encoder), NextSentenceHead(encoder.config))
+    assert encoder.count_params() + sum(head.count_params() for head in heads) == with_heads
+
+
+@pytest.mark.slow
+def test_parameter_count_of_large():
+    encoder = BertEncoder(BertConfig.named("large"))
+    heads = (MaskedLMHead(encoder), NextSentenceHead(encoder.config))
+    assert encoder.count_params() == 335_141_888
+    assert encoder.count_params() + sum(head.count_params() for head in heads) == 336_226_108
+
+
+def count(config):
+    """One layer is built; every further one repeats it."""
+    encoder = BertEncoder(dataclasses.replace(config, num_layers=1))
+    repeats = 0 if config.share_layers else config.num_layers - 1
+    return encoder.count_params() + repeats * encoder.blocks[0].count_params()
+
+
+# Encoder with pooler, L = 2, 4, ..., 12 by row, H = 128, 256, 512, 768 by column.
+GRID = """
+    4385920  9591040 22458880  38603520
+    4782464 11170560 28763648  52779264
+    5179008 12750080 35068416  66955008
+    5575552 14329600 41373184  81130752
+    5972096 15909120 47677952  95306496
+    6368640 17488640 53982720 109482240
+"""
+
+
+@pytest.mark.parametrize(("column", "hidden"), list(enumerate((128, 256, 512, 768))))
+def test_parameter_counts_of_the_published_grid(column, hidden):
+    one = BertEncoder(BertConfig.named(f"L-2_H-{hidden}", num_layers=1))
+    whole, block = one.count_params(), one.blocks[0].count_params()
+    expected = [int(row.split()[column]) for row in GRID.strip().splitlines()]
+    layers = [SIZES[f"L-{n}_H-{hidden}"][0] for n in (2, 4, 6, 8, 10, 12)]
+    assert [whole + (n - 1) * block for n in layers] == expected
+
+
+ALBERT = {"vocab_size": 30000, "embedding_size": 128, "share_layers": True}
+ROBERTA = {"vocab_size": 50265, "max_positions": 514, "type_vocab_size": 1, "position_offset": 2}
+MINILM = {"vocab_size": 30522, "hidden_size": 384, "num_heads": 12, "intermediate_size": 1536}
+
+
+@pytest.mark.parametrize(
+    ("config", "expected"),
+    [
+        (BertConfig.named("large"), 335_141_888),
+        (BertConfig.named("large", vocab_size=28996), 333_579_264),
+        (BertConfig.named("base", vocab_size=28996), 108_310_272),
+        (BertConfig.named("base", vocab_size=21128), 102_267_648),
+        (BertConfig.named("base", vocab_size=119547), 177_853_440),
+        (BertConfig(**MINILM, num_layers=3), 17_389_824),
+        (BertConfig(**MINILM, num_layers=6), 22_713_216),
+        (BertConfig(**MINILM, num_layers=12), 33_360_000),
+        (BertConfig.named("base", **ALBERT), 11_683_584),
+        (BertConfig.named("large", **ALBERT), 17_683_968),
+        (BertConfig.named("base", **ROBERTA), 124_645_632),
+        (BertConfig.named("large", **ROBERTA), 355_359_744),
+        # 312 / 12: no A = H / 64 here.
+        (BertConfig(vocab_size=30522, hidden_size=312, num_layers=4, num_heads=12, intermediate_size=1200), 14_350_248),
+    ],
+    ids=lambda value: None if isinstance(value, int) else f"{value.vocab_size}-L{value.num_layers}-H{value.hidden_size}",
+)
+def test_parameter_counts_of_published_models(config, expected):
+    assert count(config) == expected
+
+
+def test_parameter_count_of_electra_small_without_pooler():
+    config = BertConfig.named("L-12_H-256", embedding_size=128)
+    assert count(config) - (256 * 256 + 256) == 13_483_008
+
+
+# --- Outputs ----------------------------------------------------------------------------------------------------------
+
+
+def test_output_shapes():
+    config = small(num_layers=3)
+    outputs = BertEncoder(config, outputs=EVERY_OUTPUT)(random_features(config, seed=5, batch=2, length=7))
+    shapes = {k: [tuple(one.shape) for one in v] if isinstance(v, list) else tuple(v.shape) for k, v in outputs.items()}
+    assert shapes == {
+        SEQUENCE_OUTPUT: (2, 7, 32),
+        POOLED_OUTPUT: (2, 32),
+        ENCODER_OUTPUTS: [(2, 7, 32)] * 3,
+        EMBEDDING_OUTPUT: (2, 7, 32),
+        ATTENTION_PROBABILITIES: [(2, 4, 7, 7)] * 3,
+    }
+    np.testing.assert_array_equal(array(outputs[ENCODER_OUTPUTS][-1]), array(outputs[SEQUENCE_OUTPUT]))
+
+
+@pytest.mark.parametrize("name", EVERY_OUTPUT)
+def test_one_output_alone_equals_the_same_among_all(name):
+    whole = lively(small(), outputs=EVERY_OUTPUT)
+    features = random_features(SMALL, seed=5, batch=2, length=7)
+    alone, among = same_weights(whole, small(), outputs=[name])(features), whole(features)
+    assert list(alone) == [name]
+    for a, b in zip(tf.nest.flatten(alone[name]), tf.nest.flatten(among[name]), strict=True):
+        np.testing.assert_allclose(array(a), array(b), atol=1e-6)
+
+
+def test_attention_probabilities_only_on_request():
+    features = random_features(SMALL, seed=5, batch=1, length=3)
+    assert set(BertEncoder(small())(features)) == set(EVERY_OUTPUT) - {ATTENTION_PROBABILITIES}
+
+
+@pytest.mark.parametrize("outputs", [["pooled"], [], [POOLED_OUTPUT, "logits"]])
+def test_unknown_outputs_are_an_error(outputs):
+    with pytest.raises(ValueError, match="wanted one or more of sequence_output, pooled_output"):
+        BertEncoder(small(), outputs=outputs)
+
+
+def matrix_product_sizes(encoder, *, batch, length):
+    """Multiplications in the traced graph's matrix products, and the kinds of product that it holds."""
+    spec = {name: tf.TensorSpec((batch, length), tf.int32) for name in ENCODER_INPUTS}
+    graph = tf.function(lambda features: encoder(features)).get_concrete_function(spec).graph
+    products = [op for op in graph.get_operations() if op.type in ("MatMul", "BatchMatMulV2", "Einsum")]
+    sizes = [math.prod(op.outputs[0].shape) * op.inputs[0].shape[-1] for op in products]
+    return sum(sizes), {op.type: len(op.outputs[0].shape) for op in products}
+
+
+@pytest.mark.parametrize("causal", [False, True])
+def test_pooled_output_alone_runs_the_last_block_for_one_position(causal):
+    config, b, s, h, i = small(num_layers=3, causal=causal), 2, 11, 32, 64
+    full_block = 4 * b * s * h * h + 2 * b * s * h * i + 2 * b * s * s * h
+    last_block = (2 * b * s + 2 * b) * h * h + 2 * b * h * i + 2 * b * s * h
+    for outputs, blocks in (([POOLED_OUTPUT], 2 * full_block + last_block), (EVERY_OUTPUT, 3 * full_block)):
+        size, kinds = matrix_product_sizes(BertEncoder(config, outputs=outputs), batch=b, length=s)
+        assert size == blocks + b * h * h
+        # Projections on [B*S, H]; only the two products inside attention have a batch.
+        assert kinds == {"MatMul": 2, "BatchMatMulV2": 4}
+
+
+@pytest.mark.parametrize("changes", [{}, {"causal": True}, {"share_layers": True}, {"num_layers": 1, "causal": True}])
+def test_pooled_output_alone_equals_the_full_computation(changes):
+    whole = lively(small(**changes))
+    alone = same_weights(whole, small(**changes), outputs=[POOLED_OUTPUT])
+    features = random_features(SMALL, seed=5, batch=6, length=9)
+    np.testing.assert_allclose(pooled(alone, features), pooled(whole, features), atol=2e-6)
+
+
+def test_gather_positions():
+    states = np.arange(2 * 3 * 2, dtype="float32").reshape(2, 3, 2)
+    #                                   row 0: positions 2, 0          row 1: positions 1, 1
+    expected = [[[4, 5], [0, 1]], [[8, 9], [8, 9]]]
+    np.testing.assert_array_equal(array(gather_positions(states, np.array([[2, 0], [1, 1]], "int32"))), expected)
+
+
+# --- Padding ----------------------------------------------------------------------------------------------------------
+
+
+def padded(features, length):
+    return {name: np.pad(value, ((0, 0), (0, length - value.shape[1]))) for name, value in features.items()}
+
+
+@pytest.mark.parametrize("causal", [False, True])
+def test_padding_changes_no_real_position(causal):
+    encoder = lively(small(causal=causal))
+    features = random_features(SMALL, seed=5, batch=2, length=7) | {INPUT_MASK: np.ones((2, 7), "int32")}
+    short, long = encoder(features), encoder(padded(features, 13))
+    np.testing.assert_allclose(array(long[SEQUENCE_OUTPUT])[:, :7], array(short[SEQUENCE_OUTPUT]), atol=2e-6)
+    np.testing.assert_allclose(array(long[POOLED_OUTPUT]), array(short[POOLED_OUTPUT]), atol=2e-6)
+
+
+def test_what_stands_in_the_padding_changes_no_real_position():
+    encoder = lively(small())
+    features = random_features(SMALL, seed=5, batch=2, length=9)
+    hidden = features[INPUT_MASK] == 0
+    assert hidden.any()
+    other = features | {
+        INPUT_WORD_IDS: np.where(hidden, 66 - features[INPUT_WORD_IDS], features[INPUT_WORD_IDS]),
+        INPUT_TYPE_IDS: np.where(hidden, 1 - features[INPUT_TYPE_IDS], features[INPUT_TYPE_IDS]),
+    }
+    a, b = (array(encoder(one)[SEQUENCE_OUTPUT]) for one in (features, other))
+    np.testing.assert_array_equal(a[~hidden], b[~hidden])
+    assert np.abs(a[hidden] - b[hidden]).max() > 0.1
+
+
+# --- Causal attention -------------------------------------------------------------------------------------------------
+
+
+def test_pooled_position():
+    mask = np.array([[1, 1, 1, 0], [1, 0, 0, 0], [1, 1, 1, 1], [1, 0, 1, 0]], "int32")
+    np.testing.assert_array_equal(array(pooled_position(mask, causal=False)), [0, 0, 0, 0])
+    np.testing.assert_array_equal(array(pooled_position(mask, causal=True)), [2, 0, 3, 2])
+
+
+@pytest.mark.parametrize("outputs", [EVERY_OUTPUT, [POOLED_OUTPUT]])
+def test_causal_pooled_output_reads_the_text(outputs):
+    encoder = lively(small(causal=True), outputs=outputs)
+    features = padded(random_features(SMALL, seed=5, batch=1, length=6) | {INPUT_MASK: np.ones((1, 6), "int32")}, 9)
+    before = pooled(encoder, features)
+    for position in range(6):
+        changed = features[INPUT_WORD_IDS].copy()
+        changed[0, position] = 66 - changed[0, position]
+        assert np.abs(pooled(encoder, features | {INPUT_WORD_IDS: changed}) - before).max() > 1e-3, position
+
+
+def test_causal_states_never_see_a_later_token():
+    encoder = lively(small(causal=True), outputs=EVERY_OUTPUT)
+    features = random_features(SMALL, seed=5, batch=2, length=8) | {INPUT_MASK: np.ones((2, 8), "int32")}
+    changed = features[INPUT_WORD_IDS].copy()
+    changed[:, 5] = 66 - changed[:, 5]
+    before, after = encoder(features), encoder(features | {INPUT_WORD_IDS: changed})
+    for a, b in zip(before[ENCODER_OUTPUTS], after[ENCODER_OUTPUTS], strict=True):
+        moved = np.abs(array(a) - array(b)).max(axis=(0, 2))
+        assert (moved[:5] == 0).all() and (moved[5:] > 1e-4).all()
+    above = np.triu(np.ones((8, 8), bool), k=1)
+    assert not array(before[ATTENTION_PROBABILITIES][0])[..., above].any()
+
+
+def test_bidirectional_states_see_later_tokens():
+    encoder = lively(small())
+    features = random_features(SMALL, seed=5, batch=1, length=8) | {INPUT_MASK: np.ones((1, 8), "int32")}
+    changed = features[INPUT_WORD_IDS].copy()
+    changed[:, 7] = 66 - changed[:, 7]
+    assert np.abs(pooled(encoder, features) - pooled(encoder, features | {INPUT_WORD_IDS: changed})).max() > 1e-3
+
+
+# --- Shared layers, factorised embeddings, position offset ------------------------------------------------------------
+
+
+def test_shared_layers_are_one_block_run_again():
+    shared = lively(small(num_layers=3, share_layers=True))
+    assert len(shared.trainable_variables) == len(BertEncoder(small(num_layers=1)).trainable_variables)
+    stack = BertEncoder(small(num_layers=3))
+    stack.embeddings.set_weights(shared.embeddings.get_weights())
+    stack.pooler.set_weights(shared.pooler.get_weights())
+    for block in stack.blocks:
+        block.set_weights(shared.blocks[0].get_weights())
+    features = random_features(SMALL, seed=5, batch=2, length=7)
+    for a, b in zip(tf.nest.flatten(shared(features)), tf.nest.flatten(stack(features)), strict=True):
+        np.testing.assert_allclose(array(a), array(b), atol=1e-6)
+
+
+def test_factorised_embeddings_are_normed_then_projected():
+    encoder = lively(small(embedding_size=8))
+    features = random_features(SMALL, seed=5, batch=2, length=5)
+    tables = encoder.embeddings
+    summed = (
+        array(tables.word_embeddings)[features[INPUT_WORD_IDS]]
+        + array(tables.type_embeddings)[features[INPUT_TYPE_IDS]]
+        + array(tables.position_embeddings)[:5]
+    )
+    normed = (summed - summed.mean(-1, keepdims=True)) / summed.std(-1, keepdims=True)
+    normed = normed * array(tables.norm.gamma) + array(tables.norm.beta)
+    expected = normed @ array(tables.projection.kernel) + array(tables.projection.bias)
+    assert encoder.embedding_table.shape == (67, 8)
+    np.testing.assert_allclose(array(encoder(features)[EMBEDDING_OUTPUT]), expected, atol=1e-5)
+
+
+def test_position_offset_skips_the_first_rows():
+    encoder = lively(small(position_offset=2))
+    plain = same_weights(encoder, small())
+    rows = array(encoder.embeddings.position_embeddings)
+    plain.embeddings.position_embeddings.assign(np.roll(rows, -2, axis=0))
+    features = random_features(SMALL, seed=5, batch=2, length=14)
+    np.testing.assert_array_equal(pooled(encoder, features), pooled(plain, features))
+
+
+# --- Length -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("changes", "longest"), [({}, 16), ({"position_offset": 2}, 14)])
+def test_a_sequence_longer_than_the_positions_is_an_error(changes, longest):
+    encoder = BertEncoder(small(**changes))
+    assert pooled(encoder, random_features(SMALL, seed=1, batch=1, length=longest)).shape == (1, 32)
+    message = f"a sequence of {longest + 1} tokens was given; this encoder has {longest} positions"
+    with pytest.raises(ValueError, match=message):
+        encoder(random_features(SMALL, seed=1, batch=1, length=longest + 1))
+    with pytest.raises(ValueError, match=message):
+        encoder(encoder_inputs(seq_length=longest + 1))
+
+
+@pytest.mark.parametrize(("changes", "longest"), [({}, 16), ({"position_offset": 2}, 14)])
+def test_a_length_known_only_at_run_time_reads_no_wrong_rows(changes, longest):
+    encoder = BertEncoder(small(**changes), outputs=[POOLED_OUTPUT])
+    run = tf.function(
+        lambda features: encoder(features),
+        input_signature=[{name: tf.TensorSpec((None, None), tf.int32) for name in ENCODER_INPUTS}],
+    )
+
+    def tensors(length):
+        return {k: tf.constant(v) for k, v in random_features(SMALL, seed=1, batch=1, length=length).items()}
+
+    assert run(tensors(longest))[POOLED_OUTPUT].shape == (1, 32)
+    with pytest.raises(tf.errors.InvalidArgumentError, match=f"(?s)Expected size.*{longest + 1}"):
+        run(tensors(longest + 1))
+
+
+@pytest.mark.parametrize("outputs", [EVERY_OUTPUT, [POOLED_OUTPUT]])
+def test_symbolic_inputs_of_unknown_length(outputs):
+    encoder = lively(small(), outputs=outputs)
+    model = keras.Model(inputs := encoder_inputs(), symbolic := encoder(inputs))
+    assert symbolic[POOLED_OUTPUT].shape == (None, 32)
+    if SEQUENCE_OUTPUT in symbolic:
+        assert symbolic[SEQUENCE_OUTPUT].shape == (None, None, 32)
+        assert [one.shape for one in symbolic[ATTENTION_PROBABILITIES]] == [(None, 4, None, None)] * 2
+    for length in (3, 9):
+        features = random_features(SMALL, seed=5, batch=2, length=length)
+        called, direct = model(features), encoder(features)
+        assert list(called) == list(direct)
+        for a, b in zip(tf.nest.flatten(called), tf.nest.flatten(direct), strict=True):
+            np.testing.assert_allclose(array(a), array(b), atol=1e-6)
+
+
+def test_symbolic_shapes_and_dtypes_are_those_of_the_call():
+    encoder = BertEncoder(small(causal=True), outputs=EVERY_OUTPUT, dtype="mixed_bfloat16")
+    symbolic = encoder(encoder_inputs(seq_length=5))
+    real = encoder(random_features(SMALL, seed=5, batch=2, length=5))
+    for a, b in zip(tf.nest.flatten(symbolic), tf.nest.flatten(real), strict=True):
+        assert a.shape[1:] == tuple(b.shape)[1:] and a.dtype == keras.backend.standardize_dtype(b.dtype)
+
+
+# --- Configuration and saving -----------------------------------------------------------------------------------------
+
+
+def test_encoder_comes_back_from_its_config():
+    encoder = BertEncoder(small(causal=True, embedding_size=8), outputs=[POOLED_OUTPUT], name="mine", dtype="mixed_bfloat16")
+    again = BertEncoder.from_config(encoder.get_config())
+    assert again.config == encoder.config and again.name == "mine"
+    assert again.outputs_wanted == (POOLED_OUTPUT,) and again.dtype_policy == encoder.dtype_policy
+    assert [v.path for v in again.variables] == [v.path for v in encoder.variables]
+
+
+def test_variables_exist_before_the_first_call_under_plain_names():
+    paths = [v.path for v in BertEncoder(small(num_layers=1)).trainable_variables]
+    assert paths == [
+        *(f"bert_encoder/embeddings/{name}_embeddings" for name in ("word", "position", "type")),
+        *(f"bert_encoder/embeddings/layer_norm/{name}" for name in ("gamma", "beta")),
+        *(
+            f"bert_encoder/block_0/{layer}/{name}"
+            for layer, names in (
+                ("attention/query", ("kernel", "bias")),
+                ("attention/key", ("kernel", "bias")),
+                ("attention/value", ("kernel", "bias")),
+                ("attention/output", ("kernel", "bias")),
+                ("attention_layer_norm", ("gamma", "beta")),
+                ("feed_forward/intermediate", ("kernel", "bias")),
+                ("feed_forward/output", ("kernel", "bias")),
+                ("feed_forward_layer_norm", ("gamma", "beta")),
+            )
+            for name in names
+        ),
+        "bert_encoder/pooler/kernel",
+        "bert_encoder/pooler/bias",
+    ]
+
+
+def test_dense_keeps_the_leading_axes():
+    dense = Dense(3, config=small(), name="dense")
+    dense.build((None, 4))
+    dense.bias.assign([0.0, 1.0, 2.0])
+    for shape in ((5, 4), (2, 5, 4), (2, 3, 5, 4)):
+        x = np.random.default_rng(0).normal(size=shape).astype("float32")
+        np.testing.assert_allclose(array(dense(x)), x @ array(dense.kernel) + [0, 1, 2], atol=1e-6)

@@ -1,0 +1,420 @@
+"""GLUE: the official files line by line, TensorFlow Datasets' metadata, decoding, measures, bad input."""
+
+import csv
+import json
+import os
+import random
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import tensorflow as tf
+from golden.make_metrics_golden import DEFINITIONS
+
+from bert_keras.features import POOLED_OUTPUT
+from tasks.glue import ROWS, Glue, row_from_folder
+
+BINARY = {"0": 0, "1": 1}
+ENTAILED = {"entailment": 0, "not_entailment": 1}
+NLI = {"entailment": 0, "neutral": 1, "contradiction": 2}
+
+# Row, split, file, examples, lines of header, columns of text from 0, column of the label, label ids.
+OFFICIAL = [
+    ("cola", "train", "CoLA/train.tsv", 8551, 0, [3], 1, BINARY),
+    ("cola", "validation", "CoLA/dev.tsv", 1043, 0, [3], 1, BINARY),
+    ("cola", "test", "CoLA/test.tsv", 1063, 1, [1], None, None),
+    ("sst2", "train", "SST-2/train.tsv", 67349, 1, [0], 1, BINARY),
+    ("sst2", "validation", "SST-2/dev.tsv", 872, 1, [0], 1, BINARY),
+    ("sst2", "test", "SST-2/test.tsv", 1821, 1, [1], None, None),
+    ("mrpc", "train", "MRPC/train.tsv", 3668, 1, [3, 4], 0, BINARY),
+    ("mrpc", "validation", "MRPC/dev.tsv", 408, 1, [3, 4], 0, BINARY),
+    ("mrpc", "test", "MRPC/test.tsv", 1725, 1, [3, 4], None, None),
+    ("qqp", "train", "QQP/kshot_official_format_rows.tsv", 320, 1, [3, 4], 5, BINARY),
+    ("stsb", "train", "STS-B/train.tsv", 5749, 1, [7, 8], 9, None),
+    ("stsb", "validation", "STS-B/dev.tsv", 1500, 1, [7, 8], 9, None),
+    ("stsb", "test", "STS-B/test.tsv", 1379, 1, [7, 8], None, None),
+    ("mnli", "train", "MNLI/kshot_official_format_rows.tsv", 480, 1, [8, 9], 11, NLI),
+    ("mnli", "validation_matched", "MNLI/kshot_official_format_rows.tsv", 480, 1, [8, 9], 11, NLI),
+    ("mnli", "validation_mismatched", "MNLI/kshot_official_format_rows.tsv", 480, 1, [8, 9], 11, NLI),
+    ("mnli", "test_matched", "MNLI/kshot_official_format_rows.tsv", 480, 1, [8, 9], None, None),
+    ("mnli", "test_mismatched", "MNLI/kshot_official_format_rows.tsv", 480, 1, [8, 9], None, None),
+    ("qnli", "validation", "QNLI/dev.tsv", 5463, 1, [1, 2], 3, ENTAILED),
+    ("qnli", "test", "QNLI/test.tsv", 5463, 1, [1, 2], None, None),
+    ("rte", "train", "RTE/train.tsv", 2490, 1, [1, 2], 3, ENTAILED),
+    ("rte", "validation", "RTE/dev.tsv", 277, 1, [1, 2], 3, ENTAILED),
+    ("rte", "test", "RTE/test.tsv", 3000, 1, [1, 2], None, None),
+    ("wnli", "train", "WNLI/train.tsv", 635, 1, [1, 2], 3, BINARY),
+    ("wnli", "validation", "WNLI/dev.tsv", 71, 1, [1, 2], 3, BINARY),
+    ("wnli", "test", "WNLI/test.tsv", 146, 1, [1, 2], None, None),
+    ("ax", "test", "AX/diagnostic.tsv", 1104, 1, [1, 2], None, None),
+]
+
+
+def read(task: Glue, split: str) -> dict[str, np.ndarray]:
+    """All examples of a split, column by column."""
+    batches = list(task.examples(split).batch(10_000).as_numpy_iterator())
+    return {name: np.concatenate([batch[name] for batch in batches]) for name in batches[0]}
+
+
+def write(folder: Path, **files: str | bytes) -> Path:
+    for stem, content in files.items():
+        data = content if isinstance(content, bytes) else content.encode()
+        (folder / f"{stem}.tsv").write_bytes(data)
+    return folder
+
+
+@pytest.mark.parametrize(
+    ("name", "split", "file", "count", "header", "text", "label", "ids"),
+    OFFICIAL,
+    ids=[f"{case[0]}-{case[1]}" for case in OFFICIAL],
+)
+def test_official_files(data_dir, tmp_path, name, split, file, count, header, text, label, ids):
+    path = data_dir / "glue" / file
+    source = data_dir / "glue"
+    if path.name.startswith("kshot"):  # the official form under another name
+        source = tmp_path
+        (tmp_path / ROWS[name].splits[split].file).symlink_to(path.resolve())
+    task = Glue(ROWS[name], source)
+    with path.open(encoding="utf-8-sig", newline="\n") as stream:
+        lines = list(csv.reader(stream, delimiter="\t", quoting=csv.QUOTE_NONE))[header:]
+
+    assert task.examples(split).cardinality() == count == len(lines)
+    got = read(task, split)
+    for feature, column in zip(task.text, text, strict=True):
+        assert [value.decode() for value in got.pop(feature)] == [line[column] for line in lines]
+    if label is None:
+        expected = np.full(count, -1)
+    elif ids is None:
+        expected = np.float32([line[label] for line in lines])
+    else:
+        expected = [ids[line[label]] for line in lines]
+    np.testing.assert_array_equal(got.pop("label"), expected)
+    np.testing.assert_array_equal(got.pop("idx"), np.arange(count))
+    assert not got
+
+
+def test_first_examples(data_dir):
+    """Read by eye from the files."""
+    first = {
+        name: next(iter(Glue(ROWS[name], data_dir / "glue").examples("train")))
+        for name in ("cola", "rte", "stsb")
+    }
+    assert (
+        first["cola"]["sentence"]
+        == b"Our friends won't buy this analysis, let alone the next one we propose."
+    )
+    assert ROWS["cola"].labels[first["cola"]["label"]] == "acceptable"
+    assert first["rte"]["sentence2"] == b"Weapons of Mass Destruction Found in Iraq."
+    assert ROWS["rte"].labels[first["rte"]["label"]] == "not_entailment"
+    assert first["stsb"]["sentence1"] == b"A plane is taking off." and first["stsb"]["label"] == 5.0
+
+
+def test_own_folder_or_its_parent(tmp_path):
+    (tmp_path / "SST-2").mkdir()
+    write(tmp_path / "SST-2", dev="sentence\tlabel\nfine\t1\n")
+    for source in (tmp_path, str(tmp_path / "SST-2")):
+        assert read(Glue(ROWS["sst2"], source), "validation")["sentence"] == [b"fine"]
+
+
+def test_what_a_line_may_hold(tmp_path):
+    """A byte order mark, CRLF, blank lines, quotes, spaces at the ends and U+2028 (no line end) change nothing."""
+    content = '\ufeffsentence\tlabel\r\n" a \u2028 b \t1\r\n\r\n\x85"c"\t0'
+    got = read(Glue(ROWS["sst2"], write(tmp_path, train=content)), "train")
+    assert [value.decode() for value in got["sentence"]] == ['" a \u2028 b ', '\x85"c"']
+    assert got["label"].tolist() == [1, 0] and got["idx"].tolist() == [0, 1]
+
+
+def test_qqp_leaves_out_short_lines(tmp_path):
+    header = "id\tqid1\tqid2\tquestion1\tquestion2\tis_duplicate\n"
+    content = header + "1\t1\t2\ta\tb\t0\n2\t3\t4\tbroken\n here\t1\n3\t5\t6\tc\td\t1\n"
+    task = Glue(ROWS["qqp"], write(tmp_path, train=content))
+    with pytest.warns(UserWarning, match=r"left out 2 lines of fewer than 6 columns, first line 3"):
+        got = read(task, "train")
+    assert got["question2"].tolist() == [b"b", b"d"] and got["idx"].tolist() == [0, 3]
+
+
+QQP_LONG = "id\tqid1\tqid2\tquestion1\tquestion2\tis_duplicate\n1\t1\t2\ta\tb\t0\t0\n"
+BAD = [
+    ("sst2", None, FileNotFoundError, "has no train.tsv; it has other.txt"),
+    ("sst2", "", ValueError, "train.tsv is empty"),
+    ("sst2", "\n\r\n", ValueError, "train.tsv is empty"),
+    ("sst2", "sentence\tlabel\n", ValueError, "train.tsv has no examples"),
+    (
+        "sst2",
+        "text\tlabel\na\t1\n",
+        ValueError,
+        "no column 'sentence'; wanted is one. Its columns: 'text', 'label'",
+    ),
+    ("sst2", "sentence\tlabel\tlabel\na\t1\t1\n", ValueError, "more than one column 'label'"),
+    ("sst2", "sentence,label\na,1\n", ValueError, "no column 'sentence'"),
+    ("sst2", b"sentence\tlabel\nfine\t1\ncaf\xe9\t1\n", ValueError, "line 3, byte 4: 0xe9 is not UTF-8"),
+    ("sst2", "sentence\tlabel\n".encode("utf-16"), ValueError, "line 1, byte 1: 0xff is not UTF-8"),
+    (
+        "sst2",
+        "sentence\tlabel\na\t1\nb\t2\n",
+        ValueError,
+        "line 3: unknown label '2'; wanted is one of 0, 1.",
+    ),
+    (
+        "sst2",
+        "sentence\tlabel\n\na\t1\t1\n",
+        ValueError,
+        "line 3: 3 column(s); wanted are 2, separated by tabs: sentence, label",
+    ),
+    ("sst2", "sentence\tlabel\na\n", ValueError, "line 2: 1 column(s); wanted are 2"),
+    ("cola", "a\t1\t\n", ValueError, "line 1: 3 column(s); wanted are 4"),
+    ("qqp", QQP_LONG, ValueError, "line 2: 7 column(s); wanted are 6"),
+    (
+        "rte",
+        "index\tsentence1\tsentence2\tlabel\n0\ta\tb\t1\n",
+        ValueError,
+        "wanted is one of entailment, not_",
+    ),
+    (
+        "stsb",
+        "sentence1\tsentence2\tscore\na\tb\t5.01\n",
+        ValueError,
+        "line 2: score '5.01'; wanted is a number",
+    ),
+    (
+        "stsb",
+        "sentence1\tsentence2\tscore\na\tb\t-1\n",
+        ValueError,
+        "score '-1'; wanted is a number from 0.0 to 5.0",
+    ),
+    ("stsb", "sentence1\tsentence2\tscore\na\tb\tnan\n", ValueError, "score 'nan'"),
+    ("stsb", "sentence1\tsentence2\tscore\na\tb\thigh\n", ValueError, "score 'high'"),
+]
+
+
+@pytest.mark.parametrize(("name", "content", "error", "message"), BAD, ids=[case[-1][:30] for case in BAD])
+def test_bad_files(tmp_path, name, content, error, message):
+    if content is None:
+        (tmp_path / "other.txt").touch()
+    else:
+        write(tmp_path, train=content)
+    with pytest.raises(error) as caught:
+        Glue(ROWS[name], tmp_path).examples("train")
+    assert (
+        message in str(caught.value) and "\n" not in str(caught.value) and str(tmp_path) in str(caught.value)
+    )
+
+
+def test_bad_folder_and_split(tmp_path):
+    with pytest.raises(FileNotFoundError, match="nowhere is not a folder"):
+        Glue(ROWS["sst2"], tmp_path / "nowhere")
+    with pytest.raises(
+        ValueError, match="mnli has no split 'validation'; it has train, validation_matched, "
+    ):
+        Glue(ROWS["mnli"], tmp_path).examples("validation")
+
+
+@pytest.mark.parametrize("name", ROWS)
+def test_tensorflow_datasets(name, tmp_path):
+    """Names, label order and types are the real builder's; the examples are random, but typed like real ones."""
+    tfds = pytest.importorskip("tensorflow_datasets")
+    row = ROWS[name]
+    features = tfds.builder(f"glue/{name}", data_dir=tmp_path).info.features
+    assert set(features) == {*row.text, "label", "idx"}
+    assert tuple(getattr(features["label"], "names", ())) == row.labels
+
+    with tfds.testing.mock_data(num_examples=5, data_dir=str(tmp_path)):
+        for split in row.splits:
+            examples = Glue(row).examples(split)
+            assert examples.cardinality() == 5
+            got = read(Glue(row), split)
+            assert all(isinstance(text, bytes) for key in row.text for text in got[key])
+    assert examples.element_spec == {
+        **{key: tf.TensorSpec([], tf.string) for key in row.text},
+        "label": tf.TensorSpec([], tf.int32 if row.labels else tf.float32),
+        "idx": tf.TensorSpec([], tf.int32),
+    }
+
+
+def test_both_sources_have_one_form(data_dir, tmp_path):
+    tfds = pytest.importorskip("tensorflow_datasets")
+    with tfds.testing.mock_data(data_dir=str(tmp_path)):
+        for name in ("rte", "stsb"):
+            specs = [
+                Glue(ROWS[name], source).examples("test").element_spec for source in (None, data_dir / "glue")
+            ]
+            assert specs[0] == specs[1]
+
+
+def test_no_tensorflow_datasets():
+    """Where it cannot store its files, as where it cannot download them, one line says what to do instead."""
+    pytest.importorskip("tensorflow_datasets")
+    code = "from tasks.glue import *\ntry: Glue(ROWS['rte']).examples('train')\nexcept FileNotFoundError as e: print(e)"
+    env = os.environ | {"TFDS_DATA_DIR": os.path.join(os.devnull, "none")}
+    root = Path(__file__).parents[1]
+    done = subprocess.run(
+        [sys.executable, "-c", code], env=env, cwd=root, capture_output=True, text=True, check=True
+    )
+    assert "glue/rte cannot be had from TensorFlow Datasets" in done.stdout.splitlines()[-1]
+    assert done.stdout.splitlines()[-1].endswith("pass a folder of the official TSV files.")
+
+
+@pytest.mark.parametrize("name", ROWS)
+def test_the_table(name):
+    row, task = ROWS[name], Glue(ROWS[name])
+    assert task.name == row.name == name and task.outputs == (POOLED_OUTPUT,)
+    assert len(row.text) in (1, 2) and len(row.labels) == len(row.file_labels)
+    assert all(len(tsv.text) == len(row.text) for tsv in row.splits.values())
+    assert task.signature() == {key: tf.TensorSpec([None], tf.string, name=key) for key in row.text}
+    raw = {"label": tf.zeros([2], tf.int32), **{key: tf.constant([key, "b"]) for key in row.text}}
+    assert [text[0].numpy().decode() for text in task.features(lambda *text: text, raw)] == list(row.text)
+    assert Glue.from_json(json.loads(json.dumps(task.to_json()))).row == row
+
+
+def test_validation_splits():
+    splits = {name: Glue(row).validation_splits for name, row in ROWS.items()}
+    assert splits.pop("mnli") == ("validation_matched", "validation_mismatched")
+    assert splits.pop("ax") == ()
+    assert set(splits.values()) == {("validation",)}
+
+
+@pytest.mark.parametrize("name", ["sst2", "mnli"])
+def test_decode_classes(name):
+    task = Glue(ROWS[name])
+    logits = np.float32([[2.0, -1.0, 0.5], [-3.0, 0.0, 0.25], [0.0, 0.25, 0.0]])[:, : len(task.row.labels)]
+    decoded = tf.function(lambda outputs: task.decode(outputs, {}, {}))(tf.constant(logits))
+    assert set(decoded) == {"label", "probabilities"}
+    expected = [task.row.labels[i].encode() for i in logits.argmax(1)]
+    assert decoded["label"].numpy().tolist() == expected
+    exp = np.exp(logits.astype(np.float64))
+    np.testing.assert_allclose(decoded["probabilities"], exp / exp.sum(1, keepdims=True), rtol=1e-6)
+    assert decoded["probabilities"].dtype == tf.float32
+
+
+def test_decode_score():
+    task = Glue(ROWS["stsb"])
+    decoded = tf.function(lambda outputs: task.decode(outputs, {}, {}))(tf.constant([[4.5], [-0.5]]))
+    assert set(decoded) == {"score"} and decoded["score"].numpy().tolist() == [4.5, -0.5]
+
+
+def test_loss_is_the_mean_over_the_weights():
+    """A withheld label takes no part, and makes no NaN."""
+    task = Glue(ROWS["mnli"])
+    logits = np.float32([[2.0, -1.0, 0.5], [-3.0, 0.0, 0.25], [7.0, 8.0, 9.0]])
+    labels, weights = task.labels({"label": tf.constant([2, 1, -1])}, {})
+    assert labels.dtype == tf.int32 and weights.numpy().tolist() == [1.0, 1.0, 0.0]
+    losses = [
+        np.log(np.exp(row.astype(np.float64)).sum()) - row[i] for row, i in zip(logits, (2, 1), strict=False)
+    ]
+    np.testing.assert_allclose(task.loss()(labels, logits, weights), np.mean(losses), rtol=1e-6)
+
+    task = Glue(ROWS["stsb"])
+    labels, weights = task.labels({"label": tf.constant([5.0, 0.5, -1.0])}, {})
+    assert labels.dtype == tf.float32 and weights.numpy().tolist() == [1.0, 1.0, 0.0]
+    outputs = np.float32([[4.0], [1.0], [9.0]])
+    np.testing.assert_allclose(task.loss()(labels, outputs, weights), (1.0 + 0.25) / 2, rtol=1e-6)
+
+
+def draw(task: Glue, count: int) -> tuple[dict[str, np.ndarray], list[float], list[float]]:
+    """Random predictions as `decode` returns them, and labels and predictions as numbers."""
+    generator = random.Random(count)
+    if not task.row.labels:
+        labels = [generator.randrange(26) / 5 for _ in range(count)]
+        scores = [generator.randrange(160) / 32 for _ in range(count)]
+        return {"score": np.float32(scores)}, np.float32(labels).tolist(), scores
+    classes = range(len(task.row.labels))
+    labels, ids = (generator.choices(classes, k=count) for _ in range(2))
+    return {"label": np.array([task.row.labels[i].encode() for i in ids], object)}, labels, ids
+
+
+@pytest.mark.parametrize("name", ROWS)
+def test_evaluate(name):
+    task = Glue(ROWS[name])
+    predictions, labels, numbers = draw(task, 60)
+    got = dict(
+        task.evaluate(predictions, {"label": np.array(labels, np.float32 if name == "stsb" else np.int32)})
+    )
+    expected = {measure: DEFINITIONS[measure](labels, numbers) for measure in task.row.measures}
+    assert got == pytest.approx(expected, abs=1e-9) and task.measure in got
+
+
+def test_evaluate_the_official_way():
+    """F1 is that of `duplicate` and `equivalent`; both measures of a row that has two."""
+    measures = {name: row.measures for name, row in ROWS.items()}
+    assert measures == {
+        "cola": ("matthews",),
+        "sst2": ("accuracy",),
+        "mrpc": ("f1", "accuracy"),
+        "qqp": ("f1", "accuracy"),
+        "stsb": ("spearman", "pearson"),
+        "mnli": ("accuracy",),
+        "qnli": ("accuracy",),
+        "rte": ("accuracy",),
+        "wnli": ("accuracy",),
+        "ax": ("matthews",),
+    }
+    for name, positive, negative in (
+        ("mrpc", b"equivalent", b"not_equivalent"),
+        ("qqp", b"duplicate", b"not_duplicate"),
+    ):
+        predicted = {"label": np.array([positive, positive, negative, negative, negative], object)}
+        got = dict(Glue(ROWS[name]).evaluate(predicted, {"label": np.int32([1, 0, 0, 0, 0])}))
+        assert got == pytest.approx({"f1": 2 / 3, "accuracy": 4 / 5})
+
+
+def test_evaluate_counts_labelled_examples_only():
+    task = Glue(ROWS["sst2"])
+    predictions = {"label": np.array([b"positive", b"negative", b"positive"], object)}
+    assert dict(task.evaluate(predictions, {"label": np.int32([1, -1, 0])})) == {"accuracy": 0.5}
+    with pytest.raises(ValueError, match="none of the 3 sst2 examples is labelled"):
+        dict(task.evaluate(predictions, {"label": np.int32([-1, -1, -1])}))
+
+
+def test_own_data(tmp_path):
+    header = "idx\tquery\treply\tlabel\n"
+    train = header + "0\ta\tb\tyes\n1\tc\td\tno\n2\te\tf\tmaybe\n"
+    write(tmp_path, train=train, dev=header + "0\tg\th\tno\n", test="query\treply\ni\tj\n")
+    row = row_from_folder(tmp_path)
+    task = Glue(row, tmp_path)
+    assert (task.name, task.text, row.labels, task.measure) == (
+        "custom",
+        ("query", "reply"),
+        ("maybe", "no", "yes"),
+        "accuracy",
+    )
+    assert read(task, "train")["label"].tolist() == [2, 1, 0]
+    assert read(task, "validation")["reply"].tolist() == [b"h"]
+    assert read(task, "test")["label"].tolist() == [-1]
+    assert list(task.signature()) == ["query", "reply"]
+
+    again = Glue.from_json(json.loads(json.dumps(task.to_json())), tmp_path)
+    assert again.row == row and read(again, "validation")["label"].tolist() == [1]
+    with pytest.raises(ValueError, match="custom is not in TensorFlow Datasets; pass a folder"):
+        Glue.from_json(task.to_json()).examples("train")
+
+
+def test_own_data_with_a_labelled_test_file_or_none(tmp_path):
+    data = "text\tlabel\na\t1\nb\t10\n"
+    write(tmp_path, train=data, dev=data)
+    assert "test" not in row_from_folder(tmp_path).splits
+    write(tmp_path, test=data)
+    assert read(Glue(row_from_folder(tmp_path), tmp_path), "test")["label"].tolist() == [0, 1]
+    write(tmp_path, dev="text\tlabel\na\t2\n")
+    with pytest.raises(ValueError, match=r"dev.tsv, line 2: unknown label '2'; wanted is one of 1, 10\."):
+        Glue(row_from_folder(tmp_path), tmp_path).examples("validation")
+
+
+@pytest.mark.parametrize(
+    ("train", "error", "message"),
+    [
+        (None, FileNotFoundError, "has no train.tsv"),
+        ("text\ta\n", ValueError, "no column 'label'"),
+        ("label\n1\n", ValueError, r"the text columns \(none\); wanted are one or two"),
+        ("a\tb\tc\tlabel\n", ValueError, "the text columns 'a', 'b', 'c'; wanted are one or two"),
+        ("my text\tlabel\n", ValueError, "the text columns 'my text'; .* letters, digits and _"),
+        ("text\tlabel\na\t1\nb\t1\n", ValueError, "the labels '1'; wanted are two or more"),
+        ("text\tlabel\n", ValueError, r"the labels \(none\); wanted are two or more"),
+    ],
+)
+def test_bad_own_data(tmp_path, train, error, message):
+    if train is not None:
+        write(tmp_path, train=train)
+    with pytest.raises(error, match=message):
+        row_from_folder(tmp_path)

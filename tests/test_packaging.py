@@ -1,0 +1,123 @@
+"""What pip installs: the wheel's files, its dependencies, the platforms, and no folder called `build`."""
+
+import ast
+import importlib.metadata
+import shutil
+import subprocess
+import sys
+import zipfile
+from email import message_from_bytes
+from email.message import Message
+from pathlib import Path
+
+import pytest
+from packaging.requirements import Requirement
+from packaging.specifiers import SpecifierSet
+
+ROOT = Path(__file__).parents[1]
+PACKAGES = ("bert_keras", "savedmodels", "tasks")
+BUILD = """
+from setuptools import build_meta
+build_meta.build_wheel("wheels")
+build_meta.build_editable("editable")
+"""
+
+
+@pytest.fixture(scope="module")
+def clone(tmp_path_factory) -> Path:
+    """A copy of the repository in which setuptools has built a wheel and an editable wheel."""
+    clone = tmp_path_factory.mktemp("clone")
+    for name in (*PACKAGES, "tests"):
+        shutil.copytree(ROOT / name, clone / name, ignore=shutil.ignore_patterns("__pycache__"))
+    for name in ("setup.cfg", "pyproject.toml", "README.md", "LICENSE", "BUILD"):
+        shutil.copy(ROOT / name, clone)
+    for name in ("wheels", "editable"):
+        (clone / name).mkdir()
+    done = subprocess.run([sys.executable, "-c", BUILD], cwd=clone, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+    return clone
+
+
+@pytest.fixture(scope="module")
+def wheel(clone) -> zipfile.ZipFile:
+    (path,) = (clone / "wheels").glob("*.whl")
+    return zipfile.ZipFile(path)
+
+
+@pytest.fixture(scope="module")
+def metadata(wheel) -> Message:
+    (name,) = (name for name in wheel.namelist() if name.endswith(".dist-info/METADATA"))
+    return message_from_bytes(wheel.read(name))
+
+
+def core_requirements(metadata: Message) -> dict[str, Requirement]:
+    requirements = [Requirement(line) for line in metadata.get_all("Requires-Dist", [])]
+    return {item.name: item for item in requirements if "extra" not in str(item.marker)}
+
+
+def test_wheel_holds_the_three_packages_and_nothing_else(wheel, metadata):
+    names = [name for name in wheel.namelist() if not name.startswith(f"bert_keras-{metadata['Version']}.dist-info/")]
+    sources = [path.relative_to(ROOT).as_posix() for package in PACKAGES for path in (ROOT / package).rglob("*.py")]
+    assert sorted(names) == sorted(sources)
+
+
+def test_wheel_has_the_command_and_the_license(wheel, metadata):
+    info = f"bert_keras-{metadata['Version']}.dist-info"
+    assert "bert-keras = bert_keras.cli:main" in wheel.read(f"{info}/entry_points.txt").decode()
+    assert "Apache License" in wheel.read(f"{info}/licenses/LICENSE").decode()
+    assert metadata["License-Expression"] == "Apache-2.0"
+
+
+def test_no_folder_takes_the_name_of_the_build_file(clone):
+    assert [path.name for path in clone.iterdir() if path.name.lower() == "build"] == ["BUILD"]
+
+
+@pytest.mark.parametrize(("version", "supported"), [("3.10", 0), ("3.11", 1), ("3.12", 1), ("3.13", 1), ("3.14", 0)])
+def test_python_versions(metadata, version, supported):
+    assert SpecifierSet(metadata["Requires-Python"]).contains(version) == bool(supported)
+
+
+@pytest.mark.parametrize(
+    ("version", "allowed"),
+    [("2.19.1", 0), ("2.20.0", 0), ("2.20.1", 1), ("2.21.0", 0), ("2.21.1", 1), ("2.22.0", 0)],
+)
+def test_tensorflow_text_versions(metadata, version, allowed):
+    assert core_requirements(metadata)["tensorflow-text"].specifier.contains(version) == bool(allowed)
+
+
+def test_tensorflow_text_and_tensorflow_have_one_minor():
+    tensorflow, text = (importlib.metadata.version(name).split(".") for name in ("tensorflow", "tensorflow-text"))
+    assert tensorflow[:2] == text[:2]
+
+
+@pytest.mark.parametrize(
+    ("sys_platform", "platform_machine", "has_wheel"),
+    [("linux", "x86_64", 1), ("linux", "aarch64", 0), ("darwin", "arm64", 1), ("darwin", "x86_64", 0), ("win32", "AMD64", 0)],
+)
+def test_platforms(metadata, sys_platform, platform_machine, has_wheel):
+    machine = {"sys_platform": sys_platform, "platform_machine": platform_machine}
+    for name in ("tensorflow", "tensorflow-text", "keras-nlp"):
+        assert core_requirements(metadata)[name].marker.evaluate(machine) == bool(has_wheel), name
+
+
+def test_other_platforms_get_one_clear_message():
+    code = "import platform, sys; platform.machine = lambda: 'riscv64'; sys.modules['tensorflow_text'] = None; import bert_keras"
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 1
+    message = done.stderr.splitlines()[-1]
+    for word in ("tensorflow-text", "riscv64", "Linux x86_64", "macOS arm64"):
+        assert word in message
+
+
+def test_every_import_is_declared(metadata):
+    declared = {Requirement(line).name.lower().replace("-", "_") for line in metadata.get_all("Requires-Dist", [])}
+    # Names under which a distribution is imported, where they differ from its own.
+    declared |= {"absl", "sklearn", "keras_hub", "official", *PACKAGES}
+    imported = set()
+    for path in (path for package in PACKAGES for path in (ROOT / package).rglob("*.py")):
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.Import):
+                imported |= {alias.name.partition(".")[0] for alias in node.names}
+            elif isinstance(node, ast.ImportFrom) and node.module:
+                imported.add(node.module.partition(".")[0])
+    assert imported - sys.stdlib_module_names <= declared
