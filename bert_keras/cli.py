@@ -17,7 +17,7 @@ import warnings
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
-from absl import app
+from absl import app, logging
 from absl.flags import argparse_flags
 
 # What bad input, bad files and full disks raise: one line for a person. Anything else is a bug and keeps its traceback.
@@ -40,6 +40,7 @@ def _parser() -> argparse.ArgumentParser:
         description="BERT for TensorFlow and Keras 3: fine-tune, evaluate, predict, export and convert.",
         epilog=EXAMPLES,
         formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,  # absl's own --run_with_pdb would make --run ambiguous
     )
     parser.add_argument("--debug", action="store_true", help="show the traceback of an error")
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
@@ -51,6 +52,7 @@ def _parser() -> argparse.ArgumentParser:
             description=text[0].upper() + text[1:] + ".",
             epilog=f"example:\n  bert-keras {name} {example}",
             formatter_class=argparse.RawDescriptionHelpFormatter,
+            allow_abbrev=False,
         )
         made.add_argument("--debug", action="store_true", default=argparse.SUPPRESS, help="show the traceback of an error")
         made.set_defaults(run_command=run)
@@ -181,6 +183,7 @@ def _start() -> Any:
             ) from error
         tf.config.list_logical_devices()
         tf.get_logger().setLevel("ERROR")
+        logging.set_verbosity(logging.ERROR)
     return tf
 
 

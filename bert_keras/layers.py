@@ -123,7 +123,9 @@ class Embeddings(keras.layers.Layer):
         length = ops.shape(word_ids)[1]
         words = ops.take(self.word_embeddings, word_ids, axis=0)
         start = self.config.position_offset
-        positions = ops.slice(self.position_embeddings, (start, 0), (length, self.config.embedding_width))
+        # `slice` raises where the length is known at run time only and too long; indexing would clip in silence.
+        table = ops.convert_to_tensor(self.position_embeddings)
+        positions = ops.slice(table, (start, 0), (length, self.config.embedding_width))
         types = ops.take(self.type_embeddings, type_ids, axis=0)
         summed = ops.cast(words + types + ops.expand_dims(positions, 0), self.compute_dtype)
         embedded = self.dropout(self.norm(summed), training=training)

@@ -74,6 +74,9 @@ class Preprocessor(tf.Module):
 
     def __call__(self, *segments: tf.Tensor) -> Features:
         """segments: one or two string [B] -> Features, int32 [B, S]. Raises as `pack` does."""
+        if len(segments) > 1:
+            # Stacked first: batches of different sizes are an InvalidArgumentError before any kernel sees them.
+            segments = tuple(tf.unstack(tf.stack(segments)))
         return self.pack(*[self.tokenizer.tokenize(segment) for segment in segments])
 
     def pack(self, *segments: tf.RaggedTensor) -> Features:
@@ -81,8 +84,34 @@ class Preprocessor(tf.Module):
 
         Raises ValueError for another number of segments, InvalidArgumentError for segments of different batch sizes.
         """
-        segments = self._truncate(segments)
+        if not 1 <= len(segments) <= MAX_SEGMENTS:
+            raise ValueError(f"{len(segments)} segments were given; give one or two")
         special = self.tokenizer.special
-        ids = _frame(segments, special.start, special.end)
-        types = _frame([tf.fill_like(s, i) if False else s for i, s in enumerate(segments)], 0, 0)
-        return {}
+        start = tf.fill([segments[0].nrows(), 1], special.start)
+        end = tf.fill(tf.shape(start), special.end)
+        pieces, types = [start], [tf.zeros_like(start)]
+        for i, segment in enumerate(self._cut(segments)):
+            pieces += [segment, end]
+            types += [tf.zeros_like(segment) + i, tf.zeros_like(end) + i]
+        ids = tf.concat(pieces, axis=1)
+        return {
+            INPUT_WORD_IDS: self._pad(ids, special.padding),
+            INPUT_MASK: self._pad(tf.ones_like(ids), 0),
+            INPUT_TYPE_IDS: self._pad(tf.concat(types, axis=1), 0),
+        }
+
+    def _cut(self, segments: tuple[tf.RaggedTensor, ...]) -> list[tf.RaggedTensor]:
+        room = self.seq_length - 1 - len(segments)
+        lengths = [tf.cast(segment.row_lengths(), tf.int32) for segment in segments]
+        if len(segments) == 1:
+            kept = [tf.minimum(lengths[0], room)]
+        else:
+            kept = list(TRUNCATION[self.truncation](*lengths, room=room))
+        return [
+            tf.ragged.boolean_mask(segment, tf.ragged.range(length) < tf.expand_dims(keep, 1))
+            for segment, length, keep in zip(segments, lengths, kept, strict=True)
+        ]
+
+    def _pad(self, rows: tf.RaggedTensor, value: int) -> tf.Tensor:
+        """Ragged int32 [B, (T)] -> int32 [B, S]."""
+        return rows.to_tensor(value, shape=[None, None if self.pad_to_longest else self.seq_length])

@@ -3,9 +3,9 @@
 In: a Run and a folder. Out: folder/<next number>/saved_model.pb, as TensorFlow Serving reads it.
 """
 
+import contextlib
 import json
 import pathlib
-import shutil
 import subprocess
 import sys
 import tempfile
@@ -42,24 +42,35 @@ def export(run: Run, directory: str | pathlib.Path) -> pathlib.Path:
     left behind then and no version that was there is touched.
     """
     directory = pathlib.Path(directory)
+    made: list[pathlib.Path] = []
     try:
+        made += [folder for folder in (directory, *directory.parents) if not folder.exists()]
         directory.mkdir(parents=True, exist_ok=True)
-        temporary = pathlib.Path(tempfile.mkdtemp(prefix=".export-", dir=directory))
-    except OSError as error:
-        raise ValueError(f"cannot write to {directory}: {error.strerror}; give a folder that can be written.") from error
-    try:
-        servable = Servable(run.task, run.preprocess, run.model)
-        signatures = servable.signatures()
-        tf.saved_model.save(servable, str(temporary), signatures=signatures)
-        raw = {name: list(SAMPLES) for name in run.task.signature()}
-        expected = signatures["serving_default"](**{name: tf.constant(texts) for name, texts in raw.items()})
-        compare({name: value.numpy() for name, value in expected.items()}, ask(temporary, raw))
-        temporary.chmod(0o755)
-        return temporary.rename(directory / str(next_version(directory)))
+        with tempfile.TemporaryDirectory(prefix=".export-", dir=directory, ignore_cleanup_errors=True) as name:
+            temporary = pathlib.Path(name)
+            save_and_compare(run, temporary)
+            temporary.chmod(0o755)
+            return temporary.rename(directory / str(next_version(directory)))
     except (OSError, tf.errors.OpError) as error:
-        raise ValueError(f"cannot write the export to {directory}: {error}") from error
+        reason = getattr(error, "strerror", None) or str(error).split("\n")[0]
+        raise ValueError(
+            f"cannot export to {directory}: {reason}; give a folder that can be written, with room for the model."
+        ) from error
     finally:
-        shutil.rmtree(temporary, ignore_errors=True)
+        for folder in made:  # those that hold a version are not empty and stay
+            with contextlib.suppress(OSError):
+                folder.rmdir()
+
+
+def save_and_compare(run: Run, folder: pathlib.Path) -> None:
+    """Saves into an empty folder. Raises ExportError unless a fresh process answers SAMPLES from it as this one does."""
+    servable = Servable(run.task, run.preprocess, run.model)
+    signatures = servable.signatures()
+    tf.saved_model.save(servable, str(folder), signatures=signatures)
+    # Each input takes the samples in another order, so that segments of unlike lengths meet.
+    raw = {name: [*SAMPLES[i:], *SAMPLES[:i]] for i, name in enumerate(run.task.signature())}
+    expected = signatures["serving_default"](**{name: tf.constant(texts) for name, texts in raw.items()})
+    compare({name: value.numpy() for name, value in expected.items()}, ask(folder, raw))
 
 
 def next_version(directory: pathlib.Path) -> int:
@@ -68,7 +79,10 @@ def next_version(directory: pathlib.Path) -> int:
 
 
 def ask(directory: str | pathlib.Path, raw: Mapping[str, Sequence[str]]) -> dict[str, Any]:
-    """What an exported folder answers in a fresh process without this package: strings by name -> lists by name."""
+    """What an exported folder answers in a fresh process without this package: strings by name -> lists by name.
+
+    Raises ExportError where that process fails.
+    """
     process = subprocess.run(
         [sys.executable, reload.__file__, str(pathlib.Path(directory).resolve())],
         input=json.dumps({name: list(texts) for name, texts in raw.items()}),
@@ -77,7 +91,7 @@ def ask(directory: str | pathlib.Path, raw: Mapping[str, Sequence[str]]) -> dict
         cwd="/",
     )
     if process.returncode:
-        reason = process.stderr.strip().splitlines() or ["no message"]
+        reason = process.stderr.strip().splitlines() or [f"it ended with code {process.returncode}"]
         raise ExportError(f"a fresh process could not answer from {directory}: {reason[-1]}")
     return json.loads(process.stdout)
 
@@ -85,11 +99,14 @@ def ask(directory: str | pathlib.Path, raw: Mapping[str, Sequence[str]]) -> dict
 def compare(expected: Mapping[str, np.ndarray], answers: Mapping[str, Any]) -> None:
     """Raises ExportError unless the texts are equal and the numbers within TOLERANCE."""
     if set(expected) != set(answers):
-        raise ExportError(f"outputs {sorted(answers)} after reloading; wanted {sorted(expected)}.")
+        raise ExportError(f"the reloaded model answers {sorted(answers)}; wanted {sorted(expected)}.")
     for name, value in expected.items():
         answer = np.asarray(answers[name])
+        if value.shape != answer.shape:
+            raise ExportError(f"{name} has shape {answer.shape} after reloading; wanted {value.shape}.")
         if value.dtype == object:
             if [text.decode("utf-8", "replace") for text in value.ravel()] != answer.ravel().tolist():
-                raise ExportError(f"{name} differs after reloading.")
-        elif value.shape != answer.shape or not np.allclose(value, answer, rtol=0, atol=TOLERANCE):
-            raise ExportError(f"{name} differs by more than {TOLERANCE} after reloading.")
+                raise ExportError(f"{name} is another after reloading: {answer.tolist()}; wanted {value.tolist()}.")
+        elif not np.allclose(value, answer, rtol=0, atol=TOLERANCE):
+            difference = np.abs(value - answer).max()
+            raise ExportError(f"{name} differs by {difference:.1e} after reloading; at most {TOLERANCE:.0e} is wanted.")

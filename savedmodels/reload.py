@@ -31,7 +31,8 @@ def load_kernels() -> None:
 def main(directory: str) -> None:
     """Reads inputs, loads, answers."""
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
-    sys.path = [path for path in sys.path if path not in ("", os.getcwd(), os.path.dirname(os.path.abspath(__file__)))]
+    # Python puts this file's folder first: its neighbours are not to be found under their short names.
+    sys.path = [path for path in sys.path if path != os.path.dirname(os.path.abspath(__file__))]
     import tensorflow as tf
 
     load_kernels()

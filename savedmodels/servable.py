@@ -43,7 +43,7 @@ class Servable(tf.Module):
         return self._model()(self._task().features(self.preprocess, raw), training=training)
 
     @tf.function
-    def serve(self, **raw: tf.Tensor) -> Raw:
+    def serve(self, /, **raw: tf.Tensor) -> Raw:
         """Strings [B] by name -> what is served, [B, ...] by name."""
         task = self._task()
         features = task.features(self.preprocess, raw)

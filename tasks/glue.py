@@ -201,6 +201,7 @@ class Glue:
     Raises FileNotFoundError where the folder is not there.
     """
 
+    kind = "glue"
     outputs = (POOLED_OUTPUT,)
 
     def __init__(self, row: GlueRow, source: str | Path | None = None) -> None:

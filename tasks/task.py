@@ -1,6 +1,6 @@
 """What a task is, and the one dataset() that turns its examples into batches.
 
-In: raw strings and labels. Out: (features, labels, weights, raw) batches of like length; and, for prediction, what
+In: raw strings and labels. Out: (features, labels, weights) batches of like length; and, for prediction, what
 `Task.decode` says of every example, in the examples' order.
 """
 
@@ -132,6 +132,24 @@ def cardinality(examples: tf.data.Dataset) -> int:
     return count
 
 
+def batches(
+    examples: tf.data.Dataset, *, batch_size: int, seed: int | None = None, drop_remainder: bool = False
+) -> tf.data.Dataset:
+    """Raw [B], examples of like length together.
+
+    With a seed the order is random and another in every epoch, equal for equal seeds; without one it is fixed. Lengths are
+    compared in bytes of raw text, so nothing is tokenized twice.
+    """
+    count = cardinality(examples)
+    if seed is not None:
+        examples = examples.shuffle(count, seed=seed)
+    made = examples.batch(POOL * batch_size).map(_sort_by_length).rebatch(batch_size, drop_remainder=drop_remainder)
+    if seed is not None:
+        made = made.shuffle(POOL, seed=seed + 1)
+    steps = count // batch_size if drop_remainder else -(-count // batch_size)
+    return made.apply(tf.data.experimental.assert_cardinality(steps))
+
+
 def dataset(
     task: Task,
     preprocess: Callable[..., Features],
@@ -140,26 +158,19 @@ def dataset(
     batch_size: int,
     seed: int | None = None,
     drop_remainder: bool = False,
+    labelled: bool = True,
 ) -> tf.data.Dataset:
-    """Batches of (features, labels, weights, raw), examples of like length together.
+    """What `fit` takes, (features, labels, weights); where `labelled` is False, (features, raw).
 
-    With a seed the order is random and another in every epoch, equal for equal seeds; without one it is fixed. Lengths are
-    compared in bytes of raw text, so nothing is tokenized twice; `preprocess` pads each batch to its own longest.
+    The order is that of `batches`; `preprocess` pads each batch to its own longest, or to one length.
     """
-    count = cardinality(examples)
-    if seed is not None:
-        examples = examples.shuffle(count, seed=seed)
-    batches = examples.batch(POOL * batch_size).map(_sort_by_length).rebatch(batch_size, drop_remainder=drop_remainder)
-    if seed is not None:
-        batches = batches.shuffle(POOL, seed=seed + 1)
 
-    def featurize(raw: Raw) -> tuple[Features, tf.Tensor, tf.Tensor, Raw]:
+    def featurize(raw: Raw) -> tuple[Any, ...]:
         features = task.features(preprocess, raw)
-        return features, *task.labels(raw, features), raw
+        return (features, *task.labels(raw, features)) if labelled else (features, raw)
 
-    batches = batches.map(featurize, num_parallel_calls=tf.data.AUTOTUNE, deterministic=True)
-    steps = count // batch_size if drop_remainder else -(-count // batch_size)
-    return batches.apply(tf.data.experimental.assert_cardinality(steps)).prefetch(tf.data.AUTOTUNE)
+    made = batches(examples, batch_size=batch_size, seed=seed, drop_remainder=drop_remainder)
+    return made.map(featurize, num_parallel_calls=tf.data.AUTOTUNE, deterministic=True).prefetch(tf.data.AUTOTUNE)
 
 
 def _sort_by_length(raw: Raw) -> Raw:
@@ -189,7 +200,7 @@ def predict(
         return task.decode(model(features, training=False), features, raw)
 
     parts = []
-    for features, _, _, raw in dataset(task, preprocess, numbered, batch_size=batch_size):
+    for features, raw in dataset(task, preprocess, numbered, batch_size=batch_size, labelled=False):
         decoded = {name: value.numpy() for name, value in step(features, raw).items()}
         parts.append((decoded, {name: value.numpy() for name, value in raw.items()}))
         progress(len(parts[-1][1][_ROW]))

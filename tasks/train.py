@@ -212,7 +212,7 @@ def finetune(
     training_preprocess = Preprocessor(tokenizer, **make, pad_to_longest=not fixed)
     batches = dataset(
         task, training_preprocess, examples, batch_size=hparams.batch_size, seed=hparams.seed, drop_remainder=fixed
-    ).map(lambda features, labels, weights, raw: (features, labels, weights))
+    )
     total_steps = int(batches.cardinality()) * hparams.epochs
     if total_steps == 0:
         raise ValueError(f"{count} examples do not fill one batch of {hparams.batch_size}; give a smaller batch_size.")
@@ -243,7 +243,7 @@ def finetune(
     evaluation = _Evaluate(run, dev_split, batch_size=hparams.batch_size, on_epoch=report)
     callbacks = [evaluation, keras.callbacks.TensorBoard(output / LOGS, write_graph=False), keras.callbacks.TerminateOnNaN()]
     began = time.monotonic()
-    model.fit(batches, epochs=hparams.epochs, callbacks=callbacks, verbose=verbose)
+    model.fit(batches, epochs=hparams.epochs, callbacks=callbacks, verbose=verbose, shuffle=False)
     seconds = time.monotonic() - began
     if evaluation.best is None:
         raise ValueError("the loss is not a number; give a lower learning_rate.")

@@ -27,7 +27,7 @@ GOLDEN = pathlib.Path(__file__).parent / "golden" / "encoder.npz"
 GOLDEN_CONFIG = BertConfig(
     vocab_size=67, hidden_size=32, num_layers=2, num_heads=4, intermediate_size=64, max_positions=16
 )
-GOLDEN_WEIGHTS_SEED = 20181011
+WEIGHTS_SEED = 20181011
 
 EVERY_OUTPUT = (SEQUENCE_OUTPUT, POOLED_OUTPUT, ENCODER_OUTPUTS, EMBEDDING_OUTPUT, ATTENTION_PROBABILITIES)
 MLM_LOGITS, NSP_LOGITS = "mlm_logits", "nsp_logits"
@@ -44,6 +44,11 @@ def random_features(config: BertConfig, *, seed: int, batch: int, length: int) -
         INPUT_TYPE_IDS: rng.integers(0, config.type_vocab_size, (batch, length)),
     }
     return {name: value.astype("int32") for name, value in features.items()}
+
+
+def array(x) -> np.ndarray:
+    """A tensor or variable as numpy; not by `convert_to_numpy`, which copies, and numpy 2 warns on copying a tf.Variable."""
+    return np.asarray(x)
 
 
 # Ours -> Hugging Face's, where `{}` is the layer.
@@ -63,6 +68,8 @@ def _modules(encoder, mlm, nsp):
     """(ours, Hugging Face's name) of everything that owns variables, in a fixed order."""
     yield encoder.embeddings, "bert.embeddings"
     yield encoder.embeddings.norm, "bert.embeddings.LayerNorm"
+    if encoder.embeddings.projection is not None:
+        yield encoder.embeddings.projection, "bert.encoder.embedding_hidden_mapping_in"
     for i, block in enumerate(encoder.blocks):
         for ours, theirs in _BLOCK_PARTS.items():
             module = block
@@ -146,24 +153,27 @@ class Ours:
 
     def outputs(self, features) -> dict[str, list[np.ndarray]]:
         """Name -> arrays: every encoder output, MLM logits at every position and NSP logits."""
-        import keras
-
         results = dict(self.encoder(features))
         batch, length = features[INPUT_WORD_IDS].shape
         everywhere = np.broadcast_to(np.arange(length, dtype="int32"), (batch, length))
         results[MLM_LOGITS] = self.mlm(results[SEQUENCE_OUTPUT], everywhere)
         results[NSP_LOGITS] = self.nsp(results[POOLED_OUTPUT])
         return {
-            name: [keras.ops.convert_to_numpy(one) for one in (value if isinstance(value, (list, tuple)) else [value])]
+            name: [array(one) for one in (value if isinstance(value, (list, tuple)) else [value])]
             for name, value in results.items()
         }
 
 
+def seeded(config: BertConfig, *, dtype: str = "float32") -> Ours:
+    """Our model with weights that only the config decides."""
+    ours = Ours.build(config, dtype=dtype)
+    ours.assign(random_weights(ours.shapes(), seed=WEIGHTS_SEED))
+    return ours
+
+
 def golden_ours(activation: str, *, dtype: str = "float32") -> Ours:
     """Our model with the weights that tests/golden/encoder.npz was computed with."""
-    ours = Ours.build(dataclasses.replace(GOLDEN_CONFIG, activation=activation), dtype=dtype)
-    ours.assign(random_weights(ours.shapes(), seed=GOLDEN_WEIGHTS_SEED))
-    return ours
+    return seeded(dataclasses.replace(GOLDEN_CONFIG, activation=activation), dtype=dtype)
 
 
 def golden(activation: str) -> tuple[dict[str, np.ndarray], dict[str, list[np.ndarray]]]:
@@ -175,6 +185,14 @@ def golden(activation: str) -> tuple[dict[str, np.ndarray], dict[str, list[np.nd
         if key.startswith(f"{activation}/"):
             outputs.setdefault(key.split("/")[1], []).append(stored[key])
     return features, outputs
+
+
+def real_weights(folder: pathlib.Path) -> tuple[BertConfig, dict[str, np.ndarray]]:
+    """Config and encoder weights of a Hugging Face folder that holds a bare encoder with pooler (MiniLM-L6)."""
+    from safetensors.numpy import load_file
+
+    stored = load_file(folder / "model.safetensors")
+    return BertConfig.load(folder), {f"bert.{name}": v for name, v in stored.items() if not name.endswith("position_ids")}
 
 
 def hugging_face(config: BertConfig, weights: dict[str, np.ndarray], *, dtype: str = "float32"):

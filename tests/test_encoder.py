@@ -9,7 +9,7 @@ import parity
 import pytest
 import tensorflow as tf
 from keras import ops
-from parity import EVERY_OUTPUT, random_features
+from parity import EVERY_OUTPUT, array, random_features
 
 from bert_keras.config import SIZES, BertConfig
 from bert_keras.encoder import BertEncoder, encoder_inputs, gather_positions, pooled_position
@@ -48,10 +48,6 @@ def same_weights(encoder, config, **arguments):
     return other
 
 
-def array(x):
-    return ops.convert_to_numpy(x)
-
-
 def pooled(encoder, features):
     return array(encoder(features)[POOLED_OUTPUT])
 
@@ -88,7 +84,7 @@ def test_equals_transformers_at_tiny_size(activation, dtype, bound):
     config = BertConfig.named("tiny", vocab_size=1000, activation=activation)
     ours, weights = with_random_weights(config, dtype=dtype)
     theirs = parity.hugging_face(config, weights, dtype=dtype)
-    for seed, length in ((3, 1), (4, 23), (5, 128)):
+    for seed, length in ((3, 2), (4, 23), (5, 128)):
         features = random_features(config, seed=seed, batch=3, length=length)
         parity.assert_equal(ours.outputs(features), parity.hugging_face_outputs(theirs, features), bound=bound)
 
@@ -381,17 +377,17 @@ MINILM = {"vocab_size": 30522, "hidden_size": 384, "num_heads": 12, "intermediat
     ("config", "expected"),
     [
         (BertConfig.named("large"), 335_141_888),
-        (BertConfig.named("large", vocab_size=28996), 333_579_264),
+        pytest.param(BertConfig.named("large", vocab_size=28996), 333_579_264, marks=pytest.mark.slow),
         (BertConfig.named("base", vocab_size=28996), 108_310_272),
         (BertConfig.named("base", vocab_size=21128), 102_267_648),
-        (BertConfig.named("base", vocab_size=119547), 177_853_440),
+        pytest.param(BertConfig.named("base", vocab_size=119547), 177_853_440, marks=pytest.mark.slow),
         (BertConfig(**MINILM, num_layers=3), 17_389_824),
         (BertConfig(**MINILM, num_layers=6), 22_713_216),
         (BertConfig(**MINILM, num_layers=12), 33_360_000),
         (BertConfig.named("base", **ALBERT), 11_683_584),
         (BertConfig.named("large", **ALBERT), 17_683_968),
         (BertConfig.named("base", **ROBERTA), 124_645_632),
-        (BertConfig.named("large", **ROBERTA), 355_359_744),
+        pytest.param(BertConfig.named("large", **ROBERTA), 355_359_744, marks=pytest.mark.slow),
         # 312 / 12: no A = H / 64 here.
         (BertConfig(vocab_size=30522, hidden_size=312, num_layers=4, num_heads=12, intermediate_size=1200), 14_350_248),
     ],
@@ -654,7 +650,7 @@ def test_encoder_comes_back_from_its_config():
     again = BertEncoder.from_config(encoder.get_config())
     assert again.config == encoder.config and again.name == "mine"
     assert again.outputs_wanted == (POOLED_OUTPUT,) and again.dtype_policy == encoder.dtype_policy
-    assert [v.path for v in again.variables] == [v.path for v in encoder.variables]
+    assert [v.path for v in again.trainable_variables] == [v.path for v in encoder.trainable_variables]
 
 
 def test_variables_exist_before_the_first_call_under_plain_names():

@@ -33,7 +33,9 @@ def clone(tmp_path_factory) -> Path:
         shutil.copy(ROOT / name, clone)
     for name in ("wheels", "editable"):
         (clone / name).mkdir()
-    done = subprocess.run([sys.executable, "-c", BUILD], cwd=clone, capture_output=True, text=True, timeout=120)
+    done = subprocess.run(
+        [sys.executable, "-c", BUILD], cwd=clone, capture_output=True, text=True, timeout=120
+    )
     assert done.returncode == 0, done.stderr
     return clone
 
@@ -56,8 +58,14 @@ def core_requirements(metadata: Message) -> dict[str, Requirement]:
 
 
 def test_wheel_holds_the_three_packages_and_nothing_else(wheel, metadata):
-    names = [name for name in wheel.namelist() if not name.startswith(f"bert_keras-{metadata['Version']}.dist-info/")]
-    sources = [path.relative_to(ROOT).as_posix() for package in PACKAGES for path in (ROOT / package).rglob("*.py")]
+    names = [
+        name
+        for name in wheel.namelist()
+        if not name.startswith(f"bert_keras-{metadata['Version']}.dist-info/")
+    ]
+    sources = [
+        path.relative_to(ROOT).as_posix() for package in PACKAGES for path in (ROOT / package).rglob("*.py")
+    ]
     assert sorted(names) == sorted(sources)
 
 
@@ -72,7 +80,9 @@ def test_no_folder_takes_the_name_of_the_build_file(clone):
     assert [path.name for path in clone.iterdir() if path.name.lower() == "build"] == ["BUILD"]
 
 
-@pytest.mark.parametrize(("version", "supported"), [("3.10", 0), ("3.11", 1), ("3.12", 1), ("3.13", 1), ("3.14", 0)])
+@pytest.mark.parametrize(
+    ("version", "supported"), [("3.10", 0), ("3.11", 1), ("3.12", 1), ("3.13", 1), ("3.14", 0)]
+)
 def test_python_versions(metadata, version, supported):
     assert SpecifierSet(metadata["Requires-Python"]).contains(version) == bool(supported)
 
@@ -86,13 +96,21 @@ def test_tensorflow_text_versions(metadata, version, allowed):
 
 
 def test_tensorflow_text_and_tensorflow_have_one_minor():
-    tensorflow, text = (importlib.metadata.version(name).split(".") for name in ("tensorflow", "tensorflow-text"))
+    tensorflow, text = (
+        importlib.metadata.version(name).split(".") for name in ("tensorflow", "tensorflow-text")
+    )
     assert tensorflow[:2] == text[:2]
 
 
 @pytest.mark.parametrize(
     ("sys_platform", "platform_machine", "has_wheel"),
-    [("linux", "x86_64", 1), ("linux", "aarch64", 0), ("darwin", "arm64", 1), ("darwin", "x86_64", 0), ("win32", "AMD64", 0)],
+    [
+        ("linux", "x86_64", 1),
+        ("linux", "aarch64", 0),
+        ("darwin", "arm64", 1),
+        ("darwin", "x86_64", 0),
+        ("win32", "AMD64", 0),
+    ],
 )
 def test_platforms(metadata, sys_platform, platform_machine, has_wheel):
     machine = {"sys_platform": sys_platform, "platform_machine": platform_machine}
@@ -101,7 +119,10 @@ def test_platforms(metadata, sys_platform, platform_machine, has_wheel):
 
 
 def test_other_platforms_get_one_clear_message():
-    code = "import platform, sys; platform.machine = lambda: 'riscv64'; sys.modules['tensorflow_text'] = None; import bert_keras"
+    pretend = (
+        "import platform, sys; platform.machine = lambda: 'riscv64'; sys.modules['tensorflow_text'] = None"
+    )
+    code = f"{pretend}; import bert_keras"
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=60)
     assert done.returncode == 1
     message = done.stderr.splitlines()[-1]
@@ -110,7 +131,9 @@ def test_other_platforms_get_one_clear_message():
 
 
 def test_every_import_is_declared(metadata):
-    declared = {Requirement(line).name.lower().replace("-", "_") for line in metadata.get_all("Requires-Dist", [])}
+    declared = {
+        Requirement(line).name.lower().replace("-", "_") for line in metadata.get_all("Requires-Dist", [])
+    }
     # Names under which a distribution is imported, where they differ from its own.
     declared |= {"absl", "sklearn", "keras_hub", "official", *PACKAGES}
     imported = set()

@@ -2,7 +2,7 @@
 
     python tests/golden/make_encoder_golden.py        (from the repository root, with the `parity` extra)
 
-The weights are not stored: `parity.random_weights` draws them from GOLDEN_WEIGHTS_SEED.
+The weights are not stored: `parity.random_weights` draws them from WEIGHTS_SEED.
 """
 
 import dataclasses
@@ -22,7 +22,7 @@ def main() -> None:
     stored = dict(features)
     for activation in ("gelu_tanh", "gelu_erf"):
         config = dataclasses.replace(parity.GOLDEN_CONFIG, activation=activation)
-        weights = parity.random_weights(parity.Ours.build(config).shapes(), seed=parity.GOLDEN_WEIGHTS_SEED)
+        weights = parity.random_weights(parity.Ours.build(config).shapes(), seed=parity.WEIGHTS_SEED)
         theirs = parity.hugging_face(config, weights, dtype="float64")
         for name, arrays in parity.hugging_face_outputs(theirs, features).items():
             stored |= {f"{activation}/{name}/{i:02d}": array for i, array in enumerate(arrays)}

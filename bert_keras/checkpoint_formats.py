@@ -1,0 +1,864 @@
+"""The four published forms of a checkpoint: one reversible name table for each, and the files that hold it.
+
+In: a folder, or a TensorFlow prefix. Out: shapes and arrays by their names, and rows that turn either into ours; and back.
+A form is a row of FORMATS. Our names are the variables' paths below the encoder or the head:
+`block_3/attention/query/kernel`, `masked_lm/dense/bias`.
+"""
+
+import contextlib
+import dataclasses
+import json
+import math
+import pathlib
+import re
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+import numpy as np
+
+from bert_keras.config import BertConfig
+
+Vocabulary = tuple[tuple[str, ...] | None, bool | None]  # the pieces, and whether to lower-case
+
+# Keras, TensorFlow and torch are imported by the functions that need them: the tables and safetensors need none.
+
+# -----------------------------------------------------------------------------------------------------------
+# Our variables. H hidden, E embedding, I intermediate, V vocabulary, P positions, T types; 0 is any size.
+
+
+def _dense(name: str, fan_in: str, fan_out: str | int) -> dict[str, tuple]:
+    return {f"{name}/kernel": (fan_in, fan_out), f"{name}/bias": (fan_out,)}
+
+
+def _norm(name: str, width: str) -> dict[str, tuple]:
+    return {f"{name}/gamma": (width,), f"{name}/beta": (width,)}
+
+
+_EMBEDDINGS = {
+    "embeddings/word_embeddings": ("V", "E"),
+    "embeddings/position_embeddings": ("P", "E"),
+    "embeddings/type_embeddings": ("T", "E"),
+    **_norm("embeddings/layer_norm", "E"),
+}
+_PROJECTION = _dense("embeddings/projection", "E", "H")  # there only where E is not H
+_BLOCK = {
+    **_dense("block_{i}/attention/query", "H", "H"),
+    **_dense("block_{i}/attention/key", "H", "H"),
+    **_dense("block_{i}/attention/value", "H", "H"),
+    **_dense("block_{i}/attention/output", "H", "H"),
+    **_norm("block_{i}/attention_layer_norm", "H"),
+    **_dense("block_{i}/feed_forward/intermediate", "H", "I"),
+    **_dense("block_{i}/feed_forward/output", "I", "H"),
+    **_norm("block_{i}/feed_forward_layer_norm", "H"),
+}
+_POOLER = _dense("pooler", "H", "H")
+_HEADS = {
+    **_dense("masked_lm/dense", "H", "E"),
+    **_norm("masked_lm/layer_norm", "E"),
+    "masked_lm/bias": ("V",),
+    **_dense("next_sentence/dense", "H", 2),
+    **_dense("classifier/dense", "H", 0),
+    **_dense("qa_outputs/dense", "H", 2),
+    **_dense("replaced_token/dense", "H", "H"),
+    **_dense("replaced_token/prediction", "H", 1),
+}
+
+
+HEADS = tuple(dict.fromkeys(name.split("/")[0] for name in _HEADS))
+
+
+def variable_shapes(config: BertConfig) -> dict[str, tuple[int, ...]]:
+    """Every variable of the encoder, by name, computed from the config alone."""
+    blocks = 1 if config.share_layers else config.num_layers
+    patterns = _EMBEDDINGS | (_PROJECTION if config.embedding_width != config.hidden_size else {})
+    for i in range(blocks):
+        patterns |= {name.format(i=i): shape for name, shape in _BLOCK.items()}
+    return _sized(patterns | _POOLER, config)
+
+
+def head_shapes(config: BertConfig) -> dict[str, tuple[int, ...]]:
+    """Every variable that a known head may have, by name; 0 stands for any size."""
+    return _sized(_HEADS, config)
+
+
+def _sized(patterns: Mapping[str, tuple], config: BertConfig) -> dict[str, tuple[int, ...]]:
+    sizes = {
+        "H": config.hidden_size,
+        "E": config.embedding_width,
+        "I": config.intermediate_size,
+        "V": config.vocab_size,
+        "P": config.max_positions,
+        "T": config.type_vocab_size,
+    }
+    return {name: tuple(sizes.get(size, size) for size in shape) for name, shape in patterns.items()}
+
+
+# -----------------------------------------------------------------------------------------------------------
+# Their names. A row maps either one variable or what carries a kernel and bias, or a gamma and beta.
+
+_GOOGLE = {
+    "embeddings/word_embeddings": "bert/embeddings/word_embeddings",
+    "embeddings/position_embeddings": "bert/embeddings/position_embeddings",
+    "embeddings/type_embeddings": "bert/embeddings/token_type_embeddings",
+    "embeddings/layer_norm": "bert/embeddings/LayerNorm",
+    "block_{i}/attention/query": "bert/encoder/layer_{i}/attention/self/query",
+    "block_{i}/attention/key": "bert/encoder/layer_{i}/attention/self/key",
+    "block_{i}/attention/value": "bert/encoder/layer_{i}/attention/self/value",
+    "block_{i}/attention/output": "bert/encoder/layer_{i}/attention/output/dense",
+    "block_{i}/attention_layer_norm": "bert/encoder/layer_{i}/attention/output/LayerNorm",
+    "block_{i}/feed_forward/intermediate": "bert/encoder/layer_{i}/intermediate/dense",
+    "block_{i}/feed_forward/output": "bert/encoder/layer_{i}/output/dense",
+    "block_{i}/feed_forward_layer_norm": "bert/encoder/layer_{i}/output/LayerNorm",
+    "pooler": "bert/pooler/dense",
+    "masked_lm/dense": "cls/predictions/transform/dense",
+    "masked_lm/layer_norm": "cls/predictions/transform/LayerNorm",
+    "masked_lm/bias": "cls/predictions/output_bias",
+    "next_sentence/dense/kernel": "cls/seq_relationship/output_weights",
+    "next_sentence/dense/bias": "cls/seq_relationship/output_bias",
+    "classifier/dense/kernel": "output_weights",
+    "classifier/dense/bias": "output_bias",
+    "qa_outputs/dense/kernel": "cls/squad/output_weights",
+    "qa_outputs/dense/bias": "cls/squad/output_bias",
+}
+_HUGGING_FACE = {
+    "embeddings/word_embeddings": "bert.embeddings.word_embeddings.weight",
+    "embeddings/position_embeddings": "bert.embeddings.position_embeddings.weight",
+    "embeddings/type_embeddings": "bert.embeddings.token_type_embeddings.weight",
+    "embeddings/layer_norm": "bert.embeddings.LayerNorm",
+    # The names of other models' files; written only where the config says `model_type: bert_keras`.
+    "embeddings/projection": "bert.encoder.embedding_hidden_mapping_in",
+    "block_{i}/attention/query": "bert.encoder.layer.{i}.attention.self.query",
+    "block_{i}/attention/key": "bert.encoder.layer.{i}.attention.self.key",
+    "block_{i}/attention/value": "bert.encoder.layer.{i}.attention.self.value",
+    "block_{i}/attention/output": "bert.encoder.layer.{i}.attention.output.dense",
+    "block_{i}/attention_layer_norm": "bert.encoder.layer.{i}.attention.output.LayerNorm",
+    "block_{i}/feed_forward/intermediate": "bert.encoder.layer.{i}.intermediate.dense",
+    "block_{i}/feed_forward/output": "bert.encoder.layer.{i}.output.dense",
+    "block_{i}/feed_forward_layer_norm": "bert.encoder.layer.{i}.output.LayerNorm",
+    "pooler": "bert.pooler.dense",
+    "masked_lm/dense": "cls.predictions.transform.dense",
+    "masked_lm/layer_norm": "cls.predictions.transform.LayerNorm",
+    "masked_lm/bias": "cls.predictions.bias",
+    "next_sentence/dense": "cls.seq_relationship",
+    "classifier/dense": "classifier",
+    "qa_outputs/dense": "qa_outputs",
+    "replaced_token/dense": "discriminator_predictions.dense",
+    "replaced_token/prediction": "discriminator_predictions.dense_prediction",
+}
+_KERAS_HUB = {
+    "embeddings/word_embeddings": "token_embedding/embeddings",
+    "embeddings/position_embeddings": "position_embedding/embeddings",
+    "embeddings/type_embeddings": "segment_embedding/embeddings",
+    "embeddings/layer_norm": "embeddings_layer_norm",
+    "block_{i}/attention/query": "transformer_layer_{i}/self_attention_layer/query",
+    "block_{i}/attention/key": "transformer_layer_{i}/self_attention_layer/key",
+    "block_{i}/attention/value": "transformer_layer_{i}/self_attention_layer/value",
+    "block_{i}/attention/output": "transformer_layer_{i}/self_attention_layer/attention_output",
+    "block_{i}/attention_layer_norm": "transformer_layer_{i}/self_attention_layer_norm",
+    "block_{i}/feed_forward/intermediate": "transformer_layer_{i}/feedforward_intermediate_dense",
+    "block_{i}/feed_forward/output": "transformer_layer_{i}/feedforward_output_dense",
+    "block_{i}/feed_forward_layer_norm": "transformer_layer_{i}/feedforward_layer_norm",
+    "pooler": "pooled_dense",
+}
+_MODEL_GARDEN = {
+    "embeddings/word_embeddings": "encoder/_embedding_layer/embeddings",
+    "embeddings/position_embeddings": "encoder/_position_embedding_layer/embeddings",
+    "embeddings/type_embeddings": "encoder/_type_embedding_layer/embeddings",
+    "embeddings/layer_norm": "encoder/_embedding_norm_layer",
+    "block_{i}/attention/query": "encoder/_transformer_layers/{i}/_attention_layer/_query_dense",
+    "block_{i}/attention/key": "encoder/_transformer_layers/{i}/_attention_layer/_key_dense",
+    "block_{i}/attention/value": "encoder/_transformer_layers/{i}/_attention_layer/_value_dense",
+    "block_{i}/attention/output": "encoder/_transformer_layers/{i}/_attention_layer/_output_dense",
+    "block_{i}/attention_layer_norm": "encoder/_transformer_layers/{i}/_attention_layer_norm",
+    "block_{i}/feed_forward/intermediate": "encoder/_transformer_layers/{i}/_intermediate_dense",
+    "block_{i}/feed_forward/output": "encoder/_transformer_layers/{i}/_output_dense",
+    "block_{i}/feed_forward_layer_norm": "encoder/_transformer_layers/{i}/_output_layer_norm",
+    "pooler": "encoder/_pooler_layer",
+    "masked_lm/dense": "masked_lm/dense",
+    "masked_lm/layer_norm": "masked_lm/layer_norm",
+    "masked_lm/bias": "masked_lm/output_bias.Sbias",  # .S: a slash inside a name, as TensorFlow writes it
+}
+
+# Layouts: how their array is laid out against ours. Kernels of attention are split by heads in einsum layers.
+SAME, TRANSPOSED, HEADS_OUT, HEADS_IN, HEADS_BIAS = (
+    "same",
+    "transposed",
+    "heads out",
+    "heads in",
+    "heads bias",
+)
+_EINSUM = {
+    **{f"block_{{i}}/attention/{part}/kernel": HEADS_OUT for part in ("query", "key", "value")},
+    **{f"block_{{i}}/attention/{part}/bias": HEADS_BIAS for part in ("query", "key", "value")},
+    "block_{i}/attention/output/kernel": HEADS_IN,
+}
+_LINEAR = {name: TRANSPOSED for name in (_PROJECTION | _BLOCK | _POOLER | _HEADS) if name.endswith("/kernel")}
+_OUTPUT_WEIGHTS = {
+    f"{head}/dense/kernel": TRANSPOSED for head in ("next_sentence", "classifier", "qa_outputs")
+}
+
+
+def numpy_dtype(name: str) -> np.dtype:
+    """The dtype of that name, bfloat16 among them."""
+    if name != "bfloat16":
+        return np.dtype(name)
+    import ml_dtypes
+
+    return np.dtype(ml_dtypes.bfloat16)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Row:
+    """One variable in both worlds: names, our shape and the layout of theirs."""
+
+    ours: str
+    theirs: str
+    shape: tuple[int, ...]
+    layout: str
+
+    def their_shape(self, config: BertConfig) -> tuple[int, ...]:
+        """What their file must say; 0 is any size."""
+        heads = (config.num_heads, config.hidden_size // config.num_heads)
+        return {
+            SAME: self.shape,
+            TRANSPOSED: self.shape[::-1],
+            HEADS_OUT: (self.shape[0], *heads),
+            HEADS_IN: (*heads, self.shape[-1]),
+            HEADS_BIAS: heads,
+        }[self.layout]
+
+    def to_ours(self, array: np.ndarray) -> np.ndarray:
+        """Their array in our layout, the values untouched."""
+        if self.layout in (SAME, TRANSPOSED):
+            return array.T if self.layout == TRANSPOSED else array
+        return array.reshape(self.shape)
+
+    def to_theirs(self, array: np.ndarray, config: BertConfig) -> np.ndarray:
+        """The inverse of `to_ours`, contiguous."""
+        if self.layout in (SAME, TRANSPOSED):
+            return np.ascontiguousarray(array.T if self.layout == TRANSPOSED else array)
+        return np.ascontiguousarray(array).reshape(self.their_shape(config))
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Checkpoint:
+    """A model's weights apart from any model.
+
+    tensors: our name -> array in our layout, in the file's dtype
+    vocabulary: the wordpieces in the order of their ids, where the folder has them
+    lower_case: whether the text is to be lower-cased, where the folder says
+    format: the form it was read from, or ""
+    architecture: Hugging Face's class for it, where the tensors alone do not tell
+    unknown: names in the file that no row of the table knows
+    """
+
+    config: BertConfig
+    tensors: dict[str, np.ndarray]
+    vocabulary: tuple[str, ...] | None = None
+    lower_case: bool | None = None
+    format: str = ""
+    architecture: str | None = None
+    unknown: tuple[str, ...] = ()
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Source:
+    """An opened file: shapes first, so that nothing is read before they are checked."""
+
+    shapes: dict[str, tuple[int, ...]]
+    get: Callable[[str], np.ndarray]
+    architecture: str | None = None
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Format:
+    """One published form.
+
+    table: our name (a variable, or what carries a pair) -> theirs
+    parts: what is put behind their name for each of kernel, bias, gamma and beta
+    layouts: our variable -> layout, where it is not the same
+    current: a file's spelling of a name -> the table's, or None for what is no weight
+    duplicates: their second names of a variable of ours; both must be equal
+    keeps: config field -> what the form's own library always computes, a value or another field's
+    files: what `find` looks for, in words
+    find: a path -> its folder or, for TensorFlow, its prefix; None where there is none
+    load_config, load_tokenizer, open, save: the files; a tokenizer is its vocabulary and whether to lower-case
+    """
+
+    name: str
+    table: dict[str, str]
+    parts: dict[str, str]
+    layouts: dict[str, str]
+    current: Callable[[str], str | None]
+    duplicates: dict[str, str]
+    keeps: dict[str, Any]
+    files: str
+    find: Callable[[pathlib.Path], pathlib.Path | None]
+    load_config: Callable[[pathlib.Path], BertConfig]
+    load_tokenizer: Callable[[pathlib.Path], Vocabulary]
+    open: Callable[[pathlib.Path, BertConfig], contextlib.AbstractContextManager[Source]]
+    save: Callable[[Checkpoint, dict[str, np.ndarray], pathlib.Path], None]
+
+    def rows(self, config: BertConfig) -> list[Row]:
+        """The table for this config: one row for each variable that the form has a place for."""
+        found = []
+        for ours, shape in (variable_shapes(config) | head_shapes(config)).items():
+            block = re.match(r"block_(\d+)/", ours)
+            number = block.group(1) if block else ""
+            pattern = ours.replace(f"block_{number}/", "block_{i}/", 1) if block else ours
+            stem, _, part = pattern.rpartition("/")
+            if pattern in self.table:
+                theirs = self.table[pattern]
+            elif stem in self.table:
+                theirs = self.table[stem] + self.parts[part]
+            else:
+                continue
+            layout = self.layouts.get(pattern, SAME)
+            found.append(Row(ours=ours, theirs=theirs.replace("{i}", number), shape=shape, layout=layout))
+        return found
+
+    def readable_rows(self, config: BertConfig) -> dict[str, Row]:
+        """Their name -> row, the duplicates among them."""
+        rows = {row.theirs: row for row in self.rows(config)}
+        ours = {row.ours: row for row in rows.values()}
+        return rows | {
+            theirs: dataclasses.replace(ours[name], theirs=theirs, layout=SAME)
+            for theirs, name in self.duplicates.items()
+        }
+
+
+# -----------------------------------------------------------------------------------------------------------
+# Vocabularies
+
+
+def read_vocabulary(path: pathlib.Path) -> tuple[str, ...]:
+    """The lines of a vocab.txt; WordPiece checks what they hold."""
+    try:
+        text = path.read_bytes().decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        raise ValueError(f"{path} is not a vocabulary in UTF-8: {error}.") from error
+    # Not splitlines(): a piece may be a character that it takes for a line end.
+    return tuple(line.removesuffix("\r") for line in text.removesuffix("\n").split("\n"))
+
+
+def _write_vocabulary(checkpoint: Checkpoint, folder: pathlib.Path) -> None:
+    if checkpoint.vocabulary is not None:
+        (folder / "vocab.txt").write_bytes(("\n".join(checkpoint.vocabulary) + "\n").encode())
+
+
+def _read_json(path: pathlib.Path) -> dict[str, Any]:
+    try:
+        fields = json.loads(path.read_text(encoding="utf-8"))
+    except (UnicodeDecodeError, json.JSONDecodeError) as error:
+        raise ValueError(f"{path} is not a JSON file in UTF-8: {error}.") from error
+    if not isinstance(fields, dict):
+        raise ValueError(f"{path} holds a JSON {type(fields).__name__}; wanted an object of named fields.")
+    return fields
+
+
+def _write_json(fields: Mapping[str, Any], path: pathlib.Path) -> None:
+    path.write_text(json.dumps(fields, indent=2) + "\n", encoding="utf-8")
+
+
+def _vocab_txt(folder: pathlib.Path) -> Vocabulary:
+    path = folder / "vocab.txt"
+    return (read_vocabulary(path) if path.is_file() else None), None
+
+
+# -----------------------------------------------------------------------------------------------------------
+# Hugging Face
+
+SAFETENSORS, TORCH = "model.safetensors", "pytorch_model.bin"
+
+# Hugging Face's class for a checkpoint: by our head's class where its tensors do not tell, else by the first set that fits.
+HEAD_ARCHITECTURES = {"TokenHead": "BertForTokenClassification", "ChoiceHead": "BertForMultipleChoice"}
+_ARCHITECTURES: tuple[tuple[set[str], str], ...] = (
+    ({"masked_lm", "next_sentence"}, "BertForPreTraining"),
+    ({"masked_lm"}, "BertForMaskedLM"),
+    ({"next_sentence"}, "BertForNextSentencePrediction"),
+    ({"classifier"}, "BertForSequenceClassification"),
+    ({"qa_outputs"}, "BertForQuestionAnswering"),
+    (set(), "BertModel"),
+)
+_ENCODER_PARTS = ("embeddings.", "encoder.", "pooler.")
+
+
+def _current_hugging_face(name: str) -> str | None:
+    """Old spellings to the current one; None for buffers."""
+    if name.endswith(("position_ids", "token_type_ids")):
+        return None
+    name = re.sub(r"LayerNorm\.gamma$", "LayerNorm.weight", name)
+    name = re.sub(r"LayerNorm\.beta$", "LayerNorm.bias", name)
+    return f"bert.{name}" if name.startswith(_ENCODER_PARTS) else name
+
+
+def _find_hugging_face(path: pathlib.Path) -> pathlib.Path | None:
+    folder = path if path.is_dir() else path.parent
+    there = (SAFETENSORS, f"{SAFETENSORS}.index.json", TORCH, f"{TORCH}.index.json")
+    found = any((folder / name).is_file() and path in (folder, folder / name) for name in there)
+    return folder if found else None
+
+
+def _architecture_of_folder(folder: pathlib.Path) -> str | None:
+    path = folder / "config.json"
+    named = _read_json(path).get("architectures") if path.is_file() else None
+    return named[0] if isinstance(named, list) and named and isinstance(named[0], str) else None
+
+
+def _architecture(checkpoint: Checkpoint) -> str:
+    if checkpoint.architecture is not None:
+        return checkpoint.architecture
+    parts = {name.split("/")[0] for name in checkpoint.tensors}
+    return next(architecture for heads, architecture in _ARCHITECTURES if heads <= parts)
+
+
+def _hugging_face_tokenizer(folder: pathlib.Path) -> Vocabulary:
+    vocabulary, lower_case = _vocab_txt(folder)
+    tokenizer = folder / "tokenizer.json"
+    if vocabulary is None and tokenizer.is_file():
+        content = _read_json(tokenizer)
+        try:
+            ids = content["model"]["vocab"]
+            vocabulary = tuple(sorted(ids, key=ids.__getitem__))
+            lower_case = (content.get("normalizer") or {}).get("lowercase")
+            complete = [ids[piece] for piece in vocabulary] == list(range(len(ids)))
+        except (KeyError, TypeError, AttributeError) as error:
+            raise ValueError(
+                f"{tokenizer} holds no WordPiece vocabulary; put a vocab.txt beside it."
+            ) from error
+        if not complete:
+            raise ValueError(
+                f"the ids of {tokenizer} do not run from 0 without a gap; put a vocab.txt beside it."
+            )
+    path = folder / "tokenizer_config.json"
+    settings = _read_json(path) if path.is_file() else {}
+    lower_case = settings.get("do_lower_case", lower_case)
+    for key, allowed in (("strip_accents", (None, lower_case)), ("tokenize_chinese_chars", (None, True))):
+        if settings.get(key) not in allowed:
+            raise ValueError(
+                f"{key} is {settings[key]} in {path}: other ids than BERT's, not supported; wanted {allowed[1]}."
+            )
+    return vocabulary, lower_case
+
+
+@contextlib.contextmanager
+def _open_hugging_face(folder: pathlib.Path, config: BertConfig) -> Iterator[Source]:
+    """Safetensors where there are any, else a PyTorch file; either may be in several shards."""
+    opener: Any = _open_safetensors
+    files = _shards(folder, SAFETENSORS)
+    if not files:
+        opener, files = _open_torch, _shards(folder, TORCH)
+    with contextlib.ExitStack() as stack:
+        sources = [stack.enter_context(opener(file)) for file in files]
+        where = {name: source for source in sources for name in source.shapes}
+        shapes = {name: source.shapes[name] for name, source in where.items()}
+        architecture = _architecture_of_folder(folder)
+        yield Source(shapes=shapes, get=lambda name: where[name].get(name), architecture=architecture)
+
+
+def _shards(folder: pathlib.Path, stem: str) -> list[pathlib.Path]:
+    if (folder / stem).is_file():
+        return [folder / stem]
+    index = folder / f"{stem}.index.json"
+    if not index.is_file():
+        return []
+    names = _read_json(index).get("weight_map")
+    if not isinstance(names, dict) or not all(isinstance(name, str) for name in names.values()):
+        raise ValueError(f"{index} has no weight_map of file names.")
+    for name in set(names.values()):
+        if pathlib.PurePath(name).name != name or not (folder / name).is_file():
+            raise ValueError(f"{index} names the shard {name!r}, which is no file of its folder.")
+    return [folder / name for name in sorted(set(names.values()))]
+
+
+@contextlib.contextmanager
+def _open_safetensors(file: pathlib.Path) -> Iterator[Source]:
+    import safetensors
+
+    try:
+        # The library holds header and length together: what it opens, it can read.
+        with safetensors.safe_open(file, framework="np") as opened:
+            shapes = {name: tuple(opened.get_slice(name).get_shape()) for name in opened.keys()}
+            yield Source(shapes=shapes, get=opened.get_tensor)
+    except safetensors.SafetensorError as error:
+        raise ValueError(f"{file} is cut short or no safetensors file: {error}.") from error
+
+
+@contextlib.contextmanager
+def _open_torch(file: pathlib.Path) -> Iterator[Source]:
+    try:
+        import torch
+    except ImportError as error:
+        raise ValueError(
+            f"{file.name} is a PyTorch file and torch is not installed; install it, or bring {SAFETENSORS}."
+        ) from error
+    try:
+        # A pickle runs code when read; weights_only refuses every one that does more than rebuild tensors.
+        tensors = torch.load(file, map_location="cpu", weights_only=True)
+        shapes = {name: tuple(tensor.shape) for name, tensor in tensors.items()}
+    except Exception as error:  # torch raises pickle, zip, runtime and attribute errors
+        reason = str(error).strip().split("\n")[0]
+        raise ValueError(f"{file} is no PyTorch file of plain tensors: {reason}") from error
+    yield Source(shapes=shapes, get=lambda name: _torch_to_numpy(tensors[name]))
+
+
+def _torch_to_numpy(tensor: Any) -> np.ndarray:
+    import torch
+
+    if tensor.dtype != torch.bfloat16:
+        return tensor.detach().numpy()
+    return tensor.detach().contiguous().view(torch.int16).numpy().view(numpy_dtype("bfloat16"))
+
+
+def _save_hugging_face(checkpoint: Checkpoint, tensors: dict[str, np.ndarray], folder: pathlib.Path) -> None:
+    import safetensors
+    import safetensors.numpy
+
+    fields = checkpoint.config.to_hugging_face() | {"architectures": [_architecture(checkpoint)]}
+    if "classifier/dense/bias" in checkpoint.tensors:
+        fields["num_labels"] = len(checkpoint.tensors["classifier/dense/bias"])
+    _write_json(fields, folder / "config.json")
+    _write_vocabulary(checkpoint, folder)
+    if checkpoint.lower_case is not None:
+        settings = {"tokenizer_class": "BertTokenizer", "do_lower_case": checkpoint.lower_case}
+        settings["model_max_length"] = checkpoint.config.max_length
+        _write_json(settings, folder / "tokenizer_config.json")
+    try:
+        safetensors.numpy.save_file(tensors, folder / SAFETENSORS, metadata={"format": "pt"})
+    except safetensors.SafetensorError as error:
+        raise OSError(f"cannot write {SAFETENSORS}: {error}.") from error
+
+
+# -----------------------------------------------------------------------------------------------------------
+# TensorFlow checkpoints: Google's by variable name, Model Garden's by object
+
+TENSORFLOW_NAME = "bert_model.ckpt"
+_OBJECT_GRAPH = "_CHECKPOINTABLE_OBJECT_GRAPH"
+_NO_WEIGHT = re.compile(
+    r"(^|/)(adam_[mv]|lamb_[mv]|global_step|beta[12]_power|good_steps|loss_scale|current_loss_scale)$"
+)
+
+
+def _current_google(name: str) -> str | None:
+    return None if _NO_WEIGHT.search(name) else name
+
+
+_VALUE = "/.ATTRIBUTES/VARIABLE_VALUE"
+_ENCODER_ROOT = re.compile(r"^(model/)?(encoder_network|encoder|model)/(?=_|layer_with_weights-)")
+_FIRST_LAYERS = (
+    "_embedding_layer",
+    "_position_embedding_layer",
+    "_type_embedding_layer",
+    "_embedding_norm_layer",
+)
+
+
+def _current_model_garden(name: str) -> str | None:
+    """The names under `Checkpoint(encoder=)`, whatever the root was called; None for what is no weight."""
+    if not name.endswith(_VALUE) or ".OPTIMIZER_SLOT" in name:
+        return None
+    name = name.removesuffix(_VALUE)
+    if name.startswith(("optimizer/", "save_counter", "global_step", "train_")):
+        return None
+    name = _ENCODER_ROOT.sub("encoder/", name)
+    name = re.sub(r"^model/masked_lm/", "masked_lm/", name)
+    # The older, functional encoder numbers its layers: four of the embeddings, the blocks, the pooler.
+    if numbered := re.match(r"encoder/layer_with_weights-(\d+)/(.*)", name):
+        number, rest = int(numbered.group(1)), numbered.group(2)
+        if number < len(_FIRST_LAYERS):
+            return f"encoder/{_FIRST_LAYERS[number]}/{rest}"
+        if rest in ("kernel", "bias"):
+            return f"encoder/_pooler_layer/{rest}"
+        return f"encoder/_transformer_layers/{number - len(_FIRST_LAYERS)}/{rest}"
+    return name
+
+
+def _tensorflow_prefix(path: pathlib.Path) -> pathlib.Path | None:
+    if path.is_dir():
+        indexes = sorted(path.glob("*.index"))
+        if path / f"{TENSORFLOW_NAME}.index" in indexes:
+            return path / TENSORFLOW_NAME
+        if len(indexes) > 1:
+            names = ", ".join(file.stem for file in indexes[:4])
+            raise ValueError(
+                f"{path} holds {len(indexes)} TensorFlow checkpoints ({names}); give the path of one."
+            )
+        return indexes[0].with_suffix("") if indexes else None
+    if path.suffix == ".index":
+        return path.with_suffix("") if path.is_file() else None
+    return path if path.with_name(f"{path.name}.index").is_file() else None
+
+
+def _find_google(path: pathlib.Path) -> pathlib.Path | None:
+    prefix = _tensorflow_prefix(path)
+    return None if prefix is None or _tensorflow_reader(prefix).has_tensor(_OBJECT_GRAPH) else prefix
+
+
+def _find_model_garden(path: pathlib.Path) -> pathlib.Path | None:
+    prefix = _tensorflow_prefix(path)
+    return prefix if prefix is not None and _tensorflow_reader(prefix).has_tensor(_OBJECT_GRAPH) else None
+
+
+def _tensorflow_reader(prefix: pathlib.Path) -> Any:
+    import tensorflow as tf
+
+    try:
+        return tf.train.load_checkpoint(str(prefix))
+    except (tf.errors.OpError, ValueError, RuntimeError) as error:
+        raise ValueError(f"{prefix}.index is no TensorFlow checkpoint: {_first_line(error)}") from error
+
+
+def _first_line(error: BaseException) -> str:
+    return str(getattr(error, "message", error)).strip().split("\n")[0]
+
+
+@contextlib.contextmanager
+def _open_tensorflow(prefix: pathlib.Path, config: BertConfig) -> Iterator[Source]:
+    import tensorflow as tf
+
+    reader = _tensorflow_reader(prefix)
+
+    def get(name: str) -> np.ndarray:
+        try:
+            return reader.get_tensor(name)
+        except (tf.errors.OpError, ValueError, RuntimeError) as error:
+            raise ValueError(f"{name} of {prefix} cannot be read: {_first_line(error)}") from error
+
+    shapes = {name: tuple(shape) for name, shape in reader.get_variable_to_shape_map().items()}
+    yield Source(shapes=dict(sorted(shapes.items())), get=get)
+
+
+def _bert_config_json(prefix: pathlib.Path) -> BertConfig:
+    path = prefix.parent / "bert_config.json"
+    if not path.is_file():
+        raise FileNotFoundError(
+            f"no bert_config.json in {prefix.parent}, which holds {prefix.name}; put the model's own there."
+        )
+    return BertConfig.load(path)
+
+
+def _save_google(checkpoint: Checkpoint, tensors: dict[str, np.ndarray], folder: pathlib.Path) -> None:
+    import tensorflow as tf
+
+    _write_json(checkpoint.config.to_google(), folder / "bert_config.json")
+    _write_vocabulary(checkpoint, folder)
+    names = sorted(tensors)
+    with _tensorflow_writes(), tf.device("CPU"):
+        tf.raw_ops.SaveV2(
+            prefix=str(folder / TENSORFLOW_NAME),
+            tensor_names=names,
+            shape_and_slices=[""] * len(names),
+            tensors=[tf.constant(tensors[name]) for name in names],
+        )
+
+
+def _save_model_garden(checkpoint: Checkpoint, tensors: dict[str, np.ndarray], folder: pathlib.Path) -> None:
+    """An object graph with the edges of `tf.train.Checkpoint(encoder=...)`, by which their library matches."""
+    import tensorflow as tf
+
+    tree: dict[str, Any] = {}
+    for name, array in tensors.items():
+        *parents, leaf = (part.replace(".S", "/") for part in name.split("/"))
+        node = tree
+        for parent in parents:
+            node = node.setdefault(parent, {})
+        node[leaf] = array
+    if "masked_lm" in tree:
+        tree["masked_lm"]["embedding_table"] = tensors[_MODEL_GARDEN["embeddings/word_embeddings"]]
+
+    def tracked(node: Any) -> Any:
+        if isinstance(node, dict):
+            return tf.train.Checkpoint(**{name: tracked(child) for name, child in node.items()})
+        return tf.Variable(node)
+
+    _write_json(checkpoint.config.to_google(), folder / "bert_config.json")
+    _write_vocabulary(checkpoint, folder)
+    with _tensorflow_writes(), tf.device("CPU"):
+        tracked(tree).write(str(folder / TENSORFLOW_NAME))
+
+
+@contextlib.contextmanager
+def _tensorflow_writes() -> Iterator[None]:
+    """TensorFlow's errors on writing as the operating system's."""
+    import tensorflow as tf
+
+    try:
+        yield
+    except tf.errors.OpError as error:
+        raise OSError(f"cannot write the checkpoint: {_first_line(error)}") from error
+
+
+# -----------------------------------------------------------------------------------------------------------
+# KerasHub presets, through the library: its file numbers the layers, its model names them
+
+_KERAS_HUB_WEIGHTS = "model.weights.h5"
+_KERAS_HUB_KEYS = {
+    "vocabulary_size": "vocab_size",
+    "hidden_dim": "hidden_size",
+    "num_layers": "num_layers",
+    "num_heads": "num_heads",
+    "intermediate_dim": "intermediate_size",
+    "dropout": "hidden_dropout",
+    "max_sequence_length": "max_positions",
+    "num_segments": "type_vocab_size",
+}
+
+
+def _find_keras_hub(path: pathlib.Path) -> pathlib.Path | None:
+    folder = path if path.is_dir() else path.parent
+    found = (folder / _KERAS_HUB_WEIGHTS).is_file() and path in (folder, folder / _KERAS_HUB_WEIGHTS)
+    return folder if found else None
+
+
+def keras_hub() -> Any:
+    """The library; ValueError where it is not installed."""
+    try:
+        import keras_hub as library
+    except ImportError as error:
+        raise ValueError(
+            "a keras-hub checkpoint needs keras-hub, which is not installed: pip install keras-hub."
+        ) from error
+    return library
+
+
+def _keras_hub_config(folder: pathlib.Path) -> BertConfig:
+    path = folder / "config.json"
+    if not path.is_file():
+        raise FileNotFoundError(f"no config.json in {folder}, which holds {_KERAS_HUB_WEIGHTS}.")
+    content = _read_json(path)
+    if content.get("class_name") != "BertBackbone" or not isinstance(content.get("config"), dict):
+        raise ValueError(f"{path} is of class {content.get('class_name')!r}; wanted a KerasHub BertBackbone.")
+    fields = content["config"]
+    if missing := sorted(set(_KERAS_HUB_KEYS) - set(fields)):
+        raise ValueError(f"{', '.join(missing)} missing from {path}.")
+    ours = {name: fields[key] for key, name in _KERAS_HUB_KEYS.items()}
+    # One rate for both dropouts; tanh gelu and epsilon 1e-12 are written into its layers.
+    return BertConfig(**ours, attention_dropout=ours["hidden_dropout"])
+
+
+def _keras_hub_backbone(config: BertConfig) -> Any:
+    return keras_hub().models.BertBackbone(
+        **{key: getattr(config, name) for key, name in _KERAS_HUB_KEYS.items()}, dtype="float32"
+    )
+
+
+@contextlib.contextmanager
+def _open_keras_hub(folder: pathlib.Path, config: BertConfig) -> Iterator[Source]:
+    file = folder / _KERAS_HUB_WEIGHTS
+    numbers, size = sum(math.prod(shape) for shape in variable_shapes(config).values()), file.stat().st_size
+    if size < numbers:  # before the model is made: not even one byte a number
+        raise ValueError(
+            f"{file} has {size:,} bytes and its config asks for {numbers:,} numbers: it is cut short."
+        )
+    backbone = _keras_hub_backbone(config)
+    try:
+        backbone.load_weights(file)
+    except (ValueError, OSError, KeyError) as error:
+        raise ValueError(f"{file} does not hold this config's weights: {_first_line(error)}") from error
+    variables = {variable.path: variable for variable in backbone.weights}
+    shapes = {name: tuple(variable.shape) for name, variable in variables.items()}
+    yield Source(shapes=shapes, get=lambda name: np.array(variables[name].numpy()))
+
+
+def _keras_hub_tokenizer(folder: pathlib.Path) -> Vocabulary:
+    path = folder / "assets" / "tokenizer" / "vocabulary.txt"
+    settings = folder / "tokenizer.json"
+    lower_case = _read_json(settings).get("config", {}).get("lowercase") if settings.is_file() else None
+    return (read_vocabulary(path) if path.is_file() else None), lower_case
+
+
+def _save_keras_hub(checkpoint: Checkpoint, tensors: dict[str, np.ndarray], folder: pathlib.Path) -> None:
+    backbone = _keras_hub_backbone(checkpoint.config)
+    for variable in backbone.weights:
+        if variable.path not in tensors:
+            raise ValueError(f"the checkpoint has no {variable.path}, which a keras-hub preset must have.")
+        variable.assign(tensors[variable.path])
+    backbone.save_to_preset(str(folder))
+    if checkpoint.vocabulary is not None:
+        tokenizer = keras_hub().models.BertTokenizer(
+            vocabulary=list(checkpoint.vocabulary), lowercase=bool(checkpoint.lower_case)
+        )
+        tokenizer.save_to_preset(str(folder))
+
+
+# -----------------------------------------------------------------------------------------------------------
+# The forms
+
+# What google-research/bert computes and its config file cannot change. An unknown activation it refuses by itself.
+_ORIGINAL = {
+    "norm_epsilon": 1e-12,
+    "share_layers": False,
+    "causal": False,
+    "position_offset": 0,
+    "embedding_width": "hidden_size",
+}
+_SLASHED = {part: f"/{part}" for part in ("kernel", "bias", "gamma", "beta")}
+
+FORMATS = {
+    form.name: form
+    for form in (
+        Format(
+            name="hugging-face",
+            table=_HUGGING_FACE,
+            parts={"kernel": ".weight", "bias": ".bias", "gamma": ".weight", "beta": ".bias"},
+            layouts=_LINEAR,
+            current=_current_hugging_face,
+            duplicates={
+                "cls.predictions.decoder.weight": "embeddings/word_embeddings",
+                "cls.predictions.decoder.bias": "masked_lm/bias",
+            },
+            keeps={},
+            files=f"{SAFETENSORS} or {TORCH} (or their .index.json)",
+            find=_find_hugging_face,
+            load_config=BertConfig.load,
+            load_tokenizer=_hugging_face_tokenizer,
+            open=_open_hugging_face,
+            save=_save_hugging_face,
+        ),
+        Format(
+            name="google",
+            table=_GOOGLE,
+            parts=_SLASHED,
+            layouts=_OUTPUT_WEIGHTS,
+            current=_current_google,
+            duplicates={},
+            keeps=_ORIGINAL,
+            files="one *.index of variable names",
+            find=_find_google,
+            load_config=_bert_config_json,
+            load_tokenizer=_vocab_txt,
+            open=_open_tensorflow,
+            save=_save_google,
+        ),
+        Format(
+            name="keras-hub",
+            table=_KERAS_HUB,
+            parts=_SLASHED,
+            layouts=_EINSUM,
+            current=lambda name: name,
+            duplicates={},
+            keeps=_ORIGINAL | {"activation": "gelu_tanh", "attention_dropout": "hidden_dropout"},
+            files=_KERAS_HUB_WEIGHTS,
+            find=_find_keras_hub,
+            load_config=_keras_hub_config,
+            load_tokenizer=_keras_hub_tokenizer,
+            open=_open_keras_hub,
+            save=_save_keras_hub,
+        ),
+        Format(
+            name="model-garden",
+            table=_MODEL_GARDEN,
+            parts=_SLASHED,
+            layouts=_EINSUM,
+            current=_current_model_garden,
+            duplicates={"masked_lm/embedding_table": "embeddings/word_embeddings"},
+            keeps=_ORIGINAL,
+            files="one *.index of an object graph",
+            find=_find_model_garden,
+            load_config=_bert_config_json,
+            load_tokenizer=_vocab_txt,
+            open=_open_tensorflow,
+            save=_save_model_garden,
+        ),
+    )
+}

