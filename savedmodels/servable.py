@@ -37,12 +37,12 @@ class Servable(tf.Module):
         for training in (False, True):
             self.__call__.get_concrete_function(task.signature(), training=training)
 
-    @tf.function
+    @tf.function(autograph=False)
     def __call__(self, raw: Raw, training: bool = False) -> Any:
         """Raw strings [B] by name -> the model's outputs, before `decode`."""
         return self._model()(self._task().features(self.preprocess, raw), training=training)
 
-    @tf.function
+    @tf.function(autograph=False)
     def serve(self, /, **raw: tf.Tensor) -> Raw:
         """Strings [B] by name -> what is served, [B, ...] by name."""
         task = self._task()

@@ -9,6 +9,7 @@ os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 os.environ.setdefault("KERAS_BACKEND", "tensorflow")
 
 import pytest  # noqa: E402
+from runs import Finetuned, finetuned_by_command  # noqa: E402
 
 ROOT = Path(__file__).parents[1]
 
@@ -20,6 +21,12 @@ def data_dir() -> Path:
     if not folder.is_dir():
         pytest.skip(f"no real data: set BERT_KERAS_TEST_DATA to its folder ({folder} is none)")
     return folder
+
+
+@pytest.fixture(scope="session")
+def sst2(tmp_path_factory) -> Finetuned:
+    """A small run of SST-2 by `bert-keras finetune`, with its data and its checkpoint; tests leave it as it is."""
+    return finetuned_by_command("sst2", tmp_path_factory.mktemp("sst2"))
 
 
 @pytest.fixture(autouse=True)

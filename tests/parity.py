@@ -1,7 +1,8 @@
 """Second implementations for the tensor column: the weights both sides get, and how each side takes them.
 
-In: a BertConfig and a seed. Out: weights under Hugging Face's names, ours and theirs with those weights, and their outputs under
-our names. Heavy libraries are imported where they are used, so that this file also serves a process without TensorFlow.
+In: a BertConfig and a seed. Out: weights under Hugging Face's names, ours and theirs with those weights, and
+their outputs under our names. Heavy libraries are imported where they are used, so that this file also
+serves a process without TensorFlow.
 """
 
 import dataclasses
@@ -47,7 +48,7 @@ def random_features(config: BertConfig, *, seed: int, batch: int, length: int) -
 
 
 def array(x) -> np.ndarray:
-    """A tensor or variable as numpy; not by `convert_to_numpy`, which copies, and numpy 2 warns on copying a tf.Variable."""
+    """A tensor or variable as numpy. `convert_to_numpy` copies, and numpy 2 warns on a tf.Variable's."""
     return np.asarray(x)
 
 
@@ -110,8 +111,8 @@ def variables_by_name(encoder, mlm=None, nsp=None):
 def random_weights(shapes: dict[str, tuple[int, ...]], *, seed: int) -> dict[str, np.ndarray]:
     """float64 weights, drawn in the order of `shapes` (Hugging Face's names and shapes).
 
-    Far larger than BERT's initial ones, so that every bias, norm and activation matters: kernels have deviation
-    1 / sqrt(inputs), embedding tables 0.5, biases 0.1; norms scale by 1 + 0.1 x a normal draw.
+    Far larger than BERT's initial ones, so that every bias, norm and activation matters: kernels have
+    deviation 1 / sqrt(inputs), embedding tables 0.5, biases 0.1; norms scale by 1 + 0.1 x a normal draw.
     """
     rng = np.random.default_rng(seed)
     weights = {}
@@ -143,7 +144,10 @@ class Ours:
 
     def shapes(self) -> dict[str, tuple[int, ...]]:
         named = variables_by_name(self.encoder, self.mlm, self.nsp)
-        return {name: tuple(v.shape)[::-1] if transposed else tuple(v.shape) for name, (v, transposed) in named.items()}
+        return {
+            name: tuple(v.shape)[::-1] if transposed else tuple(v.shape)
+            for name, (v, transposed) in named.items()
+        }
 
     def assign(self, weights: dict[str, np.ndarray]) -> None:
         """Every variable of encoder and pooler from its name; the heads' only where `weights` holds them."""
@@ -188,11 +192,13 @@ def golden(activation: str) -> tuple[dict[str, np.ndarray], dict[str, list[np.nd
 
 
 def real_weights(folder: pathlib.Path) -> tuple[BertConfig, dict[str, np.ndarray]]:
-    """Config and encoder weights of a Hugging Face folder that holds a bare encoder with pooler (MiniLM-L6)."""
+    """Config and weights of a Hugging Face folder that holds an encoder with pooler, no heads (MiniLM-L6)."""
     from safetensors.numpy import load_file
 
     stored = load_file(folder / "model.safetensors")
-    return BertConfig.load(folder), {f"bert.{name}": v for name, v in stored.items() if not name.endswith("position_ids")}
+    return BertConfig.load(folder), {
+        f"bert.{name}": v for name, v in stored.items() if not name.endswith("position_ids")
+    }
 
 
 def hugging_face(config: BertConfig, weights: dict[str, np.ndarray], *, dtype: str = "float32"):
@@ -207,7 +213,11 @@ def hugging_face(config: BertConfig, weights: dict[str, np.ndarray], *, dtype: s
     state = {name: torch.from_numpy(np.array(value)) for name, value in weights.items()}
     missing, unexpected = theirs.load_state_dict(state, strict=False)
     # Tied or constant: the decoder is the embedding table, its bias `cls.predictions.bias`.
-    left = set(missing) - {"cls.predictions.decoder.weight", "cls.predictions.decoder.bias", "bert.embeddings.position_ids"}
+    left = set(missing) - {
+        "cls.predictions.decoder.weight",
+        "cls.predictions.decoder.bias",
+        "bert.embeddings.position_ids",
+    }
     if any(name.startswith("bert.") for name in left) or unexpected:
         raise AssertionError(f"missing {sorted(left)}, unexpected {sorted(unexpected)}")
     return theirs
@@ -218,11 +228,16 @@ def hugging_face_outputs(theirs, features) -> dict[str, list[np.ndarray]]:
     import torch
 
     ids, mask, types = (
-        torch.from_numpy(np.asarray(features[name], "int64")) for name in (INPUT_WORD_IDS, INPUT_MASK, INPUT_TYPE_IDS)
+        torch.from_numpy(np.asarray(features[name], "int64"))
+        for name in (INPUT_WORD_IDS, INPUT_MASK, INPUT_TYPE_IDS)
     )
     with torch.no_grad():
         base = theirs.bert(
-            input_ids=ids, attention_mask=mask, token_type_ids=types, output_hidden_states=True, output_attentions=True
+            input_ids=ids,
+            attention_mask=mask,
+            token_type_ids=types,
+            output_hidden_states=True,
+            output_attentions=True,
         )
         mlm_logits, nsp_logits = theirs.cls(base.last_hidden_state, base.pooler_output)
     results = {
@@ -237,7 +252,9 @@ def hugging_face_outputs(theirs, features) -> dict[str, list[np.ndarray]]:
     return {name: [one.numpy() for one in value] for name, value in results.items()}
 
 
-def keras_hub_outputs(config: BertConfig, weights: dict[str, np.ndarray], features, *, dtype: str = "float32"):
+def keras_hub_outputs(
+    config: BertConfig, weights: dict[str, np.ndarray], features, *, dtype: str = "float32"
+):
     """Blocks and pooled output of KerasHub's BertBackbone, which has only the tanh gelu."""
     import keras
     import keras_hub
@@ -309,7 +326,10 @@ def differences(ours, theirs) -> dict[str, tuple[float, float]]:
             if one.shape != reference.shape:
                 raise AssertionError(f"{name}: shape {one.shape}, reference has {reference.shape}")
         found[name] = (
-            max(float(np.abs(one - reference).max()) for one, reference in zip(ours[name], references, strict=True)),
+            max(
+                float(np.abs(one - reference).max())
+                for one, reference in zip(ours[name], references, strict=True)
+            ),
             max(float(np.abs(reference).max()) for reference in references),
         )
     return found

@@ -1,20 +1,27 @@
-"""Runs that train in seconds, for tests of what reads a run: a small random checkpoint and data whose label is in its words.
+"""Runs that train in seconds, for tests of what reads a run, and the command line that makes and reads them.
 
-In: a row of tasks.glue. Out: a checkpoint folder, the row's TSV files, a run.
+In: a row of tasks.glue. Out: a checkpoint folder, the row's TSV files, a run; what a command printed.
 """
 
+import contextlib
 import dataclasses
-import itertools
+import os
 import random
+import resource
+import subprocess
+import sys
+from collections.abc import Iterator
 from pathlib import Path
 
-WORDS = ("good", "bad", "warm", "dull", "film", "plot", "actor", "scene", "the", "its", "is", "and", "very", ".", ",", "!")
-LETTERS = "abcdefghijklmnopqrstuvwxyz"
+ROOT = Path(__file__).parents[1]
+
+_WORDS = "good bad warm dull film plot actor scene the its is and very . , !".split()
+_LETTERS = "abcdefghijklmnopqrstuvwxyz"
 VOCABULARY = (
     *("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"),
-    *WORDS,
-    *LETTERS,
-    *(f"##{letter}" for letter in LETTERS),
+    *_WORDS,
+    *_LETTERS,
+    *(f"##{letter}" for letter in _LETTERS),
     *(f"[unused{i}]" for i in range(300)),
 )
 SIZES = {
@@ -26,6 +33,27 @@ SIZES = {
     "max_positions": 48,
     "initializer_range": 0.2,  # wide, so that the answers to different texts differ
 }
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Finetuned:
+    """Three folders side by side: what was started from, what was learned from, what came out."""
+
+    folder: Path
+    stdout: str = ""
+    stderr: str = ""
+
+    @property
+    def checkpoint(self) -> Path:
+        return self.folder / "checkpoint"
+
+    @property
+    def data(self) -> Path:
+        return self.folder / "data"
+
+    @property
+    def run(self) -> Path:
+        return self.folder / "run"
 
 
 def write_checkpoint(folder: Path, **changes) -> Path:
@@ -41,42 +69,96 @@ def write_checkpoint(folder: Path, **changes) -> Path:
     return folder
 
 
-def texts(count: int, *, seed: int = 0) -> list[str]:
-    """Sentences of two to nine of the WORDS."""
+def texts(count: int, *, seed: int) -> list[str]:
+    """Sentences of two to nine words."""
     draw = random.Random(seed)
-    return [" ".join(draw.choices(WORDS, k=draw.randint(2, 9))) for _ in range(count)]
+    return [" ".join(draw.choices(_WORDS, k=draw.randint(2, 9))) for _ in range(count)]
 
 
-def write_data(folder: Path, row, *, count: int = 64) -> Path:
-    """The row's files, every split that has labels; the last segment's first word says the label."""
+def write_data(folder: Path, name: str, *, count: int = 48) -> Path:
+    """The files of a GLUE row that have labels; the first word of the last segment says the label."""
+    from tasks.glue import ROWS
+
     folder.mkdir(parents=True)
-    for seed, (tsv, _) in enumerate(itertools.groupby(row.splits.values())):
-        if tsv.label is None:
-            continue
+    labels = ROWS[name].file_labels or ("0.0", "5.0")
+    for seed, tsv in enumerate(tsv for tsv in ROWS[name].splits.values() if tsv.label):
         segments = [texts(count, seed=10 * seed + i) for i in range(len(tsv.text))]
-        written = [(row.file_labels or ("0.0", "5.0"))[WORDS.index(text.split()[0]) % 2] for text in segments[-1]]
-        lines = ["\t".join(line) for line in zip(*segments, written, strict=True)]
-        (folder / tsv.file).write_text("\n".join(["\t".join((*tsv.text, tsv.label)), *lines, ""]), encoding="utf-8")
+        written = [labels[_WORDS.index(text.split()[0]) % len(labels)] for text in segments[-1]]
+        table = [(*tsv.text, tsv.label), *zip(*segments, written, strict=True)]
+        (folder / tsv.file).write_text("".join("\t".join(line) + "\n" for line in table), encoding="utf-8")
     return folder
 
 
-def finetuned(name: str, folder: Path) -> Path:
-    """One epoch of a GLUE row from a random checkpoint, all of it below `folder`; the run's folder."""
-    from bert_keras import checkpoints
+def finetuned(name: str, folder: Path) -> Finetuned:
+    """One epoch of a GLUE row from a random checkpoint, in this process."""
     from tasks.glue import ROWS, Glue
     from tasks.task import Hparams
     from tasks.train import finetune
 
-    task = Glue(ROWS[name], write_data(folder / "data", ROWS[name]))
-    checkpoint = checkpoints.read(write_checkpoint(folder / "checkpoint"))
-    hparams = Hparams(epochs=1, batch_size=8, learning_rate=1e-3, seq_length=40)
+    made = Finetuned(folder=folder)
+    task = Glue(ROWS[name], write_data(made.data, name))
     finetune(
         task,
-        checkpoint=checkpoint,
-        output=folder / "run",
-        hparams=hparams,
+        checkpoint=write_checkpoint(made.checkpoint),
+        output=made.run,
+        hparams=Hparams(epochs=1, batch_size=8, learning_rate=1e-3, seq_length=40),
         dev_split=task.validation_splits[0],
         verbose=0,
         log=lambda line: None,
     )
-    return folder / "run"
+    return made
+
+
+def finetuned_by_command(name: str, folder: Path) -> Finetuned:
+    """The same by `bert-keras finetune` in a process of its own, with what it printed."""
+    made = Finetuned(folder=folder)
+    write_data(made.data, name)
+    write_checkpoint(made.checkpoint)
+    flags = ["--task", name, "--data", made.data, "--checkpoint", made.checkpoint, "--output", made.run]
+    flags += ["--epochs", "1", "--batch-size", "8", "--learning-rate", "1e-3", "--seq-length", "40"]
+    done = subprocess.run(
+        shell_command("finetune", *flags), cwd=ROOT, env=bare_environment(), capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stderr
+    return dataclasses.replace(made, stdout=done.stdout, stderr=done.stderr)
+
+
+def shell_command(*arguments: str | Path) -> list[str]:
+    """`bert-keras ...` for subprocess; run it in ROOT."""
+    return [sys.executable, "-m", "bert_keras", *map(str, arguments)]
+
+
+def bare_environment() -> dict[str, str]:
+    """The environment without what tests set to keep TensorFlow quiet: the command has to do that itself."""
+    return {name: value for name, value in os.environ.items() if not name.startswith(("TF_", "KERAS_"))}
+
+
+def run_command(capfd, *arguments: str | Path) -> tuple[int, str, str]:
+    """`bert-keras ...` in this process: exit code, standard output, standard error."""
+    from bert_keras.cli import main
+
+    capfd.readouterr()
+    code = 0
+    try:
+        main(["bert-keras", *map(str, arguments)])
+    except SystemExit as exit:
+        code = exit.code or 0
+    out, err = capfd.readouterr()
+    return code, out, err
+
+
+@contextlib.contextmanager
+def full_disk(free: int) -> Iterator[None]:
+    """No file grows past `free` bytes meanwhile: writing fails as on a full disk, also for whoever may write anywhere."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (free, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+
+
+def contents(folder: Path) -> dict[str, bytes]:
+    """Every file below a folder, by its path there."""
+    files = sorted(file for file in folder.rglob("*") if file.is_file())
+    return {file.relative_to(folder).as_posix(): file.read_bytes() for file in files}

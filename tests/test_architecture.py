@@ -215,14 +215,3 @@ def test_help_answers_without_tensorflow():
     printed = python(code)
     for command in ("finetune", "evaluate", "predict", "export", "convert", "demo", "info"):
         assert command in printed
-
-
-@pytest.mark.parity
-def test_tensor_column_runs_on_jax_without_tensorflow():
-    pytest.importorskip("jax")
-    modules = [name for floor, names in FLOORS if floor in ("contract", "tensor column") for name in names]
-    printed = python(
-        f"{WITHOUT_TENSORFLOW}\nimport {', '.join(modules)}\nimport keras; print(keras.backend.backend())",
-        KERAS_BACKEND="jax",
-    )
-    assert printed.split()[-1] == "jax"

@@ -60,7 +60,8 @@ with open(sys.argv[1], "rb") as file:
         print(name)
 
 # A functional model of unknown length, compiled and trained one step, as on any backend.
-model = keras.Model(inputs := encoder_inputs(), ClassifierHead(3, config=config)(alone(inputs)["pooled_output"]))
+inputs = encoder_inputs()
+model = keras.Model(inputs, ClassifierHead(3, config=config)(alone(inputs)["pooled_output"]))
 model.compile("sgd", keras.losses.SparseCategoricalCrossentropy(from_logits=True))
 before = np.array(alone.embedding_table)
 model.fit(features, np.zeros(len(features["input_mask"]), "int32"), verbose=0)

@@ -1,4 +1,4 @@
-"""The encoder: equal to other implementations, BERT's numbers, exact sizes, and what each configuration field does."""
+"""The encoder: equal to others, BERT's numbers, exact sizes, and what each configuration field does."""
 
 import dataclasses
 import math
@@ -52,7 +52,7 @@ def pooled(encoder, features):
     return array(encoder(features)[POOLED_OUTPUT])
 
 
-# --- Equal to other implementations -----------------------------------------------------------------------------------
+# --- Equal to other implementations -------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("activation", ["gelu_tanh", "gelu_erf"])
@@ -86,7 +86,9 @@ def test_equals_transformers_at_tiny_size(activation, dtype, bound):
     theirs = parity.hugging_face(config, weights, dtype=dtype)
     for seed, length in ((3, 2), (4, 23), (5, 128)):
         features = random_features(config, seed=seed, batch=3, length=length)
-        parity.assert_equal(ours.outputs(features), parity.hugging_face_outputs(theirs, features), bound=bound)
+        parity.assert_equal(
+            ours.outputs(features), parity.hugging_face_outputs(theirs, features), bound=bound
+        )
 
 
 @pytest.mark.parity
@@ -97,6 +99,28 @@ def test_equals_transformers_at_base_size(activation):
     pytest.importorskip("transformers")
     config = BertConfig.named("base", activation=activation)
     ours, weights = with_random_weights(config)
+    features = random_features(config, seed=3, batch=2, length=40)
+    theirs = parity.hugging_face_outputs(parity.hugging_face(config, weights), features)
+    parity.assert_equal(ours.outputs(features), theirs, bound=1e-5)
+
+
+@pytest.mark.parity
+@pytest.mark.parametrize("activation", ["gelu_erf", "gelu_tanh"])
+def test_equals_transformers_at_real_weights(activation):
+    """MiniLM-L6 out of the demo's cache, with its own gelu (erf) and with the other; its heads are random."""
+    pytest.importorskip("torch")
+    pytest.importorskip("transformers")
+    from bert_keras import demo
+
+    folder = demo.cache_folder() / f"{demo.WEIGHTS.name}-{demo.WEIGHTS.version}"
+    if not (folder / "model.safetensors").is_file():
+        pytest.skip(f"no real weights in {folder}: `bert-keras demo` fetches them")
+    config, real = parity.real_weights(folder)
+    assert config.activation == "gelu_erf"
+    config = dataclasses.replace(config, activation=activation)
+    ours = parity.Ours.build(config)
+    weights = parity.random_weights(ours.shapes(), seed=1) | real
+    ours.assign(weights)
     features = random_features(config, seed=3, batch=2, length=40)
     theirs = parity.hugging_face_outputs(parity.hugging_face(config, weights), features)
     parity.assert_equal(ours.outputs(features), theirs, bound=1e-5)
@@ -115,7 +139,7 @@ def test_equals_keras_hub(dtype, bound):
     parity.assert_equal(ours.outputs(features), theirs, bound=bound)
 
 
-# --- The numbers that define BERT -------------------------------------------------------------------------------------
+# --- The numbers that define BERT ---------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -132,7 +156,9 @@ def test_equals_keras_hub(dtype, bound):
 def test_activations_in_float64(activation, formula):
     points = np.linspace(-6, 6, 101)
     expected = [formula(x) for x in points]
-    np.testing.assert_allclose(array(ACTIVATIONS[activation](ops.convert_to_tensor(points))), expected, atol=1e-14)
+    np.testing.assert_allclose(
+        array(ACTIVATIONS[activation](ops.convert_to_tensor(points))), expected, atol=1e-14
+    )
 
 
 @pytest.mark.parametrize(("point", "tanh", "erf"), [(1.0, 0.841192, 0.841345), (-2.0, -0.045402, -0.045500)])
@@ -143,7 +169,7 @@ def test_the_two_gelus_at_known_points(point, tanh, erf):
 
 
 def test_norm_epsilon_is_1e_12():
-    """Where the variance itself is 1e-12 the norm halves it: 1 / sqrt(2), and epsilon 1e-5 would leave 0.0003."""
+    """Where the variance itself is 1e-12 the output is 1 / sqrt(2); epsilon 1e-5 would leave 0.0003."""
     norm = LayerNorm(config=small(), name="norm")
     norm.build((None, 4))
     x = np.array([[1e-6, -1e-6, 1e-6, -1e-6]], "float32")
@@ -156,21 +182,24 @@ def test_norm_divides_the_variance_by_the_width():
     norm.gamma.assign([1.0, 1.0, 2.0, 2.0])
     norm.beta.assign([0.0, 1.0, 0.0, 1.0])
     # mean 3, biased variance 5
-    np.testing.assert_allclose(array(norm(np.array([[0.0, 2.0, 4.0, 6.0]])))[0] * math.sqrt(5), [-3, -1 + 5**0.5, 2, 6 + 5**0.5], atol=1e-5)
+    normed = array(norm(np.array([[0.0, 2.0, 4.0, 6.0]])))[0]
+    np.testing.assert_allclose(normed * 5**0.5, [-3, -1 + 5**0.5, 2, 6 + 5**0.5], atol=1e-5)
 
 
 def test_every_norm_has_the_configured_epsilon():
     encoder = BertEncoder(small(norm_epsilon=1e-5))
-    norms = [
-        layer for whole in (encoder, MaskedLMHead(encoder)) for layer in whole._flatten_layers() if isinstance(layer, LayerNorm)
-    ]
-    assert [norm.epsilon for norm in norms] == [1e-5] * (1 + 2 * 2 + 1)
+    layers = [*encoder._flatten_layers(), *MaskedLMHead(encoder)._flatten_layers()]
+    assert [one.epsilon for one in layers if isinstance(one, LayerNorm)] == [1e-5] * (1 + 2 * 2 + 1)
 
 
 def test_initial_values():
-    """Kernels and tables: normal of 0.02 cut at two deviations (then 0.8796 x 0.02 wide); biases 0, norms 1 and 0."""
+    """Kernels and tables: normal of 0.02 cut at two deviations, 0.8796 x 0.02 wide; norms 1, the rest 0."""
     encoder = BertEncoder(BertConfig.named("tiny", vocab_size=2000))
-    heads = (MaskedLMHead(encoder), NextSentenceHead(encoder.config), ClassifierHead(300, config=encoder.config))
+    heads = (
+        MaskedLMHead(encoder),
+        NextSentenceHead(encoder.config),
+        ClassifierHead(300, config=encoder.config),
+    )
     for variable in [v for layer in (encoder, *heads) for v in layer.trainable_variables]:
         value, kind = array(variable), variable.path.split("/")[-1]
         if kind in ("bias", "beta"):
@@ -228,10 +257,12 @@ def test_pooled_output_is_tanh_of_a_dense_layer_on_the_first_position():
     np.testing.assert_allclose(array(outputs[POOLED_OUTPUT]), expected, atol=1e-5)
 
 
-# --- Dropout ----------------------------------------------------------------------------------------------------------
+# --- Dropout ------------------------------------------------------------------------------------------------
 
 RATES = [(0.3, 0.0), (0.0, 0.3), (0.1, 0.4)]
-WIDE = BertConfig(vocab_size=11, hidden_size=64, num_layers=1, num_heads=4, intermediate_size=64, max_positions=64)
+WIDE = BertConfig(
+    vocab_size=11, hidden_size=64, num_layers=1, num_heads=4, intermediate_size=64, max_positions=64
+)
 
 
 def assert_rate(kept, rate):
@@ -251,7 +282,7 @@ def test_dropout_of_the_embeddings_has_the_hidden_rate(hidden, attention):
 
 @pytest.mark.parametrize(("hidden", "attention"), RATES)
 def test_dropout_of_attention_probabilities_has_the_attention_rate(hidden, attention):
-    """64 equal probabilities of 1/64 and values of 1: the context is the share that was kept, over 1 - rate."""
+    """64 probabilities of 1/64 and values of 1: the context is the share that was kept, over 1 - rate."""
     layer = SelfAttention(dataclasses.replace(WIDE, hidden_dropout=hidden, attention_dropout=attention))
     layer.build((None, None, 64))
     for dense in (layer.query, layer.key, layer.value, layer.output_dense):
@@ -263,13 +294,15 @@ def test_dropout_of_attention_probabilities_has_the_attention_rate(hidden, atten
     np.testing.assert_allclose(array(probabilities), 1 / 64)  # given back before dropout
     per_head = array(context)[..., ::16]  # each of 4 heads is 16 equal numbers
     kept = np.round(per_head * (1 - attention) * 64)
-    assert_rate(np.concatenate([np.ones(int(kept.sum())), np.zeros(int(per_head.size * 64 - kept.sum()))]), attention)
+    assert_rate(
+        np.concatenate([np.ones(int(kept.sum())), np.zeros(int(per_head.size * 64 - kept.sum()))]), attention
+    )
 
 
 @pytest.mark.parametrize(("hidden", "attention"), RATES)
 @pytest.mark.parametrize("part", ["attention", "feed_forward"])
 def test_dropout_before_each_residual_has_the_hidden_rate(part, hidden, attention):
-    """One part gives 1 everywhere, the residual is 0: after the norm a kept number is positive, a dropped one negative."""
+    """One part gives 1 everywhere, the residual is 0: after the norm kept is positive, dropped negative."""
     block = Block(dataclasses.replace(WIDE, hidden_dropout=hidden, attention_dropout=attention), name="block")
     block.build((None, None, 64))
     for dense in (block.attention.output_dense, block.feed_forward.output_dense):
@@ -290,14 +323,13 @@ def test_dropout_only_in_training():
     assert np.abs(array(model(features, training=True)) - array(model(features, training=True))).max() > 0.001
 
 
-# --- Number types -----------------------------------------------------------------------------------------------------
+# --- Number types -------------------------------------------------------------------------------------------
 
 
 def test_mixed_precision_computes_in_bfloat16_and_keeps_float32_variables():
     encoder = BertEncoder(small(), outputs=EVERY_OUTPUT, dtype="mixed_bfloat16")
     outputs = encoder(random_features(SMALL, seed=5, batch=2, length=7))
-    flat = [one for name in EVERY_OUTPUT for one in (outputs[name] if isinstance(outputs[name], list) else [outputs[name]])]
-    assert {keras.backend.standardize_dtype(one.dtype) for one in flat} == {"bfloat16"}
+    assert {keras.backend.standardize_dtype(one.dtype) for one in tf.nest.flatten(outputs)} == {"bfloat16"}
     assert {v.dtype for v in encoder.trainable_variables} == {"float32"}
 
 
@@ -310,10 +342,10 @@ def test_norm_under_mixed_precision_is_float32_inside():
         norm.build((None, 32))
         norm.gamma.assign(gamma)
     mixed, whole = norms[0](x), norms[1](ops.cast(x, "float32"))
-    np.testing.assert_array_equal(array(ops.cast(mixed, "float32")), array(ops.cast(ops.cast(whole, "bfloat16"), "float32")))
+    np.testing.assert_array_equal(array(mixed), array(ops.cast(whole, "bfloat16")))
 
 
-# --- Exact sizes ------------------------------------------------------------------------------------------------------
+# --- Exact sizes --------------------------------------------------------------------------------------------
 
 # size, encoder with pooler, with the masked-LM and next-sentence heads
 PUBLISHED = [
@@ -389,9 +421,14 @@ MINILM = {"vocab_size": 30522, "hidden_size": 384, "num_heads": 12, "intermediat
         (BertConfig.named("base", **ROBERTA), 124_645_632),
         pytest.param(BertConfig.named("large", **ROBERTA), 355_359_744, marks=pytest.mark.slow),
         # 312 / 12: no A = H / 64 here.
-        (BertConfig(vocab_size=30522, hidden_size=312, num_layers=4, num_heads=12, intermediate_size=1200), 14_350_248),
+        (
+            BertConfig(vocab_size=30522, hidden_size=312, num_layers=4, num_heads=12, intermediate_size=1200),
+            14_350_248,
+        ),
     ],
-    ids=lambda value: None if isinstance(value, int) else f"{value.vocab_size}-L{value.num_layers}-H{value.hidden_size}",
+    ids=lambda value: (
+        None if isinstance(value, int) else f"V{value.vocab_size}-{value.hidden_size}x{value.num_layers}"
+    ),
 )
 def test_parameter_counts_of_published_models(config, expected):
     assert count(config) == expected
@@ -402,13 +439,16 @@ def test_parameter_count_of_electra_small_without_pooler():
     assert count(config) - (256 * 256 + 256) == 13_483_008
 
 
-# --- Outputs ----------------------------------------------------------------------------------------------------------
+# --- Outputs ------------------------------------------------------------------------------------------------
 
 
 def test_output_shapes():
     config = small(num_layers=3)
     outputs = BertEncoder(config, outputs=EVERY_OUTPUT)(random_features(config, seed=5, batch=2, length=7))
-    shapes = {k: [tuple(one.shape) for one in v] if isinstance(v, list) else tuple(v.shape) for k, v in outputs.items()}
+    shapes = {
+        k: [tuple(one.shape) for one in v] if isinstance(v, list) else tuple(v.shape)
+        for k, v in outputs.items()
+    }
     assert shapes == {
         SEQUENCE_OUTPUT: (2, 7, 32),
         POOLED_OUTPUT: (2, 32),
@@ -461,7 +501,9 @@ def test_pooled_output_alone_runs_the_last_block_for_one_position(causal):
         assert kinds == {"MatMul": 2, "BatchMatMulV2": 4}
 
 
-@pytest.mark.parametrize("changes", [{}, {"causal": True}, {"share_layers": True}, {"num_layers": 1, "causal": True}])
+@pytest.mark.parametrize(
+    "changes", [{}, {"causal": True}, {"share_layers": True}, {"num_layers": 1, "causal": True}]
+)
 def test_pooled_output_alone_equals_the_full_computation(changes):
     whole = lively(small(**changes))
     alone = same_weights(whole, small(**changes), outputs=[POOLED_OUTPUT])
@@ -473,10 +515,12 @@ def test_gather_positions():
     states = np.arange(2 * 3 * 2, dtype="float32").reshape(2, 3, 2)
     #                                   row 0: positions 2, 0          row 1: positions 1, 1
     expected = [[[4, 5], [0, 1]], [[8, 9], [8, 9]]]
-    np.testing.assert_array_equal(array(gather_positions(states, np.array([[2, 0], [1, 1]], "int32"))), expected)
+    np.testing.assert_array_equal(
+        array(gather_positions(states, np.array([[2, 0], [1, 1]], "int32"))), expected
+    )
 
 
-# --- Padding ----------------------------------------------------------------------------------------------------------
+# --- Padding ------------------------------------------------------------------------------------------------
 
 
 def padded(features, length):
@@ -506,7 +550,7 @@ def test_what_stands_in_the_padding_changes_no_real_position():
     assert np.abs(a[hidden] - b[hidden]).max() > 0.1
 
 
-# --- Causal attention -------------------------------------------------------------------------------------------------
+# --- Causal attention ---------------------------------------------------------------------------------------
 
 
 def test_pooled_position():
@@ -518,7 +562,9 @@ def test_pooled_position():
 @pytest.mark.parametrize("outputs", [EVERY_OUTPUT, [POOLED_OUTPUT]])
 def test_causal_pooled_output_reads_the_text(outputs):
     encoder = lively(small(causal=True), outputs=outputs)
-    features = padded(random_features(SMALL, seed=5, batch=1, length=6) | {INPUT_MASK: np.ones((1, 6), "int32")}, 9)
+    features = padded(
+        random_features(SMALL, seed=5, batch=1, length=6) | {INPUT_MASK: np.ones((1, 6), "int32")}, 9
+    )
     before = pooled(encoder, features)
     for position in range(6):
         changed = features[INPUT_WORD_IDS].copy()
@@ -544,10 +590,12 @@ def test_bidirectional_states_see_later_tokens():
     features = random_features(SMALL, seed=5, batch=1, length=8) | {INPUT_MASK: np.ones((1, 8), "int32")}
     changed = features[INPUT_WORD_IDS].copy()
     changed[:, 7] = 66 - changed[:, 7]
-    assert np.abs(pooled(encoder, features) - pooled(encoder, features | {INPUT_WORD_IDS: changed})).max() > 1e-3
+    assert (
+        np.abs(pooled(encoder, features) - pooled(encoder, features | {INPUT_WORD_IDS: changed})).max() > 1e-3
+    )
 
 
-# --- Shared layers, factorised embeddings, position offset ------------------------------------------------------------
+# --- Shared layers, factorised embeddings, position offset --------------------------------------------------
 
 
 def test_shared_layers_are_one_block_run_again():
@@ -588,7 +636,7 @@ def test_position_offset_skips_the_first_rows():
     np.testing.assert_array_equal(pooled(encoder, features), pooled(plain, features))
 
 
-# --- Length -----------------------------------------------------------------------------------------------------------
+# --- Length -------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(("changes", "longest"), [({}, 16), ({"position_offset": 2}, 14)])
@@ -642,11 +690,12 @@ def test_symbolic_shapes_and_dtypes_are_those_of_the_call():
         assert a.shape[1:] == tuple(b.shape)[1:] and a.dtype == keras.backend.standardize_dtype(b.dtype)
 
 
-# --- Configuration and saving -----------------------------------------------------------------------------------------
+# --- Configuration and saving -------------------------------------------------------------------------------
 
 
 def test_encoder_comes_back_from_its_config():
-    encoder = BertEncoder(small(causal=True, embedding_size=8), outputs=[POOLED_OUTPUT], name="mine", dtype="mixed_bfloat16")
+    config = small(causal=True, embedding_size=8)
+    encoder = BertEncoder(config, outputs=[POOLED_OUTPUT], name="mine", dtype="mixed_bfloat16")
     again = BertEncoder.from_config(encoder.get_config())
     assert again.config == encoder.config and again.name == "mine"
     assert again.outputs_wanted == (POOLED_OUTPUT,) and again.dtype_policy == encoder.dtype_policy

@@ -43,9 +43,13 @@ def dense(layer, x):
     return x @ array(layer.kernel) + array(layer.bias)
 
 
+def masked_lm(dtype):
+    return MaskedLMHead(BertEncoder(CONFIG, dtype=dtype), dtype=dtype)
+
+
 # head, its input, the shapes that come out
 CASES = {
-    "masked_lm": (lambda dtype: MaskedLMHead(BertEncoder(CONFIG, dtype=dtype), dtype=dtype), (SEQUENCE, POSITIONS), [(2, 3, 67)]),
+    "masked_lm": (masked_lm, (SEQUENCE, POSITIONS), [(2, 3, 67)]),
     "next_sentence": (lambda dtype: NextSentenceHead(CONFIG, dtype=dtype), (POOLED,), [(6, 2)]),
     "classifier": (lambda dtype: ClassifierHead(3, config=CONFIG, dtype=dtype), (POOLED,), [(6, 3)]),
     "regression": (lambda dtype: ClassifierHead(1, config=CONFIG, dtype=dtype), (POOLED,), [(6, 1)]),
@@ -71,22 +75,25 @@ def test_shape_and_dtype_of_the_logits(case, policy, expected):
 @pytest.mark.parametrize("case", CASES)
 def test_symbolic_shapes(case):
     build, inputs, shapes = CASES[case]
-    symbols = [keras.Input((None,) * (x.ndim - 1 - (x.dtype == "float32")) + (32,) * (x.dtype == "float32"), dtype=x.dtype.name) for x in inputs]
+    of_ndim = {("float32", 2): (32,), ("float32", 3): (None, 32), ("int32", 2): (None,)}
+    symbols = [keras.Input(of_ndim[x.dtype.name, x.ndim], dtype=x.dtype.name) for x in inputs]
     model = keras.Model(symbols, build("float32")(*symbols))
     assert [tuple(one.shape) for one in tf.nest.flatten(model(list(inputs)))] == shapes
 
 
-# --- Masked LM --------------------------------------------------------------------------------------------------------
+# --- Masked LM ----------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("activation", ["gelu_tanh", "gelu_erf"])
 @pytest.mark.parametrize("embedding_size", [None, 8])
 def test_masked_lm_is_dense_activation_norm_and_the_table(activation, embedding_size):
-    """computed here with numpy at every position, then compared at the asked ones."""
-    encoder = lively(BertEncoder(dataclasses.replace(CONFIG, activation=activation, embedding_size=embedding_size)))
+    """Computed here with numpy at every position, then compared at the asked ones."""
+    config = dataclasses.replace(CONFIG, activation=activation, embedding_size=embedding_size)
+    encoder = lively(BertEncoder(config))
     head = lively(MaskedLMHead(encoder))
     x = array(ACTIVATIONS[activation](dense(head.dense, SEQUENCE)))
-    x = (x - x.mean(-1, keepdims=True)) / x.std(-1, keepdims=True) * array(head.norm.gamma) + array(head.norm.beta)
+    x = (x - x.mean(-1, keepdims=True)) / x.std(-1, keepdims=True)
+    x = x * array(head.norm.gamma) + array(head.norm.beta)
     everywhere = x @ array(encoder.embedding_table).T + array(head.bias)
     expected = np.stack([row[positions] for row, positions in zip(everywhere, POSITIONS, strict=True)])
     np.testing.assert_allclose(array(head(SEQUENCE, POSITIONS)), expected, atol=1e-4)
@@ -127,7 +134,7 @@ def test_the_table_is_counted_and_trained_once():
 
 
 def test_the_masked_lm_loss_reaches_the_table_twice():
-    """As an input of the encoder and as the output layer: a token that is only predicted still gets a gradient."""
+    """As an input of the encoder and as the output layer: a word only predicted gets a gradient too."""
     encoder = BertEncoder(CONFIG)
     model = pretraining_model(encoder)
     features = parity.random_features(CONFIG, seed=1, batch=2, length=7) | {MASKED_LM_POSITIONS: POSITIONS}
@@ -142,10 +149,12 @@ def test_the_masked_lm_loss_reaches_the_table_twice():
     assert rows[read].min() > 0
 
 
-# --- The dense heads --------------------------------------------------------------------------------------------------
+# --- The dense heads ----------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("build", [lambda: NextSentenceHead(CONFIG), lambda: ClassifierHead(3, config=CONFIG)])
+@pytest.mark.parametrize(
+    "build", [lambda: NextSentenceHead(CONFIG), lambda: ClassifierHead(3, config=CONFIG)]
+)
 def test_pooled_heads_are_one_dense_layer(build):
     head = lively(build())
     np.testing.assert_allclose(array(head(POOLED)), dense(head.dense, POOLED), atol=1e-5)
@@ -190,7 +199,7 @@ def test_too_few_classes_are_an_error(build, message):
         build()
 
 
-# --- Dropout ----------------------------------------------------------------------------------------------------------
+# --- Dropout ------------------------------------------------------------------------------------------------
 
 ONES = np.ones((200, 5, 32), "float32")
 
@@ -209,23 +218,26 @@ DROPPED = {"hidden_dropout": 0.1, "attention_dropout": 0.7}
         (lambda config: SpanHead(config=config), 0.4, 0.0),
         (lambda config: ReplacedTokenHead(config=config), 0.4, 0.0),
     ],
-    ids=["classifier", "classifier own", "token", "token own", "choice own", "next sentence", "span", "replaced token"],
+    ids="classifier,classifier own,token,token own,choice own,next sentence,span,replaced token".split(","),
 )
 def test_dropout_rate_before_the_dense_layer(build, classifier_dropout, rate):
-    """Kernels of 1/32 and inputs of 1 give the share that was kept, over 1 - rate; without dropout 1 exactly."""
-    head = build(dataclasses.replace(CONFIG, activation="linear", classifier_dropout=classifier_dropout, **DROPPED))
+    """Kernels of 1/32 and inputs of 1 give the share that was kept, over 1 - rate; without dropout 1."""
+    rates = DROPPED | {"classifier_dropout": classifier_dropout}
+    head = build(dataclasses.replace(CONFIG, activation="linear", **rates))
     for variable in head.trainable_variables:
         if variable.ndim == 2:
             variable.assign(np.full(variable.shape, 1 / 32))
     training = {} if isinstance(head, ReplacedTokenHead) else {"training": True}
     inputs = ONES if isinstance(head, (TokenHead, SpanHead, ReplacedTokenHead)) else ONES.reshape(-1, 32)
     logits = tf.nest.flatten(head(inputs, **training))[0]
-    kept = array(logits[..., 0] if isinstance(head, (ClassifierHead, TokenHead)) else logits).mean() * (1 - rate)
+    kept = array(logits[..., 0] if isinstance(head, (ClassifierHead, TokenHead)) else logits).mean() * (
+        1 - rate
+    )
     assert abs(1 - kept - rate) <= 5 * math.sqrt(rate * (1 - rate) / ONES.size) + 1e-6
     np.testing.assert_allclose(array(tf.nest.flatten(head(inputs))[0]), 1.0, atol=1e-5)
 
 
-# --- Saving -----------------------------------------------------------------------------------------------------------
+# --- Saving -------------------------------------------------------------------------------------------------
 
 REBUILT = [
     ClassifierHead(3, config=CONFIG, name="mine", dtype="mixed_bfloat16"),
@@ -271,7 +283,9 @@ def test_a_functional_model_saves_and_loads(output, head, tmp_path):
 def test_a_classifier_learns_through_fit():
     """The head sees which of two words stands first; 30 steps tell them apart."""
     encoder = BertEncoder(CONFIG, outputs=[POOLED_OUTPUT])
-    model = keras.Model(inputs := encoder_inputs(), ClassifierHead(2, config=CONFIG)(encoder(inputs)[POOLED_OUTPUT]))
+    model = keras.Model(
+        inputs := encoder_inputs(), ClassifierHead(2, config=CONFIG)(encoder(inputs)[POOLED_OUTPUT])
+    )
     features = parity.random_features(CONFIG, seed=1, batch=32, length=7)
     features["input_word_ids"][:, 0] = np.arange(32) % 2 + 3
     model.compile(keras.optimizers.Adam(0.01), keras.losses.SparseCategoricalCrossentropy(from_logits=True))

@@ -1,4 +1,4 @@
-"""Writes encoder.npz: what `transformers` computes in float64 for fixed features and weights, erf and tanh gelu.
+"""Writes encoder.npz: what `transformers` computes in float64 for fixed inputs, erf and tanh gelu.
 
     python tests/golden/make_encoder_golden.py        (from the repository root, with the `parity` extra)
 

@@ -1,0 +1,398 @@
+"""The same work by each library: what a worker of peers.py runs.
+
+In: a request that names a kind of work, an implementation and a case, and a folder of weights, texts and a vocabulary that
+`peers.py` wrote. Out: a call to be timed, and the arrays that it computes, by which implementations are held to each other.
+Each library reads the weights by its own loader.
+
+    encoder    features int32 [B, S] -> sequence_output [B, S, H], pooled_output [B, H]
+    finetune   one pass over a few batches: forward, backward, clip by norm, AdamW
+    tokenize   one pass over lines of text -> ids
+"""
+
+import argparse
+import dataclasses
+import functools
+import itertools
+import pathlib
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import interleave
+import numpy as np
+
+ROOT = pathlib.Path(__file__).resolve().parents[1]
+sys.path.insert(0, str(ROOT))  # this checkout's bert_keras, installed or not
+
+# Imported by the functions below: a worker loads one library, not all.
+Arrays = dict[str, np.ndarray]
+Prepared = tuple[Callable[[], Any], Arrays]
+
+SEED = 7
+LEARNING_RATE, WEIGHT_DECAY, CLIP_NORM, EPSILON = 5e-5, 0.01, 1.0, 1e-6  # Devlin et al. 2019, A.2
+LINES_A_BATCH = 256  # what Dataset.map hands to a tokenizer at once
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Case:
+    """One line of work.
+
+    kind: a key of IMPLEMENTATIONS
+    size: the folder of weights
+    texts: whether `finetune` starts from raw text, each library padding as its own pipeline does
+    steps: batches in one call of `finetune`
+    """
+
+    name: str
+    kind: str
+    size: str = "minilm"
+    batch: int = 32
+    length: int = 128
+    texts: bool = False
+    steps: int = 4
+    default: bool = True
+
+
+def features(case: Case) -> Arrays:
+    """Random ids in two segments; the first row is full, the rest half full or more."""
+    random, shape = np.random.default_rng(SEED), (case.batch, case.length)
+    lengths = random.integers(case.length // 2, case.length, (case.batch, 1), endpoint=True)
+    lengths[0] = case.length
+    mask = (np.arange(case.length) < lengths).astype("int32")
+    second = (np.arange(case.length) >= lengths // 2).astype("int32")
+    # Ids from 5: any vocabulary has that many special tokens and a thousand pieces more.
+    ids = random.integers(5, 1000, shape).astype("int32")
+    return {"input_word_ids": ids * mask, "input_mask": mask, "input_type_ids": second * mask}
+
+
+def labels(case: Case) -> np.ndarray:
+    """int32 [B], 0 or 1."""
+    return np.arange(case.batch, dtype="int32") % 2
+
+
+def examples(folder: pathlib.Path) -> tuple[list[str], list[int]]:
+    """Sentences and labels of `examples.tsv`."""
+    rows = [line.split("\t") for line in (folder / "examples.tsv").read_text(encoding="utf-8").splitlines()]
+    return [text for text, _ in rows], [int(label) for _, label in rows]
+
+
+def lines(folder: pathlib.Path) -> list[str]:
+    """The text that tokenizers read."""
+    return (folder / "lines.txt").read_text(encoding="utf-8").split("\n")
+
+
+def encoded(sequence: Any, pooled: Any, mask: np.ndarray) -> Arrays:
+    """An encoder's outputs, zero where a position is padding: libraries may differ there."""
+    return {"sequence_output": np.asarray(sequence) * mask[..., None], "pooled_output": np.asarray(pooled)}
+
+
+def pieces(rows: list[list[int]]) -> Arrays:
+    """Ids of every line, one after the other, and how many each line has."""
+    return {"ids": np.array([*itertools.chain(*rows)], "int32"), "lengths": np.array([*map(len, rows)], "int32")}
+
+
+# -----------------------------------------------------------------------------------------------------------
+# bert_keras
+
+
+def _ours_features(case: Case) -> dict[str, Any]:
+    import tensorflow as tf
+
+    return {name: tf.constant(value) for name, value in features(case).items()}
+
+
+def _our_encoder(case: Case, folder: pathlib.Path, *, outputs: tuple[str, ...]) -> Prepared:
+    import tensorflow as tf
+
+    from bert_keras.checkpoints import load_encoder
+    from bert_keras.features import ENCODER_INPUTS
+
+    encoder = load_encoder(folder / case.size, outputs=outputs)
+    # One trace for every length, as training and serving have it.
+    anything = {name: tf.TensorSpec([None, None], tf.int32) for name in ENCODER_INPUTS}
+    run = tf.function(lambda given: encoder(given, training=False), input_signature=[anything])
+    given = _ours_features(case)
+    found = {name: value.numpy() for name, value in run(given).items()}
+    if "sequence_output" in found:
+        found = encoded(found["sequence_output"], found["pooled_output"], features(case)["input_mask"])
+    return lambda: run(given), found
+
+
+def _our_finetune(case: Case, folder: pathlib.Path) -> Prepared:
+    import tensorflow as tf
+
+    from bert_keras import checkpoints
+    from bert_keras.encoder import BertEncoder
+    from bert_keras.optimization import AdamW, WarmupLinearDecay
+    from bert_keras.preprocessing import Preprocessor
+    from tasks.glue import ROWS, Glue
+    from tasks.task import dataset
+    from tasks.train import heads_of
+
+    task = Glue(ROWS["sst2"])
+    checkpoint = checkpoints.read(folder / case.size)
+    encoder = BertEncoder(checkpoint.config, outputs=task.outputs)
+    model = task.model(encoder)
+    checkpoints.assign(checkpoint, encoder, **heads_of(model))
+    schedule = WarmupLinearDecay(LEARNING_RATE, total_steps=1_000_000, warmup_steps=0)
+    model.compile(AdamW(schedule, weight_decay=WEIGHT_DECAY, clip_norm=CLIP_NORM), loss=task.loss(), jit_compile=False)
+    if case.texts:
+        preprocess = Preprocessor(checkpoints.tokenizer_of(checkpoint), seq_length=case.length, pad_to_longest=True)
+        texts, targets = examples(folder)
+        rows = tf.data.Dataset.from_tensor_slices({"sentence": texts, "label": targets}).take(case.batch * case.steps)
+        batches = dataset(task, preprocess, rows, batch_size=case.batch, seed=SEED)
+        first = preprocess(tf.constant(texts[: case.batch]))
+    else:
+        first = _ours_features(case)
+        one = (first, labels(case), np.ones(case.batch, "float32"))
+        batches = tf.data.Dataset.from_tensors(one).repeat(case.steps)
+    return lambda: model.fit(batches, verbose=0), {"logits": model(first, training=False).numpy()}
+
+
+def _our_tokenize(case: Case, folder: pathlib.Path, *, method: str) -> Prepared:
+    from bert_keras.tokenizers import WordPiece
+
+    tokenizer = WordPiece.from_file(str(folder / "vocab.txt"))
+    call = _mapped(getattr(tokenizer, method), folder)
+    return call, pieces(tokenizer.tokenize(lines(folder)).to_list())
+
+
+def _mapped(tokenize: Callable, folder: pathlib.Path) -> Callable[[], Any]:
+    """One pass over all lines in `Dataset.map`; nothing is kept."""
+    import tensorflow as tf
+
+    batches = tf.data.Dataset.from_tensor_slices(lines(folder)).batch(LINES_A_BATCH).cache()
+    made = batches.map(tokenize, num_parallel_calls=tf.data.AUTOTUNE).prefetch(tf.data.AUTOTUNE)
+    return lambda: sum(1 for _ in made)
+
+
+# -----------------------------------------------------------------------------------------------------------
+# KerasHub
+
+
+def _keras_hub_preset(folder: pathlib.Path) -> str:
+    """The same weights in the form that it loads."""
+    from bert_keras import checkpoints
+
+    preset = folder.with_name(f"{folder.name}-keras-hub")
+    if not preset.exists():
+        checkpoints.write(checkpoints.read(folder), preset, format="keras-hub")
+    return str(preset)
+
+
+def _keras_hub_features(case: Case) -> Arrays:
+    given = features(case)
+    return {
+        "token_ids": given["input_word_ids"],
+        "padding_mask": given["input_mask"],
+        "segment_ids": given["input_type_ids"],
+    }
+
+
+def _keras_hub_encoder(case: Case, folder: pathlib.Path) -> Prepared:
+    import keras_hub
+    import tensorflow as tf
+
+    backbone = keras_hub.models.BertBackbone.from_preset(_keras_hub_preset(folder / case.size))
+    run = tf.function(lambda given: backbone(given, training=False))
+    given = {name: tf.constant(value) for name, value in _keras_hub_features(case).items()}
+    found = run(given)
+    return lambda: run(given), encoded(found["sequence_output"], found["pooled_output"], features(case)["input_mask"])
+
+
+def _keras_hub_finetune(case: Case, folder: pathlib.Path) -> Prepared:
+    import keras
+    import keras_hub
+    import tensorflow as tf
+
+    from bert_keras import checkpoints
+
+    preset = _keras_hub_preset(folder / case.size)
+    backbone = keras_hub.models.BertBackbone.from_preset(preset)
+    model = keras_hub.models.BertTextClassifier(backbone, num_classes=2, preprocessor=None, dropout=0.1)
+    head = checkpoints.read(folder / case.size).tensors  # a preset of a backbone has none
+    model.get_layer("logits").set_weights([head["classifier/dense/kernel"], head["classifier/dense/bias"]])
+    optimizer = keras.optimizers.AdamW(
+        LEARNING_RATE, weight_decay=WEIGHT_DECAY, epsilon=EPSILON, global_clipnorm=CLIP_NORM
+    )
+    optimizer.exclude_from_weight_decay(var_names=["bias", "gamma", "beta"])
+    loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+    model.compile(optimizer, loss=loss, jit_compile=False)  # XLA, its default, is slower on a CPU
+    if case.texts:
+        preprocess = keras_hub.models.BertTextClassifierPreprocessor.from_preset(preset, sequence_length=case.length)
+        texts, targets = examples(folder)
+        count = case.batch * case.steps
+        rows = tf.data.Dataset.from_tensor_slices((texts[:count], targets[:count])).shuffle(count).batch(case.batch)
+        batches = rows.map(preprocess, num_parallel_calls=tf.data.AUTOTUNE).prefetch(tf.data.AUTOTUNE)
+        first = preprocess(texts[: case.batch])
+    else:
+        first = _keras_hub_features(case)
+        batches = tf.data.Dataset.from_tensors((first, labels(case))).repeat(case.steps)
+    return lambda: model.fit(batches, verbose=0), {"logits": np.asarray(model(first, training=False))}
+
+
+def _keras_hub_tokenize(case: Case, folder: pathlib.Path) -> Prepared:
+    import keras_hub
+
+    tokenizer = keras_hub.models.BertTokenizer(vocabulary=str(folder / "vocab.txt"), lowercase=True)
+    return _mapped(tokenizer, folder), pieces([[int(id) for id in row] for row in tokenizer(lines(folder))])
+
+
+# -----------------------------------------------------------------------------------------------------------
+# Hugging Face
+
+# `gelu_new`, which a config of the tanh form names, is six operations there; this is the same function as one.
+_TORCH = {"hidden_act": "gelu_pytorch_tanh", "attn_implementation": "sdpa"}
+
+
+def _torch_features(case: Case) -> dict[str, Any]:
+    import torch
+
+    given = {name: torch.from_numpy(value).long() for name, value in features(case).items()}
+    return {
+        "input_ids": given["input_word_ids"],
+        "attention_mask": given["input_mask"],
+        "token_type_ids": given["input_type_ids"],
+    }
+
+
+def _hugging_face_encoder(case: Case, folder: pathlib.Path) -> Prepared:
+    import torch
+    import transformers
+
+    model = transformers.BertModel.from_pretrained(folder / case.size, **_TORCH).eval()
+    run, given = torch.inference_mode()(model), _torch_features(case)
+    found = run(**given)
+    mask = features(case)["input_mask"]
+    return lambda: run(**given), encoded(found.last_hidden_state.numpy(), found.pooler_output.numpy(), mask)
+
+
+def _hugging_face_finetune(case: Case, folder: pathlib.Path) -> Prepared:
+    import torch
+    import transformers
+
+    path = folder / case.size
+    model = transformers.BertForSequenceClassification.from_pretrained(path, **_TORCH)
+    named = [*model.named_parameters()]
+    groups = [
+        {"params": [one for _, one in named if one.ndim > 1], "weight_decay": WEIGHT_DECAY},
+        {"params": [one for _, one in named if one.ndim == 1], "weight_decay": 0.0},
+    ]
+    optimizer = torch.optim.AdamW(groups, lr=LEARNING_RATE, eps=EPSILON, fused=True)
+    if case.texts:
+        tokenizer = transformers.BertTokenizerFast(str(folder / "vocab.txt"))
+        texts, targets = examples(folder)
+        count = case.batch * case.steps
+        collate = transformers.DataCollatorWithPadding(tokenizer)
+        # Tokenized before training, as `datasets.map` does it.
+        ready = [
+            {**tokenizer(text, truncation=True, max_length=case.length), "labels": label}
+            for text, label in zip(texts[:count], targets[:count], strict=True)
+        ]
+        batches: Any = torch.utils.data.DataLoader(ready, batch_size=case.batch, shuffle=True, collate_fn=collate)
+        first = dict(collate(ready[: case.batch]))
+        first.pop("labels")
+    else:
+        first = _torch_features(case)
+        batches = [first | {"labels": torch.from_numpy(labels(case)).long()}] * case.steps
+
+    def train() -> None:
+        for batch in batches:
+            loss = model(**batch).loss
+            loss.backward()
+            torch.nn.utils.clip_grad_norm_(model.parameters(), CLIP_NORM)
+            optimizer.step()
+            optimizer.zero_grad()
+
+    with torch.no_grad():
+        logits = model.eval()(**first).logits.numpy()
+    model.train()
+    return train, {"logits": logits}
+
+
+def _tokenizers(case: Case, folder: pathlib.Path, *, method: str) -> Prepared:
+    import tokenizers
+
+    tokenizer = tokenizers.BertWordPieceTokenizer(str(folder / "vocab.txt"), lowercase=True)._tokenizer
+    encode = functools.partial(getattr(tokenizer, method), add_special_tokens=False)
+    text = lines(folder)
+    return lambda: encode(text), pieces([one.ids for one in encode(text)])
+
+
+# -----------------------------------------------------------------------------------------------------------
+# TensorFlow Text
+
+
+def _fast_bert_tokenizer(case: Case, folder: pathlib.Path) -> Prepared:
+    import tensorflow as tf
+    import tensorflow_text
+
+    vocabulary = (folder / "vocab.txt").read_text(encoding="utf-8").splitlines()
+    tokenizer = tensorflow_text.FastBertTokenizer(
+        vocabulary, lower_case_nfd_strip_accents=True, token_out_type=tf.int32
+    )
+    return _mapped(tokenizer.tokenize, folder), pieces(tokenizer.tokenize(lines(folder)).to_list())
+
+
+# -----------------------------------------------------------------------------------------------------------
+
+# Kind -> implementation -> what prepares a case. What is ours starts with OURS; the rest are peers.
+OURS = "bert_keras"
+IMPLEMENTATIONS: dict[str, dict[str, Callable[[Case, pathlib.Path], Prepared]]] = {
+    "encoder": {
+        OURS: functools.partial(_our_encoder, outputs=("sequence_output", "pooled_output")),
+        f"{OURS}, pooled only": functools.partial(_our_encoder, outputs=("pooled_output",)),
+        "KerasHub": _keras_hub_encoder,
+        "Hugging Face": _hugging_face_encoder,
+    },
+    "finetune": {OURS: _our_finetune, "KerasHub": _keras_hub_finetune, "Hugging Face": _hugging_face_finetune},
+    "tokenize": {
+        OURS: functools.partial(_our_tokenize, method="tokenize"),
+        f"{OURS}, offsets": functools.partial(_our_tokenize, method="tokenize_with_offsets"),
+        "KerasHub": _keras_hub_tokenize,
+        "tokenizers": functools.partial(_tokenizers, method="encode_batch"),
+        "tokenizers, no offsets": functools.partial(_tokenizers, method="encode_batch_fast"),
+        "FastBertTokenizer": _fast_bert_tokenizer,
+    },
+}
+# What an implementation needs beyond the package's own dependencies.
+NEEDS = {"Hugging Face": ("torch", "transformers"), "tokenizers": ("tokenizers",), "tokenizers, no offsets": ("tokenizers",)}
+
+
+def _set_threads(name: str, threads: int) -> None:
+    interleave.hold_to(threads)
+    if name == "Hugging Face":
+        import torch
+
+        torch.set_num_threads(threads)
+    elif not name.startswith("tokenizers"):
+        import tensorflow as tf
+
+        tf.config.threading.set_intra_op_parallelism_threads(threads)
+        tf.config.threading.set_inter_op_parallelism_threads(threads)
+
+
+def main() -> None:
+    """A worker: prepares cases and takes its turns."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("name")
+    parser.add_argument("--threads", type=int, required=True)
+    args = parser.parse_args()
+    _set_threads(args.name, args.threads)
+    call: Callable[[], Any] = lambda: None  # noqa: E731
+
+    def answer(request: dict[str, Any]) -> dict[str, Any]:
+        nonlocal call
+        if request["do"] == "time":
+            return {"seconds": interleave.seconds_per_call(call, at_least=request["at_least"])}
+        case = Case(**request["case"])
+        call, found = IMPLEMENTATIONS[case.kind][args.name](case, pathlib.Path(request["folder"]))
+        np.savez(request["outputs"], **found)
+        call()  # traces, compiles and allocates
+        return {}
+
+    interleave.serve(answer)
+
+
+if __name__ == "__main__":
+    main()

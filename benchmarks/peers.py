@@ -1,0 +1,279 @@
+"""How fast bert_keras is beside KerasHub and Hugging Face: one interleaved run, ratios only.
+
+    python benchmarks/peers.py                                     every default case, 2 threads, 5 rounds
+    python benchmarks/peers.py --quick                             a look, not a measurement
+    python benchmarks/peers.py --cases encoder-8x128 tokenize --threads 1 --json out.json
+
+In: cases, and a folder with text (`corpus/`, `glue/SST-2/`, `vocab/`), without which a paragraph in this file serves.
+Out: for every case and peer how many times faster we are, as median and range over the rounds, and how far the two outputs
+are apart. Weights are random, or of `--checkpoint`, and the same in every library. KerasHub comes with the package, torch and
+transformers with its `parity` extra; what is not installed is skipped by name. The exit status is 1 where outputs differ.
+"""
+
+import argparse
+import contextlib
+import dataclasses
+import importlib.util
+import json
+import os
+import pathlib
+import platform
+import random
+import sys
+import tempfile
+from collections.abc import Iterator
+from importlib import metadata
+
+import implementations
+import numpy as np
+from implementations import IMPLEMENTATIONS, NEEDS, OURS, ROOT, SEED, Case
+from interleave import Ratios, Worker, take_turns
+from rich.console import Console
+from rich.table import Table
+
+from bert_keras import checkpoints
+from bert_keras.checkpoint_formats import Checkpoint, read_vocabulary, variable_shapes
+from bert_keras.config import BertConfig
+
+CASES = {
+    case.name: case
+    for case in (
+        Case(name="encoder-1x128", kind="encoder", batch=1),
+        Case(name="encoder-8x128", kind="encoder", batch=8),
+        Case(name="encoder-32x128", kind="encoder"),
+        Case(name="encoder-base-8x128", kind="encoder", size="base", batch=8, default=False),
+        Case(name="finetune-32x128", kind="finetune"),
+        Case(name="finetune-sst2", kind="finetune", texts=True, steps=8),
+        Case(name="tokenize", kind="tokenize"),
+    )
+}
+SIZES = {
+    "minilm": {"hidden_size": 384, "num_layers": 6, "num_heads": 12, "intermediate_size": 1536},
+    "base": {"hidden_size": 768, "num_layers": 12, "num_heads": 12, "intermediate_size": 3072},
+}
+BOUND = 1e-4  # on max |difference|, relative to the larger of 1 and max |ours|
+WORDS = range(8, 37)  # of the sentences that are fine-tuned on: 10 to about 40 wordpieces, as most rows of SST-2
+TEXT_BYTES, QUICK_TEXT_BYTES = 1_000_000, 100_000
+PARAGRAPH = """A river rises in the hills above the town and falls three hundred metres before it meets the sea.
+In spring, when the snow melts, its water is cold and grey; by late summer children wade across it without getting their knees wet.
+Two mills stood here in 1790, one for flour and one for paper, and the older of them still turns on the first Sunday of each month.
+The museum next to it ("small but honest", says the guide) keeps a letter in which the miller complains about the price of oats.
+Nobody who visits expects the engine room: it smells of oil, it is louder than a train, and it works as well as on its first day.
+"""
+VERSIONS = ("tensorflow", "tensorflow-text", "keras", "keras-hub", "torch", "transformers", "tokenizers")
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Result:
+    """One line of the table: a case, ours against one peer."""
+
+    case: str
+    ours: str
+    peer: str
+    ratios: Ratios
+    agreement: str
+    agrees: bool
+
+    def to_json(self) -> dict:
+        """The line with the ratio of every round."""
+        fields = {name: getattr(self, name) for name in ("case", "ours", "peer", "agreement", "agrees")}
+        return fields | {"median": self.ratios.median, "rounds": self.ratios.values}
+
+
+def write_text(folder: pathlib.Path, data: pathlib.Path, *, size: int) -> None:
+    """Puts `lines.txt` (`size` characters) and `examples.tsv` where the workers read them."""
+    corpus, rows = data / "corpus/enwiki_plain_paragraphs.txt", data / "glue/SST-2/train.tsv"
+    text = corpus.read_text(encoding="utf-8") if corpus.is_file() else PARAGRAPH * (size // len(PARAGRAPH) + 1)
+    lines = [line for line in text[:size].split("\n") if line.strip()]
+    (folder / "lines.txt").write_text("\n".join(lines), encoding="utf-8")
+
+    if rows.is_file():
+        pairs = [line.rstrip("\n").split("\t") for line in rows.open(encoding="utf-8")][1:]
+    else:
+        pairs = [[line.strip(), str(i % 2)] for i, line in enumerate(PARAGRAPH.splitlines() * 200)]
+    pairs = [pair for pair in pairs if len(pair[0].split()) in WORDS]
+    chosen = random.Random(SEED).sample(pairs, 32 * max(case.steps for case in CASES.values()))
+    (folder / "examples.tsv").write_text("".join(f"{text}\t{label}\n" for text, label in chosen), encoding="utf-8")
+
+
+def english_vocabulary(data: pathlib.Path) -> tuple[str, ...]:
+    """BERT's uncased pieces; without data the paragraph's words and letters."""
+    path = data / "vocab/uncased_30522.txt"
+    if path.is_file():
+        return read_vocabulary(path)
+    words = sorted({*PARAGRAPH.lower().replace(".", " ").replace(",", " ").split()})
+    letters = sorted({*PARAGRAPH.lower()} - {" ", "\n"})
+    special = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
+    return (*dict.fromkeys([*special, *letters, *(f"##{letter}" for letter in letters), *words]),)
+
+
+def random_checkpoint(config: BertConfig) -> Checkpoint:
+    """Every weight drawn, the biases and norms too, so that each matters to the outputs."""
+    draw = np.random.default_rng(SEED)
+
+    def values(name: str, shape: tuple[int, ...]) -> np.ndarray:
+        around = 1.0 if name.endswith("gamma") else 0.0
+        return draw.normal(around, 0.02, shape).astype("float32")
+
+    return Checkpoint(config=config, tensors={name: values(name, shape) for name, shape in variable_shapes(config).items()})
+
+
+def write_weights(folder: pathlib.Path, source: Checkpoint, vocabulary: tuple[str, ...]) -> None:
+    """Writes the encoder, a classifier and the vocabulary in Hugging Face's form.
+
+    Whatever the source says, the activation is the tanh form and epsilon 1e-12: KerasHub has no other.
+    """
+    config = dataclasses.replace(
+        source.config, activation="gelu_tanh", norm_epsilon=1e-12, attention_dropout=source.config.hidden_dropout
+    )
+    fresh = random_checkpoint(config).tensors
+    encoder = {name: source.tensors.get(name, fresh[name]) for name in fresh}
+    kernel = np.random.default_rng(SEED).normal(0.0, 0.02, (config.hidden_size, 2)).astype("float32")
+    head = {"classifier/dense/kernel": kernel, "classifier/dense/bias": np.zeros(2, "float32")}
+    whole = Checkpoint(config=config, tensors=encoder | head, vocabulary=vocabulary, lower_case=True)
+    checkpoints.write(whole, folder, format="hugging-face")
+
+
+def compare(ours: pathlib.Path, peer: pathlib.Path) -> tuple[str, bool]:
+    """How far two workers' outputs are apart, in words, and whether they are the same work."""
+    with np.load(ours) as mine, np.load(peer) as theirs:
+        if "lengths" in mine:
+            rows = [np.split(each["ids"], np.cumsum(each["lengths"])[:-1]) for each in (mine, theirs)]
+            differing = sum(not np.array_equal(a, b) for a, b in zip(*rows, strict=True))
+            return f"{differing} of {len(rows[0]):,} lines", True  # the peers' ids are their own
+        shared = [name for name in mine if name in theirs]
+        differences = [float(np.abs(mine[name] - theirs[name]).max()) for name in shared]
+        sizes = [max(1.0, float(np.abs(mine[name]).max())) for name in shared]
+    same = all(difference <= BOUND * size for difference, size in zip(differences, sizes, strict=True))
+    return f"{max(differences):.1e}" + ("" if same else " OVER"), same
+
+
+class Workers:
+    """The worker of each implementation, started when it is first needed."""
+
+    def __init__(self, folder: pathlib.Path, *, threads: int) -> None:
+        self._folder, self._threads, self._started = folder, threads, dict[str, Worker]()
+
+    def __getitem__(self, name: str) -> Worker:
+        if name not in self._started:
+            command = [sys.executable, implementations.__file__, name, "--threads", str(self._threads)]
+            log = self._folder / f"{len(self._started)}.log"
+            self._started[name] = Worker(command, threads=self._threads, log=log)
+        return self._started[name]
+
+    def close(self) -> None:
+        """Ends all of them."""
+        for worker in self._started.values():
+            worker.close()
+
+
+def measure(case: Case, workers: Workers, folder: pathlib.Path, *, rounds: int, at_least: float) -> Iterator[Result]:
+    """Prepares the case in every worker, compares their outputs, then lets them take turns."""
+    names = [name for name in IMPLEMENTATIONS[case.kind] if not missing(name)]
+    outputs = {name: folder / f"{case.name}-{i}.npz" for i, name in enumerate(names)}
+    for name in names:
+        workers[name].ask(do="prepare", case=dataclasses.asdict(case), folder=str(folder), outputs=str(outputs[name]))
+
+    def turn(name: str) -> float:
+        return workers[name].ask(do="time", at_least=at_least)["seconds"]
+
+    figures = take_turns({name: lambda name=name: turn(name) for name in names}, rounds=rounds)
+    for ours in names:
+        for peer in names:
+            if ours.startswith(OURS) and not peer.startswith(OURS):
+                agreement, agrees = compare(outputs[ours], outputs[peer])
+                ratios = Ratios.of(figures[ours], figures[peer])
+                yield Result(case=case.name, ours=ours, peer=peer, ratios=ratios, agreement=agreement, agrees=agrees)
+
+
+def missing(name: str) -> list[str]:
+    """The modules that an implementation needs and that are not installed."""
+    return [module for module in NEEDS.get(name, ()) if importlib.util.find_spec(module) is None]
+
+
+def table(results: list[Result], title: str) -> Table:
+    """Ratios over 1: we are faster. Outputs are apart by max |difference|, or by lines whose ids are not the same."""
+    made = Table(title=title)
+    for heading in ("case", "ours", "peer"):
+        made.add_column(heading, no_wrap=True)
+    for heading in ("ours / peer", "min..max", "outputs apart"):
+        made.add_column(heading, justify="right", no_wrap=True)
+    for before, result in zip([None, *results], results, strict=False):
+        if before and before.case != result.case:
+            made.add_section()
+        row = (result.case, result.ours, result.peer, f"{result.ratios.median:.2f}", str(result.ratios), result.agreement)
+        made.add_row(*row)
+    return made
+
+
+def installed(package: str) -> str | None:
+    """Its version, None where it is absent."""
+    with contextlib.suppress(metadata.PackageNotFoundError):
+        return metadata.version(package)
+    return None
+
+
+def arguments() -> argparse.Namespace:
+    """The command line."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    default = [case.name for case in CASES.values() if case.default]
+    parser.add_argument("--cases", nargs="+", choices=CASES, default=default, metavar="CASE", help=", ".join(CASES))
+    parser.add_argument("--threads", type=int, default=2, help="cores and threads a worker gets (default: 2)")
+    parser.add_argument("--rounds", type=int, help="turns of every worker (default: 5; with --quick 2)")
+    parser.add_argument("--checkpoint", type=pathlib.Path, help="real weights for all but the base case")
+    place = os.environ.get("BERT_KERAS_TEST_DATA", ROOT.parent / "shared" / "data")
+    parser.add_argument("--data", type=pathlib.Path, default=place, help="folder of text (default: BERT_KERAS_TEST_DATA)")
+    parser.add_argument("--json", type=pathlib.Path, metavar="FILE", help="where to write the ratios of every round")
+    parser.add_argument("--quick", action="store_true", help="fewer rounds, shorter turns, less text")
+    return parser.parse_args()
+
+
+def main() -> int:
+    """Runs, prints, writes; 1 where outputs differ."""
+    args = arguments()
+    rounds = args.rounds or (2 if args.quick else 5)
+    cases = [CASES[name] for name in args.cases]
+    if args.quick:
+        cases = [dataclasses.replace(case, steps=2) for case in cases]
+    console = Console()
+    console = Console(width=max(console.width, 110))  # a pipe has no width of its own
+    results: list[Result] = []
+    for name in {name: None for case in cases for name in IMPLEMENTATIONS[case.kind]}:
+        if absent := missing(name):
+            console.print(f"skipped: {name}, which needs {' and '.join(absent)} (the `parity` extra)")
+    before = os.getloadavg()
+    with tempfile.TemporaryDirectory() as temporary, console.status("writing weights and text") as status:
+        folder = pathlib.Path(temporary)
+        write_text(folder, args.data, size=QUICK_TEXT_BYTES if args.quick else TEXT_BYTES)
+        given = checkpoints.read(args.checkpoint) if args.checkpoint else None
+        vocabulary = (given and given.vocabulary) or english_vocabulary(args.data)
+        (folder / "vocab.txt").write_text("\n".join(vocabulary) + "\n", encoding="utf-8")
+        for size in {case.size for case in cases if case.kind != "tokenize"}:
+            drawn = random_checkpoint(BertConfig(vocab_size=max(30522, len(vocabulary)), **SIZES[size]))
+            write_weights(folder / size, given if given and size == "minilm" else drawn, vocabulary)
+        workers = Workers(folder, threads=args.threads)
+        try:
+            for case in cases:
+                status.update(case.name)
+                results += measure(case, workers, folder, rounds=rounds, at_least=0.3 if args.quick else 2.0)
+        finally:
+            workers.close()
+    title = f"times faster than the peer, {args.threads} threads, {rounds} rounds"
+    console.print(table(results, title))
+    load = " ".join(f"{value:.1f}" for value in (before[0], os.getloadavg()[0]))
+    console.print(f"load before and after: {load}; other work on the machine widens min..max")
+    if args.json:
+        content = {
+            "threads": args.threads,
+            "rounds": rounds,
+            "load": [before[0], os.getloadavg()[0]],
+            "machine": platform.processor() or platform.machine(),
+            "versions": {package: installed(package) for package in VERSIONS},
+            "results": [result.to_json() for result in results],
+        }
+        args.json.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
+    return 0 if all(result.agrees for result in results) else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,301 @@
+"""How far WordPiece is from two other implementations on real text: lines that differ, as one table.
+
+    nice python benchmarks/tokenizer_parity.py --data DIR [--original FOLDER] [--vocabularies chinese ...]
+
+DIR holds `vocab/*.txt` and text: every distinct line of its .txt and .tsv files, plain, gzipped or zipped, and every
+string of its .json and .jsonl files, is tokenized, and so is one line per Unicode code point. Witnesses: `tokenizers`
+(the BERT normalizer, word limit 200) for ids and places, and with --original google-research/bert for ids: FOLDER is
+its package, `bert/` in the wheel that `pip download --no-deps bert-tensorflow==1.0.4` fetches.
+
+A differing line is explained when it agrees once the characters of a class of EXPLAINED are out of it; any other is
+unexplained. Places are checked by cutting: the bytes between start and end have the piece as their normal form.
+The exit status is 1 where a line is unexplained or a cut or a place is wrong. Takes about an hour on one core with
+both witnesses, 20 minutes with `tokenizers` alone.
+"""
+
+import argparse
+import collections
+import functools
+import gzip
+import importlib
+import json
+import os
+import pathlib
+import sys
+import time
+import unicodedata
+import zipfile
+from collections.abc import Callable, Iterator
+
+os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
+os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1]))
+
+import tensorflow as tf  # noqa: E402
+import tokenizers  # noqa: E402
+
+from bert_keras.tokenizers import MAX_WORD_CHARACTERS, WordPiece  # noqa: E402
+
+VOCABULARIES = {  # name: (file, lower_case)
+    "uncased": ("uncased_30522.txt", True),
+    "cased": ("cased_28996.txt", False),
+    "multilingual": ("multi_cased_119547.txt", False),
+    "chinese": ("chinese_21128.txt", True),
+}
+BATCH = 512
+Ids = list[list[int]]
+
+
+def without(keep: Callable[[str], bool]) -> Callable[[str], str]:
+    """A function that takes the characters that are not to keep out of a line."""
+    return lambda line: "".join(c for c in line if keep(c))
+
+
+_STRIP = tokenizers.normalizers.BertNormalizer(
+    clean_text=False, handle_chinese_chars=False, strip_accents=True, lowercase=False
+)
+_SPLIT = tokenizers.pre_tokenizers.BertPreTokenizer()
+
+
+@functools.cache
+def known(character: str) -> bool:
+    """Whether the tables of `tokenizers` have the accents and punctuation of Python's Unicode."""
+    category = unicodedata.category(character)
+    accent = _STRIP.normalize_str(f"a{character}") == "a"
+    punctuation = len(_SPLIT.pre_tokenize_str(f"a{character}a")) == 3
+    return accent == (category == "Mn") and (character.isascii() or punctuation == (category[0] == "P"))
+
+
+# Why lines may differ, and what has to go for them to agree.
+EXPLAINED = {
+    "tokenizers": {
+        "private use or unassigned": without(lambda c: unicodedata.category(c) not in ("Co", "Cn")),
+        "newer than its Unicode tables": without(known),
+        "CJK U+2B820-2B91F": without(lambda c: not "\U0002b820" <= c <= "\U0002b91f"),
+    },
+    "original": {"unassigned": without(lambda c: unicodedata.category(c) != "Cn")},
+}
+
+
+def strings(value: object) -> Iterator[str]:
+    """Every string inside a JSON value."""
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, dict | list):
+        for item in value.values() if isinstance(value, dict) else value:
+            yield from strings(item)
+
+
+def texts(name: str, raw: bytes) -> Iterator[str]:
+    """The lines of a text file, or the strings of a JSON file."""
+    text = raw.decode("utf-8", "ignore")
+    if name.endswith(".json"):
+        yield from strings(json.loads(text))
+    elif name.endswith(".jsonl"):
+        for line in text.splitlines():
+            yield from strings(json.loads(line))
+    else:
+        yield from text.split("\n")
+
+
+def read(data: pathlib.Path) -> Iterator[str]:
+    """Every text under a folder."""
+    for path in sorted(path for path in data.rglob("*") if path.is_file() and "weights" not in path.parts):
+        if path.suffix == ".zip":
+            with zipfile.ZipFile(path) as archive:
+                for member in archive.namelist():
+                    yield from texts("member.txt", archive.read(member))
+        elif path.suffix == ".gz":
+            yield from texts("member.txt", gzip.decompress(path.read_bytes()))
+        elif path.suffix in (".txt", ".tsv", ".json", ".jsonl"):
+            yield from texts(path.name, path.read_bytes())
+
+
+def code_points() -> Iterator[str]:
+    """Each Unicode code point inside a word, on its own and after another of its kind."""
+    for code in range(sys.maxunicode + 1):
+        if not 0xD800 <= code <= 0xDFFF:
+            yield f"a{chr(code)}b {chr(code)} {chr(code)}{chr(code)}c"
+
+
+class HuggingFace:
+    """`tokenizers` without added tokens, so that a literal [SEP] in the text stays text as in the original."""
+
+    def __init__(self, path: pathlib.Path, vocabulary: tuple[str, ...], lower_case: bool):
+        ids = {piece: i for i, piece in enumerate(vocabulary)}
+        model = tokenizers.models.WordPiece(
+            ids, unk_token="[UNK]", max_input_chars_per_word=MAX_WORD_CHARACTERS
+        )
+        self.tokenizer = tokenizers.Tokenizer(model)
+        self.tokenizer.normalizer = tokenizers.normalizers.BertNormalizer(lowercase=lower_case)
+        self.tokenizer.pre_tokenizer = tokenizers.pre_tokenizers.BertPreTokenizer()
+
+    def ids(self, lines: list[str]) -> Ids:
+        return [encoding.ids for encoding in self.tokenizer.encode_batch_fast(lines)]
+
+
+class Original:
+    """google-research/bert's FullTokenizer."""
+
+    def __init__(self, path: pathlib.Path, vocabulary: tuple[str, ...], lower_case: bool):
+        self.tokenization = importlib.import_module("tokenization")
+        if not self.tokenization.FLAGS.is_parsed():
+            self.tokenization.FLAGS(["tokenizer_parity"])
+        self.tokenizer = self.tokenization.FullTokenizer(str(path), do_lower_case=lower_case)
+        self.tokenizer.vocab = {piece: i for i, piece in enumerate(vocabulary)}
+        self.tokenizer.wordpiece_tokenizer.tokenize = functools.lru_cache(1 << 20)(
+            self.tokenizer.wordpiece_tokenizer.tokenize
+        )
+
+    def ids(self, lines: list[str]) -> Ids:
+        split, vocab = self.tokenizer.tokenize, self.tokenizer.vocab
+        return [[vocab[piece] for piece in split(line)] for line in lines]
+
+
+@functools.lru_cache(1 << 20)
+def normal_form(cut: bytes, lower_case: bool) -> str:
+    """What normalizing leaves of a few bytes. Sigma's form, which hangs on letters outside the cut, is evened out."""
+    text = "".join(
+        c for c in cut.decode("utf-8", "ignore") if unicodedata.category(c) not in ("Cc", "Cf") and c != "\ufffd"
+    )
+    if lower_case:
+        text = unicodedata.normalize("NFD", text.lower())
+        text = "".join(c for c in text if unicodedata.category(c) != "Mn")
+    return text.replace("\u03c2", "\u03c3")
+
+
+@functools.lru_cache(1 << 20)
+def cut_is_right(cut: bytes, piece: str, lower_case: bool) -> bool:
+    """Whether a cut is the piece, or the smallest run of whole characters that holds it; [UNK] is any word."""
+    form = normal_form(cut, lower_case)
+    if piece == "[UNK]":
+        return bool(form) and not any(c.isspace() for c in form)
+    piece = piece.removeprefix("##").replace("\u03c2", "\u03c3") if len(piece) > 2 else piece
+    if form == piece:
+        return True
+    text = cut.decode("utf-8", "ignore")
+    smaller = normal_form(text[1:].encode(), lower_case), normal_form(text[:-1].encode(), lower_case)
+    return piece in form and not any(piece in part for part in smaller)
+
+
+def in_bytes(line: str, places: list[tuple[int, int]]) -> list[tuple[int, int]]:
+    """Places in characters as places in bytes."""
+    if line.isascii():
+        return places
+    at = [0]
+    for character in line:
+        at.append(at[-1] + len(character.encode()))
+    return [(at[start], at[end]) for start, end in places]
+
+
+def same_places(line: str, ours: list[tuple[int, int]], theirs: list[tuple[int, int]]) -> bool:
+    """Whether places agree. Ours count stripped accents after a letter in; those of `tokenizers` leave them out."""
+    raw = line.encode()
+
+    def accents(start: int, end: int) -> bool:
+        return all(unicodedata.category(c) == "Mn" for c in raw[start:end].decode())
+
+    return len(ours) == len(theirs) and all(
+        a == b or (a[0] == b[0] and a[1] > b[1] and accents(b[1], a[1])) for a, b in zip(ours, theirs, strict=True)
+    )
+
+
+def differences(
+    tokenizer: WordPiece, witness: HuggingFace | Original, name: str, lines: list[str], ours: Ids
+) -> Iterator[tuple[str, str]]:
+    """(class, line) of every line whose ids differ from the witness's."""
+    for line, mine, theirs in zip(lines, ours, witness.ids(lines), strict=True):
+        if mine == theirs:
+            continue
+        for kind, repair in EXPLAINED[name].items():
+            repaired = [repair(line)]
+            if tokenizer.tokenize(repaired).to_list() == witness.ids(repaired):
+                yield kind, line
+                break
+        else:
+            yield "unexplained", line
+
+
+def compare(
+    tokenizer: WordPiece, witnesses: dict[str, HuggingFace | Original], lines: list[str], show: int
+) -> collections.Counter[str]:
+    """Counts of everything that differs; prints the first `show` lines that nothing explains."""
+    counts: collections.Counter[str] = collections.Counter()
+    pieces, lower_case = tokenizer.vocabulary, tokenizer.lower_case
+
+    def report(kind: str, line: str) -> None:
+        counts[kind] += 1
+        if counts[kind] <= show:
+            print(f"  {kind}: {ascii(line[:200])}", file=sys.stderr)
+
+    for at in range(0, len(lines), BATCH):
+        batch = lines[at : at + BATCH]
+        raw = [line.encode() for line in batch]
+        alone = tokenizer.tokenize(raw).to_list()
+        ours, starts, ends = (ragged.to_list() for ragged in tokenizer.tokenize_with_offsets(raw))
+        counts["pieces"] += sum(map(len, ours))
+        if alone != ours:
+            report("ids with and without places differ", "")
+        for name, witness in witnesses.items():
+            for kind, line in differences(tokenizer, witness, name, batch, ours):
+                if kind == "unexplained":
+                    report(f"{name}: {kind}", line)
+                else:
+                    counts[f"{name}: {kind}"] += 1
+        places = [list(zip(s, e, strict=True)) for s, e in zip(starts, ends, strict=True)]
+        theirs = witnesses["tokenizers"]
+        for i, encoding in enumerate(theirs.tokenizer.encode_batch(batch)):
+            line = batch[i]
+            if not all(
+                cut_is_right(raw[i][s:e], pieces[k], lower_case) for k, (s, e) in zip(ours[i], places[i], strict=True)
+            ):
+                unassigned = any(unicodedata.category(c) == "Cn" for c in line)
+                report("cut: unassigned" if unassigned else "wrong cut", line)
+            if encoding.ids == ours[i] and not same_places(line, places[i], in_bytes(line, encoding.offsets)):
+                report("other places", line)
+    return counts
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0])
+    parser.add_argument("--data", type=pathlib.Path, required=True, help="folder of the texts and of vocab/")
+    parser.add_argument("--original", type=pathlib.Path, help="folder of google-research/bert's tokenization.py")
+    parser.add_argument("--vocabularies", nargs="+", choices=VOCABULARIES, default=list(VOCABULARIES))
+    parser.add_argument("--every", type=int, default=1, help="take every n-th line only")
+    parser.add_argument("--show", type=int, default=5, help="lines to print of each kind that must not be")
+    args = parser.parse_args()
+    makers: dict[str, type] = {"tokenizers": HuggingFace}
+    if args.original:
+        sys.path.insert(0, str(args.original))
+        makers["original"] = Original
+    corpora = {
+        "text": sorted(set(read(args.data)))[:: args.every],
+        "code points": list(code_points())[:: args.every],
+    }
+    print(f"Python's Unicode {unicodedata.unidata_version}, tokenizers {tokenizers.__version__}, TF {tf.__version__}")
+    bad = 0
+    for vocabulary in args.vocabularies:
+        file, lower_case = VOCABULARIES[vocabulary]
+        path = args.data / "vocab" / file
+        tokenizer = WordPiece.from_file(str(path), lower_case=lower_case)
+        witnesses = {name: make(path, tokenizer.vocabulary, lower_case) for name, make in makers.items()}
+        for corpus, lines in corpora.items():
+            begin = time.time()
+            counts = compare(tokenizer, witnesses, lines, args.show)
+            pieces = counts.pop("pieces")
+            failures = {k: n for k, n in counts.items() if k.split(": ")[-1] not in expected()}
+            bad += sum(failures.values())
+            kinds = ", ".join(f"{k} {n}" for k, n in sorted(counts.items())) or "none"
+            seconds = time.time() - begin
+            print(f"{vocabulary:12} {corpus:11} lines {len(lines):8} pieces {pieces:9} differing: {kinds} ({seconds:.0f} s)")
+    print(f"lines that nothing explains, wrong cuts and places: {bad}")
+    return int(bad > 0)
+
+
+def expected() -> set[str]:
+    """The classes that may differ."""
+    return {kind for kinds in EXPLAINED.values() for kind in kinds}
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,410 @@
+"""BertConfig: strict values, both published file forms both ways, and the published parameter counts."""
+
+import dataclasses
+import json
+import subprocess
+import sys
+import warnings
+from pathlib import Path
+
+import pytest
+
+from bert_keras.checkpoint_formats import variable_shapes
+from bert_keras.config import ACTIVATIONS, SIZES, BertConfig
+
+SMALL = BertConfig(
+    vocab_size=20, hidden_size=8, num_layers=2, num_heads=2, intermediate_size=12, max_positions=10
+)
+GOOGLE = {
+    "vocab_size": 30522,
+    "hidden_size": 768,
+    "num_hidden_layers": 12,
+    "num_attention_heads": 12,
+    "intermediate_size": 3072,
+    "hidden_act": "gelu",
+    "hidden_dropout_prob": 0.2,
+    "attention_probs_dropout_prob": 0.3,
+    "max_position_embeddings": 256,
+    "type_vocab_size": 3,
+    "initializer_range": 0.01,
+}
+
+
+# --- values -----------------------------------------------------------------------------------------------
+
+
+def test_it_is_frozen_keyword_only_and_knows_its_fields():
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        SMALL.vocab_size = 3
+    with pytest.raises(TypeError):
+        BertConfig(30522)
+    with pytest.raises(TypeError):
+        BertConfig(vocab_size=30522, layers=2)
+    assert hash(SMALL) == hash(dataclasses.replace(SMALL))
+
+
+def test_the_defaults_are_berts():
+    config = BertConfig(vocab_size=30522)
+    assert config == BertConfig.named("base")
+    assert (config.num_layers, config.hidden_size, config.num_heads, config.intermediate_size) == (
+        12,
+        768,
+        12,
+        3072,
+    )
+    assert (config.max_positions, config.type_vocab_size, config.activation) == (512, 2, "gelu_tanh")
+    assert (config.hidden_dropout, config.attention_dropout, config.head_dropout) == (0.1, 0.1, 0.1)
+    assert (config.initializer_range, config.norm_epsilon, config.position_offset) == (0.02, 1e-12, 0)
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"vocab_size": 0}, "vocab_size is 0; vocab_size must be a whole number of at least 1"),
+        ({"vocab_size": 20.0}, "vocab_size is 20.0"),
+        ({"vocab_size": True}, "vocab_size is True"),
+        ({"num_layers": -1}, "num_layers is -1"),
+        ({"hidden_size": "8"}, "hidden_size is '8'"),
+        ({"type_vocab_size": 0}, "type_vocab_size is 0"),
+        ({"embedding_size": 0}, "embedding_size is 0"),
+        ({"num_heads": 3}, "hidden_size 8 is not a multiple of num_heads 3"),
+        ({"hidden_dropout": 1.0}, r"hidden_dropout is 1.0; hidden_dropout must be a rate in \[0, 1\)"),
+        ({"attention_dropout": -0.1}, "attention_dropout is -0.1"),
+        ({"classifier_dropout": 2}, "classifier_dropout is 2"),
+        ({"initializer_range": 0}, "initializer_range is 0"),
+        ({"norm_epsilon": float("nan")}, "norm_epsilon is nan"),
+        ({"activation": "gelu"}, "activation is 'gelu'; activation must be one of gelu_tanh, gelu_erf"),
+        ({"share_layers": 1}, "share_layers is 1; share_layers must be true or false"),
+        ({"causal": "no"}, "causal is 'no'"),
+        ({"position_offset": 10}, "position_offset 10 leaves no position of max_positions 10"),
+    ],
+)
+def test_a_value_from_which_no_encoder_can_be_built_is_one_line(changes, said):
+    with pytest.raises(ValueError, match=said) as error:
+        dataclasses.replace(SMALL, **changes)
+    assert "\n" not in str(error.value)
+
+
+def test_derived_values():
+    config = dataclasses.replace(
+        SMALL, embedding_size=4, position_offset=2, hidden_dropout=0.3, classifier_dropout=0.0
+    )
+    assert (config.embedding_width, config.max_length, config.head_dropout) == (4, 8, 0.0)
+    assert (SMALL.embedding_width, SMALL.max_length, SMALL.head_dropout) == (8, 10, 0.1)
+
+
+def test_dict_round_trip_and_unknown_fields():
+    config = dataclasses.replace(SMALL, causal=True, embedding_size=4)
+    assert BertConfig.from_dict(json.loads(json.dumps(config.to_dict()))) == config
+    with pytest.raises(
+        ValueError, match="unknown configuration field num_hidden_layers; the fields are activation,"
+    ):
+        BertConfig.from_dict(config.to_dict() | {"num_hidden_layers": 3})
+
+
+# --- the two file forms -----------------------------------------------------------------------------------
+
+
+def test_every_number_of_a_google_file_is_honoured():
+    assert BertConfig.from_google(GOOGLE) == BertConfig(
+        vocab_size=30522,
+        hidden_dropout=0.2,
+        attention_dropout=0.3,
+        max_positions=256,
+        type_vocab_size=3,
+        initializer_range=0.01,
+        activation="gelu_tanh",
+    )
+    # modeling.py's own default, where a file leaves it out
+    assert (
+        BertConfig.from_google({k: v for k, v in GOOGLE.items() if k != "type_vocab_size"}).type_vocab_size
+        == 16
+    )
+
+
+def test_every_number_of_a_hugging_face_file_is_honoured():
+    fields = GOOGLE | {"layer_norm_eps": 1e-7, "classifier_dropout": 0.4, "model_type": "bert"}
+    config = BertConfig.from_hugging_face(fields)
+    google = BertConfig.from_google(GOOGLE)
+    assert config == dataclasses.replace(
+        google, activation="gelu_erf", norm_epsilon=1e-7, classifier_dropout=0.4
+    )
+    less = {k: v for k, v in GOOGLE.items() if k not in ("type_vocab_size", "hidden_act")}
+    assert BertConfig.from_hugging_face(less).type_vocab_size == 2
+    assert BertConfig.from_hugging_face(less).activation == "gelu_erf"
+
+
+@pytest.mark.parametrize(
+    ("form", "theirs", "ours"),
+    [
+        ("google", "gelu", "gelu_tanh"),
+        ("google", "relu", "relu"),
+        ("google", "tanh", "tanh"),
+        ("google", "linear", "linear"),
+        ("hugging_face", "gelu", "gelu_erf"),
+        ("hugging_face", "gelu_new", "gelu_tanh"),
+        ("hugging_face", "gelu_pytorch_tanh", "gelu_tanh"),
+        ("hugging_face", "relu", "relu"),
+        ("hugging_face", "silu", "silu"),
+        ("hugging_face", "swish", "silu"),
+    ],
+)
+def test_the_form_decides_what_an_activation_means(form, theirs, ours):
+    assert getattr(BertConfig, f"from_{form}")(GOOGLE | {"hidden_act": theirs}).activation == ours
+
+
+@pytest.mark.parametrize("form", ["google", "hugging_face"])
+@pytest.mark.parametrize("activation", ACTIVATIONS)
+def test_every_activation_round_trips(form, activation):
+    config = dataclasses.replace(SMALL, activation=activation)
+    assert getattr(BertConfig, f"from_{form}")(getattr(config, f"to_{form}")()) == config
+
+
+def test_converting_keeps_the_function_and_changes_the_word():
+    config = BertConfig.from_google(GOOGLE)
+    assert config.to_google()["hidden_act"] == "gelu"
+    assert config.to_hugging_face()["hidden_act"] == "gelu_new"
+    erf = dataclasses.replace(config, activation="gelu_erf")
+    assert erf.to_hugging_face()["hidden_act"] == "gelu"
+    assert erf.to_google()["hidden_act"] == "gelu_erf"
+
+
+@pytest.mark.parametrize("form", ["google", "hugging_face"])
+def test_an_unknown_activation_is_an_error(form):
+    with pytest.raises(ValueError, match="hidden_act is 'mish' .*; wanted one of gelu"):
+        getattr(BertConfig, f"from_{form}")(GOOGLE | {"hidden_act": "mish"})
+
+
+@pytest.mark.parametrize("form", ["google", "hugging_face"])
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {},
+        {"embedding_size": 4, "share_layers": True},
+        {"causal": True},
+        {"position_offset": 2, "type_vocab_size": 1, "norm_epsilon": 1e-5},
+        {
+            "hidden_dropout": 0.0,
+            "attention_dropout": 0.5,
+            "classifier_dropout": 0.25,
+            "initializer_range": 0.1,
+        },
+    ],
+)
+def test_every_field_round_trips_through_json(form, changes):
+    config = dataclasses.replace(SMALL, **changes)
+    fields = json.loads(json.dumps(getattr(config, f"to_{form}")()))
+    assert getattr(BertConfig, f"from_{form}")(fields) == config
+
+
+def test_a_model_that_hugging_faces_bert_is_not_has_a_type_of_its_own():
+    assert SMALL.to_hugging_face()["model_type"] == "bert"
+    for changes in ({"embedding_size": 4}, {"share_layers": True}, {"causal": True}, {"position_offset": 2}):
+        assert dataclasses.replace(SMALL, **changes).to_hugging_face()["model_type"] == "bert_keras"
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("position_embedding_type", "relative_key"),
+        ("is_decoder", True),
+        ("add_cross_attention", True),
+        ("tie_word_embeddings", False),
+        ("pruned_heads", {"0": [1]}),
+        ("quantization_config", {"bits": 8}),
+        ("model_type", "roberta"),
+    ],
+)
+def test_what_changes_the_numbers_and_is_not_supported_is_an_error(key, value):
+    with pytest.raises(ValueError, match=f"{key} is .*changes the numbers and is not supported; wanted"):
+        BertConfig.from_hugging_face(GOOGLE | {key: value})
+
+
+def test_metadata_is_ignored_in_silence_and_anything_else_is_named_in_a_warning():
+    metadata = {
+        "architectures": ["BertModel"],
+        "transformers_version": "5.0",
+        "directionality": "bidi",
+        "pooler_fc_size": 768,
+        "pooler_type": "first_token_transform",
+        "id2label": {"0": "no"},
+        "torch_dtype": "float32",
+        "position_embedding_type": "absolute",
+        "is_decoder": False,
+        "pad_token_id": 0,
+        "use_cache": True,
+    }
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert BertConfig.from_hugging_face(GOOGLE | metadata) == BertConfig.from_hugging_face(GOOGLE)
+    with pytest.warns(UserWarning, match=r"ignoring unknown key a_new_trick, hidden_szie in a config.json"):
+        BertConfig.from_hugging_face(GOOGLE | {"hidden_szie": 3, "a_new_trick": 1})
+
+
+def test_a_missing_key_is_named():
+    with pytest.raises(ValueError, match=r"vocab_size missing from a bert_config.json \(Google\)"):
+        BertConfig.from_google({k: v for k, v in GOOGLE.items() if k != "vocab_size"})
+
+
+def test_transformers_reads_what_is_written_and_the_reverse():
+    transformers = pytest.importorskip("transformers")
+    config = dataclasses.replace(SMALL, activation="gelu_tanh", norm_epsilon=1e-6, classifier_dropout=0.3)
+    theirs = transformers.BertConfig(**config.to_hugging_face())
+    assert (theirs.hidden_act, theirs.layer_norm_eps, theirs.classifier_dropout) == ("gelu_new", 1e-6, 0.3)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")  # every key that transformers writes today is known
+        assert BertConfig.from_hugging_face(theirs.to_dict()) == config
+
+
+# --- files ------------------------------------------------------------------------------------------------
+
+
+def test_the_files_name_decides_the_form(tmp_path):
+    for name in ("config.json", "bert_config.json"):
+        (tmp_path / name).write_text(json.dumps(GOOGLE))
+    assert BertConfig.load(tmp_path / "bert_config.json").activation == "gelu_tanh"
+    assert BertConfig.load(tmp_path / "config.json").activation == "gelu_erf"
+    assert BertConfig.load(tmp_path).activation == "gelu_erf"
+
+
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [
+        (b"{", "is not a JSON file in UTF-8"),
+        ('{"vocab_size": "é"}'.encode("latin-1"), "is not a JSON file in UTF-8"),
+        (b"[1, 2]", "holds a JSON list; a configuration is an object"),
+        (b"{}", "config.json: vocab_size, hidden_size, .* missing"),
+    ],
+)
+def test_a_file_that_is_none_is_one_line(tmp_path, content, said):
+    (tmp_path / "config.json").write_bytes(content)
+    with pytest.raises(ValueError, match=said) as error:
+        BertConfig.load(tmp_path)
+    assert "\n" not in str(error.value)
+
+
+def test_no_file(tmp_path):
+    with pytest.raises(FileNotFoundError, match=r"no config.json .* in "):
+        BertConfig.load(tmp_path)
+    with pytest.raises(FileNotFoundError, match="no configuration file at"):
+        BertConfig.load(tmp_path / "absent.json")
+
+
+def test_real_files(data_dir):
+    medium = BertConfig.load(data_dir / "tf1_checkpoint_indexes" / "google-bert-medium-uncased")
+    assert medium == BertConfig.named("medium")
+    chinese = BertConfig.load(data_dir / "tf1_checkpoint_indexes" / "chinese-bert-wwm")
+    assert chinese == BertConfig.named("base", vocab_size=21128)
+    tiny = BertConfig.load(data_dir / "weights" / "bert-tiny-splade-uncased")
+    assert tiny == BertConfig.named("tiny", activation="gelu_erf")
+
+
+# --- sizes ------------------------------------------------------------------------------------------------
+
+# Encoder and pooler, uncased English, max_positions 512, 2 types; L down, H across (Turc et al. 2019).
+COUNTS = """
+ L          128          256          512          768
+ 2    4,385,920    9,591,040   22,458,880   38,603,520
+ 4    4,782,464   11,170,560   28,763,648   52,779,264
+ 6    5,179,008   12,750,080   35,068,416   66,955,008
+ 8    5,575,552   14,329,600   41,373,184   81,130,752
+10    5,972,096   15,909,120   47,677,952   95,306,496
+12    6,368,640   17,488,640   53,982,720  109,482,240
+"""
+GRID = {
+    f"L-{row.split()[0]}_H-{hidden}": int(count.replace(",", ""))
+    for row in COUNTS.strip().split("\n")[1:]
+    for hidden, count in zip((128, 256, 512, 768), row.split()[1:], strict=True)
+}
+PUBLISHED = GRID | {
+    "tiny": 4_385_920,
+    "mini": 11_170_560,
+    "small": 28_763_648,
+    "medium": 41_373_184,
+    "base": 109_482_240,
+    "large": 335_141_888,
+}
+OTHERS = [
+    (BertConfig.named("base", vocab_size=28996), 108_310_272),
+    (BertConfig.named("large", vocab_size=28996), 333_579_264),
+    (BertConfig.named("base", vocab_size=119547), 177_853_440),
+    (BertConfig.named("base", vocab_size=105879), 167_356_416),
+    (BertConfig.named("base", vocab_size=21128), 102_267_648),
+    (
+        BertConfig(vocab_size=30522, hidden_size=384, num_layers=6, num_heads=12, intermediate_size=1536),
+        22_713_216,
+    ),
+    (
+        BertConfig(vocab_size=30522, hidden_size=384, num_layers=12, num_heads=12, intermediate_size=1536),
+        33_360_000,
+    ),
+    (
+        BertConfig(vocab_size=30522, hidden_size=312, num_layers=4, num_heads=12, intermediate_size=1200),
+        14_350_248,
+    ),
+    (BertConfig.named("base", vocab_size=30000, embedding_size=128, share_layers=True), 11_683_584),
+    (BertConfig.named("large", vocab_size=30000, embedding_size=128, share_layers=True), 17_683_968),
+    (
+        BertConfig.named("base", vocab_size=50265, max_positions=514, position_offset=2, type_vocab_size=1),
+        124_645_632,
+    ),
+    (
+        BertConfig.named("large", vocab_size=50265, max_positions=514, position_offset=2, type_vocab_size=1),
+        355_359_744,
+    ),
+]
+
+
+def parameters(config: BertConfig) -> int:
+    """Encoder and pooler, written out: embeddings and norm, projection, blocks, pooler."""
+    h, e, i = config.hidden_size, config.embedding_width, config.intermediate_size
+    embeddings = (config.vocab_size + config.max_positions + config.type_vocab_size + 2) * e
+    projection = (e + 1) * h if e != h else 0
+    block = 4 * (h + 1) * h + (h + 1) * i + (i + 1) * h + 4 * h
+    return embeddings + projection + (1 if config.share_layers else config.num_layers) * block + (h + 1) * h
+
+
+def counted(config: BertConfig) -> int:
+    total = 0
+    for shape in variable_shapes(config).values():
+        size = 1
+        for length in shape:
+            size *= length
+        total += size
+    return total
+
+
+def test_the_sizes_are_the_published_grid_plus_large_and_its_nicknames():
+    assert set(SIZES) == set(PUBLISHED)
+    assert len({tuple(size) for size in SIZES.values()}) == 25
+    with pytest.raises(ValueError, match="no size named 'huge'; the sizes are L-2_H-128"):
+        BertConfig.named("huge")
+
+
+@pytest.mark.parametrize(("size", "count"), PUBLISHED.items(), ids=PUBLISHED)
+def test_a_size_has_exactly_the_published_parameters(size, count):
+    config = BertConfig.named(size)
+    assert (config.num_heads, config.intermediate_size) == (config.hidden_size // 64, 4 * config.hidden_size)
+    assert parameters(config) == counted(config) == count
+
+
+@pytest.mark.parametrize(("config", "count"), OTHERS, ids=[str(count) for _, count in OTHERS])
+def test_another_published_model_has_exactly_its_parameters(config, count):
+    assert parameters(config) == counted(config) == count
+
+
+@pytest.mark.parametrize("size", ["tiny", "mini"])
+def test_the_encoder_itself_has_them(size):
+    from bert_keras.encoder import BertEncoder
+
+    assert BertEncoder(BertConfig.named(size)).count_params() == PUBLISHED[size]
+
+
+def test_config_and_features_import_nothing_heavy():
+    code = (
+        "import sys; import bert_keras.config, bert_keras.features; "
+        "print([name for name in ('keras', 'tensorflow', 'numpy') if name in sys.modules])"
+    )
+    root = Path(__file__).parents[1]
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=root)
+    assert done.stdout.strip() == "[]"

