@@ -1,12 +1,7 @@
 """BERT for TensorFlow and Keras 3. The public names, each imported when it is first asked for (PEP 562)."""
 
 import importlib
-import importlib.util
-import platform
-import sys
 from typing import Any
-
-_WHEELS = {("linux", "x86_64"): "Linux x86_64", ("darwin", "arm64"): "macOS arm64"}  # of tensorflow-text
 
 _HOMES = {
     "bert_keras.config": ("BertConfig",),
@@ -28,12 +23,6 @@ _HOMES = {
 _HOME_OF = {name: module for module, names in _HOMES.items() for name in names}
 
 __all__ = sorted(_HOME_OF)
-
-if (sys.platform, platform.machine()) not in _WHEELS and importlib.util.find_spec("tensorflow_text") is None:
-    raise ImportError(
-        f"bert_keras needs tensorflow-text, which has no wheel for {sys.platform} {platform.machine()}; "
-        f"use {' or '.join(_WHEELS.values())}."
-    )
 
 
 def __getattr__(name: str) -> Any:

@@ -342,7 +342,7 @@ def read_vocabulary(path: pathlib.Path) -> tuple[str, ...]:
 
 
 def lower_cases(checkpoint: Checkpoint) -> bool:
-    """Whether text is to be lower-cased: as the folder said or, where it did not, if all pieces are lower-case."""
+    """Whether to lower-case text: as the folder said or, where it did not, if all pieces are lower-case."""
     if checkpoint.lower_case is not None:
         return checkpoint.lower_case
     specials = re.compile(r"[\[<].*[\]>]")

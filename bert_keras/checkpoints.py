@@ -438,7 +438,7 @@ def _our_outputs(checkpoint: Checkpoint, features: dict[str, np.ndarray]) -> dic
         everywhere = np.tile(np.arange(length, dtype="int32"), (rows, 1))
         found["masked_lm"] = masked_lm(outputs[SEQUENCE_OUTPUT], everywhere)
     if "pooler" in parts:
-        found["pooled_output"] = outputs[POOLED_OUTPUT]
+        found[POOLED_OUTPUT] = outputs[POOLED_OUTPUT]
         found["next_sentence"] = next_sentence(outputs[POOLED_OUTPUT])
     return {name: np.asarray(value) for name, value in found.items()}
 
@@ -478,7 +478,7 @@ def _transformers_outputs(
     if "masked_lm" in parts:
         found["masked_lm"] = masked_lm
     if "pooler" in parts:
-        found["pooled_output"] = outputs.pooler_output
+        found[POOLED_OUTPUT] = outputs.pooler_output
     if {"pooler", "next_sentence"} <= parts:
         found["next_sentence"] = next_sentence
     return {name: value.numpy() for name, value in found.items()}
@@ -495,7 +495,7 @@ def _keras_hub_outputs(
         name: backbone.get_layer(layer).output
         for name, layer in ({"embeddings": "embeddings_layer_norm"} | layers).items()
     }
-    model = keras.Model(backbone.inputs, outputs | {"pooled_output": backbone.output["pooled_output"]})
+    model = keras.Model(backbone.inputs, outputs | {POOLED_OUTPUT: backbone.get_layer("pooled_dense").output})
     inputs = dict(zip(("token_ids", "padding_mask", "segment_ids"), features.values(), strict=True))
     # By the input's own name: the order in which Keras flattens a dict is not this one.
     return {

@@ -1,4 +1,4 @@
-"""The `bert-keras` command. Each subcommand reads its flags, calls one function of the package and shows what came back.
+"""The `bert-keras` command: each subcommand reads its flags, calls the package and shows what came back.
 
 TensorFlow is imported by the subcommands, never by `--help`.
 """
@@ -21,7 +21,7 @@ from typing import Any
 from absl import app, logging
 from absl.flags import argparse_flags
 
-# What bad input, bad files and full disks raise: one line for a person. Anything else is a bug and keeps its traceback.
+# What bad input, bad files and full disks raise: one line for a person. Anything else keeps its traceback.
 EXPECTED = (ValueError, OSError, ImportError)
 CHUNK = 4096  # lines of input that `predict` holds at a time
 
@@ -37,8 +37,9 @@ EXAMPLES = """examples:
 INPUT_FILES = """input files, in UTF-8:
   .tsv .csv   the first line names the columns; those of the task's text are read, blank lines are passed over
   .jsonl      an object a line, with the task's text under its names
-  any other   an example a line, as it stands: a blank line is an empty text. Tasks of two texts have a tab between them,
-              and further tabs belong to the second. Lines end at a newline, before which one carriage return is dropped.
+  any other   an example a line, as it stands: a blank line is an empty text. Tasks of two texts have a tab
+              between them, and further tabs belong to the second. A line ends at a newline, before which one
+              carriage return is dropped.
 Standard input is read as any other file. Each answer stands beside its text, in the order of the input.
 
 """
@@ -64,7 +65,9 @@ def _parser() -> argparse.ArgumentParser:
             formatter_class=argparse.RawDescriptionHelpFormatter,
             allow_abbrev=False,
         )
-        made.add_argument("--debug", action="store_true", default=argparse.SUPPRESS, help="show the traceback of an error")
+        made.add_argument(
+            "--debug", action="store_true", default=argparse.SUPPRESS, help="show the traceback of an error"
+        )
         made.set_defaults(run_command=run)
         return made
 
@@ -74,13 +77,29 @@ def _parser() -> argparse.ArgumentParser:
         "fine-tune a checkpoint on a task and keep the best epoch",
         "--task mrpc --data glue/MRPC --checkpoint bert-base --output runs/mrpc --learning-rate 2e-5",
     ).add_argument
-    add("--task", required=True, help="a GLUE task (cola, sst2, mrpc, qqp, stsb, mnli, qnli, rte, wnli), or custom")
+    add(
+        "--task",
+        required=True,
+        help="a GLUE task (cola, sst2, mrpc, qqp, stsb, mnli, qnli, rte, wnli), or custom",
+    )
     add("--data", help="folder of the task's TSV files; without it TensorFlow Datasets fetches them")
     add("--checkpoint", required=True, help="Hugging Face, Google, KerasHub or Model Garden checkpoint")
     add("--output", required=True, help="folder of the run, new or empty")
-    add("--random-weights", action="store_true", help="take the checkpoint's sizes and vocabulary, not its weights")
-    add("--dev-split", help="the split that chooses the best epoch (default: the task's first validation split)")
-    add("--strategy", default="one", choices=("one", "mirrored", "tpu"), help="tf.distribute strategy (default: one)")
+    add(
+        "--random-weights",
+        action="store_true",
+        help="take the checkpoint's sizes and vocabulary, not its weights",
+    )
+    add(
+        "--dev-split",
+        help="the split that chooses the best epoch (default: the task's first validation split)",
+    )
+    add(
+        "--strategy",
+        default="one",
+        choices=("one", "mirrored", "tpu"),
+        help="tf.distribute strategy (default: one)",
+    )
     for name, text in (
         ("batch_size", "examples in a batch, over all replicas"),
         ("epochs", "passes over the training split"),
@@ -96,7 +115,9 @@ def _parser() -> argparse.ArgumentParser:
         add(f"--{name.replace('_', '-')}", type=kind, default=argparse.SUPPRESS, help=text)
     add("--freeze", choices=("encoder",), default=argparse.SUPPRESS, help="train the head alone")
 
-    add = command("evaluate", _evaluate, "measure a run on a split", "--run runs/mrpc --data glue/MRPC").add_argument
+    add = command(
+        "evaluate", _evaluate, "measure a run on a split", "--run runs/mrpc --data glue/MRPC"
+    ).add_argument
     add("--run", required=True, help="folder that finetune wrote")
     add("--data", help="folder of the task's TSV files; without it TensorFlow Datasets fetches them")
     add("--split", help="split to measure (default: every validation split)")
@@ -131,10 +152,23 @@ def _parser() -> argparse.ArgumentParser:
         "turn a checkpoint of one format into another",
         "--from uncased_L-12_H-768_A-12 --to bert-base --format hugging-face --check",
     ).add_argument
-    add("--from", dest="source", required=True, help="the checkpoint: a folder, or the prefix of a TensorFlow checkpoint")
+    add(
+        "--from",
+        dest="source",
+        required=True,
+        help="the checkpoint: a folder, or the prefix of a TensorFlow checkpoint",
+    )
     add("--to", dest="target", required=True, help="where to write; must not exist, or be empty")
-    add("--format", default="hugging-face", help="hugging-face, google, keras-hub or model-garden (default: hugging-face)")
-    add("--check", action="store_true", help="compare each layer with the source's own library, where it is installed")
+    add(
+        "--format",
+        default="hugging-face",
+        help="hugging-face, google, keras-hub or model-garden (default: hugging-face)",
+    )
+    add(
+        "--check",
+        action="store_true",
+        help="compare each layer with the source's own library, where it is installed",
+    )
 
     add = command(
         "demo", _demo, "fine-tune, export and serve real weights on real reviews", "--quick --work demo"
@@ -145,14 +179,23 @@ def _parser() -> argparse.ArgumentParser:
     add("--work", default="demo", help="folder for downloads, runs and the exported model (default: demo)")
     add("--seed", type=int, default=1, help="of the split, the order and dropout (default: 1)")
 
-    add = command("info", _info, "describe a checkpoint or a run, or this installation", "bert-base").add_argument
+    add = command(
+        "info", _info, "describe a checkpoint or a run, or this installation", "bert-base"
+    ).add_argument
     add("path", nargs="?", help="checkpoint or run; without it: versions, devices and sizes")
     return parser
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    """The console script's entry. argv: as sys.argv, the program's name first; exits with 0, 1 (an error) or 2 (a wrong flag)."""
-    app.run(_run, argv=list(argv) if argv is not None else None, flags_parser=lambda args: _parser().parse_args(args[1:]))
+    """The console script's entry; exits with 0, 1 (an error) or 2 (a wrong flag).
+
+    argv: as sys.argv, the program's name first
+    """
+    app.run(
+        _run,
+        argv=list(argv) if argv is not None else None,
+        flags_parser=lambda args: _parser().parse_args(args[1:]),
+    )
 
 
 def _run(args: argparse.Namespace) -> None:
@@ -174,7 +217,7 @@ def _run(args: argparse.Namespace) -> None:
 
 @contextlib.contextmanager
 def quiet_start() -> Iterator[None]:
-    """Keeps TensorFlow's start-up lines from the terminal: they are C++'s, so the file descriptor is turned away."""
+    """Keeps TensorFlow's start-up lines from the terminal; C++ writes them, so the descriptor is moved."""
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
     # `export` starts a second process: the first must not take a GPU's whole memory.
     os.environ.setdefault("TF_FORCE_GPU_ALLOW_GROWTH", "true")
@@ -197,7 +240,7 @@ def _start(*, deterministic: bool = False) -> Any:
             import tensorflow_text  # noqa: F401
         except ImportError as error:
             raise ImportError(
-                f"{error}; bert-keras needs tensorflow and tensorflow-text of one minor version: install it again."
+                f"{error}; install bert-keras with pip: tensorflow and tensorflow-text must be of one minor."
             ) from error
         tf.config.list_logical_devices()
         tf.get_logger().setLevel("ERROR")
@@ -219,12 +262,15 @@ def _table(columns: Sequence[str], rows: Iterable[Sequence[Any]], *, title: str 
 
 @contextlib.contextmanager
 def _progress(text: str, total: int | None) -> Iterator[Any]:
-    """A bar on standard error; yields the function that moves it."""
+    """A bar on standard error where that is a terminal; yields the function that moves it."""
     from rich.console import Console
     from rich.progress import Progress
 
-    # What is printed meanwhile is for standard output, not for the bar's.
-    with Progress(console=Console(stderr=True), transient=True, redirect_stdout=False, redirect_stderr=False) as bar:
+    console = Console(stderr=True)
+    # What is printed meanwhile belongs on standard output, not with the bar.
+    with Progress(
+        console=console, disable=not console.is_terminal, transient=True, redirect_stdout=False
+    ) as bar:
         job = bar.add_task(text, total=total)
         yield lambda done: bar.update(job, advance=done)
 
@@ -234,7 +280,9 @@ def _task(name: str, data: str | None) -> Any:
 
     if name == "custom":
         if data is None:
-            raise ValueError("--task custom reads its labels from --data; give the folder of train.tsv and dev.tsv.")
+            raise ValueError(
+                "--task custom reads its labels from --data; give the folder of train.tsv and dev.tsv."
+            )
         return Glue(row_from_folder(data), data)
     if name not in ROWS:
         raise ValueError(f"no task named {name!r}; the tasks are {', '.join(ROWS)} and custom.")
@@ -262,7 +310,11 @@ def _finetune(args: argparse.Namespace) -> None:
         dev_split=args.dev_split or next(iter(task.validation_splits), "validation"),
     )
     rows = [(name.removeprefix("val_"), value) for name, value in results["measures"].items()]
-    _table(("measure", "dev"), rows, title=f"{task.name}, best of {hparams.epochs} epochs: {results['best_epoch']}")
+    _table(
+        ("measure", "dev"),
+        rows,
+        title=f"{task.name}, best of {hparams.epochs} epochs: {results['best_epoch']}",
+    )
     print(f"the run is in {args.output}")
 
 
@@ -295,8 +347,12 @@ def _predict(args: argparse.Namespace) -> None:
     with _progress("predicting", None) as advance, _open_input(args.input) as lines:
         examples = _read_examples(lines, args.input, names)
         for chunk in iter(lambda: list(itertools.islice(examples, CHUNK)), []):
-            raw = tf.data.Dataset.from_tensor_slices({name: [example[name] for example in chunk] for name in names})
-            answers, _ = predict(run.task, run.preprocess, run.model, raw, batch_size=args.batch_size, progress=advance)
+            raw = tf.data.Dataset.from_tensor_slices(
+                {name: [example[name] for example in chunk] for name in names}
+            )
+            answers, _ = predict(
+                run.task, run.preprocess, run.model, raw, batch_size=args.batch_size, progress=advance
+            )
             for i, example in enumerate(chunk):
                 answer = {name: _plain(value[i]) for name, value in answers.items()}
                 if as_table:
@@ -334,7 +390,9 @@ def _read_examples(lines: Iterable[bytes], path: str, names: Sequence[str]) -> I
             yield {name: row[name] for name in names}
     except (ValueError, csv.Error) as error:
         source = "standard input" if path == "-" else path
-        raise ValueError(f"{source}, line {number}: {error}; wanted {' and '.join(names)}, in UTF-8.") from error
+        raise ValueError(
+            f"{source}, line {number}: {error}; wanted {' and '.join(names)}, in UTF-8."
+        ) from error
 
 
 def _rows_of_lines(lines: Iterator[str], names: Sequence[str]) -> Iterator[dict[str, Any]]:
@@ -407,16 +465,30 @@ def _convert(args: argparse.Namespace) -> None:
         print(f"{args.format} has no place for {', '.join(homeless)}")
     if args.check:
         # Whichever of the two has a library that runs here.
-        path, form = (args.target, args.format) if checkpoint.format in ("google", "model-garden") else (args.source, checkpoint.format)
-        rows = [(row.name, f"{row.difference:.1e}", f"{row.reference:.1e}") for row in checkpoints.compare(path)]
-        _table(("output", "max |difference|", "max |value|"), rows, title=f"{path} here and in the library of {form}")
+        path, form = (
+            (args.target, args.format)
+            if checkpoint.format in ("google", "model-garden")
+            else (args.source, checkpoint.format)
+        )
+        rows = [
+            (row.name, f"{row.difference:.1e}", f"{row.reference:.1e}") for row in checkpoints.compare(path)
+        ]
+        _table(
+            ("output", "max |difference|", "max |value|"),
+            rows,
+            title=f"{path} here and in the library of {form}",
+        )
 
 
 def _demo(args: argparse.Namespace) -> None:
     _start(deterministic=True)
     from bert_keras import demo
 
-    demo.run(pathlib.Path(args.work), scale="quick" if args.quick else "full" if args.full else "normal", seed=args.seed)
+    demo.run(
+        pathlib.Path(args.work),
+        scale="quick" if args.quick else "full" if args.full else "normal",
+        seed=args.seed,
+    )
 
 
 def _info(args: argparse.Namespace) -> None:
@@ -428,7 +500,10 @@ def _info(args: argparse.Namespace) -> None:
 
         names = ("bert-keras", "tensorflow", "tensorflow-text", "keras", "keras-nlp", "numpy")
         _table(("package", "version"), [(name, metadata.version(name)) for name in names])
-        _table(("device", "kind"), [(device.name, device.device_type) for device in tf.config.list_logical_devices()])
+        _table(
+            ("device", "kind"),
+            [(device.name, device.device_type) for device in tf.config.list_logical_devices()],
+        )
         _table(("size", "layers", "hidden"), [(name, *size) for name, size in SIZES.items()])
         return
     _start()
@@ -442,8 +517,14 @@ def _info(args: argparse.Namespace) -> None:
         facts |= {"vocabulary": f"{len(checkpoint.vocabulary):,} tokens", "lower_case": checkpoint.lower_case}
     if (pathlib.Path(args.path) / TASK_FILE).is_file():
         run = load_run(args.path)
-        facts |= {"task": run.task.name, "reads": ", ".join(run.task.signature()), "seq_length": run.preprocess.seq_length}
-    _table(("field", "value"), [*facts.items(), *((k, str(v)) for k, v in checkpoint.config.to_dict().items())])
+        facts |= {
+            "task": run.task.name,
+            "reads": ", ".join(run.task.signature()),
+            "seq_length": run.preprocess.seq_length,
+        }
+    _table(
+        ("field", "value"), [*facts.items(), *((k, str(v)) for k, v in checkpoint.config.to_dict().items())]
+    )
 
 
 if __name__ == "__main__":

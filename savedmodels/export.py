@@ -1,4 +1,4 @@
-"""A run becomes a SavedModel: written beside its place, reloaded in a fresh process, compared, then renamed into it.
+"""A run becomes a SavedModel: written beside its place, compared in a fresh process, then renamed into it.
 
 In: a Run and a folder. Out: folder/<next number>/saved_model.pb, as TensorFlow Serving reads it.
 """
@@ -19,7 +19,7 @@ from savedmodels import reload
 from savedmodels.servable import Servable
 from tasks.train import Run
 
-# What the reloaded model must answer as this process does: plain, empty, accented, CJK, emoji, long and unfinished text.
+# What the reloaded model must answer as this process does: plain, empty, accented, CJK, emoji and long text.
 SAMPLES = (
     "a charming and often affecting journey",
     "",
@@ -38,15 +38,17 @@ class ExportError(ValueError):
 def export(run: Run, directory: str | pathlib.Path) -> pathlib.Path:
     """Writes the next version below `directory` and returns its folder.
 
-    Raises ValueError where the folder cannot be written, ExportError where the reloaded model answers otherwise; nothing is
-    left behind then and no version that was there is touched.
+    Raises ValueError where the folder cannot be written, ExportError where the reloaded model answers
+    otherwise; nothing is left behind then and no version that was there is touched.
     """
     directory = pathlib.Path(directory)
     made: list[pathlib.Path] = []
     try:
         made += [folder for folder in (directory, *directory.parents) if not folder.exists()]
         directory.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory(prefix=".export-", dir=directory, ignore_cleanup_errors=True) as name:
+        with tempfile.TemporaryDirectory(
+            prefix=".export-", dir=directory, ignore_cleanup_errors=True
+        ) as name:
             temporary = pathlib.Path(name)
             save_and_compare(run, temporary)
             temporary.chmod(0o755)
@@ -54,7 +56,8 @@ def export(run: Run, directory: str | pathlib.Path) -> pathlib.Path:
     except (OSError, tf.errors.OpError) as error:
         reason = getattr(error, "strerror", None) or str(error).split("\n")[0]
         raise ValueError(
-            f"cannot export to {directory}: {reason}; give a folder that can be written, with room for the model."
+            f"cannot export to {directory}: {reason}; "
+            "give a folder that can be written, with room for the model."
         ) from error
     finally:
         for folder in made:  # those that hold a version are not empty and stay
@@ -63,7 +66,7 @@ def export(run: Run, directory: str | pathlib.Path) -> pathlib.Path:
 
 
 def save_and_compare(run: Run, folder: pathlib.Path) -> None:
-    """Saves into an empty folder. Raises ExportError unless a fresh process answers SAMPLES from it as this one does."""
+    """Saves into an empty folder. Raises ExportError unless a fresh process answers SAMPLES alike."""
     servable = Servable(run.task, run.preprocess, run.model)
     signatures = servable.signatures()
     tf.saved_model.save(servable, str(folder), signatures=signatures)
@@ -79,7 +82,7 @@ def next_version(directory: pathlib.Path) -> int:
 
 
 def ask(directory: str | pathlib.Path, raw: Mapping[str, Sequence[str]]) -> dict[str, Any]:
-    """What an exported folder answers in a fresh process without this package: strings by name -> lists by name.
+    """What an exported folder answers in a fresh process: strings by name -> lists by name.
 
     Raises ExportError where that process fails.
     """
@@ -106,7 +109,11 @@ def compare(expected: Mapping[str, np.ndarray], answers: Mapping[str, Any]) -> N
             raise ExportError(f"{name} has shape {answer.shape} after reloading; wanted {value.shape}.")
         if value.dtype == object:
             if [text.decode("utf-8", "replace") for text in value.ravel()] != answer.ravel().tolist():
-                raise ExportError(f"{name} is another after reloading: {answer.tolist()}; wanted {value.tolist()}.")
+                raise ExportError(
+                    f"{name} is another after reloading: {answer.tolist()}; wanted {value.tolist()}."
+                )
         elif not np.allclose(value, answer, rtol=0, atol=TOLERANCE):
             difference = np.abs(value - answer).max()
-            raise ExportError(f"{name} differs by {difference:.1e} after reloading; at most {TOLERANCE:.0e} is wanted.")
+            raise ExportError(
+                f"{name} differs by {difference:.1e} after reloading; at most {TOLERANCE:.0e} is wanted."
+            )

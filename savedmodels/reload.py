@@ -1,4 +1,4 @@
-"""Answers from an exported folder in a process that has TensorFlow and tf.text's kernels, and nothing of this package.
+"""Answers from an exported folder in a process that has TensorFlow, tf.text's kernels and nothing of ours.
 
     python reload.py DIR < inputs.json > outputs.json
 
@@ -15,14 +15,16 @@ FORBIDDEN = ("bert_keras", "tasks", "savedmodels", "keras", "tf_keras", "tensorf
 
 
 def load_kernels() -> None:
-    """Registers tf.text's ops as a server has them linked in: the kernels' libraries alone, no Python of theirs."""
+    """Registers tf.text's ops as a server has them linked in: the libraries alone, no Python of theirs."""
     import importlib.util
 
     import tensorflow as tf
 
     spec = importlib.util.find_spec("tensorflow_text")
     if spec is None or spec.origin is None:
-        raise ModuleNotFoundError("tensorflow-text is not installed; pip install tensorflow-text of TensorFlow's minor.")
+        raise ModuleNotFoundError(
+            "tensorflow-text is not installed; pip install tensorflow-text of TensorFlow's minor."
+        )
     for library in ("_normalize_ops.so", "_fast_wordpiece_tokenizer.so"):
         (path,) = glob.glob(os.path.join(os.path.dirname(spec.origin), "python", "ops", library))
         tf.load_op_library(path)

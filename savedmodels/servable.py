@@ -1,7 +1,7 @@
 """Servable: a task that takes raw strings, as one TensorFlow module.
 
-In: strings [B] under the task's own names. Out: what `Task.decode` says, by name. Variables, vocabulary and text processing
-travel with it, so `tf.saved_model.save` writes all that answering needs.
+In: strings [B] under the task's own names. Out: what `Task.decode` says, by name. Variables, vocabulary and
+text processing travel with it, so `tf.saved_model.save` writes all that answering needs.
 """
 
 from collections.abc import Callable
@@ -18,8 +18,9 @@ class Servable(tf.Module):
 
     task, preprocess, model: as a Run holds them
 
-    After `tf.saved_model.load` the object has `signatures["serving_default"]`, `variables`, `trainable_variables`, and is
-    callable: `loaded({"sentence": strings}, training=True)` gives the task's outputs, with dropout, for fine-tuning.
+    After `tf.saved_model.load` the object has `signatures["serving_default"]`, `variables`,
+    `trainable_variables`, and is callable: `loaded({"sentence": strings}, training=True)` gives the model's
+    outputs, with dropout, for fine-tuning.
     """
 
     # Plain attributes in place of tf.Module's properties: attributes are saved, properties are not.

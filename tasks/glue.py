@@ -19,6 +19,7 @@ import tensorflow as tf
 
 from bert_keras.encoder import BertEncoder
 from bert_keras.features import POOLED_OUTPUT
+from bert_keras.optimization import GlobalMean, cross_entropy, squared_error
 from tasks.metrics import MEASURES
 from tasks.task import Features, Raw, classifier_model
 
@@ -238,11 +239,7 @@ class Glue:
 
     def loss(self) -> keras.losses.Loss:
         """The mean over the weights of cross-entropy, or of the squared error of a score."""
-        if self.row.labels:
-            return keras.losses.SparseCategoricalCrossentropy(
-                from_logits=True, reduction="mean_with_sample_weight"
-            )
-        return keras.losses.MeanSquaredError(reduction="mean_with_sample_weight")
+        return GlobalMean(cross_entropy if self.row.labels else squared_error)
 
     def decode(self, outputs: tf.Tensor, features: Features, raw: Raw) -> dict[str, tf.Tensor]:
         """Logits [B, C] -> "label" string [B] and "probabilities" float32 [B, C], or "score" float32 [B]."""

@@ -99,6 +99,7 @@ class Hparams:
             "learning_rate": (self.learning_rate > 0, "over 0"),
             "warmup_proportion": (0 <= self.warmup_proportion <= 1, "from 0 to 1"),
             "weight_decay": (self.weight_decay >= 0, "at least 0"),
+            "seed": (0 <= self.seed < 2**32, "from 0 to 2**32 - 1"),
             "clip_norm": (self.clip_norm > 0, "over 0"),
             "max_examples": (self.max_examples is None or self.max_examples >= 1, "at least 1"),
             "freeze": (self.freeze in (None, "encoder"), "'encoder' or nothing"),
@@ -167,6 +168,8 @@ def dataset(
 
     def featurize(raw: Raw) -> tuple[Any, ...]:
         features = task.features(preprocess, raw)
+        if drop_remainder:  # tokenizing forgets how many rows there are, and a TPU must know
+            features = {name: tf.ensure_shape(value, [batch_size, *value.shape[1:]]) for name, value in features.items()}
         return (features, *task.labels(raw, features)) if labelled else (features, raw)
 
     made = batches(examples, batch_size=batch_size, seed=seed, drop_remainder=drop_remainder)
@@ -195,12 +198,14 @@ def predict(
     """
     numbered = examples.enumerate().map(lambda row, raw: raw | {_ROW: row})
 
-    @tf.function(reduce_retracing=True)
+    made = dataset(task, preprocess, numbered, batch_size=batch_size, labelled=False)
+
+    @tf.function(input_signature=made.element_spec)  # of unknown length: one trace for all
     def step(features: Features, raw: Raw) -> dict[str, tf.Tensor]:
         return task.decode(model(features, training=False), features, raw)
 
     parts = []
-    for features, raw in dataset(task, preprocess, numbered, batch_size=batch_size, labelled=False):
+    for features, raw in made:
         decoded = {name: value.numpy() for name, value in step(features, raw).items()}
         parts.append((decoded, {name: value.numpy() for name, value in raw.items()}))
         progress(len(parts[-1][1][_ROW]))

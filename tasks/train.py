@@ -6,6 +6,7 @@ A run directory is `config.json`, `vocab.txt`, `model.safetensors` (Hugging Face
 
 import dataclasses
 import json
+import math
 import os
 import pathlib
 import time
@@ -85,6 +86,13 @@ def check_sizes(config: BertConfig, *, vocab_size: int, seq_length: int) -> None
         )
 
 
+def check_labelled(task: Task, preprocess: Preprocessor, examples: tf.data.Dataset, split: str) -> None:
+    """Raises ValueError where a split has no label to learn or to measure."""
+    batches = dataset(task, preprocess, examples, batch_size=256)
+    if not any(bool(tf.reduce_any(weights > 0)) for _, _, weights in batches):
+        raise ValueError(f"no example in the {split} split of {task.name} has a label; give a labelled split.")
+
+
 def prepare_output(path: pathlib.Path) -> None:
     """Makes the folder and proves that it can be written. Raises ValueError where it holds a run or refuses a file."""
     if (path / RESULTS_FILE).exists() or (path / TASK_FILE).exists():
@@ -158,16 +166,26 @@ def evaluate(run: Run, split: str, *, batch_size: int = 32, progress: Callable[[
 
 
 class _Evaluate(keras.callbacks.Callback):
-    """Measures the dev split after every epoch and keeps the best epoch's weights on disk."""
+    """Measures the dev split after every epoch and keeps the best epoch's weights on disk.
 
-    def __init__(self, run: Run, split: str, *, batch_size: int, on_epoch: Callable[[int, dict[str, float]], None]) -> None:
+    Raises ValueError at the first batch whose loss is not a number, before such weights are kept.
+    """
+
+    def __init__(self, run: Run, split: str, *, hparams: Hparams, log: Callable[[str], None]) -> None:
         super().__init__()
-        self._run, self._split, self._batch_size, self._on_epoch = run, split, batch_size, on_epoch
+        self._run, self._split, self._hparams, self._log = run, split, hparams, log
         self.history: list[dict[str, float]] = []
         self.best: tuple[float, int] | None = None
 
+    def on_train_batch_end(self, batch: int, logs: dict[str, float] | None = None) -> None:
+        loss = (logs or {}).get("loss", 0.0)
+        if not math.isfinite(loss):
+            raise ValueError(
+                f"the loss is {loss} after step {batch + 1} of epoch {len(self.history) + 1}; give a lower learning_rate."
+            )
+
     def on_epoch_end(self, epoch: int, logs: dict[str, float] | None = None) -> None:
-        measures = evaluate(self._run, self._split, batch_size=self._batch_size)
+        measures = evaluate(self._run, self._split, batch_size=self._hparams.batch_size)
         logs = {} if logs is None else logs
         logs.update({f"val_{name}": value for name, value in measures.items()})
         self.history.append({name: float(value) for name, value in logs.items()})
@@ -175,7 +193,33 @@ class _Evaluate(keras.callbacks.Callback):
         if self.best is None or value > self.best[0]:
             self.best = (value, epoch)
             save_run(self._run.path, self._run.task, self._run.preprocess, self._run.model)
-        self._on_epoch(epoch, measures)
+        listed = ", ".join(f"{name} {value:.4f}" for name, value in measures.items())
+        self._log(f"epoch {epoch + 1}/{self._hparams.epochs}: {listed}")
+
+
+def _compiled_model(
+    task: Task,
+    source: checkpoints.Checkpoint,
+    hparams: Hparams,
+    *,
+    total_steps: int,
+    log: Callable[[str], None],
+) -> keras.Model:
+    """The task's model with the checkpoint's weights and BERT's optimizer; make it in the strategy's scope."""
+    encoder = BertEncoder(source.config, outputs=task.outputs)
+    model = task.model(encoder)
+    if source.tensors:
+        # Not every checkpoint has a pooler: what was trained on the masked LM alone has none.
+        log(str(checkpoints.assign(source, encoder, fresh=("pooler", *heads_of(model)))))
+    else:
+        log("weights: random, no checkpoint was given")
+    encoder.trainable = hparams.freeze != "encoder"
+    warmup_steps = int(total_steps * hparams.warmup_proportion)
+    schedule = WarmupLinearDecay(hparams.learning_rate, total_steps=total_steps, warmup_steps=warmup_steps)
+    optimizer = AdamW(schedule, weight_decay=hparams.weight_decay, clip_norm=hparams.clip_norm)
+    # XLA is no gain on CPU, and fails under MirroredStrategy.
+    model.compile(optimizer=optimizer, loss=task.loss(), jit_compile=False)
+    return model
 
 
 def finetune(
@@ -201,53 +245,40 @@ def finetune(
     source = checkpoint if isinstance(checkpoint, checkpoints.Checkpoint) else checkpoints.read(checkpoint)
     tokenizer = checkpoints.tokenizer_of(source)
     check_sizes(source.config, vocab_size=tokenizer.vocab_size, seq_length=hparams.seq_length)
+    keras.utils.set_random_seed(hparams.seed)  # of the examples drawn and of their order too
+    dev = task.examples(dev_split)
     examples = take_examples(task.examples(train_split), count=hparams.max_examples, seed=hparams.seed)
-    count, dev_count = cardinality(examples), cardinality(task.examples(dev_split))
-    prepare_output(output)
+    count, dev_count = cardinality(examples), cardinality(dev)
+    preprocess = Preprocessor(tokenizer, seq_length=hparams.seq_length, pad_to_longest=True)
+    check_labelled(task, preprocess, examples, train_split)
+    check_labelled(task, preprocess, dev, dev_split)
 
-    distribution = strategy(strategy_name)
-    keras.utils.set_random_seed(hparams.seed)
     fixed = strategy_name == "tpu"  # one shape, and no partial batch
-    make = dict(seq_length=hparams.seq_length)
-    training_preprocess = Preprocessor(tokenizer, **make, pad_to_longest=not fixed)
     batches = dataset(
-        task, training_preprocess, examples, batch_size=hparams.batch_size, seed=hparams.seed, drop_remainder=fixed
+        task,
+        Preprocessor(tokenizer, seq_length=hparams.seq_length, pad_to_longest=not fixed),
+        examples,
+        batch_size=hparams.batch_size,
+        seed=hparams.seed,
+        drop_remainder=fixed,
     )
     total_steps = int(batches.cardinality()) * hparams.epochs
     if total_steps == 0:
         raise ValueError(f"{count} examples do not fill one batch of {hparams.batch_size}; give a smaller batch_size.")
+    distribution = strategy(strategy_name)
+    prepare_output(output)
 
     with distribution.scope():
-        encoder = BertEncoder(source.config, outputs=task.outputs)
-        model = task.model(encoder)
-        if source.tensors:
-            log(str(checkpoints.assign(source, encoder, fresh=heads_of(model))))
-        else:
-            log("weights: random, no checkpoint was given")
-        encoder.trainable = hparams.freeze != "encoder"
-        schedule = WarmupLinearDecay(
-            hparams.learning_rate,
-            total_steps=total_steps,
-            warmup_steps=int(total_steps * hparams.warmup_proportion),
-        )
-        optimizer = AdamW(schedule, weight_decay=hparams.weight_decay, clip_norm=hparams.clip_norm)
-        model.compile(optimizer=optimizer, loss=task.loss(), jit_compile=False)
-
-    preprocess = Preprocessor(tokenizer, **make, pad_to_longest=True)
-    run = Run(task=task, preprocess=preprocess, model=model, path=output)
+        model = _compiled_model(task, source, hparams, total_steps=total_steps, log=log)
     log(f"training {task.name} on {count:,} examples, {total_steps:,} steps; dev {dev_count:,} examples")
-
-    def report(epoch: int, measures: dict[str, float]) -> None:
-        log(f"epoch {epoch + 1}/{hparams.epochs}: " + ", ".join(f"{name} {value:.4f}" for name, value in measures.items()))
-
-    evaluation = _Evaluate(run, dev_split, batch_size=hparams.batch_size, on_epoch=report)
-    callbacks = [evaluation, keras.callbacks.TensorBoard(output / LOGS, write_graph=False), keras.callbacks.TerminateOnNaN()]
+    run = Run(task=task, preprocess=preprocess, model=model, path=output)
+    evaluation = _Evaluate(run, dev_split, hparams=hparams, log=log)
+    callbacks = [evaluation, keras.callbacks.TensorBoard(output / LOGS, write_graph=False)]
     began = time.monotonic()
     model.fit(batches, epochs=hparams.epochs, callbacks=callbacks, verbose=verbose, shuffle=False)
     seconds = time.monotonic() - began
-    if evaluation.best is None:
-        raise ValueError("the loss is not a number; give a lower learning_rate.")
 
+    assert evaluation.best is not None  # every epoch is measured
     best = evaluation.best[1]
     results = {
         "task": task.name,
@@ -263,4 +294,3 @@ def finetune(
     }
     write_json(output / RESULTS_FILE, results)
     return results
-

@@ -1,14 +1,17 @@
 """Two replicas on two logical CPUs against one device at the same global batches. Run as a script by test_train.py.
 
 Out: one line of JSON on standard output, by scenario: the greatest
-difference of a weight, the losses that `fit` logged, and the norms of the gradients before clipping.
+difference of a weight, the losses that `fit` logged, the norms of the gradients before clipping; results of a run.
 """
 
 import json
 import sys
+import tempfile
+from pathlib import Path
 
 import keras
 import numpy as np
+import runs
 import tensorflow as tf
 
 tf.config.set_logical_device_configuration(
@@ -19,8 +22,9 @@ from bert_keras.config import BertConfig  # noqa: E402
 from bert_keras.encoder import BertEncoder  # noqa: E402
 from bert_keras.features import ENCODER_INPUTS  # noqa: E402
 from bert_keras.optimization import AdamW, GlobalMean, WarmupLinearDecay, cross_entropy  # noqa: E402
-from tasks.task import classifier_model  # noqa: E402
-from tasks.train import strategy  # noqa: E402
+from tasks.glue import ROWS, Glue  # noqa: E402
+from tasks.task import Hparams, classifier_model  # noqa: E402
+from tasks.train import evaluate, finetune, load_run, strategy  # noqa: E402
 
 CONFIG = BertConfig(
     vocab_size=60,
@@ -77,6 +81,21 @@ def train(name, batches, epochs):
     return model.get_weights(), history, getattr(optimizer, "norms", [])
 
 
+def run_of_two(folder):
+    """results.json of a run on two replicas, with the measure of the reloaded run."""
+    task = Glue(ROWS["sst2"], runs.write_data(folder / "data", "sst2", count=33))
+    results = finetune(
+        task,
+        checkpoint=runs.write_checkpoint(folder / "checkpoint"),
+        output=folder / "run",
+        hparams=Hparams(epochs=1, batch_size=8, learning_rate=1e-3, seq_length=40),
+        strategy_name="mirrored",
+        verbose=0,
+        log=lambda line: None,
+    )
+    return results | {"reloaded": evaluate(load_run(folder / "run", data=folder / "data"), "validation")}
+
+
 def main():
     results = {}
     for scenario, (count, batch_size, epochs) in SCENARIOS.items():
@@ -85,10 +104,13 @@ def main():
         results[scenario] = {
             "steps": len(norms),
             "difference": max(float(np.abs(a - b).max()) for a, b in zip(one, two, strict=True)),
+            "clip": CLIP,
             "least_norm": min(norms),
             "losses": losses,
             "losses_of_two": losses_of_two,
         }
+    with tempfile.TemporaryDirectory() as folder:
+        results["finetune"] = run_of_two(Path(folder))
     json.dump(results, sys.stdout)
 
 

@@ -149,7 +149,7 @@ def run_command(capfd, *arguments: str | Path) -> tuple[int, str, str]:
 
 @contextlib.contextmanager
 def full_disk(free: int) -> Iterator[None]:
-    """No file grows past `free` bytes meanwhile: writing fails as on a full disk, also for whoever may write anywhere."""
+    """No file grows past `free` bytes meanwhile: writing fails as on a full disk."""
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (free, hard))
     try:

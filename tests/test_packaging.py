@@ -123,11 +123,11 @@ def test_other_platforms_get_one_clear_message():
     elsewhere = (
         "import platform, sys; platform.machine = lambda: 'riscv64'; sys.modules['tensorflow_text'] = None"
     )
-    command = [sys.executable, "-c", f"{elsewhere}; import bert_keras"]
+    command = [sys.executable, "-c", f"{elsewhere}; import bert_keras.tokenizers"]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=60)
     assert done.returncode == 1
     message = done.stderr.splitlines()[-1]
-    for words in ("tensorflow-text", "riscv64", "Linux x86_64", "macOS arm64"):
+    for words in ("tensorflow-text", "Linux x86_64", "macOS arm64"):
         assert words in message
 
 

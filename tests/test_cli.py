@@ -1,0 +1,279 @@
+"""The `bert-keras` command: what it prints, what it makes, how it reads text, and how it ends."""
+
+import csv
+import io
+import json
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+import tensorflow as tf
+from runs import ROOT, VOCABULARY, bare_environment, contents, run_command, shell_command
+
+from bert_keras import checkpoints, cli
+from savedmodels.export import ask
+from tasks.train import load_run
+
+COMMANDS = ("finetune", "evaluate", "predict", "export", "convert", "demo", "info")
+# What text may hold: nothing, tabs and carriage returns, markup, other scripts.
+TEXTS = [
+    "good film",
+    "",
+    "bad\rplot",
+    "[bold]a\tb[/x] [SEP]",
+    "\u2028 真好 \N{GRINNING FACE}",
+    " very very dull ",
+]
+
+
+@pytest.fixture
+def command(capfd):
+    """Runs `bert-keras ...` in this process: exit code, standard output, standard error."""
+    return lambda *arguments: run_command(capfd, *arguments)
+
+
+@pytest.fixture
+def stdin(monkeypatch):
+    """Sets what standard input holds, in bytes."""
+    return lambda data: monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(data)))
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_help(command, name):
+    code, out, err = command(name, "--help")
+    assert (code, err) == (0, "")
+    assert out.startswith(f"usage: bert-keras {name} ")
+    assert f"bert-keras {name} " in out.partition("example:")[2]
+
+
+def test_help_lists_every_command(command):
+    code, out, err = command("--help")
+    assert (code, err) == (0, "")
+    assert all(f"\n    {name} " in out for name in COMMANDS)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ((), "the following arguments are required: COMMAND"),
+        (("fly",), "invalid choice: 'fly'"),
+        (("info", "--fast"), "unrecognized arguments: --fast"),
+        (("predict",), "the following arguments are required: --run"),
+        (("evaluate", "--run", "x", "--batch-size", "many"), "invalid int value: 'many'"),
+    ],
+)
+def test_wrong_flags(command, arguments, message):
+    code, out, err = command(*arguments)
+    assert (code, out) == (2, "")
+    assert message in err and "Traceback" not in err
+
+
+def test_a_fresh_process_keeps_tensorflow_quiet(sst2):
+    assert sst2.stderr == ""
+    assert "0000 00:00" not in sst2.stdout
+    for line in ("loaded ", "training sst2 on 48 examples, 6 steps; dev 48 examples", "epoch 1/1: accuracy"):
+        assert line in sst2.stdout
+    assert sst2.stdout.splitlines()[-1] == f"the run is in {sst2.run}"
+
+
+def test_evaluate_measures_what_training_measured(command, sst2):
+    results = json.loads((sst2.run / "results.json").read_text())
+    code, out, err = command("evaluate", "--run", sst2.run, "--data", sst2.data, "--json")
+    assert (code, err) == (0, "")
+    assert json.loads(out) == {"validation": {"accuracy": results["measures"]["val_accuracy"]}}
+    code, out, _ = command("evaluate", "--run", sst2.run, "--data", sst2.data, "--split", "train")
+    assert code == 0 and "train" in out and "accuracy" in out
+
+
+def test_evaluate_names_the_splits(command, sst2):
+    code, _, err = command("evaluate", "--run", sst2.run, "--data", sst2.data, "--split", "dev")
+    assert (code, err.count("\n")) == (1, 1)
+    assert "no split 'dev'; it has train, validation, test" in err
+
+
+@pytest.fixture(scope="module")
+def answers(sst2) -> list[dict]:
+    """What the model says of TEXTS, asked without the command line."""
+    run = load_run(sst2.run)
+    raw = {"sentence": tf.constant(TEXTS)}
+    features = run.task.features(run.preprocess, raw)
+    decoded = run.task.decode(run.model(features), features, raw)
+    label, probabilities = decoded["label"].numpy(), decoded["probabilities"].numpy()
+    return [
+        {"sentence": text, "label": label[i].decode(), "probabilities": probabilities[i].tolist()}
+        for i, text in enumerate(TEXTS)
+    ]
+
+
+def as_csv(texts: list[str]) -> bytes:
+    file = io.StringIO(newline="")
+    csv.writer(file).writerows([["id", "sentence"], *enumerate(texts)])
+    return file.getvalue().encode()
+
+
+INPUTS = {
+    "texts.txt": lambda texts: "\n".join(texts).encode(),
+    "windows.txt": lambda texts: "\ufeff".encode() + "\r\n".join([*texts, ""]).encode(),
+    "texts.csv": as_csv,
+    "texts.jsonl": lambda texts: "\n\n".join(
+        json.dumps({"sentence": text, "id": 1}) for text in texts
+    ).encode(),
+    "-": lambda texts: "\n".join([*texts, ""]).encode(),
+}
+
+
+@pytest.mark.parametrize("name", INPUTS)
+def test_every_input_reaches_the_model_as_written(command, stdin, sst2, answers, tmp_path, name):
+    data = INPUTS[name](TEXTS)
+    stdin(data)
+    if name != "-":
+        (tmp_path / name).write_bytes(data)
+    code, out, err = command("predict", "--run", sst2.run, "--input", "-" if name == "-" else tmp_path / name)
+    assert (code, err) == (0, "")
+    got = [json.loads(line) for line in out.split("\n")[:-1]]
+    assert [answer["sentence"] for answer in got] == TEXTS
+    assert [answer["label"] for answer in got] == [answer["label"] for answer in answers]
+    np.testing.assert_allclose(
+        [answer["probabilities"] for answer in got],
+        [answer["probabilities"] for answer in answers],
+        rtol=0,
+        atol=1e-6,
+    )
+
+
+def test_tsv_and_a_table(command, sst2, tmp_path):
+    (tmp_path / "x.tsv").write_bytes(b'id\tsentence\n1\t[bold]"good" film[/x]\n\n2\t\n')
+    code, out, err = command("predict", "--run", sst2.run, "--input", tmp_path / "x.tsv", "--format", "table")
+    assert (code, err) == (0, "")
+    assert '[bold]"good" film[/x]' in out
+    assert len([line for line in out.splitlines() if "ative" in line or "itive" in line]) == 2
+
+
+def test_tasks_of_two_texts_split_at_the_first_tab():
+    names = ("premise", "hypothesis")
+    rows = list(cli._read_examples([b"a\tb\tc\r\n", b"\t\n"], "pairs", names))
+    assert rows == [{"premise": "a", "hypothesis": "b\tc"}, {"premise": "", "hypothesis": ""}]
+
+
+@pytest.mark.parametrize(
+    ("path", "data", "message"),
+    [
+        ("-", b"1\t2\n\xff\n", "standard input, line 2: 'utf-8' codec can't decode byte 0xff"),
+        ("x.txt", b"good", "x.txt, line 1: no text for b; wanted a and b, in UTF-8."),
+        ("x.tsv", b"a\tc\n1\t2\n", "x.tsv, line 2: no text for b;"),
+        ("x.tsv", b"a\tb\n1\n", "x.tsv, line 2: no text for b;"),
+        ("x.csv", b'a,b\n1,"2\n3"\n1\n', "x.csv, line 4: no text for b;"),
+        ("x.csv", b'a,b\n1,"2\n', "x.csv, line 2: unexpected end of data;"),
+        ("x.jsonl", b'{"a": "1", "b": 2}', "x.jsonl, line 1: no text for b;"),
+        ("x.jsonl", b'["a"]', "x.jsonl, line 1: a JSON list, no object;"),
+        ("x.jsonl", b'\n{"a": ', "x.jsonl, line 2: Expecting value"),
+        ("x.jsonl", b'{"a": "\\ud800", "b": ""}', "x.jsonl, line 1: 'utf-8' codec can't encode"),
+    ],
+)
+def test_input_that_cannot_be_read(path, data, message):
+    with pytest.raises(ValueError) as error:
+        list(cli._read_examples(io.BytesIO(data), path, ("a", "b")))
+    assert str(error.value).startswith(message)
+
+
+def test_predict_streams_and_ends_quietly_when_its_reader_leaves(sst2):
+    process = subprocess.Popen(
+        shell_command("predict", "--run", sst2.run, "--batch-size", "512"),
+        cwd=ROOT,
+        env=bare_environment(),
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+    )
+    process.stdin.write(b"good film\n" * cli.CHUNK)
+    process.stdin.flush()
+    assert json.loads(process.stdout.readline())["sentence"] == "good film"  # before the input has ended
+    process.stdout.close()
+    process.stdin.write(b"bad film\n" * cli.CHUNK)
+    process.stdin.close()
+    assert (process.stderr.read(), process.wait()) == (b"", 1)
+
+
+def test_export_writes_what_predict_answers(command, sst2, answers, tmp_path):
+    code, out, err = command("export", "--run", sst2.run, "--output", tmp_path / "served")
+    assert (code, err) == (0, "")
+    assert out.startswith(f"{tmp_path / 'served' / '1'}: ")
+    served = ask(tmp_path / "served" / "1", {"sentence": TEXTS})
+    assert served["label"] == [answer["label"] for answer in answers]
+    expected = [answer["probabilities"] for answer in answers]
+    np.testing.assert_allclose(served["probabilities"], expected, rtol=0, atol=1e-6)
+
+
+def test_convert_there_and_back(command, sst2, tmp_path):
+    google, back = tmp_path / "google", tmp_path / "back"
+    code, out, err = command("convert", "--from", sst2.run, "--to", google, "--format", "google")
+    assert (code, err) == (0, "")
+    assert out.startswith("hugging-face -> google: ") and out.endswith(f" tensors in {google}\n")
+    code, _, err = command("convert", "--from", google, "--to", back)
+    assert (code, err) == (0, "")
+    start, end = (checkpoints.read(folder) for folder in (sst2.run, back))
+    assert (start.config, start.vocabulary) == (end.config, end.vocabulary)
+    assert set(start.tensors) == set(end.tensors)
+    assert all((start.tensors[name] == end.tensors[name]).all() for name in start.tensors)
+
+
+@pytest.mark.filterwarnings("ignore:__array__ implementation doesn't accept a copy keyword")
+def test_convert_checks_against_the_other_library(command, sst2, tmp_path):
+    pytest.importorskip("keras_hub")
+    target = tmp_path / "preset"
+    for arguments in (
+        ("--from", sst2.checkpoint, "--to", tmp_path / "google", "--format", "google"),
+        ("--from", tmp_path / "google", "--to", target, "--format", "keras-hub", "--check"),
+    ):
+        code, out, err = command("convert", *arguments)
+        assert (code, err) == (0, "")
+    rows = [line.split("│") for line in out.splitlines() if "block_" in line or "pooled" in line]
+    assert len(rows) == 3
+    assert all(float(row[2]) <= 1e-5 for row in rows)
+
+
+def test_info(command, sst2):
+    code, out, err = command("info", sst2.run)
+    assert (code, err) == (0, "")
+    for words in ("hugging-face", f"{len(VOCABULARY)} tokens", "sst2", "sentence", "hidden_size"):
+        assert words in out
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("finetune", "--task", "sst3"), "no task named 'sst3'; the tasks are cola, sst2,"),
+        (("finetune", "--task", "custom"), "--task custom reads its labels from --data"),
+        (("finetune", "--task", "ax", "--data", "DATA"), "ax has no split 'train'; it has test."),
+        (
+            ("finetune", "--task", "sst2", "--learning-rate", "-1"),
+            "learning_rate is -1.0; learning_rate must be",
+        ),
+    ],
+)
+def test_errors_are_one_line(command, sst2, tmp_path, arguments, message):
+    arguments = [str(sst2.data) if argument == "DATA" else argument for argument in arguments]
+    output = tmp_path / "new"
+    arguments += ["--checkpoint", sst2.checkpoint, "--output", output, "--seq-length", "40"]
+    code, out, err = command(*arguments)
+    assert (code, err.count("\n")) == (1, 1)
+    assert err.startswith("bert-keras: error: ") and message in err
+    assert not output.exists()
+
+
+def test_debug_shows_where_an_error_was_raised():
+    for arguments in (("--debug", "info", "nowhere"), ("info", "nowhere", "--debug")):
+        done = subprocess.run(
+            shell_command(*arguments), cwd=ROOT, env=bare_environment(), capture_output=True, text=True
+        )
+        assert done.returncode == 1
+        assert "Traceback" in done.stderr
+        assert done.stderr.splitlines()[-1].startswith("FileNotFoundError: no checkpoint at nowhere")
+
+
+def test_a_run_is_left_as_it_was(command, sst2):
+    before = contents(sst2.folder)
+    command("evaluate", "--run", sst2.run, "--data", sst2.data)
+    command("info", sst2.run)
+    assert contents(sst2.folder) == before

@@ -1,0 +1,388 @@
+"""finetune(): what it learns, keeps and writes; what it refuses before it trains; replicas; what comes back from disk."""
+
+import dataclasses
+import json
+import os
+import random
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import runs
+import tensorflow as tf
+
+from bert_keras import checkpoints
+from tasks import train
+from tasks.glue import ROWS, Glue
+from tasks.task import Hparams, predict
+from tasks.train import evaluate, finetune, load_run
+
+TESTS = Path(__file__).parent
+QUICK = Hparams(epochs=1, batch_size=8, learning_rate=1e-3, seq_length=40)
+GOOD, BAD = ("good", "warm"), ("bad", "dull")
+PLAIN = "film plot actor scene the its is and very".split()
+
+
+def write_reviews(folder, *, train=96, dev=64, reversed_dev=False):
+    """SST-2's form: one word among one to twenty others says the label."""
+    draw = random.Random(0)
+    folder.mkdir(parents=True)
+    for stem, count, turned in (("train", train, False), ("dev", dev, reversed_dev)):
+        lines = ["sentence\tlabel"]
+        for i in range(count):
+            words = draw.choices(PLAIN, k=draw.randint(1, 20))
+            words.insert(draw.randint(0, len(words)), draw.choice((BAD, GOOD)[i % 2]))
+            lines.append(f"{' '.join(words)}\t{i % 2 ^ turned}")
+        (folder / f"{stem}.tsv").write_text("\n".join(lines) + "\n")
+    return folder
+
+
+class Counting(Glue):
+    """SST-2 that counts how often Python runs through its loss and its decoding: once for each trace."""
+
+    def __init__(self, folder):
+        super().__init__(ROWS["sst2"], folder)
+        self.losses, self.decodings, self.widths = 0, 0, set()
+
+    def loss(self):
+        mean, counted = super().loss(), self
+
+        class Counted(type(mean)):
+            def __call__(self, *args, **kwargs):
+                counted.losses += 1
+                return mean(*args, **kwargs)
+
+        return Counted(None)
+
+    def decode(self, outputs, features, raw):
+        self.decodings += 1
+        return super().decode(outputs, features, raw)
+
+
+def start(task, folder, *, output="run", hparams=QUICK, **settings):
+    settings = {"checkpoint": folder / "checkpoint", "verbose": 0, "log": lambda line: None} | settings
+    return finetune(task, output=folder / output, hparams=hparams, **settings)
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory):
+    """A folder with a random tiny checkpoint, without dropout so that little data is enough, and reviews."""
+    folder = tmp_path_factory.mktemp("train")
+    runs.write_checkpoint(folder / "checkpoint", hidden_dropout=0.0, attention_dropout=0.0)
+    write_reviews(folder / "reviews")
+    return folder
+
+
+LEARNING = dataclasses.replace(QUICK, epochs=4, batch_size=16, learning_rate=2e-3)
+
+
+@pytest.fixture(scope="module")
+def learned(place):
+    """A run of four epochs: the task, results and lines for a person."""
+    task, lines = Counting(place / "reviews"), []
+    results = start(task, place, output="learned", hparams=LEARNING, log=lines.append)
+    return task, results, lines
+
+
+@pytest.fixture(scope="module")
+def reloaded(learned, place):
+    return load_run(place / "learned", data=place / "reviews")
+
+
+def weights_of(run_folder):
+    return checkpoints.read(run_folder).tensors
+
+
+def assert_same_weights(ours, theirs):
+    assert ours.keys() == theirs.keys()
+    for name, array in ours.items():
+        np.testing.assert_array_equal(array, theirs[name], err_msg=name)
+
+
+# Learning, and what is left of it
+
+
+def test_learns(learned):
+    _, results, lines = learned
+    losses = [epoch["loss"] for epoch in results["history"]]
+    assert results["measures"] == {"val_accuracy": pytest.approx(1.0, abs=0.05)}
+    assert losses[-1] < 0.3 < losses[0]
+    assert lines[0].startswith("loaded")
+    assert "at random classifier/dense/kernel, classifier/dense/bias" in lines[0]
+    assert lines[1] == "training sst2 on 96 examples, 24 steps; dev 64 examples"
+    assert lines[2] == f"epoch 1/4: accuracy {results['history'][0]['val_accuracy']:.4f}"
+    assert len(lines) == 6
+
+
+def test_one_trace_whatever_the_lengths(learned, reloaded):
+    """Training traced once in four epochs, prediction once an epoch, with batches of many widths."""
+    task, _, _ = learned
+    lengths = {len(raw["sentence"].numpy().split()) for raw in task.examples("train")}
+    assert len(lengths) > 10
+    assert task.losses == 1
+    assert task.decodings == 4
+
+
+def test_run_directory(learned, place):
+    files = sorted(path for path in runs.contents(place / "learned") if not path.startswith("logs/"))
+    assert files == [
+        "config.json",
+        "model.safetensors",
+        "results.json",
+        "task.json",
+        "tokenizer_config.json",
+        "vocab.txt",
+    ]
+    assert (place / "learned" / "vocab.txt").read_text().split("\n")[:-1] == list(runs.VOCABULARY)
+    kept = json.loads((place / "learned" / "task.json").read_text())
+    assert kept["kind"] == "glue" and kept["task"]["labels"] == ["negative", "positive"]
+    assert (kept["seq_length"], kept["truncation"]) == (40, "longest_first")
+    assert not list(place.glob(".*"))
+
+
+def test_results(learned, place):
+    _, results, _ = learned
+    assert json.loads((place / "learned" / "results.json").read_text()) == results
+    assert list(results) == [
+        *("task", "measures", "best_epoch", "history", "train_examples", "dev_examples", "steps", "seconds"),
+        *("strategy", "hparams"),
+    ]
+    assert results["hparams"] == dataclasses.asdict(LEARNING)
+    assert (results["train_examples"], results["dev_examples"], results["steps"]) == (96, 64, 24)
+    assert [sorted(epoch) for epoch in results["history"]] == [["loss", "val_accuracy"]] * 4
+    best = max(epoch["val_accuracy"] for epoch in results["history"])
+    assert results["history"][results["best_epoch"] - 1]["val_accuracy"] == best
+
+
+def test_tensorboard_files_hold_loss_and_measure(learned, place):
+    tags = {}
+    for part in ("train", "validation"):
+        (file,) = (place / "learned" / "logs" / part).glob("events.out.tfevents.*")
+        events = [tf.compat.v1.Event.FromString(record.numpy()) for record in tf.data.TFRecordDataset(str(file))]
+        tags[part] = {value.tag for event in events for value in event.summary.value}
+    assert {"epoch_loss", "epoch_learning_rate"} <= tags["train"]
+    assert tags["validation"] == {"epoch_accuracy"}
+
+
+def test_reloaded_run_measures_the_same(learned, reloaded):
+    _, results, _ = learned
+    assert evaluate(reloaded, "validation") == {"accuracy": results["measures"]["val_accuracy"]}
+    answers, raw = predict(reloaded.task, reloaded.preprocess, reloaded.model, reloaded.task.examples("validation"))
+    assert answers["probabilities"].shape == (64, 2)
+    wanted = [b"negative" if label == 0 else b"positive" for label in raw["label"]]
+    assert np.mean(answers["label"] == wanted) == results["measures"]["val_accuracy"]
+
+
+def test_best_epoch_is_kept_not_the_last(place):
+    """The dev labels are turned round: the more is learned, the worse it measures."""
+    data = write_reviews(place / "turned", reversed_dev=True)
+    task = Glue(ROWS["sst2"], data)
+    results = start(task, place, output="turned_run", hparams=dataclasses.replace(LEARNING, epochs=3))
+    measured = [epoch["val_accuracy"] for epoch in results["history"]]
+    assert measured[-1] < max(measured)
+    assert results["best_epoch"] == measured.index(max(measured)) + 1
+    assert results["measures"]["val_accuracy"] == max(measured)
+    assert evaluate(load_run(place / "turned_run", data=data), "validation")["accuracy"] == max(measured)
+
+
+AGAIN = """
+import sys
+from pathlib import Path
+import test_train
+from tasks.glue import ROWS, Glue
+place, seed = Path(sys.argv[1]), int(sys.argv[2])
+hparams = test_train.dataclasses.replace(test_train.QUICK, seed=seed, max_examples=24)
+task = Glue(ROWS["sst2"], place / "reviews")
+test_train.start(task, place, output=sys.argv[3], hparams=hparams, checkpoint=place / "with_dropout")
+"""
+
+
+def run_python(*arguments):
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join([str(TESTS.parent), str(TESTS)])}
+    done = subprocess.run([sys.executable, *arguments], env=environment, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def test_seed_decides_every_weight(place):
+    """Bit for bit, also in a fresh process; dropout, the drawn examples and their order hang on the seed too."""
+    runs.write_checkpoint(place / "with_dropout")
+    task = Glue(ROWS["sst2"], place / "reviews")
+    made = {}
+    for output, seed in (("seed_1", 1), ("seed_2", 2)):
+        hparams = dataclasses.replace(QUICK, seed=seed, max_examples=24)
+        start(task, place, output=output, hparams=hparams, checkpoint=place / "with_dropout")
+        made[output] = weights_of(place / output)
+    run_python("-c", AGAIN, str(place), "1", "seed_1_again")
+    assert_same_weights(weights_of(place / "seed_1_again"), made["seed_1"])
+    assert not np.array_equal(made["seed_1"]["pooler/kernel"], made["seed_2"]["pooler/kernel"])
+
+
+def test_frozen_encoder_and_max_examples(place):
+    hparams = dataclasses.replace(QUICK, freeze="encoder", max_examples=20)
+    results = start(Glue(ROWS["sst2"], place / "reviews"), place, output="frozen", hparams=hparams)
+    assert (results["train_examples"], results["steps"]) == (20, 3)
+    after = weights_of(place / "frozen")
+    head = {name: after.pop(name) for name in list(after) if name.startswith("classifier/")}
+    assert_same_weights(after, weights_of(place / "checkpoint"))
+    assert np.abs(head["classifier/dense/bias"]).max() > 0  # it starts at 0
+
+
+def test_scores_of_pairs(place):
+    """STS-B: two segments, a number to learn."""
+    task = Glue(ROWS["stsb"], runs.write_data(place / "stsb", "stsb"))
+    results = start(task, place, output="stsb_run", hparams=dataclasses.replace(QUICK, epochs=3))
+    assert set(results["measures"]) == {"val_spearman", "val_pearson"}
+    assert results["history"][-1]["loss"] < results["history"][0]["loss"] / 1.5
+    run = load_run(place / "stsb_run", data=place / "stsb")
+    assert evaluate(run, "validation")["pearson"] == pytest.approx(results["measures"]["val_pearson"], abs=1e-6)
+
+
+def test_checkpoint_without_pooler_or_without_weights(place):
+    """Both train; a line says what started at random."""
+    source, lines = checkpoints.read(place / "checkpoint"), []
+    poolerless = {name: array for name, array in source.tensors.items() if not name.startswith("pooler/")}
+    task = Glue(ROWS["sst2"], place / "reviews")
+    hparams = dataclasses.replace(QUICK, max_examples=8)
+    for output, tensors in (("poolerless", poolerless), ("random", {})):
+        checkpoint = dataclasses.replace(source, tensors=tensors)
+        start(task, place, output=output, hparams=hparams, checkpoint=checkpoint, log=lines.append)
+    assert "at random pooler/kernel, pooler/bias" in lines[0]
+    assert "weights: random, no checkpoint was given" in lines
+
+
+def test_loss_that_is_no_number(place):
+    """An error, and no such weights on disk."""
+    hparams = dataclasses.replace(QUICK, learning_rate=1e30, warmup_proportion=0.0)
+    with pytest.raises(ValueError, match=r"the loss is nan after step \d of epoch 1; give a lower learning_rate"):
+        start(Glue(ROWS["sst2"], place / "reviews"), place, output="nan", hparams=hparams)
+    assert not (place / "nan" / "model.safetensors").exists()
+
+
+# Refused before any training
+
+
+def refused(place, tmp_path, error, match, *, task=None, **settings):
+    """finetune raises and leaves no run."""
+    task = task or Glue(ROWS["sst2"], place / "reviews")
+    settings = {"output": tmp_path / "run"} | settings
+    with pytest.raises(error, match=match):
+        start(task, place, **settings)
+    assert not (Path(place / settings["output"]) / "results.json").exists()
+
+
+def test_refuses_a_folder_that_holds_a_run(learned, place):
+    before = runs.contents(place / "learned")
+    with pytest.raises(ValueError, match="learned already holds a run; give another folder, or remove this one first"):
+        start(Glue(ROWS["sst2"], place / "reviews"), place, output="learned")
+    assert runs.contents(place / "learned") == before
+
+
+@pytest.mark.parametrize("output", ["checkpoint/config.json/run", "/proc/bert_keras_run"])
+def test_refuses_a_folder_that_cannot_be_made(place, tmp_path, output):
+    refused(place, tmp_path, ValueError, "cannot write to .*; give a folder that can be written", output=output)
+
+
+def test_refuses_a_full_disk(place, tmp_path):
+    with runs.full_disk(0):
+        refused(place, tmp_path, ValueError, "cannot write to .*: File too large; give a folder")
+
+
+def test_refuses_a_vocabulary_of_another_size(place, tmp_path):
+    source = checkpoints.read(place / "checkpoint")
+    checkpoint = dataclasses.replace(source, vocabulary=(*source.vocabulary, "one", "more"))
+    match = f"the vocabulary has {len(runs.VOCABULARY) + 2} tokens and the encoder {len(runs.VOCABULARY)} embedding rows"
+    refused(place, tmp_path, ValueError, match, checkpoint=checkpoint)
+
+
+def test_refuses_more_positions_than_there_are(place, tmp_path):
+    hparams = dataclasses.replace(QUICK, seq_length=49)
+    refused(place, tmp_path, ValueError, "seq_length is 49 and the encoder has 48 positions", hparams=hparams)
+
+
+def test_refuses_no_examples(place, tmp_path):
+    data = write_reviews(tmp_path / "data", dev=0)
+    refused(place, tmp_path, ValueError, "dev.tsv has no examples", task=Glue(ROWS["sst2"], data))
+
+
+def test_refuses_a_split_without_labels(place, tmp_path):
+    data = write_reviews(tmp_path / "data")
+    (data / "test.tsv").write_text("index\tsentence\n0\tgood film\n")
+    task = Glue(ROWS["sst2"], data)
+    match = "no example in the test split of sst2 has a label; give a labelled split"
+    refused(place, tmp_path, ValueError, match, task=task, dev_split="test")
+    refused(place, tmp_path, ValueError, match, task=task, train_split="test")
+
+
+def test_refuses_an_unknown_strategy(place, tmp_path):
+    match = "strategy is 'two'; wanted one of one, mirrored, tpu"
+    refused(place, tmp_path, ValueError, match, strategy_name="two")
+
+
+def test_mirrored_on_one_cpu():
+    distribution = train.strategy("mirrored")
+    assert isinstance(distribution, tf.distribute.MirroredStrategy)
+    assert distribution.num_replicas_in_sync == 1
+
+
+# What is on disk
+
+
+def test_full_disk_leaves_what_was_there(reloaded, place, tmp_path):
+    folder = tmp_path / "run"
+    shutil.copytree(place / "learned", folder)
+    before = runs.contents(folder)
+    reloaded.encoder.embedding_table.assign(reloaded.encoder.embedding_table + 1.0)
+    try:
+        with runs.full_disk(4096), pytest.raises(OSError, match="File too large"):
+            train.save_run(folder, reloaded.task, reloaded.preprocess, reloaded.model)
+        assert runs.contents(folder) == before
+        assert list(tmp_path.iterdir()) == [folder]
+        train.save_run(folder, reloaded.task, reloaded.preprocess, reloaded.model)
+        assert runs.contents(folder)["model.safetensors"] != before["model.safetensors"]
+    finally:
+        reloaded.encoder.embedding_table.assign(reloaded.encoder.embedding_table - 1.0)
+
+
+@pytest.mark.parametrize("content", ['{"kind": "other"}', "[]", "{", '{"kind": "glue", "task": {}}'])
+def test_task_file_of_no_run(learned, place, tmp_path, content):
+    (tmp_path / "task.json").write_text(content)
+    with pytest.raises(ValueError, match=r"task.json is not the task.json of a run: "):
+        load_run(tmp_path)
+
+
+def test_folder_without_a_run(tmp_path):
+    with pytest.raises(FileNotFoundError, match="no task.json in .*; give the folder that `bert-keras finetune"):
+        load_run(tmp_path)
+
+
+# Replicas
+
+
+@pytest.fixture(scope="module")
+def two_replicas():
+    return json.loads(run_python(str(TESTS / "distributed_two_replicas.py")))
+
+
+@pytest.mark.parametrize(
+    ("scenario", "steps"), [("even", 20), ("last_batch_of_three", 6), ("last_batch_of_one", 6)]
+)
+def test_two_replicas_do_what_one_device_does(two_replicas, scenario, steps):
+    """Weights that differ a thousandfold between the replicas, clipping at every step."""
+    got = two_replicas[scenario]
+    assert got["steps"] == steps
+    assert got["least_norm"] > 2 * got["clip"]
+    assert got["difference"] <= 1e-5
+    assert got["losses_of_two"] == pytest.approx(got["losses"], rel=1e-6)
+    assert got["losses"][0] != got["losses"][1]
+
+
+def test_finetune_on_two_replicas(two_replicas):
+    """A run directory as from one device; the smallest last batch leaves one replica without examples."""
+    results = two_replicas["finetune"]
+    assert (results["strategy"], results["train_examples"], results["steps"]) == ("mirrored", 33, 5)
+    assert np.isfinite(results["history"][0]["loss"])
+    assert results["reloaded"] == {"accuracy": results["measures"]["val_accuracy"]}
