@@ -32,7 +32,16 @@ class Case:
 
     def command(self, seed: int) -> list[str]:
         """The flags of `bert-keras finetune` after task, data, checkpoint and output."""
-        flags = ["--epochs", "1", "--learning-rate", str(self.learning_rate), "--seed", str(seed), "--seq-length", "128"]
+        flags = [
+            "--epochs",
+            "1",
+            "--learning-rate",
+            str(self.learning_rate),
+            "--seed",
+            str(seed),
+            "--seq-length",
+            "128",
+        ]
         flags += [] if self.examples is None else ["--max-examples", str(self.examples)]
         return flags + (["--random-weights"] if self.random else [])
 
@@ -51,9 +60,15 @@ def results_of(case: Case, seed: int, args: argparse.Namespace, checkpoint: str)
     output = pathlib.Path(args.output) / f"{slug}-{seed}"
     if not (output / "results.json").exists():
         if output.exists():  # interrupted
-            output.rename(output.with_name(f"{output.name}.interrupted-{len(list(output.parent.glob(output.name + '*')))}"))
+            output.rename(
+                output.with_name(
+                    f"{output.name}.interrupted-{len(list(output.parent.glob(output.name + '*')))}"
+                )
+            )
         command = [sys.executable, "-m", "bert_keras", "finetune", "--task", "sst2", "--data", args.sst2]
-        subprocess.run([*command, "--checkpoint", checkpoint, "--output", str(output), *case.command(seed)], check=True)
+        subprocess.run(
+            [*command, "--checkpoint", checkpoint, "--output", str(output), *case.command(seed)], check=True
+        )
     return json.loads((output / "results.json").read_text(encoding="utf-8"))
 
 
@@ -69,10 +84,18 @@ def draw(rows: list[tuple[str, list[float]]], majority: float, file: str) -> Non
         colour = "#8a8f98" if "random" in name else "#1f6fb2"
         axes.plot([100 * value for value in values], [y] * len(values), "o", color=colour, alpha=0.75)
         axes.annotate(
-            f"{100 * statistics.mean(values):.1f}", (100 * statistics.mean(values), y), (0, 8), textcoords="offset points", ha="center"
+            f"{100 * statistics.mean(values):.1f}",
+            (100 * statistics.mean(values), y),
+            (0, 8),
+            textcoords="offset points",
+            ha="center",
         )
     axes.axvline(100 * majority, color="#8a8f98", linestyle=":", label="majority class")
-    axes.set(yticks=range(len(rows)), yticklabels=[name for name, _ in reversed(rows)], xlabel="SST-2 dev accuracy, %")
+    axes.set(
+        yticks=range(len(rows)),
+        yticklabels=[name for name, _ in reversed(rows)],
+        xlabel="SST-2 dev accuracy, %",
+    )
     axes.set_ylim(-0.6, len(rows) - 0.3)
     axes.legend(loc="lower right", frameon=False)
     axes.spines[["top", "right"]].set_visible(False)
@@ -81,7 +104,9 @@ def draw(rows: list[tuple[str, list[float]]], majority: float, file: str) -> Non
 
 def main() -> None:
     """Runs, prints, draws."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--sst2", required=True, help="folder of SST-2's official TSV files")
     parser.add_argument("--tiny", required=True, help="a BERT-tiny checkpoint")
     parser.add_argument("--minilm", help="a MiniLM-L6 checkpoint (default: the demo's)")
@@ -89,11 +114,19 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, nargs="+", default=[1, 2, 3])
     parser.add_argument("--picture", help="where to draw the table")
     args = parser.parse_args()
-    checkpoints = {"minilm": args.minilm or str(demo.fetch(demo.WEIGHTS, demo.cache_folder())), "tiny": args.tiny}
-    labels = [line.rstrip("\n").split("\t")[1] for line in open(pathlib.Path(args.sst2) / "dev.tsv", encoding="utf-8")][1:]
+    checkpoints = {
+        "minilm": args.minilm or str(demo.fetch(demo.WEIGHTS, demo.cache_folder())),
+        "tiny": args.tiny,
+    }
+    labels = [
+        line.rstrip("\n").split("\t")[1]
+        for line in open(pathlib.Path(args.sst2) / "dev.tsv", encoding="utf-8")
+    ][1:]
     majority = max(labels.count(label) for label in set(labels)) / len(labels)
 
-    table = Table("start", "examples", "mean", "sd", "each seed", "minutes each", title=f"SST-2 dev, seeds {args.seeds}")
+    table = Table(
+        "start", "examples", "mean", "sd", "each seed", "minutes each", title=f"SST-2 dev, seeds {args.seeds}"
+    )
     rows = []
     for case in CASES:
         results = [results_of(case, seed, args, checkpoints[case.checkpoint]) for seed in args.seeds]

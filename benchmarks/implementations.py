@@ -15,7 +15,7 @@ import functools
 import itertools
 import pathlib
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import interleave
@@ -23,6 +23,15 @@ import numpy as np
 
 ROOT = pathlib.Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))  # this checkout's bert_keras, installed or not
+
+from bert_keras.features import (  # noqa: E402
+    ENCODER_INPUTS,
+    INPUT_MASK,
+    INPUT_TYPE_IDS,
+    INPUT_WORD_IDS,
+    POOLED_OUTPUT,
+    SEQUENCE_OUTPUT,
+)
 
 # Imported by the functions below: a worker loads one library, not all.
 Arrays = dict[str, np.ndarray]
@@ -62,7 +71,7 @@ def features(case: Case) -> Arrays:
     second = (np.arange(case.length) >= lengths // 2).astype("int32")
     # Ids from 5: any vocabulary has that many special tokens and a thousand pieces more.
     ids = random.integers(5, 1000, shape).astype("int32")
-    return {"input_word_ids": ids * mask, "input_mask": mask, "input_type_ids": second * mask}
+    return {INPUT_WORD_IDS: ids * mask, INPUT_MASK: mask, INPUT_TYPE_IDS: second * mask}
 
 
 def labels(case: Case) -> np.ndarray:
@@ -81,14 +90,20 @@ def lines(folder: pathlib.Path) -> list[str]:
     return (folder / "lines.txt").read_text(encoding="utf-8").split("\n")
 
 
-def encoded(sequence: Any, pooled: Any, mask: np.ndarray) -> Arrays:
-    """An encoder's outputs, zero where a position is padding: libraries may differ there."""
-    return {"sequence_output": np.asarray(sequence) * mask[..., None], "pooled_output": np.asarray(pooled)}
+def encoded(case: Case, outputs: Mapping[str, Any]) -> Arrays:
+    """An encoder's outputs as arrays, the sequence zero where it is padding: libraries may differ there."""
+    found = {name: np.asarray(value) for name, value in outputs.items()}
+    if SEQUENCE_OUTPUT in found:
+        found[SEQUENCE_OUTPUT] = found[SEQUENCE_OUTPUT] * features(case)[INPUT_MASK][..., None]
+    return found
 
 
 def pieces(rows: list[list[int]]) -> Arrays:
     """Ids of every line, one after the other, and how many each line has."""
-    return {"ids": np.array([*itertools.chain(*rows)], "int32"), "lengths": np.array([*map(len, rows)], "int32")}
+    return {
+        "ids": np.array([*itertools.chain(*rows)], "int32"),
+        "lengths": np.array([*map(len, rows)], "int32"),
+    }
 
 
 # -----------------------------------------------------------------------------------------------------------
@@ -105,17 +120,13 @@ def _our_encoder(case: Case, folder: pathlib.Path, *, outputs: tuple[str, ...]) 
     import tensorflow as tf
 
     from bert_keras.checkpoints import load_encoder
-    from bert_keras.features import ENCODER_INPUTS
 
     encoder = load_encoder(folder / case.size, outputs=outputs)
     # One trace for every length, as training and serving have it.
     anything = {name: tf.TensorSpec([None, None], tf.int32) for name in ENCODER_INPUTS}
     run = tf.function(lambda given: encoder(given, training=False), input_signature=[anything])
     given = _ours_features(case)
-    found = {name: value.numpy() for name, value in run(given).items()}
-    if "sequence_output" in found:
-        found = encoded(found["sequence_output"], found["pooled_output"], features(case)["input_mask"])
-    return lambda: run(given), found
+    return lambda: run(given), encoded(case, run(given))
 
 
 def _our_finetune(case: Case, folder: pathlib.Path) -> Prepared:
@@ -135,11 +146,17 @@ def _our_finetune(case: Case, folder: pathlib.Path) -> Prepared:
     model = task.model(encoder)
     checkpoints.assign(checkpoint, encoder, **heads_of(model))
     schedule = WarmupLinearDecay(LEARNING_RATE, total_steps=1_000_000, warmup_steps=0)
-    model.compile(AdamW(schedule, weight_decay=WEIGHT_DECAY, clip_norm=CLIP_NORM), loss=task.loss(), jit_compile=False)
+    model.compile(
+        AdamW(schedule, weight_decay=WEIGHT_DECAY, clip_norm=CLIP_NORM), loss=task.loss(), jit_compile=False
+    )
     if case.texts:
-        preprocess = Preprocessor(checkpoints.tokenizer_of(checkpoint), seq_length=case.length, pad_to_longest=True)
+        preprocess = Preprocessor(
+            checkpoints.tokenizer_of(checkpoint), seq_length=case.length, pad_to_longest=True
+        )
         texts, targets = examples(folder)
-        rows = tf.data.Dataset.from_tensor_slices({"sentence": texts, "label": targets}).take(case.batch * case.steps)
+        rows = tf.data.Dataset.from_tensor_slices({"sentence": texts, "label": targets}).take(
+            case.batch * case.steps
+        )
         batches = dataset(task, preprocess, rows, batch_size=case.batch, seed=SEED)
         first = preprocess(tf.constant(texts[: case.batch]))
     else:
@@ -183,9 +200,9 @@ def _keras_hub_preset(folder: pathlib.Path) -> str:
 def _keras_hub_features(case: Case) -> Arrays:
     given = features(case)
     return {
-        "token_ids": given["input_word_ids"],
-        "padding_mask": given["input_mask"],
-        "segment_ids": given["input_type_ids"],
+        "token_ids": given[INPUT_WORD_IDS],
+        "padding_mask": given[INPUT_MASK],
+        "segment_ids": given[INPUT_TYPE_IDS],
     }
 
 
@@ -196,8 +213,7 @@ def _keras_hub_encoder(case: Case, folder: pathlib.Path) -> Prepared:
     backbone = keras_hub.models.BertBackbone.from_preset(_keras_hub_preset(folder / case.size))
     run = tf.function(lambda given: backbone(given, training=False))
     given = {name: tf.constant(value) for name, value in _keras_hub_features(case).items()}
-    found = run(given)
-    return lambda: run(given), encoded(found["sequence_output"], found["pooled_output"], features(case)["input_mask"])
+    return lambda: run(given), encoded(case, run(given))
 
 
 def _keras_hub_finetune(case: Case, folder: pathlib.Path) -> Prepared:
@@ -219,10 +235,16 @@ def _keras_hub_finetune(case: Case, folder: pathlib.Path) -> Prepared:
     loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
     model.compile(optimizer, loss=loss, jit_compile=False)  # XLA, its default, is slower on a CPU
     if case.texts:
-        preprocess = keras_hub.models.BertTextClassifierPreprocessor.from_preset(preset, sequence_length=case.length)
+        preprocess = keras_hub.models.BertTextClassifierPreprocessor.from_preset(
+            preset, sequence_length=case.length
+        )
         texts, targets = examples(folder)
         count = case.batch * case.steps
-        rows = tf.data.Dataset.from_tensor_slices((texts[:count], targets[:count])).shuffle(count).batch(case.batch)
+        rows = (
+            tf.data.Dataset.from_tensor_slices((texts[:count], targets[:count]))
+            .shuffle(count)
+            .batch(case.batch)
+        )
         batches = rows.map(preprocess, num_parallel_calls=tf.data.AUTOTUNE).prefetch(tf.data.AUTOTUNE)
         first = preprocess(texts[: case.batch])
     else:
@@ -250,9 +272,9 @@ def _torch_features(case: Case) -> dict[str, Any]:
 
     given = {name: torch.from_numpy(value).long() for name, value in features(case).items()}
     return {
-        "input_ids": given["input_word_ids"],
-        "attention_mask": given["input_mask"],
-        "token_type_ids": given["input_type_ids"],
+        "input_ids": given[INPUT_WORD_IDS],
+        "attention_mask": given[INPUT_MASK],
+        "token_type_ids": given[INPUT_TYPE_IDS],
     }
 
 
@@ -263,8 +285,8 @@ def _hugging_face_encoder(case: Case, folder: pathlib.Path) -> Prepared:
     model = transformers.BertModel.from_pretrained(folder / case.size, **_TORCH).eval()
     run, given = torch.inference_mode()(model), _torch_features(case)
     found = run(**given)
-    mask = features(case)["input_mask"]
-    return lambda: run(**given), encoded(found.last_hidden_state.numpy(), found.pooler_output.numpy(), mask)
+    outputs = {SEQUENCE_OUTPUT: found.last_hidden_state, POOLED_OUTPUT: found.pooler_output}
+    return lambda: run(**given), encoded(case, outputs)
 
 
 def _hugging_face_finetune(case: Case, folder: pathlib.Path) -> Prepared:
@@ -289,7 +311,9 @@ def _hugging_face_finetune(case: Case, folder: pathlib.Path) -> Prepared:
             {**tokenizer(text, truncation=True, max_length=case.length), "labels": label}
             for text, label in zip(texts[:count], targets[:count], strict=True)
         ]
-        batches: Any = torch.utils.data.DataLoader(ready, batch_size=case.batch, shuffle=True, collate_fn=collate)
+        batches: Any = torch.utils.data.DataLoader(
+            ready, batch_size=case.batch, shuffle=True, collate_fn=collate
+        )
         first = dict(collate(ready[: case.batch]))
         first.pop("labels")
     else:
@@ -340,12 +364,16 @@ def _fast_bert_tokenizer(case: Case, folder: pathlib.Path) -> Prepared:
 OURS = "bert_keras"
 IMPLEMENTATIONS: dict[str, dict[str, Callable[[Case, pathlib.Path], Prepared]]] = {
     "encoder": {
-        OURS: functools.partial(_our_encoder, outputs=("sequence_output", "pooled_output")),
-        f"{OURS}, pooled only": functools.partial(_our_encoder, outputs=("pooled_output",)),
+        OURS: functools.partial(_our_encoder, outputs=(SEQUENCE_OUTPUT, POOLED_OUTPUT)),
+        f"{OURS}, pooled only": functools.partial(_our_encoder, outputs=(POOLED_OUTPUT,)),
         "KerasHub": _keras_hub_encoder,
         "Hugging Face": _hugging_face_encoder,
     },
-    "finetune": {OURS: _our_finetune, "KerasHub": _keras_hub_finetune, "Hugging Face": _hugging_face_finetune},
+    "finetune": {
+        OURS: _our_finetune,
+        "KerasHub": _keras_hub_finetune,
+        "Hugging Face": _hugging_face_finetune,
+    },
     "tokenize": {
         OURS: functools.partial(_our_tokenize, method="tokenize"),
         f"{OURS}, offsets": functools.partial(_our_tokenize, method="tokenize_with_offsets"),
@@ -356,7 +384,11 @@ IMPLEMENTATIONS: dict[str, dict[str, Callable[[Case, pathlib.Path], Prepared]]] 
     },
 }
 # What an implementation needs beyond the package's own dependencies.
-NEEDS = {"Hugging Face": ("torch", "transformers"), "tokenizers": ("tokenizers",), "tokenizers, no offsets": ("tokenizers",)}
+NEEDS = {
+    "Hugging Face": ("torch", "transformers"),
+    "tokenizers": ("tokenizers",),
+    "tokenizers, no offsets": ("tokenizers",),
+}
 
 
 def _set_threads(name: str, threads: int) -> None:
@@ -374,9 +406,12 @@ def _set_threads(name: str, threads: int) -> None:
 
 def main() -> None:
     """A worker: prepares cases and takes its turns."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("name")
     parser.add_argument("--threads", type=int, required=True)
+    parser.add_argument("--clock", choices=interleave.CLOCKS, required=True)
     args = parser.parse_args()
     _set_threads(args.name, args.threads)
     call: Callable[[], Any] = lambda: None  # noqa: E731
@@ -384,7 +419,9 @@ def main() -> None:
     def answer(request: dict[str, Any]) -> dict[str, Any]:
         nonlocal call
         if request["do"] == "time":
-            return {"seconds": interleave.seconds_per_call(call, at_least=request["at_least"])}
+            return {
+                "seconds": interleave.seconds_per_call(call, at_least=request["at_least"], clock=args.clock)
+            }
         case = Case(**request["case"])
         call, found = IMPLEMENTATIONS[case.kind][args.name](case, pathlib.Path(request["folder"]))
         np.savez(request["outputs"], **found)

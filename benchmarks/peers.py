@@ -2,7 +2,7 @@
 
     python benchmarks/peers.py                                     every default case, 2 threads, 5 rounds
     python benchmarks/peers.py --quick                             a look, not a measurement
-    python benchmarks/peers.py --cases encoder-8x128 tokenize --threads 1 --json out.json
+    python benchmarks/peers.py --cases encoder-8x128 tokenize --threads 1 --clock cpu --json out.json
 
 In: cases, and a folder with text (`corpus/`, `glue/SST-2/`, `vocab/`), without which a paragraph in this file serves.
 Out: for every case and peer how many times faster we are, as median and range over the rounds, and how far the two outputs
@@ -27,7 +27,7 @@ from importlib import metadata
 import implementations
 import numpy as np
 from implementations import IMPLEMENTATIONS, NEEDS, OURS, ROOT, SEED, Case
-from interleave import Ratios, Worker, take_turns
+from interleave import CLOCKS, Ratios, Worker, take_turns
 from rich.console import Console
 from rich.table import Table
 
@@ -52,13 +52,16 @@ SIZES = {
     "base": {"hidden_size": 768, "num_layers": 12, "num_heads": 12, "intermediate_size": 3072},
 }
 BOUND = 1e-4  # on max |difference|, relative to the larger of 1 and max |ours|
-WORDS = range(8, 37)  # of the sentences that are fine-tuned on: 10 to about 40 wordpieces, as most rows of SST-2
-TEXT_BYTES, QUICK_TEXT_BYTES = 1_000_000, 100_000
+WORDS = range(
+    8, 37
+)  # of the sentences that are fine-tuned on: 10 to about 40 wordpieces, as most rows of SST-2
+TEXT_SIZE, QUICK_TEXT_SIZE = 1_000_000, 200_000  # characters
+BUSY = 0.5  # load average before the run above which other work is to be feared
 PARAGRAPH = """A river rises in the hills above the town and falls three hundred metres before it meets the sea.
-In spring, when the snow melts, its water is cold and grey; by late summer children wade across it without getting their knees wet.
-Two mills stood here in 1790, one for flour and one for paper, and the older of them still turns on the first Sunday of each month.
-The museum next to it ("small but honest", says the guide) keeps a letter in which the miller complains about the price of oats.
-Nobody who visits expects the engine room: it smells of oil, it is louder than a train, and it works as well as on its first day.
+In spring its water is cold and grey; by late summer children wade across it without getting their knees wet.
+Two mills stood here in 1790, one for flour and one for paper, and the older still turns on the first of May.
+The museum next to it ("small but honest") keeps a letter in which the miller complains of the price of oats.
+Nobody expects the engine room: it smells of oil, it is louder than a train, and it works as on its first day.
 """
 VERSIONS = ("tensorflow", "tensorflow-text", "keras", "keras-hub", "torch", "transformers", "tokenizers")
 
@@ -83,7 +86,9 @@ class Result:
 def write_text(folder: pathlib.Path, data: pathlib.Path, *, size: int) -> None:
     """Puts `lines.txt` (`size` characters) and `examples.tsv` where the workers read them."""
     corpus, rows = data / "corpus/enwiki_plain_paragraphs.txt", data / "glue/SST-2/train.tsv"
-    text = corpus.read_text(encoding="utf-8") if corpus.is_file() else PARAGRAPH * (size // len(PARAGRAPH) + 1)
+    text = (
+        corpus.read_text(encoding="utf-8") if corpus.is_file() else PARAGRAPH * (size // len(PARAGRAPH) + 1)
+    )
     lines = [line for line in text[:size].split("\n") if line.strip()]
     (folder / "lines.txt").write_text("\n".join(lines), encoding="utf-8")
 
@@ -93,7 +98,9 @@ def write_text(folder: pathlib.Path, data: pathlib.Path, *, size: int) -> None:
         pairs = [[line.strip(), str(i % 2)] for i, line in enumerate(PARAGRAPH.splitlines() * 200)]
     pairs = [pair for pair in pairs if len(pair[0].split()) in WORDS]
     chosen = random.Random(SEED).sample(pairs, 32 * max(case.steps for case in CASES.values()))
-    (folder / "examples.tsv").write_text("".join(f"{text}\t{label}\n" for text, label in chosen), encoding="utf-8")
+    (folder / "examples.tsv").write_text(
+        "".join(f"{text}\t{label}\n" for text, label in chosen), encoding="utf-8"
+    )
 
 
 def english_vocabulary(data: pathlib.Path) -> tuple[str, ...]:
@@ -115,7 +122,9 @@ def random_checkpoint(config: BertConfig) -> Checkpoint:
         around = 1.0 if name.endswith("gamma") else 0.0
         return draw.normal(around, 0.02, shape).astype("float32")
 
-    return Checkpoint(config=config, tensors={name: values(name, shape) for name, shape in variable_shapes(config).items()})
+    return Checkpoint(
+        config=config, tensors={name: values(name, shape) for name, shape in variable_shapes(config).items()}
+    )
 
 
 def write_weights(folder: pathlib.Path, source: Checkpoint, vocabulary: tuple[str, ...]) -> None:
@@ -124,7 +133,10 @@ def write_weights(folder: pathlib.Path, source: Checkpoint, vocabulary: tuple[st
     Whatever the source says, the activation is the tanh form and epsilon 1e-12: KerasHub has no other.
     """
     config = dataclasses.replace(
-        source.config, activation="gelu_tanh", norm_epsilon=1e-12, attention_dropout=source.config.hidden_dropout
+        source.config,
+        activation="gelu_tanh",
+        norm_epsilon=1e-12,
+        attention_dropout=source.config.hidden_dropout,
     )
     fresh = random_checkpoint(config).tensors
     encoder = {name: source.tensors.get(name, fresh[name]) for name in fresh}
@@ -151,12 +163,14 @@ def compare(ours: pathlib.Path, peer: pathlib.Path) -> tuple[str, bool]:
 class Workers:
     """The worker of each implementation, started when it is first needed."""
 
-    def __init__(self, folder: pathlib.Path, *, threads: int) -> None:
-        self._folder, self._threads, self._started = folder, threads, dict[str, Worker]()
+    def __init__(self, folder: pathlib.Path, *, threads: int, clock: str) -> None:
+        self._folder, self._threads, self._clock = folder, threads, clock
+        self._started: dict[str, Worker] = {}
 
     def __getitem__(self, name: str) -> Worker:
         if name not in self._started:
-            command = [sys.executable, implementations.__file__, name, "--threads", str(self._threads)]
+            command = [sys.executable, implementations.__file__, name]
+            command += ["--threads", str(self._threads), "--clock", self._clock]
             log = self._folder / f"{len(self._started)}.log"
             self._started[name] = Worker(command, threads=self._threads, log=log)
         return self._started[name]
@@ -167,12 +181,16 @@ class Workers:
             worker.close()
 
 
-def measure(case: Case, workers: Workers, folder: pathlib.Path, *, rounds: int, at_least: float) -> Iterator[Result]:
+def measure(
+    case: Case, workers: Workers, folder: pathlib.Path, *, rounds: int, at_least: float
+) -> Iterator[Result]:
     """Prepares the case in every worker, compares their outputs, then lets them take turns."""
     names = [name for name in IMPLEMENTATIONS[case.kind] if not missing(name)]
     outputs = {name: folder / f"{case.name}-{i}.npz" for i, name in enumerate(names)}
     for name in names:
-        workers[name].ask(do="prepare", case=dataclasses.asdict(case), folder=str(folder), outputs=str(outputs[name]))
+        workers[name].ask(
+            do="prepare", case=dataclasses.asdict(case), folder=str(folder), outputs=str(outputs[name])
+        )
 
     def turn(name: str) -> float:
         return workers[name].ask(do="time", at_least=at_least)["seconds"]
@@ -183,7 +201,9 @@ def measure(case: Case, workers: Workers, folder: pathlib.Path, *, rounds: int, 
             if ours.startswith(OURS) and not peer.startswith(OURS):
                 agreement, agrees = compare(outputs[ours], outputs[peer])
                 ratios = Ratios.of(figures[ours], figures[peer])
-                yield Result(case=case.name, ours=ours, peer=peer, ratios=ratios, agreement=agreement, agrees=agrees)
+                yield Result(
+                    case=case.name, ours=ours, peer=peer, ratios=ratios, agreement=agreement, agrees=agrees
+                )
 
 
 def missing(name: str) -> list[str]:
@@ -201,7 +221,14 @@ def table(results: list[Result], title: str) -> Table:
     for before, result in zip([None, *results], results, strict=False):
         if before and before.case != result.case:
             made.add_section()
-        row = (result.case, result.ours, result.peer, f"{result.ratios.median:.2f}", str(result.ratios), result.agreement)
+        row = (
+            result.case,
+            result.ours,
+            result.peer,
+            f"{result.ratios.median:.2f}",
+            str(result.ratios),
+            result.agreement,
+        )
         made.add_row(*row)
     return made
 
@@ -215,15 +242,29 @@ def installed(package: str) -> str | None:
 
 def arguments() -> argparse.Namespace:
     """The command line."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     default = [case.name for case in CASES.values() if case.default]
-    parser.add_argument("--cases", nargs="+", choices=CASES, default=default, metavar="CASE", help=", ".join(CASES))
+    parser.add_argument(
+        "--cases", nargs="+", choices=CASES, default=default, metavar="CASE", help=", ".join(CASES)
+    )
     parser.add_argument("--threads", type=int, default=2, help="cores and threads a worker gets (default: 2)")
+    parser.add_argument(
+        "--clock",
+        choices=CLOCKS,
+        default="wall",
+        help="cpu, with --threads 1: for a machine that is not quiet",
+    )
     parser.add_argument("--rounds", type=int, help="turns of every worker (default: 5; with --quick 2)")
     parser.add_argument("--checkpoint", type=pathlib.Path, help="real weights for all but the base case")
     place = os.environ.get("BERT_KERAS_TEST_DATA", ROOT.parent / "shared" / "data")
-    parser.add_argument("--data", type=pathlib.Path, default=place, help="folder of text (default: BERT_KERAS_TEST_DATA)")
-    parser.add_argument("--json", type=pathlib.Path, metavar="FILE", help="where to write the ratios of every round")
+    parser.add_argument(
+        "--data", type=pathlib.Path, default=place, help="folder of text (default: BERT_KERAS_TEST_DATA)"
+    )
+    parser.add_argument(
+        "--json", type=pathlib.Path, metavar="FILE", help="where to write the ratios of every round"
+    )
     parser.add_argument("--quick", action="store_true", help="fewer rounds, shorter turns, less text")
     return parser.parse_args()
 
@@ -238,41 +279,50 @@ def main() -> int:
     console = Console()
     console = Console(width=max(console.width, 110))  # a pipe has no width of its own
     results: list[Result] = []
+    failure = ""
     for name in {name: None for case in cases for name in IMPLEMENTATIONS[case.kind]}:
         if absent := missing(name):
             console.print(f"skipped: {name}, which needs {' and '.join(absent)} (the `parity` extra)")
-    before = os.getloadavg()
+    before = os.getloadavg()[0]
     with tempfile.TemporaryDirectory() as temporary, console.status("writing weights and text") as status:
         folder = pathlib.Path(temporary)
-        write_text(folder, args.data, size=QUICK_TEXT_BYTES if args.quick else TEXT_BYTES)
+        write_text(folder, args.data, size=QUICK_TEXT_SIZE if args.quick else TEXT_SIZE)
         given = checkpoints.read(args.checkpoint) if args.checkpoint else None
         vocabulary = (given and given.vocabulary) or english_vocabulary(args.data)
         (folder / "vocab.txt").write_text("\n".join(vocabulary) + "\n", encoding="utf-8")
         for size in {case.size for case in cases if case.kind != "tokenize"}:
             drawn = random_checkpoint(BertConfig(vocab_size=max(30522, len(vocabulary)), **SIZES[size]))
             write_weights(folder / size, given if given and size == "minilm" else drawn, vocabulary)
-        workers = Workers(folder, threads=args.threads)
+        workers = Workers(folder, threads=args.threads, clock=args.clock)
         try:
             for case in cases:
                 status.update(case.name)
                 results += measure(case, workers, folder, rounds=rounds, at_least=0.3 if args.quick else 2.0)
+        except RuntimeError as error:
+            failure = str(error)  # what was measured before it is still shown
         finally:
             workers.close()
-    title = f"times faster than the peer, {args.threads} threads, {rounds} rounds"
+    title = f"times faster than the peer, {args.threads} thread(s), {args.clock} clock, {rounds} rounds"
     console.print(table(results, title))
-    load = " ".join(f"{value:.1f}" for value in (before[0], os.getloadavg()[0]))
-    console.print(f"load before and after: {load}; other work on the machine widens min..max")
+    console.print(f"load before: {before:.1f}")
+    if before > BUSY and args.clock == "wall":
+        console.print(
+            "The machine was not quiet: torch's threads wait in a loop and suffer most. Do not quote these."
+        )
     if args.json:
         content = {
             "threads": args.threads,
+            "clock": args.clock,
             "rounds": rounds,
-            "load": [before[0], os.getloadavg()[0]],
+            "load": before,
             "machine": platform.processor() or platform.machine(),
             "versions": {package: installed(package) for package in VERSIONS},
             "results": [result.to_json() for result in results],
         }
         args.json.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
-    return 0 if all(result.agrees for result in results) else 1
+    if failure:
+        print(failure, file=sys.stderr)
+    return 0 if not failure and all(result.agrees for result in results) else 1
 
 
 if __name__ == "__main__":

@@ -158,7 +158,9 @@ class Original:
 def normal_form(cut: bytes, lower_case: bool) -> str:
     """What normalizing leaves of a few bytes. Sigma's form, which hangs on letters outside the cut, is evened out."""
     text = "".join(
-        c for c in cut.decode("utf-8", "ignore") if unicodedata.category(c) not in ("Cc", "Cf") and c != "\ufffd"
+        c
+        for c in cut.decode("utf-8", "ignore")
+        if unicodedata.category(c) not in ("Cc", "Cf") and c != "\ufffd"
     )
     if lower_case:
         text = unicodedata.normalize("NFD", text.lower())
@@ -198,7 +200,8 @@ def same_places(line: str, ours: list[tuple[int, int]], theirs: list[tuple[int, 
         return all(unicodedata.category(c) == "Mn" for c in raw[start:end].decode())
 
     return len(ours) == len(theirs) and all(
-        a == b or (a[0] == b[0] and a[1] > b[1] and accents(b[1], a[1])) for a, b in zip(ours, theirs, strict=True)
+        a == b or (a[0] == b[0] and a[1] > b[1] and accents(b[1], a[1]))
+        for a, b in zip(ours, theirs, strict=True)
     )
 
 
@@ -249,7 +252,8 @@ def compare(
         for i, encoding in enumerate(theirs.tokenizer.encode_batch(batch)):
             line = batch[i]
             if not all(
-                cut_is_right(raw[i][s:e], pieces[k], lower_case) for k, (s, e) in zip(ours[i], places[i], strict=True)
+                cut_is_right(raw[i][s:e], pieces[k], lower_case)
+                for k, (s, e) in zip(ours[i], places[i], strict=True)
             ):
                 if any(unicodedata.category(c) == "Cn" for c in line):
                     counts["cut: unassigned"] += 1
@@ -261,9 +265,12 @@ def compare(
 
 
 def main() -> int:
+    """Prints the table; 1 where something must not be."""
     parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0])
     parser.add_argument("--data", type=pathlib.Path, required=True, help="folder of the texts and of vocab/")
-    parser.add_argument("--original", type=pathlib.Path, help="folder of google-research/bert's tokenization.py")
+    parser.add_argument(
+        "--original", type=pathlib.Path, help="folder of google-research/bert's tokenization.py"
+    )
     parser.add_argument("--vocabularies", nargs="+", choices=VOCABULARIES, default=list(VOCABULARIES))
     parser.add_argument("--every", type=int, default=1, help="take every n-th line only")
     parser.add_argument("--show", type=int, default=5, help="lines to print of each kind that must not be")
@@ -276,7 +283,9 @@ def main() -> int:
         "text": sorted(set(read(args.data)))[:: args.every],
         "code points": list(code_points())[:: args.every],
     }
-    print(f"Python's Unicode {unicodedata.unidata_version}, tokenizers {tokenizers.__version__}, TF {tf.__version__}")
+    print(
+        f"Python's Unicode {unicodedata.unidata_version}, tokenizers {tokenizers.__version__}, TF {tf.__version__}"
+    )
     bad = 0
     for vocabulary in args.vocabularies:
         file, lower_case = VOCABULARIES[vocabulary]
@@ -291,7 +300,9 @@ def main() -> int:
             bad += sum(failures.values())
             kinds = ", ".join(f"{k} {n}" for k, n in sorted(counts.items())) or "none"
             seconds = time.time() - begin
-            print(f"{vocabulary:12} {corpus:11} lines {len(lines):8} pieces {pieces:9} differing: {kinds} ({seconds:.0f} s)")
+            print(
+                f"{vocabulary:12} {corpus:11} lines {len(lines):8} pieces {pieces:9} differing: {kinds} ({seconds:.0f} s)"
+            )
     print(f"lines that nothing explains, wrong cuts and places: {bad}")
     return int(bad > 0)
 

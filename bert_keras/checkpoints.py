@@ -277,9 +277,8 @@ def _variables(encoder: "BertEncoder", heads: Mapping[str, "keras.layers.Layer"]
 
 
 def _below(layer: "keras.layers.Layer", path: str) -> str:
-    """A variable's path without what stands above the layer; a sublayer built early has no prefix at all."""
-    _, prefix, rest = f"/{path}".rpartition(f"/{layer.name}/")
-    return rest if prefix else path
+    """A variable's path without what stands above the layer and without the layer itself."""
+    return f"/{path}".rpartition(f"/{layer.name}/")[2]
 
 
 def load_encoder(

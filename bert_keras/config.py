@@ -14,7 +14,11 @@ from typing import Any
 ACTIVATIONS = ("gelu_tanh", "gelu_erf", "relu", "silu", "tanh", "linear")
 
 # The published grid of Turc et al. 2019 (L x H), plus large. A = H / 64 and I = 4 H throughout.
-_GRID = {f"L-{layers}_H-{hidden}": (layers, hidden) for layers in range(2, 13, 2) for hidden in (128, 256, 512, 768)}
+_GRID = {
+    f"L-{layers}_H-{hidden}": (layers, hidden)
+    for layers in range(2, 13, 2)
+    for hidden in (128, 256, 512, 768)
+}
 SIZES = _GRID | {
     "tiny": _GRID["L-2_H-128"],
     "mini": _GRID["L-4_H-256"],
@@ -51,10 +55,22 @@ class BertConfig:
     position_offset: int = 0  # RoBERTa: 2
 
     def __post_init__(self) -> None:
-        for name in ("vocab_size", "hidden_size", "num_layers", "num_heads", "intermediate_size", "max_positions"):
+        for name in (
+            "vocab_size",
+            "hidden_size",
+            "num_layers",
+            "num_heads",
+            "intermediate_size",
+            "max_positions",
+        ):
             _want(self, name, "a whole number of at least 1", lambda v: _is_int(v) and v >= 1)
         _want(self, "type_vocab_size", "a whole number of at least 1", lambda v: _is_int(v) and v >= 1)
-        _want(self, "embedding_size", "a whole number of at least 1, or None", lambda v: v is None or (_is_int(v) and v >= 1))
+        _want(
+            self,
+            "embedding_size",
+            "a whole number of at least 1, or None",
+            lambda v: v is None or (_is_int(v) and v >= 1),
+        )
         _want(self, "position_offset", "a whole number of at least 0", lambda v: _is_int(v) and v >= 0)
         for name in ("share_layers", "causal"):
             _want(self, name, "true or false", lambda v: isinstance(v, bool))
@@ -108,7 +124,9 @@ class BertConfig:
         """From `to_dict`'s keys; an unknown key is a ValueError."""
         known = {field.name for field in dataclasses.fields(cls)}
         if unknown := sorted(set(fields) - known):
-            raise ValueError(f"unknown configuration field {', '.join(unknown)}; the fields are {', '.join(sorted(known))}.")
+            raise ValueError(
+                f"unknown configuration field {', '.join(unknown)}; the fields are {', '.join(sorted(known))}."
+            )
         return cls(**fields)
 
     def to_dict(self) -> dict[str, Any]:
@@ -145,7 +163,9 @@ class BertConfig:
         if path.is_dir():
             found = [path / name for name in ("config.json", "bert_config.json") if (path / name).is_file()]
             if not found:
-                raise FileNotFoundError(f"no config.json (Hugging Face) or bert_config.json (Google) in {path}.")
+                raise FileNotFoundError(
+                    f"no config.json (Hugging Face) or bert_config.json (Google) in {path}."
+                )
             path = found[0]
         if not path.is_file():
             raise FileNotFoundError(f"no configuration file at {path}.")
@@ -154,9 +174,13 @@ class BertConfig:
         except (UnicodeDecodeError, json.JSONDecodeError) as error:
             raise ValueError(f"{path} is not a JSON file in UTF-8: {error}.") from error
         if not isinstance(fields, dict):
-            raise ValueError(f"{path} holds a JSON {type(fields).__name__}; a configuration is an object of named fields.")
+            raise ValueError(
+                f"{path} holds a JSON {type(fields).__name__}; a configuration is an object of named fields."
+            )
         try:
-            return cls.from_google(fields) if path.name == "bert_config.json" else cls.from_hugging_face(fields)
+            return (
+                cls.from_google(fields) if path.name == "bert_config.json" else cls.from_hugging_face(fields)
+            )
         except ValueError as error:
             raise ValueError(f"{path}: {error}") from error
 
@@ -252,7 +276,14 @@ _GOOGLE = _Form(
     required=_REQUIRED,
     defaults={"type_vocab_size": 16},  # modeling.py's own default; the released files all say 2
     # "gelu_erf" is ours: google-research/bert refuses it, which is better than running another function.
-    activations={"gelu": "gelu_tanh", "relu": "relu", "tanh": "tanh", "linear": "linear", "gelu_erf": "gelu_erf", "silu": "silu"},
+    activations={
+        "gelu": "gelu_tanh",
+        "relu": "relu",
+        "tanh": "tanh",
+        "linear": "linear",
+        "gelu_erf": "gelu_erf",
+        "silu": "silu",
+    },
     fixed=_FIXED,
     metadata=_METADATA,
 )
@@ -281,7 +312,9 @@ _HUGGING_FACE = _Form(
 
 def _read(fields: Mapping[str, Any], form: _Form) -> BertConfig:
     if missing := [key for key in form.required if key not in fields]:
-        raise ValueError(f"{', '.join(missing)} missing from a {form.name}; its keys are {', '.join(sorted(fields)) or 'none'}.")
+        raise ValueError(
+            f"{', '.join(missing)} missing from a {form.name}; its keys are {', '.join(sorted(fields)) or 'none'}."
+        )
     for key, allowed in form.fixed.items():
         if key in fields and fields[key] not in allowed:
             raise ValueError(
@@ -291,7 +324,9 @@ def _read(fields: Mapping[str, Any], form: _Form) -> BertConfig:
     known = set(form.keys) | set(form.fixed) | form.metadata
     if unknown := sorted(set(fields) - known):
         warnings.warn(f"ignoring unknown key {', '.join(unknown)} in a {form.name}", stacklevel=3)
-    ours = {form.keys[key]: value for key, value in (form.defaults | dict(fields)).items() if key in form.keys}
+    ours = {
+        form.keys[key]: value for key, value in (form.defaults | dict(fields)).items() if key in form.keys
+    }
     activation = ours.get("activation", "gelu")
     if activation not in form.activations:
         raise ValueError(
@@ -308,7 +343,9 @@ def _write(config: BertConfig, form: _Form) -> dict[str, Any]:
         value = getattr(config, name)
         if key in _ALWAYS or value != defaults[name]:
             written[key] = value
-    written["hidden_act"] = next(theirs for theirs, ours in form.activations.items() if ours == config.activation)
+    written["hidden_act"] = next(
+        theirs for theirs, ours in form.activations.items() if ours == config.activation
+    )
     if form is not _HUGGING_FACE:
         return written
     return written | {"layer_norm_eps": config.norm_epsilon}

@@ -136,7 +136,9 @@ def write_reviews(source: pathlib.Path, folder: pathlib.Path, *, seed: int) -> t
 
 
 def _next_folder(work: pathlib.Path) -> pathlib.Path:
-    numbers = [int(path.name.removeprefix("demo-")) for path in work.glob("demo-*") if path.name[5:].isdecimal()]
+    numbers = [
+        int(path.name.removeprefix("demo-")) for path in work.glob("demo-*") if path.name[5:].isdecimal()
+    ]
     return work / f"demo-{1 + max(numbers, default=0)}"
 
 
@@ -165,17 +167,29 @@ def run(work: pathlib.Path, *, scale: str, seed: int) -> dict[str, float]:
     model = export(load_run(folder / "pretrained", data=folder / "reviews"), folder / "served")
     answers = ask(model, {"sentence": SENTENCES})
     _show(console, accuracies, answers, dev_count=dev_count, examples=results["train_examples"])
-    console.print(f"served from {model} by a fresh process without this package; {time.monotonic() - began:.0f} s in all")
+    console.print(
+        f"served from {model} by a fresh process without this package; {time.monotonic() - began:.0f} s in all"
+    )
     return accuracies
 
 
-def _show(console: Console, accuracies: dict[str, float], answers: dict, *, dev_count: int, examples: int) -> None:
-    table = Table("model", "dev accuracy", "standard error", title=f"fine-tuned on {examples:,} sentences", title_justify="left")
+def _show(
+    console: Console, accuracies: dict[str, float], answers: dict, *, dev_count: int, examples: int
+) -> None:
+    table = Table(
+        "model",
+        "dev accuracy",
+        "standard error",
+        title=f"fine-tuned on {examples:,} sentences",
+        title_justify="left",
+    )
     for name, accuracy in accuracies.items():
         error = (accuracy * (1 - accuracy) / dev_count) ** 0.5
         table.add_row(name, f"{accuracy:.1%}", f"{error:.1%}")
     console.print(table)
     table = Table("sentence", "label", "probability")
-    for sentence, label, probabilities in zip(SENTENCES, answers["label"], answers["probabilities"], strict=True):
+    for sentence, label, probabilities in zip(
+        SENTENCES, answers["label"], answers["probabilities"], strict=True
+    ):
         table.add_row(sentence, label, f"{max(probabilities):.3f}")
     console.print(table)

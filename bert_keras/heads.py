@@ -1,12 +1,12 @@
 """What stands on an encoder: each head turns its outputs into logits, always float32.
 
-    MaskedLMHead        sequence [B, S, H], positions [B, P]  -> [B, P, V]
-    NextSentenceHead    pooled [B, H]                         -> [B, 2]     0 = B follows A, 1 = random
-    ClassifierHead      pooled [B, H]                         -> [B, C]
-    ChoiceHead          pooled [B*K, H]                       -> [B, K]
-    SpanHead            sequence [B, S, H]                    -> start [B, S], end [B, S]
-    TokenHead           sequence [B, S, H]                    -> [B, S, C]
-    ReplacedTokenHead   sequence [B, S, H]                    -> [B, S]
+MaskedLMHead        sequence [B, S, H], positions [B, P]  -> [B, P, V]
+NextSentenceHead    pooled [B, H]                         -> [B, 2]     0 = B follows A, 1 = random
+ClassifierHead      pooled [B, H]                         -> [B, C]
+ChoiceHead          pooled [B*K, H]                       -> [B, K]
+SpanHead            sequence [B, S, H]                    -> start [B, S], end [B, S]
+TokenHead           sequence [B, S, H]                    -> [B, S, C]
+ReplacedTokenHead   sequence [B, S, H]                    -> [B, S]
 """
 
 from typing import Any
@@ -76,11 +76,17 @@ class _Head(keras.layers.Layer):
 class _DenseHead(_Head):
     """Dropout, then one dense layer: what most heads are."""
 
-    def __init__(self, units: int, *, config: BertConfig, dropout: float, name: str, dtype: Any = None) -> None:
+    def __init__(
+        self, units: int, *, config: BertConfig, dropout: float, name: str, dtype: Any = None
+    ) -> None:
         super().__init__(config, name=name, dtype=dtype)
         self.dropout = keras.layers.Dropout(dropout, name="dropout", dtype=dtype)
         self.dense = Dense(units, config=config, name="dense", dtype=dtype)
-        self.dense.build((None, config.hidden_size))
+        self.build()
+
+    def build(self, input_shape: Any = None) -> None:
+        """Makes every variable; the config knows all shapes."""
+        self.dense.build((None, self.config.hidden_size))
         self.built = True
 
     def call(self, x: Any, training: bool = False) -> Any:
@@ -100,9 +106,13 @@ class NextSentenceHead(_DenseHead):
 class ClassifierHead(_DenseHead):
     """Pooled float [B, H] -> float32 [B, C]; C = 1 is regression (Devlin et al. 2019, sec. 4.1)."""
 
-    def __init__(self, num_classes: int, *, config: BertConfig, name: str = "classifier", dtype: Any = None) -> None:
+    def __init__(
+        self, num_classes: int, *, config: BertConfig, name: str = "classifier", dtype: Any = None
+    ) -> None:
         if num_classes < 1:
-            raise ValueError(f"num_classes is {num_classes}; a classifier has at least 1 class (1 means regression).")
+            raise ValueError(
+                f"num_classes is {num_classes}; a classifier has at least 1 class (1 means regression)."
+            )
         super().__init__(num_classes, config=config, dropout=config.head_dropout, name=name, dtype=dtype)
 
     def get_config(self) -> dict[str, Any]:
@@ -114,7 +124,9 @@ class ClassifierHead(_DenseHead):
 class ChoiceHead(_DenseHead):
     """One score vector for every choice: pooled float [B*K, H] -> float32 [B, K] (Devlin et al. 2019, sec. 4.4)."""
 
-    def __init__(self, num_choices: int, *, config: BertConfig, name: str = "classifier", dtype: Any = None) -> None:
+    def __init__(
+        self, num_choices: int, *, config: BertConfig, name: str = "classifier", dtype: Any = None
+    ) -> None:
         if num_choices < 2:
             raise ValueError(f"num_choices is {num_choices}; a choice is between at least 2.")
         super().__init__(1, config=config, dropout=config.head_dropout, name=name, dtype=dtype)
@@ -146,7 +158,9 @@ class SpanHead(_DenseHead):
 class TokenHead(_DenseHead):
     """A class for every token: float [B, S, H] -> float32 [B, S, C] (Devlin et al. 2019, sec. 5.3)."""
 
-    def __init__(self, num_classes: int, *, config: BertConfig, name: str = "classifier", dtype: Any = None) -> None:
+    def __init__(
+        self, num_classes: int, *, config: BertConfig, name: str = "classifier", dtype: Any = None
+    ) -> None:
         if num_classes < 2:
             raise ValueError(f"num_classes is {num_classes}; tokens are told apart by at least 2 classes.")
         super().__init__(num_classes, config=config, dropout=config.head_dropout, name=name, dtype=dtype)
@@ -165,8 +179,12 @@ class ReplacedTokenHead(_Head):
         self.activation = ACTIVATIONS[config.activation]
         self.dense = Dense(config.hidden_size, config=config, name="dense", dtype=dtype)
         self.prediction = Dense(1, config=config, name="prediction", dtype=dtype)
+        self.build()
+
+    def build(self, input_shape: Any = None) -> None:
+        """Makes every variable; the config knows all shapes."""
         for layer in (self.dense, self.prediction):
-            layer.build((None, None, config.hidden_size))
+            layer.build((None, None, self.config.hidden_size))
         self.built = True
 
     def call(self, sequence: Any) -> Any:

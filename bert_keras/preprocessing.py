@@ -23,7 +23,7 @@ MAX_SEGMENTS = 2  # BERT has two type ids
 def longest_first(first: tf.Tensor, second: tf.Tensor, *, room: int) -> tuple[tf.Tensor, tf.Tensor]:
     """Lengths that are left when the longer segment loses its last piece until both fit; of two equals, the second does.
 
-    first, second: int [B], pieces. The loop of google-research/bert create_pretraining_data.py (`_truncate_seq_pair`) in
+    first, second: int [B], pieces. The loop of google-research/bert run_classifier.py (`_truncate_seq_pair`) in
     closed form.
     """
     kept = tf.minimum(first, tf.maximum((room + 1) // 2, room - second))
@@ -74,9 +74,6 @@ class Preprocessor(tf.Module):
 
     def __call__(self, *segments: tf.Tensor) -> Features:
         """segments: one or two string [B] -> Features, int32 [B, S]. Raises as `pack` does."""
-        if len(segments) > 1:
-            # Stacked first: batches of different sizes are an InvalidArgumentError before any kernel sees them.
-            segments = tuple(tf.unstack(tf.stack(segments)))
         return self.pack(*[self.tokenizer.tokenize(segment) for segment in segments])
 
     def pack(self, *segments: tf.RaggedTensor) -> Features:
@@ -86,32 +83,43 @@ class Preprocessor(tf.Module):
         """
         if not 1 <= len(segments) <= MAX_SEGMENTS:
             raise ValueError(f"{len(segments)} segments were given; give one or two")
+        cut = self._cut(segments)
         special = self.tokenizer.special
-        start = tf.fill([segments[0].nrows(), 1], special.start)
-        end = tf.fill(tf.shape(start), special.end)
-        pieces, types = [start], [tf.zeros_like(start)]
-        for i, segment in enumerate(self._cut(segments)):
-            pieces += [segment, end]
-            types += [tf.zeros_like(segment) + i, tf.zeros_like(end) + i]
-        ids = tf.concat(pieces, axis=1)
-        return {
-            INPUT_WORD_IDS: self._pad(ids, special.padding),
-            INPUT_MASK: self._pad(tf.ones_like(ids), 0),
-            INPUT_TYPE_IDS: self._pad(tf.concat(types, axis=1), 0),
-        }
+        rows = _frame(cut, opening=special.start, closing=special.end)
+        word_ids = rows.to_tensor(
+            special.padding, shape=[None, None if self.pad_to_longest else self.seq_length]
+        )
+        width = tf.shape(word_ids)[1] if self.pad_to_longest else self.seq_length
+        mask = tf.sequence_mask(_lengths(rows), width, tf.int32)
+        first_segment = tf.sequence_mask(_lengths(cut[0]) + 2, width, tf.int32)  # [CLS] and [SEP] with it
+        return {INPUT_WORD_IDS: word_ids, INPUT_MASK: mask, INPUT_TYPE_IDS: mask - first_segment}
 
     def _cut(self, segments: tuple[tf.RaggedTensor, ...]) -> list[tf.RaggedTensor]:
+        """Cuts the ends off, so that all segments and their special tokens fit into seq_length."""
         room = self.seq_length - 1 - len(segments)
-        lengths = [tf.cast(segment.row_lengths(), tf.int32) for segment in segments]
-        if len(segments) == 1:
-            kept = [tf.minimum(lengths[0], room)]
-        else:
+        # Stacking checks that the batch sizes agree, which some ragged kernels do not: they read past the shorter one.
+        lengths = tf.unstack(tf.stack([_lengths(segment) for segment in segments]), num=len(segments))
+        kept = [tf.minimum(lengths[0], room)]
+        if len(segments) == 2:
             kept = list(TRUNCATION[self.truncation](*lengths, room=room))
-        return [
-            tf.ragged.boolean_mask(segment, tf.ragged.range(length) < tf.expand_dims(keep, 1))
-            for segment, length, keep in zip(segments, lengths, kept, strict=True)
-        ]
+        return [_heads(segment, length) for segment, length in zip(segments, kept, strict=True)]
 
-    def _pad(self, rows: tf.RaggedTensor, value: int) -> tf.Tensor:
-        """Ragged int32 [B, (T)] -> int32 [B, S]."""
-        return rows.to_tensor(value, shape=[None, None if self.pad_to_longest else self.seq_length])
+
+def _lengths(rows: tf.RaggedTensor) -> tf.Tensor:
+    return tf.cast(rows.row_lengths(), tf.int32)
+
+
+def _heads(rows: tf.RaggedTensor, lengths: tf.Tensor) -> tf.RaggedTensor:
+    """The first lengths[i] values of every row i."""
+    starts = rows.row_starts()
+    return tf.gather(rows.values, tf.ragged.range(starts, starts + tf.cast(lengths, starts.dtype)))
+
+
+def _frame(segments: list[tf.RaggedTensor], *, opening: int, closing: int) -> tf.RaggedTensor:
+    """One row of all segments: `opening` at the front, `closing` after each segment."""
+    column = [segments[0].nrows(), 1]
+    closings = tf.fill(column, closing)
+    parts = [tf.fill(column, opening)]
+    for segment in segments:
+        parts += [segment, closings]
+    return tf.concat(parts, axis=1)

@@ -181,7 +181,9 @@ class WordPiece(tf.Module):
         row_starts = tf.cumsum(tf.strings.length(text), exclusive=True)
         characters = tf.cast(places.values, tf.int32) + tf.gather(row_starts, places.value_rowids())
         shift = tf.gather(row_starts, tf.boolean_mask(ids.value_rowids(), first))
-        length = tf.searchsorted(characters, shift + word_ends) - tf.searchsorted(characters, shift + word_starts)
+        length = tf.searchsorted(characters, shift + word_ends) - tf.searchsorted(
+            characters, shift + word_starts
+        )
 
         too_long = tf.gather(length > MAX_WORD_CHARACTERS, word)
         ids = ids.with_values(tf.where(too_long, self.special.unknown, ids.values))
@@ -275,7 +277,9 @@ def _checked_ids(vocabulary: Sequence[str], *, source: str) -> dict[str, int]:
     for id_, piece in enumerate(vocabulary):
         line = id_ + 1
         if not piece.strip(" \t\r"):
-            raise ValueError(f"{source}, line {line}: blank; every line must hold one piece, remove or fill it")
+            raise ValueError(
+                f"{source}, line {line}: blank; every line must hold one piece, remove or fill it"
+            )
         if " " in piece or "\n" in piece:
             raise ValueError(f"{source}, line {line}: {piece!r} holds a space; a piece is part of one word")
         if piece in ids:

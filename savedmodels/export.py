@@ -53,10 +53,9 @@ def export(run: Run, directory: str | pathlib.Path) -> pathlib.Path:
             save_and_compare(run, temporary)
             temporary.chmod(0o755)
             return temporary.rename(directory / str(next_version(directory)))
-    except (OSError, tf.errors.OpError) as error:
-        reason = getattr(error, "strerror", None) or str(error).split("\n")[0]
+    except OSError as error:
         raise ValueError(
-            f"cannot export to {directory}: {reason}; "
+            f"cannot export to {directory}: {error.strerror or error}; "
             "give a folder that can be written, with room for the model."
         ) from error
     finally:
@@ -66,10 +65,13 @@ def export(run: Run, directory: str | pathlib.Path) -> pathlib.Path:
 
 
 def save_and_compare(run: Run, folder: pathlib.Path) -> None:
-    """Saves into an empty folder. Raises ExportError unless a fresh process answers SAMPLES alike."""
+    """Saves and asks a fresh process. Raises OSError on writing, ExportError unless it answers SAMPLES alike."""
     servable = Servable(run.task, run.preprocess, run.model)
     signatures = servable.signatures()
-    tf.saved_model.save(servable, str(folder), signatures=signatures)
+    try:
+        tf.saved_model.save(servable, str(folder), signatures=signatures)
+    except tf.errors.OpError as error:
+        raise OSError(str(error).split("\n")[0]) from error
     # Each input takes the samples in another order, so that segments of unlike lengths meet.
     raw = {name: [*SAMPLES[i:], *SAMPLES[:i]] for i, name in enumerate(run.task.signature())}
     expected = signatures["serving_default"](**{name: tf.constant(texts) for name, texts in raw.items()})

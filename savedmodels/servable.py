@@ -44,7 +44,7 @@ class Servable(tf.Module):
         return self._model()(self._task().features(self.preprocess, raw), training=training)
 
     @tf.function(autograph=False)
-    def serve(self, /, **raw: tf.Tensor) -> Raw:
+    def serve(self, **raw: tf.Tensor) -> Raw:
         """Strings [B] by name -> what is served, [B, ...] by name."""
         task = self._task()
         features = task.features(self.preprocess, raw)

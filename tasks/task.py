@@ -144,7 +144,11 @@ def batches(
     count = cardinality(examples)
     if seed is not None:
         examples = examples.shuffle(count, seed=seed)
-    made = examples.batch(POOL * batch_size).map(_sort_by_length).rebatch(batch_size, drop_remainder=drop_remainder)
+    made = (
+        examples.batch(POOL * batch_size)
+        .map(_sort_by_length)
+        .rebatch(batch_size, drop_remainder=drop_remainder)
+    )
     if seed is not None:
         made = made.shuffle(POOL, seed=seed + 1)
     steps = count // batch_size if drop_remainder else -(-count // batch_size)
@@ -169,11 +173,16 @@ def dataset(
     def featurize(raw: Raw) -> tuple[Any, ...]:
         features = task.features(preprocess, raw)
         if drop_remainder:  # tokenizing forgets how many rows there are, and a TPU must know
-            features = {name: tf.ensure_shape(value, [batch_size, *value.shape[1:]]) for name, value in features.items()}
+            features = {
+                name: tf.ensure_shape(value, [batch_size, *value.shape[1:]])
+                for name, value in features.items()
+            }
         return (features, *task.labels(raw, features)) if labelled else (features, raw)
 
     made = batches(examples, batch_size=batch_size, seed=seed, drop_remainder=drop_remainder)
-    return made.map(featurize, num_parallel_calls=tf.data.AUTOTUNE, deterministic=True).prefetch(tf.data.AUTOTUNE)
+    return made.map(featurize, num_parallel_calls=tf.data.AUTOTUNE, deterministic=True).prefetch(
+        tf.data.AUTOTUNE
+    )
 
 
 def _sort_by_length(raw: Raw) -> Raw:
@@ -200,10 +209,11 @@ def predict(
 
     made = dataset(task, preprocess, numbered, batch_size=batch_size, labelled=False)
 
-    @tf.function(input_signature=made.element_spec)  # of unknown length: one trace for all
-    def step(features: Features, raw: Raw) -> dict[str, tf.Tensor]:
+    @tf.function(autograph=False)
+    def decode(features: Features, raw: Raw) -> dict[str, tf.Tensor]:
         return task.decode(model(features, training=False), features, raw)
 
+    step = decode.get_concrete_function(*made.element_spec)  # of unknown length: one trace for all
     parts = []
     for features, raw in made:
         decoded = {name: value.numpy() for name, value in step(features, raw).items()}
@@ -211,7 +221,8 @@ def predict(
         progress(len(parts[-1][1][_ROW]))
     order = np.argsort(np.concatenate([raw[_ROW] for _, raw in parts]))
     decoded, raw = (
-        {name: np.concatenate([part[side][name] for part in parts])[order] for name in parts[0][side]} for side in (0, 1)
+        {name: np.concatenate([part[side][name] for part in parts])[order] for name in parts[0][side]}
+        for side in (0, 1)
     )
     raw.pop(_ROW)
     return decoded, raw

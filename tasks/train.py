@@ -5,6 +5,7 @@ A run directory is `config.json`, `vocab.txt`, `model.safetensors` (Hugging Face
 """
 
 import dataclasses
+import functools
 import json
 import math
 import os
@@ -21,6 +22,7 @@ from bert_keras.config import BertConfig
 from bert_keras.encoder import BertEncoder
 from bert_keras.optimization import AdamW, WarmupLinearDecay
 from bert_keras.preprocessing import Preprocessor
+from bert_keras.tokenizers import WordPiece
 from tasks.glue import Glue
 from tasks.task import Hparams, Task, cardinality, dataset, predict, take_examples
 
@@ -47,6 +49,12 @@ class Run:
         return encoder_of(self.model)
 
 
+@functools.cache  # a second one would number its collectives from 1 again and meet the first one's shapes
+def _mirrored() -> tf.distribute.Strategy:
+    devices = tf.config.list_logical_devices("GPU") or tf.config.list_logical_devices("CPU")
+    return tf.distribute.MirroredStrategy([device.name for device in devices])
+
+
 def strategy(name: str) -> tf.distribute.Strategy:
     """The strategy of that name: one device, every GPU (or logical CPU) mirrored, or the TPU that TPU_NAME points to."""
     if name not in STRATEGIES:
@@ -54,8 +62,7 @@ def strategy(name: str) -> tf.distribute.Strategy:
     if name == "one":
         return tf.distribute.get_strategy()
     if name == "mirrored":
-        devices = tf.config.list_logical_devices("GPU") or tf.config.list_logical_devices("CPU")
-        return tf.distribute.MirroredStrategy([device.name for device in devices])
+        return _mirrored()
     resolver = tf.distribute.cluster_resolver.TPUClusterResolver()
     tf.config.experimental_connect_to_cluster(resolver)
     tf.tpu.experimental.initialize_tpu_system(resolver)
@@ -69,7 +76,9 @@ def encoder_of(model: keras.Model) -> BertEncoder:
 
 def heads_of(model: keras.Model) -> dict[str, keras.layers.Layer]:
     """The layers of a task's model that have weights and are not the encoder, by name."""
-    return {layer.name: layer for layer in model.layers if layer.weights and not isinstance(layer, BertEncoder)}
+    return {
+        layer.name: layer for layer in model.layers if layer.weights and not isinstance(layer, BertEncoder)
+    }
 
 
 def check_sizes(config: BertConfig, *, vocab_size: int, seq_length: int) -> None:
@@ -90,7 +99,9 @@ def check_labelled(task: Task, preprocess: Preprocessor, examples: tf.data.Datas
     """Raises ValueError where a split has no label to learn or to measure."""
     batches = dataset(task, preprocess, examples, batch_size=256)
     if not any(bool(tf.reduce_any(weights > 0)) for _, _, weights in batches):
-        raise ValueError(f"no example in the {split} split of {task.name} has a label; give a labelled split.")
+        raise ValueError(
+            f"no example in the {split} split of {task.name} has a label; give a labelled split."
+        )
 
 
 def prepare_output(path: pathlib.Path) -> None:
@@ -103,7 +114,9 @@ def prepare_output(path: pathlib.Path) -> None:
         probe.write_bytes(b"0")
         probe.unlink()
     except OSError as error:
-        raise ValueError(f"cannot write to {path}: {error.strerror}; give a folder that can be written.") from error
+        raise ValueError(
+            f"cannot write to {path}: {error.strerror}; give a folder that can be written."
+        ) from error
 
 
 def write_json(path: pathlib.Path, content: Any) -> None:
@@ -117,6 +130,7 @@ def save_run(path: pathlib.Path, task: Task, preprocess: Preprocessor, model: ke
     """Weights, config, vocabulary and task.json. Raises OSError where the disk is full; what was there stays."""
     encoder = encoder_of(model)
     tokenizer = preprocess.tokenizer
+    assert isinstance(tokenizer, WordPiece)  # what vocab.txt and tokenizer_config.json can hold
     checkpoint = dataclasses.replace(
         checkpoints.collect(encoder.config, encoder, **heads_of(model)),
         vocabulary=tokenizer.vocabulary,
@@ -124,7 +138,9 @@ def save_run(path: pathlib.Path, task: Task, preprocess: Preprocessor, model: ke
     )
     checkpoints.write(checkpoint, path, format="hugging-face", overwrite=True)
     content = {"kind": task.kind, "task": task.to_json()}
-    write_json(path / TASK_FILE, content | {"seq_length": preprocess.seq_length, "truncation": preprocess.truncation})
+    write_json(
+        path / TASK_FILE, content | {"seq_length": preprocess.seq_length, "truncation": preprocess.truncation}
+    )
 
 
 def load_run(
@@ -140,13 +156,17 @@ def load_run(
     path = pathlib.Path(path)
     file = path / TASK_FILE
     if not file.is_file():
-        raise FileNotFoundError(f"no {TASK_FILE} in {path}; give the folder that `bert-keras finetune --output` wrote.")
+        raise FileNotFoundError(
+            f"no {TASK_FILE} in {path}; give the folder that `bert-keras finetune --output` wrote."
+        )
     try:
         content = json.loads(file.read_text(encoding="utf-8"))
         task = TASKS[content["kind"]].from_json(content["task"], data)
         seq_length, truncation = content["seq_length"], content["truncation"]
     except (UnicodeDecodeError, json.JSONDecodeError, KeyError, TypeError) as error:
-        raise ValueError(f"{file} is not the {TASK_FILE} of a run: {type(error).__name__} {error}.") from error
+        raise ValueError(
+            f"{file} is not the {TASK_FILE} of a run: {type(error).__name__} {error}."
+        ) from error
     checkpoint = checkpoints.read(path)
     tokenizer = checkpoints.tokenizer_of(checkpoint)
     check_sizes(checkpoint.config, vocab_size=tokenizer.vocab_size, seq_length=seq_length)
@@ -157,10 +177,17 @@ def load_run(
     return Run(task=task, preprocess=preprocess, model=model, path=path)
 
 
-def evaluate(run: Run, split: str, *, batch_size: int = 32, progress: Callable[[int], None] = lambda done: None) -> dict[str, float]:
+def evaluate(
+    run: Run, split: str, *, batch_size: int = 32, progress: Callable[[int], None] = lambda done: None
+) -> dict[str, float]:
     """The task's measures on one split, from what `decode` returns."""
     predictions, raw = predict(
-        run.task, run.preprocess, run.model, run.task.examples(split), batch_size=batch_size, progress=progress
+        run.task,
+        run.preprocess,
+        run.model,
+        run.task.examples(split),
+        batch_size=batch_size,
+        progress=progress,
     )
     return dict(run.task.evaluate(predictions, raw))
 
@@ -217,6 +244,9 @@ def _compiled_model(
     warmup_steps = int(total_steps * hparams.warmup_proportion)
     schedule = WarmupLinearDecay(hparams.learning_rate, total_steps=total_steps, warmup_steps=warmup_steps)
     optimizer = AdamW(schedule, weight_decay=hparams.weight_decay, clip_norm=hparams.clip_norm)
+    optimizer.build(
+        model.trainable_variables
+    )  # variables made inside `fit` would have it trace the step twice
     # XLA is no gain on CPU, and fails under MirroredStrategy.
     model.compile(optimizer=optimizer, loss=task.loss(), jit_compile=False)
     return model
@@ -264,7 +294,9 @@ def finetune(
     )
     total_steps = int(batches.cardinality()) * hparams.epochs
     if total_steps == 0:
-        raise ValueError(f"{count} examples do not fill one batch of {hparams.batch_size}; give a smaller batch_size.")
+        raise ValueError(
+            f"{count} examples do not fill one batch of {hparams.batch_size}; give a smaller batch_size."
+        )
     distribution = strategy(strategy_name)
     prepare_output(output)
 
@@ -282,7 +314,9 @@ def finetune(
     best = evaluation.best[1]
     results = {
         "task": task.name,
-        "measures": {name: value for name, value in evaluation.history[best].items() if name.startswith("val_")},
+        "measures": {
+            name: value for name, value in evaluation.history[best].items() if name.startswith("val_")
+        },
         "best_epoch": best + 1,
         "history": evaluation.history,
         "train_examples": count,

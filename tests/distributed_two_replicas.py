@@ -60,7 +60,9 @@ def data(count, batch_size):
     ids = generator.integers(5, CONFIG.vocab_size, (count, 12)).astype("int32")
     mask = (np.arange(12) < generator.integers(3, 13, (count, 1))).astype("int32")
     features = dict(zip(ENCODER_INPUTS, (ids * mask, mask, np.zeros_like(ids)), strict=True))
-    weights = generator.uniform(0.5, 2.0, count) * np.where(np.arange(count) % batch_size < batch_size // 2, 1e-3, 1)
+    weights = generator.uniform(0.5, 2.0, count) * np.where(
+        np.arange(count) % batch_size < batch_size // 2, 1e-3, 1
+    )
     weights[::5] = 0
     labels = generator.integers(0, 3, count).astype("int32")
     return tf.data.Dataset.from_tensor_slices((features, labels, weights.astype("float32"))).batch(batch_size)
@@ -86,7 +88,7 @@ def run_of_two(folder):
     task = Glue(ROWS["sst2"], runs.write_data(folder / "data", "sst2", count=33))
     results = finetune(
         task,
-        checkpoint=runs.write_checkpoint(folder / "checkpoint"),
+        checkpoint=runs.write_checkpoint(folder / "checkpoint", num_layers=1),
         output=folder / "run",
         hparams=Hparams(epochs=1, batch_size=8, learning_rate=1e-3, seq_length=40),
         strategy_name="mirrored",

@@ -135,6 +135,8 @@ def bare_environment() -> dict[str, str]:
 
 def run_command(capfd, *arguments: str | Path) -> tuple[int, str, str]:
     """`bert-keras ...` in this process: exit code, standard output, standard error."""
+    from tensorflow.python.framework import config as tensorflow_config
+
     from bert_keras.cli import main
 
     capfd.readouterr()
@@ -143,6 +145,9 @@ def run_command(capfd, *arguments: str | Path) -> tuple[int, str, str]:
         main(["bert-keras", *map(str, arguments)])
     except SystemExit as exit:
         code = exit.code or 0
+    finally:
+        # `finetune` makes every op of its process deterministic; the tests that follow are not to notice.
+        tensorflow_config.disable_op_determinism()
     out, err = capfd.readouterr()
     return code, out, err
 

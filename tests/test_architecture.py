@@ -183,6 +183,18 @@ def test_build_runs_every_test():
     assert {name: rule["deps"] for name, rule in RULES.items() if name.startswith("tests/test_")} == wanted
 
 
+def test_tests_that_need_the_parity_extra_are_marked():
+    extra, unmarked = {"jax", "tokenizers", "torch", "transformers"}, []
+    for file in sorted((ROOT / "tests").glob("test_*.py")):
+        tests = (node for node in ast.parse(file.read_text()).body if isinstance(node, ast.FunctionDef))
+        for test in (test for test in tests if test.name.startswith("test_")):
+            calls = [node for node in ast.walk(test) if isinstance(node, ast.Call)]
+            asked = {call.args[0].value for call in calls if ast.unparse(call.func) == "pytest.importorskip"}
+            if asked & extra and "pytest.mark.parity" not in map(ast.unparse, test.decorator_list):
+                unmarked.append(f"{file.name}::{test.name}")
+    assert not unmarked, "`pytest -m parity` would leave these out"
+
+
 def python(code: str, **environment: str) -> str:
     """What a fresh interpreter prints; its error output when it fails."""
     command = [sys.executable, "-c", code]

