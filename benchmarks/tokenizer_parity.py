@@ -61,11 +61,14 @@ _SPLIT = tokenizers.pre_tokenizers.BertPreTokenizer()
 def known(character: str) -> bool:
     """Whether `tokenizers` knows a character for the accent, punctuation or format character that Python takes it for."""
     category = unicodedata.category(character)
-    if category == "Mn":
-        return _STRIP.normalize_str(f"a{character}") == "a"
-    if category == "Cf":
-        return _CLEAN.normalize_str(f"a{character}") == "a"
-    return not category.startswith("P") or len(_SPLIT.pre_tokenize_str(f"a{character}a")) == 3
+    accent = _STRIP.normalize_str(f"a{character}") == "a"
+    removed = _CLEAN.normalize_str(f"a{character}") == "a"
+    punctuation = len(_SPLIT.pre_tokenize_str(f"a{character}a")) == 3
+    return (
+        accent == (category == "Mn")
+        and (removed or category != "Cf")
+        and (character.isascii() or punctuation == category.startswith("P"))
+    )
 
 
 # Why lines may differ, and what has to go for them to agree.
@@ -73,6 +76,7 @@ EXPLAINED = {
     "tokenizers": {
         "private use or unassigned": without(lambda c: unicodedata.category(c) not in ("Co", "Cn")),
         "newer than its Unicode tables": without(known),
+        "final sigma": without(lambda c: c not in "\u03a3\u03c2\u03c3"),
         "CJK U+2B820-2B91F": without(lambda c: not "\U0002b820" <= c <= "\U0002b91f"),
     },
     "original": {"unassigned": without(lambda c: unicodedata.category(c) != "Cn")},

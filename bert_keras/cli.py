@@ -235,13 +235,10 @@ def quiet_start() -> Iterator[None]:
 def _start(*, deterministic: bool = False) -> Any:
     """TensorFlow, imported without its noise; every op deterministic if asked for."""
     with quiet_start():
-        try:
-            import tensorflow as tf
-            import tensorflow_text  # noqa: F401
-        except ImportError as error:
-            raise ImportError(
-                f"{error}; install bert-keras with pip: tensorflow and tensorflow-text must be of one minor."
-            ) from error
+        import tensorflow as tf
+
+        import bert_keras.tokenizers  # noqa: F401 (tensorflow-text, or what to do without it)
+
         tf.config.list_logical_devices()
         tf.get_logger().setLevel("ERROR")
         logging.set_verbosity(logging.ERROR)

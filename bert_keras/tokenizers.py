@@ -16,7 +16,14 @@ from collections.abc import Sequence
 from typing import Protocol
 
 import tensorflow as tf
-import tensorflow_text as tf_text
+
+try:
+    import tensorflow_text as tf_text
+except ImportError as error:
+    raise ImportError(
+        f"{error}; bert_keras needs tensorflow-text of TensorFlow's minor version, which has wheels for Linux x86_64 "
+        "and macOS arm64 only: use one of those, WSL 2 on Windows, or a linux/amd64 container"
+    ) from error
 
 PADDING, UNKNOWN, START, END, MASK = "[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"
 CONTINUATION = "##"  # opens every piece that does not start a word

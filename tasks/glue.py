@@ -203,7 +203,7 @@ class Glue:
     """
 
     kind = "glue"
-    outputs = (POOLED_OUTPUT,)
+    outputs: tuple[str, ...] = (POOLED_OUTPUT,)
 
     def __init__(self, row: GlueRow, source: str | Path | None = None) -> None:
         self.row = row

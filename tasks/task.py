@@ -31,12 +31,14 @@ class Task(Protocol):
     name: what the command line calls it
     outputs: the encoder outputs that its model reads
     measure: the name in `evaluate` by which the best epoch is chosen
+    validation_splits: the labelled splits to measure; the first chooses the best epoch
     """
 
     kind: str
     name: str
     outputs: tuple[str, ...]
     measure: str
+    validation_splits: tuple[str, ...]
 
     def examples(self, split: str) -> tf.data.Dataset:
         """Raw examples, one at a time: a dict of scalar tensors."""

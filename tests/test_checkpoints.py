@@ -398,6 +398,7 @@ def test_shards(tmp_path):
             checkpoints.read(tmp_path)
 
 
+@pytest.mark.parity
 def test_pytorch_files_are_read_without_running_them(tmp_path):
     torch = pytest.importorskip("torch")
     checkpoint = dataclasses.replace(random_checkpoint(), vocabulary=None)

@@ -246,6 +246,7 @@ def test_a_missing_key_is_named():
         BertConfig.from_google({k: v for k, v in GOOGLE.items() if k != "vocab_size"})
 
 
+@pytest.mark.parity
 def test_transformers_reads_what_is_written_and_the_reverse():
     transformers = pytest.importorskip("transformers")
     config = dataclasses.replace(SMALL, activation="gelu_tanh", norm_epsilon=1e-6, classifier_dropout=0.3)

@@ -86,6 +86,7 @@ print(keras.backend.backend(), *np.asarray(weight).ravel().tolist())
 """
 
 
+@pytest.mark.parity
 def test_on_jax():
     """The same formula in single operations, where TensorFlow's kernel is not to be had."""
     pytest.importorskip("jax")
