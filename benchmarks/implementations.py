@@ -58,7 +58,7 @@ class Case:
     batch: int = 32
     length: int = 128
     texts: bool = False
-    steps: int = 4
+    steps: int = 2
     default: bool = True
 
 

@@ -13,6 +13,7 @@ transformers with its `parity` extra; what is not installed is skipped by name. 
 import argparse
 import contextlib
 import dataclasses
+import functools
 import importlib.util
 import json
 import os
@@ -55,7 +56,7 @@ BOUND = 1e-4  # on max |difference|, relative to the larger of 1 and max |ours|
 WORDS = range(
     8, 37
 )  # of the sentences that are fine-tuned on: 10 to about 40 wordpieces, as most rows of SST-2
-TEXT_SIZE, QUICK_TEXT_SIZE = 1_000_000, 200_000  # characters
+TEXT_SIZE, QUICK_TEXT_SIZE = 3_000_000, 500_000  # characters
 BUSY = 0.5  # load average before the run above which other work is to be feared
 PARAGRAPH = """A river rises in the hills above the town and falls three hundred metres before it meets the sea.
 In spring its water is cold and grey; by late summer children wade across it without getting their knees wet.
@@ -195,7 +196,7 @@ def measure(
     def turn(name: str) -> float:
         return workers[name].ask(do="time", at_least=at_least)["seconds"]
 
-    figures = take_turns({name: lambda name=name: turn(name) for name in names}, rounds=rounds)
+    figures = take_turns({name: functools.partial(turn, name) for name in names}, rounds=rounds)
     for ours in names:
         for peer in names:
             if ours.startswith(OURS) and not peer.startswith(OURS):
@@ -275,9 +276,9 @@ def main() -> int:
     rounds = args.rounds or (2 if args.quick else 5)
     cases = [CASES[name] for name in args.cases]
     if args.quick:
-        cases = [dataclasses.replace(case, steps=2) for case in cases]
+        cases = [dataclasses.replace(case, steps=2 if case.texts else 1) for case in cases]
     console = Console()
-    console = Console(width=max(console.width, 110))  # a pipe has no width of its own
+    console = Console(width=max(console.width, 120))  # a pipe has no width of its own
     results: list[Result] = []
     failure = ""
     for name in {name: None for case in cases for name in IMPLEMENTATIONS[case.kind]}:

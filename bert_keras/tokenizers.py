@@ -115,6 +115,10 @@ class WordPiece(tf.Module):
                 token_out_type=tf.int32,
                 unknown_token=UNKNOWN,
             )
+        # Not by decorator: that holds the instance weakly, and `WordPiece(...).tokenize(...)` would find it gone.
+        for method in (self.tokenize, self.tokenize_with_offsets):
+            graph = tf.function(method, input_signature=[tf.TensorSpec([None], tf.string)], autograph=False)
+            setattr(self, method.__name__, graph)
 
     @classmethod
     def from_file(
@@ -129,14 +133,12 @@ class WordPiece(tf.Module):
         """The pieces in the order of their ids."""
         return tuple(self._vocabulary.split("\n"))
 
-    @tf.function(input_signature=[tf.TensorSpec([None], tf.string)], autograph=False)
     def tokenize(self, text: tf.Tensor) -> tf.RaggedTensor:
         """Ids alone, the fast path. text: string [B], UTF-8 -> ragged int32 [B, (T)]. Invalid bytes are dropped."""
         normal, _ = self._normalize(self._mark(text))
         ids, _, _ = self._unmark(*self._match(normal))
         return ids
 
-    @tf.function(input_signature=[tf.TensorSpec([None], tf.string)], autograph=False)
     def tokenize_with_offsets(self, text: tf.Tensor) -> tuple[tf.RaggedTensor, ...]:
         """Ids and places. text: string [B] -> three ragged int32 [B, (T)]: ids, start bytes, end bytes (exclusive).
 

@@ -89,28 +89,8 @@ def write_data(folder: Path, name: str, *, count: int = 48) -> Path:
     return folder
 
 
-def finetuned(name: str, folder: Path) -> Finetuned:
-    """One epoch of a GLUE row from a random checkpoint, in this process."""
-    from tasks.glue import ROWS, Glue
-    from tasks.task import Hparams
-    from tasks.train import finetune
-
-    made = Finetuned(folder=folder)
-    task = Glue(ROWS[name], write_data(made.data, name))
-    finetune(
-        task,
-        checkpoint=write_checkpoint(made.checkpoint),
-        output=made.run,
-        hparams=Hparams(epochs=1, batch_size=8, learning_rate=1e-3, seq_length=40),
-        dev_split=task.validation_splits[0],
-        verbose=0,
-        log=lambda line: None,
-    )
-    return made
-
-
 def finetuned_by_command(name: str, folder: Path) -> Finetuned:
-    """The same by `bert-keras finetune` in a process of its own, with what it printed."""
+    """One epoch of a GLUE row from a random checkpoint, by `bert-keras finetune` in a process of its own."""
     made = Finetuned(folder=folder)
     write_data(made.data, name)
     write_checkpoint(made.checkpoint)

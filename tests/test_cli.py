@@ -186,13 +186,15 @@ def test_predict_streams_and_ends_quietly_when_its_reader_leaves(sst2):
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
     )
-    process.stdin.write(b"good film\n" * cli.CHUNK)
-    process.stdin.flush()
-    assert json.loads(process.stdout.readline())["sentence"] == "good film"  # before the input has ended
-    process.stdout.close()
-    process.stdin.write(b"bad film\n" * cli.CHUNK)
-    process.stdin.close()
-    assert (process.stderr.read(), process.wait()) == (b"", 1)
+    with process:
+        process.stdin.write(b"good film\n" * cli.CHUNK)
+        process.stdin.flush()
+        assert json.loads(process.stdout.readline())["sentence"] == "good film"  # before the input has ended
+        process.stdout.close()
+        process.stdin.write(b"bad film\n" * cli.CHUNK)
+        process.stdin.close()
+        assert process.stderr.read() == b""
+    assert process.returncode == 1
 
 
 def test_export_writes_what_predict_answers(command, sst2, answers, tmp_path):

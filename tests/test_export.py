@@ -12,12 +12,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 import tensorflow as tf
-from runs import contents, finetuned, full_disk, texts
+from runs import contents, full_disk, texts
 from tensorflow.core.protobuf import saved_model_pb2
 
+from bert_keras import checkpoints
+from bert_keras.encoder import BertEncoder
+from bert_keras.preprocessing import Preprocessor
 from savedmodels import reload
 from savedmodels.export import ExportError, ask, compare, export
-from savedmodels.servable import Servable
 from tasks.glue import ROWS, Glue
 from tasks.task import predict
 from tasks.train import Run, load_run
@@ -48,7 +50,7 @@ def exports(tmp_path_factory, sst2) -> Callable[[str], Exported]:
     @functools.cache
     def exported(name: str) -> Exported:
         place = tmp_path_factory.mktemp(name)
-        run = load_run((sst2 if name == "sst2" else finetuned(name, place / "made")).run)
+        run = load_run(sst2.run) if name == "sst2" else untrained(name, sst2.checkpoint)
         written = export(run, place / "served")
         assert written == place / "served" / "1"
         moved = tmp_path_factory.mktemp("elsewhere") / "a model" / "1"
@@ -67,6 +69,15 @@ def exported(request, exports) -> Exported:
 @pytest.fixture
 def single(exports) -> Exported:
     return exports("sst2")
+
+
+def untrained(name: str, checkpoint: Path) -> Run:
+    """A run as `load_run` makes it, from a checkpoint and a head that starts at random."""
+    task, source = Glue(ROWS[name]), checkpoints.read(checkpoint)
+    encoder = BertEncoder(source.config, outputs=task.outputs)
+    checkpoints.assign(source, encoder)
+    preprocess = Preprocessor(checkpoints.tokenizer_of(source), seq_length=40, pad_to_longest=True)
+    return Run(task=task, preprocess=preprocess, model=task.model(encoder), path=checkpoint)
 
 
 def inputs(run: Run, rows: list[str]) -> dict[str, list[str]]:
@@ -199,7 +210,7 @@ def test_it_can_be_trained_on(single):
     assert len(loaded.trainable_variables) == len(single.run.model.trainable_variables)
     assert len(loaded.variables) == len(single.run.model.variables)
     raw = {"sentence": tf.constant([text for text in TEXTS if text])}
-    labels = tf.constant([i % 2 for i in range(len(raw["sentence"]))])
+    labels = 1 - tf.argmax(loaded(raw), axis=-1)  # the opposite of what it answers
 
     def loss(training: bool) -> tf.Tensor:
         logits = loaded(raw, training=training)
@@ -215,15 +226,9 @@ def test_it_can_be_trained_on(single):
             loaded.trainable_variables, tape.gradient(value, loaded.trainable_variables), strict=True
         ):
             variable.assign_sub(0.1 * tf.convert_to_tensor(gradient))
-    assert loss(training=False) < 0.97 * before
+    assert loss(training=False) < 0.8 * before
     served = loaded.signatures["serving_default"](**raw)["probabilities"]
     np.testing.assert_allclose(served, tf.nn.softmax(loaded(raw, training=False)), rtol=0, atol=1e-6)
-
-
-def test_input_names_are_the_row_s_own(sst2):
-    run, task = load_run(sst2.run), Glue(ROWS["qqp"])
-    serve = Servable(task, run.preprocess, task.model(run.encoder)).signatures()["serving_default"]
-    assert sorted(serve.structured_input_signature[1]) == ["question1", "question2"]
 
 
 class Undecided(Glue):
@@ -286,10 +291,3 @@ def test_compare(answers, message):
     else:
         with pytest.raises(ExportError, match=message):
             compare(expected, answers)
-
-
-def test_an_answer_from_nowhere(tmp_path):
-    with pytest.raises(
-        ExportError, match="a fresh process could not answer from .*SavedModel file does not exist"
-    ):
-        ask(tmp_path, {"sentence": ["good"]})

@@ -35,7 +35,11 @@ def pieces(tokenizer: WordPiece, text: str) -> list[str]:
 
 def normal_form(raw: bytes, lower_case: bool) -> str:
     """A second, Python, writing of the normal form, for judging cuts; sigma's form hangs on letters outside the cut."""
-    text = "".join(c for c in raw.decode("utf-8", "ignore") if unicodedata.category(c) not in ("Cc", "Cf"))
+    text = "".join(
+        c
+        for c in raw.decode("utf-8", "ignore")
+        if unicodedata.category(c) not in ("Cc", "Cf") and c != "\ufffd"
+    )
     if lower_case:
         text = unicodedata.normalize("NFD", text.lower())
         text = "".join(c for c in text if unicodedata.category(c) != "Mn")
@@ -77,7 +81,15 @@ class TestIds:
 
     def test_own_text(self):
         tokenizer = WordPiece(VOCABULARY)
-        assert pieces(tokenizer, "Hello, unaffable wörld!") == ["hello", ",", "un", "##aff", "##able", "world", "!"]
+        assert pieces(tokenizer, "Hello, unaffable wörld!") == [
+            "hello",
+            ",",
+            "un",
+            "##aff",
+            "##able",
+            "world",
+            "!",
+        ]
 
     @pytest.mark.parametrize("letter", ["e", "é", "e\u0301"])
     def test_word_limit_counts_characters_after_normalizing(self, letter):
@@ -102,3 +114,227 @@ class TestIds:
             for locale in ("C.UTF-8", "tr_TR.UTF-8")
         }
         assert prints == {"[[14, 14, 12]]\n"}
+
+
+class TestOffsets:
+    def test_cut_the_pieces_out_of_the_original(self, golden):
+        tokenizer, cases = golden
+        check_cuts(tokenizer, [text for _, text, _ in cases])
+
+    @pytest.mark.parametrize(
+        ("text", "cuts"),
+        [
+            ("Hello, World", ["Hello", ",", "World"]),
+            ("H\u00e9llo w\x00orld", ["H\u00e9llo", "w\x00orld"]),
+            ("\u200bhello\u200b", ["hello"]),
+            ("e\u0301\u0323 hello", ["e\u0301\u0323", "hello"]),  # accents stay with their letter
+            ("\u0301hello", ["hello"]),
+            (b"\xffhello \xfe world\xff", [b"hello", b"world"]),
+            ("é" * (MAX_WORD_CHARACTERS + 1), ["é" * (MAX_WORD_CHARACTERS + 1)]),
+            ("", []),
+        ],
+    )
+    def test_count_bytes_of_the_original(self, text, cuts):
+        raw = text.encode() if isinstance(text, str) else text
+        # A second row that needs no normalizing and a third that does: places must not leak between rows.
+        rows = [raw, b"hello", "é".encode()]
+        _, starts, ends = WordPiece(VOCABULARY).tokenize_with_offsets(rows)
+        spans = [list(zip(s, e, strict=True)) for s, e in zip(starts.to_list(), ends.to_list(), strict=True)]
+        assert [raw[s:e] for s, e in spans[0]] == [c.encode() if isinstance(c, str) else c for c in cuts]
+        assert spans[1:] == [[(0, 5)], [(0, 2)]]
+
+
+class TestSpecialTokensInText:
+    def test_are_text_by_default(self):
+        vocabulary = [*VOCABULARY, "[", "]", "mask"]
+        assert pieces(WordPiece(vocabulary), "hello[MASK]") == ["hello", "[", "mask", "]"]
+
+    def test_become_ids_on_request(self):
+        vocabulary = [*VOCABULARY, "[", "]", "mask"]
+        tokenizer = WordPiece(vocabulary, special_tokens_in_text=True)
+        text = "h\u00e9llo[MASK]e [mask] [CLS][SEP] [UNK]\u00e9[PAD] \ufdd0 hello"
+        raw = text.encode()
+        ids, starts, ends = (row[0].numpy() for row in tokenizer.tokenize_with_offsets([raw]))
+        cuts = [raw[s:e].decode() for s, e in zip(starts, ends, strict=True)]
+        assert [tokenizer.vocabulary[i] for i in ids] == (
+            "hello [MASK] e [ mask ] [CLS] [SEP] [UNK] e [PAD] [UNK] hello".split()
+        )
+        assert cuts == [
+            "héllo",
+            "[MASK]",
+            "e",
+            "[",
+            "mask",
+            "]",
+            "[CLS]",
+            "[SEP]",
+            "[UNK]",
+            "é",
+            "[PAD]",
+            "\ufdd0",
+            "hello",
+        ]
+        assert tokenizer.tokenize([raw])[0].numpy().tolist() == ids.tolist()
+
+
+class TestGraph:
+    def test_runs_everywhere(self):
+        tokenizer = WordPiece(VOCABULARY)
+        texts = ["Hello wörld", "", "un\x00affable"]
+        wanted = [[5, 6], [], [7, 8, 9]]
+        assert tokenizer.tokenize(texts).to_list() == wanted
+        assert tf.function(lambda text: tokenizer.tokenize(text))(tf.constant(texts)).to_list() == wanted
+        mapped = tf.data.Dataset.from_tensor_slices(texts).batch(2).map(tokenizer.tokenize)
+        assert [row for batch in mapped for row in batch.to_list()] == wanted
+        nothing = tf.constant([], tf.string)
+        assert tokenizer.tokenize(nothing).shape.as_list() == [0, None]
+        assert [r.to_list() for r in tokenizer.tokenize_with_offsets(nothing)] == [[], [], []]
+
+    @pytest.mark.parametrize("unit", ["e", "é ", "e\u0301", "hello, ", "中", "\x00", "\u0301", "😀"])
+    def test_takes_a_megabyte(self, unit):
+        tokenizer = WordPiece(VOCABULARY)
+        ids, starts, ends = tokenizer.tokenize_with_offsets([unit * (1_000_000 // len(unit.encode()))])
+        assert ids.to_list() == tokenizer.tokenize([unit * (1_000_000 // len(unit.encode()))]).to_list()
+        assert ids.row_lengths().numpy().tolist() == starts.row_lengths().numpy().tolist()
+
+    @pytest.mark.parametrize("special_tokens_in_text", [False, True])
+    def test_uses_only_ops_that_serving_links(self, special_tokens_in_text):
+        tokenizer = WordPiece(VOCABULARY, special_tokens_in_text=special_tokens_in_text)
+        core = {name for name in dir(tf.raw_ops) if name[0].isupper()}
+        for function in (tokenizer.tokenize, tokenizer.tokenize_with_offsets):
+            graph = function.get_concrete_function().graph.as_graph_def()
+            nodes = [*graph.node, *(node for f in graph.library.function for node in f.node_def)]
+            assert {node.op for node in nodes} - core <= SERVED
+
+    def test_reloads_in_a_fresh_process(self, tmp_path, golden):
+        tokenizer, cases = golden
+        tf.saved_model.save(tokenizer, str(tmp_path / "model"))
+        (tmp_path / "texts.json").write_text(json.dumps([text.decode("latin-1") for _, text, _ in cases]))
+        code = (
+            "import json, sys, tensorflow as tf, tensorflow_text\n"
+            "texts = [t.encode('latin-1') for t in json.load(open('texts.json'))]\n"
+            "model = tf.saved_model.load('model')\n"
+            "both = model.tokenize(tf.constant(texts)), model.tokenize_with_offsets(tf.constant(texts))[0]\n"
+            "print(json.dumps([ids.to_list() for ids in both]))"
+        )
+        done = subprocess.run(
+            [sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, check=True
+        )
+        assert json.loads(done.stdout) == [[ids for _, _, ids in cases]] * 2
+
+
+class TestVocabulary:
+    def write(self, folder: pathlib.Path, raw: bytes) -> str:
+        path = folder / "vocab.txt"
+        path.write_bytes(raw)
+        return str(path)
+
+    @pytest.mark.parametrize("end", ["\n", "\r\n"])
+    @pytest.mark.parametrize("mark", ["", "\ufeff"])
+    @pytest.mark.parametrize("last", [True, False])
+    def test_line_ends_and_byte_order_mark(self, tmp_path, end, mark, last):
+        vocabulary = [*VOCABULARY, "\u2028", "a\x85b", "\u3000"]  # str.splitlines() would cut these
+        path = self.write(tmp_path, (mark + end.join(vocabulary) + end * last).encode())
+        tokenizer = WordPiece.from_file(path)
+        assert tokenizer.vocabulary == tuple(vocabulary)
+        assert tokenizer.vocab_size == len(vocabulary)
+        assert (tokenizer.special.padding, tokenizer.special.mask) == (0, 4)
+
+    @pytest.mark.parametrize(
+        ("raw", "message"),
+        [
+            (b"[PAD]\n[UNK]\n\xff\n", "line 3: not UTF-8"),
+            (b"[PAD]\n\n[UNK]", "line 2: blank"),
+            (b"[PAD]\na b\n[UNK]", "line 2: 'a b' holds a space"),
+            (b"a\n[PAD]\nb\n[PAD]\n", "line 4: '[PAD]' stands on line 2 already"),
+            (b"[PAD]\n[CLS]\n[SEP]\n[MASK]\na", "[UNK] missing"),
+            (b"[UNK]\na", "[PAD], [CLS], [SEP], [MASK] missing"),
+            (b"", "line 1: blank"),
+        ],
+    )
+    def test_errors_name_the_line(self, tmp_path, raw, message):
+        path = self.write(tmp_path, raw)
+        with pytest.raises(ValueError) as error:
+            read_vocabulary(path)
+        assert message in str(error.value) and path in str(error.value)
+        assert "\n" not in str(error.value)
+
+    def test_no_file(self, tmp_path):
+        with pytest.raises(FileNotFoundError, match="no vocabulary file"):
+            WordPiece.from_file(str(tmp_path / "nowhere.txt"))
+
+
+# Characters that tokenizers may trip over; drawn together with any from Unicode's first planes.
+AWKWARD = "aeéÉİIßſΣσςΑά中国。,.'-# \t\n\r\x00\x01\x1c\x85\xa0\xad\u0301\u0323\u200b\u200d\u2028\u3000\ufeff\ufffd한글😀"
+
+
+def random_texts(seed: int, count: int) -> list[str]:
+    draw = random.Random(seed)
+    ranges = [
+        (0x20, 0x7F),
+        (0xA0, 0x250),
+        (0x370, 0x530),
+        (0x900, 0xE00),
+        (0x1E00, 0x2070),
+        (0x3000, 0x3100),
+        (0xAC00, 0xAD00),
+    ]
+
+    def character() -> str:
+        return draw.choice(AWKWARD) if draw.random() < 0.6 else chr(draw.randrange(*draw.choice(ranges)))
+
+    return ["".join(character() for _ in range(draw.randrange(30))) for _ in range(count)]
+
+
+def known_to_both(text: str) -> str:
+    """Leaves out what `tokenizers` treats otherwise: unassigned characters and the final sigma."""
+    return "".join(c for c in text if unicodedata.category(c) not in ("Cn", "Co") and c not in "Σσς")
+
+
+class TestRealVocabularies:
+    FILES = [
+        ("uncased_30522", True),
+        ("cased_28996", False),
+        ("multi_cased_119547", False),
+        ("chinese_21128", True),
+    ]
+
+    @pytest.fixture(scope="class", params=FILES, ids=lambda row: row[0])
+    def real(self, request, data_dir) -> WordPiece:
+        name, lower_case = request.param
+        return WordPiece.from_file(str(data_dir / "vocab" / f"{name}.txt"), lower_case=lower_case)
+
+    def hugging_face(self, tokenizer: WordPiece):
+        tokenizers = pytest.importorskip("tokenizers")
+        vocabulary = {piece: i for i, piece in enumerate(tokenizer.vocabulary)}
+        model = tokenizers.models.WordPiece(
+            vocabulary, unk_token="[UNK]", max_input_chars_per_word=MAX_WORD_CHARACTERS
+        )
+        theirs = tokenizers.Tokenizer(model)
+        theirs.normalizer = tokenizers.normalizers.BertNormalizer(lowercase=tokenizer.lower_case)
+        theirs.pre_tokenizer = tokenizers.pre_tokenizers.BertPreTokenizer()
+        return theirs
+
+    @pytest.mark.parametrize(
+        "source", ["corpus/enwiki_plain_paragraphs.txt", "vocab/multi_cased_119547.txt", "fuzz"]
+    )
+    def test_equal_tokenizers(self, real, source, data_dir):
+        theirs = self.hugging_face(real)
+        if source == "fuzz":
+            texts = random_texts(seed=7, count=3000)
+        else:
+            texts = (data_dir / source).read_text("utf-8").split("\n")[::20]
+        texts = [known_to_both(text) for text in texts]
+        wanted = [encoding.ids for encoding in theirs.encode_batch(texts)]
+        ids, _, _ = real.tokenize_with_offsets(texts)
+        wrong = [t for t, mine, w in zip(texts, ids.to_list(), wanted, strict=True) if mine != w]
+        assert not wrong
+        assert real.tokenize(texts).to_list() == wanted
+        check_cuts(real, [text.encode() for text in texts])
+
+    def test_vocabulary_is_saved_once(self, data_dir, tmp_path):
+        tokenizer = WordPiece.from_file(str(data_dir / "vocab" / "uncased_30522.txt"))
+        tf.saved_model.save(tokenizer, str(tmp_path))
+        size = sum(path.stat().st_size for path in tmp_path.rglob("*") if path.is_file())
+        once = int(tf.size(tokenizer._kernel._model))
+        assert once < size < 1.3 * once

@@ -54,7 +54,10 @@ def main(original: str) -> None:
     with tempfile.TemporaryDirectory() as folder:
         path = pathlib.Path(folder) / "vocab.txt"
         path.write_text("\n".join(vocabulary) + "\n", encoding="utf-8")
-        both = {case: tokenization.FullTokenizer(str(path), do_lower_case=case == "uncased") for case in ("uncased", "cased")}
+        both = {
+            case: tokenization.FullTokenizer(str(path), do_lower_case=case == "uncased")
+            for case in ("uncased", "cased")
+        }
     cases = []
     for kind, strings in STRINGS.items():
         for string in strings:
