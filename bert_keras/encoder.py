@@ -66,16 +66,24 @@ class BertEncoder(keras.Model):
     """
 
     def __init__(
-        self, config: BertConfig, *, outputs: Sequence[str] = ALL, name: str = "bert_encoder", dtype: Any = None
+        self,
+        config: BertConfig,
+        *,
+        outputs: Sequence[str] = ALL,
+        name: str = "bert_encoder",
+        dtype: Any = None,
     ) -> None:
         super().__init__(name=name, dtype=dtype)
         if unknown := [output for output in outputs if output not in _KNOWN] or not outputs:
-            raise ValueError(f"outputs {unknown or list(outputs)} given; wanted one or more of {', '.join(_KNOWN)}.")
+            raise ValueError(
+                f"outputs {unknown or list(outputs)} given; wanted one or more of {', '.join(_KNOWN)}."
+            )
         self.config = config
         self.outputs_wanted = tuple(outputs)
         self.embeddings = Embeddings(config, dtype=dtype)
         self.blocks = [
-            Block(config, name=f"block_{i}", dtype=dtype) for i in range(1 if config.share_layers else config.num_layers)
+            Block(config, name=f"block_{i}", dtype=dtype)
+            for i in range(1 if config.share_layers else config.num_layers)
         ]
         self.pooler = Dense(config.hidden_size, config=config, name="pooler", dtype=dtype)
         self.build()
@@ -114,7 +122,9 @@ class BertEncoder(keras.Model):
             results[ATTENTION_PROBABILITIES].append(probabilities)
         results[SEQUENCE_OUTPUT] = states
         if POOLED_OUTPUT in self.outputs_wanted:
-            first = states[:, 0] if pooled_only else gather_positions(states, ops.expand_dims(position, -1))[:, 0]
+            first = (
+                states[:, 0] if pooled_only else gather_positions(states, ops.expand_dims(position, -1))[:, 0]
+            )
             results[POOLED_OUTPUT] = ops.tanh(self.pooler(first))
         return {name: results[name] for name in self.outputs_wanted}
 
@@ -175,4 +185,7 @@ class BertEncoder(keras.Model):
 
 def encoder_inputs(*, seq_length: int | None = None) -> dict[str, keras.KerasTensor]:
     """Symbolic Features for the functional API: int32 [B, S], S unknown unless `seq_length` fixes it."""
-    return {name: keras.Input((seq_length,), dtype="int32", name=name) for name in (INPUT_WORD_IDS, INPUT_MASK, INPUT_TYPE_IDS)}
+    return {
+        name: keras.Input((seq_length,), dtype="int32", name=name)
+        for name in (INPUT_WORD_IDS, INPUT_MASK, INPUT_TYPE_IDS)
+    }

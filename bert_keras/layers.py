@@ -165,7 +165,11 @@ class SelfAttention(keras.layers.Layer):
 
         Returns float [B, Q, H] and the attention probabilities, float [B, A, Q, S], before dropout.
         """
-        query, key, value = self._heads(self.query(queries)), self._heads(self.key(states)), self._heads(self.value(states))
+        query, key, value = (
+            self._heads(self.query(queries)),
+            self._heads(self.key(states)),
+            self._heads(self.value(states)),
+        )
         query = query * (self.config.hidden_size // self.config.num_heads) ** -0.5
         scores = ops.matmul(query, ops.transpose(key, (0, 1, 3, 2))) + scores_mask
         probabilities = ops.softmax(scores, axis=-1)
@@ -200,10 +204,14 @@ class Block(keras.layers.Layer):
     def __init__(self, config: BertConfig, *, name: str, dtype: Any = None) -> None:
         super().__init__(name=name, dtype=dtype)
         self.attention = SelfAttention(config, dtype=dtype)
-        self.attention_dropout = keras.layers.Dropout(config.hidden_dropout, name="attention_dropout", dtype=dtype)
+        self.attention_dropout = keras.layers.Dropout(
+            config.hidden_dropout, name="attention_dropout", dtype=dtype
+        )
         self.attention_norm = LayerNorm(config=config, name="attention_layer_norm", dtype=dtype)
         self.feed_forward = FeedForward(config, dtype=dtype)
-        self.feed_forward_dropout = keras.layers.Dropout(config.hidden_dropout, name="feed_forward_dropout", dtype=dtype)
+        self.feed_forward_dropout = keras.layers.Dropout(
+            config.hidden_dropout, name="feed_forward_dropout", dtype=dtype
+        )
         self.feed_forward_norm = LayerNorm(config=config, name="feed_forward_layer_norm", dtype=dtype)
 
     def build(self, input_shape: tuple) -> None:

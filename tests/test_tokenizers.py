@@ -291,19 +291,18 @@ def known_to_both(text: str) -> str:
     return "".join(c for c in text if unicodedata.category(c) not in ("Cn", "Co") and c not in "Σσς")
 
 
+REAL = {"uncased_30522": True, "cased_28996": False, "multi_cased_119547": False, "chinese_21128": True}
+
+
+@pytest.fixture(scope="module", params=REAL)
+def real(request, data_dir) -> WordPiece:
+    """A tokenizer of a published vocabulary."""
+    return WordPiece.from_file(
+        str(data_dir / "vocab" / f"{request.param}.txt"), lower_case=REAL[request.param]
+    )
+
+
 class TestRealVocabularies:
-    FILES = [
-        ("uncased_30522", True),
-        ("cased_28996", False),
-        ("multi_cased_119547", False),
-        ("chinese_21128", True),
-    ]
-
-    @pytest.fixture(scope="class", params=FILES, ids=lambda row: row[0])
-    def real(self, request, data_dir) -> WordPiece:
-        name, lower_case = request.param
-        return WordPiece.from_file(str(data_dir / "vocab" / f"{name}.txt"), lower_case=lower_case)
-
     def hugging_face(self, tokenizer: WordPiece):
         tokenizers = pytest.importorskip("tokenizers")
         vocabulary = {piece: i for i, piece in enumerate(tokenizer.vocabulary)}
