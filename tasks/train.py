@@ -298,10 +298,10 @@ def finetune(
             f"{count} examples do not fill one batch of {hparams.batch_size}; give a smaller batch_size."
         )
     distribution = strategy(strategy_name)
-    prepare_output(output)
 
     with distribution.scope():
         model = _compiled_model(task, source, hparams, total_steps=total_steps, log=log)
+    prepare_output(output)
     log(f"training {task.name} on {count:,} examples, {total_steps:,} steps; dev {dev_count:,} examples")
     run = Run(task=task, preprocess=preprocess, model=model, path=output)
     evaluation = _Evaluate(run, dev_split, hparams=hparams, log=log)

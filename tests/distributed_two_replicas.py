@@ -29,7 +29,7 @@ from tasks.train import evaluate, finetune, load_run, strategy  # noqa: E402
 CONFIG = BertConfig(
     vocab_size=60,
     hidden_size=16,
-    num_layers=2,
+    num_layers=1,
     num_heads=2,
     intermediate_size=32,
     max_positions=16,
@@ -75,7 +75,7 @@ def train(name, batches, epochs):
     optimizer_class = Recording if name == "one" else AdamW
     with strategy(name).scope():
         model = classifier_model(BertEncoder(CONFIG, outputs=("pooled_output",)), 3)
-        schedule = WarmupLinearDecay(0.01, total_steps=2 * steps, warmup_steps=2)
+        schedule = WarmupLinearDecay(2e-3, total_steps=2 * steps, warmup_steps=2)
         optimizer = optimizer_class(schedule, clip_norm=CLIP)
         model.compile(optimizer, GlobalMean(cross_entropy), run_eagerly=name == "one", jit_compile=False)
     history = model.fit(batches, epochs=epochs, verbose=0, shuffle=False).history["loss"]

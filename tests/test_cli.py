@@ -264,14 +264,16 @@ def test_errors_are_one_line(command, sst2, tmp_path, arguments, message):
     assert not output.exists()
 
 
-def test_debug_shows_where_an_error_was_raised():
-    for arguments in (("--debug", "info", "nowhere"), ("info", "nowhere", "--debug")):
-        done = subprocess.run(
-            shell_command(*arguments), cwd=ROOT, env=bare_environment(), capture_output=True, text=True
-        )
-        assert done.returncode == 1
-        assert "Traceback" in done.stderr
-        assert done.stderr.splitlines()[-1].startswith("FileNotFoundError: no checkpoint at nowhere")
+def test_debug_shows_where_an_error_was_raised(command):
+    arguments = ("info", "nowhere", "--debug")
+    done = subprocess.run(
+        shell_command(*arguments), cwd=ROOT, env=bare_environment(), capture_output=True, text=True
+    )
+    assert done.returncode == 1
+    assert "Traceback" in done.stderr
+    assert done.stderr.splitlines()[-1].startswith("FileNotFoundError: no checkpoint at nowhere")
+    with pytest.raises(FileNotFoundError, match="no checkpoint at nowhere"):
+        command("--debug", "info", "nowhere")
 
 
 def test_a_run_is_left_as_it_was(command, sst2):
