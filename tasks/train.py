@@ -244,9 +244,8 @@ def _compiled_model(
     warmup_steps = int(total_steps * hparams.warmup_proportion)
     schedule = WarmupLinearDecay(hparams.learning_rate, total_steps=total_steps, warmup_steps=warmup_steps)
     optimizer = AdamW(schedule, weight_decay=hparams.weight_decay, clip_norm=hparams.clip_norm)
-    optimizer.build(
-        model.trainable_variables
-    )  # variables made inside `fit` would have it trace the step twice
+    # Variables made inside `fit` would have it trace the step twice.
+    optimizer.build(model.trainable_variables)
     # XLA is no gain on CPU, and fails under MirroredStrategy.
     model.compile(optimizer=optimizer, loss=task.loss(), jit_compile=False)
     return model
