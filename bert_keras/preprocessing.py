@@ -89,6 +89,9 @@ class Preprocessor(tf.Module):
         word_ids = rows.to_tensor(
             special.padding, shape=[None, None if self.pad_to_longest else self.seq_length]
         )
+        if self.pad_to_longest:
+            # A batch without rows has no longest one, and an encoder reads position 0.
+            word_ids = tf.pad(word_ids, [[0, 0], [0, tf.maximum(1 - tf.shape(word_ids)[1], 0)]])
         width = tf.shape(word_ids)[1] if self.pad_to_longest else self.seq_length
         mask = tf.sequence_mask(_lengths(rows), width, tf.int32)
         first_segment = tf.sequence_mask(_lengths(cut[0]) + 2, width, tf.int32)  # [CLS] and [SEP] with it

@@ -150,6 +150,14 @@ def test_tsv_and_a_table(command, sst2, tmp_path):
     assert len([line for line in out.splitlines() if "ative" in line or "itive" in line]) == 2
 
 
+def test_answers_do_not_go_where_the_progress_bar_is(command, monkeypatch, stdin, sst2):
+    monkeypatch.setenv("FORCE_COLOR", "1")  # standard error is taken for a terminal
+    stdin(b"good film\n")
+    code, out, err = command("predict", "--run", sst2.run)
+    assert (code, json.loads(out)["sentence"]) == (0, "good film")
+    assert "predicting" in err and "good film" not in err
+
+
 def test_tasks_of_two_texts_split_at_the_first_tab():
     names = ("premise", "hypothesis")
     rows = list(cli._read_examples([b"a\tb\tc\r\n", b"\t\n"], "pairs", names))
