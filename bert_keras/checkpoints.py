@@ -177,7 +177,8 @@ def write(checkpoint: Checkpoint, path: Path, *, format: str, overwrite: bool = 
         if name in rows
     }
     path.parent.mkdir(parents=True, exist_ok=True)
-    partial = path.parent / f".{path.name}.partial-{os.getpid()}"
+    # Inside the folder where there is one: it may be a mount, and a rename stays on one disk.
+    partial = (path if path.exists() else path.parent) / f".{path.name}.partial-{os.getpid()}"
     partial.mkdir()
     try:
         form.save(checkpoint, theirs, partial)
@@ -192,7 +193,7 @@ def _move_in(partial: pathlib.Path, path: pathlib.Path) -> None:
         partial.rename(path)
         return
     # Files one by one: a run's folder holds more than the weights.
-    for file in sorted(file for file in partial.rglob("*") if file.is_file()):
+    for file in sorted(found for found in partial.rglob("*") if found.is_file()):
         target = path / file.relative_to(partial)
         target.parent.mkdir(parents=True, exist_ok=True)
         os.replace(file, target)
