@@ -101,9 +101,15 @@ class WordPiece(tf.Module):
         self.vocab_size = len(vocabulary)
         self.lower_case = lower_case
         self.special_tokens_in_text = special_tokens_in_text
-        # One string: TensorFlow would walk a tuple, piece by piece, each time it lists the module's variables.
-        self._vocabulary = "\n".join(vocabulary)
-        pieces = [*vocabulary, *_MARKERS.values()] if special_tokens_in_text else list(vocabulary)
+        # Behind a function: TensorFlow would walk a tuple, piece by piece, each time it lists the module's variables.
+        fixed = tuple(vocabulary)
+        self._vocabulary = lambda: fixed
+        # A piece of whitespace (the Chinese vocabulary has U+2028) never matches; the kernel would let it. Brackets split.
+        pieces = [
+            f"[space{i}]" if any(map(str.isspace, piece)) else piece for i, piece in enumerate(vocabulary)
+        ]
+        if special_tokens_in_text:
+            pieces += _MARKERS.values()
         with tf.device("CPU"):
             self._continues = tf.constant([piece.startswith(CONTINUATION) for piece in pieces])
             self._marker_ids = tf.constant([ids[token] for token in _MARKERS])
@@ -131,7 +137,7 @@ class WordPiece(tf.Module):
     @property
     def vocabulary(self) -> tuple[str, ...]:
         """The pieces in the order of their ids."""
-        return tuple(self._vocabulary.split("\n"))
+        return self._vocabulary()
 
     def tokenize(self, text: tf.Tensor) -> tf.RaggedTensor:
         """Ids alone, the fast path. text: string [B], UTF-8 -> ragged int32 [B, (T)]. Invalid bytes are dropped."""

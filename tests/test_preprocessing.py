@@ -76,7 +76,9 @@ def test_the_front_of_each_segment_is_kept(tokenizer):
 
 def test_pad_to_longest_is_the_batch_s_own_and_never_over_seq_length(tokenizer):
     preprocess = Preprocessor(tokenizer, seq_length=8, pad_to_longest=True)
-    widths = [preprocess(tf.constant(batch))[INPUT_WORD_IDS].shape for batch in (["a"], ["a", "a b c"], ["a " * 50])]
+    widths = [
+        preprocess(tf.constant(batch))[INPUT_WORD_IDS].shape for batch in (["a"], ["a", "a b c"], ["a " * 50])
+    ]
     assert widths == [(1, 3), (2, 5), (1, 8)]
     fixed = Preprocessor(tokenizer, seq_length=8)
     texts = tf.constant([" ".join(random.Random(i).choices("abc", k=i)) for i in range(12)])
@@ -98,7 +100,8 @@ def test_segments_of_different_batch_sizes(tokenizer, in_graph, sizes):
     call = preprocess
     if in_graph:
         call = tf.function(
-            lambda first, second: preprocess(first, second), input_signature=[tf.TensorSpec([None], tf.string)] * 2
+            lambda first, second: preprocess(first, second),
+            input_signature=[tf.TensorSpec([None], tf.string)] * 2,
         )
     with pytest.raises(tf.errors.InvalidArgumentError):
         call(*[tf.constant(["a"] * size, tf.string, [size]) for size in sizes])
