@@ -539,6 +539,9 @@ def _save_hugging_face(checkpoint: Checkpoint, tensors: dict[str, np.ndarray], f
         _write_json(settings, folder / "tokenizer_config.json")
     try:
         safetensors.numpy.save_file(tensors, folder / SAFETENSORS, metadata={"format": "pt"})
+        (folder / SAFETENSORS).chmod(
+            0o644
+        )  # it is made for its owner alone, and a server may be another user
     except safetensors.SafetensorError as error:
         raise OSError(f"cannot write {SAFETENSORS}: {error}.") from error
 

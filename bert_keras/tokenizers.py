@@ -85,7 +85,7 @@ class WordPiece(tf.Module):
     vocabulary: the pieces in the order of their ids.
     lower_case: lower-case and strip accents, as the uncased models do.
     special_tokens_in_text: True reads a literal "[MASK]" (also [CLS], [SEP], [PAD], [UNK]) as that token. False splits it as
-        any other text, as the original does: a reader of the text cannot smuggle in a separator.
+        any other text, as the original does: whoever writes the text cannot smuggle in a separator.
     Raises ValueError for a vocabulary that lacks a special token or has a blank, doubled or spaced piece.
     Source: google-research/bert tokenization.py; Song et al. 2021 (Fast WordPiece Tokenization) for the matching.
     """

@@ -4,9 +4,10 @@ import random
 
 import pytest
 import tensorflow as tf
+import tensorflow_text as tf_text
 
 from bert_keras.features import INPUT_MASK, INPUT_TYPE_IDS, INPUT_WORD_IDS
-from bert_keras.preprocessing import Preprocessor
+from bert_keras.preprocessing import Preprocessor, longest_first
 from bert_keras.tokenizers import WordPiece
 
 PIECES = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "a", "b", "c"]
@@ -120,3 +121,41 @@ def test_wrong_number_of_segments(tokenizer):
     preprocess = Preprocessor(tokenizer)
     with pytest.raises(ValueError, match="3 segments"):
         preprocess(*[tf.constant(["a"])] * 3)
+
+
+@pytest.mark.parametrize("room", range(2, 10))
+def test_longest_first_is_round_robin(room):
+    lengths = tf.constant([(first, second) for first in range(9) for second in range(9)])
+    segments = [tf.ragged.range(lengths[:, i]) for i in range(2)]
+    trimmed = tf_text.RoundRobinTrimmer(room).trim(segments)
+    for ours, theirs in zip(longest_first(lengths[:, 0], lengths[:, 1], room=room), trimmed, strict=True):
+        assert ours.numpy().tolist() == theirs.row_lengths().numpy().tolist()
+
+
+def test_special_ids_come_from_the_vocabulary():
+    tokenizer = WordPiece(["a", "[MASK]", "[SEP]", "[CLS]", "[UNK]", "[PAD]"])
+    features = Preprocessor(tokenizer, seq_length=6)(tf.constant(["a z"]))
+    assert rows(features, INPUT_WORD_IDS) == [[3, 0, 4, 2, 5, 5]]
+
+
+def test_pack_is_the_half_after_tokenizing(tokenizer):
+    preprocess = Preprocessor(tokenizer, seq_length=7)
+    texts = tf.constant(["a b c a", "c"]), tf.constant(["b c", "a b"])
+    packed = preprocess.pack(*map(tokenizer.tokenize, texts))
+    for name, value in preprocess(*texts).items():
+        assert rows(packed, name) == value.numpy().tolist()
+
+
+@pytest.mark.parametrize("sizes", [(2, 1), (1, 2), (0, 3)])
+def test_pack_of_different_batch_sizes(tokenizer, sizes):
+    preprocess = Preprocessor(tokenizer, seq_length=6)
+    ids = [tokenizer.tokenize(tf.fill([size], "a b c a b")) for size in sizes]
+    with pytest.raises(tf.errors.InvalidArgumentError, match="Shapes of all inputs must match"):
+        preprocess.pack(*ids)
+
+
+def test_a_data_set_knows_the_fixed_length(tokenizer):
+    data = tf.data.Dataset.from_tensor_slices((["a", "b", "c a"], ["a", "b", "c"])).batch(2)
+    mapped = data.map(Preprocessor(tokenizer, seq_length=6))
+    assert {tuple(spec.shape.as_list()) for spec in mapped.element_spec.values()} == {(None, 6)}
+    assert [len(batch[INPUT_WORD_IDS]) for batch in mapped] == [2, 1]

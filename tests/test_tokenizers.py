@@ -92,6 +92,16 @@ class TestIds:
             "!",
         ]
 
+    @pytest.mark.parametrize("lower_case", [True, False])
+    def test_rows_that_skip_the_normalizer_are_their_own_normal_form(self, lower_case):
+        tokenizer = WordPiece(VOCABULARY, lower_case=lower_case)
+        characters = [chr(c).encode() for c in range(sys.maxunicode + 1) if not 0xD800 <= c <= 0xDFFF]
+        normal, simple = tokenizer._normalize(tf.constant(characters))
+        wanted = tokenizer._normal_form(tf.boolean_mask(characters, simple))
+        assert tf.reduce_all(tf.boolean_mask(normal, simple) == wanted)
+        broken = [case["text"].encode("latin-1") for case in GOLDEN["cases"] if case["kind"] == "invalid"]
+        assert not tf.reduce_any(tokenizer._normalize(tf.constant(broken))[1])
+
     def test_a_piece_of_whitespace_never_matches(self):
         tokenizer = WordPiece([*VOCABULARY, "\u2028", "\xa0"], lower_case=False)
         assert pieces(tokenizer, "hello\u2028world \u2028 \xa0 e\xa0e") == ["hello", "world", "e", "e"]
