@@ -58,10 +58,13 @@ class Finetuned:
 
 def write_checkpoint(folder: Path, **changes) -> Path:
     """A Hugging Face folder: random weights of SIZES, VOCABULARY, uncased."""
+    import keras
+
     from bert_keras import checkpoints
     from bert_keras.config import BertConfig
     from bert_keras.encoder import BertEncoder
 
+    keras.utils.set_random_seed(0)  # a module's fixtures come before the seeds of its first test
     config = BertConfig(**(SIZES | changes))
     checkpoint = checkpoints.collect(config, BertEncoder(config))
     checkpoint = dataclasses.replace(checkpoint, vocabulary=VOCABULARY, lower_case=True)

@@ -116,7 +116,8 @@ class TestIds:
         """A Turkish machine would make a dotless letter of I."""
         code = (
             "from bert_keras.tokenizers import WordPiece\n"
-            f"print(WordPiece({VOCABULARY + ['i', '##i']!r}).tokenize(['I İ É']).to_list())"
+            f"found = WordPiece({VOCABULARY + ['i', '##i']!r}).tokenize_with_offsets(['I İ É'])\n"
+            "print([row.to_list() for row in found])"
         )
         prints = {
             subprocess.run(
@@ -128,7 +129,7 @@ class TestIds:
             ).stdout
             for locale in ("C.UTF-8", "tr_TR.UTF-8")
         }
-        assert prints == {"[[14, 14, 12]]\n"}
+        assert prints == {"[[[14, 14, 12]], [[0, 2, 5]], [[1, 4, 7]]]\n"}
 
 
 class TestOffsets:

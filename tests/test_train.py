@@ -69,9 +69,10 @@ def start(task, folder, *, output="run", hparams=QUICK, **settings):
 
 @pytest.fixture(scope="module")
 def place(tmp_path_factory):
-    """A folder with a random checkpoint of one layer, without dropout so that little data is enough, and reviews."""
+    """A folder with a random checkpoint of one layer, for which little data is enough whatever the seed, and reviews."""
     folder = tmp_path_factory.mktemp("train")
-    runs.write_checkpoint(folder / "checkpoint", num_layers=1, hidden_dropout=0.0, attention_dropout=0.0)
+    changes = {"num_layers": 1, "hidden_dropout": 0.0, "attention_dropout": 0.0, "initializer_range": 0.1}
+    runs.write_checkpoint(folder / "checkpoint", **changes)
     write_reviews(folder / "reviews")
     return folder
 
@@ -184,9 +185,9 @@ def test_best_epoch_is_kept_not_the_last(place):
     """The dev labels are turned round: the more is learned, the worse it measures."""
     data = write_reviews(place / "turned", reversed_dev=True)
     task = Glue(ROWS["sst2"], data)
-    results = start(task, place, output="turned_run", hparams=dataclasses.replace(LEARNING, epochs=2))
+    results = start(task, place, output="turned_run", hparams=dataclasses.replace(LEARNING, epochs=3))
     measured = [epoch["val_accuracy"] for epoch in results["history"]]
-    assert measured[1] < measured[0]
+    assert measured[-1] < measured[0]
     assert results["best_epoch"] == 1
     assert results["measures"]["val_accuracy"] == measured[0]
     assert evaluate(load_run(place / "turned_run", data=data), "validation")["accuracy"] == measured[0]
