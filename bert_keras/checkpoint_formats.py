@@ -58,6 +58,7 @@ _HEADS = {
     "masked_lm/bias": ("V",),
     **_dense("next_sentence/dense", "H", 2),
     **_dense("classifier/dense", "H", 0),
+    **_dense("concat_classifier/dense", "3H", 0),
     **_dense("qa_outputs/dense", "H", 2),
     **_dense("replaced_token/dense", "H", "H"),
     **_dense("replaced_token/prediction", "H", 1),
@@ -84,6 +85,7 @@ def head_shapes(config: BertConfig) -> dict[str, tuple[int, ...]]:
 def _sized(patterns: Mapping[str, tuple], config: BertConfig) -> dict[str, tuple[int, ...]]:
     sizes = {
         "H": config.hidden_size,
+        "3H": 3 * config.hidden_size,
         "E": config.embedding_width,
         "I": config.intermediate_size,
         "V": config.vocab_size,
@@ -141,6 +143,7 @@ _HUGGING_FACE = {
     "masked_lm/bias": "cls.predictions.bias",
     "next_sentence/dense": "cls.seq_relationship",
     "classifier/dense": "classifier",
+    "concat_classifier/dense": "concat_classifier",
     "qa_outputs/dense": "qa_outputs",
     "replaced_token/dense": "discriminator_predictions.dense",
     "replaced_token/prediction": "discriminator_predictions.dense_prediction",

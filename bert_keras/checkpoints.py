@@ -213,7 +213,7 @@ def _refuse_inexpressible(form: Format, config: BertConfig) -> None:
 def collect(config: BertConfig, encoder: "BertEncoder", **heads: "keras.layers.Layer") -> Checkpoint:
     """The inverse of `assign`: the weights of an encoder and of heads, by their table names.
 
-    heads: masked_lm, next_sentence, classifier, qa_outputs or replaced_token
+    heads: masked_lm, next_sentence, classifier, concat_classifier, qa_outputs or replaced_token
     """
     variables = _variables(encoder, heads)
     tensors = {name: np.asarray(variable).copy() for name, variable in variables.items()}
@@ -233,7 +233,7 @@ def assign(
 
     fresh: what may keep its random start where the checkpoint lacks it: "pooler" or names of heads, which the
         report repeats. The pooler of an encoder that does not compute `pooled_output` needs no leave.
-    heads: masked_lm, next_sentence, classifier, qa_outputs or replaced_token, loaded beside the encoder
+    heads: masked_lm, next_sentence, classifier, concat_classifier, qa_outputs or replaced_token, loaded beside the encoder
 
     Raises ValueError where a weight is missing or of another shape, before anything is assigned.
     """

@@ -15,7 +15,7 @@ import pathlib
 import sys
 import tempfile
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from absl import app, logging
@@ -23,6 +23,8 @@ from absl.flags import argparse_flags
 
 # What bad input, bad files and full disks raise: one line for a person. Anything else keeps its traceback.
 EXPECTED = (ValueError, OSError, ImportError)
+DATA_HELP = "folder of the task's files, or one file; without it TensorFlow Datasets fetches them"
+RUNS_HELP = "folder that finetune wrote; of several the mean of their outputs is taken"
 CHUNK = 4096  # lines of input that `predict` holds at a time
 
 EXAMPLES = """examples:
@@ -34,13 +36,53 @@ EXAMPLES = """examples:
   bert-keras convert --from uncased_L-12_H-768_A-12 --to bert-base --format hugging-face --check
 """
 
+# The settings of tasks: type or choices, and what they say.
+TASK_OPTIONS: dict[str, tuple[Any, str]] = {
+    "doc_stride": (int, "wordpieces from one window of a long text to the next"),
+    "max_query_length": (int, "wordpieces of the question that are kept"),
+    "max_answer_length": (int, "wordpieces of the longest answer"),
+    "n_best": (int, "answers that are listed for each question"),
+    "context": (("document", "sentence"), "what a tagged sentence is read with (default: document)"),
+    "num_choices": (int, "endings of every example (default: 4)"),
+    "pooling": (("pooled", "concat"), "what a classifier reads: one position, or maximum and mean too"),
+}
+
+# The fields of Hparams: type or choices, and what they say.
+HPARAMS: dict[str, tuple[Any, str]] = {
+    "batch_size": (int, "examples in a batch, over all replicas"),
+    "epochs": (int, "passes over the training split"),
+    "learning_rate": (float, "the highest rate"),
+    "warmup_proportion": (float, "share of all steps in which the rate rises"),
+    "weight_decay": (float, "of kernels; biases and LayerNorm are never decayed"),
+    "clip_norm": (float, "global norm that gradients are clipped to"),
+    "seq_length": (int, "longest sequence in wordpieces"),
+    "seed": (int, "of weights, order and dropout"),
+    "max_examples": (int, "train on this many, drawn at random"),
+    "freeze": (("encoder",), "train the head alone"),
+    "bias_correction": (None, "correct Adam's moments for their start at 0"),
+    "layer_decay": (float, "rate of each lower layer: that of the layer above, times this (default: 1)"),
+    "schedule": (("linear", "slanted_triangular"), "how the rate rises and falls (default: linear)"),
+    "unfreeze": (("gradual",), "epoch e trains the head and the top e blocks"),
+}
+
 INPUT_FILES = """input files, in UTF-8:
   .tsv .csv   the first line names the columns; those of the task's text are read, blank lines are passed over
   .jsonl      an object a line, with the task's text under its names
+              (the endings of a choice: columns endings0, endings1, ...; in .jsonl a list)
   any other   an example a line, as it stands: a blank line is an empty text. Tasks of two texts have a tab
               between them, and further tabs belong to the second. A line ends at a newline, before which one
               carriage return is dropped.
 Standard input is read as any other file. Each answer stands beside its text, in the order of the input.
+
+"""
+
+
+FEATURES_NOTES = """formats:
+  jsonl     an object a line: text, tokens, starts and ends (bytes of the line), vectors
+  parquet   the same columns, a row a line
+  npz       vectors, starts and ends of all lines in a row; line i has rows row_splits[i] to row_splits[i + 1]
+A word's vector is that of its first wordpiece. Lines longer than a window are read in several that overlap. Until the end
+the work is in OUTPUT.part: the same command goes on from there.
 
 """
 
@@ -80,10 +122,12 @@ def _parser() -> argparse.ArgumentParser:
     add(
         "--task",
         required=True,
-        help="a GLUE task (cola, sst2, mrpc, qqp, stsb, mnli, qnli, rte, wnli), or custom",
+        help="a GLUE task (cola, sst2, mrpc, qqp, stsb, mnli, qnli, rte, wnli), custom, squad1.1, squad2.0, swag or codah",
     )
-    add("--data", help="folder of the task's TSV files; without it TensorFlow Datasets fetches them")
+    add("--data", help=DATA_HELP)
+    add("--dev-data", help="file of the dev split, where --data is the file to train on")
     add("--checkpoint", required=True, help="Hugging Face, Google, KerasHub or Model Garden checkpoint")
+    add("--keep-head", action="store_true", help="start the head from the checkpoint too")
     add("--output", required=True, help="folder of the run, new or empty")
     add(
         "--random-weights",
@@ -100,26 +144,36 @@ def _parser() -> argparse.ArgumentParser:
         choices=("one", "mirrored", "tpu"),
         help="tf.distribute strategy (default: one)",
     )
-    for name, text in (
-        ("batch_size", "examples in a batch, over all replicas"),
-        ("epochs", "passes over the training split"),
-        ("learning_rate", "the highest rate"),
-        ("warmup_proportion", "share of all steps in which the rate rises"),
-        ("weight_decay", "of kernels; biases and LayerNorm are never decayed"),
-        ("clip_norm", "global norm that gradients are clipped to"),
-        ("seq_length", "longest sequence in wordpieces"),
-        ("seed", "of weights, order and dropout"),
-        ("max_examples", "train on this many, drawn at random"),
-    ):
-        kind = float if name in ("learning_rate", "warmup_proportion", "weight_decay", "clip_norm") else int
-        add(f"--{name.replace('_', '-')}", type=kind, default=argparse.SUPPRESS, help=text)
-    add("--freeze", choices=("encoder",), default=argparse.SUPPRESS, help="train the head alone")
+    _add_settings(add, HPARAMS)
+    _add_settings(add, TASK_OPTIONS)
+
+    add = command(
+        "glue",
+        _glue,
+        "fine-tune on GLUE's tasks by the paper's protocol and write the leaderboard's files",
+        "--tasks cola mrpc rte --data glue --checkpoint bert-base --output runs/glue --restarts 5",
+    ).add_argument
+    add("--tasks", nargs="+", help="tasks to train on (default: all nine)")
+    add("--data", help="folder of GLUE's folders; without it TensorFlow Datasets fetches them")
+    add("--checkpoint", required=True, help="Hugging Face, Google, KerasHub or Model Garden checkpoint")
+    add("--output", required=True, help="folder of all runs; what has finished there is not run again")
+    add("--learning-rates", nargs="+", type=float, help="each is tried (default: 5e-5 4e-5 3e-5 2e-5)")
+    add("--restarts", type=int, default=1, help="seeds for each learning rate, from --seed on (default: 1)")
+    add("--best-only", action="store_true", help="remove the weights of all runs but each task's best")
+    add(
+        "--strategy",
+        default="one",
+        choices=("one", "mirrored", "tpu"),
+        help="tf.distribute strategy (default: one)",
+    )
+    _add_settings(add, HPARAMS, without=("learning_rate",))
+    _add_settings(add, {"pooling": TASK_OPTIONS["pooling"]})
 
     add = command(
         "evaluate", _evaluate, "measure a run on a split", "--run runs/mrpc --data glue/MRPC"
     ).add_argument
-    add("--run", required=True, help="folder that finetune wrote")
-    add("--data", help="folder of the task's TSV files; without it TensorFlow Datasets fetches them")
+    add("--run", required=True, nargs="+", help=RUNS_HELP)
+    add("--data", help=DATA_HELP)
     add("--split", help="split to measure (default: every validation split)")
     add("--batch-size", type=int, default=32, help="examples in a batch (default: 32)")
     add("--json", action="store_true", help="print JSON instead of a table")
@@ -131,7 +185,7 @@ def _parser() -> argparse.ArgumentParser:
         "--run runs/sst2 --input reviews.txt",
         notes=INPUT_FILES,
     ).add_argument
-    add("--run", required=True, help="folder that finetune wrote")
+    add("--run", required=True, nargs="+", help=RUNS_HELP)
     add(
         "--input",
         default="-",
@@ -143,7 +197,7 @@ def _parser() -> argparse.ArgumentParser:
     add = command(
         "export", _export, "write a SavedModel that takes raw strings", "--run runs/sst2 --output served/sst2"
     ).add_argument
-    add("--run", required=True, help="folder that finetune wrote")
+    add("--run", required=True, nargs="+", help=RUNS_HELP)
     add("--output", required=True, help="folder of the model; the next version number is made in it")
 
     add = command(
@@ -171,6 +225,36 @@ def _parser() -> argparse.ArgumentParser:
     )
 
     add = command(
+        "features",
+        _features,
+        "write a frozen encoder's vectors of every word or wordpiece of a text",
+        "--checkpoint bert-base --input corpus.txt --output corpus.parquet --format parquet",
+        notes=FEATURES_NOTES,
+    ).add_argument
+    add("--checkpoint", required=True, help="Hugging Face, Google, KerasHub or Model Garden checkpoint")
+    add("--input", required=True, help="text in UTF-8, an example a line")
+    add("--output", required=True, help="the file to write; it must not be there")
+    add(
+        "--layers",
+        default="last",
+        choices=(
+            "embeddings",
+            "second_to_last",
+            "last",
+            "weighted_sum_last_four",
+            "concat_last_four",
+            "weighted_sum_all",
+        ),
+        help="which layers make a vector; a weighted sum is the mean (default: last)",
+    )
+    add("--level", default="word", choices=("word", "piece"), help="what has a vector (default: word)")
+    add("--format", default="jsonl", choices=("jsonl", "npz", "parquet"), help="default: jsonl")
+    add("--dtype", default="float32", choices=("float16", "float32"), help="default: float32")
+    add("--seq-length", type=int, help="wordpieces of a window (default: 512, or what the encoder has)")
+    add("--doc-stride", type=int, default=128, help=f"{TASK_OPTIONS['doc_stride'][1]} (default: 128)")
+    add("--batch-size", type=int, default=8, help="lines, and windows, in a batch (default: 8)")
+
+    add = command(
         "demo", _demo, "fine-tune, export and serve real weights on real reviews", "--quick --work demo"
     ).add_argument
     size = commands.choices["demo"].add_mutually_exclusive_group()
@@ -184,6 +268,17 @@ def _parser() -> argparse.ArgumentParser:
     ).add_argument
     add("path", nargs="?", help="checkpoint or run; without it: versions, devices and sizes")
     return parser
+
+
+def _add_settings(
+    add: Callable[..., Any], settings: Mapping[str, tuple[Any, str]], *, without: Sequence[str] = ()
+) -> None:
+    """A flag for each; what is not given is not in the arguments. None as a type is a switch."""
+    for name, (kind, text) in settings.items():
+        if name not in without:
+            form: dict[str, Any] = {"choices": kind} if isinstance(kind, tuple) else {"type": kind}
+            form = {"action": "store_true"} if kind is None else form
+            add(f"--{name.replace('_', '-')}", **form, default=argparse.SUPPRESS, help=text)
 
 
 def main(argv: Sequence[str] | None = None) -> None:
@@ -272,18 +367,17 @@ def _progress(text: str, total: int | None) -> Iterator[Any]:
         yield lambda done: bar.update(job, advance=done)
 
 
-def _task(name: str, data: str | None) -> Any:
-    from tasks.glue import ROWS, Glue, row_from_folder
+def _task(name: str, source: Any, **options: Any) -> Any:
+    """The task of that name. Raises ValueError on another name, or an option that the task has not."""
+    from tasks.train import TASKS
 
-    if name == "custom":
-        if data is None:
-            raise ValueError(
-                "--task custom reads its labels from --data; give the folder of train.tsv and dev.tsv."
-            )
-        return Glue(row_from_folder(data), data)
-    if name not in ROWS:
-        raise ValueError(f"no task named {name!r}; the tasks are {', '.join(ROWS)} and custom.")
-    return Glue(ROWS[name], data)
+    task = next((task for task in TASKS.values() if name in task.names), None)
+    if task is None:
+        listed = ", ".join(name for task in TASKS.values() for name in task.names)
+        raise ValueError(f"no task named {name!r}; the tasks are {listed}.")
+    if unknown := [f"--{option.replace('_', '-')}" for option in options if option not in task.options]:
+        raise ValueError(f"{', '.join(unknown)} says nothing to the task {name}; leave it out.")
+    return task.open(name, source, **options)
 
 
 def _finetune(args: argparse.Namespace) -> None:
@@ -293,8 +387,11 @@ def _finetune(args: argparse.Namespace) -> None:
     from tasks.task import Hparams
 
     given = vars(args)
-    hparams = Hparams(**{f.name: given[f.name] for f in dataclasses.fields(Hparams) if f.name in given})
-    task = _task(args.task, args.data)
+    if args.data and not args.dev_data and pathlib.Path(args.data).is_file():
+        raise ValueError(f"{args.data} is one file; give the file of the dev split too, as --dev-data.")
+    source = {"train": args.data, "validation": args.dev_data} if args.dev_data else args.data
+    task = _task(args.task, source, **{name: given[name] for name in TASK_OPTIONS if name in given})
+    hparams = Hparams(**(dict(task.defaults) | {name: given[name] for name in HPARAMS if name in given}))
     checkpoint = checkpoints.read(args.checkpoint)
     if args.random_weights:
         checkpoint = dataclasses.replace(checkpoint, tensors={})
@@ -304,6 +401,7 @@ def _finetune(args: argparse.Namespace) -> None:
         output=args.output,
         hparams=hparams,
         strategy_name=args.strategy,
+        keep_head=args.keep_head,
         dev_split=args.dev_split or next(iter(task.validation_splits), "validation"),
     )
     rows = [(name.removeprefix("val_"), value) for name, value in results["measures"].items()]
@@ -315,21 +413,54 @@ def _finetune(args: argparse.Namespace) -> None:
     print(f"the run is in {args.output}")
 
 
+def _glue(args: argparse.Namespace) -> None:
+    _start(deterministic=True)
+    from tasks import glue_protocol
+    from tasks.task import Hparams
+
+    given = vars(args)
+    summaries = glue_protocol.run_protocol(
+        args.tasks or glue_protocol.SCORED,
+        data=args.data,
+        checkpoint=args.checkpoint,
+        output=args.output,
+        hparams=Hparams(**{name: given[name] for name in HPARAMS if name in given}),
+        learning_rates=args.learning_rates or glue_protocol.LEARNING_RATES,
+        restarts=args.restarts,
+        pooling=given.get("pooling", "pooled"),
+        strategy_name=args.strategy,
+        best_only=args.best_only,
+        verbose="auto",
+    )
+    for title, columns, rows in glue_protocol.tables(summaries):
+        _table(columns, rows, title=title)
+    score, tasks = glue_protocol.glue_score(summaries), len(glue_protocol.SCORED)
+    print(f"GLUE score on dev: {score:.4f}, the mean of {len(summaries)} of {tasks} tasks")
+    print(f"the runs are in {args.output}")
+
+
 def _evaluate(args: argparse.Namespace) -> None:
     _start()
     from tasks import train
-    from tasks.task import cardinality
+    from tasks.task import cardinality, predict
 
-    run = train.load_run(args.run, data=args.data)
-    measured = {}
-    for split in [args.split] if args.split else run.task.validation_splits:
-        with _progress(f"evaluating {split}", cardinality(run.task.examples(split))) as advance:
-            measured[split] = train.evaluate(run, split, batch_size=args.batch_size, progress=advance)
+    run = train.load_runs(args.run, data=args.data)
+    task, measured, tables = run.task, {}, []
+    for split in [args.split] if args.split else task.validation_splits:
+        examples = task.examples(split)
+        with _progress(f"evaluating {split}", cardinality(examples)) as advance:
+            predictions, raw = predict(
+                task, run.preprocess, run.model, examples, batch_size=args.batch_size, progress=advance
+            )
+        measured[split] = dict(task.evaluate(predictions, raw))
+        tables += [table._replace(title=f"{split}: {table.title}") for table in task.report(predictions, raw)]
     if args.json:
         print(json.dumps(measured))
-    else:
-        rows = [(split, name, value) for split, values in measured.items() for name, value in values.items()]
-        _table(("split", "measure", "value"), rows, title=f"{run.task.name}: {args.run}")
+        return
+    rows = [(split, name, value) for split, values in measured.items() for name, value in values.items()]
+    _table(("split", "measure", "value"), rows, title=f"{task.name}: {' '.join(args.run)}")
+    for title, columns, rows in tables:
+        _table(columns, rows, title=title)
 
 
 def _predict(args: argparse.Namespace) -> None:
@@ -337,28 +468,29 @@ def _predict(args: argparse.Namespace) -> None:
     from tasks import train
     from tasks.task import predict
 
-    run = train.load_run(args.run)
-    names = tuple(run.task.signature())
+    run = train.load_runs(args.run)
+    task, signature = run.task, run.task.signature()
+    lists = {name: spec.shape[1] for name, spec in signature.items() if len(spec.shape) > 1}
     as_table = (args.format or ("table" if sys.stdout.isatty() else "jsonl")) == "table"
-    shown = []
+    shown: list[dict[str, str]] = []
     with _progress("predicting", None) as advance, _open_input(args.input) as lines:
-        examples = _read_examples(lines, args.input, names)
+        examples = _read_examples(lines, args.input, tuple(signature), lists)
         for chunk in iter(lambda: list(itertools.islice(examples, CHUNK)), []):
             raw = tf.data.Dataset.from_tensor_slices(
-                {name: [example[name] for example in chunk] for name in names}
+                {name: [example[name] for example in chunk] for name in signature}
             )
             answers, _ = predict(
-                run.task, run.preprocess, run.model, raw, batch_size=args.batch_size, progress=advance
+                task, run.preprocess, run.model, raw, batch_size=args.batch_size, progress=advance
             )
             for i, example in enumerate(chunk):
-                answer = {name: _plain(value[i]) for name, value in answers.items()}
+                record = task.record({name: value[i] for name, value in answers.items()})
                 if as_table:
-                    shown.append([*example.values(), *(_brief(value) for value in answer.values())])
+                    shown.append(task.show(example, record))
                 else:
-                    print(json.dumps(example | answer, ensure_ascii=False))
+                    print(json.dumps(example | record, ensure_ascii=False))
             sys.stdout.flush()
-    if as_table and shown:
-        _table((*names, *answers), shown)
+    if shown:
+        _table(tuple(shown[0]), [tuple(cells.values()) for cells in shown])
 
 
 def _open_input(path: str) -> contextlib.AbstractContextManager[Iterable[bytes]]:
@@ -369,9 +501,19 @@ def _open_input(path: str) -> contextlib.AbstractContextManager[Iterable[bytes]]
     return open(path, "rb")
 
 
-def _read_examples(lines: Iterable[bytes], path: str, names: Sequence[str]) -> Iterator[dict[str, str]]:
-    """Examples under the task's names. Raises ValueError naming the line and what is wrong with it."""
-    number = 0
+def _read_examples(
+    lines: Iterable[bytes], path: str, names: Sequence[str], lists: Mapping[str, int] | None = None
+) -> Iterator[dict[str, Any]]:
+    """Examples under the task's names. Raises ValueError naming the line and what is wrong with it.
+
+    lists: those that hold several texts, and how many: lists in JSON, columns name0, name1, ... elsewhere
+    """
+    number, lists = 0, lists or {}
+    columns = [
+        column
+        for name in names
+        for column in ([f"{name}{i}" for i in range(lists[name])] if name in lists else [name])
+    ]
 
     def texts() -> Iterator[str]:
         nonlocal number
@@ -379,16 +521,23 @@ def _read_examples(lines: Iterable[bytes], path: str, names: Sequence[str]) -> I
             yield (line.removeprefix(codecs.BOM_UTF8) if number == 1 else line).decode()
 
     try:
-        for row in _ROWS_OF.get(pathlib.Path(path).suffix, _rows_of_lines)(texts(), names):
-            if missing := [name for name in names if not isinstance(row.get(name), str)]:
+        for row in _ROWS_OF.get(pathlib.Path(path).suffix, _rows_of_lines)(texts(), columns):
+            for name, length in lists.items():
+                value = row.get(name)
+                if isinstance(value, list) and len(value) == length:
+                    row |= {f"{name}{i}": text for i, text in enumerate(value)}
+            if missing := [column for column in columns if not isinstance(row.get(column), str)]:
                 raise ValueError(f"no text for {' and '.join(missing)}")
-            for name in names:
-                row[name].encode()  # a JSON escape can stand for half a character
-            yield {name: row[name] for name in names}
+            for column in columns:
+                row[column].encode()  # a JSON escape can stand for half a character
+            yield {
+                name: [row[f"{name}{i}"] for i in range(lists[name])] if name in lists else row[name]
+                for name in names
+            }
     except (ValueError, csv.Error) as error:
         source = "standard input" if path == "-" else path
         raise ValueError(
-            f"{source}, line {number}: {error}; wanted {' and '.join(names)}, in UTF-8."
+            f"{source}, line {number}: {error}; wanted {' and '.join(columns)}, in UTF-8."
         ) from error
 
 
@@ -429,23 +578,12 @@ def _without_end(line: str) -> str:
     return line.removesuffix("\n").removesuffix("\r")
 
 
-def _plain(value: Any) -> Any:
-    value = value.tolist() if hasattr(value, "tolist") else value
-    if isinstance(value, list):
-        return [_plain(item) for item in value]
-    return value.decode("utf-8", "replace") if isinstance(value, bytes) else value
-
-
-def _brief(value: Any) -> Any:
-    return " ".join(f"{item:.4f}" for item in value) if isinstance(value, list) else value
-
-
 def _export(args: argparse.Namespace) -> None:
     _start()
     from savedmodels.export import export
-    from tasks.train import load_run
+    from tasks.train import load_runs
 
-    folder = export(load_run(args.run), args.output)
+    folder = export(load_runs(args.run), args.output)
     size = sum(file.stat().st_size for file in folder.rglob("*") if file.is_file()) / 1e6
     print(f"{folder}: {size:.0f} MB; a fresh process without this package gave the same answers")
 
@@ -466,6 +604,18 @@ def _convert(args: argparse.Namespace) -> None:
         path, form = (args.target, args.format) if has_none else (args.source, checkpoint.format)
         rows = [(name, f"{value:.1e}") for name, value in checkpoints.compare(path).items()]
         _table(("output", "max |difference|"), rows, title=f"{path} here and in the library of {form}")
+
+
+def _features(args: argparse.Namespace) -> None:
+    _start()
+    from tasks.feature_based import extract_file
+
+    names = ("checkpoint", "layers", "level", "format", "dtype", "seq_length", "doc_stride", "batch_size")
+    with _progress("extracting", None) as advance:
+        count = extract_file(
+            args.input, args.output, progress=advance, **{name: getattr(args, name) for name in names}
+        )
+    print(f"{args.output}: vectors of {count:,} lines")
 
 
 def _demo(args: argparse.Namespace) -> None:

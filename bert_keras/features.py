@@ -13,11 +13,12 @@ MASKED_LM_POSITIONS = "masked_lm_positions"  # int32 [B, P], positions asked of 
 ENCODER_INPUTS = (INPUT_WORD_IDS, INPUT_MASK, INPUT_TYPE_IDS)
 DTYPE = "int32"
 
-# What preprocessing returns beside the encoder's inputs.
+# What preprocessing returns beside the encoder's inputs where text is cut into windows.
 EXAMPLE_INDEX = "example_index"  # int32 [W], the example that a window was cut from
-FIRST_PIECE = "first_piece"  # int32 [B, S], 1 on the first piece of each word
-START_BYTES = "start_bytes"  # int32 [W, S], where a token starts in the original string
-END_BYTES = "end_bytes"  # int32 [W, S], where it ends (exclusive)
+START_BYTES = "start_bytes"  # int32 [W, S], where a piece starts in the original string; -1 off the context
+END_BYTES = "end_bytes"  # int32 [W, S], where it ends (exclusive); -1 off the context
+MAX_CONTEXT = "max_context"  # int32 [W, S], 1 where no other window shows this piece with more context
+WORD_INDEX = "word_index"  # int32 [W, S], the word whose first piece stands here; -1 elsewhere
 
 # What an encoder gives back.
 SEQUENCE_OUTPUT = "sequence_output"  # float [B, S, H], the last block

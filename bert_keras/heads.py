@@ -3,6 +3,7 @@
 MaskedLMHead        sequence [B, S, H], positions [B, P]  -> [B, P, V]
 NextSentenceHead    pooled [B, H]                         -> [B, 2]     0 = B follows A, 1 = random
 ClassifierHead      pooled [B, H]                         -> [B, C]
+ConcatClassifierHead  sequence [B, S, H], mask [B, S]       -> [B, C]
 ChoiceHead          pooled [B*K, H]                       -> [B, K]
 SpanHead            sequence [B, S, H]                    -> start [B, S], end [B, S]
 TokenHead           sequence [B, S, H]                    -> [B, S, C]
@@ -15,7 +16,7 @@ import keras
 from keras import ops
 
 from bert_keras.config import BertConfig
-from bert_keras.encoder import BertEncoder, gather_positions
+from bert_keras.encoder import BertEncoder, gather_positions, pooled_position
 from bert_keras.layers import ACTIVATIONS, Dense, LayerNorm
 
 
@@ -118,6 +119,49 @@ class ClassifierHead(_DenseHead):
     def get_config(self) -> dict[str, Any]:
         """What `from_config` rebuilds the head from."""
         return super().get_config() | {"num_classes": self.dense.units}
+
+
+@keras.saving.register_keras_serializable("bert_keras")
+class ConcatClassifierHead(_DenseHead):
+    """Concat pooling, then dropout and one dense layer (Howard and Ruder 2018, sec. 3.3).
+
+    Reads the state at the position that stands for the sequence, the maximum and the mean over the real positions, side
+    by side: float [B, 3H].
+    """
+
+    def __init__(
+        self, num_classes: int, *, config: BertConfig, name: str = "concat_classifier", dtype: Any = None
+    ) -> None:
+        if num_classes < 1:
+            raise ValueError(
+                f"num_classes is {num_classes}; a classifier has at least 1 class (1 means regression)."
+            )
+        super().__init__(num_classes, config=config, dropout=config.head_dropout, name=name, dtype=dtype)
+
+    def build(self, input_shape: Any = None, mask_shape: Any = None) -> None:
+        """Makes every variable; the config knows all shapes."""
+        self.dense.build((None, 3 * self.config.hidden_size))
+        self.built = True
+
+    def call(self, sequence: Any, mask: Any, training: bool = False) -> Any:  # type: ignore[override]
+        """`sequence`: float [B, S, H], `mask`: int32 [B, S] -> float32 [B, C]."""
+        return super().call(concat_pool(sequence, mask, causal=self.config.causal), training=training)
+
+    def get_config(self) -> dict[str, Any]:
+        """What `from_config` rebuilds the head from."""
+        return super().get_config() | {"num_classes": self.dense.units}
+
+
+def concat_pool(sequence: Any, mask: Any, *, causal: bool = False) -> Any:
+    """Float [B, S, H] and int32 [B, S] -> float [B, 3H]: the pooled position, the maximum and the mean over real ones."""
+    position = ops.expand_dims(pooled_position(mask, causal=causal), -1)
+    real = ops.expand_dims(mask > 0, -1)
+    wide = ops.cast(sequence, "float32") if sequence.dtype != "float64" else sequence
+    total = ops.sum(ops.where(real, wide, 0), axis=1)
+    count = ops.sum(ops.cast(real, wide.dtype), axis=1)
+    most = ops.max(ops.where(real, wide, float("-inf")), axis=1)
+    parts = (gather_positions(sequence, position)[:, 0], most, total / count)
+    return ops.concatenate([ops.cast(part, sequence.dtype) for part in parts], axis=-1)
 
 
 @keras.saving.register_keras_serializable("bert_keras")

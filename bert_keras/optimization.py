@@ -11,8 +11,25 @@ from typing import Any
 import keras
 from keras import ops
 
+# Blocks are numbered from the bottom.
+_EMBEDDINGS, _BLOCK = re.compile(r"(^|/)embeddings/"), re.compile(r"(^|/)block_(\d+)/")
+
 # google-research/bert optimization.py excludes LayerNorm and bias; in Keras their paths tell them apart.
 NO_DECAY = r"layer_?norm|(^|/)(bias|gamma|beta)$"
+
+
+def depths(paths: Sequence[str]) -> list[int]:
+    """How deep each variable lies: 0 in a head or the pooler, 1 in the top block, L in the lowest, L + 1 in the embeddings.
+
+    paths: of all variables of a model; L is the number of blocks among them. Layers that share their weights are one
+    block, at depth 1.
+    """
+    found = [_BLOCK.search(path) for path in paths]
+    blocks = 1 + max((int(match[2]) for match in found if match), default=-1)
+    return [
+        blocks - int(match[2]) if match else (blocks + 1) * bool(_EMBEDDINGS.search(path))
+        for path, match in zip(paths, found, strict=True)
+    ]
 
 
 def _replica_context() -> Any:
@@ -65,6 +82,33 @@ class WarmupLinearDecay(keras.optimizers.schedules.LearningRateSchedule):
 
 
 @keras.saving.register_keras_serializable("bert_keras")
+class SlantedTriangular(WarmupLinearDecay):
+    """Linear rise from `peak` / `ratio` to `peak`, then linear fall back (Howard and Ruder 2018, sec. 3.2).
+
+    peak, total_steps, warmup_steps: as of WarmupLinearDecay; the paper's T is total_steps, its cut is warmup_steps and its
+        cut_frac, 0.1 there, is warmup_steps / total_steps
+
+        p = t / cut if t < cut, else 1 - (t - cut) / (T - cut);  rate = peak * (1 + p * (ratio - 1)) / ratio
+    """
+
+    ratio = 32  # the paper's
+
+    def __call__(self, step: Any) -> Any:
+        """Step, a scalar -> rate, float32."""
+        step, cut = ops.cast(step, "float32"), self.warmup_steps
+        rising = step / max(1, cut)
+        falling = 1.0 - (step - cut) / max(1, self.total_steps - cut)
+        share = ops.where(step < cut, rising, ops.maximum(0.0, falling))
+        return self.peak * (1.0 + share * (self.ratio - 1)) / self.ratio
+
+
+SCHEDULES: dict[str, type[WarmupLinearDecay]] = {
+    "linear": WarmupLinearDecay,
+    "slanted_triangular": SlantedTriangular,
+}
+
+
+@keras.saving.register_keras_serializable("bert_keras")
 class AdamW(keras.optimizers.Optimizer):
     """BERT's optimizer: google-research/bert optimization.py AdamWeightDecayOptimizer; Devlin et al. 2019, A.2.
 
@@ -74,6 +118,11 @@ class AdamW(keras.optimizers.Optimizer):
     There is no bias correction unless asked for; then it is that of `keras.optimizers.Adam`. Variables whose path
     matches `no_decay` are not decayed. Gradients are summed over the replicas first and clipped by their global norm
     afterwards, so that two replicas do what one device does.
+
+    layer_decay: the rate of a variable at depth d (as `depths` counts) is the schedule's times layer_decay ** d
+        (discriminative rates: Howard and Ruder 2018, sec. 3.1, with 1 / 2.6); 1 gives all the same
+    gradual: `learn_to_depth` decides which variables learn; the others keep every bit, are not decayed, leave their
+        moments as they are and take no part in the norm
     """
 
     def __init__(
@@ -87,20 +136,38 @@ class AdamW(keras.optimizers.Optimizer):
         clip_norm: float | None = 1.0,
         bias_correction: bool = False,
         no_decay: str = NO_DECAY,
+        layer_decay: float = 1.0,
+        gradual: bool = False,
         name: str = "adamw",
     ) -> None:
         super().__init__(learning_rate=learning_rate, name=name)
         self.decay = weight_decay  # Keras' own `weight_decay` would be applied a second time
         self.beta_1, self.beta_2, self.epsilon = beta_1, beta_2, epsilon
         self.clip_norm, self.bias_correction, self.no_decay = clip_norm, bias_correction, no_decay
+        self.layer_decay, self.gradual = layer_decay, gradual
 
     def build(self, variables: Sequence[keras.Variable]) -> None:
-        """Makes both moments and settles which variables decay."""
+        """Makes both moments and settles which variables decay and how deep each lies."""
         if self.built:
             return
         super().build(variables)
         self._momentums, self._velocities = self.add_optimizer_variables(variables, ["momentum", "velocity"])
         self._decays = [self.is_decayed(variable) for variable in variables]
+        self._depths = depths([variable.path for variable in variables])
+        if self.gradual:
+            # A variable, so that a step which is traced once obeys it.
+            self._learning_depth = self.add_variable(
+                (), initializer="zeros", dtype="int32", name="learning_depth"
+            )
+            self.learn_to_depth(max(self._depths, default=0))
+
+    def learn_to_depth(self, depth: int) -> None:
+        """From the next step on, variables learn down to this depth: 0 the heads alone. Needs `gradual` and `build`."""
+        self._learning_depth.assign(depth)
+
+    def rate_factor(self, variable: keras.Variable) -> float:
+        """What the schedule's rate is multiplied by for this variable."""
+        return self.layer_decay ** self._depths[self._get_variable_index(variable)]
 
     def is_decayed(self, variable: keras.Variable) -> bool:
         """Whether `weight_decay` touches this variable."""
@@ -111,6 +178,8 @@ class AdamW(keras.optimizers.Optimizer):
     ) -> None:
         """Sums over the replicas, clips by the global norm, updates."""
         given = [_dense(grad) for grad in grads if grad is not None]
+        if self.gradual:
+            given = self._of_learning(grads, trainable_variables)
         context = _replica_context() if given else None
         if context is None:
             given = self._clip(given)
@@ -128,24 +197,55 @@ class AdamW(keras.optimizers.Optimizer):
         scale = self.clip_norm / ops.maximum(norm, self.clip_norm)
         return [grad * ops.cast(scale, grad.dtype) for grad in grads]
 
+    def _of_learning(self, grads: Sequence[Any], variables: Sequence[keras.Variable] | None) -> list[Any]:
+        """The gradients that are there, 0 for variables that do not learn."""
+        if variables is not None and not self.built:
+            self.build(variables)
+        pairs = zip(grads, self._trainable_variables if variables is None else variables, strict=True)
+        return [ops.where(self._learns(var), _dense(grad), 0) for grad, var in pairs if grad is not None]
+
+    def _learns(self, variable: Any) -> Any:
+        return self._depths[self._get_variable_index(variable)] <= ops.convert_to_tensor(self._learning_depth)
+
     def update_step(self, gradient: Any, variable: Any, learning_rate: Any) -> None:
         """One variable's update."""
         index = self._get_variable_index(variable)
         momentum, velocity = self._momentums[index], self._velocities[index]
         rate, gradient = ops.cast(learning_rate, variable.dtype), ops.cast(gradient, variable.dtype)
+        beta_1, beta_2 = self.beta_1, self.beta_2
+        if self.layer_decay != 1:
+            rate = rate * self.rate_factor(variable)
+        if self.gradual:  # a rate of 0 and betas of 1 change no bit
+            learns = self._learns(variable)
+            rate, beta_1, beta_2 = (
+                ops.where(learns, ops.cast(value, variable.dtype), ops.cast(still, variable.dtype))
+                for value, still in ((rate, 0), (beta_1, 1), (beta_2, 1))
+            )
         if self._decays[index]:
             self.assign_sub(variable, rate * self.decay * ops.convert_to_tensor(variable))
         if self.bias_correction:
             step = ops.cast(self.iterations + 1, variable.dtype)
             rate = rate * ops.sqrt(1 - ops.power(self.beta_2, step)) / (1 - ops.power(self.beta_1, step))
         if keras.backend.backend() == "tensorflow":
-            self._fused_step(variable, momentum, velocity, rate=rate, gradient=gradient)
+            self._fused_step(
+                variable, momentum, velocity, rate=rate, beta_1=beta_1, beta_2=beta_2, gradient=gradient
+            )
             return
-        self.assign_add(momentum, (gradient - momentum) * (1 - self.beta_1))
-        self.assign_add(velocity, (ops.square(gradient) - velocity) * (1 - self.beta_2))
+        self.assign_add(momentum, (gradient - momentum) * (1 - beta_1))
+        self.assign_add(velocity, (ops.square(gradient) - velocity) * (1 - beta_2))
         self.assign_sub(variable, rate * momentum / (ops.sqrt(velocity) + self.epsilon))
 
-    def _fused_step(self, variable: Any, momentum: Any, velocity: Any, *, rate: Any, gradient: Any) -> None:
+    def _fused_step(
+        self,
+        variable: Any,
+        momentum: Any,
+        velocity: Any,
+        *,
+        rate: Any,
+        beta_1: Any,
+        beta_2: Any,
+        gradient: Any,
+    ) -> None:
         """Both moments and the variable in one pass, on CPU in half the time of single operations."""
         import tensorflow as tf
 
@@ -156,8 +256,8 @@ class AdamW(keras.optimizers.Optimizer):
             beta1_power=0.0,  # a power of 0 is a correction by 1
             beta2_power=0.0,
             lr=rate,
-            beta1=self.beta_1,
-            beta2=self.beta_2,
+            beta1=beta_1,
+            beta2=beta_2,
             epsilon=self.epsilon,
             grad=gradient,
         )
@@ -165,7 +265,8 @@ class AdamW(keras.optimizers.Optimizer):
     def get_config(self) -> dict[str, Any]:
         """The constructor's arguments."""
         base = super().get_config()
-        names = ("beta_1", "beta_2", "epsilon", "clip_norm", "bias_correction", "no_decay", "name")
+        kept = ("beta_1", "beta_2", "epsilon", "clip_norm", "bias_correction", "no_decay")
+        names = (*kept, "layer_decay", "gradual", "name")
         return {"learning_rate": base["learning_rate"], "weight_decay": self.decay} | {
             name: getattr(self, name) for name in names
         }

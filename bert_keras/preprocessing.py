@@ -5,6 +5,8 @@ In: one or two string tensors [B], the segments. Out: `Features`, a dict of int3
     [CLS] a a a [SEP] b b [SEP] [PAD] [PAD]      input_word_ids
       1   1 1 1   1   1 1   1     0     0        input_mask
       0   0 0 0   0   1 1   1     0     0        input_type_ids
+
+Or one context [B], longer than an encoder can see, and perhaps a question [B]: windows [W] that overlap.
 """
 
 from __future__ import annotations
@@ -13,7 +15,16 @@ from collections.abc import Callable
 
 import tensorflow as tf
 
-from bert_keras.features import INPUT_MASK, INPUT_TYPE_IDS, INPUT_WORD_IDS
+from bert_keras.features import (
+    END_BYTES,
+    EXAMPLE_INDEX,
+    INPUT_MASK,
+    INPUT_TYPE_IDS,
+    INPUT_WORD_IDS,
+    MAX_CONTEXT,
+    START_BYTES,
+    WORD_INDEX,
+)
 from bert_keras.tokenizers import Tokenizer
 
 Features = dict[str, tf.Tensor]
@@ -83,9 +94,103 @@ class Preprocessor(tf.Module):
         """
         if not 1 <= len(segments) <= MAX_SEGMENTS:
             raise ValueError(f"{len(segments)} segments were given; give one or two")
-        cut = self._cut(segments)
+        return self._framed(self._cut(segments))
+
+    def windows(
+        self,
+        context: tf.Tensor,
+        *,
+        question: tf.Tensor | None = None,
+        doc_stride: int = 128,
+        max_query_length: int = 64,
+    ) -> Features:
+        """Cuts each context into windows that overlap; the question, its end cut off, opens each of them.
+
+        context, question: string [B].
+        doc_stride: pieces from the start of one window to the start of the next (fewer where fewer fit).
+        max_query_length: pieces of the question that are kept.
+        Returns the encoder's inputs [W, S], `example_index` [W] in rising order, and `start_bytes`, `end_bytes` and
+        `max_context` [W, S]. Every piece of a context is in some window, and has the maximum context in exactly one; an empty
+        context has one window.
+        Raises ValueError where doc_stride is under 1 or no room is left for the context.
+        Source: google-research/bert run_squad.py, convert_examples_to_features and _check_is_max_context.
+        """
+        return self._windows(
+            context, question=question, doc_stride=doc_stride, max_query_length=max_query_length
+        )
+
+    def words(self, text: tf.Tensor, starts: tf.RaggedTensor, *, doc_stride: int = 128) -> Features:
+        """Windows of text whose words are known.
+
+        text: string [B]; starts: ragged int32 [B, (N)], the byte where each word starts, rising.
+        Returns what `windows` does, and `word_index` [W, S]: at the first piece of a word, in the one window that shows it with
+        the most context, the word's place in `starts`; -1 elsewhere. A word without a piece (of control characters
+        alone) is nowhere.
+        """
+        return self._windows(text, word_starts=starts, doc_stride=doc_stride)
+
+    def _windows(
+        self,
+        context: tf.Tensor,
+        *,
+        doc_stride: int,
+        question: tf.Tensor | None = None,
+        max_query_length: int = 0,
+        word_starts: tf.RaggedTensor | None = None,
+    ) -> Features:
+        special_pieces = 2 if question is None else 3
+        room = self.seq_length - special_pieces - (0 if question is None else max_query_length)
+        if room < 1:
+            raise ValueError(
+                f"seq_length {self.seq_length} leaves no room for the context beside {max_query_length} pieces of "
+                f"question; give at least {self.seq_length + 1 - room}, or a lower max_query_length"
+            )
+        if doc_stride < 1:
+            raise ValueError(f"doc_stride is {doc_stride}; give at least 1")
+        if question is not None:
+            # Unequal batches get a clean error here: some ragged kernels read past the shorter one.
+            context, question = tf.unstack(tf.stack([context, question]))
+        ids, starts, ends = self.tokenizer.tokenize_with_offsets(context)
+        asked = None
+        rooms = tf.fill([ids.nrows()], self.seq_length - special_pieces)
+        if question is not None:
+            asked = self.tokenizer.tokenize(question)
+            asked = _heads(asked, tf.minimum(_lengths(asked), max_query_length))
+            rooms -= _lengths(asked)
+        window = _Windows(_lengths(ids), rooms=rooms, doc_stride=doc_stride)
+        segments = [window.cut(ids)]
+        before = tf.ones_like(
+            window.example
+        )  # positions before the context: [CLS], and [SEP] after a question
+        if asked is not None:
+            segments.insert(0, tf.gather(asked, window.example))
+            before += _lengths(segments[0]) + 1
+        features = self._framed(segments)
+        width = tf.shape(features[INPUT_WORD_IDS])[1] if self.pad_to_longest else self.seq_length
+
+        def placed(values: tf.RaggedTensor, default: int) -> tf.Tensor:
+            """Values of the context's pieces at their positions: ragged [W, (T)] -> [W, S]."""
+            positions = tf.ragged.range(before, before + _lengths(values))
+            at = tf.stack([tf.cast(values.value_rowids(), tf.int32), positions.values], axis=1)
+            return tf.tensor_scatter_nd_update(tf.fill([tf.size(before), width], default), at, values.values)
+
+        max_context = window.max_context()
+        features |= {
+            EXAMPLE_INDEX: window.example,
+            START_BYTES: placed(window.cut(starts), -1),
+            END_BYTES: placed(window.cut(ends), -1),
+            MAX_CONTEXT: placed(max_context, 0),
+        }
+        if word_starts is not None:
+            words = window.cut(_first_pieces(starts, word_starts))
+            words = words.with_values(tf.where(max_context.values > 0, words.values, -1))
+            features[WORD_INDEX] = placed(words, -1)
+        return features
+
+    def _framed(self, segments: list[tf.RaggedTensor]) -> Features:
+        """Segments that fit -> special tokens, padding, mask and types."""
         special = self.tokenizer.special
-        rows = _frame(cut, opening=special.start, closing=special.end)
+        rows = _frame(segments, opening=special.start, closing=special.end)
         word_ids = rows.to_tensor(
             special.padding, shape=[None, None if self.pad_to_longest else self.seq_length]
         )
@@ -94,7 +199,9 @@ class Preprocessor(tf.Module):
             word_ids = tf.pad(word_ids, [[0, 0], [0, tf.maximum(1 - tf.shape(word_ids)[1], 0)]])
         width = tf.shape(word_ids)[1] if self.pad_to_longest else self.seq_length
         mask = tf.sequence_mask(_lengths(rows), width, tf.int32)
-        first_segment = tf.sequence_mask(_lengths(cut[0]) + 2, width, tf.int32)  # [CLS] and [SEP] with it
+        first_segment = tf.sequence_mask(
+            _lengths(segments[0]) + 2, width, tf.int32
+        )  # [CLS] and [SEP] with it
         return {INPUT_WORD_IDS: word_ids, INPUT_MASK: mask, INPUT_TYPE_IDS: mask - first_segment}
 
     def _cut(self, segments: tuple[tf.RaggedTensor, ...]) -> list[tf.RaggedTensor]:
@@ -106,6 +213,64 @@ class Preprocessor(tf.Module):
         if len(segments) == 2:
             kept = list(TRUNCATION[self.truncation](*lengths, room=room))
         return [_heads(segment, length) for segment, length in zip(segments, kept, strict=True)]
+
+
+class _Windows:
+    """Where windows lie in rows of pieces.
+
+    lengths, rooms: int32 [B], the pieces of each row and the pieces that a window of it holds.
+    """
+
+    def __init__(self, lengths: tf.Tensor, *, rooms: tf.Tensor, doc_stride: int) -> None:
+        strides = tf.minimum(rooms, doc_stride)
+        counts = 1 + tf.maximum(lengths - rooms + strides - 1, 0) // strides
+        self.example = tf.repeat(tf.range(tf.size(lengths)), counts)  # int32 [W]
+        self._rank = tf.ragged.range(counts).values  # among the windows of its row
+        self._start = self._rank * tf.gather(strides, self.example)
+        self._lengths = tf.minimum(
+            tf.gather(rooms, self.example), tf.gather(lengths, self.example) - self._start
+        )
+        self._row_starts = tf.gather(tf.cumsum(lengths, exclusive=True), self.example)
+        self._total = tf.reduce_sum(lengths)
+
+    def _pieces(self) -> tf.RaggedTensor:
+        """The place of each piece among those of all rows: ragged int32 [W, (T)]."""
+        first = self._row_starts + self._start
+        return tf.ragged.range(first, first + self._lengths)
+
+    def cut(self, rows: tf.RaggedTensor) -> tf.RaggedTensor:
+        """Ragged [B, (T)] -> ragged [W, (T)]."""
+        return tf.gather(rows.values, self._pieces())
+
+    def max_context(self) -> tf.RaggedTensor:
+        """1 where a piece has the most context, the lesser of both sides; of equals the longer window, then the first."""
+        pieces = self._pieces()
+        window = pieces.value_rowids()
+        left = tf.ragged.range(self._lengths).values
+        lengths = tf.gather(self._lengths, window)
+        # A hundredth for each piece of the window's length, in whole numbers.
+        score = tf.cast(100 * tf.minimum(left, lengths - 1 - left) + lengths, tf.int64)
+        score = score * tf.cast(tf.size(self._rank) + 1, tf.int64) - tf.cast(
+            tf.gather(self._rank, window), tf.int64
+        )
+        best = tf.math.unsorted_segment_max(score, pieces.values, self._total)
+        return pieces.with_values(tf.cast(score == tf.gather(best, pieces.values), tf.int32))
+
+
+def _first_pieces(starts: tf.RaggedTensor, word_starts: tf.RaggedTensor) -> tf.RaggedTensor:
+    """The word's place at its first piece, -1 at other pieces. Both ragged int32 [B, (T)] and [B, (N)], bytes."""
+    # Rows laid end to end, far enough apart that one sorted list serves them all.
+    apart = 1 + tf.cast(tf.maximum(_last(starts.values), _last(word_starts.values)), tf.int64)
+    places = tf.cast(starts.values, tf.int64) + starts.value_rowids() * apart
+    words = tf.cast(word_starts.values, tf.int64) + word_starts.value_rowids() * apart
+    before = tf.searchsorted(words, places, side="right") - 1  # among the words of all rows
+    row_starts = tf.cast(tf.gather(word_starts.row_starts(), starts.value_rowids()), tf.int32)
+    first = tf.not_equal(before, tf.concat([[-1], before[:-1]], axis=0)) & (before >= row_starts)
+    return starts.with_values(tf.where(first, before - row_starts, -1))
+
+
+def _last(values: tf.Tensor) -> tf.Tensor:
+    return tf.reduce_max(tf.concat([[0], values], axis=0))
 
 
 def _lengths(rows: tf.RaggedTensor) -> tf.Tensor:

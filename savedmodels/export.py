@@ -72,10 +72,20 @@ def save_and_compare(run: Run, folder: pathlib.Path) -> None:
         tf.saved_model.save(servable, str(folder), signatures=signatures)
     except tf.errors.OpError as error:
         raise OSError(str(error).split("\n")[0]) from error
-    # Each input takes the samples in another order, so that segments of unlike lengths meet.
-    raw = {name: [*SAMPLES[i:], *SAMPLES[:i]] for i, name in enumerate(run.task.signature())}
+    raw = sample_inputs(run.task.signature())
     expected = signatures["serving_default"](**{name: tf.constant(texts) for name, texts in raw.items()})
     compare({name: value.numpy() for name, value in expected.items()}, ask(folder, raw))
+
+
+def sample_inputs(signature: Mapping[str, tf.TensorSpec]) -> dict[str, list[Any]]:
+    """SAMPLES for every input, each in another order, so that texts of unlike lengths meet."""
+    orders = [[*SAMPLES[i:], *SAMPLES[:i]] for i in range(len(SAMPLES))]
+    return {
+        name: orders[i]
+        if len(spec.shape) == 1
+        else [[orders[i + k][row] for k in range(spec.shape[1])] for row in range(len(SAMPLES))]
+        for i, (name, spec) in enumerate(signature.items())
+    }
 
 
 def next_version(directory: pathlib.Path) -> int:

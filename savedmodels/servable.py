@@ -10,7 +10,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from tasks.task import Features, Raw, Task
+from tasks.task import Features, Raw, Task, model_inputs
 
 
 class Servable(tf.Module):
@@ -41,14 +41,14 @@ class Servable(tf.Module):
     @tf.function(autograph=False)
     def __call__(self, raw: Raw, training: bool = False) -> Any:
         """Raw strings [B] by name -> the model's outputs, before `decode`."""
-        return self._model()(self._task().features(self.preprocess, raw), training=training)
+        return self._model()(model_inputs(self._task().features(self.preprocess, raw)), training=training)
 
     @tf.function(autograph=False)
     def serve(self, **raw: tf.Tensor) -> Raw:
         """Strings [B] by name -> what is served, [B, ...] by name."""
         task = self._task()
         features = task.features(self.preprocess, raw)
-        return task.decode(self._model()(features, training=False), features, raw)
+        return task.decode(self._model()(model_inputs(features), training=False), features, raw)
 
     def signatures(self) -> dict[str, Any]:
         """What `tf.saved_model.save` publishes."""

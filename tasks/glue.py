@@ -6,7 +6,6 @@ the data set's own measures.
 Source: Wang et al. 2018, GLUE; feature names, label order and split names are TensorFlow Datasets'.
 """
 
-import codecs
 import dataclasses
 import warnings
 from collections.abc import Callable, Iterator, Mapping
@@ -18,10 +17,9 @@ import numpy as np
 import tensorflow as tf
 
 from bert_keras.encoder import BertEncoder
-from bert_keras.features import POOLED_OUTPUT
 from bert_keras.optimization import GlobalMean, cross_entropy, squared_error
 from tasks.metrics import MEASURES
-from tasks.task import Features, Raw, classifier_model
+from tasks.task import POOLINGS, Features, Raw, Source, Task, classifier_model, read_text
 
 LABEL = "label"
 IDX = "idx"  # the example's place in its file, counted from 0
@@ -193,25 +191,42 @@ _TABLE = (
 ROWS = {row.name: row for row in _TABLE}
 
 
-class Glue:
+class Glue(Task):
     """The Task of one row.
 
     row: one of ROWS, or what `row_from_folder` returns
     source: the folder of the row's files, or the one that holds it; None for TensorFlow Datasets
+    pooling: how the classifier reads the encoder, a key of POOLINGS
 
-    Raises FileNotFoundError where the folder is not there.
+    Raises FileNotFoundError where the folder is not there, ValueError on another pooling.
     """
 
     kind = "glue"
-    outputs: tuple[str, ...] = (POOLED_OUTPUT,)
+    names = (*ROWS, "custom")
+    options = ("pooling",)
 
-    def __init__(self, row: GlueRow, source: str | Path | None = None) -> None:
+    def __init__(self, row: GlueRow, source: Source | None = None, *, pooling: str = "pooled") -> None:
+        if pooling not in POOLINGS:
+            raise ValueError(f"pooling is {pooling!r}; wanted is one of {', '.join(POOLINGS)}.")
         self.row = row
+        self.pooling = pooling
+        self.outputs = (POOLINGS[pooling],)
         self.name = row.name
         self.text = row.text
         self.measure = row.measures[0]
         self.validation_splits = tuple(split for split in row.splits if split.startswith("validation"))
-        self.folder = None if source is None else _folder(source, row.folder)
+        self.folder = None if source is None else _folder(_one(source), row.folder)
+
+    @classmethod
+    def open(cls, name: str, source: Source | None, **options: Any) -> "Glue":
+        """The row of that name, or for "custom" the row that the files in `source` make."""
+        if name != "custom":
+            return cls(ROWS[name], source, **options)
+        if source is None:
+            raise ValueError(
+                "custom reads its labels from its files; give the folder of train.tsv and dev.tsv."
+            )
+        return cls(row_from_folder(_one(source)), source, **options)
 
     def examples(self, split: str) -> tf.data.Dataset:
         """{text names: string [], "label": int32 [] or float32 [], "idx": int32 []}; a withheld label is -1.
@@ -235,7 +250,7 @@ class Glue:
 
     def model(self, encoder: BertEncoder) -> keras.Model:
         """Features -> logits float32 [B, C], or [B, 1] for a score."""
-        return classifier_model(encoder, len(self.row.labels) or 1)
+        return classifier_model(encoder, len(self.row.labels) or 1, pooling=self.pooling)
 
     def loss(self) -> keras.losses.Loss:
         """The mean over the weights of cross-entropy, or of the squared error of a score."""
@@ -272,13 +287,15 @@ class Glue:
             yield name, MEASURES[name](labels[known], predicted[known])
 
     def to_json(self) -> dict[str, Any]:
-        return dataclasses.asdict(self.row)
+        return dataclasses.asdict(self.row) | {"pooling": self.pooling}
 
     @classmethod
-    def from_json(cls, kept: Mapping[str, Any], source: str | Path | None = None) -> "Glue":
+    def from_json(cls, kept: Mapping[str, Any], source: Source | None = None) -> "Glue":
         """The task that `to_json` was called on, with `source` as in Glue."""
-        splits = {split: Tsv(**_with_tuples(tsv)) for split, tsv in kept["splits"].items()}
-        return cls(GlueRow(**_with_tuples(kept) | {"splits": splits}), source)
+        row = _with_tuples(kept)
+        pooling = row.pop("pooling", "pooled")  # task.json of version 0.1 has none
+        row["splits"] = {split: Tsv(**_with_tuples(tsv)) for split, tsv in kept["splits"].items()}
+        return cls(GlueRow(**row), source, pooling=pooling)
 
 
 def row_from_folder(folder: str | Path) -> GlueRow:
@@ -292,10 +309,10 @@ def row_from_folder(folder: str | Path) -> GlueRow:
     train = folder / "train.tsv"
     header, lines = _read_table(train)
     text = tuple(column for column in header if column not in (LABEL, "idx", "index", "id"))
-    if len(text) not in (1, 2) or not all(column.isidentifier() for column in text):
+    if len(text) not in (1, 2) or not all(column.isidentifier() and column != "self" for column in text):
         raise ValueError(
             f"{train} has the text columns {', '.join(map(repr, text)) or '(none)'}; wanted are one or two, "
-            "named with letters, digits and _."
+            "named with letters, digits and _, and not 'self'."
         )
     column = _column(train, header, LABEL)
     labels = tuple(sorted({line.values[column] for line in lines}))
@@ -321,6 +338,12 @@ def row_from_folder(folder: str | Path) -> GlueRow:
 
 def _with_tuples(kept: Mapping[str, Any]) -> dict[str, Any]:
     return {name: tuple(value) if isinstance(value, list) else value for name, value in kept.items()}
+
+
+def _one(source: Source) -> str | Path:
+    if isinstance(source, Mapping):
+        raise ValueError("GLUE's form is one folder of TSV files for all splits; give that folder.")
+    return source
 
 
 def _folder(source: str | Path, official: str) -> Path:
@@ -445,15 +468,8 @@ def _read_table(
 
 
 def _read(path: Path) -> str:
-    """The file's text without a byte order mark. Raises FileNotFoundError, and ValueError if not UTF-8."""
+    """The file's text. Raises FileNotFoundError, saying what there is instead, and ValueError if not UTF-8."""
     if not path.is_file():
         there = ", ".join(sorted(entry.name for entry in path.parent.iterdir())[:10])
         raise FileNotFoundError(f"{path.parent} has no {path.name}; it has {there or 'no files'}.")
-    data = path.read_bytes().removeprefix(codecs.BOM_UTF8)
-    try:
-        return data.decode()
-    except UnicodeDecodeError as error:
-        at = error.start
-        line, byte = data.count(b"\n", 0, at) + 1, at - data.rfind(b"\n", 0, at)
-        where = f"{path}, line {line}, byte {byte}"
-        raise ValueError(f"{where}: 0x{data[at]:02x} is not UTF-8; save the file as UTF-8.") from error
+    return read_text(path)

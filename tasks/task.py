@@ -2,46 +2,77 @@
 
 In: raw strings and labels. Out: (features, labels, weights) batches of like length; and, for prediction, what
 `Task.decode` says of every example, in the examples' order.
+
+Where a task cuts its examples into windows, a batch of B examples has W windows: features, labels and outputs are [W, ...], what
+`decode` returns is [B, ...].
 """
 
+import codecs
 import dataclasses
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any, Protocol
+from pathlib import Path
+from typing import Any, NamedTuple, Protocol, Self
 
 import keras
 import numpy as np
 import tensorflow as tf
 
 from bert_keras.encoder import BertEncoder, encoder_inputs
-from bert_keras.features import POOLED_OUTPUT
-from bert_keras.heads import ClassifierHead
+from bert_keras.features import ENCODER_INPUTS, INPUT_MASK, POOLED_OUTPUT, SEQUENCE_OUTPUT
+from bert_keras.heads import ClassifierHead, ConcatClassifierHead
+from bert_keras.optimization import SCHEDULES
 
 Features = dict[str, tf.Tensor]
 Raw = dict[str, tf.Tensor]
+# Where a task's files are: a folder of files by their official names, one file for any split, or a file for each split.
+Source = str | Path | Mapping[str, str | Path]
 
 # Batches whose examples are sorted by length together: enough for like lengths, few enough for random order.
 POOL = 50
 _ROW = "row"  # the example's place in the data set, int64 [B]
 
 
+class Table(NamedTuple):
+    """What `bert-keras evaluate` prints beside the measures."""
+
+    title: str
+    columns: tuple[str, ...]
+    rows: list[tuple[Any, ...]]
+
+
 class Task(Protocol):
     """One data set with its features, labels, model, loss, decoding and measures.
 
     kind: what task.json calls the class
-    name: what the command line calls it
+    names: what the command line calls its data sets
+    options: the settings that `open` takes beside the source
+    name: which of `names` this is
     outputs: the encoder outputs that its model reads
     measure: the name in `evaluate` by which the best epoch is chosen
     validation_splits: the labelled splits to measure; the first chooses the best epoch
+    defaults: the Hparams of its recipe that differ from those of Hparams
+    windowed: whether examples are cut into windows
+    calibrated: the numbers in `to_json` that `calibrate` chose
     """
 
     kind: str
+    names: tuple[str, ...]
+    options: tuple[str, ...] = ()
     name: str
     outputs: tuple[str, ...]
     measure: str
     validation_splits: tuple[str, ...]
+    defaults: Mapping[str, Any] = {}
+    windowed: bool = False
+    calibrated: tuple[str, ...] = ()
+
+    @classmethod
+    def open(cls, name: str, source: Source | None, **options: Any) -> Self:
+        """The task of that name with its examples in `source` (None: TensorFlow Datasets)."""
+        ...
 
     def examples(self, split: str) -> tf.data.Dataset:
-        """Raw examples, one at a time: a dict of scalar tensors."""
+        """Raw examples, one at a time: a dict of scalar tensors, or of tensors that have one shape in all examples."""
         ...
 
     def features(self, preprocess: Callable[..., Features], raw: Raw) -> Features:
@@ -74,9 +105,47 @@ class Task(Protocol):
         """Yields (name, value) from what `decode` returned and the raw examples."""
         ...
 
+    def record(self, decoded: Mapping[str, np.ndarray]) -> dict[str, Any]:
+        """What `decode` says of one example, for JSON: its arrays [...] as plain values, without what only fills up."""
+        return {name: plain(value) for name, value in decoded.items()}
+
+    def show(self, example: Mapping[str, Any], record: Mapping[str, Any]) -> dict[str, str]:
+        """One line of a table for people: the example's texts, by the names of `signature`, and its `record`."""
+        cells = {**example, **record}
+        return {name: _cell(value) for name, value in cells.items()}
+
+    def report(self, predictions: Mapping[str, np.ndarray], raw: Mapping[str, np.ndarray]) -> Iterator[Table]:
+        """Tables for people beside the measures, of the arguments of `evaluate`."""
+        return iter(())
+
+    def calibrate(
+        self, predictions: Mapping[str, np.ndarray], raw: Mapping[str, np.ndarray]
+    ) -> Mapping[str, np.ndarray]:
+        """Chooses what is chosen on a dev split (a threshold) and returns the predictions under it. Most have nothing."""
+        return predictions
+
     def to_json(self) -> dict[str, Any]:
         """What task.json keeps, enough to make the task again without its data."""
         ...
+
+    @classmethod
+    def from_json(cls, kept: Mapping[str, Any], source: Source | None = None) -> Self:
+        """The task that `to_json` was called on, with its examples in `source`."""
+        ...
+
+
+def plain(value: Any) -> Any:
+    """Arrays, NumPy's numbers and bytes as lists, numbers and strings; what is no UTF-8 is replaced."""
+    value = value.tolist() if isinstance(value, np.ndarray | np.generic) else value
+    if isinstance(value, list):
+        return [plain(item) for item in value]
+    return value.decode("utf-8", "replace") if isinstance(value, bytes) else value
+
+
+def _cell(value: Any) -> str:
+    if isinstance(value, list):
+        return " ".join(map(_cell, value))
+    return f"{value:.4f}" if isinstance(value, float) else str(value)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -93,6 +162,11 @@ class Hparams:
     seed: int = 12345
     max_examples: int | None = None  # of the training split, after shuffling
     freeze: str | None = None  # "encoder": train the head alone
+    bias_correction: bool = False  # Adam's, which BERT's optimizer leaves out
+    # The three aids of Howard and Ruder 2018, ULMFiT.
+    layer_decay: float = 1.0  # the rate of each lower layer: of the block above it, times this
+    schedule: str = "linear"  # a key of SCHEDULES
+    unfreeze: str | None = None  # "gradual": epoch e, from 1, trains heads, pooler and the top e blocks
 
     def __post_init__(self) -> None:
         wanted = {
@@ -105,17 +179,94 @@ class Hparams:
             "clip_norm": (self.clip_norm > 0, "over 0"),
             "max_examples": (self.max_examples is None or self.max_examples >= 1, "at least 1"),
             "freeze": (self.freeze in (None, "encoder"), "'encoder' or nothing"),
+            "layer_decay": (0 < self.layer_decay <= 1, "over 0, at most 1"),
+            "schedule": (self.schedule in SCHEDULES, f"one of {', '.join(SCHEDULES)}"),
+            "unfreeze": (
+                self.unfreeze is None or (self.unfreeze == "gradual" and self.freeze is None),
+                "'gradual', without freeze, or nothing",
+            ),
         }
         for name, (good, want) in wanted.items():
             if not good:
                 raise ValueError(f"{name} is {getattr(self, name)!r}; {name} must be {want}.")
 
 
-def classifier_model(encoder: BertEncoder, num_classes: int) -> keras.Model:
-    """Features -> pooled output -> logits float32 [B, C]."""
-    inputs = encoder_inputs()
-    head = ClassifierHead(num_classes, config=encoder.config, dtype=encoder.dtype_policy)
-    return keras.Model(inputs, head(encoder(inputs)[POOLED_OUTPUT]), name="classifier_model")
+def split_file(source: Source, split: str, names: Mapping[str, tuple[str, ...]]) -> Path:
+    """The file of a split.
+
+    names: the splits and, for each, the names that its file may have in a folder
+
+    Raises ValueError on a split that is not among `names` or `source`, FileNotFoundError where there is no such file.
+    """
+    if split not in names:
+        raise ValueError(f"there is no split {split!r}; the splits are {', '.join(names)}.")
+    if isinstance(source, Mapping):
+        if split not in source:
+            raise ValueError(
+                f"no file was given for the {split} split; there is one for {', '.join(source)}."
+            )
+        return split_file(source[split], split, names)
+    path = Path(source)
+    if path.is_dir():
+        found = next((path / name for name in names[split] if (path / name).is_file()), None)
+        if found is None:
+            there = ", ".join(sorted(entry.name for entry in path.iterdir())[:10]) or "nothing"
+            raise FileNotFoundError(
+                f"{path} has no file for the {split} split; wanted is {' or '.join(names[split])}, there is {there}."
+            )
+        return found
+    if not path.is_file():
+        raise FileNotFoundError(f"there is no {path}; give a file, or a folder of files.")
+    return path
+
+
+def read_text(path: Path) -> str:
+    """The file's text without a byte order mark. Raises ValueError where it is not UTF-8, naming line and byte."""
+    data = path.read_bytes().removeprefix(codecs.BOM_UTF8)
+    try:
+        return data.decode()
+    except UnicodeDecodeError as error:
+        at = error.start
+        line, byte = data.count(b"\n", 0, at) + 1, at - data.rfind(b"\n", 0, at)
+        where = f"{path}, line {line}, byte {byte}"
+        raise ValueError(f"{where}: 0x{data[at]:02x} is not UTF-8; save the file as UTF-8.") from error
+
+
+def load_tfds(name: str, split: str, *, instead: str) -> tf.data.Dataset:
+    """A split of TensorFlow Datasets. Raises FileNotFoundError where it cannot be had; `instead` is what to give then."""
+    # Imported here: slow to import, and not needed with files.
+    import tensorflow_datasets as tfds
+
+    try:
+        return tfds.load(name, split=split)
+    except Exception as error:  # whatever downloading, unpacking and writing can raise
+        reason = str(error).split("\n")[0]
+        raise FileNotFoundError(
+            f"{name} cannot be had from TensorFlow Datasets ({type(error).__name__}: {reason}); pass {instead}."
+        ) from error
+
+
+def model_inputs(features: Features) -> Features:
+    """The features that a model reads, without those that only `labels` and `decode` do."""
+    return {name: features[name] for name in ENCODER_INPUTS}
+
+
+# How a classifier reads an encoder, and the encoder output that it needs.
+POOLINGS = {"pooled": POOLED_OUTPUT, "concat": SEQUENCE_OUTPUT}
+
+
+def classifier_model(encoder: BertEncoder, num_classes: int, *, pooling: str = "pooled") -> keras.Model:
+    """Features -> logits float32 [B, C].
+
+    pooling: "pooled", the pooled output; "concat", the states at all real positions as in ConcatClassifierHead
+    """
+    inputs, config, dtype = encoder_inputs(), encoder.config, encoder.dtype_policy
+    read = encoder(inputs)[POOLINGS[pooling]]
+    if pooling == "concat":
+        logits = ConcatClassifierHead(num_classes, config=config, dtype=dtype)(read, inputs[INPUT_MASK])
+    else:
+        logits = ClassifierHead(num_classes, config=config, dtype=dtype)(read)
+    return keras.Model(inputs, logits, name="classifier_model")
 
 
 def take_examples(examples: tf.data.Dataset, *, count: int | None, seed: int) -> tf.data.Dataset:
@@ -125,14 +276,18 @@ def take_examples(examples: tf.data.Dataset, *, count: int | None, seed: int) ->
     return examples.shuffle(cardinality(examples), seed=seed, reshuffle_each_iteration=False).take(count)
 
 
+def count(elements: tf.data.Dataset) -> int:
+    """How many elements there are; they are gone through where the data set does not say."""
+    known = int(elements.cardinality())
+    return known if known >= 0 else sum(1 for _ in elements)
+
+
 def cardinality(examples: tf.data.Dataset) -> int:
-    """How many examples there are; counted where the data set does not say. Raises ValueError on none."""
-    count = int(examples.cardinality())
-    if count < 0:
-        count = sum(1 for _ in examples)
-    if count == 0:
+    """How many examples there are. Raises ValueError on none."""
+    found = count(examples)
+    if found == 0:
         raise ValueError("the data set is empty; at least one example is wanted.")
-    return count
+    return found
 
 
 def batches(
@@ -143,9 +298,9 @@ def batches(
     With a seed the order is random and another in every epoch, equal for equal seeds; without one it is fixed. Lengths are
     compared in bytes of raw text, so nothing is tokenized twice.
     """
-    count = cardinality(examples)
+    found = cardinality(examples)
     if seed is not None:
-        examples = examples.shuffle(count, seed=seed)
+        examples = examples.shuffle(found, seed=seed)
     made = (
         examples.batch(POOL * batch_size)
         .map(_sort_by_length)
@@ -153,7 +308,7 @@ def batches(
     )
     if seed is not None:
         made = made.shuffle(POOL, seed=seed + 1)
-    steps = count // batch_size if drop_remainder else -(-count // batch_size)
+    steps = found // batch_size if drop_remainder else -(-found // batch_size)
     return made.apply(tf.data.experimental.assert_cardinality(steps))
 
 
@@ -167,24 +322,72 @@ def dataset(
     drop_remainder: bool = False,
     labelled: bool = True,
 ) -> tf.data.Dataset:
-    """What `fit` takes, (features, labels, weights); where `labelled` is False, (features, raw).
+    """What `fit` takes, (features, labels, weights) [B or W, ...]; where `labelled` is False, (features, raw).
 
-    The order is that of `batches`; `preprocess` pads each batch to its own longest, or to one length.
+    The order is that of `batches`; `preprocess` pads each batch to its own longest, or to one length. Where the task cuts
+    windows, `batch_size` counts windows with labels and examples without, and how many batches there are is not known.
     """
 
+    @tf.autograph.experimental.do_not_convert  # it would hide a ValueError of `features` in a traceback of its own
     def featurize(raw: Raw) -> tuple[Any, ...]:
         features = task.features(preprocess, raw)
-        if drop_remainder:  # tokenizing forgets how many rows there are, and a TPU must know
-            features = {
-                name: tf.ensure_shape(value, [batch_size, *value.shape[1:]])
-                for name, value in features.items()
-            }
-        return (features, *task.labels(raw, features)) if labelled else (features, raw)
+        if not labelled:
+            return features, raw
+        return (model_inputs(features), *task.labels(raw, features))
 
-    made = batches(examples, batch_size=batch_size, seed=seed, drop_remainder=drop_remainder)
-    return made.map(featurize, num_parallel_calls=tf.data.AUTOTUNE, deterministic=True).prefetch(
-        tf.data.AUTOTUNE
+    if labelled and task.windowed:
+        if seed is not None:
+            examples = examples.shuffle(cardinality(examples), seed=seed)
+        made = _by_window(
+            examples.batch(batch_size).map(
+                featurize, num_parallel_calls=tf.data.AUTOTUNE, deterministic=True
+            ),
+            batch_size=batch_size,
+            seed=seed,
+            drop_remainder=drop_remainder,
+        )
+    else:
+        made = batches(examples, batch_size=batch_size, seed=seed, drop_remainder=drop_remainder)
+        made = made.map(featurize, num_parallel_calls=tf.data.AUTOTUNE, deterministic=True)
+    if drop_remainder:  # tokenizing forgets how many rows there are, and a TPU must know
+        made = made.map(lambda *batch: tf.nest.map_structure(lambda x: _of_rows(x, batch_size), batch))
+    return made.prefetch(tf.data.AUTOTUNE)
+
+
+def _of_rows(values: tf.Tensor, count: int) -> tf.Tensor:
+    return tf.ensure_shape(values, [count, *values.shape[1:]])
+
+
+def _by_window(
+    groups: tf.data.Dataset, *, batch_size: int, seed: int | None, drop_remainder: bool
+) -> tf.data.Dataset:
+    """(features, labels, weights) of a few examples' windows -> batches of `batch_size` windows of like length."""
+    windows = groups.unbatch()
+    if seed is not None:  # or the windows of one text would stay together
+        windows = windows.shuffle(POOL * batch_size, seed=seed + 1)
+    made = (
+        windows.padded_batch(POOL * batch_size)
+        .map(_sort_by_mask)
+        .rebatch(batch_size, drop_remainder=drop_remainder)
+        .map(_trim)
     )
+    return made if seed is None else made.shuffle(POOL, seed=seed + 2)
+
+
+def _sort_by_mask(features: Features, labels: tf.Tensor, weights: tf.Tensor) -> tuple[Any, ...]:
+    order = tf.argsort(tf.reduce_sum(features[INPUT_MASK], axis=1), stable=True)
+    return tf.nest.map_structure(lambda x: tf.gather(x, order), (features, labels, weights))
+
+
+def _trim(features: Features, labels: tf.Tensor, weights: tf.Tensor) -> tuple[Any, ...]:
+    """Drops the positions that are padding in every row; a length that is fixed stays."""
+    longest = tf.reduce_max(tf.reduce_sum(features[INPUT_MASK], axis=1))
+    per_position = tuple(features[INPUT_MASK].shape)
+
+    def cut(x: tf.Tensor) -> tf.Tensor:
+        return x[:, :longest] if per_position[1] is None and tuple(x.shape[:2]) == per_position else x
+
+    return tf.nest.map_structure(cut, (features, labels, weights))
 
 
 def _sort_by_length(raw: Raw) -> Raw:
@@ -208,23 +411,51 @@ def predict(
     `progress` is called with the number of examples done since its last call.
     """
     numbered = examples.enumerate().map(lambda row, raw: raw | {_ROW: row})
-
     made = dataset(task, preprocess, numbered, batch_size=batch_size, labelled=False)
+    feature_spec, raw_spec = made.element_spec
 
     @tf.function(autograph=False)
-    def decode(features: Features, raw: Raw) -> dict[str, tf.Tensor]:
-        return task.decode(model(features, training=False), features, raw)
+    def forward(inputs: Features) -> Any:
+        return model(inputs, training=False)
 
-    step = decode.get_concrete_function(*made.element_spec)  # of unknown length: one trace for all
+    @tf.function(autograph=False)
+    def decode(outputs: Any, features: Features, raw: Raw) -> dict[str, tf.Tensor]:
+        return task.decode(outputs, features, raw)
+
+    # Of unknown length: one trace for all.
+    run = forward.get_concrete_function(model_inputs(feature_spec))
+    finish = decode.get_concrete_function(run.structured_outputs, feature_spec, raw_spec)
     parts = []
     for features, raw in made:
-        decoded = {name: value.numpy() for name, value in step(features, raw).items()}
+        inputs = model_inputs(features)
+        # One text may have any number of windows, which must not all be in memory at once.
+        outputs = [
+            run({name: value[start : start + batch_size] for name, value in inputs.items()})
+            for start in range(0, len(inputs[INPUT_MASK]), batch_size)
+        ]
+        joined = tf.nest.map_structure(lambda *parts: tf.concat(parts, axis=0), *outputs)
+        decoded = {name: value.numpy() for name, value in finish(joined, features, raw).items()}
         parts.append((decoded, {name: value.numpy() for name, value in raw.items()}))
         progress(len(parts[-1][1][_ROW]))
     order = np.argsort(np.concatenate([raw[_ROW] for _, raw in parts]))
     decoded, raw = (
-        {name: np.concatenate([part[side][name] for part in parts])[order] for name in parts[0][side]}
+        {name: _concatenated([part[side][name] for part in parts])[order] for name in parts[0][side]}
         for side in (0, 1)
     )
     raw.pop(_ROW)
     return decoded, raw
+
+
+def _concatenated(parts: list[np.ndarray]) -> np.ndarray:
+    """[B, ...] of several batches -> [N, ...]; lists of unequal length are filled up with b"", -1 or 0.0."""
+    shape = np.max([part.shape[1:] for part in parts], axis=0).astype(int)
+    fill: Any = {"O": b"", "i": -1}.get(parts[0].dtype.kind, 0)
+    filled = [
+        np.pad(
+            part,
+            [(0, 0), *((0, most - length) for most, length in zip(shape, part.shape[1:], strict=True))],
+            constant_values=fill,
+        )
+        for part in parts
+    ]
+    return np.concatenate(filled)

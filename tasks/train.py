@@ -10,8 +10,9 @@ import json
 import math
 import os
 import pathlib
+import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import keras
@@ -20,16 +21,20 @@ import tensorflow as tf
 from bert_keras import checkpoints
 from bert_keras.config import BertConfig
 from bert_keras.encoder import BertEncoder
-from bert_keras.optimization import AdamW, WarmupLinearDecay
+from bert_keras.features import POOLED_OUTPUT
+from bert_keras.optimization import SCHEDULES, AdamW
 from bert_keras.preprocessing import Preprocessor
 from bert_keras.tokenizers import WordPiece
+from tasks.conll import Conll
 from tasks.glue import Glue
-from tasks.task import Hparams, Task, cardinality, dataset, predict, take_examples
+from tasks.squad import Squad
+from tasks.swag import Swag
+from tasks.task import Hparams, Task, cardinality, count, dataset, predict, take_examples
 
 TASK_FILE, RESULTS_FILE, LOGS = "task.json", "results.json", "logs"
 
 # What task.json's "kind" names. A new task is a line here.
-TASKS = {Glue.kind: Glue}
+TASKS: dict[str, type[Task]] = {Glue.kind: Glue, Squad.kind: Squad, Swag.kind: Swag, Conll.kind: Conll}
 
 STRATEGIES = ("one", "mirrored", "tpu")
 
@@ -122,8 +127,12 @@ def prepare_output(path: pathlib.Path) -> None:
 def write_json(path: pathlib.Path, content: Any) -> None:
     """Writes to a temporary name, then renames: a reader sees the old file or the new one."""
     temporary = path.with_name(path.name + ".tmp")
-    temporary.write_text(json.dumps(content, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
-    os.replace(temporary, path)
+    try:
+        temporary.write_text(json.dumps(content, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
+        os.replace(temporary, path)
+    except OSError:
+        temporary.unlink(missing_ok=True)
+        raise
 
 
 def save_run(path: pathlib.Path, task: Task, preprocess: Preprocessor, model: keras.Model) -> None:
@@ -177,6 +186,56 @@ def load_run(
     return Run(task=task, preprocess=preprocess, model=model, path=path)
 
 
+class Ensemble(keras.Model):
+    """The mean of several models' outputs."""
+
+    def __init__(self, models: Sequence[keras.Model]) -> None:
+        super().__init__(name="ensemble")
+        self.members = list(models)
+        self.built = True
+
+    def call(self, inputs: Any, training: bool = False) -> Any:
+        outputs = [member(inputs, training=training) for member in self.members]
+        return keras.tree.map_structure(lambda *parts: sum(parts) / len(parts), *outputs)
+
+
+def load_runs(
+    paths: Sequence[str | pathlib.Path],
+    *,
+    data: str | pathlib.Path | None = None,
+    log: Callable[[str], None] = lambda line: None,
+) -> Run:
+    """One run, or several of one task as an ensemble: the mean of outputs and of what was chosen on dev splits.
+
+    Raises as `load_run`, and ValueError where they differ in more than that.
+    """
+    runs = [load_run(path, data=data, log=log) for path in paths]
+    first = runs[0]
+    for run in runs[1:]:
+        if _reads(run) != _reads(first):
+            raise ValueError(
+                f"{run.path} differs from {first.path} in its task, labels or preprocessing; "
+                "an ensemble takes runs that differ in their weights alone."
+            )
+    if len(runs) == 1:
+        return first
+    kept = [run.task.to_json() for run in runs]
+    means = {name: statistics.fmean(one[name] for one in kept) for name in first.task.calibrated}
+    task = type(first.task).from_json(kept[0] | means, data)
+    return dataclasses.replace(first, task=task, model=Ensemble([run.model for run in runs]))
+
+
+def _reads(run: Run) -> Any:
+    """What must be equal in the runs of an ensemble."""
+    tokenizer, task = run.preprocess.tokenizer, run.task
+    assert isinstance(tokenizer, WordPiece)
+    return (
+        (task.kind, {name: value for name, value in task.to_json().items() if name not in task.calibrated}),
+        (run.preprocess.seq_length, run.preprocess.truncation),
+        (tokenizer.vocabulary, tokenizer.lower_case),
+    )
+
+
 def evaluate(
     run: Run, split: str, *, batch_size: int = 32, progress: Callable[[int], None] = lambda done: None
 ) -> dict[str, float]:
@@ -212,7 +271,15 @@ class _Evaluate(keras.callbacks.Callback):
             )
 
     def on_epoch_end(self, epoch: int, logs: dict[str, float] | None = None) -> None:
-        measures = evaluate(self._run, self._split, batch_size=self._hparams.batch_size)
+        run = self._run
+        predictions, raw = predict(
+            run.task,
+            run.preprocess,
+            run.model,
+            run.task.examples(self._split),
+            batch_size=self._hparams.batch_size,
+        )
+        measures = dict(run.task.evaluate(run.task.calibrate(predictions, raw), raw))
         logs = {} if logs is None else logs
         logs.update({f"val_{name}": value for name, value in measures.items()})
         self.history.append({name: float(value) for name, value in logs.items()})
@@ -224,12 +291,23 @@ class _Evaluate(keras.callbacks.Callback):
         self._log(f"epoch {epoch + 1}/{self._hparams.epochs}: {listed}")
 
 
+class GradualUnfreezing(keras.callbacks.Callback):
+    """Epoch e, counted from 1, trains heads, pooler and the top e blocks; epoch L + 1 the embeddings too.
+
+    For a model whose optimizer is `AdamW(gradual=True)`. Source: Howard and Ruder 2018, sec. 3.3.
+    """
+
+    def on_epoch_begin(self, epoch: int, logs: dict[str, float] | None = None) -> None:
+        self.model.optimizer.learn_to_depth(epoch + 1)
+
+
 def _compiled_model(
     task: Task,
     source: checkpoints.Checkpoint,
     hparams: Hparams,
     *,
     total_steps: int,
+    keep_head: bool,
     log: Callable[[str], None],
 ) -> keras.Model:
     """The task's model with the checkpoint's weights and BERT's optimizer; make it in the strategy's scope."""
@@ -237,13 +315,27 @@ def _compiled_model(
     model = task.model(encoder)
     if source.tensors:
         # Not every checkpoint has a pooler: what was trained on the masked LM alone has none.
-        log(str(checkpoints.assign(source, encoder, fresh=("pooler", *heads_of(model)))))
+        heads = heads_of(model)
+        if keep_head:
+            log(str(checkpoints.assign(source, encoder, fresh=("pooler",), **heads)))
+        else:
+            log(str(checkpoints.assign(source, encoder, fresh=("pooler", *heads))))
     else:
         log("weights: random, no checkpoint was given")
     encoder.trainable = hparams.freeze != "encoder"
+    if POOLED_OUTPUT not in task.outputs:  # without a gradient, Keras would warn
+        encoder.pooler.trainable = False
     warmup_steps = int(total_steps * hparams.warmup_proportion)
-    schedule = WarmupLinearDecay(hparams.learning_rate, total_steps=total_steps, warmup_steps=warmup_steps)
-    optimizer = AdamW(schedule, weight_decay=hparams.weight_decay, clip_norm=hparams.clip_norm)
+    optimizer = AdamW(
+        SCHEDULES[hparams.schedule](
+            hparams.learning_rate, total_steps=total_steps, warmup_steps=warmup_steps
+        ),
+        weight_decay=hparams.weight_decay,
+        clip_norm=hparams.clip_norm,
+        bias_correction=hparams.bias_correction,
+        layer_decay=hparams.layer_decay,
+        gradual=hparams.unfreeze == "gradual",
+    )
     # Variables made inside `fit` would have it trace the step twice.
     optimizer.build(model.trainable_variables)
     # XLA is no gain on CPU, and fails under MirroredStrategy.
@@ -260,12 +352,14 @@ def finetune(
     strategy_name: str = "one",
     train_split: str = "train",
     dev_split: str = "validation",
+    keep_head: bool = False,
     verbose: int | str = "auto",
     log: Callable[[str], None] = print,
 ) -> dict[str, Any]:
     """Trains `task` from `checkpoint`, keeps the best epoch in the run directory `output`, returns what results.json says.
 
     checkpoint: a path that `checkpoints.read` takes, or a Checkpoint; one without tensors starts at random
+    keep_head: start the head from the checkpoint too, as for one question-answering set after another
     log: receives lines for a person: what was loaded, what each epoch measured
 
     Raises ValueError or FileNotFoundError, before any training, on data, sizes or folders that cannot work.
@@ -277,7 +371,7 @@ def finetune(
     keras.utils.set_random_seed(hparams.seed)  # of the examples drawn and of their order too
     dev = task.examples(dev_split)
     examples = take_examples(task.examples(train_split), count=hparams.max_examples, seed=hparams.seed)
-    count, dev_count = cardinality(examples), cardinality(dev)
+    example_count, dev_count = cardinality(examples), cardinality(dev)
     preprocess = Preprocessor(tokenizer, seq_length=hparams.seq_length, pad_to_longest=True)
     check_labelled(task, preprocess, examples, train_split)
     check_labelled(task, preprocess, dev, dev_split)
@@ -291,20 +385,26 @@ def finetune(
         seed=hparams.seed,
         drop_remainder=fixed,
     )
-    total_steps = int(batches.cardinality()) * hparams.epochs
+    steps = count(batches)
+    batches = batches.apply(tf.data.experimental.assert_cardinality(steps))
+    total_steps = steps * hparams.epochs
     if total_steps == 0:
         raise ValueError(
-            f"{count} examples do not fill one batch of {hparams.batch_size}; give a smaller batch_size."
+            f"{example_count} examples do not fill one batch of {hparams.batch_size}; give a smaller batch_size."
         )
     distribution = strategy(strategy_name)
 
     with distribution.scope():
-        model = _compiled_model(task, source, hparams, total_steps=total_steps, log=log)
+        model = _compiled_model(task, source, hparams, total_steps=total_steps, keep_head=keep_head, log=log)
     prepare_output(output)
-    log(f"training {task.name} on {count:,} examples, {total_steps:,} steps; dev {dev_count:,} examples")
+    log(
+        f"training {task.name} on {example_count:,} examples, {total_steps:,} steps; dev {dev_count:,} examples"
+    )
     run = Run(task=task, preprocess=preprocess, model=model, path=output)
     evaluation = _Evaluate(run, dev_split, hparams=hparams, log=log)
     callbacks = [evaluation, keras.callbacks.TensorBoard(output / LOGS, write_graph=False)]
+    if hparams.unfreeze == "gradual":
+        callbacks.append(GradualUnfreezing())
     began = time.monotonic()
     model.fit(batches, epochs=hparams.epochs, callbacks=callbacks, verbose=verbose, shuffle=False)
     seconds = time.monotonic() - began
@@ -318,7 +418,7 @@ def finetune(
         },
         "best_epoch": best + 1,
         "history": evaluation.history,
-        "train_examples": count,
+        "train_examples": example_count,
         "dev_examples": dev_count,
         "steps": total_steps,
         "seconds": round(seconds, 1),

@@ -23,8 +23,9 @@ from bert_keras.encoder import BertEncoder  # noqa: E402
 from bert_keras.features import ENCODER_INPUTS  # noqa: E402
 from bert_keras.optimization import AdamW, GlobalMean, WarmupLinearDecay, cross_entropy  # noqa: E402
 from tasks.glue import ROWS, Glue  # noqa: E402
+from tasks.swag import Swag  # noqa: E402
 from tasks.task import Hparams, classifier_model  # noqa: E402
-from tasks.train import evaluate, finetune, load_run, strategy  # noqa: E402
+from tasks.train import GradualUnfreezing, encoder_of, evaluate, finetune, load_run, strategy  # noqa: E402
 
 CONFIG = BertConfig(
     vocab_size=60,
@@ -68,6 +69,33 @@ def data(count, batch_size):
     return tf.data.Dataset.from_tensor_slices((features, labels, weights.astype("float32"))).batch(batch_size)
 
 
+class EmbeddingsMoved(keras.callbacks.Callback):
+    """How far the embeddings are from their start after each epoch."""
+
+    def on_train_begin(self, logs=None):
+        self.start, self.moved = self.table(), []
+
+    def on_epoch_end(self, epoch, logs=None):
+        self.moved.append(float(np.abs(self.table() - self.start).max()))
+
+    def table(self):
+        return encoder_of(self.model).embedding_table.numpy()
+
+
+def train_gradually(name, batches):
+    """Weights, logged losses and EmbeddingsMoved of two epochs, the embeddings held in the first."""
+    keras.utils.set_random_seed(1)
+    with strategy(name).scope():
+        model = classifier_model(BertEncoder(CONFIG, outputs=("pooled_output",)), 3)
+        optimizer = AdamW(2e-3, clip_norm=CLIP, layer_decay=0.5, gradual=True)
+        optimizer.build(model.trainable_variables)
+        model.compile(optimizer, GlobalMean(cross_entropy), jit_compile=False)
+    watch = EmbeddingsMoved()
+    callbacks = [GradualUnfreezing(), watch]
+    history = model.fit(batches, epochs=2, verbose=0, shuffle=False, callbacks=callbacks).history["loss"]
+    return model.get_weights(), history, watch.moved
+
+
 def train(name, batches, epochs):
     """Weights after `fit`, logged losses, recorded norms (on one device)."""
     keras.utils.set_random_seed(1)
@@ -83,19 +111,30 @@ def train(name, batches, epochs):
     return model.get_weights(), history, getattr(optimizer, "norms", [])
 
 
-def run_of_two(folder):
+def run_of_two(task, folder, data):
     """results.json of a run on two replicas, with the measure of the reloaded run."""
-    task = Glue(ROWS["sst2"], runs.write_data(folder / "data", "sst2", count=33))
+    if not (folder / "checkpoint").exists():
+        runs.write_checkpoint(folder / "checkpoint", num_layers=1)
     results = finetune(
         task,
-        checkpoint=runs.write_checkpoint(folder / "checkpoint", num_layers=1),
-        output=folder / "run",
+        checkpoint=folder / "checkpoint",
+        output=folder / f"run_{task.name}",
         hparams=Hparams(epochs=1, batch_size=8, learning_rate=1e-3, seq_length=40),
         strategy_name="mirrored",
         verbose=0,
         log=lambda line: None,
     )
-    return results | {"reloaded": evaluate(load_run(folder / "run", data=folder / "data"), "validation")}
+    return results | {"reloaded": evaluate(load_run(folder / f"run_{task.name}", data=data), "validation")}
+
+
+def write_choices(folder):
+    """Files in CODAH's form, which say nothing worth learning."""
+    folder.mkdir()
+    for seed, stem in enumerate(("train", "dev")):
+        columns = [runs.texts(33, seed=10 * seed + i) for i in range(5)]
+        lines = ["\t".join(("o", *texts, str(i % 4))) for i, texts in enumerate(zip(*columns, strict=True))]
+        (folder / f"{stem}.tsv").write_text("\n".join(lines))
+    return folder
 
 
 def main():
@@ -111,8 +150,21 @@ def main():
             "losses": losses,
             "losses_of_two": losses_of_two,
         }
-    with tempfile.TemporaryDirectory() as folder:
-        results["finetune"] = run_of_two(Path(folder))
+    count, batch_size, _ = SCENARIOS["last_batch_of_three"]
+    one, losses, moved = train_gradually("one", data(count, batch_size))
+    two, losses_of_two, _ = train_gradually("mirrored", data(count, batch_size))
+    results["gradual"] = {
+        "difference": max(float(np.abs(a - b).max()) for a, b in zip(one, two, strict=True)),
+        "losses": losses,
+        "losses_of_two": losses_of_two,
+        "embeddings_moved": moved,
+    }
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        reviews = runs.write_data(folder / "data", "sst2", count=33)
+        results["finetune"] = run_of_two(Glue(ROWS["sst2"], reviews), folder, reviews)
+        endings = write_choices(folder / "endings")
+        results["choices"] = run_of_two(Swag("codah", endings), folder, endings)
     json.dump(results, sys.stdout)
 
 

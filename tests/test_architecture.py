@@ -25,7 +25,21 @@ FLOORS = (
         "floor 2",
         ["bert_keras.optimization", "bert_keras.checkpoint_formats", "bert_keras.checkpoints", "bert_keras"],
     ),
-    ("floor 3", ["tasks", "tasks.task", "tasks.metrics", "tasks.glue", "tasks.train"]),
+    (
+        "floor 3",
+        [
+            "tasks",
+            "tasks.task",
+            "tasks.metrics",
+            "tasks.glue",
+            "tasks.squad",
+            "tasks.swag",
+            "tasks.conll",
+            "tasks.feature_based",
+            "tasks.train",
+            "tasks.glue_protocol",
+        ],
+    ),
     ("floor 4", ["savedmodels", "savedmodels.servable", "savedmodels.reload", "savedmodels.export"]),
     ("floor 5", ["bert_keras.demo", "bert_keras.cli", "bert_keras.__main__"]),
 )

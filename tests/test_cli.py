@@ -15,7 +15,7 @@ from bert_keras import checkpoints, cli
 from savedmodels.export import ask
 from tasks.train import load_run
 
-COMMANDS = ("finetune", "evaluate", "predict", "export", "convert", "demo", "info")
+COMMANDS = ("finetune", "glue", "evaluate", "predict", "export", "convert", "demo", "info")
 # What text may hold: nothing, tabs and carriage returns, markup, other scripts.
 TEXTS = [
     "good film",
@@ -254,7 +254,7 @@ def test_info(command, sst2):
     ("arguments", "message"),
     [
         (("finetune", "--task", "sst3"), "no task named 'sst3'; the tasks are cola, sst2,"),
-        (("finetune", "--task", "custom"), "--task custom reads its labels from --data"),
+        (("finetune", "--task", "custom"), "custom reads its labels from its files"),
         (("finetune", "--task", "ax", "--data", "DATA"), "ax has no split '"),
         (
             ("finetune", "--task", "sst2", "--learning-rate", "-1"),

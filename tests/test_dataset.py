@@ -8,7 +8,14 @@ import tensorflow as tf
 
 from bert_keras.config import BertConfig
 from bert_keras.encoder import BertEncoder
-from bert_keras.features import INPUT_MASK, INPUT_WORD_IDS, POOLED_OUTPUT
+from bert_keras.features import (
+    ENCODER_INPUTS,
+    EXAMPLE_INDEX,
+    INPUT_MASK,
+    INPUT_WORD_IDS,
+    POOLED_OUTPUT,
+    START_BYTES,
+)
 from bert_keras.preprocessing import Preprocessor
 from bert_keras.tokenizers import WordPiece
 from tasks.glue import ROWS, Glue
@@ -148,6 +155,90 @@ def test_predict_keeps_the_order_in_one_trace(task, preprocess, examples):
     for i in (0, 41, 99):
         logits = model(preprocess(raw["sentence"][i : i + 1]))
         np.testing.assert_allclose(decoded["probabilities"][i], keras.ops.softmax(logits)[0], atol=1e-6)
+
+
+class Windowed(Glue):
+    """Every sentence in windows of 5 pieces; the label of a window is where it starts, in bytes."""
+
+    windowed = True
+
+    def features(self, preprocess, raw):
+        return Preprocessor(
+            preprocess.tokenizer, seq_length=7, pad_to_longest=preprocess.pad_to_longest
+        ).windows(raw["sentence"], doc_stride=2)
+
+    def labels(self, raw, features):
+        starts = features[START_BYTES][:, 1]
+        return tf.stack([starts, tf.gather(raw["idx"], features[EXAMPLE_INDEX])], 1), tf.ones_like(starts)
+
+    def decode(self, outputs, features, raw):
+        per_window = tf.ones_like(features[EXAMPLE_INDEX])
+        count = tf.math.unsorted_segment_sum(per_window, features[EXAMPLE_INDEX], tf.size(raw["sentence"]))
+        return {"windows": count, "sum": tf.math.segment_sum(outputs[:, 0], features[EXAMPLE_INDEX])}
+
+
+@pytest.fixture(scope="module")
+def windowed(task):
+    return Windowed(task.row, task.folder)
+
+
+@pytest.fixture(scope="module")
+def every_window(windowed, preprocess, examples):
+    raw = next(iter(examples.batch(COUNT)))
+    labels, _ = windowed.labels(raw, windowed.features(preprocess, raw))
+    return sorted(map(tuple, labels.numpy().tolist()))
+
+
+def test_every_window_once_an_epoch(windowed, preprocess, examples, every_window):
+    """In full batches, each as wide as its longest window; the two columns of the labels are not cut."""
+    for seed in (None, 1):
+        seen = []
+        made = list(dataset(windowed, preprocess, examples, batch_size=BATCH, seed=seed))
+        for features, labels, weights in made:
+            assert set(features) == set(ENCODER_INPUTS)
+            mask = features[INPUT_MASK].numpy()
+            assert mask.shape[1] == mask.sum(1).max()
+            assert len(mask) == len(labels) == len(weights)
+            seen += map(tuple, labels.numpy().tolist())
+        assert sorted(seen) == every_window
+        assert [len(labels) for _, labels, _ in made].count(BATCH) == len(every_window) // BATCH
+    assert seen != every_window  # with a seed
+
+
+def test_windows_of_one_example_are_apart_in_training(windowed, preprocess, examples):
+    rows = [
+        row
+        for _, labels, _ in dataset(windowed, preprocess, examples, batch_size=BATCH, seed=1)
+        for row in labels.numpy()[:, 1]
+    ]
+    neighbours = sum(one == other for one, other in zip(rows, rows[1:], strict=False))
+    assert neighbours < len(rows) / 20
+
+
+def test_windows_of_one_static_shape(windowed, tokenizer, examples):
+    fixed = Preprocessor(tokenizer, seq_length=SEQ_LENGTH, pad_to_longest=False)
+    made = dataset(windowed, fixed, examples.take(40), batch_size=BATCH, seed=1, drop_remainder=True)
+    features, labels, _ = made.element_spec
+    assert {tuple(spec.shape) for spec in features.values()} == {(BATCH, 7)}
+    assert all(features[INPUT_MASK].shape == (BATCH, 7) for features, _, _ in made)
+    assert labels.shape == (BATCH, 2)
+
+
+def test_predict_joins_windows(windowed, preprocess, examples, every_window):
+    """A batch has more windows than examples; they go through the model in groups."""
+    groups = []
+
+    class Reading(keras.Model):
+        def call(self, features, training=False):
+            tf.py_function(lambda size: groups.append(int(size)), [tf.shape(features[INPUT_MASK])[0]], [])
+            return tf.cast(features[INPUT_WORD_IDS], tf.float32)
+
+    decoded, raw = predict(windowed, preprocess, Reading(), examples.take(50), batch_size=BATCH)
+    rows = [row for _, row in every_window]
+    assert decoded["windows"].tolist() == [rows.count(i) for i in range(50)]
+    assert decoded["sum"].tolist() == [runs.VOCABULARY.index("[CLS]") * rows.count(i) for i in range(50)]
+    assert max(groups) == BATCH and sum(groups) == decoded["windows"].sum()
+    assert raw["idx"].tolist() == list(range(50))
 
 
 @pytest.mark.parametrize(

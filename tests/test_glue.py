@@ -10,10 +10,12 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import scipy.stats
+import sklearn.metrics
 import tensorflow as tf
 from golden.make_metrics_golden import DEFINITIONS
 
-from bert_keras.features import POOLED_OUTPUT
+from bert_keras.features import POOLED_OUTPUT, SEQUENCE_OUTPUT
 from tasks.glue import ROWS, Glue, row_from_folder
 
 BINARY = {"0": 0, "1": 1}
@@ -335,6 +337,26 @@ def test_evaluate(name):
     assert got == pytest.approx(expected, abs=1e-9) and task.measure in got
 
 
+BY_LIBRARY = {
+    "accuracy": sklearn.metrics.accuracy_score,
+    "f1": sklearn.metrics.f1_score,
+    "matthews": sklearn.metrics.matthews_corrcoef,
+    "pearson": lambda labels, scores: scipy.stats.pearsonr(labels, scores)[0],
+    "spearman": lambda labels, scores: scipy.stats.spearmanr(labels, scores)[0],
+}
+
+
+@pytest.mark.parametrize("name", ROWS)
+@pytest.mark.parametrize("count", [20, 500])
+def test_evaluate_as_scikit_learn_and_scipy_do(name, count):
+    task = Glue(ROWS[name])
+    predictions, labels, numbers = draw(task, count)
+    dtype = np.int32 if task.row.labels else np.float32
+    got = dict(task.evaluate(predictions, {"label": np.array(labels, dtype)}))
+    expected = {measure: BY_LIBRARY[measure](labels, numbers) for measure in task.row.measures}
+    assert got == pytest.approx(expected, abs=1e-6) and len(got) == len(task.row.measures)
+
+
 def test_evaluate_the_official_way():
     """F1 is that of `duplicate` and `equivalent`; both measures of a row that has two."""
     measures = {name: row.measures for name, row in ROWS.items()}
@@ -388,6 +410,22 @@ def test_own_data(tmp_path):
     assert again.row == row and read(again, "validation")["label"].tolist() == [1]
     with pytest.raises(ValueError, match="custom is not in TensorFlow Datasets; pass a folder"):
         Glue.from_json(task.to_json()).examples("train")
+
+
+def test_stray_quotes_in_ones_own_data(tmp_path):
+    data = 'text\tlabel\n"good\tyes\n5" of "film\tno\n'
+    write(tmp_path, train=data, dev=data)
+    got = read(Glue.open("custom", tmp_path), "validation")
+    assert got["text"].tolist() == [b'"good', b'5" of "film'] and got["label"].tolist() == [1, 0]
+
+
+def test_how_a_classifier_reads_is_kept():
+    task = Glue.open("rte", None, pooling="concat")
+    assert task.outputs == (SEQUENCE_OUTPUT,)
+    kept = json.loads(json.dumps(task.to_json()))
+    assert Glue.from_json(kept).pooling == "concat" and Glue.from_json(kept).row == ROWS["rte"]
+    kept.pop("pooling")  # a run of version 0.1
+    assert Glue.from_json(kept).outputs == (POOLED_OUTPUT,)
 
 
 def test_own_data_with_a_labelled_test_file_or_none(tmp_path):

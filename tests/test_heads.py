@@ -17,11 +17,13 @@ from bert_keras.features import MASKED_LM_POSITIONS, POOLED_OUTPUT, SEQUENCE_OUT
 from bert_keras.heads import (
     ChoiceHead,
     ClassifierHead,
+    ConcatClassifierHead,
     MaskedLMHead,
     NextSentenceHead,
     ReplacedTokenHead,
     SpanHead,
     TokenHead,
+    concat_pool,
 )
 from bert_keras.layers import ACTIVATIONS
 
@@ -29,6 +31,7 @@ CONFIG = parity.GOLDEN_CONFIG  # V 67, H 32
 RNG = np.random.default_rng(0)
 POOLED = RNG.normal(size=(6, 32)).astype("float32")  # [B, H]
 SEQUENCE = RNG.normal(size=(2, 7, 32)).astype("float32")  # [B, S, H]
+MASK = np.array([[1, 1, 1, 1, 0, 0, 0], [1] * 7], "int32")  # [B, S]
 POSITIONS = np.array([[5, 0, 6], [1, 1, 0]], "int32")  # [B, P]
 
 
@@ -53,6 +56,11 @@ CASES = {
     "next_sentence": (lambda dtype: NextSentenceHead(CONFIG, dtype=dtype), (POOLED,), [(6, 2)]),
     "classifier": (lambda dtype: ClassifierHead(3, config=CONFIG, dtype=dtype), (POOLED,), [(6, 3)]),
     "regression": (lambda dtype: ClassifierHead(1, config=CONFIG, dtype=dtype), (POOLED,), [(6, 1)]),
+    "concat_classifier": (
+        lambda dtype: ConcatClassifierHead(3, config=CONFIG, dtype=dtype),
+        (SEQUENCE, MASK),
+        [(2, 3)],
+    ),
     "choice": (lambda dtype: ChoiceHead(3, config=CONFIG, dtype=dtype), (POOLED,), [(2, 3)]),
     "span": (lambda dtype: SpanHead(config=CONFIG, dtype=dtype), (SEQUENCE,), [(2, 7), (2, 7)]),
     "token": (lambda dtype: TokenHead(9, config=CONFIG, dtype=dtype), (SEQUENCE,), [(2, 7, 9)]),
@@ -160,6 +168,28 @@ def test_pooled_heads_are_one_dense_layer(build):
     np.testing.assert_allclose(array(head(POOLED)), dense(head.dense, POOLED), atol=1e-5)
 
 
+@pytest.mark.parametrize("causal", [False, True])
+def test_concat_pooling_by_hand(causal):
+    """Padding holds 9, which would be every maximum and move every mean."""
+    sequence = np.float32([[[1, -5], [3, -2], [9, 9]], [[-1, 0], [-2, 1], [-6, 2]]])
+    mask = np.int32([[1, 1, 0], [1, 1, 1]])
+    pooled = array(concat_pool(ops.convert_to_tensor(sequence), ops.convert_to_tensor(mask), causal=causal))
+    #            at the position            maximum   mean
+    first, last = ([1, -5], [-1, 0]), ([3, -2], [-6, 2])
+    rows = [
+        [*(last if causal else first)[0], 3, -2, 2, -3.5],
+        [*(last if causal else first)[1], -1, 2, -3, 1],
+    ]
+    np.testing.assert_allclose(pooled, rows, atol=1e-6)
+
+
+def test_concat_classifier_is_one_dense_layer_on_it():
+    head = lively(ConcatClassifierHead(3, config=CONFIG))
+    assert head.dense.kernel.shape == (96, 3)
+    pooled = array(concat_pool(ops.convert_to_tensor(SEQUENCE), ops.convert_to_tensor(MASK)))
+    np.testing.assert_allclose(array(head(SEQUENCE, MASK)), dense(head.dense, pooled), atol=1e-5)
+
+
 def test_choice_head_scores_consecutive_rows_of_one_example():
     head = lively(ChoiceHead(3, config=CONFIG))
     scores = dense(head.dense, POOLED)[:, 0]  # rows: example 0 choices 0 1 2, example 1 choices 0 1 2
@@ -190,6 +220,7 @@ def test_replaced_token_head_is_dense_activation_dense():
     ("build", "message"),
     [
         (lambda: ClassifierHead(0, config=CONFIG), "num_classes is 0; a classifier has at least 1 class"),
+        (lambda: ConcatClassifierHead(0, config=CONFIG), "num_classes is 0; a classifier has at least 1"),
         (lambda: ChoiceHead(1, config=CONFIG), "num_choices is 1; a choice is between at least 2"),
         (lambda: TokenHead(1, config=CONFIG), "num_classes is 1; tokens are told apart by at least 2"),
     ],
@@ -239,6 +270,7 @@ def test_dropout_rate_before_the_dense_layer(build, classifier_dropout, rate):
 
 REBUILT = [
     ClassifierHead(3, config=CONFIG, name="mine", dtype="mixed_bfloat16"),
+    ConcatClassifierHead(2, config=CONFIG, name="mine"),
     ChoiceHead(4, config=CONFIG),
     TokenHead(9, config=CONFIG),
     SpanHead(config=CONFIG),

@@ -2,13 +2,22 @@
 
 import json
 import random
+import string
 from pathlib import Path
 
 import numpy as np
 import pytest
+import seqeval.metrics
 from golden.make_metrics_golden import DEFINITIONS, MEASURES_OF, draw
 
-from tasks.metrics import MEASURES
+from tasks.metrics import (
+    MEASURES,
+    answer_scores,
+    best_threshold,
+    entity_scores,
+    entity_scores_by_type,
+    normalize_answer,
+)
 
 GOLDEN = json.loads((Path(__file__).parent / "golden" / "metrics.json").read_text())
 
@@ -73,3 +82,150 @@ def test_diverged_scores_stay_visible():
     assert np.isnan(MEASURES["pearson"](scores, diverged)) and np.isnan(
         MEASURES["spearman"](scores, diverged)
     )
+
+
+# Answers to questions
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("The  Cat, a \n dog.", "cat dog"),
+        ("An apple-tree", "appletree"),
+        ("THE", ""),
+        ("theatre another", "theatre another"),
+        ("«a» — b", "« » — b"),  # only ASCII punctuation goes; what stands beside it parts words
+        ("A.", ""),
+        ("1,000\u00a0km", "1000 km"),
+        ("北京。", "北京。"),
+    ],
+)
+def test_normalized_answers(text, expected):
+    assert normalize_answer(text) == expected
+
+
+def tokens(text: str) -> list[str]:
+    """What the scorers compare, word by word."""
+    kept = "".join(letter for letter in text.lower() if letter not in string.punctuation)
+    return [word for word in kept.split() if word not in ("a", "an", "the")]
+
+
+def overlap(answer: str, gold: str, *, both_empty: float) -> float:
+    """The harmonic mean of precision and recall, token by token."""
+    left, right = tokens(answer), tokens(gold)
+    if not left and not right:
+        return both_empty
+    rest, shared = list(right), 0
+    for token in left:
+        if token in rest:
+            rest.remove(token)
+            shared += 1
+    if not shared:
+        return 0.0
+    precision, recall = shared / len(left), shared / len(right)
+    return 2 * precision * recall / (precision + recall)
+
+
+@pytest.mark.parametrize("unanswerable", [False, True])
+def test_answers_against_their_definition(unanswerable):
+    draw = random.Random(7)
+    words = ["a", "the", "Cat", "cat.", "dog", "!", "dog dog", "Bird's"]
+
+    def text() -> str:
+        return " ".join(draw.choices(words, k=draw.randint(0, 4)))
+
+    answers = [text() for _ in range(400)]
+    golds = [[text() for _ in range(draw.randint(0 if unanswerable else 1, 3))] for _ in answers]
+    exact, f1 = answer_scores(answers, golds, unanswerable=unanswerable)
+    for i, (answer, texts) in enumerate(zip(answers, golds, strict=True)):
+        if unanswerable:
+            texts = [gold for gold in texts if tokens(gold)] or [""]
+        assert exact[i] == max(tokens(answer) == tokens(gold) for gold in texts)
+        expected = max(overlap(answer, gold, both_empty=float(unanswerable)) for gold in texts)
+        assert f1[i] == pytest.approx(expected)
+    assert 0 < exact.mean() < f1.mean() < 1 or not unanswerable
+
+
+def test_where_the_official_scorers_differ():
+    """A gold answer of which normalizing leaves nothing: no shared token in one, nothing wanted in the other."""
+    for unanswerable, f1 in ((False, 0.0), (True, 1.0)):
+        scores = answer_scores(["The"], [["a"]], unanswerable=unanswerable)
+        assert [float(score[0]) for score in scores] == [1.0, f1]
+    for answer, score in (("", 1.0), ("cat", 0.0)):  # no gold answer at all
+        assert [s[0] for s in answer_scores([answer], [[]], unanswerable=True)] == [score, score]
+
+
+def best_by_trying(answered, withheld, odds) -> float:
+    """Every threshold that decides otherwise than the others: one under all odds, one at each."""
+    tried = [-np.inf, *odds]
+    return max(
+        sum(a if odd <= threshold else w for a, w, odd in zip(answered, withheld, odds, strict=True))
+        for threshold in tried
+    ) / len(odds)
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_threshold_against_trying_all(seed):
+    draw = np.random.default_rng(seed)
+    count = [1, 2, 30, 200][seed % 4]
+    withheld = draw.integers(0, 2, count)
+    answered = np.where(withheld, 0, draw.choice([0, 0.5, 1], count))
+    if seed % 3 == 0:
+        answered = answered * 0  # all answers empty or wrong
+    odds = draw.normal(size=count).astype(np.float32)
+    if seed % 2:
+        odds = odds.round(1)  # equal ones, which no threshold parts
+    best, threshold = best_threshold(answered, withheld, odds)
+    assert best == pytest.approx(best_by_trying(answered, withheld, odds))
+    reached = np.where(odds.astype(np.float64) < threshold, answered, withheld).mean()
+    assert reached == pytest.approx(best)
+    assert threshold not in odds.astype(np.float64)
+
+
+def test_threshold_of_equal_ones_is_the_nearest_to_zero():
+    odds = np.float32([-4, -2, 3, 8])
+    for answered, threshold in (
+        ([0, 0, 0, 0], 0.0),  # all the same
+        ([1, 0, 0, 0], 0.0),
+        ([1, -1, 0, 0], -3.0),
+        ([1, 0, 1, 0], 4.0),  # at most 1 above
+        ([0, 0, 0, 1], 9.0),
+    ):
+        assert best_threshold(np.array(answered), np.zeros(4), odds)[1] == threshold
+    assert best_threshold(np.zeros(4), np.ones(4), odds) == (1.0, -5.0)
+    assert best_threshold(np.ones(2), np.zeros(2), np.float32([-2, 0])) == (1.0, 1.0)
+    assert best_threshold(np.zeros(2), np.ones(2), np.float32([5, 8])) == (1.0, 0.0)
+
+
+def test_entities_are_seqevals():
+    """On random tags, among them those that continue nothing."""
+    draw = random.Random(0)
+    tags = [f"{prefix}-{kind}" for prefix in "BI" for kind in ("PER", "LOC", "X-Y")] + ["O"] * 4
+    for count in (1, 10, 200):
+        lengths = [draw.randint(1, 9) for _ in range(count)]
+        gold, predicted = ([draw.choices(tags, k=n) for n in lengths] for _ in range(2))
+        got = entity_scores(gold, predicted)
+        wanted = [
+            getattr(seqeval.metrics, f"{name}_score")(gold, predicted, zero_division=0)
+            for name in ("precision", "recall", "f1")
+        ]
+        assert got[:3] == pytest.approx(wanted, abs=1e-12)
+        report = seqeval.metrics.classification_report(gold, predicted, output_dict=True, zero_division=0)
+        types = {kind: values for kind, values in report.items() if not kind.endswith(" avg")}
+        by_type = entity_scores_by_type(gold, predicted)
+        assert by_type.keys() == types.keys()
+        for kind, values in types.items():
+            assert by_type[kind] == pytest.approx(tuple(values.values()), abs=1e-12)
+        assert got.entities == sum(scores.entities for scores in by_type.values())
+
+
+def test_entities_by_hand():
+    gold = [["B-PER", "I-PER", "O", "B-LOC"], ["O", "B-LOC"]]
+    predicted = [["B-PER", "I-PER", "O", "B-PER"], ["B-LOC", "I-LOC"]]
+    assert entity_scores(gold, predicted) == pytest.approx((1 / 3, 1 / 3, 1 / 3, 3))
+    assert entity_scores_by_type(gold, predicted) == {
+        "LOC": (0, 0, 0, 2),
+        "PER": (0.5, 1, pytest.approx(2 / 3), 1),
+    }
+    assert entity_scores([["O"]], [["O"]]) == (0, 0, 0, 0)
+    assert entity_scores([["O"]], [["B-PER"]]) == (0, 0, 0, 0)

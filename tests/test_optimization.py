@@ -1,5 +1,6 @@
 """The optimizer against its formula written again in numpy, the schedule, and the mean over weights."""
 
+import dataclasses
 import os
 import subprocess
 import sys
@@ -13,7 +14,15 @@ import tensorflow as tf
 from bert_keras.config import BertConfig
 from bert_keras.encoder import BertEncoder
 from bert_keras.features import ENCODER_INPUTS
-from bert_keras.optimization import AdamW, GlobalMean, WarmupLinearDecay, cross_entropy, squared_error
+from bert_keras.optimization import (
+    AdamW,
+    GlobalMean,
+    SlantedTriangular,
+    WarmupLinearDecay,
+    cross_entropy,
+    depths,
+    squared_error,
+)
 from tasks.task import classifier_model
 
 ROOT = Path(__file__).parents[1]
@@ -82,6 +91,14 @@ weight = keras.Variable([[1.0, -2.0], [0.5, 3.0]], name="kernel")
 optimizer = AdamW(0.1)
 for step in range(3):
     optimizer.apply([keras.ops.array([[0.1, 2.0], [-3.0, 1e-6]]) * (step + 1)], [weight])
+with keras.name_scope("block_0"):
+    held = keras.Variable([1.0, 2.0], name="kernel")
+head = keras.Variable([1.0], name="kernel")
+gradual = AdamW(0.1, gradual=True)
+gradual.build([head, held])
+gradual.learn_to_depth(0)
+gradual.apply([keras.ops.array([1.0]), keras.ops.array([1.0, 1.0])], [head, held])
+assert np.asarray(held).tolist() == [1.0, 2.0] and float(head[0]) < 1.0
 print(keras.backend.backend(), *np.asarray(weight).ravel().tolist())
 """
 
@@ -118,6 +135,8 @@ def test_defaults_are_berts():
         "clip_norm": 1.0,
         "bias_correction": False,
         "no_decay": r"layer_?norm|(^|/)(bias|gamma|beta)$",
+        "layer_decay": 1.0,
+        "gradual": False,
         "name": "adamw",
     }
 
@@ -210,6 +229,125 @@ def test_clipping_is_by_the_norm_of_all_gradients():
         np.testing.assert_allclose(moments, expected, rtol=1e-6)
 
 
+# Rates by depth, and which depths learn
+
+
+def three_layers(**changes):
+    """A classifier of two blocks: variables at depths 0 (head, pooler), 1, 2 and 3 (embeddings)."""
+    config = dataclasses.replace(TINY, **changes)
+    keras.utils.set_random_seed(3)
+    return classifier_model(BertEncoder(config, outputs=("pooled_output",)), 3)
+
+
+def by_depth(model):
+    paths = [variable.path for variable in model.trainable_variables]
+    return dict(zip(paths, depths(paths), strict=True))
+
+
+def test_depths():
+    found = by_depth(three_layers(embedding_size=8))
+    parts = {path.removeprefix("bert_encoder/").split("/")[0]: depth for path, depth in found.items()}
+    assert parts == {"classifier": 0, "pooler": 0, "block_1": 1, "block_0": 2, "embeddings": 3}
+    assert len(found) == len(three_layers(embedding_size=8).trainable_variables)
+    shared = by_depth(three_layers(share_layers=True))
+    parts = {path.removeprefix("bert_encoder/").split("/")[0]: depth for path, depth in shared.items()}
+    assert parts == {"classifier": 0, "pooler": 0, "block_0": 1, "embeddings": 2}
+    assert depths(["encoder/block_11/x", "encoder/block_2/x", "embeddings/x", "head/x"]) == [1, 10, 13, 0]
+    assert depths(["classifier/dense/kernel"]) == [0]
+
+
+@pytest.mark.parametrize("bias_correction", [False, True])
+def test_each_layer_has_its_rate(bias_correction):
+    """Two steps by hand: of all that AdamW does, rate and decay alike are divided by 2.6 for each layer down."""
+    model, decay = three_layers(), 1 / 2.6
+    variables, found = model.trainable_variables, by_depth(model)
+    optimizer = AdamW(0.1, layer_decay=decay, clip_norm=1e9, bias_correction=bias_correction)
+    optimizer.build(variables)
+    generator = np.random.default_rng(0)
+    before = [variable.numpy() for variable in variables]
+    steps = [[generator.normal(size=v.shape).astype("float32") for v in variables] for _ in range(2)]
+    for gradients in steps:
+        optimizer.apply([tf.constant(gradient) for gradient in gradients], variables)
+    for i, variable in enumerate(variables):
+        rate = 0.1 * decay ** found[variable.path]
+        assert optimizer.rate_factor(variable) == pytest.approx(rate / 0.1)
+        weight, m, v = np.float64(before[i]), 0.0, 0.0
+        for step, gradients in enumerate(steps, start=1):
+            m, v = 0.9 * m + 0.1 * gradients[i], 0.999 * v + 0.001 * np.float64(gradients[i]) ** 2
+            correction = np.sqrt(1 - 0.999**step) / (1 - 0.9**step) if bias_correction else 1.0
+            decayed = 0.01 * weight * optimizer.is_decayed(variable)
+            weight = weight - rate * (correction * m / (np.sqrt(v) + 1e-6) + decayed)
+        np.testing.assert_allclose(variable.numpy(), weight, atol=2e-5, err_msg=variable.path)
+    assert sorted({found[variable.path] for variable in variables}) == [0, 1, 2, 3]
+
+
+def moments(optimizer):
+    return {v.path: v.numpy() for v in optimizer.variables if v.path.endswith(("_momentum", "_velocity"))}
+
+
+@pytest.mark.parametrize("compiled", [False, True])
+def test_what_does_not_learn_keeps_every_bit(compiled):
+    """Weights, moments (not 0 any more) and the norm: depth 1 learns as if the deeper variables were not there."""
+    model, alone = three_layers(), three_layers()
+    variables, found = model.trainable_variables, by_depth(model)
+    upper = [variable for variable in alone.trainable_variables if found[variable.path] <= 1]
+    optimizer, wanted = AdamW(0.1, gradual=True), AdamW(0.1)
+    optimizer.build(variables)
+    wanted.build(upper)
+    traces = []
+
+    def step(gradients):
+        traces.append(1)
+        optimizer.apply(gradients, variables)
+
+    run = tf.function(step) if compiled else step
+    gradients = [tf.random.normal(variable.shape, seed=i) for i, variable in enumerate(variables)]
+    run(gradients)  # all learn, and have moments
+    for ours, theirs in zip(variables, alone.trainable_variables, strict=True):
+        theirs.assign(ours)
+    started = {variable.path: variable.numpy() for variable in variables}
+    held = moments(optimizer)
+    for name, value in moments(optimizer).items():
+        assert np.abs(value).max() > 0, name
+    for variable in upper:
+        index, here = wanted._get_variable_index(variable), [v.path for v in variables].index(variable.path)
+        wanted._momentums[index].assign(optimizer._momentums[here])
+        wanted._velocities[index].assign(optimizer._velocities[here])
+    optimizer.learn_to_depth(1)
+    for scale in (1.0, 1e-3):
+        scaled = [scale * gradient for gradient in gradients]
+        run(scaled)
+        wanted.apply([g for g, v in zip(scaled, variables, strict=True) if found[v.path] <= 1], upper)
+    for i, (ours, theirs) in enumerate(zip(variables, alone.trainable_variables, strict=True)):
+        if found[ours.path] <= 1:
+            np.testing.assert_allclose(ours.numpy(), theirs.numpy(), rtol=1e-5, atol=1e-7, err_msg=ours.path)
+            assert np.abs(ours.numpy() - started[ours.path]).max() > 0
+        else:
+            np.testing.assert_array_equal(ours.numpy(), started[ours.path], err_msg=ours.path)
+            for moment in (optimizer._momentums[i], optimizer._velocities[i]):
+                np.testing.assert_array_equal(moment.numpy(), held[moment.path])
+    optimizer.learn_to_depth(3)
+    run(gradients)
+    assert all(np.abs(v.numpy() - started[v.path]).max() > 0 for v in variables)
+    assert len(traces) == (1 if compiled else 4)
+
+
+def test_nothing_is_paid_for_where_it_is_off():
+    """The same ops as a plain AdamW; only what is asked for adds some."""
+
+    def ops_of(**settings):
+        weights = variables(kernel=(4, 3))
+        optimizer = AdamW(0.1, **settings)
+        optimizer.build(weights)
+        apply = tf.function(lambda gradient: optimizer.apply([gradient], weights))
+        graph = apply.get_concrete_function(tf.TensorSpec((4, 3))).graph
+        return sorted(op.type for op in graph.get_operations())
+
+    assert ops_of() == ops_of(layer_decay=1.0, gradual=False)
+    assert "SelectV2" not in ops_of() and "SelectV2" in ops_of(gradual=True)
+    assert ops_of().count("ResourceApplyAdam") == ops_of(gradual=True).count("ResourceApplyAdam") == 1
+
+
 def test_a_variable_without_a_gradient():
     first, second = variables(a=(2,), b=(2,))
     before = second.numpy()
@@ -224,6 +362,29 @@ def test_schedule():
     rates = {0: 0.0, 1: 1e-4, 9: 9e-4, 10: 9e-4, 50: 5e-4, 99: 1e-5, 100: 0.0, 101: 0.0}
     np.testing.assert_allclose([float(schedule(step)) for step in rates], list(rates.values()), atol=1e-9)
     assert float(WarmupLinearDecay(1e-3, total_steps=10, warmup_steps=0)(0)) == pytest.approx(1e-3)
+
+
+def test_slanted_triangular_schedule():
+    """Howard and Ruder 2018, eq. 3, written again: T 100, cut_frac 0.1, ratio 32."""
+    schedule = SlantedTriangular(0.01, total_steps=100, warmup_steps=10)
+
+    def rate(t, cut=10, cut_frac=0.1):
+        p = t / cut if t < cut else 1 - (t - cut) / (cut * (1 / cut_frac - 1))
+        return 0.01 * (1 + p * 31) / 32
+
+    steps = [0, 1, 9, 10, 11, 55, 99, 100]
+    np.testing.assert_allclose([float(schedule(t)) for t in steps], [rate(t) for t in steps], rtol=1e-5)
+    assert float(schedule(0)) == float(schedule(100)) == pytest.approx(0.01 / 32)
+    assert float(schedule(10)) == pytest.approx(0.01) and float(schedule(55)) == pytest.approx(
+        0.01 * 16.5 / 32
+    )
+    assert float(schedule(1000)) == pytest.approx(0.01 / 32)  # not under it
+    for warmup in (0, 10):
+        edge = SlantedTriangular(1.0, total_steps=10, warmup_steps=warmup)
+        rates = [float(edge(step)) for step in range(10)]
+        assert max(rates) == rates[0 if warmup == 0 else 9] and min(rates) >= 1 / 32
+    again = SlantedTriangular.from_config(schedule.get_config())
+    assert type(again) is SlantedTriangular and float(again(3)) == float(schedule(3))
 
 
 @pytest.mark.parametrize(("total", "warmup"), [(0, 0), (10, 11), (10, -1)])

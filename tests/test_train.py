@@ -15,13 +15,15 @@ import runs
 import tensorflow as tf
 
 from bert_keras import checkpoints
+from savedmodels.servable import Servable
 from tasks import train
 from tasks.glue import ROWS, Glue
 from tasks.task import Hparams, predict
-from tasks.train import evaluate, finetune, load_run
+from tasks.train import evaluate, finetune, load_run, load_runs
 
 TESTS = Path(__file__).parent
 QUICK = Hparams(epochs=1, batch_size=8, learning_rate=1e-3, seq_length=40)
+NO_DROPOUT = {"hidden_dropout": 0.0, "attention_dropout": 0.0}
 GOOD, BAD = ("good", "warm"), ("bad", "dull")
 PLAIN = "film plot actor scene the its is and very".split()
 
@@ -71,8 +73,7 @@ def start(task, folder, *, output="run", hparams=QUICK, **settings):
 def place(tmp_path_factory):
     """A folder with a random checkpoint of one layer, for which little data is enough whatever the seed, and reviews."""
     folder = tmp_path_factory.mktemp("train")
-    changes = {"num_layers": 1, "hidden_dropout": 0.0, "attention_dropout": 0.0, "initializer_range": 0.1}
-    runs.write_checkpoint(folder / "checkpoint", **changes)
+    runs.write_checkpoint(folder / "checkpoint", num_layers=1, initializer_range=0.1, **NO_DROPOUT)
     write_reviews(folder / "reviews")
     return folder
 
@@ -193,6 +194,45 @@ def test_best_epoch_is_kept_not_the_last(place):
     assert evaluate(load_run(place / "turned_run", data=data), "validation")["accuracy"] == measured[0]
 
 
+def test_ensemble_takes_the_mean_of_outputs(learned, place, reloaded):
+    task = Glue(ROWS["sst2"], place / "reviews")
+    start(task, place, output="second", hparams=dataclasses.replace(QUICK, seed=2, max_examples=24))
+    both = load_runs([place / "learned", place / "second"], data=place / "reviews")
+    second = load_run(place / "second", data=place / "reviews")
+    features = both.preprocess(tf.constant(["a good film", "dull"]))
+    outputs = [run.model(features) for run in (reloaded, second)]
+    assert not np.allclose(*outputs, atol=1e-2)
+    np.testing.assert_allclose(both.model(features), sum(outputs) / 2, atol=1e-6)
+    answers, _ = predict(task, both.preprocess, both.model, task.examples("validation"))
+    assert answers["probabilities"].shape == (40, 2)
+    servable = Servable(both.task, both.preprocess, both.model)
+    served = servable.serve(sentence=tf.constant(["a good film", "dull"]))
+    np.testing.assert_allclose(served["probabilities"], tf.nn.softmax(both.model(features)), atol=1e-6)
+
+
+def test_ensemble_of_unlike_runs(learned, place):
+    task = Glue(ROWS["sst2"], place / "reviews")
+    short = dataclasses.replace(QUICK, seq_length=32, max_examples=8)
+    start(task, place, output="short", hparams=short)
+    with pytest.raises(ValueError, match="short differs from .*learned in its task, labels or preprocessing"):
+        load_runs([place / "learned", place / "short"])
+
+
+def test_keep_head(learned, place):
+    """Training goes on from the head too; by default it starts afresh."""
+    task = Glue(ROWS["sst2"], place / "reviews")
+    settings = {"checkpoint": place / "learned", "hparams": dataclasses.replace(QUICK, learning_rate=1e-9)}
+    start(task, place, output="kept_head", keep_head=True, **settings)
+    start(task, place, output="fresh_head", **settings)
+    was, kept, fresh = (
+        weights_of(place / name)["classifier/dense/kernel"] for name in ("learned", "kept_head", "fresh_head")
+    )
+    np.testing.assert_allclose(kept, was, atol=1e-6)
+    assert not np.allclose(fresh, was, atol=1e-2)
+    with pytest.raises(ValueError, match="the checkpoint has no classifier/dense/kernel"):
+        start(task, place, output="no_head", keep_head=True)
+
+
 def start_with_seed(place, output, seed):
     """Random weights, dropout, some of the examples: all that a seed decides. The lines for a person."""
     source, lines = checkpoints.read(place / "with_dropout"), []
@@ -233,6 +273,91 @@ def test_frozen_encoder_and_max_examples(place):
     head = {name: after.pop(name) for name in list(after) if name.startswith("classifier/")}
     assert_same_weights(after, weights_of(place / "checkpoint"))
     assert np.abs(head["classifier/dense/bias"]).max() > 0  # it starts at 0
+
+
+def moved(folder, before):
+    """The parts of an encoder that a run changed: embeddings, block_0, ..., pooler."""
+    after = checkpoints.read(folder).tensors
+    parts = {name.split("/")[0] for name, array in before.items() if not np.array_equal(array, after[name])}
+    for part in parts:  # all of it, or nothing
+        names = [name for name in before if name.startswith(f"{part}/")]
+        assert all(not np.array_equal(before[name], after[name]) for name in names), part
+    return parts
+
+
+def test_gradual_unfreezing(place):
+    """Epoch 1: heads, pooler, top block; 2: the next block; 3: the embeddings too. One trace."""
+    runs.write_checkpoint(place / "two_blocks", **NO_DROPOUT)
+    before, stages = weights_of(place / "two_blocks"), []
+
+    class Watching(Counting):
+        def evaluate(self, predictions, raw):
+            stages.append(
+                moved(place / "gradual", before) if (place / "gradual/config.json").exists() else None
+            )
+            yield "accuracy", float(len(stages))  # each epoch is the best, and kept
+
+    task = Watching(place / "reviews")
+    hparams = dataclasses.replace(QUICK, epochs=3, unfreeze="gradual", max_examples=24)
+    start(task, place, output="gradual", hparams=hparams, checkpoint=place / "two_blocks")
+    stages = [*stages[1:], moved(place / "gradual", before)]
+    assert stages == [
+        {"pooler", "block_1"},
+        {"pooler", "block_1", "block_0"},
+        {"pooler", "block_1", "block_0", "embeddings"},
+    ]
+    assert task.losses == 1
+
+
+def test_the_aids_reach_the_optimizer(place):
+    hparams = dataclasses.replace(
+        QUICK, layer_decay=0.5, schedule="slanted_triangular", bias_correction=True, warmup_proportion=0.25
+    )
+    source = checkpoints.read(place / "checkpoint")
+    model = train._compiled_model(
+        Glue(ROWS["sst2"]), source, hparams, total_steps=40, keep_head=False, log=lambda line: None
+    )
+    optimizer = model.optimizer
+    assert (optimizer.layer_decay, optimizer.bias_correction, optimizer.gradual) == (0.5, True, False)
+    factors = {
+        v.path.split("/")[-1 if "emb" in v.path else 0]: optimizer.rate_factor(v)
+        for v in model.trainable_variables
+    }
+    assert factors["classifier"] == 1.0 and factors["word_embeddings"] == 0.25
+    schedule = optimizer._learning_rate
+    assert [float(schedule(step)) for step in (0, 10, 40)] == pytest.approx([1e-3 / 32, 1e-3, 1e-3 / 32])
+
+
+@pytest.mark.parametrize(
+    ("changes", "match"),
+    [
+        ({"layer_decay": 0.0}, "layer_decay is 0.0; layer_decay must be over 0, at most 1"),
+        ({"layer_decay": 2.6}, "layer_decay is 2.6"),
+        ({"schedule": "cosine"}, "schedule must be one of linear, slanted_triangular"),
+        ({"unfreeze": "all"}, "unfreeze is 'all'; unfreeze must be 'gradual'"),
+        ({"unfreeze": "gradual", "freeze": "encoder"}, "must be 'gradual', without freeze"),
+    ],
+)
+def test_aids_that_cannot_be(changes, match):
+    with pytest.raises(ValueError, match=match):
+        Hparams(**changes)
+
+
+def test_concat_pooling_is_kept_and_reloaded(place):
+    """Its own head below its own name, the pooler untouched, the same answers from disk."""
+    task = Glue.open("sst2", place / "reviews", pooling="concat")
+    results = start(task, place, output="concat", hparams=dataclasses.replace(QUICK, epochs=2))
+    after, before = weights_of(place / "concat"), weights_of(place / "checkpoint")
+    assert after["concat_classifier/dense/kernel"].shape == (3 * runs.SIZES["hidden_size"], 2)
+    np.testing.assert_array_equal(after["pooler/kernel"], before["pooler/kernel"])
+    assert not np.array_equal(after["embeddings/word_embeddings"], before["embeddings/word_embeddings"])
+    assert json.loads((place / "concat" / "task.json").read_text())["task"]["pooling"] == "concat"
+    run = load_run(place / "concat", data=place / "reviews")
+    assert run.task.pooling == "concat"
+    assert evaluate(run, "validation") == {"accuracy": results["measures"]["val_accuracy"]}
+    assert results["history"][-1]["loss"] < results["history"][0]["loss"]
+    with pytest.raises(ValueError, match="pooling is 'max'; wanted is one of pooled, concat"):
+        Glue.open("sst2", None, pooling="max")
 
 
 def test_scores_of_pairs(place):
@@ -394,6 +519,22 @@ def test_two_replicas_do_what_one_device_does(two_replicas, scenario, steps):
     assert got["difference"] <= 1e-5
     assert got["losses_of_two"] == pytest.approx(got["losses"], rel=1e-6)
     assert got["losses"][0] != got["losses"][1]
+
+
+def test_gradual_unfreezing_on_two_replicas(two_replicas):
+    """With a rate for each layer: the same weights as on one device, and the embeddings wait for epoch 2."""
+    got = two_replicas["gradual"]
+    assert got["difference"] <= 1e-5
+    assert got["losses_of_two"] == pytest.approx(got["losses"], rel=1e-6)
+    first, last = got["embeddings_moved"]
+    assert first == 0 < last
+
+
+def test_choices_on_two_replicas(two_replicas):
+    results = two_replicas["choices"]
+    assert (results["strategy"], results["train_examples"], results["steps"]) == ("mirrored", 33, 5)
+    assert np.isfinite(results["history"][0]["loss"])
+    assert results["reloaded"] == {"accuracy": results["measures"]["val_accuracy"]}
 
 
 def test_finetune_on_two_replicas(two_replicas):

@@ -1,0 +1,287 @@
+"""Fine-tunes real weights on the paper's tasks, beside random controls; prints dev figures with their spread.
+
+    python benchmarks/paper_tasks.py --data ../shared/data
+    python benchmarks/paper_tasks.py --data ../shared/data --groups sst2 --picture docs/sst2.png
+
+In: a folder with `glue/`, `squad/`, `swag/`, `conll2003/` and `weights/`; MiniLM-L6 comes from the demo's cache (it is fetched
+when it is not there). Out: a table for each group of CASES. Every run is one `bert-keras finetune` in a process of its own,
+under 40 minutes on 2 cores; a run that has finished is not run again, so the script can be stopped and started.
+
+Data sets that have no test split of their own here are cut by `prepare`: SQuAD v2.0's questions by article into train, dev (where
+tau is chosen) and test (which is reported); CoNLL-2003's first documents of at most 3,000 sentences.
+"""
+
+import argparse
+import dataclasses
+import gzip
+import json
+import pathlib
+import statistics
+import subprocess
+import sys
+from collections.abc import Iterable
+
+from rich.console import Console
+from rich.table import Table
+
+from bert_keras import demo
+
+CONLL_SENTENCES = 3_000
+SQUAD2_SHARES = {"train": 0.6, "dev": 0.2, "test": 0.2}  # of the articles
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Case:
+    """One row of a group's table.
+
+    data, dev_data, test_data: paths below --data, or below the folder of `prepare` where they begin with "made/"
+    measures: names in the results, the first is drawn
+    flags: of `bert-keras finetune`, after task, data, checkpoint, seed and output
+    """
+
+    group: str
+    name: str
+    task: str
+    data: str
+    measures: tuple[str, ...]
+    flags: tuple[str, ...]
+    dev_data: str | None = None
+    test_data: str | None = None
+    checkpoint: str = "minilm"
+    random: bool = False
+    seeds: tuple[int, ...] = (1, 2, 3)
+
+    @property
+    def slug(self) -> str:
+        """The name of its runs' folders."""
+        return f"{self.group}-{self.name}".lower().replace(", ", "-").replace(" ", "-")
+
+
+def _flags(**settings: object) -> tuple[str, ...]:
+    return tuple(
+        text for name, value in settings.items() for text in (f"--{name.replace('_', '-')}", str(value))
+    )
+
+
+def _with_control(case: Case, *, seeds: tuple[int, ...] = (1,)) -> tuple[Case, Case]:
+    return case, dataclasses.replace(case, name=f"{case.name}, random", random=True, seeds=seeds)
+
+
+def _glue(name: str, folder: str, measures: tuple[str, ...], **settings: object) -> tuple[Case, Case]:
+    settings = {"epochs": 3, "learning_rate": 5e-5, "seq_length": 128} | settings
+    return _with_control(
+        Case(
+            group=name,
+            name="MiniLM-L6",
+            task=name,
+            data=f"glue/{folder}",
+            measures=measures,
+            flags=_flags(**settings),
+        )
+    )
+
+
+_SQUAD = Case(
+    group="squad1.1",
+    name="MiniLM-L6",
+    task="squad1.1",
+    data="squad/squad1.1_train_subset_11877.json",
+    dev_data="squad/xquad.en.json",
+    measures=("f1", "exact_match"),
+    flags=_flags(epochs=1, learning_rate=5e-5, batch_size=16, max_examples=6_000),
+    seeds=(1,),
+)
+_SQUAD2 = Case(
+    group="squad2.0",
+    name="MiniLM-L6",
+    task="squad2.0",
+    data="made/squad2.0-train.json",
+    dev_data="made/squad2.0-dev.json",
+    test_data="made/squad2.0-test.json",
+    measures=("f1", "exact_match"),
+    flags=_flags(epochs=2, learning_rate=5e-5, batch_size=16),
+    seeds=(1,),
+)
+_SWAG = Case(
+    group="swag",
+    name="MiniLM-L6",
+    task="swag",
+    data="swag/codah/full_data.tsv",
+    dev_data="swag/swag_500.jsonl",
+    measures=("accuracy",),
+    flags=_flags(epochs=3, learning_rate=2e-5, batch_size=16, seq_length=80),
+)
+_CONLL = Case(
+    group="conll2003",
+    name="document context",
+    task="conll2003",
+    data="made/eng.train.gz",
+    dev_data="conll2003/eng.testa.gz",
+    measures=("f1", "precision", "recall"),
+    flags=_flags(epochs=4, learning_rate=5e-5, batch_size=4, context="document"),
+)
+_TINY = Case(
+    group="sst2",
+    name="BERT-tiny",
+    task="sst2",
+    data="glue/SST-2",
+    checkpoint="tiny",
+    measures=("accuracy",),
+    flags=_flags(epochs=1, learning_rate=1e-4, seq_length=128),
+)
+CASES = (
+    *_glue("sst2", "SST-2", ("accuracy",), epochs=1, max_examples=10_000),
+    *_with_control(_TINY, seeds=(1, 2, 3)),
+    *_glue("cola", "CoLA", ("matthews",)),
+    *_glue("mrpc", "MRPC", ("f1", "accuracy")),
+    *_glue("stsb", "STS-B", ("spearman", "pearson")),
+    *_glue("rte", "RTE", ("accuracy",)),
+    *_glue("wnli", "WNLI", ("accuracy",)),
+    *_with_control(_SQUAD),
+    *_with_control(_SQUAD2),
+    *_with_control(_SWAG),
+    *_with_control(_CONLL),
+    dataclasses.replace(
+        _CONLL,
+        name="sentence only",
+        flags=_flags(epochs=4, learning_rate=5e-5, batch_size=32, context="sentence", seq_length=128),
+    ),
+)
+GROUPS = tuple(dict.fromkeys(case.group for case in CASES))
+
+
+def prepare(data: pathlib.Path, folder: pathlib.Path) -> None:
+    """Writes the files that CASES reads from "made/"."""
+    folder.mkdir(parents=True, exist_ok=True)
+    source = json.loads((data / "squad/squad2.0_dev_subset_6078.json").read_text(encoding="utf-8"))
+    articles, start = source["data"], 0.0
+    for part, share in SQUAD2_SHARES.items():
+        chosen = articles[round(start * len(articles)) : round((start + share) * len(articles))]
+        start += share
+        text = json.dumps({"version": "v2.0", "data": chosen}, ensure_ascii=False)
+        (folder / f"squad2.0-{part}.json").write_text(text, encoding="utf-8")
+    with (
+        gzip.open(data / "conll2003/eng.train.gz", "rt", encoding="utf-8") as lines,
+        gzip.open(folder / "eng.train.gz", "wt", encoding="utf-8") as out,
+    ):
+        out.writelines(_first_documents(lines, sentences=CONLL_SENTENCES))
+
+
+def _first_documents(lines: Iterable[str], *, sentences: int) -> Iterable[str]:
+    """The lines of the first whole documents that have no more than so many sentences together."""
+    document: list[str] = []
+    total = 0
+    for line in [*lines, "-DOCSTART- -X- -X- O\n"]:
+        if line.startswith("-DOCSTART-") and document:
+            blocks = "".join(document).split("\n\n")[1:]
+            total += sum(bool(block.strip()) for block in blocks)
+            if total > sentences:
+                return
+            yield from document
+            document = []
+        document.append(line)
+
+
+def results_of(case: Case, seed: int, args: argparse.Namespace, checkpoint: str) -> dict:
+    """What results.json of this run says, or its figures on the test file; runs it first if it has not finished."""
+    output = pathlib.Path(args.output) / f"{case.slug}-{seed}"
+
+    def place(path: str) -> str:
+        return str(pathlib.Path(args.output if path.startswith("made/") else args.data) / path)
+
+    if not (output / "results.json").exists():
+        if output.exists():  # interrupted
+            count = len(list(output.parent.glob(f"{output.name}.interrupted-*")))
+            output.rename(output.with_name(f"{output.name}.interrupted-{count}"))
+        command = ["finetune", "--task", case.task, "--data", place(case.data), "--checkpoint", checkpoint]
+        command += [] if case.dev_data is None else ["--dev-data", place(case.dev_data)]
+        command += ["--output", str(output), "--seed", str(seed), *case.flags]
+        command += ["--random-weights"] if case.random else []
+        subprocess.run([sys.executable, "-m", "bert_keras", *command], check=True)
+    results = json.loads((output / "results.json").read_text(encoding="utf-8"))
+    figures = {name.removeprefix("val_"): value for name, value in results["measures"].items()}
+    if case.test_data is not None:
+        kept = output / "test.json"
+        if not kept.exists():
+            command = ["evaluate", "--run", str(output), "--data", place(case.test_data)]
+            command += ["--split", "validation", "--json"]
+            done = subprocess.run(
+                [sys.executable, "-m", "bert_keras", *command], check=True, stdout=subprocess.PIPE, text=True
+            )
+            kept.write_text(done.stdout, encoding="utf-8")
+        figures = json.loads(kept.read_text(encoding="utf-8"))["validation"]
+    return results | {"figures": figures}
+
+
+def draw(rows: list[tuple[str, list[float]]], *, label: str, file: str) -> None:
+    """Every run a dot, a row a case."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
+    figure, axes = pyplot.subplots(figsize=(7, 0.55 * len(rows) + 1.1), layout="constrained")
+    for y, (name, values) in enumerate(reversed(rows)):
+        colour = "#8a8f98" if "random" in name else "#1f6fb2"
+        axes.plot(values, [y] * len(values), "o", color=colour, alpha=0.75)
+        mean = statistics.mean(values)
+        axes.annotate(f"{mean:.1f}", (mean, y), (0, 8), textcoords="offset points", ha="center")
+    axes.set(yticks=range(len(rows)), yticklabels=[name for name, _ in reversed(rows)], xlabel=label)
+    axes.set_ylim(-0.6, len(rows) - 0.3)
+    axes.spines[["top", "right"]].set_visible(False)
+    figure.savefig(file, dpi=150)
+
+
+def percent(name: str, value: float) -> float:
+    """SQuAD's scorers count in percent, all other measures in shares."""
+    return value if name == "exact_match" or value > 1 else 100 * value
+
+
+def main() -> None:
+    """Runs, prints, draws."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--data", type=pathlib.Path, required=True, help="folder of the data sets")
+    parser.add_argument("--minilm", help="a MiniLM-L6 checkpoint (default: the demo's)")
+    parser.add_argument("--output", default="runs/paper", help="folder of the runs (default: runs/paper)")
+    parser.add_argument("--groups", nargs="+", choices=GROUPS, default=GROUPS, metavar="GROUP")
+    parser.add_argument("--seeds", type=int, nargs="+", help="only these of each case's seeds")
+    parser.add_argument("--picture", help="where to draw the (last) group's runs")
+    args = parser.parse_args()
+    checkpoints = {
+        "minilm": args.minilm or str(demo.fetch(demo.WEIGHTS, demo.cache_folder())),
+        "tiny": str(args.data / "weights/bert-tiny-splade-uncased"),
+    }
+    prepare(args.data, pathlib.Path(args.output) / "made")
+    for group in args.groups:
+        table = Table(
+            *("start", "train", "dev", "measure", "mean", "sd", "each seed", "minutes each"), title=group
+        )
+        rows = []
+        for case in (case for case in CASES if case.group == group):
+            seeds = [seed for seed in case.seeds if args.seeds is None or seed in args.seeds]
+            results = [results_of(case, seed, args, checkpoints[case.checkpoint]) for seed in seeds]
+            if not results:
+                continue
+            for measure in case.measures:
+                values = [percent(measure, one["figures"][measure]) for one in results]
+                if measure == case.measures[0]:
+                    rows.append((case.name, values))
+                table.add_row(
+                    case.name,
+                    f"{results[0]['train_examples']:,}",
+                    f"{results[0]['dev_examples']:,}",
+                    measure,
+                    f"{statistics.mean(values):.2f}",
+                    f"{statistics.stdev(values):.2f}" if len(values) > 1 else "-",
+                    " ".join(f"{value:.2f}" for value in values),
+                    f"{statistics.mean(one['seconds'] for one in results) / 60:.1f}",
+                )
+        Console().print(table)
+        if args.picture:
+            draw(rows, label=f"{group}, {rows and case.measures[0]}, %", file=args.picture)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,429 @@
+"""The paper's protocol on GLUE: learning rates and restarts for each task, the best run on dev, submission files.
+
+In: names of GLUE tasks, their data, a checkpoint. Out: a folder
+
+    OUTPUT/<task>/lr-<rate>_seed-<seed>/   run directories of `finetune`, and protocol.json, which says what each was asked for
+    OUTPUT/results.json                    the measures of every run, the best, the median, the spread, the score
+    OUTPUT/submission/<task>.tsv           the best run's answers to the test files that are there; submission.zip holds them
+    OUTPUT/results.png                     a dot for every run, where matplotlib is installed
+
+Source: Devlin et al. 2019, sec. 4.1 (learning rates chosen on dev, random restarts with another order and another head).
+"""
+
+import dataclasses
+import gc
+import json
+import pathlib
+import shutil
+import statistics
+import zipfile
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import keras
+import numpy as np
+
+from tasks.glue import IDX, LABEL, ROWS, SCORES, Glue, GlueRow
+from tasks.metrics import MEASURES
+from tasks.task import Hparams, Table, predict
+from tasks.train import RESULTS_FILE, evaluate, finetune, load_run, write_json
+
+PROTOCOL_FILE = "protocol.json"
+LEARNING_RATES = (5e-5, 4e-5, 3e-5, 2e-5)
+# The tasks that the score is the mean of.
+SCORED = ("cola", "sst2", "mrpc", "stsb", "qqp", "mnli", "qnli", "rte", "wnli")
+# A share or measure this near to what a run that learned nothing has is that of one.
+WHISKER = 0.005
+ADVICE = "more epochs, --bias-correction, a lower learning rate or more restarts help"
+
+# Task, split and the name that the leaderboard gives the file.
+SUBMISSION = (
+    ("cola", "test", "CoLA"),
+    ("sst2", "test", "SST-2"),
+    ("mrpc", "test", "MRPC"),
+    ("stsb", "test", "STS-B"),
+    ("qqp", "test", "QQP"),
+    ("mnli", "test_matched", "MNLI-m"),
+    ("mnli", "test_mismatched", "MNLI-mm"),
+    ("qnli", "test", "QNLI"),
+    ("rte", "test", "RTE"),
+    ("wnli", "test", "WNLI"),
+    ("ax", "test", "AX"),
+)
+PREDICTED_BY = {"ax": "mnli"}  # it has nothing to train on
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Outcome:
+    """One finished run.
+
+    measures: of its best epoch on the dev split, by name
+    degenerate: why it learned nothing, or None
+    """
+
+    learning_rate: float
+    seed: int
+    path: pathlib.Path
+    measures: Mapping[str, float]
+    degenerate: str | None
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Summary:
+    """All runs of one task.
+
+    best: the highest main measure among the runs that are not degenerate; among all, where all are
+    median, lowest, highest: of the main measure over the runs that are not degenerate; None where all are
+    measures: of the best run, every validation split's
+    """
+
+    row: GlueRow
+    outcomes: tuple[Outcome, ...]
+    best: Outcome
+    median: float | None
+    lowest: float | None
+    highest: float | None
+    measures: Mapping[str, Mapping[str, float]]
+
+    @property
+    def score(self) -> float:
+        """What the task adds to the GLUE score: the mean over measures and splits."""
+        return statistics.fmean(value for values in self.measures.values() for value in values.values())
+
+
+def run_protocol(
+    names: Sequence[str],
+    *,
+    data: str | pathlib.Path | None,
+    checkpoint: str | pathlib.Path,
+    output: str | pathlib.Path,
+    hparams: Hparams,
+    learning_rates: Sequence[float] = LEARNING_RATES,
+    restarts: int = 1,
+    pooling: str = "pooled",
+    strategy_name: str = "one",
+    best_only: bool = False,
+    verbose: int | str = 0,
+    log: Callable[[str], None] = print,
+) -> list[Summary]:
+    """Runs what has not been run, then writes the files of this module.
+
+    names: of tasks in SCORED
+    data: the folder of GLUE's folders; None for TensorFlow Datasets
+    hparams: of every run, except the learning rate; the restarts count its seed up
+    best_only: remove the weights of all runs but each task's best
+
+    A run that was cut short is begun again. Raises ValueError on a name that is not in SCORED, where `output` holds a
+    run with other settings or a folder that is none of ours; and what `finetune` raises.
+    """
+    if unknown := [name for name in names if name not in SCORED]:
+        raise ValueError(
+            f"{', '.join(unknown)} given; the tasks that are trained on are {', '.join(SCORED)}."
+        )
+    if not names or len({*names}) < len(names) or len({*learning_rates}) < len(learning_rates):
+        raise ValueError("a task or a learning rate is named twice, or none is; name each once.")
+    if restarts < 1 or not learning_rates:
+        raise ValueError(
+            f"{restarts} restarts of {len(learning_rates)} learning rates; at least one of each is wanted."
+        )
+    output = pathlib.Path(output)
+    tasks = {name: Glue(ROWS[name], data, pooling=pooling) for name in names}
+    for task in tasks.values():  # bad data ends here, not after the runs of other tasks
+        for split in ("train", *task.validation_splits):
+            task.examples(split)
+    summaries = []
+    for name, task in tasks.items():
+        outcomes: list[Outcome] = []
+        for rate in learning_rates:
+            for seed in range(hparams.seed, hparams.seed + restarts):
+                path = output / name / f"lr-{rate:g}_seed-{seed}"
+                log(f"{name}: learning rate {rate:g}, seed {seed}")
+                settings = dataclasses.replace(hparams, learning_rate=rate, seed=seed)
+                outcomes.append(
+                    _outcome(
+                        task,
+                        path,
+                        hparams=settings,
+                        checkpoint=checkpoint,
+                        strategy_name=strategy_name,
+                        verbose=verbose,
+                        log=log,
+                    )
+                )
+                if best_only:
+                    _remove_weights(outcomes, row=task.row)
+        summaries.append(summarize(task, outcomes, data=data))
+    write_json(output / RESULTS_FILE, as_json(summaries))
+    submit(summaries, data=data, output=output, log=log)
+    _draw(summaries, output / "results.png", log=log)
+    return summaries
+
+
+def _outcome(
+    task: Glue,
+    path: pathlib.Path,
+    *,
+    hparams: Hparams,
+    checkpoint: str | pathlib.Path,
+    strategy_name: str,
+    verbose: int | str,
+    log: Callable[[str], None],
+) -> Outcome:
+    """Reads the run that is in the folder, or makes it."""
+    settings = {
+        "task": json.loads(json.dumps(task.to_json())),
+        "data": None if task.folder is None else str(task.folder.resolve()),
+        "checkpoint": str(pathlib.Path(checkpoint).resolve()),
+        "hparams": dataclasses.asdict(hparams),
+        "strategy": strategy_name,
+    }
+    finished = _prepare(path, settings)
+    if finished is None:
+        finetune(
+            task,
+            checkpoint=checkpoint,
+            output=path,
+            hparams=hparams,
+            strategy_name=strategy_name,
+            dev_split=task.validation_splits[0],
+            verbose=verbose,
+            log=log,
+        )
+        finished = settings | {"degenerate": _degenerate_run(task, path)}
+        write_json(path / PROTOCOL_FILE, finished)
+        # Each run leaves a model and its graphs behind.
+        keras.utils.clear_session()
+        gc.collect()
+    else:
+        log(f"{path} is finished already")
+    if finished["degenerate"]:
+        log(f"degenerate: {finished['degenerate']}")
+    measured = json.loads((path / RESULTS_FILE).read_text(encoding="utf-8"))["measures"]
+    return Outcome(
+        learning_rate=hparams.learning_rate,
+        seed=hparams.seed,
+        path=path,
+        measures={name.removeprefix("val_"): value for name, value in measured.items()},
+        degenerate=finished["degenerate"],
+    )
+
+
+def _prepare(path: pathlib.Path, settings: dict[str, Any]) -> dict[str, Any] | None:
+    """What protocol.json says of a finished run; None after making the folder ready for a new one.
+
+    Raises ValueError where the folder is not ours, or was made with other settings; both stay as they are.
+    """
+    file = path / PROTOCOL_FILE
+    if path.exists() and not file.is_file() and any(path.iterdir()):
+        raise ValueError(
+            f"{path} is there and has no {PROTOCOL_FILE}: not a run of this protocol; remove it first."
+        )
+    if file.is_file():
+        found = json.loads(file.read_text(encoding="utf-8"))
+        asked = {name: found.get(name) for name in settings}
+        if differing := _differences(asked, settings):
+            raise ValueError(
+                f"{path} was run with another {' and '.join(differing)}; give another output, or remove it first."
+            )
+        if "degenerate" in found:  # written last
+            return found
+        shutil.rmtree(path)
+    path.mkdir(parents=True, exist_ok=True)
+    write_json(file, settings)
+    return None
+
+
+def _differences(found: Mapping[str, Any], wanted: Mapping[str, Any]) -> list[str]:
+    """The settings that differ, those of Hparams by their own names."""
+    hparams = found["hparams"] or {}
+    inner = [name for name, value in wanted["hparams"].items() if hparams.get(name) != value]
+    return inner + [name for name in wanted if name != "hparams" and found[name] != wanted[name]]
+
+
+def _degenerate_run(task: Glue, path: pathlib.Path) -> str | None:
+    run = load_run(path)
+    predictions, raw = predict(task, run.preprocess, run.model, task.examples(task.validation_splits[0]))
+    return degenerate(task.row, predictions, raw)
+
+
+def degenerate(
+    row: GlueRow, predictions: Mapping[str, np.ndarray], raw: Mapping[str, np.ndarray]
+) -> str | None:
+    """Why a run learned nothing, in a phrase; None where it did learn.
+
+    predictions, raw: as of `Task.evaluate`, on a labelled split
+
+    A score that does not vary, or has no correlation; one class for all but a whisker of the examples; a Matthews
+    correlation of 0, or the accuracy of the majority class, each within a whisker.
+    """
+    known = raw[LABEL] >= 0
+    labels = raw[LABEL][known]
+    if not row.labels:
+        scores = predictions["score"][known]
+        correlation = MEASURES["pearson"](labels, scores)
+        if np.ptp(scores) < WHISKER or not np.isfinite(correlation):
+            return f"the score is always {scores.mean():.2f}"
+        return None
+    values, counts = np.unique(predictions[LABEL][known], return_counts=True)
+    share = counts.max() / counts.sum()
+    if share >= 1 - WHISKER:
+        return f"{values[counts.argmax()].decode()} for {share:.1%} of dev"
+    ids = {label.encode(): i for i, label in enumerate(row.labels)}
+    predicted = np.array([ids[label] for label in predictions[LABEL][known]])
+    if row.measures[0] == "matthews":
+        value, nothing, name = MEASURES["matthews"](labels, predicted), 0.0, "Matthews correlation"
+    else:
+        value, name = MEASURES["accuracy"](labels, predicted), "accuracy"
+        nothing = np.bincount(labels).max() / len(labels)
+    if abs(value - nothing) > WHISKER:
+        return None
+    return f"{name} {value:.4f}, where always saying the majority class has {nothing:.4f}"
+
+
+def _main(row: GlueRow) -> Callable[[Outcome], float]:
+    return lambda outcome: outcome.measures[row.measures[0]]
+
+
+def _best(outcomes: Sequence[Outcome], *, row: GlueRow) -> Outcome:
+    learned = [outcome for outcome in outcomes if outcome.degenerate is None]
+    return max(learned or outcomes, key=_main(row))
+
+
+def _remove_weights(outcomes: Sequence[Outcome], *, row: GlueRow) -> None:
+    best = _best(outcomes, row=row)
+    for outcome in outcomes:
+        if outcome is not best:
+            (outcome.path / "model.safetensors").unlink(missing_ok=True)
+
+
+def summarize(task: Glue, outcomes: Sequence[Outcome], *, data: str | pathlib.Path | None) -> Summary:
+    """Best, median and spread; the best run is measured on the validation splits that did not choose it."""
+    row, best = task.row, _best(outcomes, row=task.row)
+    values = [_main(row)(outcome) for outcome in outcomes if outcome.degenerate is None]
+    measures = {task.validation_splits[0]: best.measures}
+    if others := task.validation_splits[1:]:
+        run = load_run(best.path, data=data)
+        measures |= {split: evaluate(run, split) for split in others}
+    return Summary(
+        row=row,
+        outcomes=tuple(outcomes),
+        best=best,
+        median=statistics.median(values) if values else None,
+        lowest=min(values, default=None),
+        highest=max(values, default=None),
+        measures=measures,
+    )
+
+
+def glue_score(summaries: Sequence[Summary]) -> float:
+    """The mean over tasks; a task's measures are averaged first, and MNLI's two splits."""
+    return statistics.fmean(summary.score for summary in summaries)
+
+
+def as_json(summaries: Sequence[Summary]) -> dict[str, Any]:
+    """What results.json says."""
+    tasks = {}
+    for summary in summaries:
+        runs = [dataclasses.asdict(outcome) | {"path": str(outcome.path)} for outcome in summary.outcomes]
+        tasks[summary.row.name] = {
+            "measure": summary.row.measures[0],
+            "best": {"learning_rate": summary.best.learning_rate, "seed": summary.best.seed},
+            "measures": summary.measures,
+            "score": summary.score,
+            "median": summary.median,
+            "lowest": summary.lowest,
+            "highest": summary.highest,
+            "runs": runs,
+            "degenerate": sum(outcome.degenerate is not None for outcome in summary.outcomes),
+        }
+    score = {"score": glue_score(summaries), "tasks": len(summaries), "of": len(SCORED)}
+    return {"glue_score_on_dev": score, "tasks": tasks}
+
+
+def tables(summaries: Sequence[Summary]) -> list[Table]:
+    """For people: a line for each task, and one for each run that learned nothing."""
+    rows, stuck = [], []
+    for summary in summaries:
+        bad = [outcome for outcome in summary.outcomes if outcome.degenerate is not None]
+        main = summary.row.measures[0]
+        best = ", ".join(
+            f"{name} {value:.4f}" for values in summary.measures.values() for name, value in values.items()
+        )
+        spread = "-" if summary.median is None else f"{summary.lowest:.4f} - {summary.highest:.4f}"
+        median = "-" if summary.median is None else f"{main} {summary.median:.4f}"
+        chosen = f"{summary.best.learning_rate:g}, {summary.best.seed}"
+        rows.append((summary.row.name, len(summary.outcomes), len(bad), best, chosen, median, spread))
+        stuck += [(summary.row.name, f"{one.learning_rate:g}, {one.seed}", one.degenerate) for one in bad]
+    columns = ("task", "runs", "degenerate", "best on dev", "rate, seed", "median", "spread")
+    title = "GLUE; median and spread are of the runs that are not degenerate"
+    made = [Table(title, columns, rows)]
+    if stuck:
+        made.append(Table(f"degenerate runs; {ADVICE}", ("task", "rate, seed", "why"), stuck))
+    return made
+
+
+def submit(
+    summaries: Sequence[Summary],
+    *,
+    data: str | pathlib.Path | None,
+    output: pathlib.Path,
+    log: Callable[[str], None] = print,
+) -> list[pathlib.Path]:
+    """Writes the leaderboard's file for every test split that is there, and a zip of them; returns the files."""
+    best = {summary.row.name: summary.best for summary in summaries}
+    files = []
+    for name, split, title in SUBMISSION:
+        chosen = best.get(PREDICTED_BY.get(name, name))
+        if chosen is None:
+            continue
+        try:
+            task = Glue(ROWS[name], data)
+            examples = task.examples(split)
+        except FileNotFoundError as error:
+            log(f"no {title}.tsv: {error}")
+            continue
+        run = load_run(chosen.path)
+        predictions, raw = predict(task, run.preprocess, run.model, examples)
+        file = output / "submission" / f"{title}.tsv"
+        file.parent.mkdir(exist_ok=True)
+        lines = ["index\tprediction"]
+        lines += [
+            f"{idx}\t{text}" for idx, text in zip(raw[IDX], _written(task.row, predictions), strict=True)
+        ]
+        file.write_text("\n".join(lines) + "\n", encoding="utf-8")
+        files.append(file)
+    if files:
+        with zipfile.ZipFile(output / "submission.zip", "w", zipfile.ZIP_DEFLATED) as archive:
+            for file in files:
+                archive.write(file, file.name)
+        log(f"{len(files)} of the leaderboard's {len(SUBMISSION)} files are in {output / 'submission.zip'}")
+    return files
+
+
+def _written(row: GlueRow, predictions: Mapping[str, np.ndarray]) -> list[str]:
+    """Labels as the official files spell them; scores within their range."""
+    if not row.labels:
+        return [f"{score:.3f}" for score in np.clip(predictions["score"], *SCORES)]
+    spelled = {ours.encode(): theirs for ours, theirs in zip(row.labels, row.file_labels, strict=True)}
+    return [spelled[label] for label in predictions[LABEL]]
+
+
+def _draw(summaries: Sequence[Summary], path: pathlib.Path, *, log: Callable[[str], None]) -> None:
+    """A dot for every run over its learning rate, one panel for each task; crosses are degenerate."""
+    try:
+        from matplotlib.figure import Figure
+    except ImportError:
+        log("no picture: matplotlib is not installed")
+        return
+    figure = Figure(figsize=(3 * len(summaries) + 1, 3), layout="constrained")
+    panels = figure.subplots(1, len(summaries), squeeze=False)[0]
+    for panel, summary in zip(panels, summaries, strict=True):
+        for outcome in summary.outcomes:
+            marker = "o" if outcome.degenerate is None else "x"
+            color = "tab:orange" if outcome is summary.best else "tab:blue"
+            value = _main(summary.row)(outcome)
+            panel.plot(f"{outcome.learning_rate:g}", value, marker, color=color, alpha=0.7)
+        panel.set_title(summary.row.name)
+        panel.set_xlabel("learning rate")
+        panel.set_ylabel(f"{summary.row.measures[0]} on dev")
+    figure.savefig(path, dpi=120)

@@ -1,0 +1,461 @@
+"""CoNLL's files, words and entities: every word is labelled once and predicted once, whatever its document's length."""
+
+import gzip
+import json
+import random
+
+import numpy as np
+import pytest
+import runs
+import tensorflow as tf
+from seqeval.metrics import f1_score, precision_score, recall_score
+from seqeval.metrics.sequence_labeling import get_entities
+
+from bert_keras.features import EXAMPLE_INDEX, INPUT_MASK, WORD_INDEX
+from bert_keras.preprocessing import Preprocessor
+from bert_keras.tokenizers import WordPiece
+from savedmodels.export import ask, compare
+from savedmodels.servable import Servable
+from tasks import train
+from tasks.conll import SCHEMES, Conll, convert, entities_of, split_text, split_tokens, tags_of
+from tasks.task import Hparams, dataset, predict
+
+LABELS = ("O", "B-LOC", "B-PER", "I-LOC", "I-PER")
+OF_WORD = {"actor": "PER", "plot": "LOC", "film": "LOC"}  # what the training file has to teach
+
+
+def sentences(count: int, *, seed: int) -> list[list[str]]:
+    return [text.split() for text in runs.texts(count, seed=seed)]
+
+
+def tagged(words: list[str], scheme: str) -> list[str]:
+    return convert([f"I-{OF_WORD[word]}" if word in OF_WORD else "O" for word in words], scheme)
+
+
+def write_file(path, documents: list[list[list[str]]], *, scheme: str = "IOB1", marks: bool = True) -> None:
+    lines = []
+    for document in documents:
+        lines += ["-DOCSTART- -X- O", ""] if marks else []
+        for words in document:
+            lines += [f"{word} NN {tag}" for word, tag in zip(words, tagged(words, scheme), strict=True)] + [
+                ""
+            ]
+    path.write_text("\n".join(lines), encoding="utf-8")
+
+
+def document_of(words: int, *, seed: int) -> dict[str, str]:
+    """A raw example of sentences with random tags, some of which continue nothing."""
+    draw = random.Random(seed)
+    rows, left = [], words
+    while left:
+        rows.append(min(left, draw.randint(1, 12)))
+        left -= rows[-1]
+    pick = draw.choices
+    return {
+        "tokens": "\n".join(
+            " ".join(pick(["actor", "film", "naïve", "x.y", "\u200b", "真好"], k=n)) for n in rows
+        ),
+        "tags": "\n".join(" ".join(pick(LABELS, k=n)) for n in rows),
+    }
+
+
+def stacked(*examples: dict[str, str]) -> dict[str, tf.Tensor]:
+    return {name: tf.constant([example[name] for example in examples]) for name in examples[0]}
+
+
+@pytest.fixture(scope="module")
+def tokenizer():
+    return WordPiece(runs.VOCABULARY)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    """Training and dev files of one-sentence to five-sentence documents."""
+    folder = tmp_path_factory.mktemp("conll")
+    for name, count, seed in (("train.txt", 1800, 1), ("valid.txt", 60, 2)):
+        rows = sentences(count, seed=seed)
+        write_file(folder / name, [rows[i : i + 3] for i in range(0, count, 3)])
+    return folder
+
+
+@pytest.fixture(scope="module")
+def run(folder, tmp_path_factory):
+    place = tmp_path_factory.mktemp("run")
+    task = Conll.open("conll2003", folder, doc_stride=8)
+    hparams = Hparams(batch_size=4, epochs=1, learning_rate=1e-3, seq_length=24)
+    results = train.finetune(
+        task,
+        checkpoint=runs.write_checkpoint(place / "checkpoint"),
+        output=place / "run",
+        hparams=hparams,
+        verbose=0,
+        log=lambda line: None,
+    )
+    return train.load_run(place / "run", data=folder), results
+
+
+def test_schemes_as_seqeval_reads_them():
+    draw = random.Random(0)
+    letters = [f"{prefix}-{kind}" for prefix in "BIES" for kind in ("PER", "LOC-X")]
+    for _ in range(500):
+        tags = draw.choices([*letters, "O", "O", "O"], k=draw.randint(1, 12))
+        entities = entities_of(tags)
+        assert entities == get_entities(tags)
+        for scheme in SCHEMES:
+            written = tags_of(entities, length=len(tags), scheme=scheme)
+            assert entities_of(written) == get_entities(written) == entities
+            assert convert(tags, scheme) == written
+
+
+@pytest.mark.parametrize(
+    ("scheme", "tags"),
+    [
+        ("IOB1", "I-A I-A B-A I-A O I-A I-B I-B"),
+        ("IOB2", "B-A I-A B-A I-A O B-A B-B I-B"),
+        ("BIOES", "B-A E-A B-A E-A O S-A B-B E-B"),
+    ],
+)
+def test_the_same_entities_in_each_scheme(scheme, tags):
+    entities = [("A", 0, 1), ("A", 2, 3), ("A", 5, 5), ("B", 6, 7)]
+    assert entities_of(tags.split()) == entities
+    assert tags_of(entities_of(tags.split()), length=8, scheme=scheme) == tags.split()
+
+
+@pytest.mark.parametrize("scheme", SCHEMES)
+def test_the_training_files_scheme_is_found(scheme, tmp_path):
+    write_file(tmp_path / "train.txt", [sentences(40, seed=1)], scheme=scheme)
+    task = Conll.open("conll2003", tmp_path)
+    assert task.scheme == scheme
+    assert task.label_names == LABELS
+    raw = next(task.examples("train").as_numpy_iterator())
+    assert raw["tokens"].decode() == "\n".join(map(" ".join, sentences(40, seed=1)))
+    assert raw["tags"].decode() == "\n".join(
+        " ".join(tagged(words, "IOB2")) for words in sentences(40, seed=1)
+    )
+
+
+def test_documents_and_sentences(tmp_path):
+    text = "-DOCSTART- O\n\nAda I-PER\r\nmet O\n\n\n \nBob\t I-PER\n-DOCSTART-\n\n-DOCSTART- O\nRome I-LOC"
+    (tmp_path / "eng.train.gz").write_bytes(gzip.compress(b"\xef\xbb\xbf" + text.encode()))
+    read = {
+        context: [
+            raw["tokens"].decode()
+            for raw in Conll.open("conll2003", tmp_path, context=context)
+            .examples("train")
+            .as_numpy_iterator()
+        ]
+        for context in ("document", "sentence")
+    }
+    assert read == {"document": ["Ada met\nBob", "Rome"], "sentence": ["Ada met", "Bob", "Rome"]}
+
+
+BAD = {
+    "no tag": (b"-DOCSTART-\nAda I-PER\nmet\n", r"train\.txt, line 3: 1 column\(s\); wanted are 2"),
+    "a column more": (b"-DOCSTART-\nAda I-PER\n\nAda X I-PER\n", r"line 4: 3 column\(s\); wanted are 2"),
+    "another scheme": (
+        b"-DOCSTART-\nAda I-PER\nX I-PER\nY B-PER\nB E-PER",
+        r"line 5: tag 'E-PER'; .*IOB1.* O, B-TYPE, I-TYPE",
+    ),
+    "no scheme": (b"-DOCSTART-\nAda I-PER\nB PER", r"line 3: tag 'PER'"),
+    "no type": (b"-DOCSTART-\nAda I-PER\nB I-", r"line 3: tag 'I-'"),
+    "not UTF-8": (b"-DOCSTART-\nAda I-PER\n\xff O\n", r"line 3: 0xff is not UTF-8"),
+    "half an archive": (gzip.compress(b"Ada I-PER\n" * 50)[:30], r"cannot be unpacked"),
+    "no words": (b"-DOCSTART- O\n\n\n", r"train\.txt has no words"),
+    "no entity": (b"-DOCSTART- O\n\nAda O\n", r"train\.txt has no entity; every tag is O"),
+    "no documents": (b"Ada I-PER\n", r"train\.txt has no -DOCSTART- lines.*give context \"sentence\""),
+}
+
+
+@pytest.mark.parametrize(("content", "message"), BAD.values(), ids=BAD)
+def test_bad_files(content, message, tmp_path):
+    (tmp_path / "train.txt").write_bytes(content)
+    with pytest.raises(ValueError, match=message):
+        Conll.open("conll2003", tmp_path)
+
+
+def test_bad_settings(tmp_path):
+    with pytest.raises(ValueError, match="context is 'page'; wanted one of document, sentence"):
+        Conll(LABELS, scheme="IOB2", context="page")
+    with pytest.raises(FileNotFoundError, match="has no file for the validation split"):
+        Conll(LABELS, scheme="IOB2", source=tmp_path).examples("validation")
+
+
+def test_what_is_odd_but_clear_is_counted(tmp_path):
+    (tmp_path / "dev.txt").write_text("-DOCSTART-\n\nAda B-PER\nX I-LOC\nY B-LOC\n\nB I-PER\nZ B-ORG")
+    task = Conll(LABELS, scheme="IOB1", source=tmp_path)
+    with pytest.warns() as caught:
+        raw = next(task.examples("validation").batch(1).as_numpy_iterator())
+    assert [str(warning.message).partition("dev.txt")[2] for warning in caught] == [
+        ", line 3: the first of 2 tags that IOB1, the training file's scheme, writes otherwise; "
+        "entities are read as conlleval reads them",
+        ": 1 words have tags that the training file has not (B-ORG); they cannot be predicted",
+    ]
+    assert raw["tags"].tolist() == [b"B-PER B-LOC B-LOC\nB-PER B-ORG"]
+    assert task.labels_of(raw).to_list() == [[2, 1, 1, 2, -1]]
+
+
+SPLITS = {
+    "": "",
+    " \t\u00a0\u3000\r\n": "",
+    "Ada met Bob": "Ada met Bob",
+    '"Ada," she said (twice): [no!]': '" Ada , " she said ( twice ) : [ no ! ]',
+    "in the U.S. today, J. Smith Inc.": "in the U.S. today , J. Smith Inc .",
+    "It's Rome's end.": "It 's Rome 's end .",
+    "'Tis dogs' 's ’s": "' Tis dogs ' 's ’s",
+    "10:30 1,000 3.5 9. x@y.org http://a.b/c?": "10:30 1,000 3.5 9 . x@y.org http://a.b/c ?",
+    "wait... what?! ...": "wait ... what ? ! ...",
+    "“Ça va” «œuvre» ¿qué?": "“ Ça va ” « œuvre » ¿ qué ?",
+    "我在北京。OK": "我 在 北 京 。 OK",
+    "hi\N{GRINNING FACE} \N{GRINNING FACE}!": "hi\N{GRINNING FACE} \N{GRINNING FACE} !",
+    "a\u00a0b\u2003c\r\nd\ne": "a b c d e",
+    "\x01a\x01 \x00": "\x01a\x01 \x00",
+    ".": ".",
+    "?!": "? !",
+}
+
+
+def test_splitting_text():
+    texts = [text.encode() for text in SPLITS]
+    starts, ends = split_text(tf.constant(texts))
+    for text, *spans, wanted in zip(texts, starts.to_list(), ends.to_list(), SPLITS.values(), strict=True):
+        assert [text[a:b].decode() for a, b in zip(*spans, strict=True)] == wanted.split(" ") * bool(wanted)
+    assert starts.dtype == ends.dtype == tf.int32
+
+
+def test_splitting_what_is_no_utf8():
+    starts, ends = split_text(tf.constant([b"\xff", b"a \xff b\xe7", b""]))
+    assert (starts.to_list(), ends.to_list()) == ([[], [0, 4], []], [[], [1, 5], []])
+
+
+def test_splitting_tokens():
+    starts, ends = split_tokens(tf.constant(["Ada, met\nBöb . x\u00a0y", "a"]))
+    assert starts.to_list() == [[0, 5, 9, 14, 16], [0]]
+    assert ends.to_list() == [[4, 8, 13, 15, 20], [1]]
+
+
+@pytest.mark.parametrize(("seq_length", "doc_stride", "words"), [(12, 3, 90), (16, 100, 64), (512, 128, 900)])
+def test_every_word_once(tokenizer, seq_length, doc_stride, words):
+    """A model that answers what is labelled predicts every tag of documents far longer than a window."""
+    task = Conll(LABELS, scheme="IOB2", doc_stride=doc_stride)
+    preprocess = Preprocessor(tokenizer, seq_length=seq_length, pad_to_longest=True)
+    raw = stacked(document_of(words, seed=1), document_of(1, seed=2), document_of(words // 2, seed=3))
+    features = task.features(preprocess, raw)
+    labels, weights = task.labels(raw, features)
+    shown = tf.reduce_sum(tf.cast(weights, tf.int32)).numpy()
+    control = sum(text.count("\u200b".encode()) for text in raw["tokens"].numpy())
+    assert control and shown == words + 1 + words // 2 - control  # a word of control characters has no piece
+    assert labels.shape == weights.shape == features[WORD_INDEX].shape
+    assert (labels.dtype, weights.dtype) == (tf.int32, tf.float32)
+    answers = task.decode(20.0 * tf.one_hot(labels, len(LABELS)), features, raw)["tags"].numpy()
+    for answer, tags, tokens in zip(answers, raw["tags"].numpy(), raw["tokens"].numpy(), strict=True):
+        answered, wanted = (text.decode().split("\n") for text in (answer, tags))
+        assert [row.count(" ") for row in answered] == [row.count(" ") for row in wanted]
+        for given, tag, word in zip(
+            " ".join(answered).split(), tags.decode().split(), tokens.decode().split(), strict=True
+        ):
+            assert given == ("O" if word == "\u200b" else tag)
+
+
+def test_a_sentence_longer_than_512(tokenizer):
+    task = Conll(LABELS, scheme="IOB2", context="sentence")
+    raw = {
+        "tokens": tf.constant([" ".join(["actor"] * 700)]),
+        "tags": tf.constant([" ".join(["B-PER"] * 700)]),
+    }
+    _, weights = task.labels(raw, task.features(Preprocessor(tokenizer, seq_length=512), raw))
+    assert weights.shape[0] == 3 and tf.reduce_sum(weights).numpy() == 700
+
+
+def test_words_are_read_with_context_on_both_sides(tokenizer):
+    """Stride 8 in windows of 22 pieces: inside a document a word has at least (22 - 8) / 2 pieces on either side."""
+    task = Conll(LABELS, scheme="IOB2", doc_stride=8)
+    words = " ".join(["actor"] * 120)
+    features = task.features(Preprocessor(tokenizer, seq_length=24), {"tokens": tf.constant([words])})
+    index = features[WORD_INDEX].numpy()
+    for window, row in enumerate(index):
+        places = np.flatnonzero(row >= 0) - 1  # [CLS] stands before the pieces
+        if 0 < window < len(index) - 1:
+            assert places.min() >= 7 and 21 - places.max() >= 6
+    assert sorted(index[index >= 0]) == list(range(120))
+
+
+def test_a_document_is_read_as_one(tokenizer, folder):
+    preprocess = Preprocessor(tokenizer, seq_length=48, pad_to_longest=True)
+    lengths = {}
+    for context in ("document", "sentence"):
+        task = Conll.open("conll2003", folder, context=context)
+        raw = next(iter(task.examples("validation").batch(1)))
+        lengths[context] = int(tf.reduce_sum(task.features(preprocess, raw)[INPUT_MASK]))
+        words = raw["tokens"].numpy()[0].decode().split()
+        assert lengths[context] == len(words) + 2
+    assert lengths["document"] > lengths["sentence"]
+
+
+def test_entities_as_seqeval_finds_them(tokenizer):
+    """Any tags: entities, their bytes and the mean of their words' probabilities."""
+    task = Conll(LABELS, scheme="IOB2", doc_stride=5)
+    preprocess = Preprocessor(tokenizer, seq_length=20)
+    raw = stacked(*[document_of(words, seed=words) for words in (40, 3, 1, 17)])
+    features = task.features(preprocess, raw)
+    logits = np.random.default_rng(0).normal(size=(*features[WORD_INDEX].shape, len(LABELS))) * 3
+    decoded = {k: v.numpy() for k, v in task.decode(tf.constant(logits, tf.float32), features, raw).items()}
+    best = tf.reduce_max(tf.nn.softmax(logits), axis=-1).numpy()
+    found = 0
+    for i, text in enumerate(raw["tokens"].numpy()):
+        starts, ends = (spans[i].numpy() for spans in split_tokens(raw["tokens"]))
+        at = (features[WORD_INDEX].numpy() >= 0) & (features[EXAMPLE_INDEX].numpy() == i)[:, None]
+        score = dict(zip(features[WORD_INDEX].numpy()[at], best[at], strict=True))
+        wanted, before = [], 0
+        for row in decoded["tags"][i].decode().split("\n"):
+            for kind, first, last in get_entities(row.split(" ")):
+                words = range(before + first, before + last + 1)
+                span = (int(starts[words[0]]), int(ends[words[-1]]))
+                mean = np.mean([score[word] for word in words])
+                wanted.append((text[slice(*span)].decode(), kind, *span, pytest.approx(mean, abs=1e-6)))
+            before += row.count(" ") + 1
+        record = task.record({name: value[i] for name, value in decoded.items()})
+        assert [tuple(entity.values()) for entity in record["entities"]] == wanted
+        json.dumps(record)
+        found += len(wanted)
+    assert found > 15
+    assert decoded["entity_text"].shape[1] == max(np.sum(decoded["entity_start"] >= 0, axis=1))
+    assert set(decoded["entity_type"][decoded["entity_start"] < 0]) == {b""}
+
+
+def test_measures_are_seqevals():
+    draw = random.Random(0)
+    task = Conll(LABELS, scheme="IOB2")
+    rows = [[[draw.choices(LABELS, k=n) for n in (5, 1, 9)] for _ in range(30)] for _ in range(2)]
+    gold, predicted = (
+        np.array(["\n".join(map(" ".join, document)).encode() for document in side], object) for side in rows
+    )
+    flat = [[sentence for document in side for sentence in document] for side in rows]
+    measured = dict(task.evaluate({"tags": predicted}, {"tags": gold}))
+    assert measured["f1"] == pytest.approx(f1_score(*flat), abs=1e-12)
+    assert measured["precision"] == pytest.approx(precision_score(*flat), abs=1e-12)
+    assert measured["recall"] == pytest.approx(recall_score(*flat), abs=1e-12)
+    same = [a == b for x, y in zip(*flat, strict=True) for a, b in zip(x, y, strict=True)]
+    assert measured["accuracy"] == pytest.approx(np.mean(same))
+
+
+def test_training_learns_and_reloads(run):
+    loaded, results = run
+    assert results["measures"]["val_f1"] > 0.9
+    assert train.evaluate(loaded, "validation")["f1"] == pytest.approx(results["measures"]["val_f1"])
+    kept = loaded.task.to_json()
+    assert kept == {
+        "name": "conll2003",
+        "labels": list(LABELS),
+        "scheme": "IOB1",
+        "context": "document",
+        "doc_stride": 8,
+    }
+    assert Conll.from_json(json.loads(json.dumps(kept))).to_json() == kept
+
+
+def test_batches_hold_every_word_once(run):
+    loaded, _ = run
+    examples = loaded.task.examples("validation")
+    words = sum(len(raw["tokens"].split()) for raw in examples.as_numpy_iterator())
+    for settings in ({}, {"seed": 1}):
+        made = dataset(loaded.task, loaded.preprocess, examples, batch_size=4, **settings)
+        assert sum(float(tf.reduce_sum(weights)) for _, _, weights in made) == words
+
+
+def test_predicting_raw_text(run):
+    loaded, _ = run
+    texts = ["the actor, very good. And the film!", "", "\u3000", "good " * 60 + "actor"]
+    answers, _ = predict(
+        loaded.task,
+        loaded.preprocess,
+        loaded.model,
+        tf.data.Dataset.from_tensor_slices({"text": texts}),
+        batch_size=3,
+    )
+    records = [loaded.task.record({name: value[i] for name, value in answers.items()}) for i in range(4)]
+    assert [[(e["text"], e["type"]) for e in record["entities"]] for record in records] == [
+        [("actor", "PER"), ("film", "LOC")],
+        [],
+        [],
+        [("actor", "PER")],
+    ]
+    assert [len(record["tags"].split()) for record in records] == [10, 0, 0, 61]
+    assert loaded.task.show({"text": texts[0]}, records[0]) == {
+        "text": "the [actor PER], very good. And the [film LOC]!"
+    }
+
+
+def test_report(run):
+    loaded, _ = run
+    task = Conll(LABELS, scheme="IOB2")
+    gold = {"tags": np.array([b"B-PER O\nO B-LOC I-LOC"], object)}
+    predictions = {
+        "tags": np.array([b"B-PER O\nB-LOC B-LOC O"], object),
+        "entity_text": np.array([[b"Ada", b"in", b"New", b""]], object),
+        "entity_score": np.float32([[0.5, 0.6, 0.7, 0]]),
+    }
+    by_type, errors = task.report(predictions, gold)
+    assert by_type.rows == [("LOC", 0.0, 0.0, 0.0, 1), ("PER", 1.0, 1.0, 1.0, 1)]
+    assert errors.rows == [
+        (pytest.approx(0.7), "New", "LOC", "B-LOC"),
+        (pytest.approx(0.6), "in", "LOC", "O"),
+    ]
+    answers = predict(
+        loaded.task, loaded.preprocess, loaded.model, loaded.task.examples("validation"), batch_size=8
+    )
+    assert [table.title for table in loaded.task.report(*answers)]
+
+
+def test_the_export_answers_alike(run, tmp_path):
+    """In a fresh process, with the texts in another order and number than before."""
+    loaded, _ = run
+    texts = ["the actor, very good", "", "(film) plot", "good " * 60 + "actor", b"\xff a".decode("latin-1")]
+    servable = Servable(loaded.task, loaded.preprocess, loaded.model)
+    tf.saved_model.save(servable, str(tmp_path), signatures=servable.signatures())
+    answers = ask(tmp_path, {"text": texts})
+    assert [[text for text in row if text] for row in answers["entity_text"]] == [
+        ["actor"],
+        [],
+        ["film", "plot"],
+        ["actor"],
+        [],
+    ]
+    examples = tf.data.Dataset.from_tensor_slices({"text": texts})
+    here, _ = predict(loaded.task, loaded.preprocess, loaded.model, examples, batch_size=5)
+    compare(here, answers)
+
+
+def test_tensorflow_datasets(tmp_path):
+    tfds = pytest.importorskip("tensorflow_datasets")
+    names = ["O", "B-PER", "I-PER"]
+
+    def made(self, *args, **kwargs):
+        rows = {"tokens": [["Ada", "Lovelace"], ["met"]], "ner": [[1, 2], [0]]}
+        spec = {"tokens": tf.TensorSpec([None], tf.string), "ner": tf.TensorSpec([None], tf.int64)}
+        return tf.data.Dataset.from_generator(
+            lambda: ({name: rows[name][i] for name in rows} for i in range(2)), output_signature=spec
+        )
+
+    with tfds.testing.mock_data(as_dataset_fn=made, data_dir=str(tmp_path)):
+        task = Conll.open("conll2003", None, context="sentence")
+        assert {*names[1:]} >= {*task.label_names[1:]} and len(task.label_names) == 3
+        tokens = [raw["tokens"] for raw in task.examples("validation").as_numpy_iterator()]
+        assert tokens == [b"Ada Lovelace", b"met"]
+        with pytest.raises(ValueError, match='-DOCSTART- lines.*give context "sentence"'):
+            Conll.open("conll2003", None)
+
+
+@pytest.mark.filterwarnings("ignore:.*writes otherwise")  # two tags of eng.train
+def test_the_real_files(data_dir):
+    folder = data_dir / "conll2003"
+    task = Conll.open("conll2003", folder)
+    assert task.scheme == "IOB1"
+    assert [label[2:] for label in task.label_names[1:5]] == ["LOC", "MISC", "ORG", "PER"]
+    counts = {}
+    for split in ("train", "validation"):
+        raw = list(task.examples(split).as_numpy_iterator())
+        tags = [row.split() for example in raw for row in example["tags"].decode().split("\n")]
+        counts[split] = len(raw), len(tags), sum(len(get_entities(row)) for row in tags)
+        alone = Conll(task.label_names, scheme="IOB1", context="sentence", source=folder)
+        assert len(alone.examples(split)) == len(tags)
+    assert counts == {"train": (946, 14041, 23499), "validation": (216, 3250, 5942)}

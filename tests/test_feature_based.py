@@ -1,0 +1,402 @@
+"""The feature-based approach: layers and their mix, the cache and what it refuses, the tagger, and the `features` command."""
+
+import dataclasses
+import json
+import random
+
+import numpy as np
+import pytest
+import runs
+import tensorflow as tf
+
+from bert_keras import checkpoints
+from bert_keras.encoder import BertEncoder
+from bert_keras.features import EMBEDDING_OUTPUT, ENCODER_INPUTS, ENCODER_OUTPUTS
+from bert_keras.preprocessing import Preprocessor
+from tasks.conll import Conll
+from tasks.feature_based import (
+    LAYERS,
+    Extractor,
+    Pieces,
+    ScalarMix,
+    TaggerHparams,
+    Words,
+    extract,
+    extract_file,
+    load_tagger,
+    open_cache,
+    places_of,
+    tagger_model,
+    train_tagger,
+)
+from tasks.metrics import entity_scores
+
+LABELS = ("O", "B-LOC", "B-PER", "I-LOC", "I-PER")
+OF_WORD = {"actor": "B-PER", "plot": "B-LOC", "film": "B-LOC"}
+HIDDEN, BLOCKS = 16, 4
+LINES = ["good film, dull actor!", "", "warm plot " * 40, "naïve \N{GRINNING FACE} \u200b x", "真好"]
+
+
+@pytest.fixture(scope="module")
+def checkpoint(tmp_path_factory):
+    sizes = {"hidden_size": HIDDEN, "num_layers": BLOCKS, "intermediate_size": 32, "hidden_dropout": 0.1}
+    return runs.write_checkpoint(tmp_path_factory.mktemp("features") / "checkpoint", **sizes)
+
+
+@pytest.fixture(scope="module")
+def task():
+    return Conll(LABELS, scheme="IOB2", doc_stride=8)
+
+
+def examples(count: int, *, seed: int, sentences: int = 3) -> tf.data.Dataset:
+    """Documents in which the word says its tag."""
+    draw = random.Random(seed)
+    documents = [
+        [text.split() for text in runs.texts(sentences, seed=draw.randrange(10**6))] for _ in range(count)
+    ]
+    tags = [[[OF_WORD.get(word, "O") for word in row] for row in document] for document in documents]
+    return tf.data.Dataset.from_tensor_slices(
+        {
+            name: ["\n".join(map(" ".join, document)) for document in side]
+            for name, side in (("tokens", documents), ("tags", tags))
+        }
+    )
+
+
+@pytest.fixture(scope="module")
+def caches(checkpoint, task, tmp_path_factory):
+    """Training and dev vectors, of every layer."""
+    folder = tmp_path_factory.mktemp("caches")
+    settings = {"checkpoint": checkpoint, "seq_length": 24, "shard_examples": 16}
+    return [
+        extract(task, examples(count, seed=count), output=folder / name, **settings)
+        for name, count in (("train", 100), ("dev", 20))
+    ]
+
+
+@pytest.mark.parametrize(
+    ("name", "places", "mixed"),
+    [
+        ("embeddings", (0,), False),
+        ("second_to_last", (11,), False),
+        ("last", (12,), False),
+        ("weighted_sum_last_four", (9, 10, 11, 12), True),
+        ("concat_last_four", (9, 10, 11, 12), False),
+        ("weighted_sum_all", tuple(range(1, 13)), True),
+    ],
+)
+def test_the_six_ways(name, places, mixed):
+    assert places_of(name, num_layers=12) == places
+    assert LAYERS[name].mixed == mixed
+    assert len(LAYERS) == 6
+
+
+def test_layers_that_are_not_there():
+    with pytest.raises(ValueError, match="'first'; wanted one of embeddings, "):
+        places_of("first", num_layers=12)
+    with pytest.raises(ValueError, match="concat_last_four needs 4 blocks and the encoder has 3"):
+        places_of("concat_last_four", num_layers=3)
+    assert places_of("embeddings", num_layers=1) == (0,)
+
+
+def test_scalar_mix_by_hand():
+    mix = ScalarMix()
+    x = np.float32([[[1, 2], [3, 4], [5, 12]]])  # one word, three layers
+    np.testing.assert_allclose(mix(x), [[3, 6]], rtol=1e-6)  # equal weights: the mean
+    mix.set_weights([np.log(np.float32([1, 2, 5])), np.float32(2)])
+    # 2 * (1/8 [1 2] + 2/8 [3 4] + 5/8 [5 12])
+    np.testing.assert_allclose(mix(x), [[8, 17.5]], rtol=1e-6)
+    assert [tuple(variable.shape) for variable in mix.trainable_variables] == [(3,), ()]
+
+
+def outputs_of(checkpoint, features) -> np.ndarray:
+    """Embeddings and every block's output, [W, S, L + 1, H], from an encoder of its own."""
+    source = checkpoints.read(checkpoint)
+    encoder = BertEncoder(source.config)
+    checkpoints.assign(source, encoder)
+    outputs = encoder({name: features[name] for name in ENCODER_INPUTS})
+    return np.stack([outputs[EMBEDDING_OUTPUT], *outputs[ENCODER_OUTPUTS]], axis=2)
+
+
+@pytest.mark.parametrize("units", [Words(doc_stride=6), Pieces(doc_stride=6)], ids=["words", "pieces"])
+def test_vectors_are_the_encoders(checkpoint, units):
+    """At every position that a unit has, found here window by window; a word without a piece has zeros."""
+    extractor = Extractor(checkpoint, units=units, dtype="float32", seq_length=20, batch_size=2)
+    preprocess = Preprocessor(
+        checkpoints.tokenizer_of(checkpoints.read(checkpoint)), seq_length=20, pad_to_longest=True
+    )
+    for line, found in zip(LINES, extractor([{"text": line.encode()} for line in LINES]), strict=True):
+        features = {
+            name: value.numpy()
+            for name, value in units.features(preprocess, {"text": tf.constant([line])}).items()
+        }
+        states = outputs_of(checkpoint, features)
+        starts = found["starts"].tolist()
+        wanted = np.zeros((len(starts), BLOCKS + 1, HIDDEN), np.float32)
+        for window, position in np.argwhere(features["max_context"]):
+            start = features["start_bytes"][window, position]
+            if start in starts:
+                wanted[starts.index(start)] = states[window, position]
+        assert found["vectors"].shape == wanted.shape
+        np.testing.assert_allclose(found["vectors"], wanted, atol=2e-6)
+        assert np.all(np.any(found["vectors"], axis=(1, 2))) != ("\u200b" in line and units.level == "word")
+
+
+def test_a_document_longer_than_a_window_keeps_every_word(caches):
+    train, _ = caches
+    for record in train.records().take(5).as_numpy_iterator():
+        words = record["tokens"].decode().split()
+        assert record["vectors"].shape == (len(words), BLOCKS + 1, HIDDEN)
+        text = record["tokens"]
+        spans = zip(record["starts"], record["ends"], strict=True)
+        assert [text[start:end].decode() for start, end in spans] == words
+    assert record["vectors"].dtype == np.float16
+
+
+class Interrupted(Exception):
+    pass
+
+
+def test_an_interrupted_extraction_goes_on(checkpoint, task, tmp_path):
+    settings = {"checkpoint": checkpoint, "seq_length": 24, "shard_examples": 4, "layers": ["last"]}
+    texts = examples(14, seed=3)
+    whole = extract(task, texts, output=tmp_path / "whole", **settings)
+    assert whole.header["shards"] == [4, 4, 4, 2]
+    done = []
+
+    def stop(count: int) -> None:
+        done.append(count)
+        if len(done) == 2:
+            raise Interrupted
+
+    part = tmp_path / "part"
+    with pytest.raises(Interrupted):
+        extract(task, texts, output=part, progress=stop, **settings)
+    with pytest.raises(
+        ValueError, match=r"part lacks 2 of its 4 files, first 00002\.tfrecord; extract again"
+    ):
+        open_cache(part)
+    before = {path.name: path.stat().st_mtime_ns for path in part.iterdir()}
+    (part / "00002.tmp").write_bytes(b"half")
+    extract(task, texts, output=part, **settings)
+    assert runs.contents(part) == runs.contents(tmp_path / "whole")
+    assert all((part / name).stat().st_mtime_ns == time for name, time in before.items())
+    assert open_cache(part).header == whole.header
+
+
+def test_a_cache_of_something_else_is_refused(checkpoint, task, tmp_path):
+    settings = {"checkpoint": checkpoint, "seq_length": 24, "layers": ["last"]}
+    texts = examples(3, seed=1)
+    extract(task, texts, output=tmp_path / "cache", **settings)
+    random_weights = dataclasses.replace(checkpoints.read(checkpoint), tensors={})
+    others = {
+        "weights": {"checkpoint": random_weights},
+        "layers": {"layers": ["embeddings"]},
+        "seq_length": {"seq_length": 32},
+    }
+    for field, changed in others.items():
+        with pytest.raises(ValueError, match=f"cache was made with another {field}: .*remove this one"):
+            extract(task, texts, output=tmp_path / "cache", **(settings | changed))
+    with pytest.raises(ValueError, match="another text"):
+        extract(task, examples(3, seed=2), output=tmp_path / "cache", **settings)
+    (tmp_path / "full").mkdir()
+    (tmp_path / "full" / "notes").write_text("")
+    with pytest.raises(ValueError, match="neither empty nor a cache"):
+        extract(task, texts, output=tmp_path / "full", **settings)
+    with pytest.raises(FileNotFoundError, match=r"has no header\.json"):
+        open_cache(tmp_path / "full")
+    header = tmp_path / "cache" / "header.json"
+    header.write_text(header.read_text().replace('"format_version": 1', '"format_version": 9'))
+    with pytest.raises(ValueError, match="another format_version: 9, wanted is 1"):
+        open_cache(tmp_path / "cache")
+
+
+SMALL = TaggerHparams(units=16, epochs=4, learning_rate=1e-2, dropout=0.1, batch_size=8)
+
+
+@pytest.fixture(scope="module")
+def tagger(caches, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("tagger") / "mixed"
+    results = train_tagger(
+        *caches,
+        layers="weighted_sum_last_four",
+        output=folder,
+        hparams=SMALL,
+        verbose=0,
+        log=lambda line: None,
+    )
+    return folder, results
+
+
+def test_the_tagger_learns(tagger, caches):
+    folder, results = tagger
+    assert results == json.loads((folder / "results.json").read_text())
+    assert results["measures"]["val_f1"] > 0.8  # 0 without an entity found
+    assert results["measures"]["val_f1"] == max(epoch["val_f1"] for epoch in results["history"])
+    assert len(results["mix"]["weights"]) == 4
+    assert sum(results["mix"]["weights"]) == pytest.approx(1, abs=1e-5)
+    assert np.ptp(results["mix"]["weights"]) > 1e-4 and results["mix"]["gamma"] != 1.0  # they were learned
+    assert (results["train_examples"], results["dev_examples"]) == (100, 20)
+
+
+def test_the_tagger_is_read_again(tagger, caches):
+    folder, results = tagger
+    _, dev = caches
+    loaded = load_tagger(folder)
+    gold = [
+        row.split()
+        for record in dev.records().as_numpy_iterator()
+        for row in record["tags"].decode().split("\n")
+    ]
+    predicted = loaded.predict(dev)
+    assert [len(row) for row in predicted] == [len(row) for row in gold]
+    assert entity_scores(gold, predicted).f1 == pytest.approx(results["measures"]["val_f1"])
+    assert loaded.evaluate(dev)["f1"] == pytest.approx(results["measures"]["val_f1"])
+
+
+def test_what_a_tagger_refuses(tagger, caches, checkpoint, task, tmp_path):
+    folder, _ = tagger
+    train, dev = caches
+    with pytest.raises(ValueError, match="already holds a tagger"):
+        train_tagger(train, dev, layers="last", output=folder)
+    other = extract(
+        task,
+        examples(2, seed=5),
+        checkpoint=checkpoint,
+        output=tmp_path / "other",
+        seq_length=32,
+        layers=["last"],
+    )
+    with pytest.raises(ValueError, match="other was made with another seq_length: 32, wanted is 24"):
+        load_tagger(folder).predict(other)
+    with pytest.raises(ValueError, match="seq_length"):
+        train_tagger(train, other, layers="last", output=tmp_path / "new")
+    with pytest.raises(
+        ValueError, match=r"holds the layers \[4\] and concat_last_four reads \[1, 2, 3\] too"
+    ):
+        train_tagger(other, other, layers="concat_last_four", output=tmp_path / "new")
+    with pytest.raises(FileNotFoundError, match=r"no tagger\.json"):
+        load_tagger(tmp_path)
+    with pytest.raises(ValueError, match="units is 0; units must be at least 1"):
+        TaggerHparams(units=0)
+
+
+@pytest.mark.parametrize("layers", ["concat_last_four", "weighted_sum_last_four"])
+def test_the_papers_sizes(layers):
+    """Two BiLSTMs of 768 units a direction: 4 * 768 * (input + 768 + 1) weights each way."""
+    hparams = TaggerHparams()
+    model = tagger_model(layers, num_layers=4, hidden_size=HIDDEN, num_classes=9, hparams=hparams)
+    width = HIDDEN * (4 if layers == "concat_last_four" else 1)
+    lstm = [2 * 4 * 768 * (size + 768 + 1) for size in (width, 2 * 768)]
+    mix = 4 + 1 if LAYERS[layers].mixed else 0
+    assert model.count_params() == sum(lstm) + (2 * 768 + 1) * 9 + mix
+
+
+def test_padding_changes_nothing():
+    model = tagger_model(
+        "concat_last_four", num_layers=4, hidden_size=3, num_classes=5, hparams=TaggerHparams(units=4)
+    )
+    vectors = np.random.default_rng(0).normal(size=(1, 7, 4, 3)).astype("float32")
+    mask = np.arange(7)[None] < 5
+    short = model({"vectors": vectors[:, :5], "mask": mask[:, :5]})
+    np.testing.assert_allclose(model({"vectors": vectors, "mask": mask})[:, :5], short, atol=1e-6)
+
+
+@pytest.fixture(scope="module")
+def text(tmp_path_factory):
+    path = tmp_path_factory.mktemp("text") / "text.txt"
+    path.write_bytes(b"\xef\xbb\xbf" + "\r\n".join(LINES).encode())
+    return path
+
+
+def flags(checkpoint, text, output, **changes):
+    given = {
+        "checkpoint": checkpoint,
+        "input": text,
+        "output": output,
+        "seq_length": 20,
+        "doc_stride": 6,
+    } | changes
+    return [part for name, value in given.items() for part in (f"--{name.replace('_', '-')}", value)]
+
+
+def test_each_format_says_the_same(capfd, checkpoint, text, tmp_path):
+    parquet = pytest.importorskip("pyarrow.parquet")
+    made = {form: tmp_path / f"out.{form}" for form in ("jsonl", "npz", "parquet")}
+    for form, path in made.items():
+        code, out, err = runs.run_command(
+            capfd, "features", *flags(checkpoint, text, path, format=form, layers="concat_last_four")
+        )
+        assert (code, err) == (0, "") and out.strip() == f"{path}: vectors of 5 lines"
+    assert {path.name for path in tmp_path.iterdir()} == {path.name for path in made.values()}
+    lines = [json.loads(line) for line in made["jsonl"].read_text(encoding="utf-8").splitlines()]
+    assert [line["text"] for line in lines] == LINES
+    assert [line["tokens"] for line in lines[:2]] == [["good", "film", ",", "dull", "actor", "!"], []]
+    rows = parquet.read_table(made["parquet"]).to_pylist()
+    for row, line in zip(rows, lines, strict=True):
+        np.testing.assert_array_equal(np.float32(row.pop("vectors")), np.float32(line["vectors"]))
+        assert row == {name: line[name] for name in row} and len(row) == 4
+    arrays = np.load(made["npz"])
+    assert set(arrays.files) == {"vectors", "starts", "ends", "row_splits"}
+    for i, line in enumerate(lines):
+        cut = slice(*arrays["row_splits"][i : i + 2])
+        for name in ("starts", "ends", "vectors"):
+            values = np.reshape(line[name], arrays[name][cut].shape).astype(arrays[name].dtype)
+            np.testing.assert_array_equal(arrays[name][cut], values)
+    assert arrays["vectors"].shape[1] == 4 * HIDDEN and arrays["vectors"].dtype == np.float32
+
+
+def test_pieces_and_means(capfd, checkpoint, text, tmp_path):
+    path = tmp_path / "out.jsonl"
+    given = flags(checkpoint, text, path, level="piece", layers="weighted_sum_all", dtype="float16")
+    assert runs.run_command(capfd, "features", *given)[0] == 0
+    lines = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+    assert lines[3]["tokens"][:5] == ["n", "##a", "##i", "##v", "##e"]
+    extractor = Extractor(checkpoint, units=Pieces(doc_stride=6), dtype="float32", seq_length=20)
+    for line, found in zip(lines, extractor([{"text": line.encode()} for line in LINES]), strict=True):
+        assert len(line["vectors"]) == len(line["tokens"]) == len(found["vectors"])
+        wanted = found["vectors"][:, 1:].mean(axis=1)
+        np.testing.assert_allclose(np.reshape(line["vectors"], wanted.shape), wanted, atol=5e-3)
+
+
+def test_an_interrupted_file_goes_on(checkpoint, text, tmp_path):
+    settings = {"checkpoint": checkpoint, "seq_length": 20, "shard_examples": 2, "doc_stride": 6}
+
+    def stop(count: int) -> None:
+        raise Interrupted
+
+    output = tmp_path / "out.jsonl"
+    with pytest.raises(Interrupted):
+        extract_file(text, output, progress=stop, **settings)
+    part = tmp_path / "out.jsonl.part"
+    assert part.is_dir() and not output.exists()
+    first = part / "00000.tfrecord"
+    kept = first.stat().st_mtime_ns
+
+    def check(count: int) -> None:
+        assert first.stat().st_mtime_ns == kept
+
+    assert extract_file(text, output, progress=check, **settings) == 5
+    assert [json.loads(line)["text"] for line in output.read_text(encoding="utf-8").splitlines()] == LINES
+    assert not part.exists()
+
+
+def test_what_the_command_refuses(capfd, checkpoint, text, tmp_path):
+    there = tmp_path / "there"
+    there.write_text("kept")
+    bad = tmp_path / "bad.txt"
+    bad.write_bytes(b"good\nfil\xff\n")
+    empty = tmp_path / "empty.txt"
+    empty.write_bytes(b"")
+    new = tmp_path / "new"
+    cases = [
+        (flags(checkpoint, text, there), f"{there} is there already"),
+        (flags(checkpoint, tmp_path / "none", new), "no file at"),
+        (flags(checkpoint, bad, new), "bad.txt, line 2: 0xff is not UTF-8"),
+        (flags(checkpoint, empty, new), "there is no text"),
+        (flags(checkpoint, text, new, seq_length=600), "seq_length is 600 and the encoder has 48 positions"),
+    ]
+    for given, message in cases:
+        code, out, err = runs.run_command(capfd, "features", *given)
+        assert code == 1 and not out and message in err and len(err.splitlines()) == 1
+    assert there.read_text() == "kept" and not new.exists()

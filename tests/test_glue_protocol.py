@@ -1,0 +1,374 @@
+"""The protocol: runs by learning rate and seed, resumed and refused; degenerate runs; the table; the leaderboard's files."""
+
+import json
+import shutil
+import zipfile
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import runs
+
+from tasks import glue_protocol
+from tasks.glue import ROWS, Glue
+from tasks.glue_protocol import (
+    SCORED,
+    SUBMISSION,
+    Outcome,
+    Summary,
+    as_json,
+    degenerate,
+    glue_score,
+    run_protocol,
+    submit,
+    summarize,
+    tables,
+)
+from tasks.task import Hparams, predict
+from tasks.train import evaluate, load_run
+
+HPARAMS = Hparams(epochs=1, batch_size=16, seq_length=40, seed=5)
+NAMES, RATES = ("mnli", "stsb"), (1e-3,)
+TESTS = {
+    "MNLI/test_matched": "index\tsentence1\tsentence2\n0\tgood film\tbad\n1\ta\tthe plot\n",
+    "MNLI/test_mismatched": "index\tsentence1\tsentence2\n0\tthe\tactor\n",
+    "AX/diagnostic": "index\tsentence1\tsentence2\n0\tvery\tdull\n1\t\tgood\n2\twarm\tfilm\n",
+    "STS-B/test": "index\tsentence1\tsentence2\n0\tgood\tbad\n1\tplot\tplot\n",
+}
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory):
+    """A checkpoint, and GLUE's folder with MNLI, STS-B and AX."""
+    folder = tmp_path_factory.mktemp("protocol")
+    runs.write_checkpoint(folder / "checkpoint", num_layers=1)
+    for name in NAMES:
+        runs.write_data(folder / "glue" / ROWS[name].folder, name)
+    for path, content in TESTS.items():
+        file = folder / "glue" / f"{path}.tsv"
+        file.parent.mkdir(exist_ok=True)
+        file.write_text(content)
+    return folder
+
+
+def start(place, **settings):
+    """The summaries and the lines for a person."""
+    lines = []
+    settings = {
+        "data": place / "glue",
+        "checkpoint": place / "checkpoint",
+        "output": place / "runs",
+        "hparams": HPARAMS,
+        "learning_rates": RATES,
+        "log": lines.append,
+    } | settings
+    return run_protocol(settings.pop("names", NAMES), **settings), lines
+
+
+@pytest.fixture(scope="module")
+def done(place):
+    return start(place)
+
+
+def test_folders(place, done):
+    """One run directory for each learning rate and seed, as `finetune` leaves it."""
+    made = {
+        path.parent.relative_to(place / "runs").as_posix()
+        for path in (place / "runs").rglob("model.safetensors")
+    }
+    assert made == {f"{name}/lr-0.001_seed-5" for name in NAMES}
+    for path in made:
+        asked = json.loads((place / "runs" / path / "protocol.json").read_text())
+        results = json.loads((place / "runs" / path / "results.json").read_text())
+        assert asked["hparams"] == results["hparams"] and asked["hparams"]["seed"] == 5
+        assert asked["checkpoint"] == str(place / "checkpoint")
+    assert (place / "runs" / "results.png").stat().st_size > 1000
+
+
+def test_summaries_are_those_of_the_runs(place, done):
+    summaries, _ = done
+    assert [summary.row.name for summary in summaries] == list(NAMES)
+    for summary in summaries:
+        main = summary.row.measures[0]
+        measured = [
+            json.loads((one.path / "results.json").read_text())["measures"][f"val_{main}"]
+            for one in summary.outcomes
+        ]
+        assert [one.measures[main] for one in summary.outcomes] == measured
+        assert [one.learning_rate for one in summary.outcomes] == list(RATES)
+    mnli, stsb = summaries
+    assert set(mnli.measures) == {"validation_matched", "validation_mismatched"}
+    run = load_run(mnli.best.path, data=place / "glue")
+    assert mnli.measures["validation_mismatched"] == evaluate(run, "validation_mismatched")
+    assert set(stsb.measures["validation"]) == {"spearman", "pearson"}  # both
+    assert json.loads((place / "runs" / "results.json").read_text()) == as_json(summaries)
+
+
+def test_submission_files(place, done):
+    """The best run's answers, in the order and spelling of the official files."""
+    summaries, _ = done
+    best = {summary.row.name: load_run(summary.best.path) for summary in summaries}
+    with zipfile.ZipFile(place / "runs" / "submission.zip") as archive:
+        files = {name: archive.read(name).decode() for name in archive.namelist()}
+    assert set(files) == {"MNLI-m.tsv", "MNLI-mm.tsv", "AX.tsv", "STS-B.tsv"}
+    for name, split, title in SUBMISSION:
+        if f"{title}.tsv" not in files:
+            continue
+        assert (place / "runs" / "submission" / f"{title}.tsv").read_text() == files[f"{title}.tsv"]
+        run = best["stsb" if name == "stsb" else "mnli"]
+        answers, raw = predict(
+            run.task, run.preprocess, run.model, Glue(ROWS[name], place / "glue").examples(split)
+        )
+        lines = [line.split("\t") for line in files[f"{title}.tsv"].splitlines()]
+        assert lines[0] == ["index", "prediction"]
+        assert [int(index) for index, _ in lines[1:]] == list(range(len(raw["idx"])))
+        written = [prediction for _, prediction in lines[1:]]
+        if name == "stsb":
+            np.testing.assert_allclose(np.float64(written), np.clip(answers["score"], 0, 5), atol=5e-4)
+        else:
+            assert written == [label.decode() for label in answers["label"]]
+
+
+def test_labels_are_spelled_as_the_files_do():
+    predicted = {"label": np.array([b"not_entailment", b"entailment"], object)}
+    assert glue_protocol._written(ROWS["wnli"], predicted) == ["0", "1"]
+    assert glue_protocol._written(ROWS["rte"], predicted) == ["not_entailment", "entailment"]
+    assert glue_protocol._written(ROWS["stsb"], {"score": np.float32([-0.2, 2.34567, 5.5])}) == [
+        "0.000",
+        "2.346",
+        "5.000",
+    ]
+
+
+def test_names_of_the_leaderboards_files():
+    assert [title for *_, title in SUBMISSION] == (
+        "CoLA SST-2 MRPC STS-B QQP MNLI-m MNLI-mm QNLI RTE WNLI AX".split()
+    )
+    assert all(split in ROWS[name].splits for name, split, _ in SUBMISSION)
+    assert {*SCORED} == {*ROWS} - {"ax"}
+
+
+# Begun again
+
+
+def test_finished_runs_are_read(place, done):
+    before = runs.contents(place / "runs" / "mnli")
+    times = {path: path.stat().st_mtime_ns for path in (place / "runs" / "mnli").rglob("*")}
+    summaries, lines = start(place, names=("mnli",))
+    assert summaries == done[0][:1] and sum("is finished already" in line for line in lines) == 1
+    assert runs.contents(place / "runs" / "mnli") == before
+    assert times == {path: path.stat().st_mtime_ns for path in (place / "runs" / "mnli").rglob("*")}
+
+
+def test_restarts_and_a_run_cut_short(place, done, tmp_path):
+    """Seed 5 has finished; of seed 6 there is half a run, which goes. The weights of the better one are left."""
+    finished, half = (Path("stsb", f"lr-0.001_seed-{seed}") for seed in (5, 6))
+    shutil.copytree(place / "runs" / finished, tmp_path / finished)
+    (tmp_path / half).mkdir()
+    asked = json.loads((tmp_path / finished / "protocol.json").read_text())
+    del asked["degenerate"]
+    asked["hparams"]["seed"] = 6
+    (tmp_path / half / "protocol.json").write_text(json.dumps(asked))
+    (tmp_path / half / "results.json").write_text("half of a fi")
+    settings = {"names": ("stsb",), "output": tmp_path, "restarts": 2, "best_only": True}
+    ((summary,), lines) = start(place, **settings)
+    assert sum("is finished already" in line for line in lines) == 1
+    assert [one.seed for one in summary.outcomes] == [5, 6]
+    assert summary.outcomes[0] == replace(done[0][1].outcomes[0], path=tmp_path / finished)
+    assert summary.outcomes[0].measures != summary.outcomes[1].measures  # another head, another order
+    kept = [one for one in summary.outcomes if (one.path / "model.safetensors").exists()]
+    assert kept == [summary.best]
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        (
+            {"hparams": Hparams(epochs=2, batch_size=8, seq_length=40, seed=5)},
+            "with another batch_size and epochs",
+        ),
+        ({"pooling": "concat"}, "with another task"),
+        ({"strategy_name": "mirrored"}, "with another strategy"),
+    ],
+    ids=["hparams", "task", "strategy"],
+)
+def test_other_settings_are_an_error(place, done, settings, message):
+    before = runs.contents(place / "runs")
+    with pytest.raises(ValueError, match=rf"lr-0.001_seed-5 was run {message}; give another output"):
+        start(place, names=("mnli",), **settings)
+    assert runs.contents(place / "runs") == before
+
+
+def test_a_folder_that_is_not_ours_stays(place, tmp_path):
+    (tmp_path / "mnli" / "lr-0.001_seed-5").mkdir(parents=True)
+    (tmp_path / "mnli" / "lr-0.001_seed-5" / "thesis.txt").write_text("mine")
+    with pytest.raises(ValueError, match="has no protocol.json: not a run of this protocol; remove it first"):
+        start(place, names=("mnli",), output=tmp_path)
+    assert runs.contents(tmp_path) == {"mnli/lr-0.001_seed-5/thesis.txt": b"mine"}
+
+
+@pytest.mark.parametrize(
+    ("settings", "error", "message"),
+    [
+        ({"names": ("mnli", "ax")}, ValueError, "ax given; the tasks that are trained on are cola, sst2, "),
+        ({"names": ("mnli", "mnli")}, ValueError, "a task or a learning rate is named twice"),
+        ({"names": ()}, ValueError, "name each once"),
+        ({"learning_rates": (1e-3, 1e-3)}, ValueError, "a task or a learning rate is named twice"),
+        ({"learning_rates": ()}, ValueError, "1 restarts of 0 learning rates; at least one"),
+        ({"restarts": 0}, ValueError, "0 restarts of 1 learning rates"),
+        ({"names": ("mnli", "qnli")}, FileNotFoundError, "has no train.tsv"),
+    ],
+)
+def test_refused_before_any_training(place, tmp_path, settings, error, message):
+    with pytest.raises(error, match=message):
+        start(place, output=tmp_path / "new", **settings)
+    assert not (tmp_path / "new").exists()
+
+
+# Degenerate runs
+
+LABELS = np.repeat([0, 1], [32, 68]).astype(np.int32)  # MRPC's share of the majority
+
+
+def classes(name, ids):
+    return {"label": np.array([ROWS[name].labels[i].encode() for i in ids], object)}
+
+
+DEGENERATE = [
+    ("mrpc", np.ones(100, int), "equivalent for 100.0% of dev"),
+    ("mrpc", np.zeros(100, int), "not_equivalent for 100.0% of dev"),
+    ("cola", np.ones(100, int), "acceptable for 100.0% of dev"),
+    # Some of both, and as many right as by always saying 1.
+    (
+        "rte",
+        np.concatenate([[0] * 5, [1] * 27, [0] * 5, [1] * 63]),
+        "accuracy 0.6800, where always saying the majority class has 0.6800",
+    ),
+    (
+        "cola",
+        np.concatenate([[0] * 8, [1] * 24, [0] * 17, [1] * 51]),
+        "Matthews correlation 0.0000, where always saying the majority class has 0.0000",
+    ),
+    ("rte", np.concatenate([[0] * 20, [1] * 80]), None),
+    ("rte", np.concatenate([[0] * 6, [1] * 26, [0] * 5, [1] * 63]), None),  # one more right than that
+    ("cola", np.concatenate([[0] * 9, [1] * 23, [0] * 17, [1] * 51]), None),
+]
+
+
+@pytest.mark.parametrize(("name", "ids", "reason"), DEGENERATE)
+def test_degenerate_classes(name, ids, reason):
+    assert degenerate(ROWS[name], classes(name, ids), {"label": LABELS}) == reason
+
+
+def test_a_whisker_is_one_class_too():
+    labels = np.repeat([0, 1], 1000).astype(np.int32)
+    ids = np.ones(2000, int)
+    ids[:9] = 0
+    assert degenerate(ROWS["qqp"], classes("qqp", ids), {"label": labels}) == "duplicate for 99.6% of dev"
+    ids[:20] = 0
+    assert degenerate(ROWS["qqp"], classes("qqp", ids), {"label": labels}) is None
+
+
+@pytest.mark.parametrize(
+    ("scores", "reason"),
+    [
+        (np.full(4, 2.5), "the score is always 2.50"),
+        ([2.5, 2.501, 2.5, 2.502], "the score is always 2.50"),
+        ([1.0, np.nan, 2.0, 3.0], "the score is always nan"),
+        ([1.0, 1.5, 2.0, 1.2], None),
+    ],
+)
+def test_degenerate_scores(scores, reason):
+    raw = {"label": np.float32([1, 2, 3, 4])}
+    assert degenerate(ROWS["stsb"], {"score": np.float32(scores)}, raw) == reason
+
+
+def test_unlabelled_examples_take_no_part():
+    raw = {"label": np.int32([0, 1, 1, -1])}
+    assert degenerate(ROWS["rte"], classes("rte", [0, 0, 0, 1]), raw) == "entailment for 100.0% of dev"
+
+
+# Tables and scores
+
+
+def outcome(rate, seed, why=None, **measures):
+    return Outcome(learning_rate=rate, seed=seed, path=Path("x"), measures=measures, degenerate=why)
+
+
+MRPC = [
+    outcome(5e-5, 1, "equivalent for 100.0% of dev", f1=0.81, accuracy=0.68),
+    outcome(5e-5, 2, f1=0.90, accuracy=0.86),
+    outcome(2e-5, 1, f1=0.80, accuracy=0.75),
+    outcome(2e-5, 2, f1=0.88, accuracy=0.84),
+]
+
+
+def test_a_degenerate_run_is_counted_and_takes_no_part():
+    summary = summarize(Glue(ROWS["mrpc"]), MRPC, data=None)
+    assert summary.best is MRPC[1]
+    assert (summary.median, summary.lowest, summary.highest) == (0.88, 0.80, 0.90)
+    assert summary.score == pytest.approx(0.88)  # F1 and accuracy first
+    table, stuck = tables([summary])
+    assert table.rows == [
+        ("mrpc", 4, 1, "f1 0.9000, accuracy 0.8600", "5e-05, 2", "f1 0.8800", "0.8000 - 0.9000")
+    ]
+    assert stuck.rows == [("mrpc", "5e-05, 1", "equivalent for 100.0% of dev")]
+    assert "--bias-correction" in stuck.title and "more epochs" in stuck.title
+    kept = as_json([summary])["tasks"]["mrpc"]
+    assert kept["degenerate"] == 1 and kept["runs"][0]["degenerate"] == "equivalent for 100.0% of dev"
+    assert kept["median"] == 0.88 and len(kept["runs"]) == 4
+    # A run that learned comes before a majority class with the higher F1.
+    assert summarize(Glue(ROWS["mrpc"]), [MRPC[0], MRPC[2]], data=None).best is MRPC[2]
+
+
+def test_all_degenerate():
+    summary = summarize(Glue(ROWS["mrpc"]), MRPC[:1], data=None)
+    assert summary.best is MRPC[0] and summary.median is None
+    table, stuck = tables([summary])
+    assert table.rows[0][-2:] == ("-", "-") and len(stuck.rows) == 1
+    json.dumps(as_json([summary]))
+
+
+def test_glue_score():
+    """Measures of a task first, then both splits of MNLI, then the tasks."""
+    mnli = Summary(
+        row=ROWS["mnli"],
+        outcomes=(),
+        best=outcome(1e-5, 1, accuracy=0.8),
+        median=0.8,
+        lowest=0.8,
+        highest=0.8,
+        measures={"validation_matched": {"accuracy": 0.8}, "validation_mismatched": {"accuracy": 0.82}},
+    )
+    mrpc = summarize(Glue(ROWS["mrpc"]), MRPC, data=None)
+    assert glue_score([mnli, mrpc]) == pytest.approx((0.81 + (0.90 + 0.86) / 2) / 2)
+    assert as_json([mnli, mrpc])["glue_score_on_dev"] == {
+        "score": pytest.approx(0.845),
+        "tasks": 2,
+        "of": 9,
+    }
+
+
+def test_no_test_file_is_said(place, done, tmp_path):
+    lines = []
+    stsb = done[0][1]
+    (tmp_path / "none").mkdir()
+    assert submit([stsb], data=tmp_path / "none", output=tmp_path, log=lines.append) == []
+    assert len(lines) == 1 and lines[0].startswith("no STS-B.tsv: ")
+    assert not (tmp_path / "submission.zip").exists()
+
+
+# The command
+
+
+def test_by_command(place, done, capfd):
+    flags = ("--data", place / "glue", "--checkpoint", place / "checkpoint", "--output", place / "runs")
+    flags += ("--learning-rates", *RATES, "--epochs", 1, "--batch-size", 16, "--seq-length", 40, "--seed", 5)
+    code, out, err = runs.run_command(capfd, "glue", "--tasks", *NAMES, *flags)
+    assert (code, err) == (0, "")
+    assert "GLUE; median and spread" in out and out.count("is finished already") == 2
+    score = glue_score(done[0])
+    assert f"GLUE score on dev: {score:.4f}, the mean of 2 of 9 tasks" in out
+    code, _, err = runs.run_command(capfd, "glue", "--tasks", "mnli", *flags, "--epochs", 2)
+    assert code == 1 and "was run with another epochs; give another output" in err

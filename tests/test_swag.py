@@ -1,0 +1,444 @@
+"""SWAG and CODAH: files line by line, bad files, features and scores of K endings, a run from training to serving."""
+
+import csv
+import json
+import random
+
+import numpy as np
+import pytest
+import runs
+import tensorflow as tf
+
+from bert_keras import checkpoints
+from bert_keras.config import BertConfig
+from bert_keras.encoder import BertEncoder
+from bert_keras.features import ENCODER_INPUTS, INPUT_MASK, INPUT_TYPE_IDS, INPUT_WORD_IDS, POOLED_OUTPUT
+from bert_keras.preprocessing import Preprocessor
+from bert_keras.tokenizers import WordPiece
+from savedmodels.export import ask, export
+from tasks.swag import Swag
+from tasks.task import Hparams, dataset, predict
+from tasks.train import finetune, load_run, strategy
+
+HEADER = "video-id,fold-ind,startphrase,sent1,sent2,gold-source,ending0,ending1,ending2,ending3,label\n"
+FIRST = 'v,1,A film. It,"A ""good"" film, ok.",It,gold,is good,is bad,"ends,\nslowly",is dull,2\n'
+SECOND = "v,2,x,The plot.,,gen,is warm,is bad,is dull,is good,0\n"
+CODAH = 'o\tA "film. It\tis good\tis "bad\tis dull\tis warm\t3\n\np\tThe plot\t a\tb\tc\td\t0\r\n'
+JSONL = '{"startphrase": "A film. It", "answer": 1, "choices": ["a", "b", "c", "d"]}\n'
+
+
+def read(task, split="train"):
+    """All examples of a split, column by column."""
+    (batch,) = task.examples(split).batch(100_000).as_numpy_iterator()
+    return batch
+
+
+def write(path, content):
+    path.write_bytes(content if isinstance(content, bytes) else content.encode())
+    return path
+
+
+# Files
+
+
+def test_official_csv(tmp_path):
+    """A is sent1; B is sent2 and the ending; quotes, commas and newlines as CSV has them."""
+    write(tmp_path / "val.csv", "\ufeff" + HEADER + FIRST + SECOND)
+    got = read(Swag("swag", tmp_path), "validation")
+    assert got["context"].tolist() == [b'A "good" film, ok.', b"The plot."]
+    assert got["endings"].tolist() == [
+        [b"It is good", b"It is bad", b"It ends,\nslowly", b"It is dull"],
+        [b"is warm", b"is bad", b"is dull", b"is good"],
+    ]
+    assert got["label"].tolist() == [2, 0] and got["label"].dtype == np.int32
+
+
+def test_test_file_without_labels(tmp_path):
+    rows = [line.rsplit(",", 1)[0] for line in (HEADER.strip(), SECOND.strip())]
+    write(tmp_path / "test.csv", "\n".join(rows))
+    task = Swag("swag", tmp_path)
+    assert read(task, "test")["label"].tolist() == [-1]
+    labels, weights = task.labels({"label": tf.constant([-1, 3])}, {})
+    assert labels.numpy().tolist() == [0, 3] and weights.numpy().tolist() == [0.0, 1.0]
+    write(tmp_path / "train.csv", "\n".join(rows))
+    with pytest.raises(ValueError, match=r"train.csv, line 2: no label; wanted is the place .* 0 to 3"):
+        task.examples("train")
+
+
+def test_json_lines_are_not_cut(tmp_path):
+    task = Swag("swag", write(tmp_path / "any.jsonl", JSONL + "\n" + JSONL.replace("\n", "")))
+    got = read(task, "validation")
+    assert got["context"].tolist() == [b"A film. It"] * 2
+    assert got["endings"].tolist() == [[b"a", b"b", b"c", b"d"]] * 2 and got["label"].tolist() == [1, 1]
+
+
+def test_codah_quotes_mean_nothing(tmp_path):
+    """A stray quote, a blank line, CRLF."""
+    got = read(Swag("codah", write(tmp_path / "full_data.tsv", CODAH)))
+    assert got["context"].tolist() == [b'A "film. It', b"The plot"]
+    assert got["endings"].tolist() == [
+        [b"is good", b'is "bad', b"is dull", b"is warm"],
+        [b" a", b"b", b"c", b"d"],
+    ]
+    assert got["label"].tolist() == [3, 0]
+
+
+def test_real_swag(data_dir):
+    path = data_dir / "swag" / "swag_500.jsonl"
+    got = read(Swag("swag", path), "validation")
+    rows = [json.loads(line) for line in path.read_text().splitlines()]
+    assert [context.decode() for context in got["context"]] == [row["startphrase"] for row in rows]
+    assert [[b.decode() for b in endings] for endings in got["endings"]] == [row["choices"] for row in rows]
+    assert got["label"].tolist() == [row["answer"] for row in rows] and len(rows) == 500
+
+
+def test_real_codah(data_dir):
+    """One folder holds one file: it is the training split, and there is no other."""
+    task = Swag("codah", data_dir / "swag" / "codah")
+    got = read(task)
+    with (data_dir / "swag" / "codah" / "full_data.tsv").open(encoding="utf-8", newline="\n") as stream:
+        rows = list(csv.reader(stream, delimiter="\t", quoting=csv.QUOTE_NONE))
+    assert len(rows) == len(got["label"]) == 2776
+    assert [context.decode() for context in got["context"]] == [row[1] for row in rows]
+    assert [[b.decode() for b in endings] for endings in got["endings"]] == [row[2:6] for row in rows]
+    assert got["label"].tolist() == [int(row[6]) for row in rows]
+    with pytest.raises(FileNotFoundError, match=r"no file for the validation split; .* full_data.tsv"):
+        task.examples("validation")
+
+
+def test_one_set_trains_and_another_measures(data_dir):
+    files = {"train": data_dir / "swag/codah/full_data.tsv", "validation": data_dir / "swag/swag_500.jsonl"}
+    task = Swag("codah", files)
+    assert len(read(task)["label"]) == 2776 and len(read(task, "validation")["label"]) == 500
+    assert task.examples("train").element_spec == task.examples("validation").element_spec
+
+
+THREE = SECOND.replace(",is good,0", ",,0")
+BAD = [
+    ("train.csv", "", "no column sent1, sent2, ending0"),
+    ("train.csv", HEADER, "train.csv has no examples"),
+    ("train.csv", HEADER + FIRST + THREE, "line 4: ending 3 is empty; wanted is text in all 4"),
+    (
+        "train.csv",
+        HEADER.replace(",ending3", "") + "v,1,x,a,b,g,c,d,e,0\n",
+        "line 2: 3 endings; wanted are 4",
+    ),
+    ("train.csv", HEADER + SECOND.replace(",is good", ""), "line 2: 10 columns; wanted are 11: video-id"),
+    ("train.csv", HEADER + SECOND.replace(",0\n", ",4\n"), "line 2: label '4'; wanted is the place"),
+    ("train.csv", HEADER + SECOND.replace(",0\n", ",\n"), "line 2: label ''; wanted is the place"),
+    ("train.csv", HEADER + SECOND + 'v,2,"x" y' + SECOND[4:], "line 3: ',' expected after '\"'"),
+    ("train.csv", HEADER + SECOND + SECOND.replace("is bad", '"is bad'), "line 3: unexpected end of data"),
+    ("train.tsv", "o\ta\tb\tc\td\t0\n", "line 1: 3 endings; wanted are 4"),
+    ("train.tsv", CODAH + "o\ta\tb\tc\td\te\tf\t0\n", "line 4: 5 endings; wanted are 4"),
+    (
+        "train.tsv",
+        "o\ta\tb\tc\td\te\t-1\n",
+        "line 1: label '-1'; wanted is the place of the right ending, 0 to 3",
+    ),
+    ("train.tsv", "o\ta\tb\tc\td\t \t1\n", "line 1: ending 3 is empty"),
+    ("train.tsv", "o\ta\n", "line 1: 2 column(s); wanted are category, prompt, endings and label"),
+    ("train.tsv", b"o\ta\tb\tc\td\te\t1\no\t\xe9\tb\tc\td\te\t1\n", "line 2, byte 3: 0xe9 is not UTF-8"),
+    ("train.jsonl", JSONL + "{\n", "line 2: JSONDecodeError"),
+    ("train.jsonl", "[]\n", "line 1: TypeError"),
+    ("train.jsonl", JSONL.replace('"choices"', '"endings"'), "line 1: KeyError 'choices'; wanted is {"),
+    ("train.jsonl", JSONL.replace('"a", ', ""), "line 1: 3 endings; wanted are 4"),
+    ("train.jsonl", JSONL.replace('"a"', "1"), "line 1: TypeError other than text"),
+    ("train.jsonl", JSONL.replace('"answer": 1', '"answer": 4'), "line 1: label '4'"),
+    ("train.jsonl", JSONL.replace('"answer": 1', '"answer": true'), "line 1: label 'True'"),
+    ("train.jsonl", JSONL.replace('"answer": 1, ', ""), "line 1: no label"),
+    ("train.txt", "a", "train.txt is none of .csv, .jsonl, .tsv; give SWAG's .csv"),
+]
+
+
+@pytest.mark.parametrize(("name", "content", "message"), BAD, ids=[f"{c[0]} {c[2][:35]}" for c in BAD])
+def test_bad_files(tmp_path, name, content, message):
+    path = write(tmp_path / name, content)
+    with pytest.raises(ValueError) as caught:
+        Swag("codah", {"train": path}).examples("train")
+    assert str(caught.value).startswith(str(path)) and message in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_other_numbers_of_endings(tmp_path):
+    task = Swag.open("codah", write(tmp_path / "a.tsv", "o\ta\tb\tc\td\t2\n"), num_choices=3)
+    assert read(task)["endings"].tolist() == [[b"b", b"c", b"d"]]
+    again = Swag.from_json(json.loads(json.dumps(task.to_json())), tmp_path / "a.tsv")
+    assert (again.name, again.num_choices) == ("codah", 3) and read(again)["label"].tolist() == [2]
+    with pytest.raises(ValueError, match="num_choices is 1; a choice is between at least 2"):
+        Swag("swag", tmp_path, num_choices=1)
+    with pytest.raises(ValueError, match="swag is read from files; give a folder"):
+        Swag.open("swag", None)
+    assert Swag.defaults == {"learning_rate": 2e-5, "batch_size": 16} and Hparams().epochs == 3
+
+
+# Features, scores, decoding
+
+
+def tokenizer():
+    return WordPiece(runs.VOCABULARY)
+
+
+def raw(*rows):
+    return {
+        "context": tf.constant([context for context, *_ in rows]),
+        "endings": tf.constant([endings for _, *endings in rows]),
+    }
+
+
+ROWS = raw(("good film", "bad", "is very dull", "a"), ("the", "plot . the plot", "", "actor"))
+
+
+@pytest.mark.parametrize("fixed", [True, False])
+def test_features_are_pairs(fixed):
+    """Row k of an example is [CLS] context [SEP] ending k [SEP]."""
+    preprocess = Preprocessor(tokenizer(), seq_length=12, pad_to_longest=not fixed)
+    task = Swag(num_choices=3)
+    got = tf.function(lambda rows: task.features(preprocess, rows))(ROWS)
+    words = np.array(runs.VOCABULARY)[got[INPUT_WORD_IDS].numpy()]
+    text = [[" ".join(row).replace(" [PAD]", "") for row in example] for example in words]
+    assert text == [
+        [
+            "[CLS] good film [SEP] bad [SEP]",
+            "[CLS] good film [SEP] is very dull [SEP]",
+            "[CLS] good film [SEP] a [SEP]",
+        ],
+        ["[CLS] the [SEP] plot . the plot [SEP]", "[CLS] the [SEP] [SEP]", "[CLS] the [SEP] actor [SEP]"],
+    ]
+    length = 12 if fixed else 8
+    assert all(got[name].shape == (2, 3, length) and got[name].dtype == tf.int32 for name in ENCODER_INPUTS)
+    assert got[INPUT_MASK][1].numpy().sum(axis=-1).tolist() == [8, 4, 5]
+    assert got[INPUT_TYPE_IDS][0].numpy().sum(axis=-1).tolist() == [2, 4, 2]
+
+
+def test_each_ending_is_scored_by_itself():
+    """The score of an ending is that of its row alone: the same vector on each [CLS], whatever the others say."""
+    encoder = BertEncoder(BertConfig(**runs.SIZES), outputs=(POOLED_OUTPUT,))
+    task = Swag(num_choices=3)
+    model = task.model(encoder)
+    preprocess = Preprocessor(tokenizer(), seq_length=12)
+    features = task.features(preprocess, ROWS)
+    logits = model(features, training=False).numpy()
+    assert logits.shape == (2, 3) and logits.dtype == np.float32
+    head = model.get_layer("classifier")
+    for b in range(2):
+        for k in range(3):
+            one = encoder({name: features[name][b, k][tf.newaxis] for name in ENCODER_INPUTS})[POOLED_OUTPUT]
+            wanted = one.numpy() @ head.dense.kernel.numpy() + head.dense.bias.numpy()
+            np.testing.assert_allclose(logits[b, k], wanted[0, 0], atol=1e-5)
+    assert len({round(float(x), 4) for x in logits.ravel()}) == 6
+    assert head.dense.kernel.shape == (runs.SIZES["hidden_size"], 1)
+
+
+def test_decode_and_loss():
+    task = Swag(num_choices=3)
+    logits = tf.constant([[0.5, 2.0, -1.0], [1.0, 1.0, 3.0]])
+    decoded = tf.function(lambda x: task.decode(x, {}, ROWS))(logits)
+    assert decoded["label"].numpy().tolist() == [1, 2] and decoded["label"].dtype == tf.int32
+    assert decoded["ending"].numpy().tolist() == [b"is very dull", b"actor"]
+    exp = np.exp(logits.numpy().astype(np.float64))
+    wanted = exp / exp.sum(axis=1, keepdims=True)
+    np.testing.assert_allclose(decoded["probabilities"], wanted, rtol=1e-6)
+    labels, weights = task.labels({"label": tf.constant([0, -1])}, {})
+    np.testing.assert_allclose(task.loss()(labels, logits, weights), -np.log(wanted[0, 0]), rtol=1e-6)
+    empty = task.decode(logits[:0], {}, {"endings": ROWS["endings"][:0]})
+    assert [len(value) for value in empty.values()] == [0, 0, 0]
+
+
+def test_measure_and_most_confident_errors():
+    task = Swag(num_choices=2)
+    examples = {
+        "context": np.array([b"a", b"b", b"c", b"d"], object),
+        "endings": np.array([[b"a0", b"a1"], [b"b0", b"b1"], [b"c0", b"c1"], [b"d0", b"d1"]], object),
+        "label": np.int32([0, 1, 0, -1]),
+    }
+    probabilities = np.float32([[0.1, 0.9], [0.4, 0.6], [0.01, 0.99], [0.0, 1.0]])
+    predictions = {"label": probabilities.argmax(axis=1), "probabilities": probabilities}
+    assert dict(task.evaluate(predictions, examples)) == {"accuracy": pytest.approx(1 / 3)}
+    (table,) = task.report(predictions, examples)
+    assert table.title == "the most confident of 2 errors in 4 examples"
+    assert [row[:3] for row in table.rows] == [("c", "c1", "c0"), ("a", "a1", "a0")]
+    assert [row[3] for row in table.rows] == pytest.approx([0.99, 0.9])
+    examples["label"] = np.int32([1, 1, 1, -1])
+    assert list(task.report(predictions, examples)) == []
+    with pytest.raises(ValueError, match="none of the 1 swag examples is labelled"):
+        dict(task.evaluate({"label": np.int32([0])}, {"label": np.int32([-1])}))
+    record = task.record({"label": np.int32(1), "ending": b"a1", "probabilities": np.float32([0.25, 0.75])})
+    assert record == {"label": 1, "ending": "a1", "probabilities": [0.25, 0.75]}
+    shown = task.show({"context": "a", "endings": ["a0", "a1"]}, record)
+    assert shown == {"context": "a", "ending": "a1", "probability": "0.7500"}
+
+
+def test_a_tpu_sees_one_shape(tmp_path):
+    rows = "".join(f"o\t{'good ' * i}\ta\tb\tc\td\t{i % 4}\n" for i in range(1, 6))
+    task = Swag("codah", write(tmp_path / "a.tsv", rows))
+    preprocess = Preprocessor(tokenizer(), seq_length=16)
+    made = dataset(task, preprocess, task.examples("train"), batch_size=2, seed=1, drop_remainder=True)
+    features, labels, weights = made.element_spec
+    assert {tuple(spec.shape) for spec in features.values()} == {(2, 4, 16)}
+    assert tuple(labels.shape) == tuple(weights.shape) == (2,)
+    assert len(list(made)) == 2
+
+
+# A run, from training to serving
+
+
+def write_endings(path, *, count, seed):
+    """CODAH's form: the one good ending is right."""
+    draw, lines = random.Random(seed), []
+    for _ in range(count):
+        right = draw.randrange(4)
+        endings = [f"is {draw.choice(('good', 'warm') if k == right else ('bad', 'dull'))}" for k in range(4)]
+        lines.append("\t".join(["o", f"the {draw.choice(('film', 'plot'))}", *endings, str(right)]))
+    return write(path, "\n".join(lines) + "\n")
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("swag")
+    changes = {"num_layers": 1, "hidden_dropout": 0.0, "attention_dropout": 0.0}
+    runs.write_checkpoint(folder / "checkpoint", **changes)
+    (folder / "data").mkdir()
+    write_endings(folder / "data" / "train.tsv", count=96, seed=1)
+    write_endings(folder / "data" / "dev.tsv", count=40, seed=2)
+    task = Swag("codah", folder / "data")
+    results = finetune(
+        task,
+        checkpoint=folder / "checkpoint",
+        output=folder / "run",
+        hparams=Hparams(epochs=2, batch_size=8, learning_rate=2e-3, seq_length=24),
+        verbose=0,
+        log=lambda line: None,
+    )
+    return folder, results
+
+
+def test_learns_and_reloads(place):
+    folder, results = place
+    assert results["measures"]["val_accuracy"] > 0.9  # by chance 0.25
+    run = load_run(folder / "run", data=folder / "data")
+    answers, examples = predict(
+        run.task, run.preprocess, run.model, run.task.examples("validation"), batch_size=7
+    )
+    assert np.mean(answers["label"] == examples["label"]) == results["measures"]["val_accuracy"]
+    assert answers["probabilities"].shape == (40, 4)
+    chosen = examples["endings"][np.arange(40), answers["label"]]
+    assert answers["ending"].tolist() == chosen.tolist()
+    config = json.loads((folder / "run" / "config.json").read_text())
+    assert config["architectures"] == ["BertForMultipleChoice"]
+
+
+def test_the_recipe_under_a_strategy(place):
+    """Features [B, K, S] of unknown length pass a distributed data set and `fit`."""
+    folder, _ = place
+    task = Swag("codah", folder / "data")
+    source = checkpoints.read(folder / "checkpoint")
+    preprocess = Preprocessor(checkpoints.tokenizer_of(source), seq_length=24, pad_to_longest=True)
+    distribution = strategy("mirrored")
+    with distribution.scope():
+        model = task.model(BertEncoder(source.config, outputs=task.outputs))
+        model.compile("sgd", task.loss(), jit_compile=False)
+    batches = dataset(task, preprocess, task.examples("validation"), batch_size=16, seed=1)
+    history = model.fit(batches, epochs=1, verbose=0, shuffle=False).history
+    assert np.isfinite(history["loss"][0])
+
+
+def test_exported_it_answers_alike_in_a_fresh_process(place, tmp_path):
+    folder, _ = place
+    run = load_run(folder / "run")
+    served = export(run, tmp_path / "served")
+    given = {
+        "context": ["the film is good .", ""],
+        "endings": [["is warm", "", "a", "b"], ["真", "b", "c", "d " * 50]],
+    }
+    answers = ask(served, given)
+    examples = tf.data.Dataset.from_tensor_slices({name: tf.constant(rows) for name, rows in given.items()})
+    expected, _ = predict(run.task, run.preprocess, run.model, examples)
+    assert answers["label"] == expected["label"].tolist()
+    assert answers["ending"] == [text.decode() for text in expected["ending"]]
+    np.testing.assert_allclose(answers["probabilities"], expected["probabilities"], atol=1e-6)
+
+
+ASKED = [
+    ("the film is good .", ["is warm", "is dull", "a", "b"]),
+    ("a plot", ["", "bad", 'is "very', "good"]),
+]
+
+
+def as_jsonl():
+    return "".join(json.dumps({"context": a, "endings": b, "extra": 1}) + "\n" for a, b in ASKED)
+
+
+def as_tsv():
+    rows = [("context", *(f"endings{i}" for i in range(4))), *((a, *b) for a, b in ASKED)]
+    return "".join("\t".join(row) + "\n" for row in rows)
+
+
+def as_lines():
+    return "".join("\t".join((a, *b)) + "\n" for a, b in ASKED)
+
+
+@pytest.mark.parametrize(
+    ("suffix", "content"), [("jsonl", as_jsonl()), ("tsv", as_tsv()), ("txt", as_lines())]
+)
+def test_predict_by_command(place, tmp_path, capfd, suffix, content):
+    folder, _ = place
+    path = write(tmp_path / f"asked.{suffix}", content)
+    flags = ("--run", folder / "run", "--input", path)
+    code, out, err = runs.run_command(capfd, "predict", *flags, "--format", "jsonl")
+    assert (code, err) == (0, "")
+    answers = [json.loads(line) for line in out.splitlines()]
+    assert [(answer["context"], answer["endings"]) for answer in answers] == ASKED
+    for answer in answers:
+        assert answer["ending"] == answer["endings"][answer["label"]]
+        assert np.argmax(answer["probabilities"]) == answer["label"] and len(answer["probabilities"]) == 4
+    if suffix == "jsonl":
+        code, out, _ = runs.run_command(capfd, "predict", *flags, "--format", "table")
+        assert code == 0 and "probability" in out and "is dull" not in out
+
+
+@pytest.mark.parametrize(
+    ("suffix", "content"),
+    [
+        ("jsonl", as_jsonl() + '{"context": "a", "endings": ["b", "c", "d"]}\n'),
+        ("jsonl", as_jsonl() + '{"context": "a", "endings": "bcde"}\n'),
+        ("tsv", as_tsv() + "a\tb\tc\td\n"),
+        ("txt", as_lines() + "a\tb\tc\td\n"),
+    ],
+    ids=["jsonl-three", "jsonl-text", "tsv-three", "txt-three"],
+)
+def test_predict_refuses_three_endings(place, tmp_path, capfd, suffix, content):
+    folder, _ = place
+    path = write(tmp_path / f"asked.{suffix}", content)
+    code, _, err = runs.run_command(capfd, "predict", "--run", folder / "run", "--input", path)
+    line = 4 if suffix == "tsv" else 3
+    assert code == 1 and f"asked.{suffix}, line {line}: no text for endings" in err
+    assert err.count("\n") == 1
+
+
+def test_evaluate_by_command(place, capfd):
+    folder, results = place
+    flags = ("--run", folder / "run", "--data", folder / "data")
+    code, out, err = runs.run_command(capfd, "evaluate", *flags, "--json")
+    assert (code, err) == (0, "")
+    assert json.loads(out) == {"validation": {"accuracy": results["measures"]["val_accuracy"]}}
+
+
+def test_one_file_does_not_train_and_measure(place, tmp_path, capfd):
+    folder, _ = place
+    flags = ("--checkpoint", folder / "checkpoint", "--output", tmp_path / "run")
+    data = folder / "data" / "train.tsv"
+    code, _, err = runs.run_command(capfd, "finetune", "--task", "codah", "--data", data, *flags)
+    assert code == 1 and "is one file; give the file of the dev split too, as --dev-data" in err
+    flags += (
+        "--data",
+        data,
+        "--dev-data",
+        folder / "data" / "dev.tsv",
+        "--num-choices",
+        3,
+        "--seq-length",
+        24,
+    )
+    code, _, err = runs.run_command(capfd, "finetune", "--task", "codah", *flags)
+    assert code == 1 and "dev.tsv, line 1: 4 endings; wanted are 3 (--num-choices) in every example" in err
+    assert not (tmp_path / "run").exists()
