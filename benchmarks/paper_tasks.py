@@ -13,18 +13,24 @@ tau is chosen) and test (which is reported); CoNLL-2003's first documents of at 
 
 import argparse
 import dataclasses
+import functools
 import gzip
 import json
 import pathlib
 import statistics
 import subprocess
 import sys
-from collections.abc import Iterable
+import time
+from collections.abc import Callable, Iterable, Iterator
 
+import keras
 from rich.console import Console
 from rich.table import Table
 
-from bert_keras import demo
+from bert_keras import checkpoints, demo
+from tasks.bilstm import TaggerHparams, train_tagger
+from tasks.conll import Conll
+from tasks.feature_based import LAYERS, extract
 
 CONLL_SENTENCES = 3_000
 SQUAD2_SHARES = {"train": 0.6, "dev": 0.2, "test": 0.2}  # of the articles
@@ -147,7 +153,10 @@ CASES = (
         flags=_flags(epochs=4, learning_rate=5e-5, batch_size=32, context="sentence", seq_length=128),
     ),
 )
-GROUPS = tuple(dict.fromkeys(case.group for case in CASES))
+FEATURES = "conll2003-features"  # the group of Table 7's rows, each a BiLSTM on cached vectors
+FEATURE_ROWS = (*((layers, False) for layers in LAYERS), ("last", True))
+TAGGER_SEEDS = (1, 2, 3)
+GROUPS = (*dict.fromkeys(case.group for case in CASES), FEATURES)
 
 
 def prepare(data: pathlib.Path, folder: pathlib.Path) -> None:
@@ -182,7 +191,7 @@ def _first_documents(lines: Iterable[str], *, sentences: int) -> Iterable[str]:
         document.append(line)
 
 
-def results_of(case: Case, seed: int, args: argparse.Namespace, checkpoint: str) -> dict:
+def results_of(case: Case, seed: int, args: argparse.Namespace) -> dict:
     """What results.json of this run says, or its figures on the test file; runs it first if it has not finished."""
     output = pathlib.Path(args.output) / f"{case.slug}-{seed}"
 
@@ -193,7 +202,9 @@ def results_of(case: Case, seed: int, args: argparse.Namespace, checkpoint: str)
         if output.exists():  # interrupted
             count = len(list(output.parent.glob(f"{output.name}.interrupted-*")))
             output.rename(output.with_name(f"{output.name}.interrupted-{count}"))
-        command = ["finetune", "--task", case.task, "--data", place(case.data), "--checkpoint", checkpoint]
+        weights = {"minilm": args.minilm, "tiny": args.data / "weights/bert-tiny-splade-uncased"}
+        command = ["finetune", "--task", case.task, "--data", place(case.data)]
+        command += ["--checkpoint", str(weights[case.checkpoint])]
         command += [] if case.dev_data is None else ["--dev-data", place(case.dev_data)]
         command += ["--output", str(output), "--seed", str(seed), *case.flags]
         command += ["--random-weights"] if case.random else []
@@ -211,6 +222,38 @@ def results_of(case: Case, seed: int, args: argparse.Namespace, checkpoint: str)
             kept.write_text(done.stdout, encoding="utf-8")
         figures = json.loads(kept.read_text(encoding="utf-8"))["validation"]
     return results | {"figures": figures}
+
+
+def tagger_results(layers: str, seed: int, args: argparse.Namespace, *, random: bool) -> dict:
+    """The results of a BiLSTM on the vectors of these layers; extracts and trains first if that has not been done."""
+    place = pathlib.Path(args.output)
+    output = place / f"{FEATURES}-{layers}{'-random' if random else ''}-{seed}"
+    if not (output / "results.json").exists():
+        files = {"train": place / "made/eng.train.gz", "validation": args.data / "conll2003/eng.testa.gz"}
+        task = Conll.open("conll2003", files)
+        checkpoint = checkpoints.read(args.minilm)
+        if random:
+            keras.utils.set_random_seed(0)
+            checkpoint = dataclasses.replace(checkpoint, tensors={})
+        caches = [
+            extract(
+                task,
+                task.examples(split),
+                checkpoint=checkpoint,
+                output=place / "made" / f"{split}{'-random' if random else ''}",
+            )
+            for split in files
+        ]
+        began = time.monotonic()
+        results = train_tagger(
+            *caches, layers=layers, output=output, hparams=TaggerHparams(seed=seed, epochs=5)
+        )
+        kept = results | {"seconds": time.monotonic() - began}
+        (output / "results.json").write_text(json.dumps(kept, indent=2), encoding="utf-8")
+    results = json.loads((output / "results.json").read_text(encoding="utf-8"))
+    return results | {
+        "figures": {name.removeprefix("val_"): value for name, value in results["measures"].items()}
+    }
 
 
 def draw(rows: list[tuple[str, list[float]]], *, label: str, file: str) -> None:
@@ -232,9 +275,25 @@ def draw(rows: list[tuple[str, list[float]]], *, label: str, file: str) -> None:
     figure.savefig(file, dpi=150)
 
 
-def percent(name: str, value: float) -> float:
-    """SQuAD's scorers count in percent, all other measures in shares."""
-    return value if name == "exact_match" or value > 1 else 100 * value
+Runs = list[Callable[[], dict]]
+
+
+def runs_of(group: str, args: argparse.Namespace) -> Iterator[tuple[str, tuple[str, ...], Runs]]:
+    """For each row of a group's table: its name, its measures and what gives the results of each seed."""
+
+    def chosen(seeds: Iterable[int]) -> list[int]:
+        return [seed for seed in seeds if args.seeds is None or seed in args.seeds]
+
+    for case in (case for case in CASES if case.group == group):
+        yield (
+            case.name,
+            case.measures,
+            [functools.partial(results_of, case, seed, args) for seed in chosen(case.seeds)],
+        )
+    for layers, random in FEATURE_ROWS if group == FEATURES else ():
+        seeds = chosen(TAGGER_SEEDS[:1] if random else TAGGER_SEEDS)
+        runs = [functools.partial(tagger_results, layers, seed, args, random=random) for seed in seeds]
+        yield f"{layers}{', random' if random else ''}", ("f1",), runs
 
 
 def main() -> None:
@@ -249,27 +308,23 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, nargs="+", help="only these of each case's seeds")
     parser.add_argument("--picture", help="where to draw the (last) group's runs")
     args = parser.parse_args()
-    checkpoints = {
-        "minilm": args.minilm or str(demo.fetch(demo.WEIGHTS, demo.cache_folder())),
-        "tiny": str(args.data / "weights/bert-tiny-splade-uncased"),
-    }
+    args.minilm = args.minilm or str(demo.fetch(demo.WEIGHTS, demo.cache_folder()))
     prepare(args.data, pathlib.Path(args.output) / "made")
     for group in args.groups:
         table = Table(
             *("start", "train", "dev", "measure", "mean", "sd", "each seed", "minutes each"), title=group
         )
-        rows = []
-        for case in (case for case in CASES if case.group == group):
-            seeds = [seed for seed in case.seeds if args.seeds is None or seed in args.seeds]
-            results = [results_of(case, seed, args, checkpoints[case.checkpoint]) for seed in seeds]
+        rows, scale = [], 1 if group.startswith("squad") else 100  # SQuAD's scorers count in percent
+        for name, measures, runs in runs_of(group, args):
+            results = [run() for run in runs]
             if not results:
                 continue
-            for measure in case.measures:
-                values = [percent(measure, one["figures"][measure]) for one in results]
-                if measure == case.measures[0]:
-                    rows.append((case.name, values))
+            for measure in measures:
+                values = [scale * one["figures"][measure] for one in results]
+                if measure == measures[0]:
+                    rows.append((name, values))
                 table.add_row(
-                    case.name,
+                    name,
                     f"{results[0]['train_examples']:,}",
                     f"{results[0]['dev_examples']:,}",
                     measure,
@@ -280,7 +335,7 @@ def main() -> None:
                 )
         Console().print(table)
         if args.picture:
-            draw(rows, label=f"{group}, {rows and case.measures[0]}, %", file=args.picture)
+            draw(rows, label=f"{group}, {measures[0]}, %", file=args.picture)
 
 
 if __name__ == "__main__":

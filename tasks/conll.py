@@ -7,11 +7,8 @@ Tags are read in IOB1, IOB2 or BIOES; the model learns IOB2. A word is labelled 
 shows it with the most context (Devlin et al. 2019, sec. 5.3: no CRF, the maximal document context).
 """
 
-import codecs
-import gzip
 import re
 import warnings
-import zlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -25,7 +22,7 @@ from bert_keras.features import EXAMPLE_INDEX, SEQUENCE_OUTPUT, WORD_INDEX
 from bert_keras.heads import TokenHead
 from bert_keras.optimization import GlobalMean, cross_entropy
 from tasks import metrics
-from tasks.task import Features, Raw, Source, Table, Task, plain, split_file
+from tasks.task import Features, Raw, Source, Table, Task, load_tfds, plain, read_text, split_file
 
 TEXT, TOKENS, TAGS = "text", "tokens", "tags"
 OUTSIDE = "O"
@@ -135,7 +132,7 @@ def read(path: str | Path) -> Corpus:
     documents: list[list[Sentence]] = [[]]
     marked, wanted, open_sentence = False, 0, False
     place = f"{path}, line"
-    for number, line in enumerate(_text(Path(path)).split("\n"), start=1):
+    for number, line in enumerate(read_text(Path(path)).split("\n"), start=1):
         columns = re.split("[ \t]+", line.strip(" \t\r"))
         if columns == [""]:
             open_sentence = False
@@ -159,35 +156,10 @@ def read(path: str | Path) -> Corpus:
     return Corpus(documents, marked)
 
 
-def _text(path: Path) -> str:
-    data = path.read_bytes()
-    try:
-        data = gzip.decompress(data) if data.startswith(b"\x1f\x8b") else data
-    except (EOFError, gzip.BadGzipFile, zlib.error) as error:
-        raise ValueError(f"{path} cannot be unpacked ({error}); fetch it again.") from error
-    try:
-        return data.removeprefix(codecs.BOM_UTF8).decode()
-    except UnicodeDecodeError as error:
-        line = data.count(b"\n", 0, error.start) + 1
-        raise ValueError(
-            f"{path}, line {line}: 0x{data[error.start]:02x} is not UTF-8; save it as UTF-8."
-        ) from error
-
-
 def _from_tfds(split: str) -> Corpus:
-    # Imported here: slow to import, and not needed with files.
-    import tensorflow_datasets as tfds
-
     if split not in TFDS_SPLITS:
         raise ValueError(f"there is no split {split!r}; the splits are {', '.join(TFDS_SPLITS)}.")
-    try:
-        examples, info = tfds.load("conll2003", split=TFDS_SPLITS[split], with_info=True)
-    except Exception as error:  # whatever downloading, unpacking and writing can raise
-        reason = str(error).split("\n")[0]
-        raise FileNotFoundError(
-            f"conll2003 cannot be had from TensorFlow Datasets ({type(error).__name__}: {reason}); "
-            "pass a folder of its files."
-        ) from error
+    examples, info = load_tfds("conll2003", TFDS_SPLITS[split], instead="a folder of its files")
     names = info.features["ner"].feature.names
     place, number, sentences = f"conll2003/{TFDS_SPLITS[split]}, word", 1, []
     for example in examples.as_numpy_iterator():

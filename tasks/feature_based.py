@@ -1,8 +1,9 @@
-"""The feature-based approach: a frozen encoder's vectors, computed once, and a tagger that learns from them.
+"""The feature-based approach: a frozen encoder's vectors, computed once.
 
     examples -> extract -> cache: header.json and TFRecord shards, [N, K, H] an example: N words, K layers
-    cache -> train_tagger -> tagger.json, tagger.safetensors, results.json; no encoder in memory
     text file -> extract_file -> JSONL, NPZ or Parquet
+
+tasks/bilstm.py learns from a cache.
 
 Source: Devlin et al. 2019, sec. 5.3 and Table 7.
 """
@@ -19,11 +20,8 @@ import zipfile
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple, Protocol
 
-import keras
 import numpy as np
-import safetensors.numpy
 import tensorflow as tf
-from keras import ops
 
 from bert_keras import checkpoints
 from bert_keras.encoder import BertEncoder
@@ -35,16 +33,14 @@ from bert_keras.features import (
     MAX_CONTEXT,
     WORD_INDEX,
 )
-from bert_keras.optimization import GlobalMean, cross_entropy
 from bert_keras.preprocessing import Preprocessor
 from bert_keras.tokenizers import WordPiece
-from tasks import metrics
-from tasks.conll import TAGS, TEXT, Conll, text_of, words_of
+from tasks.conll import TEXT, Conll, text_of, words_of
 from tasks.task import Features, Raw, model_inputs
-from tasks.train import RESULTS_FILE, check_sizes, write_json
+from tasks.train import check_sizes, write_json
 
 FORMAT_VERSION = 1
-HEADER, TAGGER, WEIGHTS = "header.json", "tagger.json", "tagger.safetensors"
+HEADER = "header.json"
 DTYPES = ("float16", "float32")
 LEVELS = ("word", "piece")
 
@@ -84,28 +80,6 @@ def places_of(name: str, *, num_layers: int) -> tuple[int, ...]:
             f"{name} needs {LAYERS[name].needs} blocks and the encoder has {num_layers}; choose other layers."
         )
     return tuple(range(num_layers + 1))[LAYERS[name].chosen]
-
-
-@keras.saving.register_keras_serializable("bert_keras")
-class ScalarMix(keras.layers.Layer):
-    """gamma * sum over k of softmax(weights)_k * x_k: float [..., K, H] -> [..., H] (Peters et al. 2018, ELMo, eq. 1).
-
-    Weights start equal, gamma at 1.
-    """
-
-    def build(self, input_shape: Any) -> None:
-        """Makes both variables: weights [K], gamma []."""
-        self.weight = self.add_weight(shape=(input_shape[-2],), initializer="zeros", name="weight")
-        self.gamma = self.add_weight(shape=(), initializer="ones", name="gamma")
-        self.built = True
-
-    def call(self, x: Any) -> Any:
-        """Float [..., K, H] -> [..., H]."""
-        return self.gamma * ops.sum(ops.softmax(self.weight)[:, None] * x, axis=-2)
-
-    def compute_output_shape(self, input_shape: Any) -> tuple[Any, ...]:
-        """[..., K, H] -> [..., H]."""
-        return (*input_shape[:-2], input_shape[-1])
 
 
 # -----------------------------------------------------------------------------------------------------------
@@ -373,7 +347,7 @@ def _short(value: Any) -> str:
     return text if len(text) <= 80 else f"{text[:77]}..."
 
 
-def _check_equal(path: pathlib.Path, found: Mapping[str, Any], wanted: Mapping[str, Any]) -> None:
+def check_equal(path: pathlib.Path, found: Mapping[str, Any], wanted: Mapping[str, Any]) -> None:
     """Raises ValueError naming the first field in which two headers differ."""
     for field in (*wanted, *found):
         if field not in found or field not in wanted or found[field] != wanted[field]:
@@ -407,7 +381,7 @@ def _write_cache(
     }
     header = json.loads(json.dumps(header))  # as it will be read
     if (path / HEADER).exists():
-        _check_equal(path, _read_header(path), header)
+        check_equal(path, _read_header(path), header)
     else:
         path.mkdir(parents=True, exist_ok=True)
         if any(path.iterdir()):
@@ -500,240 +474,6 @@ def extract(
         about={"task": task.to_json()},
         progress=progress,
     )
-
-
-# -----------------------------------------------------------------------------------------------------------
-# The tagger
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class TaggerHparams:
-    """The settings of the BiLSTM. The paper gives layers and units and is silent on the rest.
-
-    Adam at 1e-3 on batches of 32 sentences is Keras' default and a common choice for BiLSTM taggers.
-    """
-
-    units: int = 768  # of each direction
-    layers: int = 2
-    dropout: float = 0.3  # before each BiLSTM and before the tag layer
-    learning_rate: float = 1e-3
-    clip_norm: float = 1.0
-    batch_size: int = 32  # sentences
-    epochs: int = 10
-    seed: int = 12345
-
-    def __post_init__(self) -> None:
-        wanted = {
-            **{
-                name: (getattr(self, name) >= 1, "at least 1")
-                for name in ("units", "layers", "batch_size", "epochs")
-            },
-            "dropout": (0 <= self.dropout < 1, "from 0 to below 1"),
-            "learning_rate": (self.learning_rate > 0, "over 0"),
-            "clip_norm": (self.clip_norm > 0, "over 0"),
-            "seed": (0 <= self.seed < 2**32, "from 0 to 2**32 - 1"),
-        }
-        for name, (good, want) in wanted.items():
-            if not good:
-                raise ValueError(f"{name} is {getattr(self, name)!r}; {name} must be {want}.")
-
-
-def tagger_model(
-    layers: str, *, num_layers: int, hidden_size: int, num_classes: int, hparams: TaggerHparams
-) -> keras.Model:
-    """Vectors float [B, N, K, H] and mask bool [B, N] -> logits float32 [B, N, C]; K as `layers`, of LAYERS, has it."""
-    count = len(places_of(layers, num_layers=num_layers))
-    vectors = keras.Input((None, count, hidden_size), name="vectors")
-    mask = keras.Input((None,), dtype="bool", name="mask")
-    if LAYERS[layers].mixed:
-        states = ScalarMix(name="scalar_mix")(vectors)
-    else:
-        states = keras.layers.Reshape((-1, count * hidden_size), name="side_by_side")(vectors)
-    for i in range(hparams.layers):
-        states = keras.layers.Dropout(hparams.dropout, name=f"dropout_{i}")(states)
-        lstm = keras.layers.LSTM(hparams.units, return_sequences=True, name="lstm")
-        states = keras.layers.Bidirectional(lstm, name=f"bilstm_{i}")(states, mask=mask)
-    states = keras.layers.Dropout(hparams.dropout, name="dropout")(states)
-    logits = keras.layers.Dense(num_classes, name="tags")(states)
-    return keras.Model({"vectors": vectors, "mask": mask}, logits, name="tagger")
-
-
-def _tagger_batches(
-    cache: Cache, layers: str, *, batch_size: int, seed: int | None = None
-) -> tf.data.Dataset:
-    """({"vectors", "mask"}, labels, weights) of sentences, [B, N, ...]; without a seed in the order of the cache."""
-    header = cache.header
-    places = places_of(layers, num_layers=header["config"]["num_layers"])
-    if missing := sorted({*places} - {*header["layers"]}):
-        raise ValueError(
-            f"{cache.path} holds the layers {header['layers']} and {layers} reads {list(missing)} too; extract them."
-        )
-    columns = [header["layers"].index(place) for place in places]
-    task = Conll.from_json(header["task"])
-
-    def sentences(record: dict[str, tf.Tensor]) -> tf.data.Dataset:
-        vectors = tf.cast(tf.gather(record["vectors"], columns, axis=1), tf.float32)
-        rows = tf.strings.split(tf.strings.split(record[TAGS], "\n"), " ")
-        labels = task.labels_of({TAGS: record[TAGS][tf.newaxis]}).values
-        ends = tf.cumsum(rows.row_lengths())
-
-        def sentence(start: tf.Tensor, end: tf.Tensor) -> tuple[Any, ...]:
-            label = labels[start:end]
-            inputs = {"vectors": vectors[start:end], "mask": tf.ones_like(label, tf.bool)}
-            return inputs, tf.maximum(label, 0), tf.cast(label >= 0, tf.float32)
-
-        return tf.data.Dataset.from_tensor_slices((ends - rows.row_lengths(), ends)).map(sentence)
-
-    made = cache.records().flat_map(sentences)
-    if seed is not None:
-        made = made.shuffle(1024, seed=seed)
-    return made.padded_batch(batch_size).prefetch(tf.data.AUTOTUNE)
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Tagger:
-    """A trained tagger: it reads caches made as its own was, by `made_with`."""
-
-    model: keras.Model
-    layers: str
-    hparams: TaggerHparams
-    made_with: Mapping[str, Any]
-
-    def predict(self, cache: Cache) -> list[list[str]]:
-        """The tags of each sentence. Raises ValueError naming the field where the cache was made otherwise."""
-        _check_equal(cache.path, _made_with(cache), self.made_with)
-        labels = np.array(Conll.from_json(self.made_with["task"]).label_names)
-        found: list[list[str]] = []
-        for inputs, _, _ in _tagger_batches(cache, self.layers, batch_size=self.hparams.batch_size):
-            best = np.argmax(self.model.predict_on_batch(inputs), axis=-1)
-            lengths = np.sum(inputs["mask"], axis=1)
-            found += [labels[row[:length]].tolist() for row, length in zip(best, lengths, strict=True)]
-        return found
-
-    def evaluate(self, cache: Cache) -> dict[str, float]:
-        """F1, precision and recall of entities, and the accuracy of tags."""
-        gold, predicted = _gold(cache), self.predict(cache)
-        scores = metrics.entity_scores(gold, predicted)
-        accuracy = metrics.accuracy(np.concatenate(gold), np.concatenate(predicted))
-        return {"f1": scores.f1, "precision": scores.precision, "recall": scores.recall, "accuracy": accuracy}
-
-
-def _gold(cache: Cache) -> list[list[str]]:
-    """The tags of each sentence, as the cache has them."""
-    tags = cache.records().map(lambda record: record[TAGS])
-    return [row.split(" ") for text in tags.as_numpy_iterator() for row in text.decode().split("\n")]
-
-
-def _made_with(cache: Cache) -> dict[str, Any]:
-    """A header without what is of one text or may differ."""
-    own = ("text", "shards", "layers")
-    return {name: value for name, value in cache.header.items() if name not in own}
-
-
-class _Best(keras.callbacks.Callback):
-    """Measures the dev cache after every epoch and keeps the best epoch's weights on disk."""
-
-    def __init__(
-        self, tagger: Tagger, dev: Cache, weights: pathlib.Path, *, log: Callable[[str], None]
-    ) -> None:
-        super().__init__()
-        self._tagger, self._dev, self._weights, self._log = tagger, dev, weights, log
-        self.history: list[dict[str, float]] = []
-        self.best = -1
-
-    def on_epoch_end(self, epoch: int, logs: dict[str, float] | None = None) -> None:
-        measures = self._tagger.evaluate(self._dev)
-        loss = float((logs or {})["loss"])
-        if not np.isfinite(loss):
-            raise ValueError(f"the loss is {loss} in epoch {epoch + 1}; give a lower learning_rate.")
-        self.history.append({"loss": loss} | {f"val_{name}": value for name, value in measures.items()})
-        if self.best < 0 or measures["f1"] > self.history[self.best]["val_f1"]:
-            self.best = epoch
-            temporary = self._weights.with_suffix(".tmp")
-            weights = {weight.path: np.asarray(weight) for weight in self._tagger.model.weights}
-            safetensors.numpy.save_file(weights, temporary)
-            os.replace(temporary, self._weights)
-        self._log(
-            f"epoch {epoch + 1}: {', '.join(f'{name} {value:.4f}' for name, value in measures.items())}"
-        )
-
-
-def train_tagger(
-    train: Cache,
-    dev: Cache,
-    *,
-    layers: str,
-    output: str | pathlib.Path,
-    hparams: TaggerHparams | None = None,
-    verbose: int | str = "auto",
-    log: Callable[[str], None] = print,
-) -> dict[str, Any]:
-    """Trains the BiLSTM on cached vectors, keeps the best epoch in `output` and returns what results.json says.
-
-    layers: of LAYERS; sentences are read one by one, with the context that their vectors already have
-
-    Raises ValueError where the caches were not made alike, or `output` holds a tagger.
-    """
-    hparams, output = hparams or TaggerHparams(), pathlib.Path(output)
-    _check_equal(dev.path, _made_with(dev), _made_with(train))
-    if (output / TAGGER).exists():
-        raise ValueError(f"{output} already holds a tagger; give another folder, or remove this one first.")
-    keras.utils.set_random_seed(hparams.seed)
-    tagger = _tagger(layers, hparams, _made_with(train))
-    optimizer = keras.optimizers.Adam(hparams.learning_rate, global_clipnorm=hparams.clip_norm)
-    tagger.model.compile(optimizer=optimizer, loss=GlobalMean(cross_entropy), jit_compile=False)
-    batches = _tagger_batches(train, layers, batch_size=hparams.batch_size, seed=hparams.seed)
-    batches = batches.apply(
-        tf.data.experimental.assert_cardinality(-(-len(_gold(train)) // hparams.batch_size))
-    )
-    output.mkdir(parents=True, exist_ok=True)
-    kept = {"layers": layers, "hparams": dataclasses.asdict(hparams), "made_with": dict(tagger.made_with)}
-    best = _Best(tagger, dev, output / WEIGHTS, log=log)
-    tagger.model.fit(batches, epochs=hparams.epochs, callbacks=[best], verbose=verbose, shuffle=False)
-    write_json(output / TAGGER, kept)
-    results = {
-        "layers": layers,
-        "measures": {
-            name: value for name, value in best.history[best.best].items() if name.startswith("val_")
-        },
-        "best_epoch": best.best + 1,
-        "history": best.history,
-        "train_examples": sum(train.header["shards"]),
-        "dev_examples": sum(dev.header["shards"]),
-        "hparams": kept["hparams"],
-    }
-    if LAYERS[layers].mixed:
-        mix = load_tagger(output).model.get_layer("scalar_mix")
-        results["mix"] = {
-            "weights": ops.convert_to_numpy(ops.softmax(mix.weight)).tolist(),
-            "gamma": float(mix.gamma),
-        }
-    write_json(output / RESULTS_FILE, results)
-    return results
-
-
-def _tagger(layers: str, hparams: TaggerHparams, made_with: Mapping[str, Any]) -> Tagger:
-    model = tagger_model(
-        layers,
-        num_layers=made_with["config"]["num_layers"],
-        hidden_size=made_with["config"]["hidden_size"],
-        num_classes=len(made_with["task"]["labels"]),
-        hparams=hparams,
-    )
-    return Tagger(model=model, layers=layers, hparams=hparams, made_with=made_with)
-
-
-def load_tagger(path: str | pathlib.Path) -> Tagger:
-    """The tagger that `train_tagger` left in a folder. Raises FileNotFoundError where there is none."""
-    path = pathlib.Path(path)
-    if not (path / TAGGER).is_file():
-        raise FileNotFoundError(f"no {TAGGER} in {path}; give the folder that a tagger was trained into.")
-    kept = json.loads((path / TAGGER).read_text(encoding="utf-8"))
-    tagger = _tagger(kept["layers"], TaggerHparams(**kept["hparams"]), kept["made_with"])
-    weights = safetensors.numpy.load_file(path / WEIGHTS)
-    for weight in tagger.model.weights:
-        weight.assign(weights[weight.path])
-    return tagger
 
 
 # -----------------------------------------------------------------------------------------------------------

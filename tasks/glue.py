@@ -19,7 +19,7 @@ import tensorflow as tf
 from bert_keras.encoder import BertEncoder
 from bert_keras.optimization import GlobalMean, cross_entropy, squared_error
 from tasks.metrics import MEASURES
-from tasks.task import POOLINGS, Features, Raw, Source, Task, classifier_model, read_text
+from tasks.task import POOLINGS, Features, Raw, Source, Task, classifier_model, load_tfds, read_text
 
 LABEL = "label"
 IDX = "idx"  # the example's place in its file, counted from 0
@@ -357,17 +357,7 @@ def _folder(source: str | Path, official: str) -> Path:
 def _from_tfds(row: GlueRow, split: str) -> tf.data.Dataset:
     if row.name not in ROWS:
         raise ValueError(f"{row.name} is not in TensorFlow Datasets; pass a folder of TSV files.")
-    # Imported here: slow to import, and not needed with a folder.
-    import tensorflow_datasets as tfds
-
-    try:
-        examples = tfds.load(f"glue/{row.name}", split=split)
-    except Exception as error:  # whatever downloading, unpacking and writing can raise
-        reason = str(error).split("\n")[0]
-        raise FileNotFoundError(
-            f"glue/{row.name} cannot be had from TensorFlow Datasets ({type(error).__name__}: {reason}); "
-            "pass a folder of the official TSV files."
-        ) from error
+    examples, _ = load_tfds(f"glue/{row.name}", split, instead="a folder of the official TSV files")
     dtype = tf.int32 if row.labels else tf.float32
 
     def select(example: Raw) -> Raw:

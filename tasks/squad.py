@@ -32,7 +32,7 @@ from bert_keras.features import (
 from bert_keras.heads import SpanHead
 from bert_keras.optimization import GlobalMean, cross_entropy
 from tasks.metrics import answer_scores, best_threshold
-from tasks.task import Features, Raw, Source, Table, Task, load_tfds, split_file
+from tasks.task import Features, Raw, Source, Table, Task, load_tfds, read_text, split_file
 
 ID, QUESTION, CONTEXT = "id", "question", "context"
 ANSWERS = "answers"
@@ -507,7 +507,7 @@ def _place(question: _Question) -> tuple[int, int]:
 
 
 def _from_tfds(name: str, split: str) -> Iterator[_Question]:
-    examples = load_tfds(name, split, instead="a folder of the official JSON files")
+    examples, _ = load_tfds(name, split, instead="a folder of the official JSON files")
     for example in examples.as_numpy_iterator():
         id_, question, context = (example[key].decode() for key in (ID, QUESTION, CONTEXT))
         yield _Question(
@@ -523,11 +523,7 @@ def _from_tfds(name: str, split: str) -> Iterator[_Question]:
 def _from_json(path: Path) -> Iterator[_Question]:
     """Every question of a file. Raises ValueError on what is not in SQuAD's form, naming the place."""
     try:
-        content = json.loads(path.read_bytes().decode("utf-8-sig"))
-    except UnicodeDecodeError as error:
-        raise ValueError(
-            f"{path}, byte {error.start}: not UTF-8; wanted is SQuAD's JSON, in UTF-8."
-        ) from error
+        content = json.loads(read_text(path))
     except json.JSONDecodeError as error:
         raise ValueError(
             f"{path}, line {error.lineno}, column {error.colno}: {error.msg}; wanted is SQuAD's JSON."

@@ -9,6 +9,8 @@ Where a task cuts its examples into windows, a batch of B examples has W windows
 
 import codecs
 import dataclasses
+import gzip
+import zlib
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol, Self
@@ -221,8 +223,16 @@ def split_file(source: Source, split: str, names: Mapping[str, tuple[str, ...]])
 
 
 def read_text(path: Path) -> str:
-    """The file's text without a byte order mark. Raises ValueError where it is not UTF-8, naming line and byte."""
-    data = path.read_bytes().removeprefix(codecs.BOM_UTF8)
+    """The text of a file, plain or gzipped, without a byte order mark.
+
+    Raises ValueError where it is not UTF-8, naming line and byte, or cannot be unpacked.
+    """
+    data = path.read_bytes()
+    try:
+        data = gzip.decompress(data) if data.startswith(b"\x1f\x8b") else data
+    except (EOFError, gzip.BadGzipFile, zlib.error) as error:
+        raise ValueError(f"{path} cannot be unpacked ({error}); fetch it again.") from error
+    data = data.removeprefix(codecs.BOM_UTF8)
     try:
         return data.decode()
     except UnicodeDecodeError as error:
@@ -232,13 +242,16 @@ def read_text(path: Path) -> str:
         raise ValueError(f"{where}: 0x{data[at]:02x} is not UTF-8; save the file as UTF-8.") from error
 
 
-def load_tfds(name: str, split: str, *, instead: str) -> tf.data.Dataset:
-    """A split of TensorFlow Datasets. Raises FileNotFoundError where it cannot be had; `instead` is what to give then."""
+def load_tfds(name: str, split: str, *, instead: str) -> tuple[tf.data.Dataset, Any]:
+    """A split of TensorFlow Datasets, and its builder's info.
+
+    Raises FileNotFoundError where it cannot be had; `instead` is what to give then.
+    """
     # Imported here: slow to import, and not needed with files.
     import tensorflow_datasets as tfds
 
     try:
-        return tfds.load(name, split=split)
+        return tfds.load(name, split=split, with_info=True)
     except Exception as error:  # whatever downloading, unpacking and writing can raise
         reason = str(error).split("\n")[0]
         raise FileNotFoundError(

@@ -36,6 +36,7 @@ FLOORS = (
             "tasks.swag",
             "tasks.conll",
             "tasks.feature_based",
+            "tasks.bilstm",
             "tasks.train",
             "tasks.glue_protocol",
         ],

@@ -158,7 +158,7 @@ BAD = {
     ),
     "no scheme": (b"-DOCSTART-\nAda I-PER\nB PER", r"line 3: tag 'PER'"),
     "no type": (b"-DOCSTART-\nAda I-PER\nB I-", r"line 3: tag 'I-'"),
-    "not UTF-8": (b"-DOCSTART-\nAda I-PER\n\xff O\n", r"line 3: 0xff is not UTF-8"),
+    "not UTF-8": (b"-DOCSTART-\nAda I-PER\n\xff O\n", r"line 3, byte 1: 0xff is not UTF-8"),
     "half an archive": (gzip.compress(b"Ada I-PER\n" * 50)[:30], r"cannot be unpacked"),
     "no words": (b"-DOCSTART- O\n\n\n", r"train\.txt has no words"),
     "no entity": (b"-DOCSTART- O\n\nAda O\n", r"train\.txt has no entity; every tag is O"),

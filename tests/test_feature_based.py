@@ -13,21 +13,17 @@ from bert_keras import checkpoints
 from bert_keras.encoder import BertEncoder
 from bert_keras.features import EMBEDDING_OUTPUT, ENCODER_INPUTS, ENCODER_OUTPUTS
 from bert_keras.preprocessing import Preprocessor
+from tasks.bilstm import ScalarMix, TaggerHparams, load_tagger, tagger_model, train_tagger
 from tasks.conll import Conll
 from tasks.feature_based import (
     LAYERS,
     Extractor,
     Pieces,
-    ScalarMix,
-    TaggerHparams,
     Words,
     extract,
     extract_file,
-    load_tagger,
     open_cache,
     places_of,
-    tagger_model,
-    train_tagger,
 )
 from tasks.metrics import entity_scores
 

@@ -145,7 +145,7 @@ def test_misplaced_answers(tmp_path):
 GOOD = question("q7", NORMANS, "France")
 BAD = [
     (b'{"data": [', "any.json, line 1, column 11: .*; wanted is SQuAD's JSON"),
-    (b"\xff{}", "any.json, byte 0: not UTF-8"),
+    (b"\xff{}", "any.json, line 1, byte 1: 0xff is not UTF-8"),
     ([], "any.json: wanted is 'data', a list, as in SQuAD's JSON; there is none"),
     ({"data": [{"title": "x"}]}, r"any.json, data\[0\]: wanted is 'paragraphs', a list"),
     ({"data": [{"paragraphs": [{"qas": []}]}]}, r"data\[0\].paragraphs\[0\]: wanted is 'context', a string"),
