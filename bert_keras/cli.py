@@ -122,7 +122,8 @@ def _parser() -> argparse.ArgumentParser:
     add(
         "--task",
         required=True,
-        help="a GLUE task (cola, sst2, mrpc, qqp, stsb, mnli, qnli, rte, wnli), custom, squad1.1, squad2.0, swag, codah or conll2003",
+        help="a GLUE task (cola, sst2, mrpc, qqp, stsb, mnli, qnli, rte, wnli), custom, squad1.1, squad2.0, swag, codah "
+        "or conll2003",
     )
     add("--data", help=DATA_HELP)
     add("--dev-data", help="file of the dev split, where --data is the file to train on")

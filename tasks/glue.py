@@ -14,17 +14,30 @@ from typing import Any, NamedTuple
 
 import keras
 import numpy as np
+import sklearn.metrics
 import tensorflow as tf
 
 from bert_keras.encoder import BertEncoder
 from bert_keras.optimization import GlobalMean, cross_entropy, squared_error
 from tasks.metrics import MEASURES
-from tasks.task import POOLINGS, Features, Raw, Source, Task, classifier_model, load_tfds, read_text
+from tasks.task import (
+    POOLINGS,
+    Features,
+    Raw,
+    Source,
+    Table,
+    Task,
+    classifier_model,
+    load_tfds,
+    plain,
+    read_text,
+)
 
 LABEL = "label"
 IDX = "idx"  # the example's place in its file, counted from 0
 UNLABELLED = -1  # TensorFlow Datasets' label where the test labels are withheld
 SCORES = (0.0, 5.0)  # the range of STS-B's similarity score
+ERRORS_SHOWN = 10
 NLI_LABELS = ("entailment", "neutral", "contradiction")
 
 
@@ -278,13 +291,49 @@ class Glue(Task):
             raise ValueError(
                 f"none of the {len(labels)} {self.name} examples is labelled; use a labelled split."
             )
-        if self.row.labels:
-            ids = {label.encode(): i for i, label in enumerate(self.row.labels)}
-            predicted = np.array([ids[label] for label in predictions[LABEL]])
-        else:
-            predicted = predictions["score"]
+        predicted = self._class_ids(predictions) if self.row.labels else predictions["score"]
         for name in self.row.measures:
             yield name, MEASURES[name](labels[known], predicted[known])
+
+    def _class_ids(self, predictions: Mapping[str, np.ndarray]) -> np.ndarray:
+        ids = {label.encode(): i for i, label in enumerate(self.row.labels)}
+        return np.array([ids[label] for label in predictions[LABEL]])
+
+    def show(self, example: Mapping[str, Any], record: Mapping[str, Any]) -> dict[str, str]:
+        """The texts, and the label with its probability or the score."""
+        if not self.row.labels:
+            return {**example, "score": f"{record['score']:.2f}"}
+        return {**example, LABEL: record[LABEL], "probability": f"{max(record['probabilities']):.4f}"}
+
+    def report(self, predictions: Mapping[str, np.ndarray], raw: Mapping[str, np.ndarray]) -> Iterator[Table]:
+        """The confusion matrix and the errors that the model was surest of; of scores those that are farthest off."""
+        known = np.flatnonzero(raw[LABEL] >= 0)
+        labels = raw[LABEL][known]
+
+        def texts(i: int) -> tuple[str, ...]:
+            return tuple(plain(raw[name][i]) for name in self.text)
+
+        if not self.row.labels:
+            off = np.abs(predictions["score"][known] - labels)
+            worst = known[np.argsort(-off, kind="stable")][:ERRORS_SHOWN]
+            rows: list[tuple[Any, ...]] = [
+                (*texts(i), f"{raw[LABEL][i]:.2f}", f"{predictions['score'][i]:.2f}") for i in worst
+            ]
+            yield Table("farthest off", (*self.text, "gold", "score"), rows)
+            return
+        chosen = self._class_ids(predictions)
+        matrix = sklearn.metrics.confusion_matrix(labels, chosen[known], labels=range(len(self.row.labels)))
+        rows = [(label, *counts) for label, counts in zip(self.row.labels, matrix.tolist(), strict=True)]
+        yield Table("gold in rows, predicted in columns", ("", *self.row.labels), rows)
+        wrong = known[labels != chosen[known]]
+        sure = predictions["probabilities"].max(axis=1)
+        rows = [
+            (*texts(i), self.row.labels[raw[LABEL][i]], self.row.labels[chosen[i]], float(sure[i]))
+            for i in wrong[np.argsort(-sure[wrong], kind="stable")][:ERRORS_SHOWN]
+        ]
+        if rows:
+            columns = (*self.text, "gold", "predicted", "probability")
+            yield Table(f"the most confident of {len(wrong)} errors in {len(known)} examples", columns, rows)
 
     def to_json(self) -> dict[str, Any]:
         return dataclasses.asdict(self.row) | {"pooling": self.pooling}
@@ -293,7 +342,7 @@ class Glue(Task):
     def from_json(cls, kept: Mapping[str, Any], source: Source | None = None) -> "Glue":
         """The task that `to_json` was called on, with `source` as in Glue."""
         row = _with_tuples(kept)
-        pooling = row.pop("pooling", "pooled")  # task.json of version 0.1 has none
+        pooling = row.pop("pooling")
         row["splits"] = {split: Tsv(**_with_tuples(tsv)) for split, tsv in kept["splits"].items()}
         return cls(GlueRow(**row), source, pooling=pooling)
 

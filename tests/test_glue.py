@@ -424,8 +424,6 @@ def test_how_a_classifier_reads_is_kept():
     assert task.outputs == (SEQUENCE_OUTPUT,)
     kept = json.loads(json.dumps(task.to_json()))
     assert Glue.from_json(kept).pooling == "concat" and Glue.from_json(kept).row == ROWS["rte"]
-    kept.pop("pooling")  # a run of version 0.1
-    assert Glue.from_json(kept).outputs == (POOLED_OUTPUT,)
 
 
 def test_own_data_with_a_labelled_test_file_or_none(tmp_path):
@@ -456,3 +454,38 @@ def test_bad_own_data(tmp_path, train, error, message):
         write(tmp_path, train=train)
     with pytest.raises(error, match=message):
         row_from_folder(tmp_path)
+
+
+def test_report_of_classes():
+    """The confusion matrix by hand, and the surest error first; what is not labelled is left out."""
+    task = Glue(ROWS["sst2"])
+    raw = {
+        "sentence": np.array([b"a", b"b", b"c", b"d", b"e"], object),
+        "label": np.array([0, 1, 1, 0, -1]),
+    }
+    predictions = {
+        "label": np.array([b"negative", b"negative", b"negative", b"positive", b"positive"], object),
+        "probabilities": np.array([[0.9, 0.1], [0.6, 0.4], [0.8, 0.2], [0.3, 0.7], [0.0, 1.0]]),
+    }
+    matrix, errors = task.report(predictions, raw)
+    assert matrix.columns == ("", "negative", "positive")
+    assert matrix.rows == [("negative", 1, 1), ("positive", 2, 0)]
+    assert errors.title == "the most confident of 3 errors in 4 examples"
+    assert errors.rows == [
+        ("c", "positive", "negative", 0.8),
+        ("d", "negative", "positive", 0.7),
+        ("b", "positive", "negative", 0.6),
+    ]
+    assert task.show({"sentence": "a"}, {"label": "negative", "probabilities": [0.9, 0.1]}) == {
+        "sentence": "a",
+        "label": "negative",
+        "probability": "0.9000",
+    }
+
+
+def test_report_of_scores():
+    task = Glue(ROWS["stsb"])
+    pair = {name: np.array([b"x", b"y"], object) for name in ("sentence1", "sentence2")}
+    (table,) = task.report({"score": np.array([1.0, 2.0])}, pair | {"label": np.array([1.5, 5.0])})
+    assert table.rows == [("y", "y", "5.00", "2.00"), ("x", "x", "1.50", "1.00")]
+    assert task.show({"sentence1": "x"}, {"score": 1.0}) == {"sentence1": "x", "score": "1.00"}
