@@ -22,8 +22,10 @@ from bert_keras.optimization import GlobalMean, cross_entropy
 from tasks import metrics
 from tasks.conll import TAGS, Conll
 from tasks.feature_based import LAYERS, Cache, check_equal, places_of
+from tasks.task import count
 from tasks.train import RESULTS_FILE, write_json
 
+BUCKETS = (9, 17, 25, 33, 49, 65)  # words: sentences between two of them share batches
 TAGGER, WEIGHTS = "tagger.json", "tagger.safetensors"
 
 
@@ -85,13 +87,13 @@ def tagger_model(
     layers: str, *, num_layers: int, hidden_size: int, num_classes: int, hparams: TaggerHparams
 ) -> keras.Model:
     """Vectors float [B, N, K, H] and mask bool [B, N] -> logits float32 [B, N, C]; K as `layers`, of LAYERS, has it."""
-    count = len(places_of(layers, num_layers=num_layers))
-    vectors = keras.Input((None, count, hidden_size), name="vectors")
+    width = len(places_of(layers, num_layers=num_layers))
+    vectors = keras.Input((None, width, hidden_size), name="vectors")
     mask = keras.Input((None,), dtype="bool", name="mask")
     if LAYERS[layers].mixed:
         states = ScalarMix(name="scalar_mix")(vectors)
     else:
-        states = keras.layers.Reshape((-1, count * hidden_size), name="side_by_side")(vectors)
+        states = keras.layers.Reshape((-1, width * hidden_size), name="side_by_side")(vectors)
     for i in range(hparams.layers):
         states = keras.layers.Dropout(hparams.dropout, name=f"dropout_{i}")(states)
         lstm = keras.layers.LSTM(hparams.units, return_sequences=True, name="lstm")
@@ -104,7 +106,10 @@ def tagger_model(
 def _tagger_batches(
     cache: Cache, layers: str, *, batch_size: int, seed: int | None = None
 ) -> tf.data.Dataset:
-    """({"vectors", "mask"}, labels, weights) of sentences, [B, N, ...]; without a seed in the order of the cache."""
+    """({"vectors", "mask"}, labels, weights) of sentences, [B, N, ...].
+
+    Without a seed in the order of the cache; with one at random, like lengths together.
+    """
     header = cache.header
     places = places_of(layers, num_layers=header["config"]["num_layers"])
     if missing := sorted({*places} - {*header["layers"]}):
@@ -128,9 +133,15 @@ def _tagger_batches(
         return tf.data.Dataset.from_tensor_slices((ends - rows.row_lengths(), ends)).map(sentence)
 
     made = cache.records().flat_map(sentences)
-    if seed is not None:
-        made = made.shuffle(1024, seed=seed)
-    return made.padded_batch(batch_size).prefetch(tf.data.AUTOTUNE)
+    if seed is None:
+        made = made.padded_batch(batch_size)
+    else:
+        made = made.shuffle(1024, seed=seed).bucket_by_sequence_length(
+            lambda inputs, labels, weights: tf.size(labels),
+            bucket_boundaries=[*BUCKETS],
+            bucket_batch_sizes=[batch_size] * (len(BUCKETS) + 1),
+        )
+    return made.prefetch(tf.data.AUTOTUNE)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -226,9 +237,7 @@ def train_tagger(
     optimizer = keras.optimizers.Adam(hparams.learning_rate, global_clipnorm=hparams.clip_norm)
     tagger.model.compile(optimizer=optimizer, loss=GlobalMean(cross_entropy), jit_compile=False)
     batches = _tagger_batches(train, layers, batch_size=hparams.batch_size, seed=hparams.seed)
-    batches = batches.apply(
-        tf.data.experimental.assert_cardinality(-(-len(_gold(train)) // hparams.batch_size))
-    )
+    batches = batches.apply(tf.data.experimental.assert_cardinality(count(batches)))
     output.mkdir(parents=True, exist_ok=True)
     kept = {"layers": layers, "hparams": dataclasses.asdict(hparams), "made_with": dict(tagger.made_with)}
     best = _Best(tagger, dev, output / WEIGHTS, log=log)
