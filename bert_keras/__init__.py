@@ -17,7 +17,16 @@ _HOMES = {
         "TokenHead",
         "ReplacedTokenHead",
     ),
-    "bert_keras.optimization": ("AdamW", "GlobalMean", "WarmupLinearDecay", "cross_entropy", "squared_error"),
+    "bert_keras.masking": ("Masking", "Pieces"),
+    "bert_keras.objectives": ("ElectraPretrainer", "LeftToRight", "MaskedLM", "Pretrainer", "SentencePair"),
+    "bert_keras.optimization": (
+        "AdamW",
+        "GlobalMean",
+        "LAMB",
+        "WarmupLinearDecay",
+        "cross_entropy",
+        "squared_error",
+    ),
     "bert_keras.checkpoints": ("load_encoder", "load_tokenizer"),
 }
 _HOME_OF = {name: module for module, names in _HOMES.items() for name in names}

@@ -8,6 +8,10 @@ INPUT_WORD_IDS = "input_word_ids"  # int32 [B, S], vocabulary ids
 INPUT_MASK = "input_mask"  # int32 [B, S], 1 on real tokens, 0 on padding
 INPUT_TYPE_IDS = "input_type_ids"  # int32 [B, S], 0 on the first segment, 1 on the second
 MASKED_LM_POSITIONS = "masked_lm_positions"  # int32 [B, P], positions asked of the masked LM
+MASKED_LM_IDS = "masked_lm_ids"  # int32 [B, P], what is to be predicted there
+MASKED_LM_WEIGHTS = "masked_lm_weights"  # float32 [B, P], 0 on what fills up to P
+NEXT_SENTENCE_LABEL = "next_sentence_labels"  # int32 [B] or [B, 1], 0: the second segment follows the first
+WORD_STARTS = "word_starts"  # int32 [B, S], 1 where a segmenter starts a word; for whole-word masking
 
 # What every encoder takes, in this order. The names are TF Hub's.
 ENCODER_INPUTS = (INPUT_WORD_IDS, INPUT_MASK, INPUT_TYPE_IDS)
@@ -33,4 +37,7 @@ TFRECORD_NAMES = {
     INPUT_MASK: "input_mask",
     INPUT_TYPE_IDS: "segment_ids",
     MASKED_LM_POSITIONS: "masked_lm_positions",
+    MASKED_LM_IDS: "masked_lm_ids",
+    MASKED_LM_WEIGHTS: "masked_lm_weights",
+    NEXT_SENTENCE_LABEL: "next_sentence_labels",
 }

@@ -1,4 +1,4 @@
-"""How BERT is optimized: AdamW without bias correction, warm-up and linear decay, and a mean that is global.
+"""How BERT is optimized: AdamW without bias correction or LAMB, warm-up and linear decay, and a mean that is global.
 
 In: gradients and losses of one replica. Out: the update that one device would make on the whole batch. All of it
 works in a stock `model.fit`, on one device and under `tf.distribute`.
@@ -108,8 +108,83 @@ SCHEDULES: dict[str, type[WarmupLinearDecay]] = {
 }
 
 
+class _TwoMoments(keras.optimizers.Optimizer):
+    """What AdamW and LAMB share: two moments, which variables decay, and clipping by the norm of the global gradient.
+
+    Gradients are summed over the replicas first and clipped by their global norm afterwards, so that two replicas do
+    what one device does. Variables whose path matches `no_decay` are not decayed.
+    """
+
+    def __init__(
+        self,
+        learning_rate: Any,
+        *,
+        weight_decay: float,
+        beta_1: float,
+        beta_2: float,
+        epsilon: float,
+        clip_norm: float | None,
+        bias_correction: bool,
+        no_decay: str,
+        name: str,
+    ) -> None:
+        super().__init__(learning_rate=learning_rate, name=name)
+        self.decay = weight_decay  # Keras' own `weight_decay` would be applied a second time
+        self.beta_1, self.beta_2, self.epsilon = beta_1, beta_2, epsilon
+        self.clip_norm, self.bias_correction, self.no_decay = clip_norm, bias_correction, no_decay
+
+    def build(self, variables: Sequence[keras.Variable]) -> None:
+        """Makes both moments and settles which variables decay."""
+        if self.built:
+            return
+        super().build(variables)
+        self._momentums, self._velocities = self.add_optimizer_variables(variables, ["momentum", "velocity"])
+        self._decays = [self.is_decayed(variable) for variable in variables]
+
+    def is_decayed(self, variable: keras.Variable) -> bool:
+        """Whether `weight_decay` touches this variable."""
+        return self.decay > 0 and not self._is_excluded(variable)
+
+    def _is_excluded(self, variable: keras.Variable) -> bool:
+        return re.search(self.no_decay, variable.path, flags=re.IGNORECASE) is not None
+
+    def apply(
+        self, grads: Sequence[Any], trainable_variables: Sequence[keras.Variable] | None = None
+    ) -> None:
+        """Sums over the replicas, clips by the global norm, updates."""
+        given = self._given(grads, trainable_variables)
+        context = _replica_context() if given else None
+        if context is None:
+            given = self._clip(given)
+        else:
+            # Keras sums over the replicas once more when it updates.
+            given = self._clip(context.all_reduce("SUM", given))
+            given = [grad / context.num_replicas_in_sync for grad in given]
+        rest = iter(given)
+        super().apply([None if grad is None else next(rest) for grad in grads], trainable_variables)
+
+    def _given(self, grads: Sequence[Any], variables: Sequence[keras.Variable] | None) -> list[Any]:
+        """The gradients that are there."""
+        return [_dense(grad) for grad in grads if grad is not None]
+
+    def _clip(self, grads: list[Any]) -> list[Any]:
+        if self.clip_norm is None or not grads:
+            return grads
+        norm = ops.sqrt(sum(ops.sum(ops.square(ops.cast(grad, "float32"))) for grad in grads))
+        scale = self.clip_norm / ops.maximum(norm, self.clip_norm)
+        return [grad * ops.cast(scale, grad.dtype) for grad in grads]
+
+    def get_config(self) -> dict[str, Any]:
+        """The constructor's arguments."""
+        base = super().get_config()
+        names = ("beta_1", "beta_2", "epsilon", "clip_norm", "bias_correction", "no_decay", "name")
+        return {"learning_rate": base["learning_rate"], "weight_decay": self.decay} | {
+            name: getattr(self, name) for name in names
+        }
+
+
 @keras.saving.register_keras_serializable("bert_keras")
-class AdamW(keras.optimizers.Optimizer):
+class AdamW(_TwoMoments):
     """BERT's optimizer: google-research/bert optimization.py AdamWeightDecayOptimizer; Devlin et al. 2019, A.2.
 
         m <- beta_1 m + (1 - beta_1) g;  v <- beta_2 v + (1 - beta_2) g^2
@@ -140,10 +215,17 @@ class AdamW(keras.optimizers.Optimizer):
         gradual: bool = False,
         name: str = "adamw",
     ) -> None:
-        super().__init__(learning_rate=learning_rate, name=name)
-        self.decay = weight_decay  # Keras' own `weight_decay` would be applied a second time
-        self.beta_1, self.beta_2, self.epsilon = beta_1, beta_2, epsilon
-        self.clip_norm, self.bias_correction, self.no_decay = clip_norm, bias_correction, no_decay
+        super().__init__(
+            learning_rate,
+            weight_decay=weight_decay,
+            beta_1=beta_1,
+            beta_2=beta_2,
+            epsilon=epsilon,
+            clip_norm=clip_norm,
+            bias_correction=bias_correction,
+            no_decay=no_decay,
+            name=name,
+        )
         self.layer_decay, self.gradual = layer_decay, gradual
 
     def build(self, variables: Sequence[keras.Variable]) -> None:
@@ -151,8 +233,6 @@ class AdamW(keras.optimizers.Optimizer):
         if self.built:
             return
         super().build(variables)
-        self._momentums, self._velocities = self.add_optimizer_variables(variables, ["momentum", "velocity"])
-        self._decays = [self.is_decayed(variable) for variable in variables]
         self._depths = depths([variable.path for variable in variables])
         if self.gradual:
             # A variable, so that a step which is traced once obeys it.
@@ -169,33 +249,8 @@ class AdamW(keras.optimizers.Optimizer):
         """What the schedule's rate is multiplied by for this variable."""
         return self.layer_decay ** self._depths[self._get_variable_index(variable)]
 
-    def is_decayed(self, variable: keras.Variable) -> bool:
-        """Whether `weight_decay` touches this variable."""
-        return self.decay > 0 and re.search(self.no_decay, variable.path, flags=re.IGNORECASE) is None
-
-    def apply(
-        self, grads: Sequence[Any], trainable_variables: Sequence[keras.Variable] | None = None
-    ) -> None:
-        """Sums over the replicas, clips by the global norm, updates."""
-        given = [_dense(grad) for grad in grads if grad is not None]
-        if self.gradual:
-            given = self._of_learning(grads, trainable_variables)
-        context = _replica_context() if given else None
-        if context is None:
-            given = self._clip(given)
-        else:
-            # Keras sums over the replicas once more when it updates.
-            given = self._clip(context.all_reduce("SUM", given))
-            given = [grad / context.num_replicas_in_sync for grad in given]
-        rest = iter(given)
-        super().apply([None if grad is None else next(rest) for grad in grads], trainable_variables)
-
-    def _clip(self, grads: list[Any]) -> list[Any]:
-        if self.clip_norm is None or not grads:
-            return grads
-        norm = ops.sqrt(sum(ops.sum(ops.square(ops.cast(grad, "float32"))) for grad in grads))
-        scale = self.clip_norm / ops.maximum(norm, self.clip_norm)
-        return [grad * ops.cast(scale, grad.dtype) for grad in grads]
+    def _given(self, grads: Sequence[Any], variables: Sequence[keras.Variable] | None) -> list[Any]:
+        return self._of_learning(grads, variables) if self.gradual else super()._given(grads, variables)
 
     def _of_learning(self, grads: Sequence[Any], variables: Sequence[keras.Variable] | None) -> list[Any]:
         """The gradients that are there, 0 for variables that do not learn."""
@@ -264,12 +319,76 @@ class AdamW(keras.optimizers.Optimizer):
 
     def get_config(self) -> dict[str, Any]:
         """The constructor's arguments."""
-        base = super().get_config()
-        kept = ("beta_1", "beta_2", "epsilon", "clip_norm", "bias_correction", "no_decay")
-        names = (*kept, "layer_decay", "gradual", "name")
-        return {"learning_rate": base["learning_rate"], "weight_decay": self.decay} | {
-            name: getattr(self, name) for name in names
-        }
+        return super().get_config() | {"layer_decay": self.layer_decay, "gradual": self.gradual}
+
+
+@keras.saving.register_keras_serializable("bert_keras")
+class LAMB(_TwoMoments):
+    """AdamW's update, scaled in each variable to the variable's own norm (You et al. 2020, algorithm 2): for large batches.
+
+        u = m / (sqrt(v) + epsilon) + weight_decay * w;  w <- w - rate * (|w| / |u|) * u
+
+    m and v are AdamW's, with bias correction unless it is turned off (ALBERT's code has none). The decay stands inside the
+    trust ratio |w| / |u|, which is 1 where either norm is 0 and in variables whose path matches `no_decay`; these are
+    not decayed. Gradients are summed and clipped as by AdamW.
+    """
+
+    def __init__(
+        self,
+        learning_rate: Any = 1e-3,
+        *,
+        weight_decay: float = 0.01,
+        beta_1: float = 0.9,
+        beta_2: float = 0.999,
+        epsilon: float = 1e-6,
+        clip_norm: float | None = 1.0,
+        bias_correction: bool = True,
+        no_decay: str = NO_DECAY,
+        name: str = "lamb",
+    ) -> None:
+        super().__init__(
+            learning_rate,
+            weight_decay=weight_decay,
+            beta_1=beta_1,
+            beta_2=beta_2,
+            epsilon=epsilon,
+            clip_norm=clip_norm,
+            bias_correction=bias_correction,
+            no_decay=no_decay,
+            name=name,
+        )
+
+    def build(self, variables: Sequence[keras.Variable]) -> None:
+        """Makes both moments and settles which variables decay and have a trust ratio."""
+        if self.built:
+            return
+        super().build(variables)
+        self._adapted = [not self._is_excluded(variable) for variable in variables]
+
+    def update_step(self, gradient: Any, variable: Any, learning_rate: Any) -> None:
+        """One variable's update."""
+        index = self._get_variable_index(variable)
+        momentum, velocity = self._momentums[index], self._velocities[index]
+        rate, gradient = ops.cast(learning_rate, variable.dtype), ops.cast(gradient, variable.dtype)
+        self.assign_add(momentum, (gradient - momentum) * (1 - self.beta_1))
+        self.assign_add(velocity, (ops.square(gradient) - velocity) * (1 - self.beta_2))
+        first, second = ops.convert_to_tensor(momentum), ops.convert_to_tensor(velocity)
+        if self.bias_correction:
+            step = ops.cast(self.iterations + 1, variable.dtype)
+            first = first / (1 - ops.power(self.beta_1, step))
+            second = second / (1 - ops.power(self.beta_2, step))
+        update, weight = first / (ops.sqrt(second) + self.epsilon), ops.convert_to_tensor(variable)
+        if self._decays[index]:
+            update = update + self.decay * weight
+        if self._adapted[index]:
+            rate = rate * _trust_ratio(weight, update)
+        self.assign_sub(variable, rate * update)
+
+
+def _trust_ratio(weight: Any, update: Any) -> Any:
+    """|weight| / |update|, 1 where either is 0."""
+    norms = [ops.sqrt(ops.sum(ops.square(x))) for x in (weight, update)]
+    return ops.where((norms[0] > 0) & (norms[1] > 0), ops.divide_no_nan(*norms), ops.ones_like(norms[0]))
 
 
 @keras.saving.register_keras_serializable("bert_keras")

@@ -19,11 +19,17 @@ PACKAGES = ("bert_keras", "tasks", "savedmodels")
 # A module imports from the rows above its own or, without a circle, from its own row. Lowest floor first.
 FLOORS = (
     ("contract", ["bert_keras.features", "bert_keras.config"]),
-    ("string column", ["bert_keras.tokenizers", "bert_keras.preprocessing"]),
+    ("string column", ["bert_keras.tokenizers", "bert_keras.preprocessing", "bert_keras.masking"]),
     ("tensor column", ["bert_keras.layers", "bert_keras.encoder", "bert_keras.heads"]),
     (
         "floor 2",
-        ["bert_keras.optimization", "bert_keras.checkpoint_formats", "bert_keras.checkpoints", "bert_keras"],
+        [
+            "bert_keras.optimization",
+            "bert_keras.objectives",
+            "bert_keras.checkpoint_formats",
+            "bert_keras.checkpoints",
+            "bert_keras",
+        ],
     ),
     (
         "floor 3",
@@ -39,6 +45,8 @@ FLOORS = (
             "tasks.bilstm",
             "tasks.train",
             "tasks.glue_protocol",
+            "tasks.corpus",
+            "tasks.instances",
         ],
     ),
     ("floor 4", ["savedmodels", "savedmodels.servable", "savedmodels.reload", "savedmodels.export"]),

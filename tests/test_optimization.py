@@ -15,6 +15,7 @@ from bert_keras.config import BertConfig
 from bert_keras.encoder import BertEncoder
 from bert_keras.features import ENCODER_INPUTS
 from bert_keras.optimization import (
+    LAMB,
     AdamW,
     GlobalMean,
     SlantedTriangular,
@@ -346,6 +347,71 @@ def test_nothing_is_paid_for_where_it_is_off():
     assert ops_of() == ops_of(layer_decay=1.0, gradual=False)
     assert "SelectV2" not in ops_of() and "SelectV2" in ops_of(gradual=True)
     assert ops_of().count("ResourceApplyAdam") == ops_of(gradual=True).count("ResourceApplyAdam") == 1
+
+
+# LAMB
+
+
+def lamb_in_numpy(weights, gradients, *, rate, excluded, clip_norm, bias_correction):
+    """You et al. 2020, algorithm 2, in float64: `gradients` holds one list for each step."""
+    weights = [np.float64(weight) for weight in weights]
+    m = [np.zeros_like(weight) for weight in weights]
+    v = [np.zeros_like(weight) for weight in weights]
+    for step, given in enumerate(gradients, start=1):
+        norm = np.sqrt(sum(np.sum(np.float64(gradient) ** 2) for gradient in given))
+        for i, gradient in enumerate(np.float64(gradient) * min(1, clip_norm / norm) for gradient in given):
+            m[i] = 0.9 * m[i] + 0.1 * gradient
+            v[i] = 0.999 * v[i] + 0.001 * gradient**2
+            first, second = m[i], v[i]
+            if bias_correction:
+                first, second = first / (1 - 0.9**step), second / (1 - 0.999**step)
+            update = first / (np.sqrt(second) + 1e-6)
+            ratio = 1.0
+            if not excluded[i]:
+                update = update + 0.01 * weights[i]
+                norms = np.linalg.norm(weights[i]), np.linalg.norm(update)
+                ratio = norms[0] / norms[1] if all(norms) else 1.0
+            weights[i] = weights[i] - rate * ratio * update
+    return weights
+
+
+@pytest.mark.parametrize("bias_correction", [False, True])
+def test_lamb_is_the_formula(bias_correction):
+    """Gradients under and over the clip; a table of zeros, whose ratio is 1; a bias and a gamma, which are excluded."""
+    ours = variables(kernel=(4, 3), bias=(3,), gamma=(3,), table=(2, 5))
+    ours[3].assign(np.zeros((2, 5)))
+    generator = np.random.default_rng(0)
+    scales = (5.0, 0.1, 5.0, 0.01, 1e-5)
+    gradients = [[np.float32(scale * generator.normal(size=w.shape)) for w in ours] for scale in scales]
+    expected = lamb_in_numpy(
+        [weight.numpy() for weight in ours],
+        gradients,
+        rate=0.05,
+        excluded=[False, True, True, False],
+        clip_norm=1.0,
+        bias_correction=bias_correction,
+    )
+    optimizer = LAMB(0.05, bias_correction=bias_correction)
+    for given in gradients:
+        optimizer.apply([tf.constant(gradient) for gradient in given], ours)
+    for weight, wanted in zip(ours, expected, strict=True):
+        np.testing.assert_allclose(weight.numpy(), wanted, rtol=1e-4, atol=1e-5, err_msg=weight.path)
+
+
+def test_lamb_by_hand():
+    """Weights [3, 4], gradient [1, 1]: the update is [1, 1] + 0.5 * [3, 4] = [2.5, 3], the ratio 5 / |update|."""
+    (weight,) = variables(kernel=(2,))
+    weight.assign([3.0, 4.0])
+    LAMB(0.1, weight_decay=0.5, clip_norm=None).apply([tf.ones(2)], [weight])
+    ratio = 5 / np.hypot(2.5, 3)
+    np.testing.assert_allclose(weight.numpy(), [3 - 0.1 * ratio * 2.5, 4 - 0.1 * ratio * 3], rtol=1e-5)
+
+
+def test_lamb_comes_back_from_its_config():
+    optimizer = LAMB(WarmupLinearDecay(1e-3, total_steps=10, warmup_steps=1), clip_norm=None, beta_2=0.98)
+    again = LAMB.from_config(optimizer.get_config())
+    assert again.get_config() == optimizer.get_config()
+    assert (again.bias_correction, LAMB().bias_correction, LAMB().decay) == (True, True, 0.01)
 
 
 def test_a_variable_without_a_gradient():

@@ -1,0 +1,320 @@
+"""Text in any form that a corpus comes in, as a stream of documents.
+
+In: a file, a folder, an archive, a MediaWiki dump or a name of TensorFlow Datasets. Out: documents one at a time, each a list of
+strings: its sentences or paragraphs, in order. One document is in memory at a time, never the corpus.
+"""
+
+import bz2
+import codecs
+import dataclasses
+import gzip
+import re
+import xml.etree.ElementTree
+import zipfile
+import zlib
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, BinaryIO, NamedTuple
+
+from tasks.task import load_tfds
+
+Document = list[str]
+TFDS = "tfds:"  # opens a name of TensorFlow Datasets
+TFDS_TEXT = "text"  # what most of its data sets call their text
+
+
+class Lines(NamedTuple):
+    """What a line of a plain text is, and a blank one.
+
+    split: a line holds a paragraph, which is split into sentences
+    wrapped: a paragraph runs over lines up to a blank one, and a file is one document; else a blank line ends a document
+    """
+
+    split: bool
+    wrapped: bool = False
+
+
+LINES = {
+    "sentence": Lines(split=False),
+    "paragraph": Lines(split=True),
+    "wrapped": Lines(split=True, wrapped=True),
+}
+
+
+@dataclasses.dataclass(frozen=True)
+class Corpus:
+    """Documents of a source; each iteration reads it anew, in one order.
+
+    source: a file, a folder (every file in it but hidden ones, by name), several of both, or "tfds:NAME". Files are plain
+        text; `.xml` is a MediaWiki dump, of which articles are read (the `wikipedia` extra); `.gz` and `.bz2` are unpacked,
+        and `.zip` is read as a folder
+    lines: a key of LINES. Of dumps and TensorFlow Datasets, an example is a document and a line never runs on
+    encoding: of plain text; a newline must be one byte in it
+    split: of a TensorFlow Dataset
+
+    Raises ValueError on a wrong setting, and FileNotFoundError where there is no file. Iterating raises ValueError naming
+    file, line and byte where text is not of the encoding, or a file that cannot be unpacked or parsed.
+    """
+
+    source: str | Path | Sequence[str | Path]
+    lines: str = "sentence"
+    encoding: str = "utf-8"
+    split: str = "train"
+
+    def __post_init__(self) -> None:
+        if self.lines not in LINES:
+            raise ValueError(f"lines are {self.lines!r}; choose one of {', '.join(LINES)}.")
+        try:
+            newline = "\n".encode(self.encoding)
+        except LookupError as error:
+            raise ValueError(
+                f"there is no encoding {self.encoding!r}; give one that Python knows."
+            ) from error
+        if newline != b"\n":
+            raise ValueError(f"encoding {self.encoding} has no newline of one byte; save the text as UTF-8.")
+        self._files()
+
+    def __iter__(self) -> Iterator[Document]:
+        cut = split_sentences if LINES[self.lines].split else _whole
+        for paragraphs in self._paragraphs():
+            if sentences := [sentence for paragraph in paragraphs for sentence in cut(paragraph)]:
+                yield sentences
+
+    def _paragraphs(self) -> Iterator[Document]:
+        """Documents as they stand in the source, their paragraphs not split."""
+        if isinstance(self.source, str) and self.source.startswith(TFDS):
+            yield from _tfds_documents(self.source.removeprefix(TFDS), self.split)
+        for file in self._files():
+            yield from _file_documents(file, form=LINES[self.lines], encoding=self.encoding)
+
+    def _files(self) -> list[Path]:
+        """Every file of the source. Raises FileNotFoundError where there is none."""
+        if isinstance(self.source, str) and self.source.startswith(TFDS):
+            return []
+        sources = [self.source] if isinstance(self.source, str | Path) else list(self.source)
+        files = [file for source in sources for file in _files_of(Path(source))]
+        if not files:
+            raise FileNotFoundError(f"there is no file in {self.source}; give files, folders or {TFDS}NAME.")
+        return files
+
+
+def _files_of(path: Path) -> list[Path]:
+    if path.is_file():
+        return [path]
+    if not path.is_dir():
+        raise FileNotFoundError(f"there is no {path}; give a file, a folder or {TFDS}NAME.")
+    files = (file.relative_to(path) for file in path.rglob("*") if file.is_file())
+    return [path / name for name in sorted(files, key=Path.as_posix) if not _hidden(name.as_posix())]
+
+
+def _hidden(name: str) -> bool:
+    return any(part.startswith(".") for part in name.split("/"))
+
+
+# -----------------------------------------------------------------------------------------------------------
+# Files
+
+UNPACK: Mapping[str, Callable[[BinaryIO], Any]] = {
+    ".gz": lambda file: gzip.GzipFile(fileobj=file),
+    ".bz2": bz2.BZ2File,
+}
+
+
+def _file_documents(path: Path, *, form: Lines, encoding: str) -> Iterator[Document]:
+    try:
+        for name, stream in _streams(path):
+            if name.endswith(".xml"):
+                yield from _wiki_documents(name, stream)
+            else:
+                yield from _plain_documents(_decoded(name, stream, encoding), form)
+    except (EOFError, OSError, RuntimeError, zlib.error, zipfile.BadZipFile) as error:
+        if isinstance(error, OSError) and error.errno is not None:  # of the disk, not of what is on it
+            raise
+        raise ValueError(f"{path} cannot be unpacked ({error}); fetch it again.") from error
+
+
+def _streams(path: Path) -> Iterator[tuple[str, BinaryIO]]:
+    """What is in a file, unpacked: each text's name, without the suffix of its packing, and its bytes."""
+    if path.suffix == ".zip":
+        with zipfile.ZipFile(path) as archive:
+            for member in sorted(archive.namelist()):
+                if not member.endswith("/") and not _hidden(member):
+                    with archive.open(member) as file:
+                        yield _unpacked(f"{path}, {member}", file)
+    else:
+        with path.open("rb") as file:
+            yield _unpacked(str(path), file)
+
+
+def _unpacked(name: str, file: Any) -> tuple[str, BinaryIO]:
+    suffix = Path(name).suffix
+    return (name.removesuffix(suffix), UNPACK[suffix](file)) if suffix in UNPACK else (name, file)
+
+
+def _decoded(name: str, lines: Iterable[bytes], encoding: str) -> Iterator[str]:
+    """Lines as strings, without a byte order mark and spaces around."""
+    for number, line in enumerate(lines, 1):
+        mark = len(codecs.BOM_UTF8) if number == 1 and line.startswith(codecs.BOM_UTF8) else 0
+        try:
+            yield line[mark:].decode(encoding).strip()
+        except UnicodeDecodeError as error:
+            at = mark + error.start
+            raise ValueError(
+                f"{name}, line {number}, byte {at + 1}: 0x{line[at]:02x} is not {encoding}; "
+                "save the file as UTF-8, or give its encoding."
+            ) from error
+
+
+def _plain_documents(lines: Iterable[str], form: Lines) -> Iterator[Document]:
+    blocks = _blocks(lines)
+    if form.wrapped:
+        yield [" ".join(block) for block in blocks]
+    else:
+        yield from blocks
+
+
+def _blocks(lines: Iterable[str]) -> Iterator[list[str]]:
+    """Runs of lines between blank ones."""
+    block: list[str] = []
+    for line in lines:
+        if line:
+            block.append(line)
+        elif block:
+            yield block
+            block = []
+    if block:
+        yield block
+
+
+def _tfds_documents(name: str, split: str) -> Iterator[Document]:
+    examples, _ = load_tfds(name, split, instead="files")
+    strings = [
+        field
+        for field, spec in examples.element_spec.items()
+        if spec.dtype == "string" and spec.shape.rank == 0
+    ]
+    field = TFDS_TEXT if TFDS_TEXT in strings else strings[0] if len(strings) == 1 else None
+    if field is None:
+        there = ", ".join(strings) or "none"
+        raise ValueError(
+            f"{name} has no field {TFDS_TEXT!r}, its strings are {there}; write the text to files."
+        )
+    for example in examples.as_numpy_iterator():
+        yield [line for raw in example[field].decode().splitlines() if (line := raw.strip())]
+
+
+# -----------------------------------------------------------------------------------------------------------
+# MediaWiki
+
+ARTICLES = 0  # the namespace of articles
+_FILES = ("file", "image", "category")  # how any wiki may call these namespaces, beside its own names
+_INTERLANGUAGE = re.compile(r"[a-z]{2,3}(-[a-z-]+)?:")
+_SWITCH = re.compile(r"__[A-Z]+__")  # such as __NOTOC__
+_LIST = "\0"  # marks a line of a list
+# Tags whose text is part of the sentence; what stands in others (tables, references, galleries, formulas) is left out.
+INLINE = frozenset(
+    "b i em strong small big span sub sup u s del ins abbr cite q code tt var div p center blockquote".split()
+)
+
+
+def _wiki_documents(name: str, stream: BinaryIO) -> Iterator[Document]:
+    """Articles of a dump, their paragraphs; redirects have none."""
+    try:
+        import mwxml
+    except ImportError as error:
+        raise ImportError(f"{name} is a MediaWiki dump; pip install 'bert-keras[wikipedia]'.") from error
+    try:
+        dump = mwxml.Dump.from_file(stream)
+        elsewhere = {
+            space.name.casefold() for space in dump.site_info.namespaces or () if space.id != ARTICLES
+        }
+        for page in dump:
+            if page.namespace == ARTICLES and not page.redirect:
+                text = ""
+                for revision in page:  # the last is the newest
+                    text = revision.text or ""
+                yield wiki_paragraphs(text, elsewhere=elsewhere.union(_FILES))
+    except (xml.etree.ElementTree.ParseError, mwxml.errors.MalformedXML, AssertionError) as error:
+        reason = str(error) or "its root is no mediawiki"  # of which mwxml only asserts
+        raise ValueError(f"{name} is no MediaWiki dump ({reason}); fetch it again.") from error
+
+
+def wiki_paragraphs(text: str, *, elsewhere: Iterable[str] = _FILES) -> list[str]:
+    """Text passages of an article: no lists, tables, headers, templates or references (Devlin et al. 2019, sec. 3.1).
+
+    elsewhere: namespaces, in lower case, that a link may name; a link there is no text
+    """
+    import mwparserfromhell
+
+    found = _SWITCH.sub("", _text_of(mwparserfromhell.parse(text), frozenset(elsewhere)))
+    lines = (" ".join(line.split()) for line in found.splitlines())
+    return [line for line in lines if line and not line.startswith(_LIST)]
+
+
+def _text_of(code: Any, elsewhere: frozenset[str]) -> str:
+    """What a reader sees of parsed wikitext, a list's items marked."""
+    from mwparserfromhell import nodes
+
+    def link(node: Any) -> str:
+        namespace, colon, _ = str(node.title).strip().partition(":")
+        if colon and (
+            namespace.strip().casefold() in elsewhere or _INTERLANGUAGE.fullmatch(namespace + colon)
+        ):
+            return ""
+        return _text_of(node.text, elsewhere) if node.text is not None else str(node.title).lstrip(":")
+
+    def tag(node: Any) -> str:
+        if str(node.tag) in ("li", "dt", "dd"):
+            return _LIST
+        inline = str(node.tag).lower() in INLINE and node.contents is not None
+        return _text_of(node.contents, elsewhere) if inline else "\n" if str(node.tag) == "br" else ""
+
+    shown: dict[type, Callable[[Any], str]] = {
+        nodes.Text: lambda node: node.value,
+        nodes.HTMLEntity: lambda node: node.normalize(),
+        nodes.ExternalLink: lambda node: _text_of(node.title, elsewhere) if node.title else "",
+        nodes.Wikilink: link,
+        nodes.Tag: tag,
+    }
+    return "".join(shown[type(node)](node) for node in code.nodes if type(node) in shown)
+
+
+# -----------------------------------------------------------------------------------------------------------
+# Sentences
+
+_BREAK = re.compile(r"([.!?…]+)[\"'”’»)\]]*\s+|[。！？]+[」』”’）]*\s*")
+_OPENING = "\"'“‘«([¿¡—- "
+ABBREVIATIONS = frozenset(
+    "adm al approx ave bros capt cf ch col corp cpl dept dr ed eq est fig figs fr gen gov hon inc jr lt ltd maj messrs mr "
+    "mrs ms mt no nos op pp pres prof pt rep rev sec sen sgt sr st supt viz vol vols vs".split()
+)
+
+
+def _whole(line: str) -> list[str]:
+    return [line]
+
+
+def split_sentences(paragraph: str) -> list[str]:
+    """Sentences of a paragraph, by a rule of a few lines; joined by spaces they are the paragraph again.
+
+    A sentence ends at `.`, `!`, `?` or `…`, with the quotes and brackets that close it, where space follows and then no
+    lower-case letter; or at `。`, `！` or `？`. A single full stop ends none after one of ABBREVIATIONS, a single
+    capital ("J.") or a word with a full stop inside ("U.S.").
+    """
+    found, start = [], 0
+    for match in _BREAK.finditer(paragraph):
+        stops = match[1]
+        following = paragraph[match.end() :].lstrip(_OPENING)[:1] if stops else ""
+        if following.islower() or (stops == "." and _abbreviates(paragraph[start : match.start()])):
+            continue
+        found.append(paragraph[start : match.end()].strip())
+        start = match.end()
+    return [sentence for sentence in (*found, paragraph[start:].strip()) if sentence]
+
+
+def _abbreviates(text: str) -> bool:
+    """Whether a full stop after this text belongs to its last word."""
+    word = text.rpartition(" ")[2].lstrip(_OPENING)
+    return (
+        word.casefold() in ABBREVIATIONS or "." in word or (len(word) == 1 and word.isupper() and word != "I")
+    )

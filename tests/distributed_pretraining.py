@@ -1,0 +1,117 @@
+"""Pre-training on two logical CPUs against one device at the same batches. Run as a script by test_objectives.py.
+
+Out: one line of JSON: the tokens that each batch asks of each replica; by optimizer, the greatest difference of a weight after
+ten steps, what `fit` logged and the norms of the gradients before clipping.
+"""
+
+import json
+import sys
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+tf.config.set_logical_device_configuration(
+    tf.config.list_physical_devices("CPU")[0], [tf.config.LogicalDeviceConfiguration()] * 2
+)
+
+from bert_keras.config import BertConfig  # noqa: E402
+from bert_keras.encoder import BertEncoder  # noqa: E402
+from bert_keras.features import (  # noqa: E402
+    ENCODER_INPUTS,
+    NEXT_SENTENCE_LABEL,
+    POOLED_OUTPUT,
+    SEQUENCE_OUTPUT,
+)
+from bert_keras.masking import Masking, Pieces  # noqa: E402
+from bert_keras.objectives import MaskedLM, Pretrainer, SentencePair, label  # noqa: E402
+from bert_keras.optimization import LAMB, AdamW  # noqa: E402
+from bert_keras.tokenizers import SpecialTokens  # noqa: E402
+from tasks.train import strategy  # noqa: E402
+
+CONFIG = BertConfig(
+    vocab_size=60,
+    hidden_size=16,
+    num_layers=1,
+    num_heads=2,
+    intermediate_size=32,
+    max_positions=32,
+    hidden_dropout=0.0,
+    attention_dropout=0.0,
+    initializer_range=0.2,
+)
+PIECES = Pieces(
+    special=SpecialTokens(padding=0, unknown=1, start=2, end=3, mask=4),
+    continues=np.zeros(60, bool),
+    real=np.arange(5, 60, dtype="int32"),
+)
+OBJECTIVES = (MaskedLM(pieces=PIECES, masking=Masking(max_predictions=5)), SentencePair())
+CLIP, BATCH, STEPS = 0.05, 8, 10
+
+
+class Recording:
+    """Keeps the norm of what an optimizer clips; for eager steps."""
+
+    norms: list[float]
+
+    def _clip(self, grads):
+        self.norms.append(float(tf.linalg.global_norm(grads)))
+        return super()._clip(grads)
+
+
+class RecordingAdamW(Recording, AdamW):
+    norms = []
+
+
+class RecordingLAMB(Recording, LAMB):
+    norms = []
+
+
+OPTIMIZERS = {"adamw": (RecordingAdamW, AdamW), "lamb": (RecordingLAMB, LAMB)}
+
+
+def data():
+    """The first half of each batch, which is one replica's share, is short, the second is long."""
+    generator = np.random.default_rng(0)
+    count = BATCH * STEPS
+    short = np.arange(count) % BATCH < BATCH // 2
+    lengths = np.where(short, generator.integers(3, 8, count), generator.integers(20, 30, count))
+    ids = generator.integers(5, CONFIG.vocab_size, (count, 30)).astype("int32")
+    mask = (np.arange(30) < lengths[:, None]).astype("int32")
+    features = dict(zip(ENCODER_INPUTS, (ids * mask, mask, np.zeros_like(ids)), strict=True))
+    features[NEXT_SENTENCE_LABEL] = generator.integers(0, 2, (count, 1)).astype("int32")
+    batches = tf.data.Dataset.from_tensor_slices(features).batch(BATCH, drop_remainder=True).enumerate()
+    return batches.map(
+        lambda i, batch: label(batch, objectives=OBJECTIVES, seed=tf.stack([i, tf.constant(3, tf.int64)]))
+    )
+
+
+def train(name, optimizer_class):
+    """Weights after `fit`, and its logs."""
+    keras.utils.set_random_seed(1)
+    with strategy(name).scope():
+        model = Pretrainer(BertEncoder(CONFIG, outputs=(SEQUENCE_OUTPUT, POOLED_OUTPUT)), OBJECTIVES)
+        model.compile(optimizer_class(2e-3, clip_norm=CLIP), run_eagerly=name == "one", jit_compile=False)
+    return model, model.fit(data(), verbose=0, shuffle=False).history
+
+
+def main():
+    asked = [batch[2]["masked_lm"].numpy() for batch in data()]
+    results = {"asked": [[float(half.sum()) for half in np.split(batch, 2)] for batch in asked]}
+    for name, (recording, plain) in OPTIMIZERS.items():
+        one, logs = train("one", recording)
+        two, logs_of_two = train("mirrored", plain)
+        pairs = zip(one.get_weights(), two.get_weights(), strict=True)
+        results[name] = {
+            "steps": len(recording.norms),
+            "clip": CLIP,
+            "least_norm": min(recording.norms),
+            "difference": max(float(np.abs(a - b).max()) for a, b in pairs),
+            "logs": logs,
+            "logs_of_two": logs_of_two,
+        }
+    json.dump(results, sys.stdout)
+
+
+if __name__ == "__main__":
+    main()

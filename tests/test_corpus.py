@@ -1,0 +1,257 @@
+"""Documents out of every form of text, real and small."""
+
+import bz2
+import functools
+import gzip
+import itertools
+import zipfile
+
+import pytest
+import tensorflow as tf
+
+from tasks.corpus import Corpus, split_sentences, wiki_paragraphs
+
+TEXT = "Ann saw Dr. Bo. He ran.\nIt rained.\n\n\nA new one\ngoes on.\n"
+DOCUMENTS = {
+    "sentence": [["Ann saw Dr. Bo. He ran.", "It rained."], ["A new one", "goes on."]],
+    "paragraph": [["Ann saw Dr. Bo.", "He ran.", "It rained."], ["A new one", "goes on."]],
+    "wrapped": [["Ann saw Dr. Bo.", "He ran.", "It rained.", "A new one goes on."]],
+}
+
+
+@pytest.mark.parametrize("lines", DOCUMENTS)
+def test_what_a_line_is(tmp_path, lines):
+    file = tmp_path / "a.txt"
+    file.write_text(TEXT)
+    corpus = Corpus(file, lines=lines)
+    assert list(corpus) == DOCUMENTS[lines]
+    assert list(corpus) == DOCUMENTS[lines]  # as often as asked
+
+
+def test_every_packing_holds_the_same_text(tmp_path):
+    raw = TEXT.encode()
+    (tmp_path / "folder" / "deep").mkdir(parents=True)
+    (tmp_path / "folder" / "deep" / "a.txt").write_bytes(raw)
+    (tmp_path / "a.txt.gz").write_bytes(gzip.compress(raw))
+    (tmp_path / "a.txt.bz2").write_bytes(bz2.compress(raw))
+    with zipfile.ZipFile(tmp_path / "a.zip", "w") as archive:
+        archive.writestr("inner/a.txt.gz", gzip.compress(raw))
+    for name in ("folder", "a.txt.gz", "a.txt.bz2", "a.zip"):
+        assert list(Corpus(tmp_path / name)) == DOCUMENTS["sentence"], name
+
+
+def test_files_come_by_name(tmp_path):
+    for name in ("b.txt", "a.txt", "B.txt", "a/c.txt", ".hidden", ".git/a.txt"):
+        file = tmp_path / name
+        file.parent.mkdir(exist_ok=True)
+        file.write_text(name)
+    with zipfile.ZipFile(tmp_path / "z.zip", "w") as archive:
+        for name in ("2.txt", "1.txt", ".hidden"):
+            archive.writestr(name, f"z {name}")
+    found = [line for document in Corpus(tmp_path) for line in document]
+    assert found == ["B.txt", "a.txt", "a/c.txt", "b.txt", "z 1.txt", "z 2.txt"]
+    several = Corpus([tmp_path / "b.txt", tmp_path / "a.txt"])
+    assert list(several) == [["b.txt"], ["a.txt"]]
+
+
+def test_a_file_is_not_read_ahead(tmp_path):
+    """The first documents come before a bad byte at the end is met."""
+    file = tmp_path / "a.txt"
+    file.write_bytes(b"a line\n\n" * 100_000 + b"\xff\n")
+    documents = iter(Corpus(file))
+    assert len(list(itertools.islice(documents, 1000))) == 1000
+    with pytest.raises(ValueError, match="line 200001, byte 1: 0xff is not utf-8"):
+        list(documents)
+
+
+BAD = "Grüße\nnaïve".encode() + b" caf\xe9\n"
+
+
+def pack_zip(path, raw):
+    with zipfile.ZipFile(path, "w") as archive:
+        archive.writestr("in/b.txt", raw)
+
+
+PACKED = {
+    "a.txt": lambda path, raw: path.write_bytes(raw),
+    "a.gz": lambda path, raw: path.write_bytes(gzip.compress(raw)),
+    "a.bz2": lambda path, raw: path.write_bytes(bz2.compress(raw)),
+    "a.zip": pack_zip,
+}
+
+
+@pytest.mark.parametrize("name", PACKED)
+def test_bad_bytes_are_named(tmp_path, name):
+    file = tmp_path / name
+    PACKED[name](file, BAD)
+    place = f"{file}, in/b.txt" if name == "a.zip" else f"{tmp_path / 'a'}"
+    with pytest.raises(
+        ValueError, match="line 2, byte 11: 0xe9 is not utf-8; save the file as UTF-8"
+    ) as error:
+        list(Corpus(file))
+    assert str(error.value).startswith(place)
+
+
+def test_other_encodings(tmp_path):
+    file = tmp_path / "a.txt"
+    file.write_bytes("café\n".encode("latin-1"))
+    assert list(Corpus(file, encoding="latin-1")) == [["café"]]
+    file.write_bytes("\ufeffcafé\r\n".encode())
+    assert list(Corpus(file)) == [["café"]]
+    file.write_bytes(b"\xef\xbb\xbfcaf\xe9\n")
+    with pytest.raises(ValueError, match="line 1, byte 7: 0xe9"):
+        list(Corpus(file))
+
+
+@pytest.mark.parametrize("name", ["a.gz", "a.bz2", "a.zip"])
+def test_a_torn_archive_is_named(tmp_path, name):
+    whole, torn = tmp_path / name, tmp_path / f"torn{name}"
+    PACKED[name](whole, bytes(range(32, 127)) * 500)
+    torn.write_bytes(whole.read_bytes()[:-20])
+    with pytest.raises(ValueError, match=f"{torn} cannot be unpacked"):
+        list(Corpus(torn))
+
+
+def test_wrong_settings_are_named(tmp_path):
+    (tmp_path / "a.txt").write_text(TEXT)
+    for setting, message in (
+        ({"lines": "verse"}, "'verse'; choose one of sentence, paragraph, wrapped"),
+        ({"encoding": "utf-9"}, "no encoding 'utf-9'"),
+        ({"encoding": "utf-16"}, "utf-16 has no newline of one byte"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            Corpus(tmp_path, **setting)
+    (tmp_path / "empty").mkdir()
+    for source, message in (("no.txt", "there is no"), ("empty", "there is no file in")):
+        with pytest.raises(FileNotFoundError, match=message):
+            Corpus(tmp_path / source)
+
+
+# Sentences
+
+PARAGRAPHS = [
+    ["One.", "Two!", "Three?"],
+    ["Mr. J. R. Smith of St. Louis met the U.S. envoy.", "They ate, e.g. figs."],
+    ['"Go!" she said.', '"Now?"', "(He left.)", "Yes."],
+    ["It cost 3.5 dollars.", "2 of them paid."],
+    ["Wait… and see.", "No…", "That is it."],
+    ["我来了。", "你好！", "是吗？", "end"],
+    ["¿Qué?", "¡Sí!", "Él vino."],
+    ["So am I.", "Not vitamin a.", "He is not."],
+]
+
+
+@pytest.mark.parametrize("sentences", PARAGRAPHS, ids=" ".join)
+def test_sentences(sentences):
+    joined = "".join(sentences) if sentences[0][-1] == "。" else " ".join(sentences)
+    assert split_sentences(joined) == sentences
+
+
+def test_real_articles_are_whole(data_dir):
+    """An article is a document, and its sentences are all of its text."""
+    file = data_dir / "corpus" / "enwiki_plain_paragraphs.txt"
+    whole, split = list(Corpus(file)), list(Corpus(file, lines="paragraph"))
+    assert len(whole) == len(split) == 100
+    for paragraphs, sentences in zip(whole, split, strict=True):
+        assert " ".join(paragraphs).split() == " ".join(sentences).split()
+    words = [len(sentence.split()) for sentences in split for sentence in sentences]
+    assert 15 < sum(words) / len(words) < 30  # English prose has some 20 words a sentence
+    assert max(words) < 250
+
+
+def test_real_books_are_documents(data_dir):
+    file = data_dir / "corpus" / "gutenberg17.zip"
+    with pytest.raises(ValueError, match=r"gut/chesterton-ball.txt, line 4631, byte 8: 0xe8 is not utf-8"):
+        list(Corpus(file, lines="wrapped"))
+    with zipfile.ZipFile(file) as archive:
+        texts = sum(not name.endswith("/") for name in archive.namelist())
+    assert len(list(Corpus(file, lines="wrapped", encoding="latin-1"))) == texts == 18
+
+
+# MediaWiki and TensorFlow Datasets
+
+ARTICLE = """{{Infobox|born=1900}}
+'''Foo''' is a [[bar (x)|bar]] of [[Baz]].<ref>{{cite|y}}</ref> It has 5&nbsp;km. [[File:x.jpg|thumb|A ''caption'' [[y]]]]
+__NOTOC__
+== History ==
+* item of [[a list]]
+# another
+; term : meaning
+{| class="wikitable"
+| cell
+|}
+Last [http://example.org site] ends.<!-- hidden --> See [[:Category:Bars]].
+[[Category:Bars]]
+[[de:Fu]]
+"""
+PASSAGES = ["Foo is a bar of Baz. It has 5 km.", "Last site ends. See Category:Bars."]
+
+DUMP = """<mediawiki xmlns="http://www.mediawiki.org/xml/export-0.10/" version="0.10" xml:lang="en">
+<siteinfo><sitename>W</sitename><dbname>w</dbname><base>b</base><generator>g</generator><case>first-letter</case>
+<namespaces><namespace key="0" case="first-letter" /><namespace key="6" case="first-letter">Datei</namespace>
+<namespace key="1" case="first-letter">Talk</namespace></namespaces></siteinfo>
+{}</mediawiki>"""
+PAGE = """<page><title>{title}</title><ns>{ns}</ns><id>{id}</id>{extra}<revision><id>{id}</id>
+<timestamp>2020-01-01T00:00:00Z</timestamp><model>wikitext</model><format>text/x-wiki</format>
+<text xml:space="preserve">{text}</text></revision></page>
+"""
+
+
+def dump(*pages):
+    return DUMP.format(
+        "".join(PAGE.format(id=i, **{"ns": 0, "extra": ""} | page) for i, page in enumerate(pages, 1))
+    )
+
+
+def test_wikitext_leaves_passages():
+    pytest.importorskip("mwparserfromhell")
+    assert wiki_paragraphs(ARTICLE) == PASSAGES
+
+
+@pytest.mark.parametrize("name", ["w.xml", "w.xml.bz2"])
+def test_a_dump_holds_articles(tmp_path, name):
+    pytest.importorskip("mwxml")
+    pytest.importorskip("mwparserfromhell")
+    text = dump(
+        {"title": "A", "text": "One [[Datei:x.png|mini]] a. Two.\n\nThree."},
+        {"title": "Talk:A", "ns": 1, "text": "Talk."},
+        {"title": "R", "extra": '<redirect title="A" />', "text": "#REDIRECT [[A]]"},
+        {"title": "E", "text": "{{stub}}"},
+        {"title": "B", "text": "Grüße."},
+    ).encode()
+    (tmp_path / name).write_bytes(bz2.compress(text) if name.endswith("bz2") else text)
+    documents = [["One a.", "Two.", "Three."], ["Grüße."]]
+    assert list(Corpus(tmp_path / name, lines="paragraph")) == documents
+    (tmp_path / "torn.xml").write_bytes(text[:-300])
+    with pytest.raises(ValueError, match=r"torn.xml is no MediaWiki dump \("):
+        list(Corpus(tmp_path / "torn.xml"))
+    (tmp_path / "other.xml").write_text("<html><body>no dump</body></html>")
+    with pytest.raises(ValueError, match=r"other.xml is no MediaWiki dump \("):
+        list(Corpus(tmp_path / "other.xml"))
+
+
+def store(folder, monkeypatch, columns):
+    """Writes a data set where TensorFlow Datasets finds it."""
+    tfds = pytest.importorskip("tensorflow_datasets")
+    tfds.dataset_builders.store_as_tfds_dataset(
+        name="small_text",
+        version="1.0.0",
+        data_dir=folder,
+        features=tfds.features.FeaturesDict({name: tfds.features.Text() for name in columns}),
+        split_datasets={"train": tf.data.Dataset.from_tensor_slices(columns)},
+    )
+    monkeypatch.setattr(tfds, "load", functools.partial(tfds.load, data_dir=folder))
+
+
+@pytest.mark.parametrize("field", ["text", "body"])
+def test_tensorflow_datasets(tmp_path, monkeypatch, field):
+    store(tmp_path, monkeypatch, {field: ["One. Two.\n\nThree.", "Four."]})
+    assert list(Corpus("tfds:small_text", lines="paragraph")) == [["One.", "Two.", "Three."], ["Four."]]
+
+
+def test_tensorflow_datasets_without_text(tmp_path, monkeypatch):
+    store(tmp_path, monkeypatch, {"question": ["a"], "answer": ["b"]})
+    with pytest.raises(ValueError, match="small_text has no field 'text', its strings are answer, question"):
+        list(Corpus("tfds:small_text"))
+    with pytest.raises(FileNotFoundError, match="no_such_set cannot be had from TensorFlow Datasets"):
+        list(Corpus("tfds:no_such_set"))

@@ -1,0 +1,418 @@
+"""Pre-training objectives: labels, losses written again in numpy, what `fit` logs and learns, and ELECTRA's two models."""
+
+import dataclasses
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from bert_keras.config import BertConfig
+from bert_keras.encoder import BertEncoder
+from bert_keras.features import (
+    INPUT_MASK,
+    INPUT_TYPE_IDS,
+    INPUT_WORD_IDS,
+    MASKED_LM_IDS,
+    MASKED_LM_POSITIONS,
+    MASKED_LM_WEIGHTS,
+    NEXT_SENTENCE_LABEL,
+    POOLED_OUTPUT,
+    SEQUENCE_OUTPUT,
+)
+from bert_keras.masking import Masking, Pieces
+from bert_keras.objectives import (
+    REPLACED,
+    ElectraPretrainer,
+    LeftToRight,
+    MaskedLM,
+    Pretrainer,
+    ReplacedTokens,
+    SentencePair,
+    binary_cross_entropy,
+    generator_config,
+    label,
+)
+from bert_keras.optimization import AdamW
+from bert_keras.tokenizers import SpecialTokens
+
+BOTH = (SEQUENCE_OUTPUT, POOLED_OUTPUT)
+CONFIG = BertConfig(
+    vocab_size=30,
+    hidden_size=32,
+    num_layers=1,
+    num_heads=4,
+    intermediate_size=64,
+    max_positions=16,
+    hidden_dropout=0.0,
+    attention_dropout=0.0,
+    initializer_range=0.2,
+)
+PIECES = Pieces(
+    special=SpecialTokens(padding=0, unknown=1, start=2, end=3, mask=4),
+    continues=np.zeros(30, bool),
+    real=np.arange(5, 30, dtype="int32"),
+)
+MASKED_LM = MaskedLM(pieces=PIECES, masking=Masking(max_predictions=3, share=0.2))
+SEED = tf.constant([1, 2])
+
+
+def repeating(rows, *, seed=0):
+    """Two segments of 2 to 5 tokens that are all one word, of 25; label 1: the second is of another word."""
+    generator = np.random.default_rng(seed)
+    features = {name: np.zeros((rows, 13), "int32") for name in (INPUT_WORD_IDS, INPUT_MASK, INPUT_TYPE_IDS)}
+    labels = generator.integers(0, 2, (rows, 1)).astype("int32")
+    for row in range(rows):
+        lengths = generator.integers(1, 6, 2)
+        first, away = generator.integers(0, 25), generator.integers(3, 23)
+        start = first + lengths[0] + (away if labels[row, 0] else 0)
+        ids = [
+            2,
+            *(5 + (first + np.arange(lengths[0])) % 25),
+            3,
+            *(5 + (start + np.arange(lengths[1])) % 25),
+            3,
+        ]
+        features[INPUT_WORD_IDS][row, : len(ids)] = ids
+        features[INPUT_MASK][row, : len(ids)] = 1
+        features[INPUT_TYPE_IDS][row, lengths[0] + 2 : len(ids)] = 1
+    return {name: tf.constant(value) for name, value in features.items()} | {
+        NEXT_SENTENCE_LABEL: tf.constant(labels)
+    }
+
+
+def numbers(tree):
+    return tf.nest.map_structure(lambda x: x.numpy(), tree)
+
+
+def log_softmax(logits):
+    logits = np.float64(logits)
+    logits = logits - logits.max(-1, keepdims=True)
+    return logits - np.log(np.exp(logits).sum(-1, keepdims=True))
+
+
+def nll(logits, labels):
+    return -np.take_along_axis(log_softmax(logits), labels[..., None], axis=-1)[..., 0]
+
+
+def pretrainer(*objectives, config=CONFIG, **options):
+    return Pretrainer(BertEncoder(config, outputs=BOTH), objectives, **options)
+
+
+# Labels -----------------------------------------------------------------------------------------------------
+
+
+def test_label_of_both_objectives():
+    features = repeating(8)
+    x, y, weights = label(features, objectives=[MASKED_LM, SentencePair()], seed=SEED)
+    assert {name: value.shape.as_list() for name, value in y.items()} == {
+        "masked_lm": [8, 3],
+        "next_sentence": [8],
+    }
+    np.testing.assert_array_equal(y["next_sentence"], features[NEXT_SENTENCE_LABEL][:, 0])
+    np.testing.assert_array_equal(weights["next_sentence"], np.ones(8))
+    asked = weights["masked_lm"].numpy() > 0
+    places = x[MASKED_LM_POSITIONS].numpy()
+    stood = np.take_along_axis(features[INPUT_WORD_IDS].numpy(), places, axis=1)
+    np.testing.assert_array_equal(y["masked_lm"].numpy()[asked], stood[asked])
+    assert (x[INPUT_WORD_IDS] != features[INPUT_WORD_IDS]).numpy().any()
+    again, _, _ = label(features, objectives=[MASKED_LM, SentencePair()], seed=SEED)
+    np.testing.assert_array_equal(x[INPUT_WORD_IDS], again[INPUT_WORD_IDS])
+    other, _, _ = label(features, objectives=[MASKED_LM, SentencePair()], seed=SEED + 1)
+    assert (x[INPUT_WORD_IDS] != other[INPUT_WORD_IDS]).numpy().any()
+
+
+def test_masks_from_a_file_stay():
+    stored, _, _ = label(repeating(4), objectives=[MASKED_LM], seed=SEED)
+    x, y, _ = label(stored, objectives=[MASKED_LM], seed=SEED + 7)
+    np.testing.assert_array_equal(x[INPUT_WORD_IDS], stored[INPUT_WORD_IDS])
+    np.testing.assert_array_equal(y["masked_lm"], stored[MASKED_LM_IDS])
+
+
+# Losses -----------------------------------------------------------------------------------------------------
+
+
+def test_loss_is_the_mean_over_the_asked_plus_the_mean_over_the_pairs():
+    model = pretrainer(MASKED_LM, SentencePair())
+    x, y, weights = label(repeating(8), objectives=model.objectives, seed=SEED)
+    logits = numbers(model(x))
+    assert logits["masked_lm"].shape == (8, 3, 30) and logits["next_sentence"].shape == (8, 2)
+    y, weights = numbers(y), numbers(weights)
+    assert 0 < weights["masked_lm"].sum() < 24  # some slots are filling
+    mlm = (nll(logits["masked_lm"], y["masked_lm"]) * weights["masked_lm"]).sum() / weights["masked_lm"].sum()
+    nsp = nll(logits["next_sentence"], y["next_sentence"]).mean()
+    model.compile(AdamW(0.0))
+    logs = model.evaluate(x, y, sample_weight=weights, batch_size=8, verbose=0, return_dict=True)
+    right = logits["masked_lm"].argmax(-1) == y["masked_lm"]
+    expected = {
+        "loss": mlm + nsp,
+        "masked_lm_loss": mlm,
+        "masked_lm_perplexity": np.exp(mlm),
+        "masked_lm_accuracy": (right * weights["masked_lm"]).sum() / weights["masked_lm"].sum(),
+        "next_sentence_loss": nsp,
+        "next_sentence_accuracy": (logits["next_sentence"].argmax(-1) == y["next_sentence"]).mean(),
+    }
+    assert {*logs} == {*expected}
+    for name, value in expected.items():
+        assert logs[name] == pytest.approx(value, rel=1e-5), name
+
+
+def test_measures_are_means_over_the_weights_of_all_batches():
+    """Batches of 5, 5 and 1 texts ask for different numbers of tokens: not the mean of the batches' means."""
+    model = pretrainer(MASKED_LM)
+    x, y, weights = label(repeating(11), objectives=model.objectives, seed=SEED)
+    losses = nll(model(x)["masked_lm"].numpy(), y["masked_lm"].numpy())
+    w = weights["masked_lm"].numpy()
+    model.compile(AdamW(0.0))
+    logs = model.evaluate(x, y, sample_weight=weights, batch_size=5, verbose=0, return_dict=True)
+    assert logs["masked_lm_loss"] == pytest.approx((losses * w).sum() / w.sum(), rel=1e-5)
+    assert {*logs} == {"loss", "masked_lm_loss", "masked_lm_accuracy", "masked_lm_perplexity"}
+
+
+def test_objective_weights():
+    x, y, weights = label(repeating(8), objectives=[MASKED_LM, SentencePair()], seed=SEED)
+    losses = {}
+    model = pretrainer(MASKED_LM, SentencePair(), objective_weights={"next_sentence": 0.25})
+    logits = model(x)
+    total = float(model.compute_loss(x=x, y=y, y_pred=logits, sample_weight=weights))
+    for objective in model.objectives:
+        name = objective.name
+        losses[name] = float(objective.loss()(y[name], logits[name], weights[name]))
+    assert total == pytest.approx(losses["masked_lm"] + 0.25 * losses["next_sentence"], rel=1e-6)
+
+
+def test_only_asked_positions_meet_the_vocabulary():
+    model = pretrainer(MASKED_LM, SentencePair())
+    x, _, _ = label(repeating(8), objectives=model.objectives, seed=SEED)
+    graph = tf.function(lambda: model(x)).get_concrete_function().graph
+    products = [op.outputs[0].shape.as_list() for op in graph.get_operations() if op.type == "MatMul"]
+    assert [shape for shape in products if shape[-1] == CONFIG.vocab_size] == [[8 * 3, CONFIG.vocab_size]]
+
+
+@pytest.mark.parametrize(
+    ("build", "message"),
+    [
+        (lambda: pretrainer(), "give one or more objectives of different names"),
+        (lambda: pretrainer(MASKED_LM, MASKED_LM), "give one or more objectives of different names"),
+        (lambda: pretrainer(MASKED_LM, objective_weights={"sop": 1.0}), "and weights for these alone"),
+        (
+            lambda: Pretrainer(BertEncoder(CONFIG, outputs=[SEQUENCE_OUTPUT]), [SentencePair()]),
+            r"next_sentence reads pooled_output; this encoder computes sequence_output: add it",
+        ),
+        (lambda: pretrainer(LeftToRight()), "LeftToRight on an encoder that sees what follows"),
+    ],
+)
+def test_wrong_objectives(build, message):
+    with pytest.raises(ValueError, match=message):
+        build()
+
+
+# Learning ---------------------------------------------------------------------------------------------------
+
+
+def batches(objectives, *, rows=1024, batch_size=64, seed=0):
+    """Masked anew in every epoch, as a function of the batch's number."""
+    data = tf.data.Dataset.from_tensor_slices(repeating(rows, seed=seed)).batch(batch_size).repeat()
+    return data.enumerate().map(
+        lambda i, features: label(
+            features, objectives=objectives, seed=tf.stack([tf.constant(5, tf.int64), i])
+        )
+    )
+
+
+def fitted(model, *, epochs):
+    model.compile(AdamW(2e-3, weight_decay=0.0))
+    data = batches(model.objectives)
+    return model.fit(data, steps_per_epoch=60, epochs=epochs, verbose=0, shuffle=False).history
+
+
+def test_pretrainer_learns_through_fit():
+    """The rest of a segment tells a hidden word; the two segments tell whether they belong together."""
+    history = fitted(pretrainer(MASKED_LM, SentencePair()), epochs=5)
+    assert history["masked_lm_accuracy"][0] < 0.3 and history["masked_lm_accuracy"][-1] > 0.7
+    assert history["next_sentence_accuracy"][0] < 0.7 and history["next_sentence_accuracy"][-1] > 0.8
+    np.testing.assert_allclose(np.exp(history["masked_lm_loss"]), history["masked_lm_perplexity"], rtol=1e-4)
+
+
+@pytest.mark.parametrize("build", [lambda encoder: Pretrainer(encoder, [MASKED_LM, SentencePair()]), None])
+def test_bfloat16_policy_takes_a_step(build):
+    encoder = BertEncoder(CONFIG, outputs=BOTH, dtype="mixed_bfloat16")
+    model = build(encoder) if build else ElectraPretrainer(encoder, ELECTRA_LM)
+    x, y, weights = label(repeating(8), objectives=model.objectives, seed=SEED)
+    logits = model(x)
+    assert {logits[objective.name].dtype for objective in model.objectives} == {tf.float32}
+    model.compile(AdamW(1e-3))
+    history = model.fit(x, y, sample_weight=weights, epochs=2, verbose=0).history
+    assert all(np.isfinite(values).all() for values in history.values())
+
+
+def test_left_to_right_learns_what_it_can_see():
+    """The first word of a segment cannot be known, each later one can, but for where the segment ends."""
+    model = pretrainer(LeftToRight(), config=dataclasses.replace(CONFIG, causal=True))
+    x, y, weights = label(repeating(4), objectives=model.objectives, seed=SEED)
+    assert model(x)["masked_lm"].shape == (4, 12, 30)
+    changed = x | {
+        INPUT_WORD_IDS: tf.concat([x[INPUT_WORD_IDS][:, :3], x[INPUT_WORD_IDS][:, 3:] * 0 + 7], axis=1)
+    }
+    before, after = model(x)["masked_lm"].numpy(), model(changed)["masked_lm"].numpy()
+    np.testing.assert_allclose(
+        before[:, :3], after[:, :3], atol=1e-5
+    )  # nothing after the third token is seen
+    assert np.abs(before[:, 3:] - after[:, 3:]).max() > 0.1
+    history = fitted(model, epochs=3)
+    assert history["masked_lm_accuracy"][-1] > 0.55 and history["masked_lm_perplexity"][-1] < 3.5
+
+
+# ELECTRA ----------------------------------------------------------------------------------------------------
+
+ELECTRA_LM = dataclasses.replace(
+    MASKED_LM, masking=Masking(max_predictions=3, share=0.2, hide=0.85, keep=0.15, replace=0.0)
+)
+
+
+def electra(config=CONFIG, **options):
+    return ElectraPretrainer(BertEncoder(config, outputs=BOTH), ELECTRA_LM, **options)
+
+
+def electra_batch(model, rows=256):
+    return label(repeating(rows), objectives=model.objectives, seed=SEED)
+
+
+def test_generator_is_a_quarter():
+    base = BertConfig.named("base")
+    quarter, third = generator_config(base), generator_config(base, share=1 / 3)
+    assert (quarter.hidden_size, quarter.num_heads, quarter.intermediate_size) == (192, 3, 768)
+    assert (third.hidden_size, third.num_heads, third.intermediate_size) == (256, 4, 1024)
+    assert (third.num_layers, third.embedding_size, third.vocab_size) == (12, 768, 30522)
+    small = generator_config(dataclasses.replace(base, hidden_size=256, num_heads=4, embedding_size=128))
+    assert (small.hidden_size, small.num_heads, small.embedding_size) == (64, 1, 128)
+
+
+def test_the_tables_are_shared_and_counted_once():
+    model = electra()
+    tables = ("word_embeddings", "position_embeddings", "type_embeddings")
+    for name in tables:
+        assert getattr(model.generator.embeddings, name) is getattr(model.encoder.embeddings, name)
+    shapes = [tuple(variable.shape) for variable in model.trainable_variables]
+    assert shapes.count((30, 32)) == 1 and len({id(v) for v in model.variables}) == len(model.variables)
+    assert model.generator.config.hidden_size == 8
+    assert model.generator.embeddings.projection.kernel.shape == (32, 8)
+    paths = [variable.path for variable in model.trainable_variables]
+    assert len(set(paths)) == len(paths)
+
+
+def test_sampled_tokens_replace_asked_positions_alone():
+    model = electra()
+    features = repeating(256)
+    x, _, _ = electra_batch(model)
+    seen = {}
+
+    def spy(features, training=False):
+        seen.update(features)
+        return BertEncoder.call(model.encoder, features, training=training)
+
+    model.encoder.call = spy
+    replaced = model(x)[REPLACED].numpy()
+    original, filled = features[INPUT_WORD_IDS].numpy(), seen[INPUT_WORD_IDS].numpy()
+    asked = np.zeros_like(original, bool)
+    for row, (places, weights) in enumerate(
+        zip(x[MASKED_LM_POSITIONS].numpy(), x[MASKED_LM_WEIGHTS].numpy(), strict=True)
+    ):
+        asked[row, places[weights > 0]] = True
+    assert (filled == original)[~asked].all()
+    np.testing.assert_array_equal(replaced, filled != original)
+    assert 0.8 < replaced[asked].mean() <= 1  # 30 tokens, an untrained generator
+    assert (filled[asked] == original[asked]).any()  # drawn right by chance: not replaced
+    again = model(x)[REPLACED].numpy()
+    assert (again != replaced).any()  # another draw
+
+
+def test_draws_follow_the_generator():
+    model = electra()
+    x, _, _ = electra_batch(model, rows=4)
+    logits = np.full((4, 3, 30), -1e9, "float32")
+    logits[..., 7], logits[..., 9] = np.log(0.75), np.log(0.25)
+    asked = int(x[MASKED_LM_WEIGHTS].numpy().sum())
+    drawn = np.concatenate([model._fill(x, tf.constant(logits))[0].numpy().ravel() for _ in range(300)])
+    original = np.tile(repeating(4)[INPUT_WORD_IDS].numpy().ravel(), 300)
+    new = drawn[drawn != original]
+    assert {*new.tolist()} <= {7, 9} and len(new) > 0.8 * 300 * asked
+    sevens, nines = (((drawn == token) & (original != token)).sum() for token in (7, 9))
+    assert sevens / (sevens + nines) == pytest.approx(0.75, abs=0.06)
+
+
+def test_electra_loss_is_the_sum_with_weight_50():
+    model = electra()
+    x, y, weights = electra_batch(model)
+    logits = model(x)
+    found, labels = logits["replaced_token"].numpy().astype("float64"), logits[REPLACED].numpy()
+    bce = np.log1p(np.exp(-np.abs(found))) + np.maximum(found, 0) - found * labels
+    np.testing.assert_allclose(binary_cross_entropy(labels, found), bce, rtol=1e-5)
+    real = x[INPUT_MASK].numpy()
+    w = weights["masked_lm"].numpy()
+    mlm = (nll(logits["masked_lm"].numpy(), y["masked_lm"].numpy()) * w).sum() / w.sum()
+    loss = model.compute_loss(x=x, y=y, y_pred=logits, sample_weight=weights)
+    assert float(loss) == pytest.approx(mlm + 50 * (bce * real).sum() / real.sum(), rel=1e-5)
+
+
+def test_the_discriminator_s_loss_moves_the_generator_in_the_tables_alone():
+    model = electra()
+    x, y, weights = electra_batch(model)
+    own = [v for v in model.trainable_variables if "generator" in v.path or "masked_lm" in v.path]
+    kernel = model.encoder.embeddings.word_embeddings
+    with tf.GradientTape(persistent=True) as tape:
+        logits = model(x)
+        replaced = ReplacedTokens().loss()(
+            logits[REPLACED], logits["replaced_token"], weights["replaced_token"]
+        )
+        guessed = ELECTRA_LM.loss()(y["masked_lm"], logits["masked_lm"], weights["masked_lm"])
+    assert len(own) > 20
+    assert all(grad is None for grad in tape.gradient(replaced, [v.value for v in own]))
+    assert tape.gradient(replaced, kernel.value) is not None
+    assert all(grad is not None for grad in tape.gradient(guessed, [v.value for v in own]))
+    assert tape.gradient(guessed, kernel.value) is not None
+    assert all(
+        grad is None for grad in tape.gradient(guessed, [v.value for v in model.encoder.blocks[0].variables])
+    )
+
+
+def test_electra_learns_through_fit():
+    history = fitted(electra(replaced_weight=10.0), epochs=5)
+    assert history["masked_lm_accuracy"][0] < 0.2 and history["masked_lm_accuracy"][-1] > 0.5
+    assert history["replaced_token_loss"][-1] < 0.7 * history["replaced_token_loss"][0]
+
+
+def test_a_generator_that_cannot_read_the_tables():
+    other = generator_config(dataclasses.replace(CONFIG, vocab_size=31))
+    with pytest.raises(ValueError, match="a generator of vocab_size 31 beside an encoder of 30: they share"):
+        electra(generator=other)
+
+
+# Two replicas -----------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def two_replicas():
+    script = Path(__file__).parent / "distributed_pretraining.py"
+    environment = os.environ | {"PYTHONPATH": str(script.parents[1])}
+    done = subprocess.run(
+        [sys.executable, str(script)], env=environment, capture_output=True, text=True, timeout=300
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+@pytest.mark.parametrize("optimizer", ["adamw", "lamb"])
+def test_two_replicas_are_one_device(two_replicas, optimizer):
+    """Ten steps of masked LM and sentence pairs: one replica asks more than twice the other's tokens, every step is clipped."""
+    got = two_replicas[optimizer]
+    assert got["steps"] == 10 and got["least_norm"] > 2 * got["clip"]
+    assert all(long > 2 * short for short, long in two_replicas["asked"])
+    assert got["difference"] < 1e-5
+    assert {*got["logs"]} == {*got["logs_of_two"]} and len(got["logs"]) == 6
+    for name, values in got["logs"].items():
+        np.testing.assert_allclose(values, got["logs_of_two"][name], rtol=1e-5, err_msg=name)
