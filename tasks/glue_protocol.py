@@ -5,7 +5,7 @@ In: names of GLUE tasks, their data, a checkpoint. Out: a folder
     OUTPUT/<task>/lr-<rate>_seed-<seed>/   run directories of `finetune`, and protocol.json, which says what each was asked for
     OUTPUT/results.json                    the measures of every run, the best, the median, the spread, the score
     OUTPUT/submission/<task>.tsv           the best run's answers to the test files that are there; submission.zip holds them
-    OUTPUT/results.png                     a dot for every run, where matplotlib is installed
+    OUTPUT/results.png                     a dot for every run
 
 Source: Devlin et al. 2019, sec. 4.1 (learning rates chosen on dev, random restarts with another order and another head).
 """
@@ -155,7 +155,7 @@ def run_protocol(
         summaries.append(summarize(task, outcomes, data=data))
     write_json(output / RESULTS_FILE, as_json(summaries))
     submit(summaries, data=data, output=output, log=log)
-    _draw(summaries, output / "results.png", log=log)
+    _draw(summaries, output / "results.png")
     return summaries
 
 
@@ -408,13 +408,11 @@ def _written(row: GlueRow, predictions: Mapping[str, np.ndarray]) -> list[str]:
     return [spelled[label] for label in predictions[LABEL]]
 
 
-def _draw(summaries: Sequence[Summary], path: pathlib.Path, *, log: Callable[[str], None]) -> None:
+def _draw(summaries: Sequence[Summary], path: pathlib.Path) -> None:
     """A dot for every run over its learning rate, one panel for each task; crosses are degenerate."""
-    try:
-        from matplotlib.figure import Figure
-    except ImportError:
-        log("no picture: matplotlib is not installed")
-        return
+    # Imported here: slow to import, and not needed before.
+    from matplotlib.figure import Figure
+
     figure = Figure(figsize=(3 * len(summaries) + 1, 3), layout="constrained")
     panels = figure.subplots(1, len(summaries), squeeze=False)[0]
     for panel, summary in zip(panels, summaries, strict=True):
