@@ -47,6 +47,7 @@ FLOORS = (
             "tasks.glue_protocol",
             "tasks.corpus",
             "tasks.instances",
+            "tasks.records",
         ],
     ),
     ("floor 4", ["savedmodels", "savedmodels.servable", "savedmodels.reload", "savedmodels.export"]),

@@ -31,18 +31,8 @@ from bert_keras.features import (
 from bert_keras.masking import Masking
 from bert_keras.tokenizers import WordPiece
 from tasks.corpus import Corpus
-from tasks.instances import (
-    SAMPLERS,
-    Settings,
-    check_batch,
-    make_instances,
-    read_manifest,
-    read_records,
-    shards,
-    stream,
-    tokenize_documents,
-    write_records,
-)
+from tasks.instances import SAMPLERS, Settings, make_instances, shards, stream, tokenize_documents
+from tasks.records import check_batch, read_manifest, read_records, write_records
 
 ROOT = Path(__file__).parents[1]
 SEP = 0  # in the documents below, whose ids are from 1
@@ -791,7 +781,8 @@ import functools, json, resource, sys
 from bert_keras.masking import Masking
 from bert_keras.tokenizers import WordPiece
 from tasks.corpus import Corpus
-from tasks.instances import Settings, write_records
+from tasks.instances import Settings
+from tasks.records import write_records
 if __name__ == "__main__":
     files, vocab, out = json.loads(sys.argv[1]), sys.argv[2], sys.argv[3]
     make = functools.partial(WordPiece.from_file, vocab)
