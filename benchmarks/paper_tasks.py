@@ -73,7 +73,14 @@ def _with_control(case: Case, *, seeds: tuple[int, ...] = (1,)) -> tuple[Case, C
     return case, dataclasses.replace(case, name=f"{case.name}, random", random=True, seeds=seeds)
 
 
-def _glue(name: str, folder: str, measures: tuple[str, ...], **settings: object) -> tuple[Case, Case]:
+def _glue(
+    name: str,
+    folder: str,
+    measures: tuple[str, ...],
+    *,
+    control_seeds: tuple[int, ...] = (1,),
+    **settings: object,
+) -> tuple[Case, Case]:
     settings = {"epochs": 3, "learning_rate": 5e-5, "seq_length": 128} | settings
     return _with_control(
         Case(
@@ -83,7 +90,8 @@ def _glue(name: str, folder: str, measures: tuple[str, ...], **settings: object)
             data=f"glue/{folder}",
             measures=measures,
             flags=_flags(**settings),
-        )
+        ),
+        seeds=control_seeds,
     )
 
 
@@ -136,7 +144,7 @@ _TINY = Case(
     flags=_flags(epochs=1, learning_rate=1e-4, seq_length=128),
 )
 CASES = (
-    *_glue("sst2", "SST-2", ("accuracy",), epochs=1, max_examples=10_000),
+    *_glue("sst2", "SST-2", ("accuracy",), control_seeds=(1, 2, 3), epochs=1, max_examples=10_000),
     *_with_control(_TINY, seeds=(1, 2, 3)),
     *_glue("cola", "CoLA", ("matthews",)),
     *_glue("mrpc", "MRPC", ("f1", "accuracy")),

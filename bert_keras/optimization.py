@@ -250,10 +250,9 @@ class AdamW(_TwoMoments):
         return self.layer_decay ** self._depths[self._get_variable_index(variable)]
 
     def _given(self, grads: Sequence[Any], variables: Sequence[keras.Variable] | None) -> list[Any]:
-        return self._of_learning(grads, variables) if self.gradual else super()._given(grads, variables)
-
-    def _of_learning(self, grads: Sequence[Any], variables: Sequence[keras.Variable] | None) -> list[Any]:
         """The gradients that are there, 0 for variables that do not learn."""
+        if not self.gradual:
+            return super()._given(grads, variables)
         if variables is not None and not self.built:
             self.build(variables)
         pairs = zip(grads, self._trainable_variables if variables is None else variables, strict=True)

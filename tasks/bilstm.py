@@ -22,7 +22,7 @@ from bert_keras.optimization import GlobalMean, cross_entropy
 from tasks import metrics
 from tasks.conll import TAGS, Conll
 from tasks.feature_based import LAYERS, Cache, check_equal, places_of
-from tasks.task import count
+from tasks.task import check_settings, count
 from tasks.train import RESULTS_FILE, write_json
 
 BUCKETS = (9, 17, 25, 33, 49, 65)  # words: sentences between two of them share batches
@@ -78,9 +78,7 @@ class TaggerHparams:
             "clip_norm": (self.clip_norm > 0, "over 0"),
             "seed": (0 <= self.seed < 2**32, "from 0 to 2**32 - 1"),
         }
-        for name, (good, want) in wanted.items():
-            if not good:
-                raise ValueError(f"{name} is {getattr(self, name)!r}; {name} must be {want}.")
+        check_settings(self, wanted)
 
 
 def tagger_model(

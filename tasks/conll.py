@@ -22,7 +22,18 @@ from bert_keras.features import EXAMPLE_INDEX, SEQUENCE_OUTPUT, WORD_INDEX
 from bert_keras.heads import TokenHead
 from bert_keras.optimization import GlobalMean, cross_entropy
 from tasks import metrics
-from tasks.task import Features, Raw, Source, Table, Task, load_tfds, plain, read_text, split_file
+from tasks.task import (
+    ERRORS_SHOWN,
+    Features,
+    Raw,
+    Source,
+    Table,
+    Task,
+    load_tfds,
+    plain,
+    read_text,
+    split_file,
+)
 
 TEXT, TOKENS, TAGS = "text", "tokens", "tags"
 OUTSIDE = "O"
@@ -491,7 +502,7 @@ class Conll(Task):
         columns = ("type", "f1", "precision", "recall", "entities")
         rows = [(kind, s.f1, s.precision, s.recall, s.entities) for kind, s in by_type.items()]
         yield Table("entities by type", columns, rows)
-        errors = sorted(self._errors(predictions, raw), key=lambda error: -error[0])[:10]
+        errors = sorted(self._errors(predictions, raw), key=lambda error: -error[0])[:ERRORS_SHOWN]
         yield Table("the most confident errors", ("score", "entity", "predicted", "tags"), errors)
 
     def _errors(

@@ -21,6 +21,7 @@ from bert_keras.encoder import BertEncoder
 from bert_keras.optimization import GlobalMean, cross_entropy, squared_error
 from tasks.metrics import MEASURES
 from tasks.task import (
+    ERRORS_SHOWN,
     POOLINGS,
     Features,
     Raw,
@@ -37,7 +38,6 @@ LABEL = "label"
 IDX = "idx"  # the example's place in its file, counted from 0
 UNLABELLED = -1  # TensorFlow Datasets' label where the test labels are withheld
 SCORES = (0.0, 5.0)  # the range of STS-B's similarity score
-ERRORS_SHOWN = 10
 NLI_LABELS = ("entailment", "neutral", "contradiction")
 
 

@@ -28,6 +28,7 @@ from bert_keras.features import (
 )
 from bert_keras.preprocessing import Features, Preprocessor, longest_first
 from bert_keras.tokenizers import Tokenizer
+from tasks.task import check_settings
 
 ROWS = 1024  # instances that are packed and masked together; lines that are tokenized together
 SHARD_BYTES = 4_000_000  # of text; some 60 bytes of memory each with dupe_factor 10
@@ -71,9 +72,7 @@ class Settings:
             "strict": (not self.strict or self.sampler == "next_sentence", "False but with next_sentence"),
             "dupe_factor": (self.dupe_factor >= 1, "at least 1"),
         }
-        for name, (good, want) in wanted.items():
-            if not good:
-                raise ValueError(f"{name} is {getattr(self, name)!r}; {name} must be {want}.")
+        check_settings(self, wanted)
 
     @property
     def room(self) -> int:

@@ -32,7 +32,18 @@ from bert_keras.features import (
 from bert_keras.heads import SpanHead
 from bert_keras.optimization import GlobalMean, cross_entropy
 from tasks.metrics import answer_scores, best_threshold
-from tasks.task import Features, Raw, Source, Table, Task, load_tfds, read_text, split_file
+from tasks.task import (
+    ERRORS_SHOWN,
+    Features,
+    Raw,
+    Source,
+    Table,
+    Task,
+    load_tfds,
+    plain,
+    read_text,
+    split_file,
+)
 
 ID, QUESTION, CONTEXT = "id", "question", "context"
 ANSWERS = "answers"
@@ -44,7 +55,6 @@ PADDING_LOGIT = -1e4
 # The score of what is no legal span: far below any sum of two logits.
 NO_SPAN = -1e9
 SHOWN = 40  # characters of context on each side of an answer
-LISTED = 10  # rows of a report's table
 
 
 class Version(NamedTuple):
@@ -346,14 +356,14 @@ class Squad(Task):
         columns = [decoded[name].tolist() for name in names.values()]
         nbest = [dict(zip(names, span, strict=True)) for span in zip(*columns, strict=True)]
         found: dict[str, Any] = {
-            "answer": _text(decoded["answer"]),
+            "answer": plain(decoded["answer"]),
             "start": int(decoded[ANSWER_START]),
             "end": int(decoded[ANSWER_END]),
         }
         if self.version.unanswerable:
             found["no_answer_probability"] = float(decoded["no_answer_probability"])
         return found | {
-            "nbest": [span | {"answer": _text(span["answer"])} for span in nbest if span["start"] >= 0]
+            "nbest": [span | {"answer": plain(span["answer"])} for span in nbest if span["start"] >= 0]
         }
 
     def show(self, example: Mapping[str, Any], record: Mapping[str, Any]) -> dict[str, str]:
@@ -383,7 +393,7 @@ class Squad(Task):
         else:
             groups = np.array([_first_word(question) for question in raw[QUESTION]])
         rows = []
-        for group, size in collections.Counter(groups.tolist()).most_common(LISTED):
+        for group, size in collections.Counter(groups.tolist()).most_common(ERRORS_SHOWN):
             chosen = groups == group
             rows.append((group, size, *(100 * float(values[chosen].mean()) for values in scores.values())))
         title = "by kind of question" if self.version.unanswerable else "by first word"
@@ -394,15 +404,15 @@ class Squad(Task):
             withheld = predictions[ANSWER_START] < 0
             confidence = np.where(withheld, predictions["no_answer_probability"], confidence)
         wrong = np.flatnonzero(scores["exact_match"] == 0)
-        errors = wrong[np.argsort(-confidence[wrong], kind="stable")][:LISTED]
+        errors = wrong[np.argsort(-confidence[wrong], kind="stable")][:ERRORS_SHOWN]
         yield Table(
             "most confident errors",
             (QUESTION, "gold", "predicted", "probability"),
             [
                 (
-                    _text(raw[QUESTION][i]),
+                    plain(raw[QUESTION][i]),
                     next(iter(json.loads(raw[ANSWERS][i])), "(none)"),
-                    _text(predictions["answer"][i]) or "(none)",
+                    plain(predictions["answer"][i]) or "(none)",
                     float(confidence[i]),
                 )
                 for i in errors
@@ -418,16 +428,12 @@ class Squad(Task):
         return cls(source=source, **kept)
 
 
-def _text(value: bytes | np.ndarray) -> str:
-    return bytes(value if isinstance(value, bytes) else value.item()).decode("utf-8", "replace")
-
-
 def _has_answer(raw: Mapping[str, np.ndarray]) -> np.ndarray:
     return np.array([bool(json.loads(answers)) for answers in raw[ANSWERS]], bool)
 
 
 def _first_word(question: bytes) -> str:
-    return next(iter(_text(question).lower().split()), "").rstrip("?,.:;")
+    return next(iter(plain(question).lower().split()), "").rstrip("?,.:;")
 
 
 class _Question(NamedTuple):

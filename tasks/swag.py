@@ -23,11 +23,10 @@ from bert_keras.features import DTYPE, ENCODER_INPUTS, POOLED_OUTPUT
 from bert_keras.heads import ChoiceHead
 from bert_keras.optimization import GlobalMean, cross_entropy
 from tasks.metrics import accuracy
-from tasks.task import Features, Raw, Source, Table, Task, read_text, split_file
+from tasks.task import ERRORS_SHOWN, Features, Raw, Source, Table, Task, read_text, split_file
 
 CONTEXT, ENDINGS, LABEL = "context", "endings", "label"
 UNLABELLED = -1
-ERRORS_SHOWN = 10
 
 # The splits of each data set and, for each, the names that its file may have in a folder. CODAH comes as one file without
 # a split; every file is read by its suffix, so that one set can train and another measure.

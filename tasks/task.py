@@ -31,6 +31,7 @@ Source = str | Path | Mapping[str, str | Path]
 
 # Batches whose examples are sorted by length together: enough for like lengths, few enough for random order.
 POOL = 50
+ERRORS_SHOWN = 10  # of the errors that a report lists
 _ROW = "row"  # the example's place in the data set, int64 [B]
 
 
@@ -150,6 +151,13 @@ def _cell(value: Any) -> str:
     return f"{value:.4f}" if isinstance(value, float) else str(value)
 
 
+def check_settings(settings: Any, wanted: Mapping[str, tuple[bool, str]]) -> None:
+    """Raises ValueError at the first field that is not good; `wanted`: whether it is, and what it must be, by name."""
+    for name, (good, want) in wanted.items():
+        if not good:
+            raise ValueError(f"{name} is {getattr(settings, name)!r}; {name} must be {want}.")
+
+
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Hparams:
     """The settings of one fine-tuning (defaults: Devlin et al. 2019, sec. 4.1 and A.3)."""
@@ -188,9 +196,7 @@ class Hparams:
                 "'gradual', without freeze, or nothing",
             ),
         }
-        for name, (good, want) in wanted.items():
-            if not good:
-                raise ValueError(f"{name} is {getattr(self, name)!r}; {name} must be {want}.")
+        check_settings(self, wanted)
 
 
 def split_file(source: Source, split: str, names: Mapping[str, tuple[str, ...]]) -> Path:
