@@ -26,6 +26,7 @@ from tasks.task import check_settings, count
 from tasks.train import RESULTS_FILE, write_json
 
 BUCKETS = (9, 17, 25, 33, 49, 65)  # words: sentences between two of them share batches
+PREDICT_BATCH = 128  # sentences; a BiLSTM's step costs nearly the same for 32
 TAGGER, WEIGHTS = "tagger.json", "tagger.safetensors"
 
 
@@ -104,9 +105,10 @@ def tagger_model(
 def _tagger_batches(
     cache: Cache, layers: str, *, batch_size: int, seed: int | None = None
 ) -> tf.data.Dataset:
-    """({"vectors", "mask"}, labels, weights) of sentences, [B, N, ...].
+    """({"vectors", "mask"}, labels, weights, index) of sentences, [B, N, ...] and [B]; like lengths share batches.
 
-    Without a seed in the order of the cache; with one at random, like lengths together.
+    index: int64, the sentence's place in the cache
+    seed: None keeps the order of the cache within each length; else at random
     """
     header = cache.header
     places = places_of(layers, num_layers=header["config"]["num_layers"])
@@ -130,15 +132,14 @@ def _tagger_batches(
 
         return tf.data.Dataset.from_tensor_slices((ends - rows.row_lengths(), ends)).map(sentence)
 
-    made = cache.records().flat_map(sentences)
-    if seed is None:
-        made = made.padded_batch(batch_size)
-    else:
-        made = made.shuffle(1024, seed=seed).bucket_by_sequence_length(
-            lambda inputs, labels, weights: tf.size(labels),
-            bucket_boundaries=[*BUCKETS],
-            bucket_batch_sizes=[batch_size] * (len(BUCKETS) + 1),
-        )
+    made = cache.records().flat_map(sentences).enumerate().map(lambda index, row: (*row, index))
+    if seed is not None:
+        made = made.shuffle(1024, seed=seed)
+    made = made.bucket_by_sequence_length(
+        lambda inputs, labels, weights, index: tf.size(labels),
+        bucket_boundaries=[*BUCKETS],
+        bucket_batch_sizes=[batch_size] * (len(BUCKETS) + 1),
+    )
     return made.prefetch(tf.data.AUTOTUNE)
 
 
@@ -155,12 +156,13 @@ class Tagger:
         """The tags of each sentence. Raises ValueError naming the field where the cache was made otherwise."""
         check_equal(cache.path, _made_with(cache), self.made_with)
         labels = np.array(Conll.from_json(self.made_with["task"]).label_names)
-        found: list[list[str]] = []
-        for inputs, _, _ in _tagger_batches(cache, self.layers, batch_size=self.hparams.batch_size):
+        found: dict[int, list[str]] = {}
+        for inputs, _, _, index in _tagger_batches(cache, self.layers, batch_size=PREDICT_BATCH):
             best = np.argmax(self.model.predict_on_batch(inputs), axis=-1)
             lengths = np.sum(inputs["mask"], axis=1)
-            found += [labels[row[:length]].tolist() for row, length in zip(best, lengths, strict=True)]
-        return found
+            tags = [labels[row[:length]].tolist() for row, length in zip(best, lengths, strict=True)]
+            found |= zip(index.numpy().tolist(), tags, strict=True)
+        return [found[index] for index in range(len(found))]
 
     def evaluate(self, cache: Cache) -> dict[str, float]:
         """F1, precision and recall of entities, and the accuracy of tags."""
@@ -235,6 +237,7 @@ def train_tagger(
     optimizer = keras.optimizers.Adam(hparams.learning_rate, global_clipnorm=hparams.clip_norm)
     tagger.model.compile(optimizer=optimizer, loss=GlobalMean(cross_entropy), jit_compile=False)
     batches = _tagger_batches(train, layers, batch_size=hparams.batch_size, seed=hparams.seed)
+    batches = batches.map(lambda inputs, labels, weights, index: (inputs, labels, weights))
     batches = batches.apply(tf.data.experimental.assert_cardinality(count(batches)))
     output.mkdir(parents=True, exist_ok=True)
     kept = {"layers": layers, "hparams": dataclasses.asdict(hparams), "made_with": dict(tagger.made_with)}
