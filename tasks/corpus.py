@@ -8,6 +8,7 @@ import bz2
 import codecs
 import dataclasses
 import gzip
+import itertools
 import re
 import xml.etree.ElementTree
 import zipfile
@@ -96,6 +97,38 @@ class Corpus:
         if not files:
             raise FileNotFoundError(f"there is no file in {self.source}; give files, folders or {TFDS}NAME.")
         return files
+
+
+@dataclasses.dataclass(frozen=True)
+class Corpora:
+    """Several corpora as one, each read as it is written: the documents of the first, then of the second."""
+
+    parts: Sequence[Corpus]
+
+    def __iter__(self) -> Iterator[Document]:
+        return itertools.chain.from_iterable(self.parts)
+
+
+_SETTING = re.compile(r",(lines|encoding|split)=([^,=]*)$")
+
+
+def open_corpora(specs: Sequence[str]) -> Corpora:
+    """Corpora as a command line names them: "SOURCE[,lines=KEY][,encoding=NAME][,split=NAME]" each.
+
+    Raises ValueError where a setting is given twice or none is named, and as Corpus does.
+    """
+    if not specs:
+        raise ValueError(f"no text was given; give files, folders or {TFDS}NAME.")
+    parts = []
+    for spec in specs:
+        source, settings = spec, dict[str, str]()
+        while found := _SETTING.search(source):
+            name, value = found.groups()
+            if name in settings:
+                raise ValueError(f"{spec!r} gives {name} twice; give it once.")
+            settings[name], source = value, source[: found.start()]
+        parts.append(Corpus(source, **settings))
+    return Corpora(tuple(parts))
 
 
 def _files_of(path: Path) -> list[Path]:
@@ -200,7 +233,7 @@ def _tfds_documents(name: str, split: str) -> Iterator[Document]:
             f"{name} has no field {TFDS_TEXT!r}, its strings are {there}; write the text to files."
         )
     for example in examples.as_numpy_iterator():
-        yield [line for raw in example[field].decode().splitlines() if (line := raw.strip())]
+        yield [line for raw in example[field].decode().split("\n") if (line := raw.strip())]
 
 
 # -----------------------------------------------------------------------------------------------------------

@@ -9,7 +9,7 @@ import zipfile
 import pytest
 import tensorflow as tf
 
-from tasks.corpus import Corpus, split_sentences, wiki_paragraphs
+from tasks.corpus import Corpus, open_corpora, split_sentences, wiki_paragraphs
 
 TEXT = "Ann saw Dr. Bo. He ran.\nIt rained.\n\n\nA new one\ngoes on.\n"
 DOCUMENTS = {
@@ -101,6 +101,32 @@ def test_other_encodings(tmp_path):
     file.write_bytes(b"\xef\xbb\xbfcaf\xe9\n")
     with pytest.raises(ValueError, match="line 1, byte 7: 0xe9"):
         list(Corpus(file))
+
+
+def test_several_corpora_are_one(tmp_path):
+    first, second = tmp_path / "a,b.txt", tmp_path / "b.txt"
+    first.write_text(TEXT)
+    second.write_bytes("A caf\xe9.\n".encode("latin-1"))
+    corpora = open_corpora(
+        [f"{first},lines=wrapped", f"{second},encoding=latin-1,lines=paragraph", str(first)]
+    )
+    expected = [*DOCUMENTS["wrapped"], ["A caf\xe9."], *DOCUMENTS["sentence"]]
+    assert list(corpora) == list(corpora) == expected
+
+
+@pytest.mark.parametrize(
+    ("specs", "wanted"),
+    [
+        ([], "no text was given"),
+        (["{}/a.txt,lines=line"], "choose one of"),
+        (["{}/a.txt,lines=wrapped,lines=sentence"], "lines twice"),
+        (["{}/a.txt,line=wrapped"], "there is no"),
+    ],
+)
+def test_wrong_specs_are_named(tmp_path, specs, wanted):
+    (tmp_path / "a.txt").write_text(TEXT)
+    with pytest.raises((ValueError, FileNotFoundError), match=wanted):
+        open_corpora([spec.format(tmp_path) for spec in specs])
 
 
 @pytest.mark.parametrize("name", ["a.gz", "a.bz2", "a.zip"])
