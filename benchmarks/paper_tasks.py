@@ -22,7 +22,6 @@ import functools
 import gzip
 import itertools
 import json
-import math
 import pathlib
 import statistics
 import subprocess
@@ -35,6 +34,7 @@ from rich.console import Console
 from rich.table import Table
 
 from bert_keras import checkpoints, demo
+from tasks import metrics
 from tasks.bilstm import TaggerHparams, train_tagger
 from tasks.conll import Conll
 from tasks.feature_based import LAYERS, extract
@@ -308,11 +308,7 @@ def orderings(rows: Mapping[str, list[float]]) -> Table:
     """Whether the neighbours of Table 7 stand in the paper's order here."""
     table = Table("the paper's order", "difference", "standard error", "here", title="orderings of Table 7")
     for better, worse in itertools.pairwise(TABLE_7):
-        difference = statistics.mean(rows[better]) - statistics.mean(rows[worse])
-        error = math.hypot(
-            *(statistics.stdev(rows[name]) / len(rows[name]) ** 0.5 for name in (better, worse))
-        )
-        verdict = "not resolved" if abs(difference) <= 2 * error else "holds" if difference > 0 else "fails"
+        difference, error, verdict = metrics.ordering(rows[better], rows[worse])
         table.add_row(f"{better} over {worse}", f"{difference:+.2f}", f"{error:.2f}", verdict)
     return table
 
@@ -401,7 +397,7 @@ def main() -> None:
         if (share := commonest_answer(group, args)) is not None:
             table.add_row("commonest answer", "", "", measures[0], f"{share:.2f}", "", "", "")
         Console().print(table)
-        if group == FEATURES and all(len(values) > 1 for name, values in rows if "random" not in name):
+        if group == FEATURES:
             Console().print(orderings(dict(rows)))
         if args.picture:
             draw(rows, label=f"{group}, {measures[0]}, %", file=args.picture)

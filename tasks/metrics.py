@@ -4,7 +4,7 @@ In: labels and predictions as arrays [N], example by example. Out: one float. Wh
 because labels or predictions do not vary, its value is 0.0: a constant prediction explains nothing.
 
 Answers to questions are compared as texts: `answer_scores` and `best_threshold`. Entities are compared by their type and
-words, sentence by sentence, as conlleval does (seqeval): `entity_scores`.
+words, sentence by sentence, as conlleval does (seqeval): `entity_scores`. Groups of runs are compared by `ordering`.
 """
 
 import collections
@@ -160,3 +160,26 @@ def entity_scores_by_type(labels: Tags, predictions: Tags) -> dict[str, EntitySc
         kind: EntityScores(float(precision), float(recall), float(f1), int(entities))
         for kind, precision, recall, f1, entities in zip(types, *columns, strict=True)
     }
+
+
+class Ordering(NamedTuple):
+    """How the means of two groups of runs stand to each other.
+
+    difference: of the first over the second; error: its standard error, NaN where a group is one run
+    verdict: "holds" where the first is over the second by more than two standard errors, "fails" where it is under by more,
+        else "not resolved"
+    """
+
+    difference: float
+    error: float
+    verdict: str
+
+
+def ordering(better: Sequence[float], worse: Sequence[float]) -> Ordering:
+    """Whether the runs of `better` are over those of `worse`, two standard errors asked (unequal variances)."""
+    difference = float(np.mean(better) - np.mean(worse))
+    if min(len(better), len(worse)) < 2:
+        return Ordering(difference, float("nan"), "not resolved")
+    error = float(np.hypot(scipy.stats.sem(better), scipy.stats.sem(worse)))
+    verdict = "not resolved" if abs(difference) <= 2 * error else "holds" if difference > 0 else "fails"
+    return Ordering(difference, error, verdict)

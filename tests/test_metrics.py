@@ -17,6 +17,7 @@ from tasks.metrics import (
     entity_scores,
     entity_scores_by_type,
     normalize_answer,
+    ordering,
 )
 
 GOLDEN = json.loads((Path(__file__).parent / "golden" / "metrics.json").read_text())
@@ -229,3 +230,27 @@ def test_entities_by_hand():
     }
     assert entity_scores([["O"]], [["O"]]) == (0, 0, 0, 0)
     assert entity_scores([["O"]], [["B-PER"]]) == (0, 0, 0, 0)
+
+
+@pytest.mark.parametrize(
+    ("better", "worse", "verdict"),
+    [
+        ([3.0, 3.2, 3.1], [1.0, 1.1, 1.2], "holds"),
+        ([1.0, 1.1, 1.2], [3.0, 3.2, 3.1], "fails"),
+        ([1.0, 3.0, 2.0], [1.1, 2.9, 1.5], "not resolved"),
+        ([9.0], [1.0, 1.1], "not resolved"),  # one run has no spread
+        ([2.0, 2.0], [2.0, 2.0], "not resolved"),
+    ],
+)
+def test_orderings(better, worse, verdict):
+    assert ordering(better, worse).verdict == verdict
+
+
+def test_an_ordering_needs_two_standard_errors():
+    better, worse = np.array([1.0, 2.0, 3.0]), np.array([0.0, 1.0, 2.0])
+    error = np.sqrt(better.var(ddof=1) / 3 + worse.var(ddof=1) / 3)
+    found = ordering(better, worse)
+    np.testing.assert_allclose([found.difference, found.error], [1.0, error])
+    shift = 2 * error - found.difference
+    assert ordering(better + shift + 1e-9, worse).verdict == "holds"
+    assert ordering(better + shift - 1e-9, worse).verdict == "not resolved"
