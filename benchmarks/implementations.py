@@ -7,6 +7,7 @@ Each library reads the weights by its own loader.
     encoder    features int32 [B, S] -> sequence_output [B, S, H], pooled_output [B, H]
     finetune   one pass over a few batches: forward, backward, clip by norm, AdamW
     tokenize   one pass over lines of text -> ids
+    serving    one request of raw sentences, another in each call -> probabilities [B, 2]
 """
 
 import argparse
@@ -48,6 +49,7 @@ class Case:
 
     kind: a key of IMPLEMENTATIONS
     size: the folder of weights
+    length: to which a library pads that has one length for all
     texts: whether `finetune` starts from raw text, each library padding as its own pipeline does
     steps: batches in one call of `finetune`
     """
@@ -83,6 +85,18 @@ def examples(folder: pathlib.Path) -> tuple[list[str], list[int]]:
     """Sentences and labels of `examples.tsv`."""
     rows = [line.split("\t") for line in (folder / "examples.tsv").read_text(encoding="utf-8").splitlines()]
     return [text for text, _ in rows], [int(label) for _, label in rows]
+
+
+def requests(case: Case, folder: pathlib.Path) -> list[list[str]]:
+    """Sentences, a batch a request."""
+    texts, _ = examples(folder)
+    return [texts[start : start + case.batch] for start in range(0, len(texts) - case.batch + 1, case.batch)]
+
+
+def in_turn(ask: Callable[[list[str]], Any], asked: list[list[str]]) -> Callable[[], Any]:
+    """A call that sends the next request."""
+    cycle = itertools.cycle(asked)
+    return lambda: ask(next(cycle))
 
 
 def lines(folder: pathlib.Path) -> list[str]:
@@ -174,6 +188,35 @@ def _our_tokenize(case: Case, folder: pathlib.Path, *, method: str) -> Prepared:
     return call, pieces(tokenizer.tokenize(lines(folder)).to_list())
 
 
+def _our_serving(case: Case, folder: pathlib.Path) -> Prepared:
+    """The exported SavedModel, raw strings in."""
+    import tensorflow as tf
+
+    from bert_keras import checkpoints
+    from bert_keras.encoder import BertEncoder
+    from bert_keras.preprocessing import Preprocessor
+    from savedmodels.export import export
+    from tasks.glue import ROWS, Glue
+    from tasks.train import Run, heads_of
+
+    served = folder / f"{case.size}-served"
+    if not served.exists():
+        task, checkpoint = Glue(ROWS["sst2"]), checkpoints.read(folder / case.size)
+        encoder = BertEncoder(checkpoint.config, outputs=task.outputs)
+        model = task.model(encoder)
+        checkpoints.assign(checkpoint, encoder, **heads_of(model))
+        tokenizer = checkpoints.tokenizer_of(checkpoint)
+        preprocess = Preprocessor(tokenizer, seq_length=case.length, pad_to_longest=True)
+        export(Run(task=task, preprocess=preprocess, model=model, path=folder / case.size), served)
+    serve = tf.saved_model.load(str(served / "1")).signatures["serving_default"]
+
+    def ask(texts: list[str]) -> np.ndarray:
+        return serve(sentence=tf.constant(texts))["probabilities"].numpy()
+
+    asked = requests(case, folder)
+    return in_turn(ask, asked), {"probabilities": ask(asked[0])}
+
+
 def _mapped(tokenize: Callable, folder: pathlib.Path) -> Callable[[], Any]:
     """One pass over all lines in `Dataset.map`; nothing is kept."""
     import tensorflow as tf
@@ -216,18 +259,25 @@ def _keras_hub_encoder(case: Case, folder: pathlib.Path) -> Prepared:
     return lambda: run(given), encoded(case, run(given))
 
 
+def _keras_hub_classifier(folder: pathlib.Path) -> Any:
+    import keras_hub
+
+    from bert_keras import checkpoints
+
+    backbone = keras_hub.models.BertBackbone.from_preset(_keras_hub_preset(folder))
+    model = keras_hub.models.BertTextClassifier(backbone, num_classes=2, preprocessor=None, dropout=0.1)
+    head = checkpoints.read(folder).tensors  # a preset of a backbone has none
+    model.get_layer("logits").set_weights([head["classifier/dense/kernel"], head["classifier/dense/bias"]])
+    return model
+
+
 def _keras_hub_finetune(case: Case, folder: pathlib.Path) -> Prepared:
     import keras
     import keras_hub
     import tensorflow as tf
 
-    from bert_keras import checkpoints
-
     preset = _keras_hub_preset(folder / case.size)
-    backbone = keras_hub.models.BertBackbone.from_preset(preset)
-    model = keras_hub.models.BertTextClassifier(backbone, num_classes=2, preprocessor=None, dropout=0.1)
-    head = checkpoints.read(folder / case.size).tensors  # a preset of a backbone has none
-    model.get_layer("logits").set_weights([head["classifier/dense/kernel"], head["classifier/dense/bias"]])
+    model = _keras_hub_classifier(folder / case.size)
     optimizer = keras.optimizers.AdamW(
         LEARNING_RATE, weight_decay=WEIGHT_DECAY, epsilon=EPSILON, global_clipnorm=CLIP_NORM
     )
@@ -251,6 +301,29 @@ def _keras_hub_finetune(case: Case, folder: pathlib.Path) -> Prepared:
         first = _keras_hub_features(case)
         batches = tf.data.Dataset.from_tensors((first, labels(case))).repeat(case.steps)
     return lambda: model.fit(batches, verbose=0), {"logits": np.asarray(model(first, training=False))}
+
+
+def _keras_hub_serving(case: Case, folder: pathlib.Path) -> Prepared:
+    """Its preprocessor, which stays outside, and the SavedModel that `export` writes."""
+    import keras_hub
+    import tensorflow as tf
+
+    served = folder / f"{case.size}-keras-hub-served"
+    if not served.exists():
+        _keras_hub_classifier(folder / case.size).export(str(served), verbose=False)
+    serve = tf.saved_model.load(str(served)).signatures["serving_default"]
+    preprocess = keras_hub.models.BertTextClassifierPreprocessor.from_preset(
+        _keras_hub_preset(folder / case.size), sequence_length=case.length
+    )
+    names = tuple(serve.structured_input_signature[1])
+
+    def ask(texts: list[str]) -> np.ndarray:
+        given = preprocess(texts)
+        (logits,) = serve(**{name: tf.cast(given[name], tf.int32) for name in names}).values()
+        return tf.nn.softmax(logits).numpy()
+
+    asked = requests(case, folder)
+    return in_turn(ask, asked), {"probabilities": ask(asked[0])}
 
 
 def _keras_hub_tokenize(case: Case, folder: pathlib.Path) -> Prepared:
@@ -334,6 +407,25 @@ def _hugging_face_finetune(case: Case, folder: pathlib.Path) -> Prepared:
     return train, {"logits": logits}
 
 
+def _hugging_face_serving(case: Case, folder: pathlib.Path) -> Prepared:
+    """The pipeline, which pads to the longest of a request."""
+    import torch
+    import transformers
+
+    model = transformers.BertForSequenceClassification.from_pretrained(folder / case.size, **_TORCH).eval()
+    tokenizer = transformers.BertTokenizerFast(str(folder / "vocab.txt"), do_lower_case=True)
+    pipe = transformers.pipeline("text-classification", model=model, tokenizer=tokenizer, device="cpu")
+
+    @torch.inference_mode()
+    def ask(texts: list[str]) -> np.ndarray:
+        found = pipe(texts, batch_size=case.batch, top_k=None, truncation=True, max_length=case.length)
+        ordered = [sorted(labels, key=lambda one: one["label"]) for labels in found]
+        return np.array([[one["score"] for one in labels] for labels in ordered])
+
+    asked = requests(case, folder)
+    return in_turn(ask, asked), {"probabilities": ask(asked[0])}
+
+
 def _tokenizers(case: Case, folder: pathlib.Path, *, method: str) -> Prepared:
     import tokenizers
 
@@ -373,6 +465,11 @@ IMPLEMENTATIONS: dict[str, dict[str, Callable[[Case, pathlib.Path], Prepared]]] 
         OURS: _our_finetune,
         "KerasHub": _keras_hub_finetune,
         "Hugging Face": _hugging_face_finetune,
+    },
+    "serving": {
+        OURS: _our_serving,
+        "KerasHub": _keras_hub_serving,
+        "Hugging Face": _hugging_face_serving,
     },
     "tokenize": {
         OURS: functools.partial(_our_tokenize, method="tokenize"),

@@ -45,6 +45,8 @@ CASES = {
         Case(name="encoder-base-8x128", kind="encoder", size="base", batch=8, default=False),
         Case(name="finetune-32x128", kind="finetune"),
         Case(name="finetune-sst2", kind="finetune", texts=True, steps=8),
+        Case(name="serving-1", kind="serving", batch=1),
+        Case(name="serving-32", kind="serving"),
         Case(name="tokenize", kind="tokenize"),
     )
 }

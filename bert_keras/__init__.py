@@ -5,7 +5,7 @@ from typing import Any
 
 _HOMES = {
     "bert_keras.config": ("BertConfig",),
-    "bert_keras.tokenizers": ("WordPiece",),
+    "bert_keras.tokenizers": ("SentencePiece", "WordPiece"),
     "bert_keras.preprocessing": ("Preprocessor",),
     "bert_keras.encoder": ("BertEncoder", "encoder_inputs"),
     "bert_keras.heads": (
@@ -28,6 +28,7 @@ _HOMES = {
         "squared_error",
     ),
     "bert_keras.checkpoints": ("load_encoder", "load_tokenizer"),
+    "bert_keras.hub_layer": ("HubLayer",),
 }
 _HOME_OF = {name: module for module, names in _HOMES.items() for name in names}
 

@@ -1,24 +1,38 @@
-"""The four published forms of a checkpoint: one reversible name table for each, and the files that hold it.
+"""The four published forms of a checkpoint: a reversible name table for each kind of model, and the files that hold it.
 
 In: a folder, or a TensorFlow prefix. Out: shapes and arrays by their names, and the rows that make them ours.
-A form is a row of FORMATS. Our names are the variables' paths below the encoder or the head:
-`block_3/attention/query/kernel`, `masked_lm/dense/bias`.
+A form is a row of FORMATS; Hugging Face's has a table for each model_type. Our names are the variables' paths below the
+encoder or the head: `block_3/attention/query/kernel`, `masked_lm/dense/bias`.
 """
 
 import contextlib
 import dataclasses
+import functools
 import json
 import math
 import pathlib
 import re
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from bert_keras.config import BertConfig
 
-Vocabulary = tuple[tuple[str, ...] | None, bool | None]  # the pieces, and whether to lower-case
+
+class Vocabulary(NamedTuple):
+    """What a folder says of its tokenizer: see Checkpoint."""
+
+    pieces: tuple[str, ...] | None = None
+    lower_case: bool | None = None
+    other: str | None = None
+    sentencepiece: bytes | None = None
+
+    @property
+    def is_there(self) -> bool:
+        """Whether the folder has any."""
+        return any(found is not None for found in (self.pieces, self.other, self.sentencepiece))
+
 
 # TensorFlow, torch and KerasHub are imported by the functions that need them: safetensors needs none.
 
@@ -52,6 +66,11 @@ _BLOCK = {
     **_norm("block_{i}/feed_forward_layer_norm", "H"),
 }
 _POOLER = _dense("pooler", "H", "H")
+_BILSTM = {  # there only with `bilstm`
+    f"bilstm/{direction}/lstm_cell/{part}": shape
+    for direction in ("forward_lstm", "backward_lstm")
+    for part, shape in (("kernel", ("H", "2H")), ("recurrent_kernel", ("H/2", "2H")), ("bias", ("2H",)))
+}
 _HEADS = {
     **_dense("masked_lm/dense", "H", "E"),
     **_norm("masked_lm/layer_norm", "E"),
@@ -74,7 +93,7 @@ def variable_shapes(config: BertConfig) -> dict[str, tuple[int, ...]]:
     patterns = _EMBEDDINGS | (_PROJECTION if config.embedding_width != config.hidden_size else {})
     for i in range(blocks):
         patterns |= {name.format(i=i): shape for name, shape in _BLOCK.items()}
-    return _sized(patterns | _POOLER, config)
+    return _sized(patterns | (_BILSTM if config.bilstm else {}) | _POOLER, config)
 
 
 def head_shapes(config: BertConfig) -> dict[str, tuple[int, ...]]:
@@ -85,6 +104,8 @@ def head_shapes(config: BertConfig) -> dict[str, tuple[int, ...]]:
 def _sized(patterns: Mapping[str, tuple], config: BertConfig) -> dict[str, tuple[int, ...]]:
     sizes = {
         "H": config.hidden_size,
+        "H/2": config.hidden_size // 2,
+        "2H": 2 * config.hidden_size,
         "3H": 3 * config.hidden_size,
         "E": config.embedding_width,
         "I": config.intermediate_size,
@@ -122,29 +143,49 @@ _GOOGLE = {
     "qa_outputs/dense/kernel": "cls/squad/output_weights",
     "qa_outputs/dense/bias": "cls/squad/output_bias",
 }
-_HUGGING_FACE = {
-    "embeddings/word_embeddings": "bert.embeddings.word_embeddings.weight",
-    "embeddings/position_embeddings": "bert.embeddings.position_embeddings.weight",
-    "embeddings/type_embeddings": "bert.embeddings.token_type_embeddings.weight",
-    "embeddings/layer_norm": "bert.embeddings.LayerNorm",
-    # The names of other models' files; written only where the config says `model_type: bert_keras`.
-    "embeddings/projection": "bert.encoder.embedding_hidden_mapping_in",
-    "block_{i}/attention/query": "bert.encoder.layer.{i}.attention.self.query",
-    "block_{i}/attention/key": "bert.encoder.layer.{i}.attention.self.key",
-    "block_{i}/attention/value": "bert.encoder.layer.{i}.attention.self.value",
-    "block_{i}/attention/output": "bert.encoder.layer.{i}.attention.output.dense",
-    "block_{i}/attention_layer_norm": "bert.encoder.layer.{i}.attention.output.LayerNorm",
-    "block_{i}/feed_forward/intermediate": "bert.encoder.layer.{i}.intermediate.dense",
-    "block_{i}/feed_forward/output": "bert.encoder.layer.{i}.output.dense",
-    "block_{i}/feed_forward_layer_norm": "bert.encoder.layer.{i}.output.LayerNorm",
-    "pooler": "bert.pooler.dense",
+# Of transformers, below the name of the model (`bert.`); heads stand beside it.
+_EMBEDDINGS_THERE = {
+    "embeddings/word_embeddings": "embeddings.word_embeddings.weight",
+    "embeddings/position_embeddings": "embeddings.position_embeddings.weight",
+    "embeddings/type_embeddings": "embeddings.token_type_embeddings.weight",
+    "embeddings/layer_norm": "embeddings.LayerNorm",
+}
+_BLOCK_THERE = {
+    "block_{i}/attention/query": "encoder.layer.{i}.attention.self.query",
+    "block_{i}/attention/key": "encoder.layer.{i}.attention.self.key",
+    "block_{i}/attention/value": "encoder.layer.{i}.attention.self.value",
+    "block_{i}/attention/output": "encoder.layer.{i}.attention.output.dense",
+    "block_{i}/attention_layer_norm": "encoder.layer.{i}.attention.output.LayerNorm",
+    "block_{i}/feed_forward/intermediate": "encoder.layer.{i}.intermediate.dense",
+    "block_{i}/feed_forward/output": "encoder.layer.{i}.output.dense",
+    "block_{i}/feed_forward_layer_norm": "encoder.layer.{i}.output.LayerNorm",
+}
+_ALBERT_BLOCK_THERE = {
+    f"block_{{i}}/{ours}": f"encoder.albert_layer_groups.0.albert_layers.0.{theirs}"
+    for ours, theirs in {
+        "attention/query": "attention.query",
+        "attention/key": "attention.key",
+        "attention/value": "attention.value",
+        "attention/output": "attention.dense",
+        "attention_layer_norm": "attention.LayerNorm",
+        "feed_forward/intermediate": "ffn",
+        "feed_forward/output": "ffn_output",
+        "feed_forward_layer_norm": "full_layer_layer_norm",
+    }.items()
+}
+_TASK_HEADS_THERE = {
+    "classifier/dense": "classifier",
+    "concat_classifier/dense": "concat_classifier",  # ours alone
+    "qa_outputs/dense": "qa_outputs",
+}
+_BERT_HEADS_THERE = {
     "masked_lm/dense": "cls.predictions.transform.dense",
     "masked_lm/layer_norm": "cls.predictions.transform.LayerNorm",
     "masked_lm/bias": "cls.predictions.bias",
     "next_sentence/dense": "cls.seq_relationship",
-    "classifier/dense": "classifier",
-    "concat_classifier/dense": "concat_classifier",
-    "qa_outputs/dense": "qa_outputs",
+    **_TASK_HEADS_THERE,
+}
+_REPLACED_TOKEN_THERE = {
     "replaced_token/dense": "discriminator_predictions.dense",
     "replaced_token/prediction": "discriminator_predictions.dense_prediction",
 }
@@ -249,9 +290,11 @@ class Checkpoint:
 
     tensors: our name -> array in our layout, in the file's dtype
     vocabulary: the wordpieces in the order of their ids, where the folder has them
+    sentencepiece: in their place, the bytes of a spiece.model
     lower_case: whether the text is to be lower-cased, where the folder says
+    other_tokenizer: what the folder has in place of wordpieces, where no tokenizer here reads it
     format: the form it was read from, or ""
-    architecture: Hugging Face's class for it, where the tensors alone do not tell
+    architecture: Hugging Face's class for it without the model's name (ForTokenClassification), where that is known
     unknown: names in the file that no row of the table knows
     """
 
@@ -259,6 +302,8 @@ class Checkpoint:
     tensors: dict[str, np.ndarray]
     vocabulary: tuple[str, ...] | None = None
     lower_case: bool | None = None
+    other_tokenizer: str | None = None
+    sentencepiece: bytes | None = None
     format: str = ""
     architecture: str | None = None
     unknown: tuple[str, ...] = ()
@@ -274,38 +319,38 @@ class Source:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Format:
-    """One published form.
+class Names:
+    """The reversible name table of one kind of model.
 
+    model_type: the kind, one of MODEL_TYPES
     table: our name (a variable, or what carries a pair) -> theirs
     parts: what is put behind their name for each of kernel, bias, gamma and beta
     layouts: our variable -> layout, where it is not the same
     current: a file's spelling of a name -> the table's, or None for what is no weight
     duplicates: their second names of a variable of ours; both must be equal
-    keeps: config field -> what the form's own library always computes, a value or another field's
-    files: what `find` looks for, in words
-    find: a path -> its folder or, for TensorFlow, its prefix; None where there is none
-    load_config, load_tokenizer, open, save: the files themselves
+    head_keeps: head -> config field -> what theirs always computes with; where ours would not, it has no rows
+    classes: Hugging Face's classes, as in `Checkpoint.architecture`, that compute what we do -> parts of ours that each can
+        leave out
+    padding: where theirs count positions from padding's id on, the pieces that may stand there, under `position_offset`
     """
 
-    name: str
+    model_type: str
     table: dict[str, str]
     parts: dict[str, str]
     layouts: dict[str, str]
     current: Callable[[str], str | None]
-    duplicates: dict[str, str]
-    keeps: dict[str, Any]
-    files: str
-    find: Callable[[pathlib.Path], pathlib.Path | None]
-    load_config: Callable[[pathlib.Path], BertConfig]
-    load_tokenizer: Callable[[pathlib.Path], Vocabulary]
-    open: Callable[[pathlib.Path, BertConfig], contextlib.AbstractContextManager[Source]]
-    save: Callable[[Checkpoint, dict[str, np.ndarray], pathlib.Path], None]
+    duplicates: dict[str, str] = dataclasses.field(default_factory=dict)
+    head_keeps: dict[str, dict[str, Any]] = dataclasses.field(default_factory=dict)
+    classes: dict[str, frozenset[str]] = dataclasses.field(default_factory=dict)
+    padding: tuple[str, ...] = ()
 
     def rows(self, config: BertConfig) -> list[Row]:
         """The table for this config: one row for each variable that the form has a place for."""
         found = []
         for ours, shape in (variable_shapes(config) | head_shapes(config)).items():
+            kept = self.head_keeps.get(ours.split("/")[0], {})
+            if any(getattr(config, field) != value for field, value in kept.items()):
+                continue
             block = re.match(r"block_(\d+)/", ours)
             number = block.group(1) if block else ""
             pattern = ours.replace(f"block_{number}/", "block_{i}/", 1) if block else ours
@@ -327,11 +372,59 @@ class Format:
         return rows | {
             theirs: dataclasses.replace(ours[name], theirs=theirs, layout=SAME)
             for theirs, name in self.duplicates.items()
+            if name in ours
         }
+
+    def holds(self, checkpoint: Checkpoint) -> bool:
+        """Whether a model of this kind computes what the checkpoint does, from all of its weights that matter."""
+        config, vocabulary = checkpoint.config, checkpoint.vocabulary
+        rows, architecture = {row.ours for row in self.rows(config)}, architecture_of(checkpoint)
+        lacking = {name.split("/")[0] for name in checkpoint.tensors if name not in rows}
+        if self.padding and vocabulary and vocabulary[config.position_offset - 1] not in self.padding:
+            return False
+        return (
+            self.model_type in config.model_types()
+            and architecture in self.classes
+            and lacking <= self.classes[architecture]
+        )
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Format:
+    """One published form.
+
+    names: a table for each kind of model; of those that hold a checkpoint the first is written, else the last
+    keeps: config field -> what the form's own library always computes, a value or another field's
+    files: what `find` looks for, in words
+    find: a path -> its folder or, for TensorFlow, its prefix; None where there is none
+    model_type: the kind of model that is there
+    load_config, load_tokenizer, open, save: the files themselves
+    """
+
+    name: str
+    names: tuple[Names, ...]
+    keeps: dict[str, Any]
+    files: str
+    find: Callable[[pathlib.Path], pathlib.Path | None]
+    load_config: Callable[[pathlib.Path], BertConfig]
+    load_tokenizer: Callable[[pathlib.Path], Vocabulary]
+    open: Callable[[pathlib.Path, BertConfig], contextlib.AbstractContextManager[Source]]
+    save: Callable[[Checkpoint, dict[str, np.ndarray], pathlib.Path], None]
+    model_type: Callable[[pathlib.Path], str] = lambda root: "bert"
+
+    def names_in(self, root: pathlib.Path) -> Names:
+        """The table of what is there; `load_config` has checked its kind."""
+        return {names.model_type: names for names in self.names}[self.model_type(root)]
+
+    def names_for(self, checkpoint: Checkpoint) -> Names:
+        """The table that a checkpoint is written by."""
+        return next((names for names in self.names if names.holds(checkpoint)), self.names[-1])
 
 
 # -----------------------------------------------------------------------------------------------------------
 # Vocabularies
+
+SENTENCEPIECE = "spiece.model"  # Hugging Face's name for ALBERT's
 
 
 def read_vocabulary(path: pathlib.Path) -> tuple[str, ...]:
@@ -354,9 +447,24 @@ def lower_cases(checkpoint: Checkpoint) -> bool:
     )
 
 
+def write_tokenizer(checkpoint: Checkpoint, folder: pathlib.Path) -> None:
+    """Writes the vocabulary and, as Hugging Face does, a tokenizer_config.json beside it."""
+    _write_vocabulary(checkpoint, folder)
+    wordpiece = checkpoint.sentencepiece is None
+    settings = {
+        "tokenizer_class": "BertTokenizer" if wordpiece else "AlbertTokenizer",
+        "do_lower_case": lower_cases(checkpoint),
+        "model_max_length": checkpoint.config.max_length,
+    }
+    if checkpoint.vocabulary is not None or not wordpiece:
+        _write_json(settings, folder / "tokenizer_config.json")
+
+
 def _write_vocabulary(checkpoint: Checkpoint, folder: pathlib.Path) -> None:
     if checkpoint.vocabulary is not None:
         (folder / "vocab.txt").write_bytes(("\n".join(checkpoint.vocabulary) + "\n").encode())
+    if checkpoint.sentencepiece is not None:
+        (folder / SENTENCEPIECE).write_bytes(checkpoint.sentencepiece)
 
 
 def _read_json(path: pathlib.Path) -> dict[str, Any]:
@@ -375,7 +483,7 @@ def _write_json(fields: Mapping[str, Any], path: pathlib.Path) -> None:
 
 def _vocab_txt(folder: pathlib.Path) -> Vocabulary:
     path = folder / "vocab.txt"
-    return (read_vocabulary(path) if path.is_file() else None), None
+    return Vocabulary(pieces=read_vocabulary(path) if path.is_file() else None)
 
 
 # -----------------------------------------------------------------------------------------------------------
@@ -383,26 +491,135 @@ def _vocab_txt(folder: pathlib.Path) -> Vocabulary:
 
 SAFETENSORS, TORCH = "model.safetensors", "pytorch_model.bin"
 
-# Hugging Face's class for a checkpoint: by our head's class where tensors do not tell, else the first fit.
-HEAD_ARCHITECTURES = {"TokenHead": "BertForTokenClassification", "ChoiceHead": "BertForMultipleChoice"}
+# Hugging Face's class for a checkpoint, without the model's name: by our head's class where tensors do not tell, else the
+# first whose heads are there.
+HEAD_ARCHITECTURES = {"TokenHead": "ForTokenClassification", "ChoiceHead": "ForMultipleChoice"}
 _ARCHITECTURES: tuple[tuple[set[str], str], ...] = (
-    ({"masked_lm", "next_sentence"}, "BertForPreTraining"),
-    ({"masked_lm"}, "BertForMaskedLM"),
-    ({"next_sentence"}, "BertForNextSentencePrediction"),
-    ({"classifier"}, "BertForSequenceClassification"),
-    ({"qa_outputs"}, "BertForQuestionAnswering"),
-    (set(), "BertModel"),
+    ({"masked_lm", "next_sentence"}, "ForPreTraining"),
+    ({"replaced_token"}, "ForPreTraining"),
+    ({"masked_lm"}, "ForMaskedLM"),
+    ({"next_sentence"}, "ForNextSentencePrediction"),
+    ({"classifier"}, "ForSequenceClassification"),
+    ({"qa_outputs"}, "ForQuestionAnswering"),
+    (set(), "Model"),
 )
-_ENCODER_PARTS = ("embeddings.", "encoder.", "pooler.")
+_KNOWN_ARCHITECTURES = {architecture for _, architecture in _ARCHITECTURES} | {*HEAD_ARCHITECTURES.values()}
+_ENCODER_PARTS = ("embeddings.", "embeddings_project.", "encoder.", "pooler.")
 
 
-def _current_hugging_face(name: str) -> str | None:
+def architecture_of(checkpoint: Checkpoint) -> str:
+    """Hugging Face's class without the model's name."""
+    if checkpoint.architecture is not None:
+        return checkpoint.architecture
+    parts = {name.split("/")[0] for name in checkpoint.tensors}
+    return next(architecture for heads, architecture in _ARCHITECTURES if heads <= parts)
+
+
+def _current_hugging_face(name: str, *, model: str) -> str | None:
     """Old spellings to the current one; None for buffers."""
     if name.endswith(("position_ids", "token_type_ids")):
         return None
     name = re.sub(r"LayerNorm\.gamma$", "LayerNorm.weight", name)
     name = re.sub(r"LayerNorm\.beta$", "LayerNorm.bias", name)
-    return f"bert.{name}" if name.startswith(_ENCODER_PARTS) else name
+    return f"{model}.{name}" if name.startswith(_ENCODER_PARTS) else name
+
+
+def _hugging_face_names(
+    model_type: str, *, encoder: dict[str, str], heads: dict[str, str], model: str | None = None, **more: Any
+) -> Names:
+    """The table of one model_type; `model`, its name in a file that holds heads, is the type's unless given."""
+    model = model_type if model is None else model
+    return Names(
+        model_type=model_type,
+        table={ours: f"{model}.{theirs}" for ours, theirs in encoder.items()} | heads,
+        parts={"kernel": ".weight", "bias": ".bias", "gamma": ".weight", "beta": ".bias"},
+        layouts=_LINEAR,
+        current=functools.partial(_current_hugging_face, model=model),
+        **more,
+    )
+
+
+def _tied(weight: str, bias: str | None = None) -> dict[str, str]:
+    """Second names of what the masked-LM head ties."""
+    return {weight: "embeddings/word_embeddings"} | ({bias: "masked_lm/bias"} if bias else {})
+
+
+_BERT_THERE = _hugging_face_names(
+    "bert",
+    encoder=_EMBEDDINGS_THERE | _BLOCK_THERE | {"pooler": "pooler.dense"},
+    heads=_BERT_HEADS_THERE,
+    duplicates=_tied("cls.predictions.decoder.weight", "cls.predictions.decoder.bias"),
+    classes=dict.fromkeys(_KNOWN_ARCHITECTURES, frozenset[str]()),
+)
+# Theirs is written into the code, whatever hidden_act says.
+_GELU_HEAD = {"masked_lm": {"activation": "gelu_erf"}}
+_NO_POOLER = frozenset({"pooler"})
+_HUGGING_FACE = (
+    _BERT_THERE,
+    _hugging_face_names(
+        "albert",
+        encoder=_EMBEDDINGS_THERE
+        | {"embeddings/projection": "encoder.embedding_hidden_mapping_in", "pooler": "pooler"}
+        | _ALBERT_BLOCK_THERE,
+        heads={
+            "masked_lm/dense": "predictions.dense",
+            "masked_lm/layer_norm": "predictions.LayerNorm",
+            "masked_lm/bias": "predictions.bias",
+            "next_sentence/dense": "sop_classifier.classifier",
+            **_TASK_HEADS_THERE,
+        },
+        duplicates=_tied("predictions.decoder.weight", "predictions.decoder.bias"),
+        classes=dict.fromkeys(_KNOWN_ARCHITECTURES - {"ForNextSentencePrediction"}, frozenset[str]()),
+    ),
+    # Has no pooler. Its classifier of texts is another one: of a dense layer, gelu and a second.
+    _hugging_face_names(
+        "electra",
+        encoder=_EMBEDDINGS_THERE | {"embeddings/projection": "embeddings_project"} | _BLOCK_THERE,
+        heads={
+            "masked_lm/dense": "generator_predictions.dense",
+            "masked_lm/layer_norm": "generator_predictions.LayerNorm",
+            "masked_lm/bias": "generator_lm_head.bias",
+            **_REPLACED_TOKEN_THERE,
+            **_TASK_HEADS_THERE,
+        },
+        duplicates=_tied("generator_lm_head.weight"),
+        head_keeps=_GELU_HEAD,
+        classes=dict.fromkeys(
+            ("ForPreTraining", "ForMaskedLM", "ForTokenClassification", "ForQuestionAnswering"), _NO_POOLER
+        )
+        | {"Model": frozenset()},
+    ),
+    # Its classifier of texts has the pooler's weights under other names.
+    _hugging_face_names(
+        "roberta",
+        encoder=_EMBEDDINGS_THERE | _BLOCK_THERE | {"pooler": "pooler.dense"},
+        heads={
+            "masked_lm/dense": "lm_head.dense",
+            "masked_lm/layer_norm": "lm_head.layer_norm",
+            "masked_lm/bias": "lm_head.bias",
+            **_TASK_HEADS_THERE,
+        },
+        duplicates=_tied("lm_head.decoder.weight", "lm_head.decoder.bias"),
+        head_keeps=_GELU_HEAD,
+        classes=dict.fromkeys(
+            ("ForMaskedLM", "ForTokenClassification", "ForMultipleChoice", "ForQuestionAnswering", "Model"),
+            frozenset[str](),
+        ),
+        padding=("[PAD]", "<pad>"),
+    ),
+    # Ours alone, for what none of transformers' computes; it refuses to read them.
+    _hugging_face_names(
+        "bert_keras",
+        model="bert",
+        encoder=_EMBEDDINGS_THERE
+        | {"embeddings/projection": "encoder.embedding_hidden_mapping_in", "pooler": "pooler.dense"}
+        | _BLOCK_THERE
+        | {name: name.replace("_lstm/lstm_cell", "").replace("/", ".") for name in _BILSTM},
+        heads=_BERT_HEADS_THERE | _REPLACED_TOKEN_THERE,
+        duplicates=_BERT_THERE.duplicates,
+        classes=_BERT_THERE.classes,
+    ),
+)
 
 
 def _find_hugging_face(path: pathlib.Path) -> pathlib.Path | None:
@@ -412,47 +629,65 @@ def _find_hugging_face(path: pathlib.Path) -> pathlib.Path | None:
     return folder if found else None
 
 
+def _model_type_of_folder(folder: pathlib.Path) -> str:
+    path = folder / "config.json"
+    return _read_json(path).get("model_type", "bert") if path.is_file() else "bert"
+
+
 def _architecture_of_folder(folder: pathlib.Path) -> str | None:
     path = folder / "config.json"
     named = _read_json(path).get("architectures") if path.is_file() else None
-    return named[0] if isinstance(named, list) and named and isinstance(named[0], str) else None
+    first = named[0] if isinstance(named, list) and named and isinstance(named[0], str) else ""
+    found = re.fullmatch(r"(?:Bert|Albert|Electra|Roberta)(\w+)", first)
+    return found.group(1) if found and found.group(1) in _KNOWN_ARCHITECTURES else None
 
 
-def _architecture(checkpoint: Checkpoint) -> str:
-    if checkpoint.architecture is not None:
-        return checkpoint.architecture
-    parts = {name.split("/")[0] for name in checkpoint.tensors}
-    return next(architecture for heads, architecture in _ARCHITECTURES if heads <= parts)
+_OTHER_TOKENIZERS = {"BPE": "byte-level BPE", "Unigram": "a SentencePiece unigram model"}
 
 
 def _hugging_face_tokenizer(folder: pathlib.Path) -> Vocabulary:
-    vocabulary, lower_case = _vocab_txt(folder)
-    tokenizer = folder / "tokenizer.json"
-    if vocabulary is None and tokenizer.is_file():
-        content = _read_json(tokenizer)
-        try:
-            ids = content["model"]["vocab"]
-            vocabulary = tuple(sorted(ids, key=ids.__getitem__))
-            lower_case = (content.get("normalizer") or {}).get("lowercase")
-            complete = [ids[piece] for piece in vocabulary] == list(range(len(ids)))
-        except (KeyError, TypeError, AttributeError) as error:
-            raise ValueError(
-                f"{tokenizer} holds no WordPiece vocabulary; put a vocab.txt beside it."
-            ) from error
-        if not complete:
-            raise ValueError(
-                f"the ids of {tokenizer} do not run from 0 without a gap; put a vocab.txt beside it."
-            )
+    found, model = _vocab_txt(folder), folder / SENTENCEPIECE
+    if found.pieces is None:
+        found = Vocabulary(sentencepiece=model.read_bytes()) if model.is_file() else _tokenizer_json(folder)
+    if not found.is_there and (folder / "merges.txt").is_file():
+        found = Vocabulary(other=_OTHER_TOKENIZERS["BPE"])
+    if found.pieces is None and found.sentencepiece is None:
+        return found
     path = folder / "tokenizer_config.json"
     settings = _read_json(path) if path.is_file() else {}
-    lower_case = settings.get("do_lower_case", lower_case)
-    for key, allowed in (("strip_accents", (None, lower_case)), ("tokenize_chinese_chars", (None, True))):
+    lower_case = settings.get("do_lower_case", found.lower_case)
+    for key, allowed in (
+        ("strip_accents", (None, lower_case)),
+        ("tokenize_chinese_chars", (None, True)),
+        ("keep_accents", (None, False)),
+    ):
         if settings.get(key) not in allowed:
             raise ValueError(
                 f"{key} is {settings[key]} in {path}, which changes the ids and is not supported; "
                 f"wanted {allowed[1]}."
             )
-    return vocabulary, lower_case
+    return found._replace(lower_case=lower_case)
+
+
+def _tokenizer_json(folder: pathlib.Path) -> Vocabulary:
+    """The pieces of a tokenizer.json, or what it holds in their place."""
+    path = folder / "tokenizer.json"
+    if not path.is_file():
+        return Vocabulary()
+    content = _read_json(path)
+    try:
+        kind = content["model"].get("type", "WordPiece")
+        if kind != "WordPiece":
+            return Vocabulary(other=_OTHER_TOKENIZERS.get(kind, f"a {kind} model"))
+        ids = content["model"]["vocab"]
+        pieces = tuple(sorted(ids, key=ids.__getitem__))
+        lower_case = (content.get("normalizer") or {}).get("lowercase")
+        complete = [ids[piece] for piece in pieces] == list(range(len(ids)))
+    except (KeyError, TypeError, AttributeError) as error:
+        raise ValueError(f"{path} holds no WordPiece vocabulary; put a vocab.txt beside it.") from error
+    if not complete:
+        raise ValueError(f"the ids of {path} do not run from 0 without a gap; put a vocab.txt beside it.")
+    return Vocabulary(pieces=pieces, lower_case=lower_case)
 
 
 @contextlib.contextmanager
@@ -528,18 +763,14 @@ def _save_hugging_face(checkpoint: Checkpoint, tensors: dict[str, np.ndarray], f
     import safetensors
     import safetensors.numpy
 
-    fields = checkpoint.config.to_hugging_face() | {"architectures": [_architecture(checkpoint)]}
+    model_type = FORMATS["hugging-face"].names_for(checkpoint).model_type
+    model = model_type.partition("_")[0].capitalize()
+    fields = checkpoint.config.to_hugging_face(model_type)
+    fields["architectures"] = [model + architecture_of(checkpoint)]
     if "classifier/dense/bias" in checkpoint.tensors:
         fields["num_labels"] = len(checkpoint.tensors["classifier/dense/bias"])
     _write_json(fields, folder / "config.json")
-    _write_vocabulary(checkpoint, folder)
-    settings = {
-        "tokenizer_class": "BertTokenizer",
-        "do_lower_case": lower_cases(checkpoint),
-        "model_max_length": checkpoint.config.max_length,
-    }
-    if checkpoint.vocabulary is not None:
-        _write_json(settings, folder / "tokenizer_config.json")
+    write_tokenizer(checkpoint, folder)
     try:
         safetensors.numpy.save_file(tensors, folder / SAFETENSORS, metadata={"format": "pt"})
         (folder / SAFETENSORS).chmod(
@@ -782,7 +1013,7 @@ def _keras_hub_tokenizer(folder: pathlib.Path) -> Vocabulary:
     path = folder / "assets" / "tokenizer" / "vocabulary.txt"
     settings = folder / "tokenizer.json"
     lower_case = _read_json(settings).get("config", {}).get("lowercase") if settings.is_file() else None
-    return (read_vocabulary(path) if path.is_file() else None), lower_case
+    return Vocabulary(pieces=read_vocabulary(path) if path.is_file() else None, lower_case=lower_case)
 
 
 def _save_keras_hub(checkpoint: Checkpoint, tensors: dict[str, np.ndarray], folder: pathlib.Path) -> None:
@@ -811,21 +1042,20 @@ _ORIGINAL = {
     "position_offset": 0,
     "embedding_width": "hidden_size",
 }
-_SLASHED = {part: f"/{part}" for part in ("kernel", "bias", "gamma", "beta")}
+
+
+def _slashed(**more: Any) -> Names:
+    """BERT's table in a form that spells parts as Keras does."""
+    parts = {part: f"/{part}" for part in ("kernel", "bias", "gamma", "beta")}
+    return Names(model_type="bert", parts=parts, **more)
+
 
 FORMATS = {
     form.name: form
     for form in (
         Format(
             name="hugging-face",
-            table=_HUGGING_FACE,
-            parts={"kernel": ".weight", "bias": ".bias", "gamma": ".weight", "beta": ".bias"},
-            layouts=_LINEAR,
-            current=_current_hugging_face,
-            duplicates={
-                "cls.predictions.decoder.weight": "embeddings/word_embeddings",
-                "cls.predictions.decoder.bias": "masked_lm/bias",
-            },
+            names=_HUGGING_FACE,
             keeps={},
             files=f"{SAFETENSORS} or {TORCH} (or their .index.json)",
             find=_find_hugging_face,
@@ -833,14 +1063,11 @@ FORMATS = {
             load_tokenizer=_hugging_face_tokenizer,
             open=_open_hugging_face,
             save=_save_hugging_face,
+            model_type=_model_type_of_folder,
         ),
         Format(
             name="google",
-            table=_GOOGLE,
-            parts=_SLASHED,
-            layouts=_OUTPUT_WEIGHTS,
-            current=_current_google,
-            duplicates={},
+            names=(_slashed(table=_GOOGLE, layouts=_OUTPUT_WEIGHTS, current=_current_google),),
             keeps=_ORIGINAL,
             files="one *.index of variable names",
             find=_find_google,
@@ -851,11 +1078,7 @@ FORMATS = {
         ),
         Format(
             name="keras-hub",
-            table=_KERAS_HUB,
-            parts=_SLASHED,
-            layouts=_EINSUM,
-            current=lambda name: name,
-            duplicates={},
+            names=(_slashed(table=_KERAS_HUB, layouts=_EINSUM, current=lambda name: name),),
             keeps=_ORIGINAL | {"activation": "gelu_tanh", "attention_dropout": "hidden_dropout"},
             files=_KERAS_HUB_WEIGHTS,
             find=_find_keras_hub,
@@ -866,11 +1089,14 @@ FORMATS = {
         ),
         Format(
             name="model-garden",
-            table=_MODEL_GARDEN,
-            parts=_SLASHED,
-            layouts=_EINSUM,
-            current=_current_model_garden,
-            duplicates={"masked_lm/embedding_table": "embeddings/word_embeddings"},
+            names=(
+                _slashed(
+                    table=_MODEL_GARDEN,
+                    layouts=_EINSUM,
+                    current=_current_model_garden,
+                    duplicates={"masked_lm/embedding_table": "embeddings/word_embeddings"},
+                ),
+            ),
             keeps=_ORIGINAL,
             files="one *.index of an object graph",
             find=_find_model_garden,

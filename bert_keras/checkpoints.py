@@ -24,6 +24,7 @@ from bert_keras.checkpoint_formats import (
     Format,
     Row,
     Source,
+    Vocabulary,
     keras_hub,
     lower_cases,
     numpy_dtype,
@@ -46,7 +47,7 @@ if TYPE_CHECKING:
     import keras
 
     from bert_keras.encoder import BertEncoder
-    from bert_keras.tokenizers import WordPiece
+    from bert_keras.tokenizers import Tokenizer
 
 Path = str | pathlib.Path
 
@@ -93,14 +94,13 @@ def read(path: Path, *, format: str | None = None) -> Checkpoint:
     """
     form, root = _locate(pathlib.Path(path), format)
     config = form.load_config(root)
-    vocabulary, lower_case = _tokenizer_of_folder(form, root, config)
+    vocabulary = _tokenizer_of_folder(form, root, config)
     with form.open(root, config) as source:
         tensors, unknown = _read_tensors(form, config, source, where=root)
     return Checkpoint(
         config=config,
         tensors=tensors,
-        vocabulary=vocabulary,
-        lower_case=lower_case,
+        **_tokenizer_fields(vocabulary),
         format=form.name,
         architecture=source.architecture,
         unknown=unknown,
@@ -110,11 +110,12 @@ def read(path: Path, *, format: str | None = None) -> Checkpoint:
 def _read_tensors(
     form: Format, config: BertConfig, source: Source, *, where: pathlib.Path
 ) -> tuple[dict[str, np.ndarray], tuple[str, ...]]:
-    rows = form.readable_rows(config)
+    names = form.names_in(where)
+    rows = names.readable_rows(config)
     known: list[tuple[str, Row]] = []
     unknown = []
     for raw, shape in source.shapes.items():
-        name = form.current(raw)
+        name = names.current(raw)
         if name is None:
             continue
         if name not in rows:
@@ -157,13 +158,14 @@ def write(checkpoint: Checkpoint, path: Path, *, format: str, overwrite: bool = 
 
     path: the folder; where it holds files, `overwrite=True` replaces those of the same names, leaves the rest
 
-    Everything is written under a temporary name first. Returns what was left out: our names of the heads that
-    the form has no place for. Raises ValueError where the form's library would compute other numbers from the
+    Everything is written under a temporary name first. Hugging Face's model_type is the first of MODEL_TYPES that computes what
+    the checkpoint does. Returns what was left out: our names of the heads, or of an ELECTRA's pooler, that the form has no
+    place for. Raises ValueError where the form's library would compute other numbers from the
     config, FileExistsError where the folder is not empty, OSError where it cannot be written.
     """
     form, path, config = _format(format), pathlib.Path(path), checkpoint.config
     _refuse_inexpressible(form, config)
-    rows = {row.ours: row for row in form.rows(config)}
+    rows = {row.ours: row for row in form.names_for(checkpoint).rows(config)}
     wanted = variable_shapes(config)
     if lacking := [
         name for name in wanted if name not in checkpoint.tensors and not name.startswith("pooler/")
@@ -231,8 +233,8 @@ def assign(
 ) -> Report:
     """Gives an encoder and heads their weights. Every variable is matched or the call raises.
 
-    fresh: what may keep its random start where the checkpoint lacks it: "pooler" or names of heads, which the
-        report repeats. The pooler of an encoder that does not compute `pooled_output` needs no leave.
+    fresh: what may keep its random start where the checkpoint lacks it: "pooler", "bilstm" or names of heads, which
+        the report repeats. The pooler of an encoder that does not compute `pooled_output` needs no leave.
     heads: masked_lm, next_sentence, classifier, concat_classifier, qa_outputs or replaced_token, loaded beside the encoder
 
     Raises ValueError where a weight is missing or of another shape, before anything is assigned.
@@ -253,7 +255,7 @@ def assign(
             )
     for name in matched:
         variables[name].assign(checkpoint.tensors[name].astype(numpy_dtype(variables[name].dtype)))
-    heads_at_random = [head for head in fresh if head != "pooler" and head not in heads]
+    heads_at_random = [head for head in fresh if head in HEADS and head not in heads]
     return Report(
         matched=tuple(matched),
         numbers=sum(math.prod(checkpoint.tensors[name].shape) for name in matched),
@@ -271,7 +273,12 @@ def _variables(encoder: "BertEncoder", heads: Mapping[str, "keras.layers.Layer"]
     """Name -> variable: the path below the encoder, or the head's name and the path below the head."""
     if unknown := sorted(set(heads) - set(HEADS)):
         raise ValueError(f"no head is called {', '.join(unknown)}; the heads are {', '.join(HEADS)}.")
-    found = {_below(encoder, variable.path): variable for variable in encoder.weights}
+    # By the parts of the encoder: those of a generator may have variables of another encoder, with its paths.
+    found = {
+        f"{part.name}/{_below(part, variable.path)}": variable
+        for part in encoder.parts
+        for variable in part.weights
+    }
     for head, layer in heads.items():
         found |= {f"{head}/{_below(layer, variable.path)}": variable for variable in layer.weights}
     return found
@@ -305,37 +312,78 @@ def load_encoder(
     return encoder
 
 
-def load_tokenizer(path: Path, *, lower_case: bool | None = None) -> "WordPiece":
-    """The tokenizer of a checkpoint folder, or of a vocab.txt.
+def load_tokenizer(path: Path, *, lower_case: bool | None = None) -> "Tokenizer":
+    """The tokenizer of a checkpoint folder, of a folder of a vocabulary alone, of a vocab.txt or a spiece.model.
 
-    lower_case: None takes what the folder says or, where it says nothing, whether all pieces are lower-case
+    lower_case: None takes what the folder says or, where it says nothing, whether all wordpieces are lower-case; a SentencePiece
+        model lower-cases
 
     Raises FileNotFoundError where there is no vocabulary, ValueError where it outgrows the config.
     """
     path = pathlib.Path(path)
     if path.is_file() and path.suffix == ".txt":
-        checkpoint = Checkpoint(config=BertConfig(vocab_size=1), tensors={}, vocabulary=read_vocabulary(path))
+        vocabulary = Vocabulary(pieces=read_vocabulary(path))
+    elif path.is_file() and path.suffix == ".model":
+        vocabulary = Vocabulary(sentencepiece=path.read_bytes())
     else:
-        form, root = _locate(path, None)
-        config = form.load_config(root)
-        vocabulary, said = _tokenizer_of_folder(form, root, config)
-        checkpoint = Checkpoint(config=config, tensors={}, vocabulary=vocabulary, lower_case=said)
-        if vocabulary is None:
-            raise FileNotFoundError(f"no vocab.txt in {_folder(root)}; put the model's own vocabulary there.")
+        vocabulary = _vocabulary_at(path)
+    checkpoint = Checkpoint(config=BertConfig(vocab_size=1), tensors={}, **_tokenizer_fields(vocabulary))
     return tokenizer_of(checkpoint, lower_case=lower_case)
 
 
-def tokenizer_of(checkpoint: Checkpoint, *, lower_case: bool | None = None) -> "WordPiece":
-    """The tokenizer that a checkpoint carries, as `load_tokenizer` makes it. ValueError without one."""
-    from bert_keras.tokenizers import WordPiece
+def _vocabulary_at(path: pathlib.Path) -> Vocabulary:
+    """Of a checkpoint, or of a folder that has Hugging Face's files of a tokenizer and no weights."""
+    try:
+        form, root = _locate(path, None)
+    except FileNotFoundError:
+        vocabulary = FORMATS["hugging-face"].load_tokenizer(path)
+        if not vocabulary.is_there:
+            raise
+        return vocabulary
+    vocabulary = _tokenizer_of_folder(form, root, form.load_config(root))
+    if not vocabulary.is_there:
+        raise FileNotFoundError(f"no vocab.txt in {_folder(root)}; put the model's own vocabulary there.")
+    return vocabulary
 
+
+def _tokenizer_fields(vocabulary: Vocabulary) -> dict[str, Any]:
+    """What a Checkpoint keeps of a vocabulary."""
+    return {
+        "vocabulary": vocabulary.pieces,
+        "lower_case": vocabulary.lower_case,
+        "other_tokenizer": vocabulary.other,
+        "sentencepiece": vocabulary.sentencepiece,
+    }
+
+
+def with_tokenizer(checkpoint: Checkpoint, tokenizer: "Tokenizer") -> Checkpoint:
+    """The checkpoint with that tokenizer, which `tokenizer_of` gives back."""
+    from bert_keras.tokenizers import SentencePiece
+
+    if isinstance(tokenizer, SentencePiece):
+        vocabulary = Vocabulary(sentencepiece=tokenizer.model, lower_case=tokenizer.lower_case)
+    else:
+        vocabulary = Vocabulary(pieces=tokenizer.vocabulary, lower_case=tokenizer.lower_case)
+    return dataclasses.replace(checkpoint, **_tokenizer_fields(vocabulary))
+
+
+def tokenizer_of(checkpoint: Checkpoint, *, lower_case: bool | None = None) -> "Tokenizer":
+    """The tokenizer that a checkpoint carries, as `load_tokenizer` makes it. ValueError without one."""
+    from bert_keras.tokenizers import SentencePiece, WordPiece
+
+    lower_case = lower_cases(checkpoint) if lower_case is None else lower_case
+    if checkpoint.sentencepiece is not None:
+        return SentencePiece(checkpoint.sentencepiece, lower_case=lower_case)
+    if checkpoint.vocabulary is None and checkpoint.other_tokenizer is not None:
+        raise ValueError(
+            f"the checkpoint's tokenizer is {checkpoint.other_tokenizer}, which no tokenizer here reads; its weights can be "
+            "used with ids made elsewhere."
+        )
     if checkpoint.vocabulary is None:
         raise ValueError(
             "the checkpoint came without a vocabulary; put the model's vocab.txt into its folder."
         )
-    return WordPiece(
-        checkpoint.vocabulary, lower_case=lower_cases(checkpoint) if lower_case is None else lower_case
-    )
+    return WordPiece(checkpoint.vocabulary, lower_case=lower_case)
 
 
 # -----------------------------------------------------------------------------------------------------------
@@ -365,16 +413,14 @@ def _folder(root: pathlib.Path) -> pathlib.Path:
     return root if root.is_dir() else root.parent
 
 
-def _tokenizer_of_folder(
-    form: Format, root: pathlib.Path, config: BertConfig
-) -> tuple[tuple[str, ...] | None, bool | None]:
-    vocabulary, lower_case = form.load_tokenizer(_folder(root))
-    if vocabulary is not None and len(vocabulary) > config.vocab_size:
+def _tokenizer_of_folder(form: Format, root: pathlib.Path, config: BertConfig) -> Vocabulary:
+    vocabulary = form.load_tokenizer(_folder(root))
+    if vocabulary.pieces is not None and len(vocabulary.pieces) > config.vocab_size:
         raise ValueError(
-            f"the vocabulary in {_folder(root)} has {len(vocabulary)} pieces and the config's vocab_size is "
+            f"the vocabulary in {_folder(root)} has {len(vocabulary.pieces)} pieces and the config's vocab_size is "
             f"{config.vocab_size}: they are not of one model."
         )
-    return vocabulary, lower_case
+    return vocabulary
 
 
 # -----------------------------------------------------------------------------------------------------------
@@ -410,7 +456,10 @@ def _random_features(config: BertConfig, *, seed: int) -> dict[str, np.ndarray]:
     random, length = np.random.default_rng(seed), min(24, config.max_length)
     lengths = np.array([length, max(1, length // 2), 1])
     return {
-        INPUT_WORD_IDS: random.integers(0, config.vocab_size, (3, length)).astype("int32"),
+        # Under the offset lies padding's id, which RoBERTa does not count where it is real.
+        INPUT_WORD_IDS: random.integers(config.position_offset, config.vocab_size, (3, length)).astype(
+            "int32"
+        ),
         INPUT_MASK: (np.arange(length) < lengths[:, None]).astype("int32"),
         INPUT_TYPE_IDS: random.integers(0, config.type_vocab_size, (3, length)).astype("int32"),
     }
@@ -422,25 +471,40 @@ def _parts(checkpoint: Checkpoint) -> set[str]:
 
 def _our_outputs(checkpoint: Checkpoint, features: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
     from bert_keras.encoder import ALL, BertEncoder
-    from bert_keras.heads import MaskedLMHead, NextSentenceHead
+    from bert_keras.heads import MaskedLMHead, NextSentenceHead, ReplacedTokenHead
 
     parts = _parts(checkpoint)
     wanted = ALL if "pooler" in parts else tuple(name for name in ALL if name != POOLED_OUTPUT)
     encoder = BertEncoder(checkpoint.config, outputs=wanted)
-    masked_lm, next_sentence = MaskedLMHead(encoder), NextSentenceHead(checkpoint.config)
-    heads: dict[str, Any] = {"masked_lm": masked_lm, "next_sentence": next_sentence}
+    heads: dict[str, Any] = {
+        "masked_lm": MaskedLMHead(encoder),
+        "next_sentence": NextSentenceHead(checkpoint.config),
+        "replaced_token": ReplacedTokenHead(config=checkpoint.config),
+    }
     assign(checkpoint, encoder, **{name: head for name, head in heads.items() if name in parts})
     outputs = encoder(features)
+    rows, length = features[INPUT_WORD_IDS].shape
+    everywhere = np.tile(np.arange(length, dtype="int32"), (rows, 1))
     found = {"embeddings": outputs[EMBEDDING_OUTPUT]}
     found |= {f"block_{i}": states for i, states in enumerate(outputs[ENCODER_OUTPUTS])}
-    if "masked_lm" in parts:
-        rows, length = features[INPUT_WORD_IDS].shape
-        everywhere = np.tile(np.arange(length, dtype="int32"), (rows, 1))
-        found["masked_lm"] = masked_lm(outputs[SEQUENCE_OUTPUT], everywhere)
+    found["masked_lm"] = heads["masked_lm"](outputs[SEQUENCE_OUTPUT], everywhere)
+    found["replaced_token"] = heads["replaced_token"](outputs[SEQUENCE_OUTPUT])
     if "pooler" in parts:
         found[POOLED_OUTPUT] = outputs[POOLED_OUTPUT]
-        found["next_sentence"] = next_sentence(outputs[POOLED_OUTPUT])
+        found["next_sentence"] = heads["next_sentence"](outputs[POOLED_OUTPUT])
     return {name: np.asarray(value) for name, value in found.items()}
+
+
+# Our heads in transformers, by model_type: the class that has one, and its output.
+_LOGITS = {
+    "bert": {
+        "masked_lm": ("ForMaskedLM", "logits"),
+        "next_sentence": ("ForNextSentencePrediction", "logits"),
+    },
+    "albert": {"masked_lm": ("ForMaskedLM", "logits"), "next_sentence": ("ForPreTraining", "sop_logits")},
+    "electra": {"masked_lm": ("ForMaskedLM", "logits"), "replaced_token": ("ForPreTraining", "logits")},
+    "roberta": {"masked_lm": ("ForMaskedLM", "logits")},
+}
 
 
 def _transformers_outputs(
@@ -453,34 +517,36 @@ def _transformers_outputs(
         raise ValueError(
             "comparing a hugging-face checkpoint needs torch and transformers: install the parity extra."
         ) from error
-    if checkpoint.config.to_hugging_face()["model_type"] != "bert":
+    model_type = FORMATS["hugging-face"].names_in(folder).model_type
+    if model_type not in _LOGITS:
         raise ValueError(
-            "transformers has no such model: its BERT is not causal, shared, factorised or offset."
+            f"transformers has no model of model_type {model_type!r}: none of {', '.join(_LOGITS)} computes this configuration."
         )
-    parts = _parts(checkpoint)
-    verbosity = transformers.logging.get_verbosity()
+    word_ids, mask, type_ids = (torch.from_numpy(array.astype("int64")) for array in features.values())
+
+    def run(architecture: str) -> Any:
+        """The outputs of one class; what the checkpoint lacks is not looked at."""
+        model = getattr(transformers, model_type.capitalize() + architecture).from_pretrained(
+            folder, attn_implementation="eager", dtype=torch.float32
+        )
+        with torch.no_grad():
+            return model.eval()(
+                word_ids, attention_mask=mask, token_type_ids=type_ids, output_hidden_states=True
+            )
+
+    parts, verbosity = _parts(checkpoint), transformers.logging.get_verbosity()
     transformers.logging.set_verbosity_error()  # it reports the heads that the checkpoint lacks
     try:
-        # The one class that has all of it; what the checkpoint lacks is not looked at.
-        model = transformers.BertForPreTraining.from_pretrained(
-            folder, attn_implementation="eager", dtype=torch.float32
-        ).eval()
+        outputs = run("Model")
+        embedded, *blocks = outputs.hidden_states
+        found = {"embeddings": embedded} | {f"block_{i}": states for i, states in enumerate(blocks)}
+        if "pooler" in parts:
+            found[POOLED_OUTPUT] = outputs.pooler_output
+        for head, (architecture, output) in _LOGITS[model_type].items():
+            if head in parts and (head != "next_sentence" or "pooler" in parts):
+                found[head] = getattr(run(architecture), output)
     finally:
         transformers.logging.set_verbosity(verbosity)
-    word_ids, mask, type_ids = (torch.from_numpy(array.astype("int64")) for array in features.values())
-    with torch.no_grad():
-        outputs = model.bert(
-            word_ids, attention_mask=mask, token_type_ids=type_ids, output_hidden_states=True
-        )
-        masked_lm, next_sentence = model.cls(outputs.last_hidden_state, outputs.pooler_output)
-    embedded, *blocks = outputs.hidden_states
-    found = {"embeddings": embedded} | {f"block_{i}": states for i, states in enumerate(blocks)}
-    if "masked_lm" in parts:
-        found["masked_lm"] = masked_lm
-    if "pooler" in parts:
-        found[POOLED_OUTPUT] = outputs.pooler_output
-    if {"pooler", "next_sentence"} <= parts:
-        found["next_sentence"] = next_sentence
     return {name: value.numpy() for name, value in found.items()}
 
 

@@ -25,10 +25,22 @@ from absl.flags import argparse_flags
 EXPECTED = (ValueError, OSError, ImportError)
 DATA_HELP = "folder of the task's files, or one file; without it TensorFlow Datasets fetches them"
 RUNS_HELP = "folder that finetune wrote; of several the mean of their outputs is taken"
+SAVE_HELP = "steps between two saves; the same command then goes on with a run that was killed"
+TEXT_HELP = "files, folders or tfds:NAME, each as below"
+TEXT_NOTES = """text:
+  SOURCE[,lines=KEY][,encoding=NAME][,split=NAME], several as one corpus. A folder, a .zip and a MediaWiki dump (.xml) are
+  read whole, .gz and .bz2 are unpacked. A line is a sentence, with lines=paragraph a paragraph, with lines=wrapped a piece of
+  one, which runs up to a blank line, and a file is a document; else a blank line ends a document.
+
+"""
+RECIPES = ("bert", "bert-no-nsp", "ltr-no-nsp", "roberta", "albert", "electra")
 CHUNK = 4096  # lines of input that `predict` holds at a time
 
 EXAMPLES = """examples:
   bert-keras demo --quick
+  bert-keras vocab --text corpus.txt --output vocab
+  bert-keras fill-mask --checkpoint bert-base 'The capital of France is [MASK].'
+  bert-keras pretrain --text corpus.txt --vocab vocab.txt --size small --output runs/bert
   bert-keras finetune --task sst2 --data glue/SST-2 --checkpoint minilm --output runs/sst2
   bert-keras evaluate --run runs/sst2 --data glue/SST-2
   echo "a charming journey" | bert-keras predict --run runs/sst2
@@ -45,6 +57,7 @@ TASK_OPTIONS: dict[str, tuple[Any, str]] = {
     "context": (("document", "sentence"), "what a tagged sentence is read with (default: document)"),
     "num_choices": (int, "endings of every example (default: 4)"),
     "pooling": (("pooled", "concat"), "what a classifier reads: one position, or maximum and mean too"),
+    "top_k": (int, "pieces that are listed for each [MASK] (default: 5)"),
 }
 
 # The fields of Hparams: type or choices, and what they say.
@@ -65,6 +78,15 @@ HPARAMS: dict[str, tuple[Any, str]] = {
     "unfreeze": (("gradual",), "epoch e trains the head and the top e blocks"),
 }
 
+LAYERS = (
+    "embeddings",
+    "second_to_last",
+    "last",
+    "weighted_sum_last_four",
+    "concat_last_four",
+    "weighted_sum_all",
+)
+
 INPUT_FILES = """input files, in UTF-8:
   .tsv .csv   the first line names the columns; those of the task's text are read, blank lines are passed over
   .jsonl      an object a line, with the task's text under its names
@@ -77,6 +99,16 @@ Standard input is read as any other file. Each answer stands beside its text, in
 """
 
 
+PRETRAIN_NOTES = """settings, NAME=VALUE with the value in JSON or a plain word:
+  training     steps, batch_size, learning_rate, optimizer, warmup_proportion, weight_decay, clip_norm, beta_2, seed,
+               log_every, eval_every, held_out_instances, phases ([[length, share of the steps], ...]) or seq_length
+  encoder      the fields of its configuration: num_layers, hidden_size, num_heads, hidden_dropout, causal, ...
+  instances    sampler, short_seq_prob, strict, dupe_factor
+  masks        share, max_predictions, hide, keep, replace, whole_word, max_ngram, random_pieces
+The run is a checkpoint: finetune --checkpoint takes it.
+
+"""
+
 FEATURES_NOTES = """formats:
   jsonl     an object a line: text, tokens, starts and ends (bytes of the line), vectors
   parquet   the same columns, a row a line
@@ -87,10 +119,21 @@ the work is in OUTPUT.part: the same command goes on from there.
 """
 
 
+FILL_MASK_NOTES = """Several [MASK] in a text are filled independently of each other. ## opens a piece that goes on with the word
+before it.
+
+"""
+
+VOCAB_NOTES = """The folder has vocab.txt, or ALBERT's spiece.model, and tokenizer_config.json; `pretrain --vocab` takes it. Equal
+text gives equal bytes. WordPiece needs the `vocabulary` extra, and memory for the distinct words of the text.
+
+"""
+
+
 def _parser() -> argparse.ArgumentParser:
     parser = argparse_flags.ArgumentParser(
         prog="bert-keras",
-        description="BERT for TensorFlow and Keras 3: fine-tune, evaluate, predict, export and convert.",
+        description="BERT for TensorFlow and Keras 3: pre-train, fine-tune, evaluate, predict, export and convert.",
         epilog=EXAMPLES,
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,  # absl's own --run_with_pdb would make --run ambiguous
@@ -122,8 +165,8 @@ def _parser() -> argparse.ArgumentParser:
     add(
         "--task",
         required=True,
-        help="a GLUE task (cola, sst2, mrpc, qqp, stsb, mnli, qnli, rte, wnli), custom, squad1.1, squad2.0, swag, codah "
-        "or conll2003",
+        help="a GLUE task (cola, sst2, mrpc, qqp, stsb, mnli, qnli, rte, wnli), custom, squad1.1, squad2.0, swag, codah, "
+        "conll2003 or fill-mask",
     )
     add("--data", help=DATA_HELP)
     add("--dev-data", help="file of the dev split, where --data is the file to train on")
@@ -145,8 +188,86 @@ def _parser() -> argparse.ArgumentParser:
         choices=("one", "mirrored", "tpu"),
         help="tf.distribute strategy (default: one)",
     )
+    add("--save-every", type=int, help=SAVE_HELP)
     _add_settings(add, HPARAMS)
     _add_settings(add, TASK_OPTIONS)
+
+    add = command(
+        "pretrain",
+        _pretrain,
+        "pre-train on text or on files of instances, from scratch or from a checkpoint",
+        "--recipe bert --size small --text corpus.txt --vocab vocab.txt --held-out 0.02 --output runs/bert \\\n"
+        "    --set steps=20000 batch_size=64 'phases=[[64, 0.9], [128, 0.1]]'",
+        notes=TEXT_NOTES + PRETRAIN_NOTES,
+    ).add_argument
+    add("--recipe", default="bert", choices=RECIPES, help="a paper's objectives and settings (default: bert)")
+    source = commands.choices["pretrain"].add_mutually_exclusive_group(required=True)
+    source.add_argument("--text", nargs="+", help=TEXT_HELP)
+    source.add_argument("--records", nargs="+", help="a folder or file of instances, or one for each phase")
+    add("--held-out", help="share of the documents to evaluate on, or text or records of its own")
+    add("--vocab", help="a vocab.txt, a spiece.model or a folder of one (default: the checkpoint's)")
+    add("--checkpoint", help="continue from it: Hugging Face, Google, KerasHub or Model Garden")
+    add("--output", required=True, help="folder of the run: new, empty, or of the same run, unfinished")
+    add("--size", help="tiny, mini, small, medium, base, large, L-2_H-128 ... (default: the paper's)")
+    add("--set", nargs="+", default=[], metavar="NAME=VALUE", help="settings (below)")
+    add("--save-every", type=int, default=1000, help=f"{SAVE_HELP} (default: 1000)")
+    add(
+        "--snapshots",
+        type=int,
+        nargs="+",
+        default=[],
+        metavar="STEP",
+        help="keep the weights after these steps too",
+    )
+    add(
+        "--strategy",
+        default="one",
+        choices=("one", "mirrored"),
+        help="tf.distribute strategy (default: one)",
+    )
+
+    add = command(
+        "vocab",
+        _vocab,
+        "learn a WordPiece or SentencePiece vocabulary from text",
+        "--text corpus.txt --output vocab --size 30522",
+        notes=TEXT_NOTES + VOCAB_NOTES,
+    ).add_argument
+    add("--text", nargs="+", required=True, help=TEXT_HELP)
+    add("--output", required=True, help="folder of the vocabulary, new or empty")
+    add("--kind", default="wordpiece", choices=("wordpiece", "sentencepiece"), help="default: wordpiece")
+    add("--size", type=int, default=30_522, help="pieces (default: 30522)")
+    add("--cased", action="store_true", help="keep upper case (and, of WordPiece, accents)")
+    add("--unused", type=int, help="of WordPiece: [unused] rows (default: 0)")
+    add("--alphabet", type=int, help="of WordPiece: characters, the commonest (default: 1000)")
+
+    add = command(
+        "ablate",
+        _ablate,
+        "run one of the paper's ablations and say which of its orderings hold",
+        "tasks --text wiki.txt,lines=paragraph --vocab vocab --data sst2=glue/SST-2 mrpc=glue/MRPC \\\n"
+        "    --output runs/ablation",
+        notes=TEXT_NOTES,
+    ).add_argument
+    add(
+        "ablation",
+        choices=("tasks", "size", "masking", "steps"),
+        help="table 5, 6 or 8, or figure C.1",
+    )
+    add("--text", nargs="+", required=True, help=TEXT_HELP)
+    add("--vocab", required=True, help="a vocab.txt, a spiece.model or a folder of one")
+    add("--data", nargs="+", default=[], metavar="TASK=PATH", help="the files of tasks; others are fetched")
+    add("--output", required=True, help="folder of all runs; what has finished there is not run again")
+    add("--scale", default="small", choices=("small", "paper"), help="small is for 2 cores (default: small)")
+    add("--tasks", nargs="+", help="tasks to fine-tune on (default: the scale's)")
+    add("--restarts", type=int, help="seeds of each fine-tuning (default: the scale's)")
+    add("--set", nargs="+", default=[], metavar="NAME=VALUE", help="settings of every pre-training")
+    add(
+        "--strategy",
+        default="one",
+        choices=("one", "mirrored"),
+        help="tf.distribute strategy (default: one)",
+    )
 
     add = command(
         "glue",
@@ -196,10 +317,75 @@ def _parser() -> argparse.ArgumentParser:
     add("--batch-size", type=int, default=32, help="examples in a batch (default: 32)")
 
     add = command(
+        "fill-mask",
+        _fill_mask,
+        "name what a masked language model expects where a text says [MASK]",
+        "--checkpoint bert-base 'The capital of France is [MASK].'",
+        notes=FILL_MASK_NOTES,
+    ).add_argument
+    add("text", nargs="*", help="texts with [MASK]; without any, lines of standard input")
+    add("--checkpoint", required=True, help="a checkpoint with a masked LM head, or a run of pretrain")
+    add("--top-k", type=int, default=5, help=TASK_OPTIONS["top_k"][1])
+    add("--json", action="store_true", help="print an object a line instead of tables")
+    add("--batch-size", type=int, default=32, help="texts in a batch (default: 32)")
+
+    add = command(
         "export", _export, "write a SavedModel that takes raw strings", "--run runs/sst2 --output served/sst2"
     ).add_argument
-    add("--run", required=True, nargs="+", help=RUNS_HELP)
+    add("--run", nargs="+", help=RUNS_HELP)
+    add("--checkpoint", help="a checkpoint as it is, in place of --run")
+    form = commands.choices["export"].add_mutually_exclusive_group()
+    form.add_argument("--fill-mask", action="store_true", help="with --checkpoint: its masked LM head")
+    form.add_argument(
+        "--embedding",
+        choices=("mean", "cls", "max", "word"),
+        help="with --checkpoint: one vector for each text, over its wordpieces, or one for each word",
+    )
+    add("--l2", action="store_true", help="vectors of texts have length 1")
+    add(
+        "--layers",
+        choices=LAYERS,
+        help="which layers make a vector; a weighted sum is the mean (default: last)",
+    )
+    add(
+        "--seq-length",
+        type=int,
+        help="longest text, or window, in wordpieces (default: what the encoder has)",
+    )
     add("--output", required=True, help="folder of the model; the next version number is made in it")
+    add("--target", help="refuse a graph that this server cannot load: tfserving-2.10 to tfserving-2.20")
+
+    add = command(
+        "hub",
+        _hub,
+        "write TensorFlow Hub's text pair, a preprocessor and an encoder",
+        "--checkpoint bert-base --output hub/bert-base",
+    ).add_argument
+    add(
+        "--checkpoint",
+        required=True,
+        help="Hugging Face, Google, KerasHub or Model Garden checkpoint, or a run",
+    )
+    add("--output", required=True, help="folder in which preprocess/ and encoder/ are made")
+    add(
+        "--seq-length",
+        type=int,
+        default=128,
+        help="wordpieces that texts are cut and padded to (default: 128)",
+    )
+    add("--fresh-pooler", action="store_true", help="start a pooler that the checkpoint lacks at random")
+
+    add = command(
+        "serve",
+        _serve,
+        "answer REST and gRPC requests from an exported model, for development",
+        "served/sst2",
+    ).add_argument
+    add("folder", help="folder that export wrote: of versions, the newest is taken, or one version")
+    add("--name", help="what requests call the model (default: the folder's name)")
+    add("--port", type=int, default=8501, help="of REST; 0 takes a free one (default: 8501)")
+    add("--grpc-port", type=int, default=8500, help="of gRPC; 0 takes a free one (default: 8500)")
+    add("--no-grpc", action="store_true", help="REST alone, which needs no further package")
 
     add = command(
         "convert",
@@ -238,14 +424,7 @@ def _parser() -> argparse.ArgumentParser:
     add(
         "--layers",
         default="last",
-        choices=(
-            "embeddings",
-            "second_to_last",
-            "last",
-            "weighted_sum_last_four",
-            "concat_last_four",
-            "weighted_sum_all",
-        ),
+        choices=LAYERS,
         help="which layers make a vector; a weighted sum is the mean (default: last)",
     )
     add("--level", default="word", choices=("word", "piece"), help="what has a vector (default: word)")
@@ -265,9 +444,16 @@ def _parser() -> argparse.ArgumentParser:
     add("--seed", type=int, default=1, help="of the split, the order and dropout (default: 1)")
 
     add = command(
-        "info", _info, "describe a checkpoint or a run, or this installation", "bert-base"
+        "info",
+        _info,
+        "describe a checkpoint or a run, verify an export, or describe this installation",
+        "bert-base",
     ).add_argument
-    add("path", nargs="?", help="checkpoint or run; without it: versions, devices and sizes")
+    add(
+        "path",
+        nargs="?",
+        help="checkpoint, run or version of an export; without it: versions, devices and sizes",
+    )
     return parser
 
 
@@ -368,19 +554,6 @@ def _progress(text: str, total: int | None) -> Iterator[Any]:
         yield lambda done: bar.update(job, advance=done)
 
 
-def _task(name: str, source: Any, **options: Any) -> Any:
-    """The task of that name. Raises ValueError on another name, or an option that the task has not."""
-    from tasks.train import TASKS
-
-    task = next((task for task in TASKS.values() if name in task.names), None)
-    if task is None:
-        listed = ", ".join(name for task in TASKS.values() for name in task.names)
-        raise ValueError(f"no task named {name!r}; the tasks are {listed}.")
-    if unknown := [f"--{option.replace('_', '-')}" for option in options if option not in task.options]:
-        raise ValueError(f"{', '.join(unknown)} says nothing to the task {name}; leave it out.")
-    return task.open(name, source, **options)
-
-
 def _finetune(args: argparse.Namespace) -> None:
     _start(deterministic=True)
     from bert_keras import checkpoints
@@ -391,7 +564,8 @@ def _finetune(args: argparse.Namespace) -> None:
     if args.data and not args.dev_data and pathlib.Path(args.data).is_file():
         raise ValueError(f"{args.data} is one file; give the file of the dev split too, as --dev-data.")
     source = {"train": args.data, "validation": args.dev_data} if args.dev_data else args.data
-    task = _task(args.task, source, **{name: given[name] for name in TASK_OPTIONS if name in given})
+    options = {name: given[name] for name in TASK_OPTIONS if name in given}
+    task = train.open_task(args.task, source, **options)
     hparams = Hparams(**(dict(task.defaults) | {name: given[name] for name in HPARAMS if name in given}))
     checkpoint = checkpoints.read(args.checkpoint)
     if args.random_weights:
@@ -403,6 +577,7 @@ def _finetune(args: argparse.Namespace) -> None:
         hparams=hparams,
         strategy_name=args.strategy,
         keep_head=args.keep_head,
+        save_every=args.save_every,
         dev_split=args.dev_split or next(iter(task.validation_splits), "validation"),
     )
     rows = [(name.removeprefix("val_"), value) for name, value in results["measures"].items()]
@@ -412,6 +587,88 @@ def _finetune(args: argparse.Namespace) -> None:
         title=f"{task.name}, best of {hparams.epochs} epochs: {results['best_epoch']}",
     )
     print(f"the run is in {args.output}")
+
+
+def _pretrain(args: argparse.Namespace) -> None:
+    _start(deterministic=True)
+    from bert_keras import checkpoints
+    from tasks.corpus import open_corpora
+    from tasks.pretrain import RECIPES, pretrain
+
+    held_out = args.held_out and _share(args.held_out)
+    if args.held_out and held_out is None:
+        held_out = args.held_out if args.records else open_corpora([args.held_out])
+    settings = {"size": args.size} if args.size else {}
+    settings |= dict(map(_setting, args.set))
+    results = pretrain(
+        recipe=RECIPES[args.recipe].changed(**settings),
+        output=args.output,
+        documents=args.text and open_corpora(args.text),
+        records=args.records,
+        held_out=held_out,
+        tokenizer=args.vocab and checkpoints.load_tokenizer(args.vocab),
+        checkpoint=args.checkpoint,
+        save_every=args.save_every,
+        snapshots=args.snapshots,
+        strategy_name=args.strategy,
+    )
+    baselines = results["majority_baselines"]
+    rows = [
+        (name, value, baselines.get(name.removeprefix("held_out_"), ""))
+        for name, value in results["measures"].items()
+        if name.endswith(("loss", "accuracy", "perplexity"))
+    ]
+    _table(
+        ("measure", "value", "always the commonest"), rows, title=f"{args.recipe}, {results['steps']:,} steps"
+    )
+    print(f"the run is in {args.output}")
+
+
+def _ablate(args: argparse.Namespace) -> None:
+    _start(deterministic=True)
+    from bert_keras import checkpoints
+    from tasks import ablations
+    from tasks.corpus import open_corpora
+
+    outcomes = ablations.run_ablation(
+        args.ablation,
+        documents=open_corpora(args.text),
+        tokenizer=checkpoints.load_tokenizer(args.vocab),
+        data=dict(map(_pair, args.data)),
+        output=args.output,
+        scale=args.scale,
+        changes=dict(map(_setting, args.set)),
+        tasks=args.tasks,
+        restarts=args.restarts,
+        strategy_name=args.strategy,
+    )
+    for title, columns, rows in ablations.tables(args.ablation, outcomes):
+        _table(columns, rows, title=title)
+    print(f"the runs are in {args.output}")
+
+
+def _pair(given: str) -> tuple[str, str]:
+    """`name=value`."""
+    name, equals, value = given.partition("=")
+    if not equals:
+        raise ValueError(f"{given!r} names nothing; give NAME=VALUE.")
+    return name, value
+
+
+def _setting(given: str) -> tuple[str, Any]:
+    """`name=value`, the value JSON or a plain word."""
+    name, value = _pair(given)
+    try:
+        return name, json.loads(value)
+    except json.JSONDecodeError:
+        return name, value
+
+
+def _share(given: str) -> float | None:
+    try:
+        return float(given)
+    except ValueError:
+        return None
 
 
 def _glue(args: argparse.Namespace) -> None:
@@ -465,33 +722,122 @@ def _evaluate(args: argparse.Namespace) -> None:
 
 
 def _predict(args: argparse.Namespace) -> None:
-    tf = _start()
+    _start()
     from tasks import train
-    from tasks.task import predict
 
     run = train.load_runs(args.run)
-    task, signature = run.task, run.task.signature()
+    signature = run.task.signature()
     lists = {name: spec.shape[1] for name, spec in signature.items() if len(spec.shape) > 1}
     as_table = (args.format or ("table" if sys.stdout.isatty() else "jsonl")) == "table"
     shown: list[dict[str, str]] = []
     with _progress("predicting", None) as advance, _open_input(args.input) as lines:
         examples = _read_examples(lines, args.input, tuple(signature), lists)
-        for chunk in iter(lambda: list(itertools.islice(examples, CHUNK)), []):
-            raw = tf.data.Dataset.from_tensor_slices(
-                {name: [example[name] for example in chunk] for name in signature}
-            )
-            answers, _ = predict(
-                task, run.preprocess, run.model, raw, batch_size=args.batch_size, progress=advance
-            )
-            for i, example in enumerate(chunk):
-                record = task.record({name: value[i] for name, value in answers.items()})
-                if as_table:
-                    shown.append(task.show(example, record))
-                else:
-                    print(json.dumps(example | record, ensure_ascii=False))
-            sys.stdout.flush()
+        for example, record in _records(run, examples, batch_size=args.batch_size, progress=advance):
+            if as_table:
+                shown.append(run.task.show(example, record))
+            else:
+                print(json.dumps(example | record, ensure_ascii=False))
     if shown:
         _table(tuple(shown[0]), [tuple(cells.values()) for cells in shown])
+
+
+def _records(
+    run: Any, examples: Iterator[dict[str, Any]], *, batch_size: int, progress: Callable[[int], None]
+) -> Iterator[tuple[dict[str, Any], dict[str, Any]]]:
+    """Each example with what the run says of it."""
+    import tensorflow as tf
+
+    from tasks.task import predict
+
+    for chunk in iter(lambda: list(itertools.islice(examples, CHUNK)), []):
+        raw = tf.data.Dataset.from_tensor_slices(
+            {name: [example[name] for example in chunk] for name in run.task.signature()}
+        )
+        answers, _ = predict(
+            run.task, run.preprocess, run.model, raw, batch_size=batch_size, progress=progress
+        )
+        for i, example in enumerate(chunk):
+            yield example, run.task.record({name: value[i] for name, value in answers.items()})
+        sys.stdout.flush()
+
+
+def _fill_mask(args: argparse.Namespace) -> None:
+    _start()
+    from tasks import train
+    from tasks.fill_mask import MASK, TEXT, FillMask
+
+    if unmasked := [text for text in args.text if MASK not in text]:
+        raise ValueError(f"there is no {MASK} in {unmasked[0]!r}; write it where a word is asked.")
+    path = pathlib.Path(args.checkpoint)
+    if (path / train.TASK_FILE).is_file():
+        run = train.load_run(path)
+        if not isinstance(run.task, FillMask):
+            raise ValueError(f"{path} is a run of {run.task.name}; give a checkpoint with a masked LM head.")
+        run = dataclasses.replace(run, task=FillMask(top_k=args.top_k))
+    else:
+        run = train.run_of(FillMask(top_k=args.top_k), path)
+    given = iter([{TEXT: text} for text in args.text])
+    examples = given if args.text else _read_examples(sys.stdin.buffer, "-", (TEXT,))
+    with _progress("filling", None) as advance:
+        for example, record in _records(run, examples, batch_size=args.batch_size, progress=advance):
+            _warn_of_masks(example[TEXT], record["masks"], run.preprocess.seq_length)
+            if args.json:
+                print(json.dumps(example | record, ensure_ascii=False))
+            else:
+                _show_masks(example[TEXT], record["masks"])
+
+
+def _warn_of_masks(text: str, masks: Sequence[Mapping[str, Any]], seq_length: int) -> None:
+    cut = sum(not mask["tokens"] for mask in masks)
+    if not masks:
+        print(f"warning: there is no [MASK] in {text[:60]!r}", file=sys.stderr)
+    elif cut:
+        about = (
+            f"{cut} of {len(masks)} [MASK] lie behind the {seq_length} pieces that are read of {text[:60]!r}"
+        )
+        print(f"warning: {about}", file=sys.stderr)
+
+
+def _show_masks(text: str, masks: Sequence[Mapping[str, Any]]) -> None:
+    """The text with its masks marked, then the pieces for each with their probabilities as bars."""
+    from rich.console import Console
+    from rich.table import Table
+    from rich.text import Text
+
+    console = Console(markup=False, emoji=False, highlight=False)
+    marked = Text(text)
+    marked.highlight_words(["[MASK]"], "bold reverse")
+    console.print(marked)
+    table = Table("mask", "token", "probability", "")
+    for number, answers in enumerate(masks, start=1):
+        for rank, (token, score) in enumerate(zip(answers["tokens"], answers["scores"], strict=True)):
+            table.add_row("" if rank else str(number), token, f"{score:.4f}", "█" * round(40 * score))
+        table.add_section()
+    console.print(table)
+
+
+def _vocab(args: argparse.Namespace) -> None:
+    _start()
+    from tasks.corpus import open_corpora
+    from tasks.vocabulary import write_vocabulary
+
+    names = ("unused", "alphabet")
+    settings = {name: getattr(args, name) for name in names if getattr(args, name) is not None}
+    if settings and args.kind != "wordpiece":
+        raise ValueError(f"--{next(iter(settings))} says nothing to a {args.kind} vocabulary; leave it out.")
+    with _progress("reading documents", None) as advance:
+        tokenizer, documents = write_vocabulary(
+            open_corpora(args.text),
+            args.output,
+            kind=args.kind,
+            size=args.size,
+            lower_case=not args.cased,
+            progress=advance,
+            **settings,
+        )
+    print(f"{args.output}: {tokenizer.vocab_size:,} pieces, learned from {documents:,} documents")
+    if tokenizer.vocab_size < args.size:
+        print(f"warning: the text has no more pieces; {args.size:,} were asked for", file=sys.stderr)
 
 
 def _open_input(path: str) -> contextlib.AbstractContextManager[Iterable[bytes]]:
@@ -582,11 +928,72 @@ def _without_end(line: str) -> str:
 def _export(args: argparse.Namespace) -> None:
     _start()
     from savedmodels.export import export
-    from tasks.train import load_runs
 
-    folder = export(load_runs(args.run), args.output)
+    folder = export(_run_to_export(args), args.output, target=args.target)
     size = sum(file.stat().st_size for file in folder.rglob("*") if file.is_file()) / 1e6
     print(f"{folder}: {size:.0f} MB; a fresh process without this package gave the same answers")
+
+
+def _hub(args: argparse.Namespace) -> None:
+    _start()
+    from bert_keras import checkpoints
+    from savedmodels.hub import write_pair
+
+    fresh = ("pooler",) if args.fresh_pooler else ()
+    write_pair(checkpoints.read(args.checkpoint), args.output, seq_length=args.seq_length, fresh=fresh)
+    print(
+        f"preprocess and encoder in {args.output}: a fresh process without this package gave the same answers"
+    )
+
+
+def _run_to_export(args: argparse.Namespace) -> Any:
+    """The run of --run, or a task that a checkpoint answers as it is. Raises ValueError unless one of the two is asked for."""
+    from tasks.embedding import Embedding, WordEmbedding
+    from tasks.fill_mask import FillMask
+    from tasks.train import load_runs, run_of
+
+    of_vectors = {"--l2": args.l2, "--layers": args.layers}
+    of_checkpoint = {
+        "--embedding": args.embedding,
+        "--fill-mask": args.fill_mask,
+        "--seq-length": args.seq_length,
+    }
+    if args.run and not args.checkpoint and not any((of_checkpoint | of_vectors).values()):
+        return load_runs(args.run)
+    if args.run or not args.checkpoint or not (args.embedding or args.fill_mask):
+        raise ValueError(
+            "give --run, or --checkpoint and --embedding or --fill-mask; a run has its own task and length."
+        )
+    if unread := [
+        flag
+        for flag, value in of_vectors.items()
+        if value and (args.fill_mask or (flag, args.embedding) == ("--l2", "word"))
+    ]:
+        raise ValueError(
+            f"{' and '.join(unread)} say nothing here; --l2 is of texts' vectors, --layers of vectors."
+        )
+    layers = args.layers or "last"
+    if args.fill_mask:
+        task: Any = FillMask()
+    elif args.embedding == "word":
+        task = WordEmbedding(layers=layers)
+    else:
+        task = Embedding(pooling=args.embedding, l2=args.l2, layers=layers)
+    return run_of(task, args.checkpoint, seq_length=args.seq_length)
+
+
+def _serve(args: argparse.Namespace) -> None:
+    _start()
+    from savedmodels.serve import HOST, Server, example_of, load
+
+    served = load(args.folder, name=args.name)
+    with Server(served, port=args.port, grpc_port=None if args.no_grpc else args.grpc_port) as server:
+        print("a development server on this machine alone; TensorFlow Serving is for production")
+        listening = f"{served.name} version {served.version}: REST on {HOST}:{server.port}"
+        print(listening + (f", gRPC on {HOST}:{server.grpc_port}" if server.grpc_port else ""))
+        body = json.dumps({"instances": [example_of(served)]})
+        print(f"curl -d '{body}' http://{HOST}:{server.port}/v1/models/{served.name}:predict", flush=True)
+        server.wait()
 
 
 def _convert(args: argparse.Namespace) -> None:
@@ -646,6 +1053,13 @@ def _info(args: argparse.Namespace) -> None:
         _table(("size", "layers", "hidden"), [(name, *size) for name, size in SIZES.items()])
         return
     _start()
+    if (pathlib.Path(args.path) / "saved_model.pb").is_file():
+        from savedmodels import kit
+
+        files = kit.verify(args.path)
+        rows = [(name, f"{file['bytes']:,}", file["sha256"][:12]) for name, file in files.items()]
+        _table(("file", "bytes", "SHA-256"), rows, title=f"{args.path}: every file is as it was written")
+        return
     from bert_keras import checkpoints
     from tasks.train import TASK_FILE, load_run
 
@@ -654,6 +1068,8 @@ def _info(args: argparse.Namespace) -> None:
     facts = {"format": checkpoint.format, "tensors": len(checkpoint.tensors), "parameters": f"{count:,}"}
     if checkpoint.vocabulary is not None:
         facts |= {"vocabulary": f"{len(checkpoint.vocabulary):,} tokens", "lower_case": checkpoint.lower_case}
+    if checkpoint.sentencepiece is not None:
+        facts |= {"vocabulary": "a SentencePiece model", "lower_case": checkpoint.lower_case}
     if (pathlib.Path(args.path) / TASK_FILE).is_file():
         run = load_run(args.path)
         facts |= {

@@ -1,7 +1,8 @@
 """BertConfig: the numbers that make one encoder, and the two published file forms it is read from and written to.
 
-In: Google's `bert_config.json` or Hugging Face's `config.json`. Out: a frozen, strict `BertConfig`, and both forms back.
-The reader of a form decides what a name means: `gelu` is the tanh form in a Google file, the erf form in a Hugging Face one.
+In: Google's `bert_config.json` or Hugging Face's `config.json` (of a BERT, ALBERT, ELECTRA or RoBERTa). Out: a frozen, strict
+`BertConfig`, and both forms back. The reader of a form decides what a name means: `gelu` is the tanh form in a Google file,
+the erf form in a Hugging Face one.
 """
 
 import dataclasses
@@ -29,6 +30,41 @@ SIZES = _GRID | {
 }
 
 
+def _shape(num_layers: int, hidden_size: int) -> dict[str, int]:
+    return {
+        "num_layers": num_layers,
+        "hidden_size": hidden_size,
+        "num_heads": hidden_size // 64,
+        "intermediate_size": 4 * hidden_size,
+    }
+
+
+_NO_DROPOUT = {"hidden_dropout": 0.0, "attention_dropout": 0.0, "classifier_dropout": 0.1}
+# Version 2 of google-research/albert; google-research/electra, whose gelu is the erf form; fairseq's RoBERTa.
+_ALBERT = {"vocab_size": 30000, "embedding_size": 128, "share_layers": True, **_NO_DROPOUT}
+_ELECTRA = {"vocab_size": 30522, "activation": "gelu_erf"}
+_ROBERTA = {
+    "vocab_size": 50265,
+    "max_positions": 514,
+    "position_offset": 2,
+    "type_vocab_size": 1,
+    "norm_epsilon": 1e-5,
+    "activation": "gelu_erf",
+}
+# The published descendants, as the fields in which they differ from BERT base; an ELECTRA's are its discriminator's.
+VARIANTS: dict[str, dict[str, Any]] = {
+    "albert-base": _ALBERT | _shape(*SIZES["base"]),
+    "albert-large": _ALBERT | _shape(*SIZES["large"]),
+    "albert-xlarge": _ALBERT | _shape(24, 2048) | {"num_heads": 16},
+    "albert-xxlarge": _ALBERT | _shape(12, 4096),
+    "electra-small": _ELECTRA | _shape(12, 256) | {"embedding_size": 128},
+    "electra-base": _ELECTRA | _shape(*SIZES["base"]),
+    "electra-large": _ELECTRA | _shape(*SIZES["large"]),
+    "roberta-base": _ROBERTA | _shape(*SIZES["base"]),
+    "roberta-large": _ROBERTA | _shape(*SIZES["large"]),
+}
+
+
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class BertConfig:
     """Every number that defines an encoder (defaults: BERT base, Devlin et al. 2019, sec. 3).
@@ -53,6 +89,7 @@ class BertConfig:
     initializer_range: float = 0.02  # standard deviation of the truncated normal
     norm_epsilon: float = 1e-12  # tf.contrib.layers.layer_norm's, which trained the released weights
     position_offset: int = 0  # RoBERTa: 2
+    bilstm: bool = False  # a BiLSTM of H / 2 units per direction on the last block (Devlin et al. 2019, sec. 5.1, table 5)
 
     def __post_init__(self) -> None:
         for name in (
@@ -72,7 +109,7 @@ class BertConfig:
             lambda v: v is None or (_is_int(v) and v >= 1),
         )
         _want(self, "position_offset", "a whole number of at least 0", lambda v: _is_int(v) and v >= 0)
-        for name in ("share_layers", "causal"):
+        for name in ("share_layers", "causal", "bilstm"):
             _want(self, name, "true or false", lambda v: isinstance(v, bool))
         for name in ("hidden_dropout", "attention_dropout"):
             _want(self, name, "a rate in [0, 1)", _is_rate)
@@ -83,6 +120,10 @@ class BertConfig:
         if self.hidden_size % self.num_heads:
             raise ValueError(
                 f"hidden_size {self.hidden_size} is not a multiple of num_heads {self.num_heads}; change one of the two."
+            )
+        if self.bilstm and self.hidden_size % 2:
+            raise ValueError(
+                f"hidden_size {self.hidden_size} has no half for each direction of bilstm; make it even."
             )
         if self.position_offset >= self.max_positions:
             raise ValueError(
@@ -106,17 +147,10 @@ class BertConfig:
 
     @classmethod
     def named(cls, size: str, **changes: Any) -> "BertConfig":
-        """One of SIZES, uncased English vocabulary unless `vocab_size` is among the changes."""
-        if size not in SIZES:
-            raise ValueError(f"no size named {size!r}; the sizes are {', '.join(SIZES)}.")
-        num_layers, hidden_size = SIZES[size]
-        fields = {
-            "vocab_size": 30522,
-            "hidden_size": hidden_size,
-            "num_layers": num_layers,
-            "num_heads": hidden_size // 64,
-            "intermediate_size": 4 * hidden_size,
-        }
+        """One of SIZES, uncased English vocabulary unless `vocab_size` is among the changes, or one of VARIANTS."""
+        if size not in SIZES and size not in VARIANTS:
+            raise ValueError(f"no size named {size!r}; the sizes are {', '.join([*SIZES, *VARIANTS])}.")
+        fields = VARIANTS[size] if size in VARIANTS else {"vocab_size": 30522, **_shape(*SIZES[size])}
         return cls(**(fields | changes))
 
     @classmethod
@@ -144,14 +178,35 @@ class BertConfig:
 
     @classmethod
     def from_hugging_face(cls, fields: Mapping[str, Any]) -> "BertConfig":
-        """From the contents of a Hugging Face `config.json` whose `model_type` is `bert`."""
-        return _read(fields, _HUGGING_FACE)
+        """From the contents of a Hugging Face `config.json`; `model_type` is one of MODEL_TYPES, `bert` where it is absent.
 
-    def to_hugging_face(self) -> dict[str, Any]:
-        """The contents of a Hugging Face `config.json`; `model_type` is ours where their BERT would compute another thing."""
-        fields = _write(self, _HUGGING_FACE)
-        model_type = "bert_keras" if _OURS & set(fields) else "bert"
+        Raises ValueError where the model of that type would compute another thing than an encoder here.
+        """
+        model_type = fields.get("model_type", "bert")
+        if model_type not in MODEL_TYPES:
+            raise ValueError(
+                f"model_type is {model_type!r} in a config.json (Hugging Face), which changes the numbers and is not "
+                f"supported; wanted {' or '.join(repr(known) for known in MODEL_TYPES)}."
+            )
+        return _read(fields, _HUGGING_FACE[model_type])
+
+    def to_hugging_face(self, model_type: str | None = None) -> dict[str, Any]:
+        """The contents of a Hugging Face `config.json`.
+
+        model_type: one of `model_types()`; None takes the first. `bert_keras`, the last, is no model of transformers.
+
+        Raises ValueError where the model of that type would compute another thing.
+        """
+        able = self.model_types()
+        model_type = able[0] if model_type is None else model_type
+        if model_type not in able:
+            raise ValueError(f"no {model_type} computes what this configuration says; {', '.join(able)} can.")
+        fields = _write(self, _HUGGING_FACE[model_type])
         return {"model_type": model_type, **fields, "position_embedding_type": "absolute"}
+
+    def model_types(self) -> tuple[str, ...]:
+        """The MODEL_TYPES that compute what this configuration says."""
+        return tuple(name for name, form in _HUGGING_FACE.items() if form.says(self))
 
     @classmethod
     def load(cls, path: str | pathlib.Path) -> "BertConfig":
@@ -209,14 +264,39 @@ class _Form:
 
     name: str
     keys: dict[str, str]  # theirs -> ours
+    optional: frozenset[str]  # theirs, written only where the value is not our default
     required: tuple[str, ...]  # theirs
     defaults: dict[str, Any]  # theirs -> what an absent key means there, where that is not our default
     activations: dict[str, str]  # theirs -> ours; the first spelling of each is written
     fixed: dict[str, tuple[Any, ...]]  # theirs -> the values that change nothing; any other is an error
     metadata: frozenset[str]  # theirs, known to change no number
+    written_as: dict[str, str] = dataclasses.field(
+        default_factory=dict
+    )  # theirs -> what a None of ours comes to
+    shifts: dict[str, int] = dataclasses.field(
+        default_factory=dict
+    )  # theirs -> what is added to make it ours
+    means: dict[str, Any] = dataclasses.field(
+        default_factory=dict
+    )  # ours -> what a file of this form always means
+    projects: bool = (
+        False  # embeddings as wide as the hidden states are projected too; an encoder here does not
+    )
+
+    def says(self, config: BertConfig) -> bool:
+        """Whether a file of this form can say the configuration."""
+        ours, factorised = config.to_dict(), config.embedding_width != config.hidden_size
+        if not factorised:
+            ours["embedding_size"] = None
+        unsaid = {field.name: field.default for field in dataclasses.fields(BertConfig)} | self.means
+        return (
+            (factorised or not self.projects)
+            and all(ours[self.keys[key]] >= shift for key, shift in self.shifts.items())
+            and all(ours[name] == unsaid[name] for name in set(ours) - set(self.keys.values()))
+        )
 
 
-_SHARED_KEYS = {
+_KEYS = {
     "vocab_size": "vocab_size",
     "hidden_size": "hidden_size",
     "num_hidden_layers": "num_layers",
@@ -229,16 +309,10 @@ _SHARED_KEYS = {
     "attention_probs_dropout_prob": "attention_dropout",
     "initializer_range": "initializer_range",
     "layer_norm_eps": "norm_epsilon",
-    "classifier_dropout": "classifier_dropout",
-    # Ours alone (_OURS), written only where they are not the default.
-    "embedding_size": "embedding_size",
-    "share_layers": "share_layers",
-    "causal": "causal",
-    "position_offset": "position_offset",
 }
-_OURS = {"embedding_size", "share_layers", "causal", "position_offset"}
-# Written always, in this order; the rest only where they differ from the default.
-_ALWAYS = tuple(_SHARED_KEYS)[:11]
+_CLASSIFIER_DROPOUT = {"classifier_dropout": "classifier_dropout"}
+# Keys that only we write, where they are not the default.
+_OURS = {name: name for name in ("embedding_size", "share_layers", "causal", "position_offset", "bilstm")}
 
 _REQUIRED = ("vocab_size", "hidden_size", "num_hidden_layers", "num_attention_heads", "intermediate_size")
 
@@ -250,7 +324,6 @@ _FIXED = {
     "tie_word_embeddings": (True,),
     "pruned_heads": ({}, None),
     "quantization_config": (None,),
-    "model_type": ("bert",),
 }
 
 _METADATA = frozenset(
@@ -267,12 +340,15 @@ _METADATA = frozenset(
     num_return_sequences output_scores return_dict_in_generate remove_invalid_values suppress_tokens
     begin_suppress_tokens exponential_decay_length_penalty cross_attention_hidden_size tie_encoder_decoder
     tf_legacy_loss use_return_dict model_name backward
+    summary_type summary_use_proj summary_activation summary_last_dropout
+    net_structure_type gap_size num_memory_blocks down_scale_factor
     """.split()
 )
 
 _GOOGLE = _Form(
     name="bert_config.json (Google)",
-    keys=_SHARED_KEYS,
+    keys=_KEYS | _CLASSIFIER_DROPOUT | _OURS,
+    optional=frozenset(_OURS) | {"classifier_dropout", "layer_norm_eps"},
     required=_REQUIRED,
     defaults={"type_vocab_size": 16},  # modeling.py's own default; the released files all say 2
     # "gelu_erf" is ours: google-research/bert refuses it, which is better than running another function.
@@ -284,13 +360,14 @@ _GOOGLE = _Form(
         "gelu_erf": "gelu_erf",
         "silu": "silu",
     },
-    fixed=_FIXED,
+    fixed=_FIXED | {"model_type": ("bert",)},
     metadata=_METADATA,
 )
 
-_HUGGING_FACE = _Form(
+_BERT = _Form(
     name="config.json (Hugging Face)",
-    keys=_SHARED_KEYS,
+    keys=_KEYS | _CLASSIFIER_DROPOUT,
+    optional=frozenset(_CLASSIFIER_DROPOUT),
     required=_REQUIRED,
     defaults={"hidden_act": "gelu"},
     activations={
@@ -305,9 +382,47 @@ _HUGGING_FACE = _Form(
         "tanh": "tanh",
         "linear": "linear",
     },
-    fixed=_FIXED | {"model_type": ("bert", "bert_keras")},
-    metadata=_METADATA,
+    fixed=_FIXED,
+    metadata=_METADATA | {"model_type"},
 )
+_EMBEDDING_SIZE = {"embedding_size": "embedding_size"}
+# By model_type; the first that can say a configuration is written. The last is ours, and can say every one.
+_HUGGING_FACE = {
+    "bert": _BERT,
+    "albert": dataclasses.replace(
+        _BERT,
+        keys=_KEYS | _EMBEDDING_SIZE | {"classifier_dropout_prob": "classifier_dropout"},
+        optional=frozenset(),
+        defaults={
+            "embedding_size": 128,
+            "hidden_act": "gelu_new",
+            "hidden_dropout_prob": 0.0,
+            "attention_probs_dropout_prob": 0.0,
+            "classifier_dropout_prob": 0.1,
+        },
+        fixed=_FIXED | {"num_hidden_groups": (1,), "inner_group_num": (1,)},
+        written_as={"classifier_dropout_prob": "head_dropout"},
+        means={"share_layers": True},
+        projects=True,
+    ),
+    "electra": dataclasses.replace(
+        _BERT,
+        keys=_BERT.keys | _EMBEDDING_SIZE,
+        defaults={"embedding_size": 128, "hidden_act": "gelu"},
+        written_as={"embedding_size": "embedding_width"},
+    ),
+    "roberta": dataclasses.replace(
+        _BERT,
+        # Its positions count from the one after padding's id.
+        keys=_BERT.keys | {"pad_token_id": "position_offset"},
+        defaults={"pad_token_id": 1, "hidden_act": "gelu"},
+        shifts={"pad_token_id": 1},
+    ),
+    "bert_keras": dataclasses.replace(
+        _BERT, keys=_BERT.keys | _OURS, optional=_BERT.optional | frozenset(_OURS)
+    ),
+}
+MODEL_TYPES = tuple(_HUGGING_FACE)
 
 
 def _read(fields: Mapping[str, Any], form: _Form) -> BertConfig:
@@ -326,13 +441,23 @@ def _read(fields: Mapping[str, Any], form: _Form) -> BertConfig:
         warnings.warn(f"ignoring unknown key {', '.join(unknown)} in a {form.name}", stacklevel=3)
     ours = {
         form.keys[key]: value for key, value in (form.defaults | dict(fields)).items() if key in form.keys
-    }
+    } | form.means
+    for key, shift in form.shifts.items():
+        name = form.keys[key]
+        ours[name] = ours[name] + shift if _is_int(ours[name]) else ours[name]
     activation = ours.get("activation", "gelu")
     if activation not in form.activations:
         raise ValueError(
             f"hidden_act is {activation!r} in a {form.name}; wanted one of {', '.join(form.activations)}."
         )
     ours["activation"] = form.activations[activation]
+    if form.projects and ours["embedding_size"] == ours["hidden_size"]:
+        raise ValueError(
+            f"embedding_size is hidden_size, {ours['hidden_size']}, in a {form.name} of this model_type, which projects "
+            "embeddings of any width; that is not supported: wanted another width."
+        )
+    if ours.get("embedding_size") == ours["hidden_size"]:
+        ours["embedding_size"] = None
     return BertConfig(**ours)
 
 
@@ -340,12 +465,11 @@ def _write(config: BertConfig, form: _Form) -> dict[str, Any]:
     defaults = {field.name: field.default for field in dataclasses.fields(BertConfig)}
     written = {}
     for key, name in form.keys.items():
-        value = getattr(config, name)
-        if key in _ALWAYS or value != defaults[name]:
-            written[key] = value
+        if key not in form.optional or getattr(config, name) != defaults[name]:
+            written[key] = getattr(config, form.written_as.get(key, name))
+    for key, shift in form.shifts.items():
+        written[key] -= shift
     written["hidden_act"] = next(
         theirs for theirs, ours in form.activations.items() if ours == config.activation
     )
-    if form is not _HUGGING_FACE:
-        return written
-    return written | {"layer_norm_eps": config.norm_epsilon}
+    return written

@@ -23,7 +23,7 @@ from bert_keras.features import (
     POOLED_OUTPUT,
     SEQUENCE_OUTPUT,
 )
-from bert_keras.layers import MASKED_SCORE, Block, Dense, Embeddings
+from bert_keras.layers import MASKED_SCORE, BiLSTM, Block, Dense, Embeddings
 
 ALL = (SEQUENCE_OUTPUT, POOLED_OUTPUT, ENCODER_OUTPUTS, EMBEDDING_OUTPUT)
 _KNOWN = (*ALL, ATTENTION_PROBABILITIES)
@@ -58,11 +58,12 @@ class BertEncoder(keras.Model):
     outputs: which of `sequence_output`, `pooled_output`, `encoder_outputs`, `embedding_output` and
         `attention_probabilities` to compute; all but the last by default. With `pooled_output` alone the last block runs
         for one position only.
+    embeddings: of another encoder, whose tables and norm this one reads instead of its own. `get_config` leaves them out.
 
     Called on Features (`input_word_ids`, `input_mask`, `input_type_ids`: int32 [B, S]) it returns a dict of the outputs:
     `sequence_output` [B, S, H], `pooled_output` [B, H], `encoder_outputs` L x [B, S, H] (the last equals
-    `sequence_output`), `embedding_output` [B, S, H], `attention_probabilities` L x [B, A, S, S].
-    Raises ValueError on an output of another name or a sequence longer than the positions.
+    `sequence_output`, if no `bilstm` is on it), `embedding_output` [B, S, H], `attention_probabilities` L x [B, A, S, S].
+    Raises ValueError on an output of another name, a sequence longer than the positions or embeddings of other sizes.
     """
 
     def __init__(
@@ -70,6 +71,7 @@ class BertEncoder(keras.Model):
         config: BertConfig,
         *,
         outputs: Sequence[str] = ALL,
+        embeddings: Embeddings | None = None,
         name: str = "bert_encoder",
         dtype: Any = None,
     ) -> None:
@@ -80,11 +82,12 @@ class BertEncoder(keras.Model):
             )
         self.config = config
         self.outputs_wanted = tuple(outputs)
-        self.embeddings = Embeddings(config, dtype=dtype)
+        self.embeddings = Embeddings(config, shared=embeddings, dtype=dtype)
         self.blocks = [
             Block(config, name=f"block_{i}", dtype=dtype)
             for i in range(1 if config.share_layers else config.num_layers)
         ]
+        self.bilstm = BiLSTM(config=config, dtype=dtype) if config.bilstm else None
         self.pooler = Dense(config.hidden_size, config=config, name="pooler", dtype=dtype)
         self.build()
 
@@ -93,8 +96,16 @@ class BertEncoder(keras.Model):
         self.embeddings.build()
         for block in self.blocks:
             block.build((None, None, self.config.hidden_size))
+        if self.bilstm is not None:
+            self.bilstm.build((None, None, self.config.hidden_size))
         self.pooler.build((None, self.config.hidden_size))
         self.built = True
+
+    @property
+    def parts(self) -> tuple[keras.layers.Layer, ...]:
+        """The layers that hold the variables, from below."""
+        above = (self.pooler,) if self.bilstm is None else (self.bilstm, self.pooler)
+        return (self.embeddings, *self.blocks, *above)
 
     @property
     def embedding_table(self) -> keras.Variable:
@@ -109,7 +120,7 @@ class BertEncoder(keras.Model):
         scores_mask = self._scores_mask(mask)
         states = self.embeddings(word_ids, type_ids, training=training)
         results: dict[str, Any] = {EMBEDDING_OUTPUT: states, ENCODER_OUTPUTS: [], ATTENTION_PROBABILITIES: []}
-        pooled_only = self.outputs_wanted == (POOLED_OUTPUT,)
+        pooled_only = self.outputs_wanted == (POOLED_OUTPUT,) and self.bilstm is None
         for i in range(self.config.num_layers):
             queries, queries_mask = states, scores_mask
             if pooled_only and i == self.config.num_layers - 1:
@@ -120,6 +131,8 @@ class BertEncoder(keras.Model):
             states, probabilities = block(queries, states, queries_mask, training=training)
             results[ENCODER_OUTPUTS].append(states)
             results[ATTENTION_PROBABILITIES].append(probabilities)
+        if self.bilstm is not None:
+            states = self.bilstm(states, mask=mask > 0)
         results[SEQUENCE_OUTPUT] = states
         if POOLED_OUTPUT in self.outputs_wanted:
             first = (

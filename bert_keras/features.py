@@ -24,6 +24,9 @@ END_BYTES = "end_bytes"  # int32 [W, S], where it ends (exclusive); -1 off the c
 MAX_CONTEXT = "max_context"  # int32 [W, S], 1 where no other window shows this piece with more context
 WORD_INDEX = "word_index"  # int32 [W, S], the word whose first piece stands here; -1 elsewhere
 
+# What `decode` reads of a tokenizer where it answers with pieces.
+VOCABULARY = "vocabulary_pieces"  # string [V], in the order of their ids
+
 # What an encoder gives back.
 SEQUENCE_OUTPUT = "sequence_output"  # float [B, S, H], the last block
 POOLED_OUTPUT = "pooled_output"  # float [B, H], dense + tanh of one position

@@ -20,11 +20,13 @@ from bert_keras.encoder import BertEncoder, gather_positions, pooled_position
 from bert_keras.layers import ACTIVATIONS, Dense, LayerNorm
 
 
+@keras.saving.register_keras_serializable("bert_keras")
 class MaskedLMHead(keras.layers.Layer):
     """Dense, activation and norm at the asked positions, then the embedding table transposed plus a bias.
 
     Gathers the P asked positions before the product with the vocabulary (google-research/bert run_pretraining.py
-    get_masked_lm_output).
+    get_masked_lm_output). Saves to `.keras` in one model with its encoder; `from_config` raises ValueError on its own, where
+    it would read the table of an encoder that nobody trains.
     """
 
     def __init__(self, encoder: BertEncoder, *, name: str = "masked_lm", dtype: Any = None) -> None:
@@ -34,7 +36,7 @@ class MaskedLMHead(keras.layers.Layer):
         self.dense = Dense(config.embedding_width, config=config, name="dense", dtype=dtype)
         self.norm = LayerNorm(config=config, name="layer_norm", dtype=dtype)
         # Behind a function, so that Keras counts the tied table once: as the encoder's.
-        self._embedding_table = lambda: encoder.embedding_table
+        self._encoder = lambda: encoder
         self.build()
 
     def build(self, input_shape: Any = None, positions_shape: Any = None) -> None:
@@ -50,10 +52,29 @@ class MaskedLMHead(keras.layers.Layer):
         x = self.dense(gather_positions(sequence, positions))
         x = self.norm(ACTIVATIONS[self.config.activation](x))
         shape = ops.shape(x)
-        table = ops.cast(self._embedding_table(), self.compute_dtype)
+        table = ops.cast(self._encoder().embedding_table, self.compute_dtype)
         logits = ops.matmul(ops.reshape(x, (-1, shape[-1])), ops.transpose(table))
         logits = ops.reshape(logits, (*shape[:-1], self.config.vocab_size))
         return _as_logits(logits) + self.bias
+
+    def get_config(self) -> dict[str, Any]:
+        """What `from_config` rebuilds the head from, the encoder among it."""
+        return {
+            "encoder": keras.saving.serialize_keras_object(self._encoder()),
+            "name": self.name,
+            "dtype": keras.dtype_policies.serialize(self.dtype_policy),
+        }
+
+    @classmethod
+    def from_config(cls, config: dict[str, Any]) -> "MaskedLMHead":
+        """The inverse of `get_config`, for Keras where it loads the encoder too."""
+        # Keras marks what a saved model holds twice, and gives it back as one object.
+        if "shared_object_id" not in config["encoder"]:
+            raise ValueError(
+                "a MaskedLMHead without its encoder: it reads that one's embedding table; save both in one "
+                "functional model, or make MaskedLMHead(encoder)."
+            )
+        return cls(**(config | {"encoder": keras.saving.deserialize_keras_object(config["encoder"])}))
 
 
 class _Head(keras.layers.Layer):

@@ -1,4 +1,4 @@
-"""The four layers of an encoder: Embeddings, SelfAttention, FeedForward, Block. Read top-down, Block last.
+"""The layers of an encoder: Embeddings, SelfAttention, FeedForward, Block, and the BiLSTM of an ablation. Read top-down.
 
 In: int32 features and float hidden states; out: float hidden states. Keras 3 and `keras.ops` only, so any backend runs them.
 Every projection is a plain 2-D matrix product on [B*S, H]: on CPU faster than an einsum over three axes.
@@ -88,16 +88,48 @@ class LayerNorm(keras.layers.Layer):
         return ops.cast(normed * self.gamma + self.beta, self.compute_dtype)
 
 
+_TABLES = {  # name -> the field that counts its rows
+    "word_embeddings": "vocab_size",
+    "position_embeddings": "max_positions",
+    "type_embeddings": "type_vocab_size",
+}
+
+
+def _check_shared(config: BertConfig, shared: BertConfig) -> None:
+    for name in (*_TABLES.values(), "embedding_width", "norm_epsilon"):
+        given, wanted = getattr(config, name), getattr(shared, name)
+        if given != wanted:
+            raise ValueError(
+                f"{name} is {given} and the embeddings to share have {wanted}; give the configuration {wanted}."
+            )
+
+
 class Embeddings(keras.layers.Layer):
     """Word + position + type embeddings, normed and dropped; projected to H where E differs (Devlin et al. 2019, fig. 2).
 
-    RoBERTa counts positions from `position_offset` on real tokens; BERT from 0.
+    shared: embeddings whose tables and norm these read instead of their own; the projection is their own.
+
+    Positions count from `position_offset` on. Where there is one type, the type ids are not looked at.
+    Raises ValueError where the shared tables are of other sizes.
     """
 
-    def __init__(self, config: BertConfig, *, name: str = "embeddings", dtype: Any = None) -> None:
+    def __init__(
+        self,
+        config: BertConfig,
+        *,
+        shared: "Embeddings | None" = None,
+        name: str = "embeddings",
+        dtype: Any = None,
+    ) -> None:
         super().__init__(name=name, dtype=dtype)
         self.config = config
-        self.norm = LayerNorm(config=config, name="layer_norm", dtype=dtype)
+        if shared is not None:
+            _check_shared(config, shared.config)
+        for table in _TABLES:
+            setattr(self, table, getattr(shared, table, None))
+        self.norm: LayerNorm = (
+            LayerNorm(config=config, name="layer_norm", dtype=dtype) if shared is None else shared.norm
+        )
         self.dropout = keras.layers.Dropout(config.hidden_dropout, name="dropout", dtype=dtype)
         self.projection = None
         if config.embedding_width != config.hidden_size:
@@ -106,14 +138,14 @@ class Embeddings(keras.layers.Layer):
     def build(self, input_shape: Any = None) -> None:
         """No shape is needed: every size stands in the config."""
         config, width = self.config, self.config.embedding_width
-        for name, rows in (
-            ("word_embeddings", config.vocab_size),
-            ("position_embeddings", config.max_positions),
-            ("type_embeddings", config.type_vocab_size),
-        ):
-            table = self.add_weight(name=name, shape=(rows, width), initializer=truncated_normal(config))
-            setattr(self, name, table)
-        self.norm.build((None, None, width))
+        for name, rows in _TABLES.items():
+            if getattr(self, name) is None:
+                shape = (getattr(config, rows), width)
+                setattr(
+                    self, name, self.add_weight(name=name, shape=shape, initializer=truncated_normal(config))
+                )
+        if not self.norm.built:
+            self.norm.build((None, None, width))
         if self.projection is not None:
             self.projection.build((None, None, width))
         self.built = True
@@ -126,7 +158,12 @@ class Embeddings(keras.layers.Layer):
         # `slice` raises where the length is known at run time only and too long; indexing would clip in silence.
         table = ops.convert_to_tensor(self.position_embeddings)
         positions = ops.slice(table, (start, 0), (length, self.config.embedding_width))
-        types = ops.take(self.type_embeddings, type_ids, axis=0)
+        # A pair's type ids are 0 and 1, and RoBERTa has one type: looked up, 1 would be an error on CPU and zeros on GPU.
+        types = (
+            self.type_embeddings[0]
+            if self.config.type_vocab_size == 1
+            else ops.take(self.type_embeddings, type_ids, axis=0)
+        )
         summed = ops.cast(words + types + ops.expand_dims(positions, 0), self.compute_dtype)
         embedded = self.dropout(self.norm(summed), training=training)
         return embedded if self.projection is None else self.projection(embedded)
@@ -232,3 +269,11 @@ class Block(keras.layers.Layer):
         x = self.attention_norm(queries + self.attention_dropout(attended, training=training))
         x = self.feed_forward_norm(x + self.feed_forward_dropout(self.feed_forward(x), training=training))
         return x, probabilities
+
+
+class BiLSTM(keras.layers.Bidirectional):
+    """H / 2 units per direction, side by side: float [B, S, H] and bool [B, S] -> float [B, S, H]; padding is passed over."""
+
+    def __init__(self, *, config: BertConfig, name: str = "bilstm", dtype: Any = None) -> None:
+        lstm = keras.layers.LSTM(config.hidden_size // 2, return_sequences=True, name="lstm", dtype=dtype)
+        super().__init__(lstm, name=name, dtype=dtype)

@@ -13,7 +13,6 @@ Equal features and an equal seed give equal results on every machine, so masks a
 from __future__ import annotations
 
 import dataclasses
-import re
 from collections.abc import Sequence
 
 import numpy as np
@@ -27,11 +26,10 @@ from bert_keras.features import (
     MASKED_LM_WEIGHTS,
     WORD_STARTS,
 )
-from bert_keras.tokenizers import CONTINUATION, SpecialTokens, WordPiece
+from bert_keras.tokenizers import SpecialTokens, Tokenizer
 
 Features = dict[str, tf.Tensor]
 RANDOM_PIECES = ("vocabulary", "real")
-_UNUSED = re.compile(r"\[unused\d+\]")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -86,16 +84,9 @@ class Pieces:
     real: np.ndarray
 
     @classmethod
-    def of(cls, tokenizer: WordPiece) -> Pieces:
-        """Of a WordPiece vocabulary, where ## opens what goes on with a word."""
-        special, vocabulary = tokenizer.special, tokenizer.vocabulary
-        left_out = set(dataclasses.astuple(special))
-        real = [i for i, piece in enumerate(vocabulary) if i not in left_out and not _UNUSED.fullmatch(piece)]
-        return cls(
-            special=special,
-            continues=np.array([piece.startswith(CONTINUATION) for piece in vocabulary]),
-            real=np.array(real, "int32"),
-        )
+    def of(cls, tokenizer: Tokenizer) -> Pieces:
+        """Of a tokenizer's vocabulary."""
+        return cls(special=tokenizer.special, continues=tokenizer.continues, real=tokenizer.real)
 
     @property
     def is_special(self) -> np.ndarray:

@@ -318,12 +318,14 @@ class ElectraPretrainer(Pretrainer):
     encoder: the discriminator, which is what survives.
     masked_lm: what is hidden, and how; the generator learns it.
     generator: its configuration, of the encoder's vocabulary, positions, types and embedding width; the `generator_config` of a
-        quarter unless given. It reads the encoder's word, position and type tables; its other weights are its own.
+        quarter unless given. It reads the encoder's tables and their norm, as google-research/electra modeling.py does; its
+        other weights are its own.
     replaced_weight: of the discriminator's mean beside the generator's, whose weight is 1.
 
     Features, with `masked_lm_ids` and `masked_lm_weights`, -> logits "masked_lm" [B, P, V] and "replaced_token" [B, S], and
     the labels that sampling made, "replaced" int32 [B, S]. The generator's tokens are drawn from its distribution, evaluating
-    too; no gradient passes through the draw. A drawn token that equals the original is no replacement.
+    too; no gradient passes through the draw. A drawn token that equals the original is no replacement. The hidden positions are
+    those of `masked_lm`, all different; the original's code draws them with replacement, so that it hides fewer.
     Raises ValueError where the generator cannot read the encoder's tables.
     """
 
@@ -336,7 +338,13 @@ class ElectraPretrainer(Pretrainer):
         replaced_weight: float = 50.0,
         name: str = "electra_pretrainer",
     ) -> None:
-        small = _tied_generator(generator or generator_config(encoder.config), encoder)
+        small = BertEncoder(
+            generator or generator_config(encoder.config),
+            outputs=(SEQUENCE_OUTPUT,),
+            embeddings=encoder.embeddings,
+            name="generator",
+            dtype=encoder.dtype_policy,
+        )
         super().__init__(
             encoder,
             (masked_lm, ReplacedTokens()),
@@ -382,33 +390,6 @@ def generator_config(config: BertConfig, *, share: float = 0.25) -> BertConfig:
         num_heads=heads,
         intermediate_size=max(1, round(config.intermediate_size * share)),
     )
-
-
-def _tied_generator(config: BertConfig, encoder: BertEncoder) -> BertEncoder:
-    """A BertEncoder that reads the tables of another."""
-    for name in ("vocab_size", "max_positions", "type_vocab_size", "embedding_width", "position_offset"):
-        ours, theirs = getattr(config, name), getattr(encoder.config, name)
-        if ours != theirs:
-            raise ValueError(
-                f"a generator of {name} {ours} beside an encoder of {theirs}: they share their tables, give it {theirs}"
-            )
-
-    class Generator(BertEncoder):
-        """Its tables are variables of the encoder; a constructor builds it before an attribute could name that."""
-
-        def build(self, input_shape: Any = None) -> None:
-            own, tied = self.embeddings, encoder.embeddings
-            own.word_embeddings, own.position_embeddings = tied.word_embeddings, tied.position_embeddings
-            own.type_embeddings = tied.type_embeddings
-            own.norm.build((None, None, config.embedding_width))
-            if own.projection is not None:
-                own.projection.build((None, None, config.embedding_width))
-            for block in self.blocks:
-                block.build((None, None, config.hidden_size))
-            self.pooler.build((None, config.hidden_size))
-            own.built = self.built = True
-
-    return Generator(config, outputs=(SEQUENCE_OUTPUT,), name="generator", dtype=encoder.dtype_policy)
 
 
 def _put(features: Features, values: Any) -> Any:

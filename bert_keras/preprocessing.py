@@ -56,31 +56,36 @@ TRUNCATION: dict[str, Callable[..., tuple[tf.Tensor, tf.Tensor]]] = {
 class Preprocessor(tf.Module):
     """Tokenizes one or two segments, cuts them to fit, frames them with special tokens and pads.
 
-    seq_length: positions S that an encoder will see, special tokens included.
+    seq_length: positions S that an encoder will see, special tokens included; in a graph int32 [] too, for `pack`.
     pad_to_longest: pad to the batch's longest row (S is then at most seq_length) instead of to seq_length.
+    multiple_of: with pad_to_longest, S is rounded up to a multiple of this, at most to seq_length.
     truncation: how two segments share the room, a key of TRUNCATION.
-    Raises ValueError for a seq_length without room for one piece of each segment, or an unknown truncation.
+    Raises ValueError for a seq_length without room for one piece of each segment, a multiple under 1 or an unknown truncation.
     """
 
     def __init__(
         self,
         tokenizer: Tokenizer,
         *,
-        seq_length: int = 128,
+        seq_length: int | tf.Tensor = 128,
         pad_to_longest: bool = False,
+        multiple_of: int = 1,
         truncation: str = "longest_first",
     ):
         super().__init__()
         shortest = 1 + 2 * MAX_SEGMENTS
-        if seq_length < shortest:
+        if not tf.is_tensor(seq_length) and seq_length < shortest:
             raise ValueError(
                 f"seq_length is {seq_length}; give at least {shortest}, which holds [CLS] a [SEP] b [SEP]"
             )
+        if multiple_of < 1:
+            raise ValueError(f"multiple_of is {multiple_of}; give at least 1")
         if truncation not in TRUNCATION:
             raise ValueError(f"truncation is {truncation!r}; choose one of {', '.join(TRUNCATION)}")
         self.tokenizer = tokenizer
         self.seq_length = seq_length
         self.pad_to_longest = pad_to_longest
+        self.multiple_of = multiple_of
         self.truncation = truncation
 
     def __call__(self, *segments: tf.Tensor) -> Features:
@@ -166,7 +171,7 @@ class Preprocessor(tf.Module):
             segments.insert(0, tf.gather(asked, window.example))
             before += _lengths(segments[0]) + 1
         features = self._framed(segments)
-        width = tf.shape(features[INPUT_WORD_IDS])[1] if self.pad_to_longest else self.seq_length
+        width = self._width(features[INPUT_WORD_IDS])
 
         def placed(values: tf.RaggedTensor, default: int) -> tf.Tensor:
             """Values of the context's pieces at their positions: ragged [W, (T)] -> [W, S]."""
@@ -191,18 +196,24 @@ class Preprocessor(tf.Module):
         """Segments that fit -> special tokens, padding, mask and types."""
         special = self.tokenizer.special
         rows = _frame(segments, opening=special.start, closing=special.end)
-        word_ids = rows.to_tensor(
-            special.padding, shape=[None, None if self.pad_to_longest else self.seq_length]
-        )
+        shape = None if self.pad_to_longest else tf.stack([-1, self.seq_length])
+        word_ids = rows.to_tensor(special.padding, shape=shape)
         if self.pad_to_longest:
             # A batch without rows has no longest one, and an encoder reads position 0.
-            word_ids = tf.pad(word_ids, [[0, 0], [0, tf.maximum(1 - tf.shape(word_ids)[1], 0)]])
-        width = tf.shape(word_ids)[1] if self.pad_to_longest else self.seq_length
+            longest = tf.maximum(tf.shape(word_ids)[1], 1)
+            rounded = tf.minimum(-(-longest // self.multiple_of) * self.multiple_of, self.seq_length)
+            padding = [[0, 0], [0, rounded - tf.shape(word_ids)[1]]]
+            word_ids = tf.pad(word_ids, padding, constant_values=special.padding)
+        width = self._width(word_ids)
         mask = tf.sequence_mask(_lengths(rows), width, tf.int32)
         first_segment = tf.sequence_mask(
             _lengths(segments[0]) + 2, width, tf.int32
         )  # [CLS] and [SEP] with it
         return {INPUT_WORD_IDS: word_ids, INPUT_MASK: mask, INPUT_TYPE_IDS: mask - first_segment}
+
+    def _width(self, word_ids: tf.Tensor) -> int | tf.Tensor:
+        """S of int32 [B, S], as a number where it is known."""
+        return tf.shape(word_ids)[1] if self.pad_to_longest else self.seq_length
 
     def _cut(self, segments: tuple[tf.RaggedTensor, ...]) -> list[tf.RaggedTensor]:
         """Cuts the ends off, so that all segments and their special tokens fit into seq_length."""

@@ -1,6 +1,6 @@
 """A run becomes a SavedModel: written beside its place, compared in a fresh process, then renamed into it.
 
-In: a Run and a folder. Out: folder/<next number>/saved_model.pb, as TensorFlow Serving reads it.
+In: a Run and a folder. Out: folder/<next number>/saved_model.pb, as TensorFlow Serving reads it, and kit.py's files.
 """
 
 import contextlib
@@ -9,13 +9,14 @@ import pathlib
 import subprocess
 import sys
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 import tensorflow as tf
 
-from savedmodels import reload
+from bert_keras.preprocessing import Preprocessor
+from savedmodels import kit, reload, servers
 from savedmodels.servable import Servable
 from tasks.train import Run
 
@@ -29,51 +30,108 @@ SAMPLES = (
     "word " * 600,
 )
 TOLERANCE = 1e-6  # of probabilities and scores
+# A short request does not pay for seq_length, and an encoder meets few lengths.
+LENGTHS = 8  # wordpieces
 
 
 class ExportError(ValueError):
     """The reloaded model does not answer as the one that was exported."""
 
 
-def export(run: Run, directory: str | pathlib.Path) -> pathlib.Path:
+def export(run: Run, directory: str | pathlib.Path, *, target: str | None = None) -> pathlib.Path:
     """Writes the next version below `directory` and returns its folder.
 
-    Raises ValueError where the folder cannot be written, ExportError where the reloaded model answers
-    otherwise; nothing is left behind then and no version that was there is touched.
+    target: of servers.TARGETS, the server that has to have all of the graph's ops
+
+    Raises ValueError, before anything is written, where the target lacks one; where the folder cannot be written; ExportError
+    where the reloaded model answers otherwise. Nothing is left behind then and no version that was there is touched.
     """
     directory = pathlib.Path(directory)
-    made: list[pathlib.Path] = []
-    try:
-        made += [folder for folder in (directory, *directory.parents) if not folder.exists()]
-        directory.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory(
-            prefix=".export-", dir=directory, ignore_cleanup_errors=True
-        ) as name:
-            temporary = pathlib.Path(name)
-            save_and_compare(run, temporary)
-            temporary.chmod(0o755)
-            return temporary.rename(directory / str(next_version(directory)))
-    except OSError as error:
-        raise ValueError(
-            f"cannot export to {directory}: {error.strerror or error}; "
-            "give a folder that can be written, with room for the model."
-        ) from error
-    finally:
-        for folder in made:  # those that hold a version are not empty and stay
-            with contextlib.suppress(OSError):
-                folder.rmdir()
+    servable = servable_of(run)
+    if target is not None:
+        servers.check(ops_of(servable), target)
+    name = directory.resolve().name
+    with workplace(directory) as (temporary, undo):
+        for file, text in kit.server_files(name).items():
+            if not (directory / file).exists():
+                undo.callback(_remove, directory / file)
+                (directory / file).write_text(text, encoding="utf-8")
+        version = next_version(directory)
+        save(run, servable, temporary, name=name, version=version)
+        compare_in_fresh_process(run, servable, temporary)
+        return temporary.rename(directory / str(version))
 
 
-def save_and_compare(run: Run, folder: pathlib.Path) -> None:
-    """Saves and asks a fresh process. Raises OSError on writing, ExportError unless it answers SAMPLES alike."""
-    servable = Servable(run.task, run.preprocess, run.model)
+@contextlib.contextmanager
+def workplace(directory: pathlib.Path) -> Iterator[tuple[pathlib.Path, contextlib.ExitStack]]:
+    """An empty folder inside `directory`, to write in and to rename, and what an error undoes.
+
+    `directory` is made where it is not there. Raises ValueError for an OSError in the block; after any error nothing is left.
+    """
+    with contextlib.ExitStack() as undo:
+        try:
+            for folder in reversed([path for path in (directory, *directory.parents) if not path.exists()]):
+                folder.mkdir()
+                undo.callback(_remove, folder)
+            with tempfile.TemporaryDirectory(
+                prefix=".export-", dir=directory, ignore_cleanup_errors=True
+            ) as temporary:
+                pathlib.Path(temporary).chmod(0o755)
+                yield pathlib.Path(temporary), undo
+        except OSError as error:
+            raise ValueError(
+                f"cannot export to {directory}: {error.strerror or error}; "
+                "give a folder that can be written, with room for the model."
+            ) from error
+        undo.pop_all()  # all went well: what was made stays
+
+
+def _remove(path: pathlib.Path) -> None:
+    """A file, or a folder that holds nothing."""
+    with contextlib.suppress(OSError):
+        path.rmdir() if path.is_dir() else path.unlink()
+
+
+def servable_of(run: Run) -> Servable:
+    """The Servable of a run, with lengths rounded up to a multiple of LENGTHS."""
+    preprocess = Preprocessor(
+        run.preprocess.tokenizer,
+        seq_length=run.preprocess.seq_length,
+        truncation=run.preprocess.truncation,
+        pad_to_longest=True,
+        multiple_of=LENGTHS,
+    )
+    return Servable(run.task, preprocess, run.model)
+
+
+def ops_of(servable: Servable) -> set[str]:
+    """The ops of all that is saved."""
+    graphs = [function.graph.as_graph_def() for function in servable.functions()]
+    return set().union(*map(servers.ops_of, graphs))
+
+
+def save(run: Run, servable: Servable, folder: pathlib.Path, *, name: str, version: int) -> None:
+    """Writes a version into an empty folder. Raises OSError where that fails."""
     signatures = servable.signatures()
-    try:
+    with file_errors():
         tf.saved_model.save(servable, str(folder), signatures=signatures)
+        texts = sample_inputs(run.task.signature())
+        kit.write_extra(folder, run, signatures, texts, name=name, version=version)
+
+
+@contextlib.contextmanager
+def file_errors() -> Iterator[None]:
+    """TensorFlow's errors of writing, as Python's: OSError."""
+    try:
+        yield
     except tf.errors.OpError as error:
         raise OSError(str(error).split("\n")[0]) from error
+
+
+def compare_in_fresh_process(run: Run, servable: Servable, folder: pathlib.Path) -> None:
+    """Raises ExportError unless a fresh process answers SAMPLES as this one does."""
     raw = sample_inputs(run.task.signature())
-    expected = signatures["serving_default"](**{name: tf.constant(texts) for name, texts in raw.items()})
+    expected = servable.serve(**{name: tf.constant(texts) for name, texts in raw.items()})
     compare({name: value.numpy() for name, value in expected.items()}, ask(folder, raw))
 
 
@@ -93,8 +151,8 @@ def next_version(directory: pathlib.Path) -> int:
     return 1 + max((int(path.name) for path in directory.iterdir() if path.name.isdecimal()), default=0)
 
 
-def ask(directory: str | pathlib.Path, raw: Mapping[str, Sequence[str]]) -> dict[str, Any]:
-    """What an exported folder answers in a fresh process: strings by name -> lists by name.
+def ask(directory: str | pathlib.Path, raw: Mapping[str, Sequence[Any]]) -> dict[str, Any]:
+    """What an exported folder answers in a fresh process: strings, or rows of numbers, by name -> lists by name.
 
     Raises ExportError where that process fails.
     """

@@ -2,7 +2,7 @@
 
     python reload.py DIR < inputs.json > outputs.json
 
-In: {"sentence": ["...", ...], ...}, strings by name. Out: the answers of `serving_default` by name, as JSON.
+In: {"sentence": ["...", ...], ...}, the signature's inputs by name. Out: the answers of `serving_default` by name, as JSON.
 Run as a file, it can import neither bert_keras nor Keras: what it answers, a server can answer.
 """
 
@@ -11,6 +11,7 @@ import json
 import os
 import sys
 
+KERNELS = ("_normalize_ops.so", "_fast_wordpiece_tokenizer.so", "_sentencepiece_tokenizer.so")
 FORBIDDEN = ("bert_keras", "tasks", "savedmodels", "keras", "tf_keras", "tensorflow_text")
 
 
@@ -25,7 +26,7 @@ def load_kernels() -> None:
         raise ModuleNotFoundError(
             "tensorflow-text is not installed; pip install tensorflow-text of TensorFlow's minor."
         )
-    for library in ("_normalize_ops.so", "_fast_wordpiece_tokenizer.so"):
+    for library in KERNELS:
         (path,) = glob.glob(os.path.join(os.path.dirname(spec.origin), "python", "ops", library))
         tf.load_op_library(path)
 
@@ -41,7 +42,9 @@ def main(directory: str) -> None:
     for name in FORBIDDEN:
         sys.modules[name] = None  # type: ignore[assignment]
     serve = tf.saved_model.load(directory).signatures["serving_default"]
-    answers = serve(**{name: tf.constant(texts, tf.string) for name, texts in json.load(sys.stdin).items()})
+    _, specs = serve.structured_input_signature
+    inputs = {name: tf.constant(rows, specs[name].dtype) for name, rows in json.load(sys.stdin).items()}
+    answers = serve(**inputs)
     json.dump({name: _plain(value.numpy().tolist()) for name, value in answers.items()}, sys.stdout)
 
 

@@ -4,13 +4,17 @@ In: strings [B] under the task's own names. Out: what `Task.decode` says, by nam
 text processing travel with it, so `tf.saved_model.save` writes all that answering needs.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import keras
 import tensorflow as tf
 
+from bert_keras.features import ENCODER_INPUTS, INPUT_MASK
 from tasks.task import Features, Raw, Task, model_inputs
+
+EXAMPLES = "examples"  # the signature of serialized tf.Example, and its input
+WINDOWS = 32  # of long texts that the model sees at a time: memory does not grow with a text
 
 
 class Servable(tf.Module):
@@ -18,9 +22,8 @@ class Servable(tf.Module):
 
     task, preprocess, model: as a Run holds them
 
-    After `tf.saved_model.load` the object has `signatures["serving_default"]`, `variables`,
-    `trainable_variables`, and is callable: `loaded({"sentence": strings}, training=True)` gives the model's
-    outputs, with dropout, for fine-tuning.
+    After `tf.saved_model.load` the object has `signatures`, `variables`, `trainable_variables`, and is callable:
+    `loaded({"sentence": strings}, training=True)` gives the model's outputs, with dropout, for fine-tuning.
     """
 
     # Plain attributes in place of tf.Module's properties: attributes are saved, properties are not.
@@ -35,21 +38,119 @@ class Servable(tf.Module):
         # Every state, dropout's seeds among them: a trace with training=True cannot be saved without these.
         self.variables = [variable.value for variable in model.variables]
         self.trainable_variables = [variable.value for variable in model.trainable_variables]
-        for training in (False, True):
-            self.__call__.get_concrete_function(task.signature(), training=training)
+        self.functions()
 
     @tf.function(autograph=False)
     def __call__(self, raw: Raw, training: bool = False) -> Any:
         """Raw strings [B] by name -> the model's outputs, before `decode`."""
-        return self._model()(model_inputs(self._task().features(self.preprocess, raw)), training=training)
+        features = self._task().features(self.preprocess, _of_one_size(raw))
+        return self._model()(model_inputs(features), training=training)
 
     @tf.function(autograph=False)
     def serve(self, **raw: tf.Tensor) -> Raw:
         """Strings [B] by name -> what is served, [B, ...] by name."""
-        task = self._task()
+        task, raw = self._task(), _of_one_size(raw)
         features = task.features(self.preprocess, raw)
-        return task.decode(self._model()(model_inputs(features), training=False), features, raw)
+        run = self._in_groups if task.windowed else self._run
+        return task.decode(run(model_inputs(features)), features, raw)
+
+    def _run(self, features: Features) -> Any:
+        return self._model()(features, training=False)
+
+    def _in_groups(self, features: Features) -> tf.Tensor:
+        """The model's outputs of any number of windows."""
+        count = tf.shape(features[INPUT_MASK])[0]
+        groups = tf.maximum(1, -(-count // WINDOWS))  # one of no windows where there is none
+        shapes = []  # the list of outputs would forget them
+
+        def step(i: tf.Tensor, outputs: tf.TensorArray) -> tuple[tf.Tensor, tf.TensorArray]:
+            group = slice(i * WINDOWS, (i + 1) * WINDOWS)
+            output = self._run({name: x[group] for name, x in features.items()})
+            shapes.append(output.shape)
+            return i + 1, outputs.write(i, output)
+
+        outputs = tf.TensorArray(tf.float32, size=groups, infer_shape=False)
+        _, outputs = tf.while_loop(lambda i, _: i < groups, step, [0, outputs], parallel_iterations=1)
+        return tf.ensure_shape(outputs.concat(), shapes[0])
+
+    @tf.function(autograph=False)
+    def serve_examples(self, **raw: tf.Tensor) -> Raw:
+        """Serialized tf.Example [B] with the strings as bytes features -> what `serve` says of them."""
+        examples = _of_one_size(raw)[EXAMPLES]
+        # TensorFlow's own error repeats the bytes. Every message but an empty one opens with the tag of its one field.
+        message = tf.strings.regex_full_match(tf.strings.substr(examples, 0, 1), "\n?")
+        checked = tf.debugging.Assert(
+            tf.reduce_all(message), [f"{EXAMPLES}: wanted is serialized tf.Example"]
+        )
+        with tf.control_dependencies([checked]):
+            examples = tf.identity(examples)
+        columns = {
+            name: tf.io.FixedLenFeature(spec.shape[1:], spec.dtype)
+            for name, spec in self._task().signature().items()
+        }
+        return self.serve(**tf.io.parse_example(examples, columns))
+
+    @tf.function(autograph=False)
+    def serve_features(self, **features: tf.Tensor) -> Raw:
+        """What a model reads, int32 [B, S], or [B, K, S] of a choice -> what needs no text."""
+        same = _of_one_size({name: features[name] for name in ENCODER_INPUTS}, whole=True)
+        features = _of_one_size(features | same)
+        # The kernel refuses what is too large, and would count what is negative from the end.
+        counted = tf.reduce_all([tf.reduce_all(value >= 0) for value in features.values()])
+        checked = tf.debugging.Assert(counted, [f"{', '.join(features)}: a number is under 0"])
+        with tf.control_dependencies([checked]):
+            features = {name: tf.identity(value) for name, value in features.items()}
+        return self._task().decode_features(self._run(features))
+
+    @tf.function(autograph=False)
+    def serve_ragged(self, **raw: tf.Tensor) -> Raw:
+        """As `serve`, but lists [B, N] are [M], those of all examples in a row, with NAME_row_splits int64 [B + 1]."""
+        answers = self.serve(**raw)
+        for prefix, filling in self._task().lists.items():
+            real = answers[filling] >= 0
+            for name in [name for name in answers if name.startswith(f"{prefix}_")]:
+                answers[name] = tf.boolean_mask(answers[name], real)
+            counts = tf.reduce_sum(tf.cast(real, tf.int64), axis=1)
+            answers[f"{prefix}_row_splits"] = tf.concat([[0], tf.cumsum(counts)], axis=0)
+        return answers
+
+    def functions(self) -> list[Any]:
+        """The traces that are saved: those of the signatures, and of calls with and without dropout."""
+        calls = [
+            self.__call__.get_concrete_function(self._task().signature(), training=training)
+            for training in (False, True)
+        ]
+        return [*calls, *self.signatures().values()]
 
     def signatures(self) -> dict[str, Any]:
-        """What `tf.saved_model.save` publishes."""
-        return {"serving_default": self.serve.get_concrete_function(**self._task().signature())}
+        """What `tf.saved_model.save` publishes, by name."""
+        task = self._task()
+        text = task.signature()
+        read = tf.function(lambda **raw: model_inputs(task.features(self.preprocess, raw)), autograph=False)
+        features = {
+            name: tf.TensorSpec(value.shape, value.dtype, name=name)
+            for name, value in read.get_concrete_function(**text).structured_outputs.items()
+        }
+        made = {
+            "serving_default": self.serve.get_concrete_function(**text),
+            EXAMPLES: self.serve_examples.get_concrete_function(
+                **{EXAMPLES: tf.TensorSpec([None], tf.string, name=EXAMPLES)}
+            ),
+            "features": self.serve_features.get_concrete_function(**features),
+        }
+        if task.lists:
+            made["ragged"] = self.serve_ragged.get_concrete_function(**text)
+        return made
+
+
+def _of_one_size(tensors: Mapping[str, tf.Tensor], *, whole: bool = False) -> dict[str, tf.Tensor]:
+    """The tensors, behind a check of their ranks and batch sizes, or whole shapes: some kernels read past the shorter one.
+
+    Raises InvalidArgumentError when run.
+    """
+    tensors = {name: tf.ensure_shape(value, value.shape) for name, value in tensors.items()}
+    shapes = [tf.shape(value) if whole else tf.shape(value)[:1] for value in tensors.values()]
+    equal = tf.reduce_all([tf.reduce_all(shape == shapes[0]) for shape in shapes])
+    checked = tf.debugging.Assert(equal, [f"{', '.join(tensors)} differ in shape", *shapes])
+    with tf.control_dependencies([checked]):
+        return {name: tf.identity(value) for name, value in tensors.items()}

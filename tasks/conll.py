@@ -289,6 +289,7 @@ class Conll(Task):
     measure = "f1"
     validation_splits = ("validation",)
     windowed = True
+    lists = {"entity": "entity_start_byte"}
 
     def __init__(
         self,
@@ -401,8 +402,8 @@ class Conll(Task):
         """Logits [W, S, C] -> each word's best tag, and the entities that these make.
 
         "tags": string [B], joined as the words are; a word without a piece is O
-        "entity_text", "entity_type": string [B, E], filled up with ""
-        "entity_start", "entity_end": int32 [B, E], bytes of the text, the end exclusive; filled up with -1
+        "entity_text", "entity_label": string [B, E], filled up with ""
+        "entity_start_byte", "entity_end_byte": int32 [B, E], bytes of the text, the end exclusive; filled up with -1
         "entity_score": float32 [B, E], the mean of its words' probabilities; filled up with 0
 
         E is the most entities of an example. As conlleval does, "I-" that continues nothing starts an entity.
@@ -452,9 +453,9 @@ class Conll(Task):
         start, end = tf.gather(starts.values, first), tf.gather(ends.values, last)
         columns = {
             "entity_text": (letters.cut(rows, start, end), ""),
-            "entity_type": (tf.gather(tf.constant(self.types), tf.gather(kind, first)), ""),
-            "entity_start": (start, -1),
-            "entity_end": (end, -1),
+            "entity_label": (tf.gather(tf.constant(self.types), tf.gather(kind, first)), ""),
+            "entity_start_byte": (start, -1),
+            "entity_end_byte": (end, -1),
             "entity_score": (tf.math.segment_mean(tf.gather(scores, inside), entity), 0.0),
         }
         return {
@@ -477,9 +478,15 @@ class Conll(Task):
         yield "accuracy", metrics.accuracy(np.concatenate(gold), np.concatenate(predicted))
 
     def record(self, decoded: Mapping[str, np.ndarray]) -> dict[str, Any]:
-        """The entities, each with its text, type, bytes and score, and the words' tags."""
-        names = ("text", "type", "start", "end", "score")
-        columns = [plain(decoded[f"entity_{name}"]) for name in names]
+        """The entities, each with its text, label, bytes and score, and the words' tags."""
+        names = {
+            "text": "entity_text",
+            "label": "entity_label",
+            "start": "entity_start_byte",
+            "end": "entity_end_byte",
+            "score": "entity_score",
+        }
+        columns = [plain(decoded[name]) for name in names.values()]
         entities = [dict(zip(names, values, strict=True)) for values in zip(*columns, strict=True)]
         return {
             "entities": [entity for entity in entities if entity["start"] >= 0],
@@ -491,7 +498,7 @@ class Conll(Task):
         text = example[TEXT].encode()
         for entity in reversed(record["entities"]):
             start, end = entity["start"], entity["end"]
-            marked = b"[%s %s]" % (text[start:end], entity["type"].encode())
+            marked = b"[%s %s]" % (text[start:end], entity["label"].encode())
             text = text[:start] + marked + text[end:]
         return {TEXT: text.decode("utf-8", "replace")}
 

@@ -34,7 +34,6 @@ from bert_keras.features import (
     WORD_INDEX,
 )
 from bert_keras.preprocessing import Preprocessor
-from bert_keras.tokenizers import WordPiece
 from tasks.conll import TEXT, Conll, text_of, words_of
 from tasks.task import Features, Raw, model_inputs
 from tasks.train import check_sizes, write_json
@@ -210,7 +209,6 @@ class Extractor:
     def identity(self) -> dict[str, Any]:
         """What must be equal for vectors to be equal, beside the text."""
         tokenizer = self.preprocess.tokenizer
-        assert isinstance(tokenizer, WordPiece)
         weights = checkpoints.collect(self.config, self.encoder).tensors
         return {
             "format_version": FORMAT_VERSION,
@@ -220,7 +218,7 @@ class Extractor:
                 for part in (name.encode(), np.ascontiguousarray(weights[name]).tobytes())
             ),
             "config": self.config.to_dict(),
-            "vocabulary": _digest(piece.encode() for piece in tokenizer.vocabulary),
+            "vocabulary": tokenizer.digest,
             "lower_case": tokenizer.lower_case,
             "seq_length": self.preprocess.seq_length,
             "doc_stride": self.units.doc_stride,
@@ -534,7 +532,6 @@ def extract_file(
     )
     made = part / f"made.{format}"
     tokenizer = extractor.preprocess.tokenizer
-    assert isinstance(tokenizer, WordPiece)
     WRITERS[format](made, lambda: _spoken(cache, layers, tokenizer.vocabulary))
     os.replace(made, output)
     shutil.rmtree(part)

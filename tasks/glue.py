@@ -271,6 +271,10 @@ class Glue(Task):
 
     def decode(self, outputs: tf.Tensor, features: Features, raw: Raw) -> dict[str, tf.Tensor]:
         """Logits [B, C] -> "label" string [B] and "probabilities" float32 [B, C], or "score" float32 [B]."""
+        return self.decode_features(outputs)
+
+    def decode_features(self, outputs: tf.Tensor) -> dict[str, tf.Tensor]:
+        """The same: no text is needed."""
         if not self.row.labels:
             return {"score": outputs[:, 0]}
         return {

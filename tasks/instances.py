@@ -31,6 +31,7 @@ from bert_keras.tokenizers import Tokenizer
 from tasks.task import check_settings
 
 ROWS = 1024  # instances that are packed and masked together; lines that are tokenized together
+AHEAD = 4  # batches of ROWS that a stream makes before they are asked for
 SHARD_BYTES = 4_000_000  # of text; some 60 bytes of memory each with dupe_factor 10
 SHARD_DOCUMENTS = 20  # at least: a random next segment is drawn from the others of its shard
 
@@ -370,6 +371,21 @@ def packed_batches(
     return (pack(batch, preprocess, segmented=segment is not None) for batch in rows), skipped
 
 
+class Place(NamedTuple):
+    """Where a shard stands in a stream.
+
+    shard: counted within its epoch
+    instances: of the stream that come before it
+    """
+
+    epoch: int
+    shard: int
+    instances: int
+
+
+BEGINNING = Place(0, 0, 0)
+
+
 def stream(
     documents: Iterable[Text],
     *,
@@ -377,8 +393,9 @@ def stream(
     settings: Settings,
     segment: Segmenter | None = None,
     seed: int,
-    first_epoch: int = 0,
+    start: Place = BEGINNING,
     epochs: int | None = None,
+    visit: Callable[[Place], None] = lambda place: None,
     shard_bytes: int = SHARD_BYTES,
     shard_documents: int = SHARD_DOCUMENTS,
 ) -> tf.data.Dataset:
@@ -386,7 +403,9 @@ def stream(
 
     documents: read anew in every epoch, a `Corpus`
     segment: splits a line into words, for whole-word masking; adds `word_starts` int32 [S]
+    start: the first shard; what comes before it is read and not tokenized
     epochs: how many; None goes on without end. An epoch is `dupe_factor` passes, its draws those of (seed, epoch)
+    visit: is called with each shard's place before its first instance
 
     Raises ValueError where there is no text, or the sampler needs more documents.
     """
@@ -396,11 +415,18 @@ def stream(
     make = functools.partial(packed_batches, tokenizer=tokenizer, settings=settings, segment=segment)
 
     def every_batch() -> Iterator[Features]:
-        for epoch in itertools.islice(itertools.count(first_epoch), epochs):
+        made = start.instances
+        for epoch in itertools.islice(itertools.count(start.epoch), epochs):
             for index, texts in enumerate(shards(documents, size=shard_bytes, least=shard_documents)):
-                yield from make(texts, seed=[seed, epoch, index])[0]
+                if (epoch, index) < (start.epoch, start.shard):
+                    continue
+                visit(Place(epoch, index, made))
+                for batch in make(texts, seed=[seed, epoch, index])[0]:
+                    yield batch
+                    made += len(batch[NEXT_SENTENCE_LABEL])
 
     names = ENCODER_INPUTS + (WORD_STARTS,) * (segment is not None)
     signature = dict.fromkeys(names, tf.TensorSpec([None, settings.seq_length], tf.int32))
     signature[NEXT_SENTENCE_LABEL] = tf.TensorSpec([None], tf.int32)
-    return tf.data.Dataset.from_generator(every_batch, output_signature=signature).unbatch()
+    batches = tf.data.Dataset.from_generator(every_batch, output_signature=signature)
+    return batches.prefetch(AHEAD).unbatch()

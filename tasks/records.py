@@ -33,7 +33,7 @@ from bert_keras.features import (
 )
 from bert_keras.masking import Masking, Pieces, mask
 from bert_keras.preprocessing import Features
-from bert_keras.tokenizers import WordPiece
+from bert_keras.tokenizers import Tokenizer
 from tasks.feature_based import check_equal
 from tasks.instances import (
     SAMPLERS,
@@ -50,6 +50,8 @@ from tasks.train import write_json
 FORMAT_VERSION = 1
 MANIFEST = "manifest.json"
 TEMPORARY = ".tmp"  # ends the name of a file that is not complete
+FILES = 8  # that are read at a time where the order is random
+BLOCK = 10_000  # records that are shuffled together
 LABEL_RATE_TOLERANCE = 0.1  # from one half, beyond which the summary warns
 
 # What a record calls its features: Google's names, and one that their files do not have.
@@ -129,7 +131,7 @@ class _Job:
     """What a worker needs beside a shard's text."""
 
     path: pathlib.Path
-    make_tokenizer: Callable[[], WordPiece]
+    make_tokenizer: Callable[[], Tokenizer]
     settings: Settings
     masking: Masking | None
     segment: Segmenter | None
@@ -204,16 +206,11 @@ def _text_digest(texts: Iterable[Text]) -> str:
     return found.hexdigest()
 
 
-def vocabulary_digest(tokenizer: WordPiece) -> str:
-    """SHA-256 of a vocabulary: that of its file, one piece a line."""
-    return hashlib.sha256("".join(f"{piece}\n" for piece in tokenizer.vocabulary).encode()).hexdigest()
-
-
 def write_records(
     documents: Iterable[Text],
     path: str | pathlib.Path,
     *,
-    make_tokenizer: Callable[[], WordPiece],
+    make_tokenizer: Callable[[], Tokenizer],
     settings: Settings,
     masking: Masking | None = None,
     segment: Segmenter | None = None,
@@ -247,7 +244,7 @@ def write_records(
     tokenizer = make_tokenizer()
     identity = {
         "format_version": FORMAT_VERSION,
-        "vocabulary": vocabulary_digest(tokenizer),
+        "vocabulary": tokenizer.digest,
         "lower_case": tokenizer.lower_case,
         **dataclasses.asdict(settings),
         "masking": None if masking is None else dataclasses.asdict(masking),
@@ -370,13 +367,18 @@ def _work(number: int, texts: list[Text]) -> Shard:
     return _worker(number, texts)
 
 
+RecordFiles = str | pathlib.Path | Sequence[str | pathlib.Path]
+
+
 def read_records(
-    source: str | pathlib.Path | Sequence[str | pathlib.Path], *, tokenizer: WordPiece | None = None
+    source: RecordFiles, *, tokenizer: Tokenizer | None = None, seed: int | None = None, skip: int = 0
 ) -> tf.data.Dataset:
     """Instances of TFRecord files, these or google-research/bert's, one at a time and in order.
 
     source: a folder of `write_records`, or files, plain or gzipped
     tokenizer: what the ids must be of; compared with the manifest of a folder
+    seed: reads without end and in random order, another in every epoch, that of (seed, epoch)
+    skip: instances of that order that are passed over; they are not parsed
 
     Returns Features int32 [S] with `next_sentence_labels` int32 [] and, where the files have masks, `masked_lm_positions` and
     `masked_lm_ids` int32 [P] and `masked_lm_weights` float32 [P]; or `word_starts` int32 [S].
@@ -385,9 +387,14 @@ def read_records(
     """
     folder = isinstance(source, str | pathlib.Path) and pathlib.Path(source).is_dir()
     files, count = _checked(pathlib.Path(str(source)), tokenizer) if folder else (_listed(source), None)
-    compression = "GZIP" if files[0].read_bytes()[:2] == b"\x1f\x8b" else ""
+    with files[0].open("rb") as opened:
+        compression = "GZIP" if opened.read(2) == b"\x1f\x8b" else ""
     records = tf.data.TFRecordDataset([str(file) for file in files], compression)
     spec = _spec(files[0], records)
+    if seed is not None:
+        in_epoch = functools.partial(_shuffled, files, compression, seed=seed)
+        first, skip = divmod(skip, count or sum(1 for _ in records)) if skip else (0, 0)
+        records, count = tf.data.Dataset.counter(first).flat_map(in_epoch).skip(skip), None
 
     def parse(record: tf.Tensor) -> Features:
         read = tf.io.parse_single_example(record, {RECORD_NAMES[name]: spec[name] for name in spec})
@@ -402,18 +409,45 @@ def read_records(
     return read if count is None else read.apply(tf.data.experimental.assert_cardinality(count))
 
 
-def _listed(source: str | pathlib.Path | Sequence[str | pathlib.Path]) -> list[pathlib.Path]:
+def _shuffled(
+    files: Sequence[pathlib.Path], compression: str, epoch: tf.Tensor, *, seed: int
+) -> tf.data.Dataset:
+    """An epoch's records: the files in random order, several at a time, and of what they give BLOCK records at a time.
+
+    Not by `Dataset.shuffle`, whose seed TensorFlow's own has a part in.
+    """
+    key = tf.random.experimental.stateless_fold_in(tf.constant([seed, 0], tf.int64), epoch)
+
+    def shuffled(number: tf.Tensor, block: tf.Tensor) -> tf.Tensor:
+        return _in_random_order(block, tf.random.experimental.stateless_fold_in(key, number + 1))
+
+    names = _in_random_order(tf.constant([str(file) for file in files]), key)
+    return (
+        tf.data.Dataset.from_tensor_slices(names)
+        .interleave(lambda name: tf.data.TFRecordDataset(name, compression), cycle_length=FILES)
+        .batch(BLOCK)
+        .enumerate()
+        .map(shuffled)
+        .unbatch()
+    )
+
+
+def _in_random_order(values: tf.Tensor, seed: tf.Tensor) -> tf.Tensor:
+    return tf.gather(values, tf.argsort(tf.random.stateless_uniform([tf.size(values)], seed)))
+
+
+def _listed(source: RecordFiles) -> list[pathlib.Path]:
     files = [pathlib.Path(file) for file in ([source] if isinstance(source, str | pathlib.Path) else source)]
     if absent := [file for file in files if not file.is_file()] or not files:
         raise FileNotFoundError(f"there is no {absent}; give a folder of instances, or TFRecord files.")
     return files
 
 
-def _checked(path: pathlib.Path, tokenizer: WordPiece | None) -> tuple[list[pathlib.Path], int]:
+def _checked(path: pathlib.Path, tokenizer: Tokenizer | None) -> tuple[list[pathlib.Path], int]:
     """The files of a folder and how many instances they have."""
     manifest = read_manifest(path)
     if tokenizer is not None:
-        wanted = {"vocabulary": vocabulary_digest(tokenizer), "lower_case": tokenizer.lower_case}
+        wanted = {"vocabulary": tokenizer.digest, "lower_case": tokenizer.lower_case}
         check_equal(path, {name: manifest.get(name) for name in wanted}, wanted)
     if manifest.get("format_version") != FORMAT_VERSION or manifest["summary"] is None:
         raise ValueError(

@@ -48,6 +48,7 @@ from tasks.task import (
 ID, QUESTION, CONTEXT = "id", "question", "context"
 ANSWERS = "answers"
 ANSWER_START, ANSWER_END = "answer_start", "answer_end"  # bytes of the context, the end exclusive
+START_BYTE, END_BYTE = "start_byte", "end_byte"  # the same of what is answered
 
 # The logit of a padding position: its share of a softmax is 0 in float32, so no answer depends on how far its batch was
 # padded, and unlike an infinity it stays a number in means, in losses and in JSON.
@@ -120,6 +121,7 @@ class Squad(Task):
     measure = "f1"
     validation_splits = ("validation",)
     windowed = True
+    lists = {"nbest": "nbest_starts"}
 
     def __init__(
         self,
@@ -208,7 +210,8 @@ class Squad(Task):
     def decode(self, outputs: tf.Tensor, features: Features, raw: Raw) -> dict[str, tf.Tensor]:
         """Logits float32 [W, 2, S] -> the answer to each question, [B], and the N = n_best that score best, [B, N].
 
-        "answer" string [B], "answer_start", "answer_end" int32 [B]: the text, and its bytes in the context
+        "answer" string [B], "start_byte", "end_byte" int32 [B]: the text, and its bytes in the context, the end exclusive
+        "score" float32 [B]: its probability, or that of no answer where there is none
         "nbest_answers" string, "nbest_starts", "nbest_ends" int32, "nbest_probabilities" float32 [B, N], by falling score;
             filled up with "", -1 and 0.0 where there are fewer spans
 
@@ -276,17 +279,19 @@ class Squad(Task):
 
     def _answered(self, nbest: Mapping[str, Any]) -> dict[str, tf.Tensor]:
         """What depends on tau, from the n best and the null odds."""
-        answer, start, end = (nbest[name][:, 0] for name in ("nbest_answers", "nbest_starts", "nbest_ends"))
+        names = ("nbest_answers", "nbest_probabilities", "nbest_starts", "nbest_ends")
+        answer, score, start, end = (nbest[name][:, 0] for name in names)
         if not self.version.unanswerable:
-            return {"answer": answer, ANSWER_START: start, ANSWER_END: end}
+            return {"answer": answer, "score": score, START_BYTE: start, END_BYTE: end}
         odds = tf.convert_to_tensor(nbest["null_odds"])
         answered = (
             tf.cast(odds, tf.float64) < -self.tau
         )  # in float32 two odds' middle could be one of the two
         return {
             "answer": tf.where(answered, answer, ""),
-            ANSWER_START: tf.where(answered, start, -1),
-            ANSWER_END: tf.where(answered, end, -1),
+            "score": tf.where(answered, score, 1 - tf.reduce_sum(nbest["nbest_probabilities"], axis=1)),
+            START_BYTE: tf.where(answered, start, -1),
+            END_BYTE: tf.where(answered, end, -1),
             "no_answer_probability": tf.sigmoid(odds + self.tau),
         }
 
@@ -343,7 +348,7 @@ class Squad(Task):
         }
 
     def record(self, decoded: Mapping[str, np.ndarray]) -> dict[str, Any]:
-        """{"answer", "start", "end", "nbest": [{"answer", "probability", "start", "end"}, ...]}, places in bytes.
+        """{"answer", "score", "start", "end", "nbest": [{"answer", "probability", "start", "end"}, ...]}, places in bytes.
 
         Of SQuAD 2.0 also "no_answer_probability".
         """
@@ -357,8 +362,9 @@ class Squad(Task):
         nbest = [dict(zip(names, span, strict=True)) for span in zip(*columns, strict=True)]
         found: dict[str, Any] = {
             "answer": plain(decoded["answer"]),
-            "start": int(decoded[ANSWER_START]),
-            "end": int(decoded[ANSWER_END]),
+            "score": float(decoded["score"]),
+            "start": int(decoded[START_BYTE]),
+            "end": int(decoded[END_BYTE]),
         }
         if self.version.unanswerable:
             found["no_answer_probability"] = float(decoded["no_answer_probability"])
@@ -401,7 +407,7 @@ class Squad(Task):
 
         confidence = predictions["nbest_probabilities"][:, 0]
         if self.version.unanswerable:
-            withheld = predictions[ANSWER_START] < 0
+            withheld = predictions[START_BYTE] < 0
             confidence = np.where(withheld, predictions["no_answer_probability"], confidence)
         wrong = np.flatnonzero(scores["exact_match"] == 0)
         errors = wrong[np.argsort(-confidence[wrong], kind="stable")][:ERRORS_SHOWN]

@@ -159,12 +159,13 @@ class Swag(Task):
 
     def decode(self, outputs: tf.Tensor, features: Features, raw: Raw) -> dict[str, tf.Tensor]:
         """Logits [B, K] -> "label" int32 [B], "ending" string [B] and "probabilities" float32 [B, K]."""
+        decoded = self.decode_features(outputs)
+        return decoded | {"ending": tf.gather(raw[ENDINGS], decoded[LABEL], batch_dims=1)}
+
+    def decode_features(self, outputs: tf.Tensor) -> dict[str, tf.Tensor]:
+        """The same without the ending's text."""
         chosen = tf.argmax(outputs, axis=-1, output_type=tf.int32)
-        return {
-            LABEL: chosen,
-            "ending": tf.gather(raw[ENDINGS], chosen, batch_dims=1),
-            "probabilities": tf.nn.softmax(outputs),
-        }
+        return {LABEL: chosen, "probabilities": tf.nn.softmax(outputs)}
 
     def signature(self) -> dict[str, tf.TensorSpec]:
         return {

@@ -20,7 +20,13 @@ import numpy as np
 import tensorflow as tf
 
 from bert_keras.encoder import BertEncoder, encoder_inputs
-from bert_keras.features import ENCODER_INPUTS, INPUT_MASK, POOLED_OUTPUT, SEQUENCE_OUTPUT
+from bert_keras.features import (
+    ENCODER_INPUTS,
+    INPUT_MASK,
+    MASKED_LM_POSITIONS,
+    POOLED_OUTPUT,
+    SEQUENCE_OUTPUT,
+)
 from bert_keras.heads import ClassifierHead, ConcatClassifierHead
 from bert_keras.optimization import SCHEDULES
 
@@ -32,6 +38,7 @@ Source = str | Path | Mapping[str, str | Path]
 # Batches whose examples are sorted by length together: enough for like lengths, few enough for random order.
 POOL = 50
 ERRORS_SHOWN = 10  # of the errors that a report lists
+MODEL_INPUTS = (*ENCODER_INPUTS, MASKED_LM_POSITIONS)
 _ROW = "row"  # the example's place in the data set, int64 [B]
 
 
@@ -56,6 +63,9 @@ class Task(Protocol):
     defaults: the Hparams of its recipe that differ from those of Hparams
     windowed: whether examples are cut into windows
     calibrated: the numbers in `to_json` that `calibrate` chose
+    pretrained_head: whether pre-training made the head too, so that fine-tuning starts from it where the checkpoint has it
+    lists: where `decode` lists several things of each example: how their names begin, and the one that is -1 where it only
+        fills up
     """
 
     kind: str
@@ -68,6 +78,8 @@ class Task(Protocol):
     defaults: Mapping[str, Any] = {}
     windowed: bool = False
     calibrated: tuple[str, ...] = ()
+    pretrained_head: bool = False
+    lists: Mapping[str, str] = {}
 
     @classmethod
     def open(cls, name: str, source: Source | None, **options: Any) -> Self:
@@ -101,6 +113,10 @@ class Task(Protocol):
     def signature(self) -> dict[str, tf.TensorSpec]:
         """The raw strings that serving takes."""
         ...
+
+    def decode_features(self, outputs: Any) -> dict[str, tf.Tensor]:
+        """What is served to those who send features and no text, [B, ...] or [W, ...]; in graph."""
+        return {"logits": outputs}
 
     def evaluate(
         self, predictions: Mapping[str, np.ndarray], raw: Mapping[str, np.ndarray]
@@ -267,7 +283,7 @@ def load_tfds(name: str, split: str, *, instead: str) -> tuple[tf.data.Dataset, 
 
 def model_inputs(features: Features) -> Features:
     """The features that a model reads, without those that only `labels` and `decode` do."""
-    return {name: features[name] for name in ENCODER_INPUTS}
+    return {name: features[name] for name in MODEL_INPUTS if name in features}
 
 
 # How a classifier reads an encoder, and the encoder output that it needs.

@@ -1,18 +1,18 @@
 """Fine-tuning: a task, a checkpoint and settings in; a run directory out, and back in.
 
 A run directory is `config.json`, `vocab.txt`, `model.safetensors` (Hugging Face's names), `tokenizer_config.json`, `task.json`
-(the task, its labels and preprocessing), `results.json` (measures and history) and `logs/` for TensorBoard.
+(the task, its labels and preprocessing), `results.json` (measures and history), `logs/` for TensorBoard and, where asked for,
+`checkpoints/` (tasks/resume.py).
 """
 
 import dataclasses
 import functools
 import json
 import math
-import os
 import pathlib
 import statistics
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import keras
@@ -24,19 +24,41 @@ from bert_keras.encoder import BertEncoder
 from bert_keras.features import POOLED_OUTPUT
 from bert_keras.optimization import SCHEDULES, AdamW
 from bert_keras.preprocessing import Preprocessor
-from bert_keras.tokenizers import WordPiece
+from bert_keras.tokenizers import Tokenizer
 from tasks.conll import Conll
+from tasks.fill_mask import FillMask
 from tasks.glue import Glue
+from tasks.resume import (
+    LOGS,
+    RESULTS_FILE,
+    TASK_FILE,
+    Saver,
+    digest_of_examples,
+    digest_of_tensors,
+    prepare_output,
+    write_json,
+)
 from tasks.squad import Squad
 from tasks.swag import Swag
-from tasks.task import Hparams, Task, cardinality, count, dataset, predict, take_examples
-
-TASK_FILE, RESULTS_FILE, LOGS = "task.json", "results.json", "logs"
+from tasks.task import Hparams, Source, Task, cardinality, count, dataset, predict, take_examples
 
 # What task.json's "kind" names. A new task is a line here.
-TASKS: dict[str, type[Task]] = {Glue.kind: Glue, Squad.kind: Squad, Swag.kind: Swag, Conll.kind: Conll}
+TASKS: dict[str, type[Task]] = {task.kind: task for task in (Glue, Squad, Swag, Conll, FillMask)}
 
 STRATEGIES = ("one", "mirrored", "tpu")
+# Not every checkpoint has them: what was trained on the masked LM alone has no pooler, and a BiLSTM is put on afterwards.
+NEW_PARTS = ("pooler", "bilstm")
+
+
+def open_task(name: str, source: Source | None, **options: Any) -> Task:
+    """The task of that name. Raises ValueError on another name, or an option that the task has not."""
+    task = next((task for task in TASKS.values() if name in task.names), None)
+    if task is None:
+        listed = ", ".join(name for task in TASKS.values() for name in task.names)
+        raise ValueError(f"no task named {name!r}; the tasks are {listed}.")
+    if unknown := [f"--{option.replace('_', '-')}" for option in options if option not in task.options]:
+        raise ValueError(f"{', '.join(unknown)} says nothing to the task {name}; leave it out.")
+    return task.open(name, source, **options)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -109,43 +131,33 @@ def check_labelled(task: Task, preprocess: Preprocessor, examples: tf.data.Datas
         )
 
 
-def prepare_output(path: pathlib.Path) -> None:
-    """Makes the folder and proves that it can be written. Raises ValueError where it holds a run or refuses a file."""
-    if (path / RESULTS_FILE).exists() or (path / TASK_FILE).exists():
-        raise ValueError(f"{path} already holds a run; give another folder, or remove this one first.")
-    try:
-        path.mkdir(parents=True, exist_ok=True)
-        probe = path / ".probe"
-        probe.write_bytes(b"0")
-        probe.unlink()
-    except OSError as error:
-        raise ValueError(
-            f"cannot write to {path}: {error.strerror}; give a folder that can be written."
-        ) from error
+def save_weights(
+    path: pathlib.Path,
+    tokenizer: Tokenizer,
+    encoder: BertEncoder,
+    heads: Mapping[str, keras.layers.Layer],
+    *,
+    without: Sequence[str] = (),
+) -> None:
+    """An encoder with its heads, config and vocabulary. Raises OSError where the disk is full; what was there stays.
 
-
-def write_json(path: pathlib.Path, content: Any) -> None:
-    """Writes to a temporary name, then renames: a reader sees the old file or the new one."""
-    temporary = path.with_name(path.name + ".tmp")
-    try:
-        temporary.write_text(json.dumps(content, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
-        os.replace(temporary, path)
-    except OSError:
-        temporary.unlink(missing_ok=True)
-        raise
+    without: parts that are left out, for nothing has trained them
+    """
+    checkpoint = checkpoints.collect(encoder.config, encoder, **heads)
+    kept = {name: value for name, value in checkpoint.tensors.items() if name.split("/")[0] not in without}
+    checkpoint = dataclasses.replace(checkpoint, tensors=kept)
+    checkpoint = checkpoints.with_tokenizer(checkpoint, tokenizer)
+    checkpoints.write(checkpoint, path, format="hugging-face", overwrite=True)
 
 
 def save_run(path: pathlib.Path, task: Task, preprocess: Preprocessor, model: keras.Model) -> None:
     """Weights, config, vocabulary and task.json. Raises OSError where the disk is full; what was there stays."""
-    encoder = encoder_of(model)
-    tokenizer = preprocess.tokenizer
-    assert isinstance(tokenizer, WordPiece)  # what vocab.txt and tokenizer_config.json can hold
-    checkpoint = dataclasses.replace(
-        checkpoints.collect(encoder.config, encoder, **heads_of(model)),
-        vocabulary=tokenizer.vocabulary,
-        lower_case=tokenizer.lower_case,
-    )
-    checkpoints.write(checkpoint, path, format="hugging-face", overwrite=True)
+    save_weights(path, preprocess.tokenizer, encoder_of(model), heads_of(model))
+    save_task(path, task, preprocess)
+
+
+def save_task(path: pathlib.Path, task: Task, preprocess: Preprocessor) -> None:
+    """The task.json of a run."""
     content = {"kind": task.kind, "task": task.to_json()}
     write_json(
         path / TASK_FILE, content | {"seq_length": preprocess.seq_length, "truncation": preprocess.truncation}
@@ -176,14 +188,34 @@ def load_run(
         raise ValueError(
             f"{file} is not the {TASK_FILE} of a run: {type(error).__name__} {error}."
         ) from error
+    return run_of(task, path, seq_length=seq_length, truncation=truncation, log=log)
+
+
+def run_of(
+    task: Task,
+    path: str | pathlib.Path,
+    *,
+    seq_length: int | None = None,
+    truncation: str = "longest_first",
+    log: Callable[[str], None] = lambda line: None,
+) -> Run:
+    """The run of a task with the weights of a checkpoint as they are, its heads' among them.
+
+    seq_length: in wordpieces; None takes all positions of the encoder
+
+    Raises FileNotFoundError or ValueError, naming what is missing or wrong.
+    """
     checkpoint = checkpoints.read(path)
     tokenizer = checkpoints.tokenizer_of(checkpoint)
+    seq_length = checkpoint.config.max_length if seq_length is None else seq_length
     check_sizes(checkpoint.config, vocab_size=tokenizer.vocab_size, seq_length=seq_length)
     encoder = BertEncoder(checkpoint.config, outputs=task.outputs)
+    # Nothing would train the pooler of a model that does not read it.
+    encoder.pooler.trainable = POOLED_OUTPUT in task.outputs
     model = task.model(encoder)
     log(str(checkpoints.assign(checkpoint, encoder, **heads_of(model))))
     preprocess = Preprocessor(tokenizer, seq_length=seq_length, truncation=truncation, pad_to_longest=True)
-    return Run(task=task, preprocess=preprocess, model=model, path=path)
+    return Run(task=task, preprocess=preprocess, model=model, path=pathlib.Path(path))
 
 
 class Ensemble(keras.Model):
@@ -228,11 +260,10 @@ def load_runs(
 def _reads(run: Run) -> Any:
     """What must be equal in the runs of an ensemble."""
     tokenizer, task = run.preprocess.tokenizer, run.task
-    assert isinstance(tokenizer, WordPiece)
     return (
         (task.kind, {name: value for name, value in task.to_json().items() if name not in task.calibrated}),
         (run.preprocess.seq_length, run.preprocess.truncation),
-        (tokenizer.vocabulary, tokenizer.lower_case),
+        (tokenizer.digest, tokenizer.lower_case),
     )
 
 
@@ -261,7 +292,7 @@ class _Evaluate(keras.callbacks.Callback):
         super().__init__()
         self._run, self._split, self._hparams, self._log = run, split, hparams, log
         self.history: list[dict[str, float]] = []
-        self.best: tuple[float, int] | None = None
+        self.best: Sequence[Any] | None = None  # the value, and the epoch it was measured after
 
     def on_train_batch_end(self, batch: int, logs: dict[str, float] | None = None) -> None:
         loss = (logs or {}).get("loss", 0.0)
@@ -314,12 +345,12 @@ def _compiled_model(
     encoder = BertEncoder(source.config, outputs=task.outputs)
     model = task.model(encoder)
     if source.tensors:
-        # Not every checkpoint has a pooler: what was trained on the masked LM alone has none.
         heads = heads_of(model)
         if keep_head:
-            log(str(checkpoints.assign(source, encoder, fresh=("pooler",), **heads)))
+            log(str(checkpoints.assign(source, encoder, fresh=NEW_PARTS, **heads)))
         else:
-            log(str(checkpoints.assign(source, encoder, fresh=("pooler", *heads))))
+            kept = heads if task.pretrained_head else {}
+            log(str(checkpoints.assign(source, encoder, fresh=(*NEW_PARTS, *heads), **kept)))
     else:
         log("weights: random, no checkpoint was given")
     encoder.trainable = hparams.freeze != "encoder"
@@ -353,13 +384,17 @@ def finetune(
     train_split: str = "train",
     dev_split: str = "validation",
     keep_head: bool = False,
+    save_every: int | None = None,
     verbose: int | str = "auto",
     log: Callable[[str], None] = print,
 ) -> dict[str, Any]:
     """Trains `task` from `checkpoint`, keeps the best epoch in the run directory `output`, returns what results.json says.
 
+    Goes on with a run in `output` that was begun with `save_every` and the same settings, and did not finish.
+
     checkpoint: a path that `checkpoints.read` takes, or a Checkpoint; one without tensors starts at random
     keep_head: start the head from the checkpoint too, as for one question-answering set after another
+    save_every: steps between two saves in `checkpoints/`, of three times the weights' size; None saves nothing
     log: receives lines for a person: what was loaded, what each epoch measured
 
     Raises ValueError or FileNotFoundError, before any training, on data, sizes or folders that cannot work.
@@ -377,7 +412,8 @@ def finetune(
     check_labelled(task, preprocess, dev, dev_split)
 
     fixed = strategy_name == "tpu"  # one shape, and no partial batch
-    batches = dataset(
+    batches = functools.partial(
+        dataset,
         task,
         Preprocessor(tokenizer, seq_length=hparams.seq_length, pad_to_longest=not fixed),
         examples,
@@ -385,8 +421,7 @@ def finetune(
         seed=hparams.seed,
         drop_remainder=fixed,
     )
-    steps = count(batches)
-    batches = batches.apply(tf.data.experimental.assert_cardinality(steps))
+    steps = count(batches())
     total_steps = steps * hparams.epochs
     if total_steps == 0:
         raise ValueError(
@@ -396,7 +431,19 @@ def finetune(
 
     with distribution.scope():
         model = _compiled_model(task, source, hparams, total_steps=total_steps, keep_head=keep_head, log=log)
-    prepare_output(output)
+    settings = save_every and {
+        "task": {"kind": task.kind, **task.to_json()},
+        **dataclasses.asdict(hparams),
+        "train_examples": [example_count, digest_of_examples(task.examples(train_split))],
+        "dev_examples": [dev_count, digest_of_examples(dev)],
+        "vocabulary": tokenizer.digest,
+        "lower_case": tokenizer.lower_case,
+        "config": source.config.to_dict(),
+        "checkpoint": digest_of_tensors(source.tensors),
+        "keep_head": keep_head,
+        "strategy": strategy_name,
+    }
+    prepare_output(output, settings=settings or None)
     log(
         f"training {task.name} on {example_count:,} examples, {total_steps:,} steps; dev {dev_count:,} examples"
     )
@@ -405,8 +452,28 @@ def finetune(
     callbacks = [evaluation, keras.callbacks.TensorBoard(output / LOGS, write_graph=False)]
     if hparams.unfreeze == "gradual":
         callbacks.append(GradualUnfreezing())
-    began = time.monotonic()
-    model.fit(batches, epochs=hparams.epochs, callbacks=callbacks, verbose=verbose, shuffle=False)
+    began, done = time.monotonic(), 0
+    if save_every:
+        saver = Saver(output, model, every=save_every, remember=lambda: (evaluation.history, evaluation.best))
+        callbacks.append(saver)
+        if (memory := saver.restore()) is not None:
+            evaluation.history, evaluation.best = memory
+            done = saver.step
+            log(f"going on with {output} at step {done:,} of {total_steps:,}")
+    while done < total_steps:  # once, or twice where an epoch was begun
+        epoch, begun = divmod(done, steps)
+        last = epoch + 1 if begun else hparams.epochs
+        model.fit(
+            # A new data set: the order of an epoch follows from the seed and how many came before.
+            batches().repeat().skip(done),
+            initial_epoch=epoch,
+            epochs=last,
+            steps_per_epoch=steps - begun,
+            callbacks=callbacks,
+            verbose=verbose,
+            shuffle=False,
+        )
+        done = last * steps
     seconds = time.monotonic() - began
 
     assert evaluation.best is not None  # every epoch is measured

@@ -13,7 +13,7 @@ from parity import assert_equal, hugging_face, hugging_face_outputs, random_feat
 
 from bert_keras import checkpoint_formats, checkpoints
 from bert_keras.checkpoint_formats import FORMATS, Checkpoint, head_shapes, variable_shapes
-from bert_keras.config import BertConfig
+from bert_keras.config import MODEL_TYPES, BertConfig
 from bert_keras.encoder import BertEncoder
 from bert_keras.features import POOLED_OUTPUT, SEQUENCE_OUTPUT
 from bert_keras.heads import (
@@ -89,7 +89,9 @@ def test_the_variables_of_a_tiny_model_are_the_golden_list():
     assert shapes == json.loads(GOLDEN.read_text())
 
 
-@pytest.mark.parametrize("changes", [{}, {"embedding_size": 4}, {"share_layers": True, "embedding_size": 4}])
+@pytest.mark.parametrize(
+    "changes", [{}, {"embedding_size": 4}, {"share_layers": True, "embedding_size": 4}, {"bilstm": True}]
+)
 def test_the_shapes_computed_from_the_config_are_the_encoders(changes):
     config = dataclasses.replace(TINY, **changes)
     encoder = BertEncoder(config)
@@ -101,20 +103,40 @@ def test_the_shapes_computed_from_the_config_are_the_encoders(changes):
     }
 
 
-@pytest.mark.parametrize("form", FORMATS.values(), ids=FORMATS)
-def test_a_table_names_every_variable_of_the_encoder_once(form):
-    rows = form.rows(TINY)
-    assert set(variable_shapes(TINY)) <= {row.ours for row in rows}
+# What each kind of model is beside BERT.
+KINDS = {
+    "bert": {},
+    "albert": {"embedding_size": 4, "share_layers": True, "classifier_dropout": 0.1},
+    "electra": {"embedding_size": 4, "activation": "gelu_erf"},
+    "roberta": {"position_offset": 2, "type_vocab_size": 1, "norm_epsilon": 1e-5, "activation": "gelu_erf"},
+    "bert_keras": {"causal": True, "embedding_size": 4},
+}
+TABLES = [
+    pytest.param(names, dataclasses.replace(TINY, **KINDS[names.model_type]), id=f"{form}-{names.model_type}")
+    for form in FORMATS
+    for names in FORMATS[form].names
+]
+
+
+def test_there_is_a_table_for_every_model_type():
+    assert tuple(names.model_type for names in FORMATS["hugging-face"].names) == MODEL_TYPES == tuple(KINDS)
+
+
+@pytest.mark.parametrize(("names", "config"), TABLES)
+def test_a_table_names_every_variable_of_the_encoder_once(names, config):
+    rows = names.rows(config)
+    left_out = {"pooler/kernel", "pooler/bias"} if names.model_type == "electra" else set()
+    assert set(variable_shapes(config)) - {row.ours for row in rows} == left_out
     assert len({row.theirs for row in rows}) == len({row.ours for row in rows}) == len(rows)
 
 
-@pytest.mark.parametrize("form", FORMATS.values(), ids=FORMATS)
-def test_a_layout_there_and_back_changes_nothing(form):
-    for row in form.rows(TINY):
+@pytest.mark.parametrize(("names", "config"), TABLES)
+def test_a_layout_there_and_back_changes_nothing(names, config):
+    for row in names.rows(config):
         array = np.random.default_rng(0).standard_normal([size or 5 for size in row.shape])
-        theirs = row.to_theirs(array, TINY)
+        theirs = row.to_theirs(array, config)
         assert all(
-            wanted in (0, given) for wanted, given in zip(row.their_shape(TINY), theirs.shape, strict=True)
+            wanted in (0, given) for wanted, given in zip(row.their_shape(config), theirs.shape, strict=True)
         )
         np.testing.assert_array_equal(row.to_ours(theirs), array)
 
@@ -142,12 +164,12 @@ def test_googles_own_files_hold_every_variable_under_the_tables_name(data_dir, n
 
     folder = data_dir / "tf1_checkpoint_indexes" / name
     config = BertConfig.load(folder)
-    form = FORMATS["google"]
+    names = FORMATS["google"].names[0]
     stored = dict(tf.train.list_variables(str(folder / "bert_model.ckpt")))
-    weights = {name: tuple(shape) for name, shape in stored.items() if form.current(name) is not None}
+    weights = {name: tuple(shape) for name, shape in stored.items() if names.current(name) is not None}
     skipped = set(stored) - set(weights)
     assert all(name.endswith(("adam_m", "adam_v")) or name == "global_step" for name in skipped)
-    rows = form.rows(config)
+    rows = names.rows(config)
     wanted = {
         row.theirs: row.their_shape(config)
         for row in rows
@@ -198,20 +220,74 @@ def test_round_trip_keeps_the_dtype(tmp_path, form, dtype):
     np.testing.assert_array_equal(table, narrow["embeddings/word_embeddings"].astype("float32"))
 
 
+PADDING_SECOND = ("[UNK]", "[PAD]", *PIECES[2:])
+
+
 @pytest.mark.parametrize(
-    "changes",
+    ("kind", "heads", "model_type", "architecture"),
     [
-        {"embedding_size": 4},
-        {"share_layers": True},
-        {"causal": True},
-        {"position_offset": 2, "type_vocab_size": 1, "norm_epsilon": 1e-5, "activation": "gelu_erf"},
+        ("bert", ("masked_lm", "next_sentence"), "bert", "BertForPreTraining"),
+        ("bert", ("concat_classifier",), "bert", "BertModel"),
+        ("bert", ("replaced_token",), "electra", "ElectraForPreTraining"),
+        ("albert", ("masked_lm", "next_sentence"), "albert", "AlbertForPreTraining"),
+        ("albert", ("classifier",), "albert", "AlbertForSequenceClassification"),
+        ("albert", (), "albert", "AlbertModel"),
+        ("albert", ("next_sentence",), "bert_keras", "BertForNextSentencePrediction"),
+        ("electra", ("replaced_token",), "electra", "ElectraForPreTraining"),
+        ("electra", ("masked_lm",), "electra", "ElectraForMaskedLM"),
+        ("electra", ("qa_outputs",), "electra", "ElectraForQuestionAnswering"),
+        ("electra", ("classifier",), "bert_keras", "BertForSequenceClassification"),
+        ("electra", (), "bert_keras", "BertModel"),  # its pooler would be lost
+        ("roberta", ("masked_lm",), "roberta", "RobertaForMaskedLM"),
+        ("roberta", (), "roberta", "RobertaModel"),
+        ("roberta", ("classifier",), "bert_keras", "BertForSequenceClassification"),
+        ("bert_keras", ("masked_lm",), "bert_keras", "BertForMaskedLM"),
     ],
 )
-def test_variants_round_trip_under_a_model_type_that_transformers_refuses(tmp_path, changes):
-    checkpoint = random_checkpoint(dataclasses.replace(TINY, **changes), heads=("replaced_token",))
+def test_the_model_type_written_is_the_first_that_holds_the_checkpoint(
+    tmp_path, kind, heads, model_type, architecture
+):
+    checkpoint = random_checkpoint(dataclasses.replace(TINY, **KINDS[kind]), heads=heads)
+    checkpoint = dataclasses.replace(checkpoint, vocabulary=PADDING_SECOND)
+    left_out = checkpoints.write(checkpoint, tmp_path / "out", format="hugging-face")
+    assert left_out == (("pooler/kernel", "pooler/bias") if model_type == "electra" else ())
+    again = checkpoints.read(tmp_path / "out")
+    kept = {name: tensor for name, tensor in checkpoint.tensors.items() if name not in left_out}
+    assert_same(again, dataclasses.replace(checkpoint, tensors=kept))
+    fields = json.loads((tmp_path / "out" / "config.json").read_text())
+    assert (fields["model_type"], fields["architectures"]) == (model_type, [architecture])
+
+
+@pytest.mark.parametrize("kind", ["electra", "roberta"])
+def test_a_masked_lm_head_whose_gelu_would_be_another(tmp_path, kind):
+    """Theirs is written into the code: the head goes under our model_type, and is not read under theirs."""
+    erf = random_checkpoint(dataclasses.replace(TINY, **KINDS[kind]), heads=("masked_lm",))
+    erf = dataclasses.replace(erf, vocabulary=None)
+    tanh = dataclasses.replace(erf, config=dataclasses.replace(erf.config, activation="gelu_tanh"))
+    checkpoints.write(tanh, tmp_path / "ours", format="hugging-face")
+    assert json.loads((tmp_path / "ours" / "config.json").read_text())["model_type"] == "bert_keras"
+    assert_same(checkpoints.read(tmp_path / "ours"), tanh)
+    checkpoints.write(erf, tmp_path / "theirs", format="hugging-face")
+    path = tmp_path / "theirs" / "config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"hidden_act": "gelu_new"}))
+    again = checkpoints.read(tmp_path / "theirs")
+    assert {name.split(".")[0] for name in again.unknown} <= {
+        "generator_predictions",
+        "generator_lm_head",
+        "lm_head",
+    }
+    assert len(again.unknown) == 5 and "block_0/attention/query/kernel" in again.tensors
+
+
+def test_positions_that_would_count_from_another_piece_than_padding(tmp_path):
+    config = dataclasses.replace(TINY, **KINDS["roberta"])
+    checkpoint = random_checkpoint(config, heads=("masked_lm",))  # its piece 1 is [UNK]
     checkpoints.write(checkpoint, tmp_path / "out", format="hugging-face")
-    assert_same(checkpoints.read(tmp_path / "out"), checkpoint)
     assert json.loads((tmp_path / "out" / "config.json").read_text())["model_type"] == "bert_keras"
+    after_padding = dataclasses.replace(checkpoint, config=dataclasses.replace(config, position_offset=1))
+    checkpoints.write(after_padding, tmp_path / "one", format="hugging-face")
+    fields = json.loads((tmp_path / "one" / "config.json").read_text())
+    assert (fields["model_type"], fields["pad_token_id"]) == ("roberta", 0)
 
 
 def test_assign_and_collect_are_inverse(tmp_path):
@@ -294,7 +370,7 @@ def test_real_bert_tiny_in_the_old_spelling(data_dir):
     folder = data_dir / "weights" / "bert-tiny-splade-uncased"
     checkpoint = checkpoints.read(folder)
     assert checkpoint.config == BertConfig.named("tiny", activation="gelu_erf")
-    assert checkpoint.architecture == "BertForMaskedLM"
+    assert checkpoint.architecture == "ForMaskedLM"
     assert (len(checkpoint.vocabulary), checkpoint.lower_case, checkpoint.unknown) == (30522, True, ())
     with pytest.raises(ValueError, match="has no pooler/kernel, pooler/bias; fresh="):
         checkpoints.load_encoder(folder, log=lambda line: None)
@@ -332,6 +408,21 @@ def test_an_encoder_without_a_pooled_output_needs_no_pooler(tmp_path):
     assert "at random pooler/kernel, pooler/bias" in lines[0]
 
 
+def test_a_bilstm_is_put_on_and_kept(tmp_path):
+    checkpoint = random_checkpoint(heads=())
+    encoder = BertEncoder(dataclasses.replace(TINY, bilstm=True))
+    with pytest.raises(ValueError, match="the checkpoint has no bilstm/"):
+        checkpoints.assign(checkpoint, encoder)
+    report = checkpoints.assign(checkpoint, encoder, fresh=("bilstm",))
+    assert {name.split("/")[0] for name in report.fresh} == {"bilstm"}
+    collected = checkpoints.collect(encoder.config, encoder)
+    assert checkpoints.write(collected, tmp_path / "out", format="hugging-face") == ()
+    assert json.loads((tmp_path / "out" / "config.json").read_text())["model_type"] == "bert_keras"
+    again = checkpoints.read(tmp_path / "out")
+    assert again.config == encoder.config
+    assert_same(again, collected)
+
+
 def safetensors_folder(path: Path, tensors: dict, config: BertConfig = TINY, **more) -> Path:
     from safetensors.numpy import save_file
 
@@ -344,7 +435,7 @@ def safetensors_folder(path: Path, tensors: dict, config: BertConfig = TINY, **m
 
 
 def their_tensors(checkpoint: Checkpoint) -> dict[str, np.ndarray]:
-    rows = {row.ours: row for row in FORMATS["hugging-face"].rows(checkpoint.config)}
+    rows = {row.ours: row for row in FORMATS["hugging-face"].names_for(checkpoint).rows(checkpoint.config)}
     return {
         rows[name].theirs: rows[name].to_theirs(tensor, checkpoint.config)
         for name, tensor in checkpoint.tensors.items()
@@ -717,8 +808,30 @@ def test_tokenizer_json_serves_where_vocab_txt_is_missing(tmp_path):
     vocab["gap"] = 12 + 5
     (folder / "tokenizer.json").write_text(json.dumps(content))
     raises(ValueError, "do not run from 0 without a gap", checkpoints.read, folder)
-    (folder / "tokenizer.json").write_text(json.dumps({"model": {"type": "BPE"}}))
+    (folder / "tokenizer.json").write_text(json.dumps({"model": {"type": "WordPiece"}}))
     raises(ValueError, "holds no WordPiece vocabulary", checkpoints.read, folder)
+
+
+@pytest.mark.parametrize(
+    ("files", "said"),
+    [
+        ({"tokenizer.json": {"model": {"type": "BPE", "vocab": {"a": 0, "b": 1}}}}, "is byte-level BPE"),
+        ({"vocab.json": {"a": 0}, "merges.txt": "a b"}, "is byte-level BPE"),
+        ({"tokenizer.json": {"model": {"type": "WordLevel"}}}, "is a WordLevel model"),
+    ],
+)
+def test_a_tokenizer_of_another_kind_is_named_and_the_weights_are_read(tmp_path, files, said):
+    config = dataclasses.replace(TINY, **KINDS["roberta"])
+    checkpoint = dataclasses.replace(random_checkpoint(config, heads=("masked_lm",)), vocabulary=None)
+    checkpoints.write(checkpoint, tmp_path / "out", format="hugging-face")
+    for name, content in files.items():
+        (tmp_path / "out" / name).write_text(json.dumps(content))
+    assert_same(checkpoints.read(tmp_path / "out"), checkpoint)
+    for call in (
+        checkpoints.load_tokenizer,
+        lambda folder: checkpoints.tokenizer_of(checkpoints.read(folder)),
+    ):
+        raises(ValueError, f"tokenizer {said}, which no tokenizer here reads", call, tmp_path / "out")
 
 
 @pytest.mark.parametrize("settings", [{"strip_accents": False}, {"tokenize_chinese_chars": False}])
@@ -758,7 +871,7 @@ def test_what_transformers_saved_computes_the_same_here(tmp_path, activation):
     theirs = hugging_face(config, random_weights(ours.shapes(), seed=3))
     theirs.save_pretrained(tmp_path / "saved")
     checkpoint = checkpoints.read(tmp_path / "saved")
-    assert (checkpoint.config, checkpoint.architecture) == (config, "BertForPreTraining")
+    assert (checkpoint.config, checkpoint.architecture) == (config, "ForPreTraining")
     report = checkpoints.assign(checkpoint, ours.encoder, masked_lm=ours.mlm, next_sentence=ours.nsp)
     assert (report.fresh, report.unused) == ((), ())
     features = random_features(config, seed=0, batch=3, length=11)
@@ -768,8 +881,8 @@ def test_what_transformers_saved_computes_the_same_here(tmp_path, activation):
         "embeddings",
         "block_0",
         "block_1",
-        "masked_lm",
         "pooled_output",
+        "masked_lm",
         "next_sentence",
     ]
     assert max(differences.values()) <= 1e-4, differences
@@ -812,7 +925,7 @@ def test_task_heads_load_into_transformers_class_for_them(tmp_path, head, name, 
     ours, layer = seeded(PARITY), head(PARITY)
     checkpoint = checkpoints.collect(PARITY, ours.encoder, **{name: layer})
     checkpoints.write(checkpoint, tmp_path / "saved", format="hugging-face")
-    assert checkpoints.read(tmp_path / "saved").architecture == architecture
+    assert f"Bert{checkpoints.read(tmp_path / 'saved').architecture}" == architecture
     theirs, loading = getattr(transformers, architecture).from_pretrained(
         tmp_path / "saved", output_loading_info=True
     )
@@ -830,7 +943,7 @@ def test_transformers_refuses_what_it_would_compute_differently(tmp_path):
     )
     with pytest.raises(ValueError, match="bert_keras"):
         transformers.AutoModel.from_pretrained(tmp_path / "out")
-    raises(ValueError, "transformers has no such model", checkpoints.compare, tmp_path / "out")
+    raises(ValueError, "no model of model_type 'bert_keras'", checkpoints.compare, tmp_path / "out")
 
 
 @pytest.mark.parity

@@ -318,8 +318,8 @@ def test_entities_as_seqeval_finds_them(tokenizer):
         json.dumps(record)
         found += len(wanted)
     assert found > 15
-    assert decoded["entity_text"].shape[1] == max(np.sum(decoded["entity_start"] >= 0, axis=1))
-    assert set(decoded["entity_type"][decoded["entity_start"] < 0]) == {b""}
+    assert decoded["entity_text"].shape[1] == max(np.sum(decoded["entity_start_byte"] >= 0, axis=1))
+    assert set(decoded["entity_label"][decoded["entity_start_byte"] < 0]) == {b""}
 
 
 def test_measures_are_seqevals():
@@ -373,7 +373,7 @@ def test_predicting_raw_text(run):
         batch_size=3,
     )
     records = [loaded.task.record({name: value[i] for name, value in answers.items()}) for i in range(4)]
-    assert [[(e["text"], e["type"]) for e in record["entities"]] for record in records] == [
+    assert [[(e["text"], e["label"]) for e in record["entities"]] for record in records] == [
         [("actor", "PER"), ("film", "LOC")],
         [],
         [],

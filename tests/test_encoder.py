@@ -504,7 +504,8 @@ def test_pooled_output_alone_runs_the_last_block_for_one_position(causal):
 
 
 @pytest.mark.parametrize(
-    "changes", [{}, {"causal": True}, {"share_layers": True}, {"num_layers": 1, "causal": True}]
+    "changes",
+    [{}, {"causal": True}, {"share_layers": True}, {"num_layers": 1, "causal": True}, {"bilstm": True}],
 )
 def test_pooled_output_alone_equals_the_full_computation(changes):
     whole = lively(small(**changes))
@@ -529,9 +530,9 @@ def padded(features, length):
     return {name: np.pad(value, ((0, 0), (0, length - value.shape[1]))) for name, value in features.items()}
 
 
-@pytest.mark.parametrize("causal", [False, True])
-def test_padding_changes_no_real_position(causal):
-    encoder = lively(small(causal=causal))
+@pytest.mark.parametrize("changes", [{}, {"causal": True}, {"bilstm": True}])
+def test_padding_changes_no_real_position(changes):
+    encoder = lively(small(**changes))
     features = random_features(SMALL, seed=5, batch=2, length=7) | {INPUT_MASK: np.ones((2, 7), "int32")}
     short, long = encoder(features), encoder(padded(features, 13))
     np.testing.assert_allclose(array(long[SEQUENCE_OUTPUT])[:, :7], array(short[SEQUENCE_OUTPUT]), atol=2e-6)
@@ -611,6 +612,38 @@ def test_shared_layers_are_one_block_run_again():
     features = random_features(SMALL, seed=5, batch=2, length=7)
     for a, b in zip(tf.nest.flatten(shared(features)), tf.nest.flatten(stack(features)), strict=True):
         np.testing.assert_allclose(array(a), array(b), atol=1e-6)
+
+
+def lstm(states, kernel, recurrent, bias):
+    """Hochreiter and Schmidhuber 1997 with forget gates, on float [S, H]; gates in the order input, forget, cell, output."""
+    units = recurrent.shape[0]
+    hidden, cell, found = np.zeros(units), np.zeros(units), []
+    for state in states:
+        gates = np.split(state @ kernel + hidden @ recurrent + bias, 4)
+        enter, forget, leave = (1 / (1 + np.exp(-gates[i])) for i in (0, 1, 3))
+        cell = forget * cell + enter * np.tanh(gates[2])
+        hidden = leave * np.tanh(cell)
+        found.append(hidden)
+    return np.array(found)
+
+
+def test_bilstm_reads_the_real_positions_of_the_last_block_both_ways():
+    encoder = lively(small(bilstm=True, causal=True))
+    features = random_features(SMALL, seed=5, batch=1, length=9)
+    features[INPUT_MASK] = np.array([[1] * 6 + [0] * 3], "int32")
+    outputs = encoder(features)
+    states = array(outputs[ENCODER_OUTPUTS][-1])[0, :6]
+    forward, backward = (
+        [array(one) for one in layer.weights]
+        for layer in (encoder.bilstm.forward_layer, encoder.bilstm.backward_layer)
+    )
+    expected = np.concatenate([lstm(states, *forward), lstm(states[::-1], *backward)[::-1]], axis=-1)
+    np.testing.assert_allclose(array(outputs[SEQUENCE_OUTPUT])[0, :6], expected, atol=1e-5)
+
+
+def test_bilstm_has_half_the_width_for_each_direction():
+    with pytest.raises(ValueError, match="hidden_size 33 .* even"):
+        small(bilstm=True, hidden_size=33, num_heads=1)
 
 
 def test_factorised_embeddings_are_normed_then_projected():

@@ -1,38 +1,30 @@
-"""Exported SavedModels: raw strings in, the task's answers out, where neither this package nor Keras is."""
+"""Exported folders: what is in them, what they answer after a move, and what is left of an export that failed."""
 
 import dataclasses
-import functools
+import hashlib
 import json
 import re
-import subprocess
+import shutil
 import sys
-from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
 import pytest
 import tensorflow as tf
-from runs import contents, full_disk, texts
+import tensorflow_text as tf_text
+from exports import untrained
+from google.protobuf import text_format
+from runs import contents, full_disk, run_command, texts
 from tensorflow.core.protobuf import saved_model_pb2
 
-from bert_keras import checkpoints
-from bert_keras.encoder import BertEncoder
-from bert_keras.preprocessing import Preprocessor
-from savedmodels import reload
-from savedmodels.export import ExportError, ask, compare, export
+from bert_keras.features import INPUT_MASK
+from savedmodels import kit, reload, servers
+from savedmodels.export import SAMPLES, ExportError, ask, compare, export, ops_of, servable_of
+from tasks.embedding import Embedding
 from tasks.glue import ROWS, Glue
-from tasks.task import predict
-from tasks.train import Run, load_run
+from tasks.task import model_inputs, predict
+from tasks.train import Run, load_run, run_of
 
-CLASSES = {"label": ("string", [None]), "probabilities": ("float32", [None, 2])}
-NLI_CLASSES = CLASSES | {"probabilities": ("float32", [None, 3])}
-SCORE = {"score": ("float32", [None])}
-# What a server is asked for and what it answers: one text, two, and a number instead of a class.
-SIGNATURES = {
-    "sst2": (["sentence"], CLASSES),
-    "mnli": (["hypothesis", "premise"], NLI_CLASSES),
-    "stsb": (["sentence1", "sentence2"], SCORE),
-}
 TEXTS = [*texts(20, seed=1), "", "Naïve ﬁlm: 真好 \N{GRINNING FACE}", "[SEP] good [MASK]", "bad " * 200]
 
 
@@ -41,43 +33,20 @@ class Exported:
     run: Run
     folder: Path  # of the version, after it was moved
     written: Path  # where export put it; no longer there
+    base: dict[str, bytes]  # what stood beside it
 
 
-@pytest.fixture(scope="session")
-def exports(tmp_path_factory, sst2) -> Callable[[str], Exported]:
-    """Exports a run once, moves it elsewhere and takes the place it was exported to away."""
-
-    @functools.cache
-    def exported(name: str) -> Exported:
-        place = tmp_path_factory.mktemp(name)
-        run = load_run(sst2.run) if name == "sst2" else untrained(name, sst2.checkpoint)
-        written = export(run, place / "served")
-        assert written == place / "served" / "1"
-        moved = tmp_path_factory.mktemp("elsewhere") / "a model" / "1"
-        moved.parent.mkdir()
-        written.rename(moved)
-        return Exported(run=run, folder=moved, written=written)
-
-    return exported
-
-
-@pytest.fixture(params=SIGNATURES)
-def exported(request, exports) -> Exported:
-    return exports(request.param)
-
-
-@pytest.fixture
-def single(exports) -> Exported:
-    return exports("sst2")
-
-
-def untrained(name: str, checkpoint: Path) -> Run:
-    """A run as `load_run` makes it, from a checkpoint and a head that starts at random."""
-    task, source = Glue(ROWS[name]), checkpoints.read(checkpoint)
-    encoder = BertEncoder(source.config, outputs=task.outputs)
-    checkpoints.assign(source, encoder)
-    preprocess = Preprocessor(checkpoints.tokenizer_of(source), seq_length=40, pad_to_longest=True)
-    return Run(task=task, preprocess=preprocess, model=task.model(encoder), path=checkpoint)
+@pytest.fixture(scope="module")
+def exported(tmp_path_factory, sst2) -> Exported:
+    """A run, exported, moved elsewhere, and the place it was exported to taken away."""
+    place, run = tmp_path_factory.mktemp("place"), load_run(sst2.run)
+    written = export(run, place / "served", target="tfserving-2.10")
+    assert written == place / "served" / "1"
+    base = {path.name: path.read_bytes() for path in written.parent.iterdir() if path.is_file()}
+    moved = tmp_path_factory.mktemp("elsewhere") / "a model" / "1"
+    moved.parent.mkdir()
+    written.rename(moved)
+    return Exported(run=run, folder=moved, written=written, base=base)
 
 
 def inputs(run: Run, rows: list[str]) -> dict[str, list[str]]:
@@ -93,20 +62,17 @@ def meta_graph(folder: Path):
 
 
 def test_signature(exported):
-    names, outputs = SIGNATURES[exported.run.task.name]
     loaded = tf.saved_model.load(str(exported.folder))
-    serve = loaded.signatures["serving_default"]
-    _, arguments = serve.structured_input_signature
-    assert {
-        name: (spec.dtype.name, spec.shape.as_list()) for name, spec in arguments.items()
-    } == dict.fromkeys(names, ("string", [None]))
-    found = {
-        name: (value.dtype.name, value.shape.as_list()) for name, value in serve.structured_outputs.items()
-    }
-    assert found == outputs
+    assert sorted(loaded.signatures) == ["examples", "features", "serving_default"]
+    assert [*kit.tensors_of(loaded.signatures["serving_default"])] == [
+        ("input", "sentence", "string", "[?]"),
+        ("output", "label", "string", "[?]"),
+        ("output", "probabilities", "float32", "[?, 2]"),
+    ]
     graph = meta_graph(exported.folder)
     assert list(graph.meta_info_def.tags) == ["serve"]
-    assert graph.signature_def["serving_default"].method_name == "tensorflow/serving/predict"
+    for signature in loaded.signatures:
+        assert graph.signature_def[signature].method_name == "tensorflow/serving/predict"
 
 
 def test_moved_elsewhere_it_answers_as_predict_does(exported):
@@ -124,17 +90,6 @@ def test_moved_elsewhere_it_answers_as_predict_does(exported):
             np.testing.assert_allclose(answers[name], value, rtol=0, atol=1e-6)
 
 
-def test_only_two_kernels_of_tensorflow_text(exported):
-    graph = meta_graph(exported.folder).graph_def
-    functions = {function.signature.name for function in graph.library.function}
-    nodes = [*graph.node, *(node for function in graph.library.function for node in function.node_def)]
-    foreign = {node.op for node in nodes} - functions - set(dir(tf.raw_ops))
-    assert {name.rpartition(">")[2] for name in foreign} == {
-        "NormalizeUTF8",
-        "FastWordpieceTokenizeWithOffsets",
-    }
-
-
 def test_everything_is_inside_once_and_nothing_points_outside(exported):
     variables = exported.run.model.variables
     size = sum(np.asarray(variable).nbytes for variable in variables)
@@ -147,88 +102,14 @@ def test_everything_is_inside_once_and_nothing_points_outside(exported):
         max(np.prod([dim.size for dim in c.tensor_shape.dim]) for c in constants if c.dtype == 1) < 100
     )  # floats
     blob = b"".join(contents(exported.folder).values())
-    own = (str(exported.written), str(exported.run.path), sys.prefix, str(Path(reload.__file__).parents[1]))
+    own = (
+        str(exported.written.parent),
+        str(exported.run.path),
+        sys.prefix,
+        str(Path(reload.__file__).parents[1]),
+    )
     assert not [path for path in own if path.encode() in blob]
     assert not re.findall(rb"/(?:home|root|tmp|usr|Users|var)/[\w./-]+", blob)
-
-
-# Everything that must not end a server, asked in one process; the last line proves that it lives.
-HOSTILE = """
-import json, sys
-sys.path.insert(0, sys.argv[2])
-import reload
-import tensorflow as tf
-reload.load_kernels()
-serve = tf.saved_model.load(sys.argv[1]).signatures["serving_default"]
-names = sorted(serve.structured_input_signature[1])
-ask = lambda *texts: serve(**{name: tf.constant(list(texts), tf.string, [len(texts)]) for name in names})
-sizes = {}
-for name, batch in {
-    "none": [],
-    "empty": [b""],
-    "not UTF-8": [b"\\xff\\xfe good", b"good \\xc3", b"\\xed\\xa0\\x80", b"a\\x00b"],
-    "a word of 1 MB": [b"x" * 1_000_000],
-    "a text of 1 MB": [b"good film " * 100_000],
-    "both": [b"", b"\\xff" * 1_000_000],
-    "many": [b"good"] * 300,
-}.items():
-    answers = ask(*batch)
-    sizes[name] = [len(value) for value in answers.values()] == [len(batch)] * len(answers)
-if len(names) == 2:
-    for lengths in ((2, 1), (1, 2), (0, 1), (3, 2)):
-        try:
-            serve(**{name: tf.constant([b"good"] * n, tf.string, [n]) for name, n in zip(names, lengths)})
-            sizes[str(lengths)] = False
-        except tf.errors.InvalidArgumentError:
-            sizes[str(lengths)] = True
-
-# The loader that TensorFlow Serving is built around.
-with tf.Graph().as_default(), tf.compat.v1.Session() as session:
-    meta_graph = tf.compat.v1.saved_model.load(session, ["serve"], sys.argv[1])
-    signature = meta_graph.signature_def["serving_default"]
-    feed = {signature.inputs[name].name: [b"good film", b""] for name in names}
-    fetch = {name: output.name for name, output in signature.outputs.items()}
-    old = session.run(fetch, feed)
-new = ask(b"good film", b"")
-sizes["version 1 loader"] = all((old[name] == new[name].numpy()).all() for name in old)
-print(json.dumps(sizes))
-"""
-
-
-@pytest.mark.parametrize(("name", "cases"), [("sst2", 8), ("mnli", 12)])
-def test_no_input_ends_the_process(name, cases, exports):
-    command = [sys.executable, "-c", HOSTILE, str(exports(name).folder), str(Path(reload.__file__).parent)]
-    done = subprocess.run(command, cwd="/", capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr[-2000:]
-    sizes = json.loads(done.stdout)
-    assert len(sizes) == cases
-    assert not [name for name, good in sizes.items() if not good]
-
-
-def test_it_can_be_trained_on(single):
-    loaded = tf.saved_model.load(str(single.folder))
-    assert len(loaded.trainable_variables) == len(single.run.model.trainable_variables)
-    assert len(loaded.variables) == len(single.run.model.variables)
-    raw = {"sentence": tf.constant([text for text in TEXTS if text])}
-    labels = 1 - tf.argmax(loaded(raw), axis=-1)  # the opposite of what it answers
-
-    def loss(training: bool) -> tf.Tensor:
-        logits = loaded(raw, training=training)
-        return tf.reduce_mean(tf.nn.sparse_softmax_cross_entropy_with_logits(labels, logits))
-
-    assert loss(training=True) != loss(training=True)  # dropout
-    before = loss(training=False)
-    np.testing.assert_allclose(before, loss(training=False), rtol=1e-5)
-    for _ in range(20):
-        with tf.GradientTape() as tape:
-            value = loss(training=True)
-        for variable, gradient in zip(
-            loaded.trainable_variables, tape.gradient(value, loaded.trainable_variables), strict=True
-        ):
-            variable.assign_sub(0.1 * tf.convert_to_tensor(gradient))
-    assert loss(training=False) < 0.95 * before
-    served = loaded.signatures["serving_default"](**raw)["probabilities"]
-    np.testing.assert_allclose(served, tf.nn.softmax(loaded(raw, training=False)), rtol=0, atol=1e-6)
 
 
 class Undecided(Glue):
@@ -239,9 +120,9 @@ class Undecided(Glue):
         return super().decode(outputs, features, raw) | {"probabilities": drawn}
 
 
-def test_versions_count_up_and_failures_leave_no_trace(single, tmp_path):
+def test_versions_count_up_and_failures_leave_no_trace(exported, tmp_path):
     directory = tmp_path / "new" / "served"
-    undecided = dataclasses.replace(single.run, task=Undecided(ROWS["sst2"]))
+    undecided = dataclasses.replace(exported.run, task=Undecided(ROWS["sst2"]))
     with pytest.raises(
         ExportError, match="^probabilities differs by .* after reloading; at most 1e-06 is wanted"
     ):
@@ -253,22 +134,25 @@ def test_versions_count_up_and_failures_leave_no_trace(single, tmp_path):
     (directory / "2" / "kept").write_text("as it was")
     (directory / "notes").write_text("not a version")
     with full_disk(100_000), pytest.raises(ValueError, match=r"cannot export to .*served: .*; give a folder"):
-        export(single.run, directory)
+        export(exported.run, directory)
     assert contents(directory) == {"2/kept": b"as it was", "notes": b"not a version"}
     assert sorted(path.name for path in directory.iterdir()) == ["2", "notes"]
 
-    assert export(single.run, directory) == directory / "3"
-    assert sorted(path.name for path in directory.iterdir()) == ["2", "3", "notes"]
+    (directory / kit.BATCHING).write_text("# mine")
+    assert export(exported.run, directory) == directory / "3"
+    names = ["2", "3", kit.BATCHING, kit.MODELS, "notes"]
+    assert sorted(path.name for path in directory.iterdir()) == names
+    assert (directory / kit.BATCHING).read_text() == "# mine"
     assert (directory / "3").stat().st_mode & 0o777 == 0o755
 
 
-def test_a_folder_that_cannot_be_made(single, tmp_path):
+def test_a_folder_that_cannot_be_made(exported, tmp_path):
     (tmp_path / "file").write_text("as it was")
     for place in ("file", "file/below"):
         with pytest.raises(
             ValueError, match=rf"cannot export to .*{place}: .*; give a folder that can be written"
         ):
-            export(single.run, tmp_path / place)
+            export(exported.run, tmp_path / place)
     assert contents(tmp_path) == {"file": b"as it was"}
 
 
@@ -291,3 +175,157 @@ def test_compare(answers, message):
     else:
         with pytest.raises(ExportError, match=message):
             compare(expected, answers)
+
+
+# Servers
+
+
+class Trimmed(Glue):
+    """Cuts pairs with an op of TensorFlow Text that only the newest server has."""
+
+    def features(self, preprocess, raw):
+        segments = [preprocess.tokenizer.tokenize(raw[name]) for name in self.text]
+        return preprocess.pack(*tf_text.RoundRobinTrimmer(8).trim(segments))
+
+
+def test_a_server_without_an_op_is_refused_before_anything_is_written(sst2, tmp_path):
+    run = untrained(Trimmed(ROWS["mnli"]), sst2.checkpoint)
+    with pytest.raises(
+        ValueError, match="^tfserving-2.19 has not RoundRobinTrim, which comes with 2.20; choose"
+    ):
+        export(run, tmp_path / "new" / "served", target="tfserving-2.19")
+    assert not list(tmp_path.iterdir())
+    servers.check(ops_of(servable_of(run)), "tfserving-2.20")
+    with pytest.raises(ValueError, match="^target is 'tfserving-2.9'; wanted is one of tfserving-2.10, "):
+        export(run, tmp_path / "served", target="tfserving-2.9")
+
+
+@pytest.mark.parametrize(
+    ("op", "target", "message"),
+    [
+        ("SegmentSumV2", "tfserving-2.11", "tfserving-2.11 has not SegmentSumV2, which comes with 2.12"),
+        ("SegmentSumV2", "tfserving-2.12", None),
+        ("DecodeJxl", "tfserving-2.20", "tfserving-2.20 has not DecodeJxl, which no server up to 2.20"),
+        ("FastBertNormalize", "tfserving-2.11", "FastBertNormalize, which comes with 2.12"),
+        ("SentencepieceTokenizeOp", "tfserving-2.10", None),
+        ("MyOwnOp", "tfserving-2.20", "MyOwnOp, which no server up to 2.20 is known to have"),
+    ],
+)
+def test_ops_of_servers(op, target, message):
+    if message is None:
+        servers.check({op, "MatMul"}, target)
+    else:
+        with pytest.raises(ValueError, match=message):
+            servers.check({op, "MatMul"}, target)
+
+
+def test_newer_ops_are_ops():
+    """Ops of other accelerators than this wheel's are not in it."""
+    assert {op for op in servers.CORE_OPS if hasattr(tf.raw_ops, op)} == {*servers.CORE_OPS}
+    assert {*servers.CORE_OPS.values(), *servers.TEXT_OPS.values()} <= {*servers.VERSIONS, "2.21"}
+
+
+# What lies beside the graph
+
+
+def test_the_manifest_holds(exported, tmp_path):
+    files = kit.verify(exported.folder)
+    assert {path: len(data) for path, data in contents(exported.folder).items()} == {
+        **{path: file["bytes"] for path, file in files.items()},
+        "assets.extra/manifest.json": (exported.folder / "assets.extra" / "manifest.json").stat().st_size,
+    }
+    changed = shutil.copytree(exported.folder, tmp_path / "changed")
+    data = bytearray((changed / "saved_model.pb").read_bytes())
+    data[len(data) // 2] ^= 1
+    (changed / "saved_model.pb").write_bytes(data)
+    (changed / "variables" / "variables.index").unlink()
+    (changed / "new").write_text("")
+    with pytest.raises(ValueError, match="new, saved_model.pb, variables/variables.index missing, changed"):
+        kit.verify(changed)
+    with pytest.raises(FileNotFoundError, match="has no assets.extra/manifest.json; give the folder"):
+        kit.verify(tmp_path)
+
+
+def test_info_verifies(exported, capfd, tmp_path):
+    code, out, _ = run_command(capfd, "info", exported.folder)
+    assert code == 0 and "every file is as it was written" in " ".join(out.split())
+    assert "saved_model.pb" in out
+    changed = shutil.copytree(exported.folder, tmp_path / "changed")
+    (changed / "assets.extra" / kit.CARD).write_text("other")
+    code, _, err = run_command(capfd, "info", changed)
+    assert code == 1 and "assets.extra/model_card.md missing, changed or added" in err
+
+
+def test_the_card_says_what_it_is(exported, sst2):
+    card = (exported.folder / "assets.extra" / kit.CARD).read_text()
+    results = json.loads((sst2.run / "results.json").read_text())
+    digest = hashlib.sha256((sst2.run / "vocab.txt").read_bytes()).hexdigest()
+    for part in (
+        "| task | sst2 (glue) |",
+        "| labels | negative, positive |",
+        f"| SHA-256 of its file | {digest} |",
+        f"| accuracy | {results['measures']['val_accuracy']:.4f} |",
+        "| `serving_default` | output | `probabilities` | float32 | [?, 2] |",
+        '{"instances": [{"sentence": "A charming and often affecting journey."}]}',
+        'request.inputs["sentence"].CopyFrom',
+        'tf.saved_model.load("served/1")',
+    ):
+        assert part in card, part
+    assert exported.base.keys() == {kit.MODELS, kit.BATCHING}
+    assert b'base_path: "/models/served"' in exported.base[kit.MODELS]
+
+
+def test_warm_up_records_are_requests_that_are_answered(exported):
+    prediction_log_pb2 = pytest.importorskip("tensorflow_serving.apis.prediction_log_pb2")
+    serve = tf.saved_model.load(str(exported.folder)).signatures["serving_default"]
+    path = exported.folder / "assets.extra" / "tf_serving_warmup_requests"
+    sizes = []
+    for record in tf.data.TFRecordDataset(str(path)):
+        log = prediction_log_pb2.PredictionLog.FromString(record.numpy())
+        request = log.predict_log.request
+        assert (request.model_spec.name, request.model_spec.signature_name) == ("served", "serving_default")
+        inputs = {name: tf.constant(tf.make_ndarray(value)) for name, value in request.inputs.items()}
+        sizes.append(len(serve(**inputs)["label"]))
+    assert sizes == [1] * len(SAMPLES) + [len(SAMPLES)]
+
+
+def test_the_server_files_are_protocol_buffers(exported):
+    config = pytest.importorskip("tensorflow_serving.config.model_server_config_pb2")
+    parsed = text_format.Parse(exported.base[kit.MODELS], config.ModelServerConfig())
+    (model,) = parsed.model_config_list.config
+    assert (model.name, model.base_path) == ("served", "/models/served")
+
+
+def test_a_short_text_does_not_pay_for_the_longest(exported):
+    servable = servable_of(exported.run)
+    for text, width in (("good", 8), ("good " * 7, 16), ("good " * 100, 40)):
+        features = exported.run.task.features(servable.preprocess, {"sentence": tf.constant([text])})
+        assert features[INPUT_MASK].shape[1] == width
+
+
+# Checkpoints
+
+
+def test_a_checkpoint_is_exported_as_it_is(sst2, tmp_path, capfd):
+    flags = ["--checkpoint", sst2.checkpoint, "--embedding", "mean", "--l2", "--target", "tfserving-2.10"]
+    code, out, _ = run_command(capfd, "export", *flags, "--output", tmp_path / "vectors")
+    assert code == 0 and "gave the same answers" in out
+    answers = ask(tmp_path / "vectors" / "1", {"text": TEXTS})["embedding"]
+    here = run_of(Embedding(pooling="mean", l2=True), sst2.checkpoint)
+    expected = here.model(model_inputs(here.preprocess(tf.constant(TEXTS))))
+    np.testing.assert_allclose(answers, expected, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    "flags",
+    [
+        [],
+        ["--checkpoint", "c"],
+        ["--run", "r", "--checkpoint", "c", "--embedding", "mean"],
+        ["--run", "r", "--l2"],
+        ["--embedding", "mean"],
+    ],
+)
+def test_a_run_or_a_checkpoint(flags, capfd, tmp_path):
+    code, _, err = run_command(capfd, "export", *flags, "--output", tmp_path / "served")
+    assert code == 1 and "give --run, or --checkpoint and --embedding" in err

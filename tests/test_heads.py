@@ -310,6 +310,30 @@ def test_a_functional_model_saves_and_loads(output, head, tmp_path):
         np.testing.assert_array_equal(array(a), array(b))
 
 
+@pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning")
+def test_a_masked_lm_saves_with_its_encoder_and_not_without(tmp_path):
+    encoder = BertEncoder(dataclasses.replace(CONFIG, embedding_size=8), outputs=[SEQUENCE_OUTPUT])
+    inputs, positions = encoder_inputs(), keras.Input((None,), dtype="int32", name="positions")
+    head = MaskedLMHead(encoder, name="mine")
+    model = keras.Model(inputs | {"positions": positions}, head(encoder(inputs)[SEQUENCE_OUTPUT], positions))
+    lively(model)
+    model.save(tmp_path / "model.keras")
+    again = keras.saving.load_model(tmp_path / "model.keras")
+    features = parity.random_features(CONFIG, seed=1, batch=2, length=7)
+    features["positions"] = np.array([[1, 2], [0, 6]], "int32")
+    np.testing.assert_array_equal(array(model(features)), array(again(features)))
+    table = again.get_layer("bert_encoder").embedding_table
+    table.assign(table + 1.0)  # still the head's
+    assert np.abs(array(model(features)) - array(again(features))).max() > 0.1
+    assert len(again.variables) == len(model.variables)
+    for rebuild in (
+        lambda: MaskedLMHead.from_config(head.get_config()),
+        lambda: keras.models.clone_model(model),
+    ):
+        with pytest.raises(ValueError, match="a MaskedLMHead without its encoder: .* make MaskedLMHead"):
+            rebuild()
+
+
 def test_a_classifier_learns_through_fit():
     """The head sees which of two words stands first; 30 steps tell them apart."""
     encoder = BertEncoder(CONFIG, outputs=[POOLED_OUTPUT])

@@ -31,7 +31,7 @@ from bert_keras.features import (
 from bert_keras.masking import Masking
 from bert_keras.tokenizers import WordPiece
 from tasks.corpus import Corpus
-from tasks.instances import SAMPLERS, Settings, make_instances, shards, stream, tokenize_documents
+from tasks.instances import SAMPLERS, Place, Settings, make_instances, shards, stream, tokenize_documents
 from tasks.records import check_batch, read_manifest, read_records, write_records
 
 ROOT = Path(__file__).parents[1]
@@ -624,11 +624,23 @@ def rows(dataset):
 
 def test_a_stream_is_of_its_seed_and_epoch(vocab):
     two = rows(streamed(vocab, epochs=2))
-    first, second = rows(streamed(vocab)), rows(streamed(vocab, first_epoch=1))
+    first, second = rows(streamed(vocab)), rows(streamed(vocab, start=Place(1, 0, 0)))
     assert two == first + second
     assert first != second and sorted(map(len, first)) == [33] * len(first)
     assert first != rows(streamed(vocab, seed=8))
     assert rows(streamed(vocab, epochs=None).take(len(two) + 1))[: len(two)] == two
+
+
+def test_a_stream_starts_at_any_shard(vocab):
+    places = []
+    whole = rows(streamed(vocab, epochs=2, visit=places.append))
+    assert len(places) > 4 and [place.epoch for place in places] == sorted(place.epoch for place in places)
+    for place in places:
+        seen = []
+        epochs = 2 - place.epoch
+        rest = rows(streamed(vocab, start=place, epochs=epochs, visit=seen.append))
+        assert rest == whole[place.instances :]
+        assert seen == places[places.index(place) :]
 
 
 def test_a_stream_can_be_read_again(vocab):

@@ -94,6 +94,22 @@ def test_a_batch_without_rows_has_a_position_0(tokenizer, pad_to_longest):
         assert value.shape[0] == 0 and value.shape[1] >= 1
 
 
+@pytest.mark.parametrize(
+    ("texts", "width"), [(["a"], 4), (["a b", "a"], 4), (["a b c", "a"], 8), (["a " * 8], 9), ([], 4)]
+)
+def test_a_multiple_of_four(tokenizer, texts, width):
+    texts = tf.constant(texts, tf.string)
+    exact, padded = (
+        Preprocessor(tokenizer, seq_length=9, pad_to_longest=True, multiple_of=multiple)(texts)
+        for multiple in (1, 4)
+    )
+    longest = exact[INPUT_MASK].shape[1]
+    for name, value in padded.items():
+        assert value.shape[1] == width
+        assert value[:, :longest].numpy().tolist() == exact[name].numpy().tolist()
+        assert not value[:, longest:].numpy().any()
+
+
 @pytest.mark.parametrize("in_graph", [False, True])
 @pytest.mark.parametrize("sizes", [(2, 1), (1, 2), (0, 1), (3, 2)])
 def test_segments_of_different_batch_sizes(tokenizer, in_graph, sizes):
@@ -110,7 +126,11 @@ def test_segments_of_different_batch_sizes(tokenizer, in_graph, sizes):
 
 @pytest.mark.parametrize(
     ("arguments", "message"),
-    [({"seq_length": 4}, "seq_length is 4"), ({"truncation": "middle"}, "truncation is 'middle'")],
+    [
+        ({"seq_length": 4}, "seq_length is 4"),
+        ({"truncation": "middle"}, "truncation is 'middle'"),
+        ({"multiple_of": 0}, "multiple_of is 0"),
+    ],
 )
 def test_wrong_arguments(tokenizer, arguments, message):
     with pytest.raises(ValueError, match=message):

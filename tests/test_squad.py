@@ -445,7 +445,10 @@ def test_spans_against_brute_force(small, name, longest):
         best = spans[0][0] if spans else -math.inf
         answers = bool(spans) and (name == "squad1.1" or best > one["null"] + 0.25)
         expected = (texts[0], *spans[0][1:]) if answers else (b"", -1, -1)
-        assert (got["answer"][i], got["answer_start"][i], got["answer_end"][i]) == expected
+        assert (got["answer"][i], got["start_byte"][i], got["end_byte"][i]) == expected
+        shares = weights / total
+        score = shares[0] if answers else 1 - shares.sum() if name == "squad2.0" else 0
+        assert got["score"][i] == pytest.approx(score, rel=1e-4, abs=1e-6)
         if name == "squad2.0":
             odds = one["null"] - best
             no_answer = 1 / (1 + math.exp(-min(odds + 0.25, 500)))
@@ -464,7 +467,7 @@ def test_no_question_at_all(small):
     features = task.features(Preprocessor(small, seq_length=16, pad_to_longest=True), raw)
     got = task.decode(tf.zeros([0, 2, features[INPUT_MASK].shape[1]]), features, raw)
     assert {name: value.shape.as_list() for name, value in got.items()} == {
-        **dict.fromkeys(("answer", "answer_start", "answer_end"), [0]),
+        **dict.fromkeys(("answer", "score", "start_byte", "end_byte"), [0]),
         **dict.fromkeys(("no_answer_probability", "null_odds"), [0]),
         **dict.fromkeys(("nbest_answers", "nbest_starts", "nbest_ends", "nbest_probabilities"), [0, 20]),
     }
@@ -604,8 +607,9 @@ def test_record_and_show():
     start = context.encode().index(b"France")
     decoded = {
         "answer": np.array(b"France", object)[()],
-        "answer_start": np.int32(start),
-        "answer_end": np.int32(start + 6),
+        "score": np.float32(0.75),
+        "start_byte": np.int32(start),
+        "end_byte": np.int32(start + 6),
         "no_answer_probability": np.float32(0.125),
         "null_odds": np.float32(-2),
         "nbest_answers": np.array([b"France", b"Rollo", b""], object),
@@ -616,6 +620,7 @@ def test_record_and_show():
     record = task.record(decoded)
     assert record == {
         "answer": "France",
+        "score": 0.75,
         "start": start,
         "end": start + 6,
         "no_answer_probability": 0.125,

@@ -111,7 +111,7 @@ def test_learns(learned):
     _, results, lines = learned
     losses = [epoch["loss"] for epoch in results["history"]]
     assert results["measures"]["val_accuracy"] > 0.9
-    assert losses[-1] < 0.3 < losses[0]
+    assert losses[-1] < 0.4 < losses[0]
     assert lines[0].startswith("loaded")
     assert "\nat random classifier" in lines[0]
     assert lines[1] == "training sst2 on 96 examples, 48 steps; dev 40 examples"

@@ -1,0 +1,322 @@
+"""What lies beside the graph of an exported model: how to serve it, what it is, and whether it is whole.
+
+    BASE/models.config             for tensorflow_model_server --model_config_file
+    BASE/batching_parameters.txt   for --batching_parameters_file
+    BASE/1/assets.extra/           what TensorFlow's loader passes over:
+        manifest.json              the SHA-256 and size of every other file of the version
+        model_card.md              the model, its measures and signatures, and requests to copy
+        tf_serving_warmup_requests what a server asks itself before it answers others
+
+In: a Run, its signatures and a folder. Out: these files.
+"""
+
+import hashlib
+import inspect
+import json
+import pathlib
+import platform
+from collections.abc import Iterator, Mapping
+from importlib import metadata
+from typing import Any
+
+import tensorflow as tf
+
+from savedmodels import servers
+from tasks.train import RESULTS_FILE, Run
+
+EXTRA = "assets.extra"
+MANIFEST, CARD, WARMUP = "manifest.json", "model_card.md", "tf_serving_warmup_requests"
+MODELS, BATCHING = "models.config", "batching_parameters.txt"
+
+Texts = Mapping[str, list[Any]]
+
+
+# -----------------------------------------------------------------------------------------------------------
+# Signatures
+
+
+def tensors_of(signature: Any) -> Iterator[tuple[str, str, str, str]]:
+    """("input" or "output", name, dtype, shape) of each tensor of a concrete function; "?" is any size."""
+    _, inputs = signature.structured_input_signature
+    for side, specs in (("input", inputs), ("output", signature.structured_outputs)):
+        for name, spec in sorted(specs.items()):
+            sizes = ", ".join("?" if size is None else str(size) for size in spec.shape)
+            yield side, name, spec.dtype.name, f"[{sizes}]"
+
+
+def signature_table(signatures: Mapping[str, Any]) -> str:
+    """Every tensor of every signature, a row each, in Markdown."""
+    rows = [
+        f"| `{signature}` | {side} | `{name}` | {dtype} | {shape} |"
+        for signature, function in signatures.items()
+        for side, name, dtype, shape in tensors_of(function)
+    ]
+    return "\n".join(["| signature | | name | dtype | shape |", "|---|---|---|---|---|", *rows])
+
+
+# -----------------------------------------------------------------------------------------------------------
+# Warm-up
+
+
+def _field(number: int, payload: bytes) -> bytes:
+    """A protocol buffer's field of bytes; its number is under 16."""
+    size, length = bytearray(), len(payload)
+    while length > 0x7F:
+        size.append(length & 0x7F | 0x80)
+        length >>= 7
+    return bytes([number << 3 | 2, *size, length]) + payload
+
+
+def prediction_log(texts: Texts, *, name: str) -> bytes:
+    """The PredictionLog of one request for `serving_default`, serialized.
+
+    By hand, for its protocol is in tensorflow-serving-api alone, which nothing else here needs.
+    Source: tensorflow_serving/apis/prediction_log.proto, predict.proto and model.proto.
+    """
+    model_spec = _field(1, name.encode()) + _field(3, b"serving_default")
+    inputs = [
+        _field(1, key.encode()) + _field(2, tf.make_tensor_proto(values, tf.string).SerializeToString())
+        for key, values in texts.items()
+    ]
+    request = _field(1, model_spec) + b"".join(_field(2, entry) for entry in inputs)
+    return _field(6, _field(1, request))
+
+
+def write_warmup(path: pathlib.Path, texts: Texts, *, name: str) -> None:
+    """A request for each example by itself and one for all of them."""
+    count = len(next(iter(texts.values())))
+    with tf.io.TFRecordWriter(str(path)) as writer:
+        for rows in (*(slice(i, i + 1) for i in range(count)), slice(None)):
+            writer.write(prediction_log({key: values[rows] for key, values in texts.items()}, name=name))
+
+
+# -----------------------------------------------------------------------------------------------------------
+# For tensorflow_model_server
+
+MODELS_CONFIG = """model_config_list {{
+  config {{
+    name: "{name}"
+    base_path: "/models/{name}"
+    model_platform: "tensorflow"
+  }}
+}}
+"""
+
+BATCHING_PARAMETERS = """# Requests that wait together are run as one batch. A batch is padded to its longest text.
+max_batch_size { value: 32 }
+batch_timeout_micros { value: 1000 }
+max_enqueued_batches { value: 100 }
+# One batch at a time for each core, at most.
+num_batch_threads { value: 4 }
+"""
+
+
+def server_files(name: str) -> dict[str, str]:
+    """The texts of the files that stand beside the versions, by name."""
+    return {MODELS: MODELS_CONFIG.format(name=name), BATCHING: BATCHING_PARAMETERS}
+
+
+# -----------------------------------------------------------------------------------------------------------
+# The card
+
+CARD_TEMPLATE = """# {name}
+
+| | |
+|---|---|
+{facts}
+
+{measures}
+## Signatures
+
+`?` is any size; where it comes first it is the number of examples.
+
+{signatures}
+
+`examples` takes serialized `tf.Example` with the inputs of `serving_default` as bytes features, `features` what a client
+tokenized itself{ragged}.
+
+`serving_default` answers:
+
+{answers}
+
+## Serving
+
+    docker run -p 8500:8500 -p 8501:8501 -v "$PWD/{name}:/models/{name}" tensorflow/serving:{server} \\
+        --model_config_file=/models/{name}/models.config \\
+        --enable_batching --batching_parameters_file=/models/{name}/batching_parameters.txt
+
+REST:
+
+    curl -d '{{"instances": [{example}]}}' http://localhost:8501/v1/models/{name}:predict
+
+gRPC, with `pip install tensorflow-serving-api`:
+
+    import grpc
+    import tensorflow as tf
+    from tensorflow_serving.apis import predict_pb2, prediction_service_pb2_grpc
+
+    request = predict_pb2.PredictRequest()
+    request.model_spec.name = "{name}"
+{grpc}
+    channel = grpc.insecure_channel("localhost:8500")
+    response = prediction_service_pb2_grpc.PredictionServiceStub(channel).Predict(request, timeout=10)
+    print({{name: tf.make_ndarray(value) for name, value in response.outputs.items()}})
+
+Python, with TensorFlow and TensorFlow Text alone:
+
+    import tensorflow as tf
+    import tensorflow_text
+
+    model = tf.saved_model.load("{name}/{version}")
+    model.signatures["serving_default"]({python})
+
+A SavedModel is code: load those that you trust. `bert-keras info {name}/{version}` says whether its files are as they were
+written.
+"""
+
+EXAMPLES = {
+    "text": "Ada Lovelace was born in London.",
+    "question": "Where was Ada Lovelace born?",
+    "context": "Ada Lovelace was born in London.",
+}
+
+RAGGED = """, and `ragged` answers as `serving_default` does, but with the lists of all
+examples in a row and where each example's begin. Its outputs have no batch dimension: with the server's batching, or REST's
+`instances`, ask `serving_default`"""
+
+
+def model_card(run: Run, signatures: Mapping[str, Any], *, name: str, version: int, size: int) -> str:
+    """The model card, in Markdown. size: of the graph and the weights, in bytes."""
+    example = {key: _example(key, spec) for key, spec in run.task.signature().items()}
+    return CARD_TEMPLATE.format(
+        name=name,
+        version=version,
+        facts="\n".join(f"| {key} | {value} |" for key, value in _facts(run, size).items()),
+        measures=_measures(run.path / RESULTS_FILE),
+        signatures=signature_table(signatures),
+        ragged=RAGGED if "ragged" in signatures else "",
+        answers=answers_of(run.task),
+        server=f"{servers.VERSIONS[-1]}.0",
+        example=json.dumps(example),
+        grpc="\n".join(
+            f'    request.inputs["{key}"].CopyFrom(tf.make_tensor_proto([{json.dumps(value)}]))'
+            for key, value in example.items()
+        ),
+        python=", ".join(f"{key}=tf.constant([{json.dumps(value)}])" for key, value in example.items()),
+    )
+
+
+def _example(name: str, spec: tf.TensorSpec) -> Any:
+    """A text to ask with, or the list of them that an input of a choice takes."""
+    text = EXAMPLES.get(name, "A charming and often affecting journey.")
+    return text if len(spec.shape) == 1 else [text] * spec.shape[1]
+
+
+def answers_of(task: Any) -> str:
+    """What the task's `decode` says of its outputs."""
+    return inspect.cleandoc(type(task).decode.__doc__ or "")
+
+
+def _facts(run: Run, size: int) -> dict[str, Any]:
+    task, config = run.task.to_json(), run.encoder.config
+    tokenizer = run.preprocess.tokenizer
+    facts = {
+        "task": f"{run.task.name} ({run.task.kind})",
+        "labels": ", ".join(map(str, task.get("labels") or ())),
+        "settings": ", ".join(
+            f"{key} {value}"
+            for key, value in task.items()
+            if isinstance(value, int | float | str) and key != "name"
+        ),
+        "encoder": f"{config.num_layers} layers of {config.hidden_size}, {run.model.count_params():,} parameters",
+        "longest text": f"{run.preprocess.seq_length} wordpieces",
+        "vocabulary": f"{tokenizer.vocab_size:,} pieces",
+        "SHA-256 of its file": tokenizer.digest,
+        "lower-cased": tokenizer.lower_case,
+        "size": f"{size / 1e6:.1f} MB",
+        "made with": f"bert-keras {_version('bert-keras')}, TensorFlow {tf.__version__}, Python {platform.python_version()}",
+    }
+    return {name: value for name, value in facts.items() if value != ""}
+
+
+def _version(package: str) -> str:
+    try:
+        return metadata.version(package)
+    except metadata.PackageNotFoundError:  # run from its sources
+        return "(sources)"
+
+
+def _measures(path: pathlib.Path) -> str:
+    """The section of the measures in a run's results.json; nothing where there is none."""
+    if not path.is_file():
+        return ""
+    results = json.loads(path.read_text(encoding="utf-8"))
+    rows = [
+        f"| {name.removeprefix('val_')} | {value:.4f} |"
+        for name, value in results.get("measures", {}).items()
+    ]
+    of = f"On the dev split ({results.get('dev_examples', '?')} examples):"
+    return "\n".join(["## Measures", "", of, "", "| measure | value |", "|---|---|", *rows, "", ""])
+
+
+# -----------------------------------------------------------------------------------------------------------
+# The manifest
+
+
+def write_manifest(folder: pathlib.Path) -> None:
+    """Writes the size and SHA-256 of every file of a version."""
+    content = {"files": _described(folder)}
+    (folder / EXTRA / MANIFEST).write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
+
+
+def verify(folder: str | pathlib.Path) -> dict[str, Any]:
+    """The files of a version as its manifest has them: {path: {"bytes", "sha256"}}.
+
+    Raises FileNotFoundError where there is no manifest, ValueError naming the files that are missing, changed or not in it.
+    """
+    folder = pathlib.Path(folder)
+    path = folder / EXTRA / MANIFEST
+    if not path.is_file():
+        raise FileNotFoundError(
+            f"{folder} has no {EXTRA}/{MANIFEST}; give the folder of an exported version."
+        )
+    try:
+        wanted = dict(json.loads(path.read_text(encoding="utf-8"))["files"])
+    except (ValueError, KeyError, TypeError) as error:
+        raise ValueError(f"{path} is no manifest ({error}); export again.") from error
+    found = _described(folder)
+    if wrong := sorted(name for name in wanted | found if wanted.get(name) != found.get(name)):
+        raise ValueError(
+            f"{folder} is not as it was written: {', '.join(wrong)} missing, changed or added; export again."
+        )
+    return wanted
+
+
+def _described(folder: pathlib.Path) -> dict[str, Any]:
+    """Bytes and SHA-256 of every file but the manifest, by path."""
+    described = {}
+    for path in sorted(path for path in folder.rglob("*") if path.is_file()):
+        name = path.relative_to(folder).as_posix()
+        if name != f"{EXTRA}/{MANIFEST}":
+            with path.open("rb") as file:
+                described[name] = {
+                    "bytes": path.stat().st_size,
+                    "sha256": hashlib.file_digest(file, "sha256").hexdigest(),
+                }
+    return described
+
+
+# -----------------------------------------------------------------------------------------------------------
+
+
+def write_extra(
+    folder: pathlib.Path, run: Run, signatures: Mapping[str, Any], texts: Texts, *, name: str, version: int
+) -> None:
+    """Writes assets.extra of a saved version. texts: what the server asks itself first."""
+    extra = folder / EXTRA
+    extra.mkdir()
+    size = sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
+    write_warmup(extra / WARMUP, texts, name=name)
+    card = model_card(run, signatures, name=name, version=version, size=size)
+    (extra / CARD).write_text(card, encoding="utf-8")
+    write_manifest(folder)

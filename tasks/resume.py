@@ -1,0 +1,175 @@
+"""Exact resume: a run that was killed goes on where it was saved, and ends with the same bits.
+
+In: a model that trains, and what else its run remembers. Out: RUN/checkpoints, from which the same command goes on:
+
+    settings.json    what the run was begun with; with other settings, data or vocabulary it is not gone on with
+    ckpt-STEP.*      the step, every variable of model (seeds of dropout too), optimizer and measures, and the run's memory
+
+Exactly the same bits take deterministic ops (`tf.config.experimental.enable_op_determinism`), and data that are a function of
+seed and step.
+"""
+
+import hashlib
+import json
+import os
+import pathlib
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+TASK_FILE, RESULTS_FILE, LOGS = "task.json", "results.json", "logs"
+CHECKPOINTS, SETTINGS = "checkpoints", "settings.json"
+EXAMPLES = 1000  # that tell one data set from another
+KEPT = 2  # checkpoints: the one before the last, should a disk spoil that
+
+
+def write_json(path: pathlib.Path, content: Any) -> None:
+    """Writes to a temporary name, then renames: a reader sees the old file or the new one."""
+    temporary = path.with_name(path.name + ".tmp")
+    try:
+        temporary.write_text(json.dumps(content, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
+        os.replace(temporary, path)
+    except OSError:
+        temporary.unlink(missing_ok=True)
+        raise
+
+
+def prepare_output(path: pathlib.Path, *, settings: Mapping[str, Any] | None = None) -> None:
+    """Makes the folder of a run and proves that it can be written, or finds the unfinished run of the same settings.
+
+    settings: what the run's bits depend on, plain JSON; None for a run that cannot be resumed
+
+    Raises ValueError where the folder holds a finished run or one of other settings, naming the first that differs, or
+    refuses a file.
+    """
+    file = path / CHECKPOINTS / SETTINGS
+    if (path / RESULTS_FILE).exists():
+        raise ValueError(f"{path} already holds a run; give another folder, or remove this one first.")
+    if settings is not None and file.is_file():
+        _check_same(file, json.loads(json.dumps(settings)))
+        return
+    if file.exists():
+        raise ValueError(
+            f"{path} holds an unfinished run; go on with it by save_every, or give another folder."
+        )
+    if (path / TASK_FILE).exists():
+        raise ValueError(f"{path} already holds a run; give another folder, or remove this one first.")
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+        probe = path / ".probe"
+        probe.write_bytes(b"0")
+        probe.unlink()
+    except OSError as error:
+        raise ValueError(
+            f"cannot write to {path}: {error.strerror}; give a folder that can be written."
+        ) from error
+    if settings is not None:
+        file.parent.mkdir(exist_ok=True)
+        write_json(file, settings)
+
+
+def _check_same(file: pathlib.Path, settings: Mapping[str, Any]) -> None:
+    try:
+        begun = json.loads(file.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise ValueError(f"{file} is no JSON ({error}); give another folder.") from error
+    for name in (*settings, *begun):
+        if begun.get(name) != settings.get(name):
+            raise ValueError(
+                f"{file.parents[1]} was begun with another {name}: {json.dumps(begun.get(name))}, now it is "
+                f"{json.dumps(settings.get(name))}; give that, or another folder."
+            )
+
+
+def digest(parts: Iterable[bytes | str]) -> str:
+    """SHA-256 of bytes and strings one after another."""
+    found = hashlib.sha256()
+    for part in parts:
+        found.update(part.encode() if isinstance(part, str) else part)
+    return found.hexdigest()
+
+
+def digest_of_tensors(tensors: Mapping[str, np.ndarray]) -> str:
+    """SHA-256 of named arrays."""
+    ordered = sorted(tensors.items())
+    return digest(part for name, array in ordered for part in (name, np.ascontiguousarray(array).tobytes()))
+
+
+def digest_of_examples(examples: tf.data.Dataset) -> str:
+    """SHA-256 of the first EXAMPLES examples, dicts of tensors."""
+    first = examples.take(EXAMPLES).as_numpy_iterator()
+    return digest(
+        f"{name}={value.tolist() if isinstance(value, np.ndarray | np.generic) else value!r};"
+        for example in first
+        for name, value in sorted(example.items())
+    )
+
+
+class Saver(keras.callbacks.Callback):
+    """Saves a run as it trains, and takes it up again. The last of its run's callbacks: it saves what the others remember.
+
+    path: the run's folder
+    model: compiled, model and optimizer built
+    every: steps from one save to the next. One that falls on an epoch's last step waits for the epoch's end
+    remember: what else the run has to know, plain JSON
+
+    A save is complete or is not there: one that was killed leaves the one before it. Nothing deletes the folder.
+    """
+
+    def __init__(
+        self, path: pathlib.Path, model: keras.Model, *, every: int, remember: Callable[[], Any]
+    ) -> None:
+        super().__init__()
+        if every < 1:
+            raise ValueError(f"save_every is {every}; give at least 1 step.")
+        self.step = 0
+        self._model, self._every, self._remember = model, every, remember
+        self._due = False
+        self._measures: list[np.ndarray] | None = None
+        self._memory = tf.Variable("", dtype=tf.string)
+        variables = (*model.variables, *model.optimizer.variables, *model.metrics_variables)
+        kept = tf.train.Checkpoint(memory=self._memory, variables=[one.value for one in variables])
+        self._manager = tf.train.CheckpointManager(kept, str(path / CHECKPOINTS), max_to_keep=KEPT)
+
+    def restore(self) -> Any:
+        """What was remembered at the last save, `step` and every variable as they were then; None where nothing was saved.
+
+        Raises ValueError where no save can be read.
+        """
+        for path in reversed(self._manager.checkpoints):
+            try:
+                self._manager.checkpoint.restore(path).assert_existing_objects_matched()
+            except Exception as error:  # TensorFlow gives a status as DataLossError, IndexError, ...
+                reason = str(error).split("\n")[0]
+                continue
+            self.step, memory = json.loads(self._memory.numpy())
+            self._measures = [one.numpy() for one in self._model.metrics_variables]
+            return memory
+        if self._manager.checkpoints:
+            raise ValueError(f"no save in {self._manager.directory} can be read ({reason}); remove the run.")
+        return None
+
+    def on_epoch_begin(self, epoch: int, logs: dict[str, float] | None = None) -> None:
+        # `fit` has just reset them.
+        for variable, value in zip(self._model.metrics_variables, self._measures or (), strict=False):
+            variable.assign(value)
+        self._measures = None
+
+    def on_train_batch_end(self, batch: int, logs: dict[str, float] | None = None) -> None:
+        self.step += 1
+        self._due |= self.step % self._every == 0
+        if self._due and batch + 1 < self.params["steps"]:
+            self._save()
+
+    def on_epoch_end(self, epoch: int, logs: dict[str, float] | None = None) -> None:
+        if self._due:
+            self._model.reset_metrics()  # as the next epoch does; this one's are in its logs
+            self._save()
+
+    def _save(self) -> None:
+        self._memory.assign(json.dumps([self.step, self._remember()]))
+        self._manager.save(checkpoint_number=self.step)
+        self._due = False

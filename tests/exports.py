@@ -1,0 +1,76 @@
+"""A small untrained run of every task, for the tests of exports and for the tables of docs/serving.md.
+
+In: a checkpoint folder of `runs.write_checkpoint`. Out: runs, and their signatures in Markdown.
+
+    PYTHONPATH=. python tests/exports.py    writes those tables anew
+"""
+
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from runs import ROOT, write_checkpoint
+
+from bert_keras import checkpoints
+from bert_keras.encoder import BertEncoder
+from bert_keras.features import POOLED_OUTPUT
+from bert_keras.preprocessing import Preprocessor
+from savedmodels import kit
+from savedmodels.export import servable_of
+from tasks.conll import Conll
+from tasks.embedding import Embedding, WordEmbedding
+from tasks.fill_mask import FillMask
+from tasks.glue import ROWS, Glue
+from tasks.squad import Squad
+from tasks.swag import Swag
+from tasks.task import Task
+from tasks.train import Run
+
+DOCUMENT = ROOT / "docs" / "serving.md"
+OPENS, CLOSES = "<!-- tables: tests/exports.py writes them -->\n", "<!-- end of tables -->\n"
+SPANS = {"doc_stride": 16, "max_query_length": 8, "max_answer_length": 4, "n_best": 4}
+
+# Every kind of answer that is served, under the heading of its table.
+CASES: dict[str, Task] = {
+    "Classification": Glue(ROWS["sst2"]),
+    "Classification of pairs": Glue(ROWS["mnli"]),
+    "Regression": Glue(ROWS["stsb"]),
+    "Choice": Swag(),
+    "Question answering": Squad("squad2.0", **SPANS),
+    "Named entities": Conll(["O", "B-PER", "I-PER", "B-LOC", "I-LOC"], scheme="IOB2", doc_stride=16),
+    "Fill-mask": FillMask(top_k=3),
+    "Sentence embedding": Embedding(l2=True),
+    "Word features": WordEmbedding(doc_stride=16),
+}
+
+
+def untrained(task: Task, checkpoint: Path) -> Run:
+    """A run as `load_run` makes it, from a checkpoint and a head that starts at random."""
+    source = checkpoints.read(checkpoint)
+    encoder = BertEncoder(source.config, outputs=task.outputs)
+    encoder.pooler.trainable = POOLED_OUTPUT in task.outputs
+    checkpoints.assign(source, encoder)
+    preprocess = Preprocessor(checkpoints.tokenizer_of(source), seq_length=40, pad_to_longest=True)
+    return Run(task=task, preprocess=preprocess, model=task.model(encoder), path=checkpoint)
+
+
+def section(title: str, signatures: Mapping[str, Any]) -> str:
+    """What a case's outputs mean, and its signatures."""
+    return f"### {title}\n\n{kit.answers_of(CASES[title])}\n\n{kit.signature_table(signatures)}\n\n"
+
+
+def written(document: str) -> str:
+    """The sections in a document."""
+    return document.partition(OPENS)[2].partition(CLOSES)[0]
+
+
+if __name__ == "__main__":
+    with tempfile.TemporaryDirectory() as folder:
+        checkpoint = write_checkpoint(Path(folder))
+        made = "".join(
+            section(title, servable_of(untrained(task, checkpoint)).signatures())
+            for title, task in CASES.items()
+        )
+    document = DOCUMENT.read_text()
+    DOCUMENT.write_text(document.replace(OPENS + written(document), OPENS + made))

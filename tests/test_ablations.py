@@ -1,0 +1,166 @@
+"""The ablations: rows that are the paper's, one pass through a small one, and orderings that its figures decide."""
+
+import dataclasses
+
+import pytest
+from runs import VOCABULARY, texts, write_data
+
+from bert_keras import checkpoints
+from bert_keras.tokenizers import WordPiece
+from tasks import ablations
+from tasks.ablations import ABLATIONS, SCALES, Outcome, Row, Scale, as_json, run_ablation, tables
+from tasks.pretrain import RECIPES
+
+TINY = {
+    "num_layers": 1,
+    "hidden_size": 32,
+    "num_heads": 2,
+    "intermediate_size": 64,
+    "seq_length": 32,
+    "batch_size": 8,
+    "steps": 4,
+    "log_every": 2,
+    "eval_every": 2,
+    "held_out_instances": 16,
+    "learning_rate": 1e-3,
+}
+ROWS = (
+    Row(name="masked LM"),
+    Row(name="half", weights="masked LM", share=0.5),
+    Row(name="with BiLSTM", weights="masked LM", finetuned={"bilstm": True}),
+)
+
+
+@pytest.fixture
+def small(monkeypatch):
+    """A scale of three rows on one task, of which one shares weights and one is a snapshot."""
+    scale = Scale(
+        pretraining=TINY,
+        finetuning={"seq_length": 32, "epochs": 1, "batch_size": 16},
+        restarts=1,
+        rows={"steps": ROWS},
+        tasks={"steps": ("sst2",)},
+    )
+    monkeypatch.setitem(SCALES, "tiny", scale)
+    monkeypatch.setitem(ABLATIONS, "steps", ABLATIONS["steps"]._replace(pairs=((0, 1), (0, 2))))
+
+
+def arguments(tmp_path):
+    return {
+        "documents": [texts(6, seed=seed) for seed in range(40)],
+        "tokenizer": WordPiece(VOCABULARY, lower_case=True),
+        "data": {"sst2": tmp_path / "data"},
+        "output": tmp_path / "out",
+        "scale": "tiny",
+        "verbose": 0,
+    }
+
+
+def test_rows_are_run_once_and_share_weights(tmp_path, small):
+    write_data(tmp_path / "data", "sst2")
+    lines: list[str] = []
+    outcomes = run_ablation("steps", **arguments(tmp_path), log=lines.append)
+    begun = [line for line in lines if line.startswith(tuple(row.name for row in ROWS))]
+    assert begun == [
+        "masked LM: pre-training",
+        *(f"{row.name}: sst2, seed 1" for row in ROWS),
+    ]
+    assert [one.row for one in outcomes] == list(ROWS)
+    assert outcomes[0].perplexity == outcomes[2].perplexity > 1
+    assert outcomes[1].perplexity is None
+    for one in outcomes:
+        assert 0 <= one.measures["sst2"][0] <= 100
+    bilstm = checkpoints.read(tmp_path / "out" / "with-bilstm" / "sst2-1")
+    assert bilstm.config.bilstm and any(name.startswith("bilstm/") for name in bilstm.tensors)
+    assert (tmp_path / "out" / "results.png").stat().st_size > 1000
+
+    lines.clear()
+    assert run_ablation("steps", **arguments(tmp_path), log=lines.append) == outcomes
+    assert not lines
+    with pytest.raises(ValueError, match="begun with another restarts"):
+        run_ablation("steps", **arguments(tmp_path), restarts=2)
+
+
+def test_bad_input_is_named_first(tmp_path, small):
+    given = arguments(tmp_path)
+    with pytest.raises(FileNotFoundError, match="data is not a folder"):
+        run_ablation("steps", **given)
+    write_data(tmp_path / "data", "sst2")
+    for changes, wanted in (
+        ({"scale": "huge"}, "no 'huge'; wanted is one of small, paper"),
+        ({"changes": {"stepps": 3}}, "no setting stepps"),
+        ({"tasks": ["sst3"]}, "no task named 'sst3'"),
+        ({"tasks": ["sst2-features"]}, "feature-based approach is that of conll"),
+    ):
+        with pytest.raises(ValueError, match=wanted):
+            run_ablation("steps", **(given | changes))
+    with pytest.raises(ValueError, match="no 'table'"):
+        run_ablation("table", **given)
+    assert not (tmp_path / "out").exists()
+    (tmp_path / "out").mkdir()
+    (tmp_path / "out" / "mine.txt").write_text("mine")
+    with pytest.raises(ValueError, match="neither empty nor an ablation"):
+        run_ablation("steps", **given)
+
+
+@pytest.mark.parametrize("scale", SCALES)
+@pytest.mark.parametrize("name", ABLATIONS)
+def test_every_row_is_a_recipe_and_has_its_figures(name, scale):
+    rows, ablation = SCALES[scale].rows[name], ABLATIONS[name]
+    assert len({row.name for row in rows}) == len(rows)
+    for row in rows:
+        recipe = ablations._recipe(row, SCALES[scale], {})
+        assert recipe.hparams.steps > 0 and row.recipe in RECIPES
+        assert row.weights is None or row.weights in [one.name for one in rows]
+    for task, figures in ablation.figures.items():
+        assert len(figures) == len(rows), task
+    assert {place for pair in ablation.pairs for place in pair} <= set(range(len(rows)))
+
+
+def test_settings_reach_the_pre_training():
+    rows = SCALES["small"].rows["masking"]
+    rates = [ablations._recipe(row, SCALES["small"], {}).masking(64) for row in rows]
+    assert [(one.hide, one.keep, one.replace) for one in rates[:3]] == [
+        (0.8, 0.1, 0.1),
+        (1, 0, 0),
+        (0.8, 0, 0.2),
+    ]
+    sizes = [
+        ablations._recipe(row, SCALES["paper"], {}).config(vocab_size=30522)
+        for row in SCALES["paper"].rows["size"]
+    ]
+    assert [(one.num_layers, one.hidden_size, one.num_heads) for one in sizes][-2:] == [
+        (12, 1024, 16),
+        (24, 1024, 16),
+    ]
+
+
+def outcome(name, *values):
+    return Outcome(row=Row(name=name), perplexity=None, measures={"mrpc": list(values)})
+
+
+def test_orderings_are_those_of_the_papers_figures():
+    """Table 5 has MRPC 86.7, 86.5, 77.5, 75.7: each row over the next."""
+    rows = [outcome("a", 80, 82), outcome("b", 81, 81), outcome("c", 90, 90.1), outcome("d", 60, 60.1)]
+    found = as_json("tasks", rows)["orderings"]
+    assert [(one["better"], one["worse"], one["verdict"]) for one in found] == [
+        ("a", "b", "not resolved"),
+        ("b", "c", "fails"),
+        ("c", "d", "holds"),
+    ]
+    # Table 6 has a larger model over the next smaller one.
+    sizes = [outcome(str(i), 60 + i, 60.1 + i) for i in range(6)]
+    found = as_json("size", sizes)["orderings"]
+    assert [(one["better"], one["worse"]) for one in found] == [(str(i + 1), str(i)) for i in range(5)]
+    assert {one["verdict"] for one in found} == {"holds"}
+    table, _ = tables("size", sizes)
+    assert table.rows[0][2].endswith("± 0.1 (79.8)")
+
+
+def test_what_the_paper_has_equal_is_no_ordering():
+    rows = [
+        dataclasses.replace(outcome(name, 80, 81), measures={"mnli": [80, 81]})
+        for name in ("a", "b", "c", "d")
+    ]
+    found = as_json("tasks", rows)["orderings"]
+    assert [(one["better"], one["worse"]) for one in found] == [("a", "b"), ("b", "c")]  # 82.1 and 82.1

@@ -1,0 +1,106 @@
+"""Vectors of texts and words, against their definition in NumPy."""
+
+import numpy as np
+import pytest
+import tensorflow as tf
+from exports import untrained
+from runs import run_command, texts, write_checkpoint
+
+from bert_keras.features import ENCODER_OUTPUTS, EXAMPLE_INDEX, INPUT_MASK, WORD_INDEX
+from tasks.embedding import Embedding, WordEmbedding
+from tasks.task import model_inputs, predict
+from tasks.train import run_of
+
+TEXTS = [*texts(4, seed=3), "", "good " * 60]
+
+
+@pytest.fixture(scope="module")
+def checkpoint(tmp_path_factory):
+    return write_checkpoint(tmp_path_factory.mktemp("embedding") / "checkpoint")
+
+
+def vectors(run, name):
+    answers, _ = predict(
+        run.task, run.preprocess, run.model, tf.data.Dataset.from_tensor_slices({"text": TEXTS})
+    )
+    return answers[name]
+
+
+def states_of(run, features, layers=slice(-1, None)):
+    """The mean of some blocks' states and the real positions."""
+    blocks = run.encoder(model_inputs(features))[ENCODER_OUTPUTS][layers]
+    return np.mean([block.numpy() for block in blocks], axis=0), features[INPUT_MASK].numpy() > 0
+
+
+@pytest.mark.parametrize("l2", [False, True])
+@pytest.mark.parametrize(
+    ("pooling", "define"),
+    [
+        ("mean", lambda states: states.mean(axis=0)),
+        ("cls", lambda states: states[0]),
+        ("max", lambda states: states.max(axis=0)),
+    ],
+)
+def test_definitions(pooling, define, l2, checkpoint):
+    run = untrained(Embedding(pooling=pooling, l2=l2, layers="weighted_sum_all"), checkpoint)
+    states, real = states_of(run, run.preprocess(tf.constant(TEXTS)), slice(None))
+    expected = np.stack([define(row[kept]) for row, kept in zip(states, real, strict=True)])
+    if l2:
+        expected /= np.linalg.norm(expected, axis=1, keepdims=True)
+    np.testing.assert_allclose(vectors(run, "embedding"), expected, rtol=1e-4, atol=1e-5)
+    assert np.std(expected, axis=0).max() > 1e-3
+
+
+def test_words_have_the_vector_of_their_first_piece(checkpoint):
+    run = untrained(WordEmbedding(doc_stride=16), checkpoint)
+    features = run.task.features(run.preprocess, {"text": tf.constant(TEXTS)})
+    states, _ = states_of(run, features)
+    expected = {
+        (int(features[EXAMPLE_INDEX][window]), int(features[WORD_INDEX][window, position])): states[
+            window, position
+        ]
+        for window, position in np.argwhere(features[WORD_INDEX].numpy() >= 0)
+    }
+    found = vectors(run, "word_embedding")
+    assert found.shape[:2] == (len(TEXTS), 60)
+    for (row, word), vector in expected.items():
+        np.testing.assert_allclose(found[row, word], vector, rtol=1e-4, atol=1e-5)
+    empty = [(row, word) for row, word in np.ndindex(*found.shape[:2]) if (row, word) not in expected]
+    assert empty and not any(found[place].any() for place in empty)
+    assert len(expected) == sum(len(text.split()) for text in TEXTS)
+
+
+def test_nothing_to_train():
+    task = Embedding(pooling="max", l2=True)
+    assert Embedding.from_json(task.to_json()).to_json() == task.to_json()
+    with pytest.raises(ValueError, match="embedding has no examples: it is for exporting"):
+        task.examples("train")
+
+
+def test_wrong_settings(checkpoint):
+    with pytest.raises(ValueError, match="pooling is 'median'; wanted is one of mean, cls, max"):
+        Embedding(pooling="median")
+    with pytest.raises(ValueError, match="needs 4 blocks and the encoder has 2"):
+        run_of(Embedding(layers="concat_last_four"), checkpoint)
+    with pytest.raises(ValueError, match="seq_length is 500 and the encoder has 48 positions"):
+        run_of(Embedding(), checkpoint, seq_length=500)
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        ((), "give --run, or --checkpoint and --embedding or --fill-mask"),
+        (("--run", "x", "--embedding", "mean"), "give --run, or --checkpoint"),
+        (("--checkpoint", "x"), "give --run, or --checkpoint"),
+        (("--checkpoint", "x", "--embedding", "word", "--l2"), "--l2 say nothing here"),
+        (
+            ("--checkpoint", "x", "--fill-mask", "--l2", "--layers", "last"),
+            "--l2 and --layers say nothing here",
+        ),
+    ],
+)
+def test_flags_that_contradict_each_other(flags, message, tmp_path, capfd):
+    code, _, err = run_command(capfd, "export", *flags, "--output", tmp_path / "served")
+    assert code == 1
+    assert message in err and "Traceback" not in err
+    assert not (tmp_path / "served").exists()

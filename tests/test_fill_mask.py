@@ -1,0 +1,389 @@
+"""FillMask: masks put between pieces, what is served of them, cloze files, the command, and transformers' own pipeline."""
+
+import dataclasses
+import json
+
+import keras
+import numpy as np
+import pytest
+import runs
+import tensorflow as tf
+
+from bert_keras import checkpoints
+from bert_keras.config import BertConfig
+from bert_keras.encoder import BertEncoder
+from bert_keras.features import (
+    INPUT_WORD_IDS,
+    MASKED_LM_IDS,
+    MASKED_LM_POSITIONS,
+    MASKED_LM_WEIGHTS,
+    VOCABULARY,
+)
+from bert_keras.heads import MaskedLMHead
+from bert_keras.preprocessing import Preprocessor
+from bert_keras.tokenizers import WordPiece
+from tasks.fill_mask import FillMask
+from tasks.task import Hparams, dataset, predict
+from tasks.train import TASKS, Run, evaluate, finetune, load_run, run_of
+
+PIECES = "[PAD] [UNK] [CLS] [SEP] [MASK] the film is good bad ##ly dull [ ] mask ."
+TEXTS = ("the film is [MASK].", "[MASK] film is [MASK]", "no mask at all", "", "[mask] [CLS] [MASK]")
+
+
+@pytest.fixture(scope="module")
+def tokenizer() -> WordPiece:
+    return WordPiece(PIECES.split())
+
+
+@pytest.fixture(scope="module")
+def checkpoint(tmp_path_factory):
+    """A random encoder with a masked LM head, in Hugging Face's form."""
+    keras.utils.set_random_seed(0)
+    config = BertConfig(**runs.SIZES)
+    encoder = BertEncoder(config)
+    made = checkpoints.collect(config, encoder, masked_lm=MaskedLMHead(encoder))
+    made = dataclasses.replace(made, vocabulary=runs.VOCABULARY, lower_case=True)
+    folder = tmp_path_factory.mktemp("masked") / "checkpoint"
+    checkpoints.write(made, folder, format="hugging-face")
+    return folder
+
+
+@pytest.fixture(scope="module")
+def run(checkpoint) -> Run:
+    return run_of(FillMask(top_k=3), checkpoint, seq_length=24)
+
+
+def features_of(tokenizer, texts, *, seq_length=12, **raw):
+    preprocess = Preprocessor(tokenizer, seq_length=seq_length, pad_to_longest=True)
+    features = FillMask().features(preprocess, {"text": tf.constant(texts), **raw})
+    return {name: value.numpy() for name, value in features.items()}
+
+
+def spoken(tokenizer, features) -> list[str]:
+    rows = ([tokenizer.vocabulary[i] for i in row if i] for row in features[INPUT_WORD_IDS])
+    return [" ".join(row) for row in rows]
+
+
+def test_masks_stand_between_the_pieces_and_nowhere_else(tokenizer):
+    features = features_of(tokenizer, TEXTS)
+    assert spoken(tokenizer, features) == [
+        "[CLS] the film is [MASK] . [SEP]",
+        "[CLS] [MASK] film is [MASK] [SEP]",
+        "[CLS] [UNK] mask [UNK] [UNK] [SEP]",
+        "[CLS] [SEP]",
+        "[CLS] [ mask ] [ [UNK] ] [MASK] [SEP]",
+    ]
+    assert features[MASKED_LM_POSITIONS].tolist() == [[4, 0], [1, 4], [0, 0], [0, 0], [7, 0]]
+    assert features[MASKED_LM_WEIGHTS].tolist() == [[1, 0], [1, 1], [0, 0], [0, 0], [1, 0]]
+    assert features[VOCABULARY].tolist() == [piece.encode() for piece in tokenizer.vocabulary]
+
+
+def test_ordinary_tokenizing_never_gives_the_mask(tokenizer):
+    plain = tokenizer.tokenize(tf.constant(TEXTS))
+    assert tokenizer.special.mask not in plain.values.numpy()
+
+
+def test_what_is_cut_off_is_not_asked(tokenizer):
+    features = features_of(tokenizer, ["[MASK] the the the [MASK] [MASK]", "film"], seq_length=6)
+    assert spoken(tokenizer, features)[0] == "[CLS] [MASK] the the the [SEP]"
+    assert features[MASKED_LM_WEIGHTS].tolist() == [[1], [0]]
+
+
+def test_masks_that_are_cut_off_cost_nothing_and_have_no_answer(tokenizer):
+    """A text of masks alone must not make logits for all of them."""
+    texts = ["[MASK] " * 3000, "the [MASK]"]
+    assert features_of(tokenizer, texts, seq_length=6)[MASKED_LM_POSITIONS].shape == (2, 4)
+    answers = decoded(tokenizer, texts, [["film"] * 4, ["film"]], seq_length=6)
+    assert [answers[name].shape for name in ("mask_start_byte", "mask_tokens")] == [(2, 3000), (2, 3000, 2)]
+    assert answers["mask_start_byte"][0, :3].tolist() == [0, 7, 14]
+    assert answers["mask_tokens"][0, 3:5, 0].tolist() == [b"film", b""]
+    assert answers["filled"][0].startswith(b"film film film film [MASK] ")
+
+
+def test_answers_of_one_piece_are_labels(tokenizer):
+    texts = ["the [MASK]"] * 5
+    answers = tf.constant(["film", "badly", "word", "", "GOOD"])
+    features = features_of(tokenizer, texts, answer=answers)
+    assert features[MASKED_LM_IDS][:, 0].tolist() == [6, -1, -1, -1, 8]
+    labels, weights = FillMask().labels({}, features)
+    assert labels.numpy()[:, 0].tolist() == [6, 0, 0, 0, 8]
+    assert weights.numpy()[:, 0].tolist() == [1, 0, 0, 0, 1]
+
+
+def decoded(tokenizer, texts, best, *, answer=None, seq_length=12):
+    """What is served where the logits are highest for the pieces `best` [B][M], and then for the first ones."""
+    raw = {"text": tf.constant(texts)} | ({} if answer is None else {"answer": tf.constant(answer)})
+    task, preprocess = FillMask(top_k=2), Preprocessor(tokenizer, seq_length=seq_length, pad_to_longest=True)
+    features = task.features(preprocess, raw)
+    positions = features[MASKED_LM_POSITIONS].shape
+    logits = np.tile(
+        -np.arange(tokenizer.vocab_size + 3, dtype="float32"), (*positions, 1)
+    )  # more rows than pieces
+    for i, row in enumerate(best):
+        for j, piece in enumerate(row):
+            logits[i, j, tokenizer.vocabulary.index(piece)] = 5
+    answers = task.decode(tf.constant(logits), features, raw)
+    return {name: value.numpy() for name, value in answers.items()}
+
+
+def test_decode(tokenizer):
+    texts = ["é [MASK] is [MASK].", "no", "good [MASK]", "a [MASK] the the the the the the the the [MASK]"]
+    found = decoded(tokenizer, texts, [["film", "dull"], [], ["##ly"], ["bad"]])
+    assert found["mask_start_byte"].tolist() == [[3, 13], [-1, -1], [5, -1], [2, 41]]
+    assert found["mask_tokens"].tolist() == [
+        [[b"film", b"[PAD]"], [b"dull", b"[PAD]"]],
+        [[b"", b""], [b"", b""]],
+        [[b"##ly", b"[PAD]"], [b"", b""]],
+        [[b"bad", b"[PAD]"], [b"", b""]],
+    ]
+    e, rest = np.exp(5), np.exp(-np.arange(16.0))
+    assert found["mask_scores"][0, 0].tolist() == pytest.approx(
+        [e / (e + rest.sum() - rest[6]), 1 / (e + rest.sum() - rest[6])]
+    )
+    assert (found["mask_scores"][1] == 0).all()
+    assert [text.decode() for text in found["filled"]] == [
+        "é film is dull.",
+        "no",
+        "goodly",
+        "a bad the the the the the the the the [MASK]",
+    ]
+
+
+def test_scores_are_probabilities_of_the_vocabulary_alone(tokenizer):
+    task = FillMask(top_k=99)
+    raw = {"text": tf.constant(["[MASK]"])}
+    features = task.features(Preprocessor(tokenizer, seq_length=8), raw)
+    found = task.decode(tf.random.normal([1, 1, tokenizer.vocab_size + 50]), features, raw)
+    assert found["mask_scores"].shape == (1, 1, tokenizer.vocab_size)
+    assert found["mask_scores"].numpy().sum() == pytest.approx(1)
+
+
+def test_records_hold_no_filling(tokenizer):
+    found = decoded(tokenizer, ["[MASK] [MASK]", "good"], [["film", "dull"], []])
+    first, second = (FillMask().record({name: value[i] for name, value in found.items()}) for i in (0, 1))
+    assert [mask["tokens"] for mask in first["masks"]] == [["film", "[PAD]"], ["dull", "[PAD]"]]
+    assert [mask["start_byte"] for mask in first["masks"]] == [0, 7]
+    assert second == {"filled": "good", "masks": []}
+
+
+def test_measures(tokenizer):
+    # By place: film is first; the is 6th of [film, 0 .. 4, the]; badly is no piece.
+    found = decoded(tokenizer, ["[MASK]"] * 3, [["film"]] * 3, answer=["film", "the", "badly"])
+    assert found["rank"].tolist() == [1, 7, 0]
+    measures = dict(FillMask().evaluate(found, {}))
+    assert measures == {
+        "accuracy": 0.5,
+        "top_5": 0.5,
+        "mean_reciprocal_rank": pytest.approx((1 + 1 / 7) / 2),
+        "skipped": 1.0,
+    }
+    with pytest.raises(ValueError, match="none of the 3 answers is one piece"):
+        dict(FillMask().evaluate({"rank": np.zeros(3, int)}, {}))
+
+
+def test_a_causal_encoder_is_refused():
+    with pytest.raises(ValueError, match="causal"):
+        FillMask().model(BertEncoder(BertConfig(**runs.SIZES, causal=True)))
+
+
+def write(path, rows):
+    lines = [json.dumps(row) for row in rows] if path.suffix == ".jsonl" else ["\t".join(row) for row in rows]
+    path.write_text("\n".join(lines) + "\n", encoding="utf-8")
+    return path
+
+
+def test_files(tmp_path):
+    wanted = [(b"a [MASK]", b"film"), (b"[MASK] \xc3\xa9", b"plot")]
+    tsv = write(tmp_path / "a.tsv", [("answer", "text"), ("film", "a [MASK]"), ("plot", "[MASK] é")])
+    jsonl = write(
+        tmp_path / "b.jsonl", [{"text": "a [MASK]", "answer": "film"}, {"text": "[MASK] é", "answer": "plot"}]
+    )
+    for file in (tsv, jsonl):
+        found = [
+            (row["text"], row["answer"]) for row in FillMask(file).examples("validation").as_numpy_iterator()
+        ]
+        assert found == wanted
+    write(tmp_path / "test.jsonl", [{"text": "a [MASK]"}])
+    (row,) = FillMask(tmp_path).examples("test").as_numpy_iterator()
+    assert row == {"text": b"a [MASK]", "answer": b""}
+
+
+@pytest.mark.parametrize(
+    ("rows", "message"),
+    [
+        ([{"text": "a [MASK]"}], "line 1: no text or no answer"),
+        ([{"text": "a [MASK]", "answer": "b"}, {"text": "a", "answer": "b"}], r"line 2: 0 \[MASK\]"),
+        ([{"text": "[MASK] [MASK]", "answer": "b"}], r"line 1: 2 \[MASK\]"),
+        ([["a"]], "line 1: no text"),
+        ([], "has no examples"),
+    ],
+)
+def test_wrong_files_are_named(tmp_path, rows, message):
+    file = write(tmp_path / "train.jsonl", rows)
+    with pytest.raises(ValueError, match=message):
+        FillMask(file).examples("train")
+
+
+def test_opened_without_data():
+    assert TASKS["fill-mask"] is FillMask
+    assert FillMask.from_json(FillMask(top_k=7).to_json()).top_k == 7
+    assert FillMask.from_json({"name": "fill-mask"}).top_k == 5
+    for call in (lambda: FillMask.open("fill-mask", None), lambda: FillMask().examples("train")):
+        with pytest.raises(ValueError, match="give a folder"):
+            call()
+    with pytest.raises(ValueError, match="top_k is 0"):
+        FillMask(top_k=0)
+
+
+def test_batches_of_any_texts_answer_as_each_alone(run):
+    texts = ["the film is [MASK] .", "", "[MASK] and [MASK] , the [MASK]", "plot " * 30 + "[MASK]", "good"]
+    examples = tf.data.Dataset.from_tensor_slices({"text": texts})
+    together, _ = predict(run.task, run.preprocess, run.model, examples, batch_size=3)
+    for i, text in enumerate(texts):
+        alone, _ = predict(
+            run.task, run.preprocess, run.model, tf.data.Dataset.from_tensor_slices({"text": [text]})
+        )
+        records = [
+            run.task.record({name: value[row] for name, value in found.items()})
+            for found, row in ((together, i), (alone, 0))
+        ]
+        assert records[0]["filled"] == records[1]["filled"]
+        for ours, theirs in zip(*(record["masks"] for record in records), strict=True):
+            assert (ours["start_byte"], ours["tokens"]) == (theirs["start_byte"], theirs["tokens"])
+            np.testing.assert_allclose(ours["scores"], theirs["scores"], atol=1e-6)
+    assert together["mask_start_byte"].shape == (5, 3)
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory, checkpoint):
+    """A cloze test whose answer is always "good", learned."""
+    folder = tmp_path_factory.mktemp("cloze")
+    for seed, split in enumerate(("train", "validation")):
+        texts = (f"{text} [MASK] ." for text in runs.texts(64, seed=seed))
+        rows = [{"text": text, "answer": "good" if i else "goodlike"} for i, text in enumerate(texts)]
+        write(folder / f"{split}.jsonl", rows)
+    hparams = Hparams(epochs=2, batch_size=8, learning_rate=3e-3, seq_length=24)
+    logged: list[str] = []
+    results = finetune(
+        FillMask(folder),
+        checkpoint=checkpoint,
+        output=folder / "run",
+        hparams=hparams,
+        verbose=0,
+        log=logged.append,
+    )
+    return folder, results, logged
+
+
+def test_finetuning_starts_from_the_head_and_learns(trained):
+    folder, results, logged = trained
+    assert results["measures"]["val_accuracy"] == 1
+    assert results["measures"]["val_skipped"] == 1
+    assert "at random none" in "\n".join(logged)
+    run = load_run(folder / "run", data=folder)
+    assert evaluate(run, "validation") == {
+        name.removeprefix("val_"): value for name, value in results["measures"].items()
+    }
+
+
+def test_export_answers_in_a_fresh_process(run, checkpoint, tmp_path, capfd):
+    flags = ("--fill-mask", "--seq-length", "24", "--target", "tfserving-2.10")
+    code, _, err = runs.run_command(
+        capfd, "export", "--checkpoint", checkpoint, *flags, "--output", tmp_path / "served"
+    )
+    assert code == 0, err
+    run = dataclasses.replace(run, task=FillMask())
+    served = tf.saved_model.load(str(tmp_path / "served" / "1")).signatures["serving_default"]
+    texts = ["the film is [MASK] .", "no"]
+    found = served(text=tf.constant(texts))
+    answers, _ = predict(
+        run.task, run.preprocess, run.model, tf.data.Dataset.from_tensor_slices({"text": texts})
+    )
+    assert set(found) == {"mask_start_byte", "mask_tokens", "mask_scores", "filled"}
+    assert found["mask_tokens"].numpy().tolist() == answers["mask_tokens"].tolist()
+    np.testing.assert_allclose(found["mask_scores"], answers["mask_scores"], atol=1e-6)
+
+
+def test_a_run_of_pretraining_answers(checkpoint, tmp_path, capfd):
+    folder = tmp_path / "run"
+    checkpoints.write(checkpoints.read(checkpoint), folder, format="hugging-face")
+    kept = {
+        "kind": "fill-mask",
+        "task": {"name": "fill-mask"},
+        "seq_length": 16,
+        "truncation": "longest_first",
+    }
+    (folder / "task.json").write_text(json.dumps(kept))
+    text = "the film is [MASK] ."
+    code, out, err = runs.run_command(
+        capfd, "fill-mask", "--checkpoint", folder, "--top-k", "2", "--json", text
+    )
+    assert code == 0, err
+    answer = json.loads(out)
+    (mask,) = answer["masks"]
+    assert (answer["text"], mask["start_byte"], len(mask["tokens"])) == (text, 12, 2)
+    input_file = tmp_path / "texts.txt"
+    input_file.write_text(f"{text}\n")
+    code, out, err = runs.run_command(
+        capfd, "predict", "--run", folder, "--input", input_file, "--format", "jsonl"
+    )
+    assert code == 0, err
+    assert json.loads(out)["masks"][0]["tokens"][:2] == mask["tokens"]
+
+
+def test_command_for_a_person(checkpoint, capfd):
+    long = "plot " * 60 + "[MASK]"
+    code, out, err = runs.run_command(capfd, "fill-mask", "--checkpoint", checkpoint, "the [MASK] is", long)
+    assert code == 0, err
+    assert "the [MASK] is" in out
+    assert out.count("\n│ 1 ") == 1
+    assert "1 of 1 [MASK] lie behind the 48 pieces" in err
+    code, _, err = runs.run_command(capfd, "fill-mask", "--checkpoint", checkpoint, "nothing")
+    assert (code, "there is no [MASK] in 'nothing'" in err) == (1, True)
+
+
+def test_other_checkpoints_are_refused(sst2, capfd):
+    code, _, err = runs.run_command(capfd, "fill-mask", "--checkpoint", sst2.checkpoint, "the [MASK]")
+    assert (code, "the checkpoint has no masked_lm/" in err) == (1, True)
+    code, _, err = runs.run_command(capfd, "fill-mask", "--checkpoint", sst2.run, "the [MASK]")
+    assert (code, "is a run of sst2" in err) == (1, True)
+
+
+def test_labelled_batches(tmp_path, tokenizer):
+    file = write(tmp_path / "train.jsonl", [{"text": "the [MASK]", "answer": "film"}] * 3)
+    task = FillMask(file)
+    batches = dataset(task, Preprocessor(tokenizer, seq_length=8), task.examples("train"), batch_size=2)
+    features, labels, weights = next(iter(batches))
+    assert VOCABULARY not in features
+    assert features[MASKED_LM_POSITIONS].shape == labels.shape == weights.shape == (2, 1)
+
+
+@pytest.mark.parity
+@pytest.mark.parametrize("real", [False, True])
+def test_transformers_pipeline_gives_the_same(checkpoint, real, request):
+    transformers = pytest.importorskip("transformers")
+    pytest.importorskip("torch")
+    if real:
+        checkpoint = request.getfixturevalue("data_dir") / "weights" / "bert-tiny-splade-uncased"
+    transformers.logging.set_verbosity_error()
+    model = transformers.BertForMaskedLM.from_pretrained(checkpoint, attn_implementation="eager")
+    pipeline = transformers.pipeline(
+        "fill-mask",
+        model=model,
+        tokenizer=transformers.BertTokenizerFast.from_pretrained(checkpoint),
+        top_k=5,
+    )
+    texts = ["the film is [MASK] .", "[MASK] and the plot , very good !", "its actor [MASK] [MASK]"]
+    run = run_of(FillMask(), checkpoint)
+    found, _ = predict(
+        run.task, run.preprocess, run.model, tf.data.Dataset.from_tensor_slices({"text": texts})
+    )
+    for i, text in enumerate(texts):
+        theirs = pipeline(text)
+        theirs = theirs if isinstance(theirs[0], list) else [theirs]
+        for tokens, scores, answers in zip(
+            found["mask_tokens"][i], found["mask_scores"][i], theirs, strict=False
+        ):
+            ids = [run.preprocess.tokenizer.vocabulary.index(token.decode()) for token in tokens]
+            assert ids == [answer["token"] for answer in answers]
+            np.testing.assert_allclose(scores, [answer["score"] for answer in answers], atol=1e-5)

@@ -1,0 +1,493 @@
+"""pretrain(): every recipe learns, and fine-tuning starts from it; phases; files; what is named before it trains."""
+
+import dataclasses
+import functools
+import json
+import math
+import random
+
+import numpy as np
+import pytest
+import runs
+import tensorflow as tf
+
+from bert_keras import checkpoints
+from bert_keras.config import BertConfig
+from bert_keras.features import (
+    INPUT_MASK,
+    INPUT_WORD_IDS,
+    MASKED_LM_IDS,
+    MASKED_LM_POSITIONS,
+    MASKED_LM_WEIGHTS,
+    NEXT_SENTENCE_LABEL,
+    TFRECORD_NAMES,
+)
+from bert_keras.masking import Masking
+from bert_keras.tokenizers import WordPiece
+from tasks.corpus import Corpus
+from tasks.glue import ROWS, Glue
+from tasks.instances import Settings
+from tasks.pretrain import RECIPES, SETTINGS, Share, pretrain
+from tasks.records import read_records, write_records
+from tasks.task import Hparams
+from tasks.train import finetune
+
+SMALL = {
+    "hidden_size": 32,
+    "num_layers": 1,
+    "num_heads": 2,
+    "intermediate_size": 64,
+    "max_positions": 50,
+    "batch_size": 8,
+    "steps": 40,
+    "seq_length": 32,
+    "learning_rate": 3e-3,
+    "warmup_proportion": 0.1,
+    "log_every": 10,
+    "eval_every": 20,
+    "held_out_instances": 40,
+}
+
+
+def documents(count=60, *, lines=(3, 12), seed=0):
+    draw = random.Random(seed)
+    return [runs.texts(draw.randint(*lines), seed=1000 * seed + i) for i in range(count)]
+
+
+@pytest.fixture(scope="module")
+def tokenizer():
+    return WordPiece(runs.VOCABULARY)
+
+
+def train(output, name="bert", *, tokenizer=None, changes=None, lines=None, **options):
+    options = {"documents": None if "records" in options else documents(), "verbose": 0} | options
+    changes = SMALL | (changes or {})
+    if "phases" in changes:
+        del changes["seq_length"]
+    return pretrain(
+        recipe=RECIPES[name].changed(**changes),
+        tokenizer=tokenizer or WordPiece(runs.VOCABULARY),
+        output=output,
+        log=lambda line: None if lines is None else lines.append(line),
+        **options,
+    )
+
+
+# -----------------------------------------------------------------------------------------------------------
+# Recipes
+
+HEADS = {
+    "bert": {"masked_lm", "next_sentence"},
+    "bert-no-nsp": {"masked_lm"},
+    "ltr-no-nsp": {"masked_lm"},
+    "roberta": {"masked_lm"},
+    "albert": {"masked_lm", "next_sentence"},
+    "electra": {"replaced_token"},
+}
+# Which class of transformers could read what comes out.
+MODEL_TYPES = {"ltr-no-nsp": "bert_keras", "roberta": "roberta", "albert": "albert", "electra": "electra"}
+
+
+@pytest.mark.parametrize("name", RECIPES)
+def test_recipe_learns_and_is_fine_tuned(name, tmp_path):
+    run = tmp_path / "run"
+    changes = {"num_layers": 2} | ({"learning_rate": 3e-2} if name == "albert" else {})
+    results = train(run, name, held_out=0.2, changes=changes)
+    losses = [row["masked_lm_loss"] for row in results["history"] if "masked_lm_loss" in row]
+    assert len(losses) == 4 and losses[-1] < losses[0] - 0.5
+    measures = results["measures"]
+    asked = [one for one in ("masked_lm", "next_sentence", "replaced_token") if f"{one}_loss" in measures]
+    for one in asked:
+        assert {f"{one}_accuracy", f"held_out_{one}_loss", f"held_out_{one}_accuracy"} <= {*measures}
+    perplexity = math.exp(measures["held_out_masked_lm_loss"])
+    assert measures["held_out_masked_lm_perplexity"] == pytest.approx(perplexity, rel=1e-4)
+    baselines = {f"{one}_accuracy" for one in asked if one != "replaced_token"}
+    assert {*results["majority_baselines"]} == baselines
+    assert json.loads((run / "results.json").read_text()) == results
+    assert (run / "curves.png").read_bytes().startswith(b"\x89PNG") and list((run / "logs").iterdir())
+
+    checkpoint = checkpoints.read(run)
+    parts = {part.split("/")[0] for part in checkpoint.tensors}
+    assert parts & {*checkpoints.HEADS} == HEADS[name]
+    assert ("pooler" in parts) == ("next_sentence" in HEADS[name])  # else nothing trained it
+    assert json.loads((run / "config.json").read_text())["model_type"] == MODEL_TYPES.get(name, "bert")
+    wanted = RECIPES[name].changed(**SMALL | changes).config(vocab_size=len(runs.VOCABULARY))
+    # An ALBERT's file always names the dropout of a classifier.
+    named = dataclasses.replace(wanted, classifier_dropout=checkpoint.config.classifier_dropout)
+    assert checkpoint.config == named and checkpoint.config.head_dropout == wanted.head_dropout
+    fills = name in ("bert", "bert-no-nsp", "roberta", "albert")
+    assert (run / "task.json").exists() == fills
+    assert (run / "generator" / "task.json").exists() == (name == "electra")
+    data = runs.write_data(tmp_path / "data", "sst2", count=16)
+    tuned = finetune(
+        Glue(ROWS["sst2"], data),
+        checkpoint=run,
+        output=tmp_path / "tuned",
+        hparams=Hparams(epochs=1, batch_size=8, seq_length=32, learning_rate=1e-4),
+        verbose=0,
+        log=lambda line: None,
+    )
+    assert math.isfinite(tuned["history"][0]["loss"])
+
+
+def test_recipes_are_the_papers():
+    figures = {
+        name: (one.hparams.batch_size, one.hparams.steps, one.hparams.learning_rate, one.hparams.optimizer)
+        for name, one in RECIPES.items()
+    }
+    assert figures == {
+        "bert": (256, 1_000_000, 1e-4, "adamw"),
+        "bert-no-nsp": (256, 1_000_000, 1e-4, "adamw"),
+        "ltr-no-nsp": (256, 1_000_000, 1e-4, "adamw"),
+        "roberta": (8192, 500_000, 6e-4, "adamw"),
+        "albert": (4096, 125_000, 1.76e-3, "lamb"),
+        "electra": (128, 1_000_000, 5e-4, "adamw"),
+    }
+    warmups = {name: one.hparams.warmup_proportion * one.hparams.steps for name, one in RECIPES.items()}
+    assert {name: round(steps) for name, steps in warmups.items()} == {
+        **dict.fromkeys(("bert", "bert-no-nsp", "ltr-no-nsp", "electra"), 10_000),
+        "roberta": 24_000,
+        "albert": 3_125,
+    }
+    bert = RECIPES["bert"]
+    asked = [bert.masking(length).max_predictions for length, _ in bert.hparams.phases]
+    assert bert.hparams.phases == ((128, 0.9), (512, 0.1)) and asked == [20, 77]
+    assert bert.config(vocab_size=30522) == BertConfig.named("base")
+    electra = RECIPES["electra"].config(vocab_size=30522)
+    assert (electra.num_layers, electra.hidden_size, electra.num_heads, electra.embedding_size) == (
+        12,
+        256,
+        4,
+        128,
+    )
+
+
+@pytest.mark.parametrize(
+    ("changes", "match"),
+    [
+        ({"lr": 1}, "there is no setting lr; the settings are activation, attention_dropout, "),
+        ({"steps": 0}, "steps is 0; steps must be at least 1"),
+        ({"steps": "many"}, "steps is 'many'; give int"),
+        ({"causal": 1}, "causal is 1; give bool"),
+        ({"clip_norm": "no"}, "clip_norm is 'no'; give float or nothing"),
+        ({"phases": [[128, 0.5]]}, "phases is .*; phases must be pairs of a length and a share"),
+        ({"phases": 128}, r"phases is 128; give \[\[length, share\], ...\]"),
+        ({"phases": [[128, 1]], "seq_length": 64}, "give seq_length or phases, not both"),
+        ({"optimizer": "sgd"}, "optimizer must be one of adamw, lamb"),
+        ({"hide": 0.5}, "hide, keep and replace are"),
+        ({"sampler": "any"}, "sampler must be one of"),
+    ],
+)
+def test_settings_that_cannot_be(changes, match):
+    with pytest.raises(ValueError, match=match):
+        RECIPES["bert"].changed(**changes)
+
+
+def test_settings_are_one_namespace():
+    recipe = RECIPES["bert"].changed(size="tiny", num_layers=3, hide=1, keep=0, replace=0, strict=True)
+    recipe = recipe.changed(seq_length=64, max_predictions=7, steps=5)
+    assert recipe.config(vocab_size=9).num_layers == 3 and recipe.config(vocab_size=9).hidden_size == 128
+    assert recipe.masking(64) == Masking(hide=1.0, keep=0.0, replace=0.0, max_predictions=7)
+    assert recipe.sampling(64) == Settings(seq_length=64, strict=True, dupe_factor=1)
+    assert recipe.hparams.phases == ((64, 1.0),) and recipe.hparams.steps == 5
+    assert {"size", "seq_length", "phases", "share", "sampler", "vocab_size"} <= {*SETTINGS}
+
+
+# -----------------------------------------------------------------------------------------------------------
+# Phases, checkpoints, strategies
+
+
+def test_two_phases_are_one_training(tmp_path, tokenizer):
+    changes = {"phases": ((24, 0.75), (48, 0.25)), "log_every": 1, "steps": 20}
+    train(tmp_path / "run", changes=changes, snapshots=[15])
+    history = json.loads((tmp_path / "run" / "results.json").read_text())["history"]
+    rates = [row["learning_rate"] for row in history]
+    assert [row["step"] for row in history] == list(range(1, 21))
+    np.testing.assert_allclose(rates[2:], [3e-3 * (1 - step / 20) for step in range(2, 20)], rtol=1e-5)
+    first, last = (
+        checkpoints.read(folder).tensors["embeddings/position_embeddings"]
+        for folder in (tmp_path / "run" / "snapshots" / "15", tmp_path / "run")
+    )
+    # A position that has no gradient only decays, in both phases; the second teaches those from 24 on.
+    start = first[48:] / last[48:]
+    np.testing.assert_allclose(start, np.full_like(start, start[0, 0]), rtol=1e-4)
+    assert np.abs(last[24:48] - first[24:48] / start[0, 0]).max() > 1e-4
+
+
+def test_the_optimizer_goes_on_into_the_second_phase(tmp_path):
+    changes = {"phases": ((24, 0.5), (32, 0.5)), "steps": 8, "num_layers": 1}
+    train(tmp_path / "run", changes=changes, save_every=4)
+    moments = []
+    for step in (4, 8):
+        reader = tf.train.load_checkpoint(str(tmp_path / "run" / "checkpoints" / f"ckpt-{step}"))
+        names = [name for name in reader.get_variable_to_shape_map() if name.startswith("variables/")]
+        moments.append({name: reader.get_tensor(name) for name in names})
+    before, after = moments
+    steps = [name for name, value in before.items() if value.dtype.kind == "i" and value.shape == ()]
+    assert any((before[name], after[name]) == (4, 8) for name in steps), "iterations go on"
+
+
+def test_goes_on_from_a_checkpoint(tmp_path, tokenizer):
+    train(tmp_path / "first", changes={"steps": 40})
+    lines = []
+    source = checkpoints.read(tmp_path / "first")
+    changes = {name: SMALL[name] for name in ("batch_size", "seq_length", "log_every", "learning_rate")}
+    results = pretrain(
+        recipe=RECIPES["bert"].changed(**changes, steps=10, hidden_dropout=0.0),
+        documents=documents(seed=1),
+        checkpoint=tmp_path / "first",
+        output=tmp_path / "second",
+        verbose=0,
+        log=lines.append,
+    )
+    assert "unused    none" in "\n".join(lines) and "at random none" in "\n".join(lines)
+    assert results["history"][0]["masked_lm_loss"] < 3.3, "from scratch it starts at 5.9"
+    config = checkpoints.read(tmp_path / "second").config
+    assert config == dataclasses.replace(source.config, hidden_dropout=0.0)
+
+
+def test_an_encoder_that_looks_ahead_is_no_language_model(tmp_path):
+    runs.write_checkpoint(tmp_path / "checkpoint")
+    with pytest.raises(ValueError, match=r"build it with BertConfig\(causal=True\)"):
+        pretrain(
+            recipe=RECIPES["ltr-no-nsp"].changed(batch_size=8, seq_length=32, steps=2),
+            documents=documents(),
+            checkpoint=tmp_path / "checkpoint",
+            output=tmp_path / "run",
+            log=lambda line: None,
+        )
+
+
+def test_seed_decides_every_weight(tmp_path):
+    weights = []
+    for name, seed in (("a", 1), ("b", 1), ("c", 2)):
+        train(tmp_path / name, changes={"steps": 3, "seed": seed})
+        weights.append((tmp_path / name / "model.safetensors").read_bytes())
+    assert weights[0] == weights[1] != weights[2]
+
+
+def test_evaluation_is_none_of_the_training(tmp_path):
+    histories = []
+    for name, every in (("often", 2), ("never", 1000)):
+        changes = {"steps": 8, "log_every": 2, "eval_every": every, "generator_share": 0.5}
+        results = train(tmp_path / name, "electra", held_out=0.2, changes=changes)
+        histories.append([row["loss"] for row in results["history"] if "loss" in row])
+    np.testing.assert_allclose(*histories, rtol=1e-5)
+
+
+# -----------------------------------------------------------------------------------------------------------
+# Data
+
+
+def write(folder, *, settings=None, masking=None, texts=None, vocabulary=runs.VOCABULARY):
+    write_records(
+        texts or documents(),
+        folder,
+        make_tokenizer=functools.partial(WordPiece, vocabulary),
+        settings=Settings(**{"seq_length": 32, "dupe_factor": 2} | (settings or {})),
+        masking=masking,
+        shard_bytes=2_000,
+        shard_documents=5,
+    )
+    return folder
+
+
+def test_records_are_read_in_random_order_and_from_any_place(tmp_path):
+    folder = write(tmp_path / "records")
+
+    in_order = [row[INPUT_WORD_IDS].numpy().tolist() for row in read_records(folder)]
+    count = len(in_order)
+    rows = functools.partial(_taken, folder, count + 7)
+    first = rows(seed=1)
+    assert first == rows(seed=1) != rows(seed=2)
+    assert sorted(first[:count]) == sorted(in_order) and first[:count] != in_order
+    assert first[count:] != first[:7], "another order in the second epoch"
+    for skip in (1, 40, count - 1, count, count + 3):
+        assert _taken(folder, 4, seed=1, skip=skip) == _taken(folder, skip + 4, seed=1)[skip:]
+
+
+def _taken(folder, count, **options):
+    return [row[INPUT_WORD_IDS].numpy().tolist() for row in read_records(folder, **options).take(count)]
+
+
+@pytest.mark.parametrize("masking", [None, Masking(max_predictions=5)])
+def test_trains_on_records(masking, tmp_path):
+    folder = write(tmp_path / "records", masking=masking, settings={"strict": True})
+    held_out = write(tmp_path / "held-out", masking=masking, texts=documents(20, seed=5))
+    results = train(tmp_path / "run", records=folder, held_out=held_out)
+    losses = [row["masked_lm_loss"] for row in results["history"] if "masked_lm_loss" in row]
+    assert losses[-1] < losses[0] - 0.5 and "held_out_next_sentence_accuracy" in results["measures"]
+
+
+def test_a_set_of_records_for_each_phase(tmp_path):
+    sets = [write(tmp_path / str(n), settings={"seq_length": n}) for n in (24, 40)]
+    lines = []
+    train(
+        tmp_path / "run",
+        records=sets,
+        changes={"phases": ((8, 0.5), (8, 0.5)), "steps": 6, "log_every": 1},
+        lines=lines,
+    )
+    with pytest.raises(ValueError, match="3 sets of records were given for 2 phases; give one for all"):
+        train(tmp_path / "other", records=[*sets, sets[0]], changes={"phases": ((8, 0.5), (8, 0.5))})
+
+
+def test_the_held_out_share_is_of_each_document_s_own_hash(tmp_path):
+    found = documents(400)
+    inside, outside = (list(Share(found, 0.25, inside)) for inside in (True, False))
+    assert 60 < len(inside) < 140 and len(inside) + len(outside) == 400
+    assert not {map(tuple, inside)} & {map(tuple, outside)}
+    assert sorted(inside) == sorted(Share(found[::-1], 0.25, True))
+    assert all(document in inside for document in Share(found[:50], 0.1, True)), (
+        "a smaller share is part of it"
+    )
+
+
+# -----------------------------------------------------------------------------------------------------------
+# What is wrong is named, before anything is written
+
+
+def refused(tmp_path, match, name="bert", **options):
+    with pytest.raises((ValueError, FileNotFoundError), match=match):
+        train(tmp_path / "run", name, **options)
+    assert not (tmp_path / "run").exists()
+
+
+def test_one_document(tmp_path):
+    text = tmp_path / "one.txt"
+    text.write_text("\n".join(runs.texts(200, seed=0)))
+    refused(tmp_path, "next_sentence needs 2 documents with text and there is 1", documents=Corpus(text))
+
+
+def test_a_corpus_shorter_than_a_batch(tmp_path):
+    few = documents(4, lines=(2, 3))
+    refused(
+        tmp_path,
+        "there are .* instances, fewer than a batch of 64",
+        documents=few,
+        changes={"batch_size": 64},
+    )
+
+
+def test_documents_of_one_line(tmp_path):
+    lone = documents(200, lines=(1, 1))
+    refused(tmp_path, "all of 200 labels of pairs are 1, and both are wanted", documents=lone)
+    refused(tmp_path, "there are 0 instances, fewer than a batch", "albert", documents=lone)
+
+
+def test_a_label_rate_far_from_one_half(tmp_path):
+    lines = []
+    train(tmp_path / "run", documents=documents(200, lines=(1, 3)), changes={"steps": 1}, lines=lines)
+    assert any("% of" in line and "labels of pairs are 1, wanted is about 50 %" in line for line in lines)
+
+
+def test_a_vocabulary_larger_than_the_encoder_s(tmp_path):
+    match = f"the vocabulary has {len(runs.VOCABULARY)} tokens and the encoder 100 embedding rows"
+    refused(tmp_path, match, changes={"vocab_size": 100})
+
+
+def test_ids_over_vocab_size(tmp_path):
+    write_google(tmp_path / "file.tfrecord", highest=len(runs.VOCABULARY))
+    match = f"there is a token of id {len(runs.VOCABULARY)} and vocab_size is {len(runs.VOCABULARY)}"
+    refused(tmp_path, match, records=[tmp_path / "file.tfrecord"], changes={"seq_length": 16})
+
+
+def write_google(path, *, highest, labels=(0, 1), count=20):
+    """A file in the names of google-research/bert."""
+    with tf.io.TFRecordWriter(str(path)) as writer:
+        for i in range(count):
+            ids = np.full(16, 10)
+            ids[3] = highest
+            values = {
+                INPUT_WORD_IDS: ids,
+                INPUT_MASK: np.ones(16),
+                "input_type_ids": np.zeros(16),
+                MASKED_LM_POSITIONS: [3, 0],
+                MASKED_LM_IDS: [11, 0],
+                NEXT_SENTENCE_LABEL: [labels[i % len(labels)]],
+            }
+            record = {
+                TFRECORD_NAMES[name]: tf.train.Feature(int64_list=tf.train.Int64List(value=np.int64(value)))
+                for name, value in values.items()
+            }
+            weights = tf.train.Feature(float_list=tf.train.FloatList(value=[1.0, 0.0]))
+            record[TFRECORD_NAMES[MASKED_LM_WEIGHTS]] = weights
+            features = tf.train.Features(feature=record)
+            writer.write(tf.train.Example(features=features).SerializeToString())
+
+
+def test_trains_on_google_s_files(tmp_path):
+    write_google(tmp_path / "file.tfrecord", highest=4)
+    results = train(tmp_path / "run", records=[tmp_path / "file.tfrecord"])
+    assert results["measures"]["masked_lm_loss"] < 1, "all of them ask for token 11"
+
+
+def test_labels_of_records(tmp_path):
+    write_google(tmp_path / "file.tfrecord", highest=4, labels=(1,))
+    refused(tmp_path, "all of 20 labels of pairs are 1", records=[tmp_path / "file.tfrecord"])
+
+
+def test_masks_before_a_left_to_right_model(tmp_path):
+    folder = write(tmp_path / "records", masking=Masking())
+    refused(tmp_path, "these records have masks, and left to right reads", "ltr-no-nsp", records=folder)
+
+
+def test_records_of_another_vocabulary(tmp_path):
+    folder = write(tmp_path / "records")
+    other = WordPiece([*runs.VOCABULARY[:-1], "other"])
+    refused(tmp_path, "was made with another vocabulary", records=folder, tokenizer=other)
+
+
+def test_records_longer_than_the_encoder(tmp_path):
+    folder = write(tmp_path / "records", settings={"seq_length": 64})
+    refused(tmp_path, "seq_length is 64 and the encoder has 50 positions", records=folder)
+
+
+def test_held_out_that_cannot_be(tmp_path):
+    folder = write(tmp_path / "records")
+    refused(tmp_path, "held_out is a share and records have no documents", records=folder, held_out=0.1)
+    refused(tmp_path, "held_out is 1.5; give a share", held_out=1.5)
+    refused(
+        tmp_path, "of the held-out documents: next_sentence needs 2", documents=documents(20), held_out=0.001
+    )
+    other = write(tmp_path / "other", settings={"seq_length": 24})
+    refused(tmp_path, "held-out records have 24 positions", records=folder, held_out=other)
+
+
+def test_data_in_two_ways_or_none(tmp_path):
+    refused(tmp_path, "give documents or records, one of the two", documents=None)
+
+
+def test_a_loss_that_is_no_number(tmp_path):
+    with pytest.raises(ValueError, match="the loss is nan at step .*; give a lower learning_rate"):
+        train(tmp_path / "run", changes={"learning_rate": 1e30, "clip_norm": None, "warmup_proportion": 0.0})
+
+
+# -----------------------------------------------------------------------------------------------------------
+# The command
+
+
+def test_command(tmp_path, capfd):
+    text, vocabulary = tmp_path / "text.txt", tmp_path / "vocab.txt"
+    text.write_text("\n\n".join("\n".join(document) for document in documents()))
+    vocabulary.write_text("\n".join(runs.VOCABULARY))
+    command = [
+        "pretrain",
+        "--text",
+        text,
+        "--vocab",
+        vocabulary,
+        "--output",
+        tmp_path / "run",
+        "--size",
+        "tiny",
+    ]
+    settings = [f"{name}={value}" for name, value in SMALL.items() if name not in ("steps", "seq_length")]
+    settings += ["steps=6", "phases=[[24, 0.5], [32, 0.5]]"]
+    code, out, err = runs.run_command(capfd, *command, "--held-out", "0.2", "--set", *settings)
+    assert code == 0, err
+    assert "held_out_masked_lm_accuracy" in out and "the run is in" in out
+    code, _, err = runs.run_command(capfd, *command, "--held-out", "0.2", "--set", *settings)
+    assert code == 1 and "already holds a run" in err
+    code, _, err = runs.run_command(capfd, *command[:-2], "--set", "stepss=6")
+    assert code == 1 and "there is no setting stepss; the settings are" in err

@@ -1,0 +1,194 @@
+"""Runs that are killed and taken up again end with the bits of the run that was not; what is not taken up is named."""
+
+import json
+import random
+import subprocess
+import sys
+from pathlib import Path
+
+import keras
+import numpy as np
+import pytest
+import runs
+
+from tasks import train
+from tasks.glue import ROWS, Glue
+from tasks.resume import CHECKPOINTS, RESULTS_FILE, SETTINGS, Saver, prepare_output
+from tasks.task import Hparams
+
+TESTS = Path(__file__).parent
+KILLED = -9
+TIMES = ("tokens_per_second", "seconds")
+
+
+def start(folder: Path, *jobs: str) -> subprocess.CompletedProcess:
+    return subprocess.run(
+        [sys.executable, TESTS / "killed_runs.py", folder, *jobs],
+        cwd=runs.ROOT,
+        env=runs.bare_environment() | {"PYTHONPATH": str(runs.ROOT), "TF_CPP_MIN_LOG_LEVEL": "3"},
+        capture_output=True,
+        text=True,
+    )
+
+
+def results(run: Path) -> dict:
+    """results.json without what a clock says."""
+    content = json.loads((run / RESULTS_FILE).read_text())
+    rows = [{k: v for k, v in row.items() if k not in TIMES} for row in content.pop("history")]
+    kept = {name: value for name, value in content.items() if name not in ("measures", "seconds")}
+    return kept | {"history": rows}
+
+
+@pytest.mark.timeout(600)
+def test_killed_runs_end_with_the_same_bits(tmp_path):
+    runs.write_checkpoint(tmp_path / "checkpoint")
+    runs.write_data(tmp_path / "data", "sst2")
+    whole = start(tmp_path, "pretrain:whole", "finetune:tuned-whole")
+    assert whole.returncode == 0, whole.stderr
+
+    draw = random.Random()
+    first, second = draw.randint(6, 12), draw.randint(13, 23)
+    assert start(tmp_path, f"pretrain:killed:{first}").returncode == KILLED
+    assert start(tmp_path, "pretrain:killed:in-save").returncode == KILLED
+    again = start(tmp_path, f"pretrain:killed:{second}")
+    assert again.returncode == KILLED, again.stderr
+    last = start(tmp_path, "pretrain:killed", f"finetune:tuned:{draw.randint(5, 17)}")
+    assert last.returncode == KILLED, last.stderr
+    tuned = start(tmp_path, "finetune:tuned")
+    assert tuned.returncode == 0, tuned.stderr
+    for done in (again, last, tuned):
+        assert "going on with" in done.stdout
+
+    assert len(results(tmp_path / "whole")["history"]) == 24 + 6, "a row for each step and each evaluation"
+    for killed, unbroken in (("killed", "whole"), ("tuned", "tuned-whole")):
+        assert results(tmp_path / killed) == results(tmp_path / unbroken), (first, second)
+        weights = [(tmp_path / run / "model.safetensors").read_bytes() for run in (killed, unbroken)]
+        assert weights[0] == weights[1], (first, second)
+        assert (tmp_path / killed / CHECKPOINTS / "checkpoint").is_file(), "deleted by no success"
+
+
+# -----------------------------------------------------------------------------------------------------------
+# The folder
+
+
+def test_a_folder_is_of_its_settings(tmp_path):
+    settings = {"steps": 10, "phases": ((8, 1.0),), "text": "ab"}
+    prepare_output(tmp_path / "run", settings=settings)
+    prepare_output(tmp_path / "run", settings=dict(settings))
+    for name, value in (("steps", 11), ("text", "cd")):
+        with pytest.raises(ValueError, match=f"was begun with another {name}"):
+            prepare_output(tmp_path / "run", settings=settings | {name: value})
+    with pytest.raises(ValueError, match="was begun with another new"):
+        prepare_output(tmp_path / "run", settings=settings | {"new": 1})
+    with pytest.raises(ValueError, match="holds an unfinished run; go on with it by save_every"):
+        prepare_output(tmp_path / "run")
+    (tmp_path / "run" / RESULTS_FILE).write_text("{}")
+    with pytest.raises(ValueError, match="already holds a run"):
+        prepare_output(tmp_path / "run", settings=settings)
+
+
+def test_settings_that_are_no_json(tmp_path):
+    prepare_output(tmp_path, settings={"steps": 10})
+    (tmp_path / CHECKPOINTS / SETTINGS).write_text("{")
+    with pytest.raises(ValueError, match="is no JSON"):
+        prepare_output(tmp_path, settings={"steps": 10})
+
+
+# -----------------------------------------------------------------------------------------------------------
+# The callback
+
+
+def model_of():
+    keras.utils.set_random_seed(0)
+    model = keras.Sequential([keras.Input((3,)), keras.layers.Dropout(0.5), keras.layers.Dense(1)])
+    model.compile(keras.optimizers.Adam(0.1), loss="mse", jit_compile=False)
+    model.optimizer.build(model.trainable_variables)
+    return model
+
+
+def fit(model, saver, steps):
+    x, y = np.ones((steps, 3), "float32"), np.ones((steps, 1), "float32")
+    model.fit(x, y, batch_size=1, callbacks=[saver], verbose=0, shuffle=False)
+
+
+def test_a_save_holds_everything(tmp_path):
+    model = model_of()
+    saver = Saver(tmp_path, model, every=2, remember=lambda: {"rows": [saver.step]})
+    assert saver.restore() is None
+    fit(model, saver, 6)
+    other = model_of()
+    restored = Saver(tmp_path, other, every=2, remember=dict)
+    assert restored.restore() == {"rows": [6]} and restored.step == 6
+    for group in ("variables", "metrics_variables"):
+        for a, b in zip(getattr(model, group), getattr(other, group), strict=True):
+            np.testing.assert_array_equal(a, b, err_msg=group)
+    for a, b in zip(model.optimizer.variables, other.optimizer.variables, strict=True):
+        np.testing.assert_array_equal(a, b)
+    assert any("seed" in variable.path for variable in model.variables)
+    assert sorted(file.name for file in (tmp_path / CHECKPOINTS).glob("*.index")) == [
+        "ckpt-4.index",
+        "ckpt-6.index",
+    ]
+
+
+@pytest.mark.parametrize(("every", "kept"), [(4, 4.0), (6, 0.0)])
+def test_measures_are_those_of_the_epoch_that_was_begun(every, kept, tmp_path):
+    model = model_of()
+    fit(model, Saver(tmp_path, model, every=every, remember=dict), 6)
+    other = model_of()
+    Saver(tmp_path, other, every=every, remember=dict).restore()
+    counts = [float(one) for one in other.metrics_variables if one.path.endswith("count")]
+    assert counts == [kept], "examples of the epoch that the mean of their losses is over"
+
+
+def test_a_spoilt_save_falls_back_to_the_one_before(tmp_path):
+    model = model_of()
+    saver = Saver(tmp_path, model, every=2, remember=lambda: saver.step)
+    fit(model, saver, 6)
+    (data,) = (tmp_path / CHECKPOINTS).glob("ckpt-6.data*")
+    content = bytearray(data.read_bytes())
+    content[len(content) // 2] ^= 0xFF
+    data.write_bytes(content)
+    assert Saver(tmp_path, model_of(), every=2, remember=dict).restore() == 4
+    for data in (tmp_path / CHECKPOINTS).glob("ckpt-4.data*"):
+        data.write_bytes(b"")
+    with pytest.raises(ValueError, match="no save in .* can be read"):
+        Saver(tmp_path, model_of(), every=2, remember=dict).restore()
+
+
+def test_every_must_be_a_step(tmp_path):
+    with pytest.raises(ValueError, match="save_every is 0; give at least 1 step"):
+        Saver(tmp_path, model_of(), every=0, remember=dict)
+
+
+# -----------------------------------------------------------------------------------------------------------
+# Fine-tuning
+
+
+def test_a_fine_tuning_of_other_settings_is_not_gone_on_with(tmp_path):
+    runs.write_checkpoint(tmp_path / "checkpoint")
+    runs.write_data(tmp_path / "data", "sst2")
+    quick = {"epochs": 1, "batch_size": 8, "learning_rate": 1e-3, "seq_length": 40}
+
+    def finetune(save_every=2, **changes):
+        train.finetune(
+            Glue(ROWS["sst2"], tmp_path / "data"),
+            checkpoint=tmp_path / "checkpoint",
+            output=tmp_path / "run",
+            hparams=Hparams(**(quick | changes)),
+            save_every=save_every,
+            verbose=0,
+        )
+
+    finetune()
+    with pytest.raises(ValueError, match="already holds a run"):
+        finetune()
+    (tmp_path / "run" / RESULTS_FILE).unlink()
+    with pytest.raises(ValueError, match="was begun with another learning_rate: 0.001, now it is 0.002"):
+        finetune(learning_rate=2e-3)
+    with pytest.raises(ValueError, match="go on with it by save_every"):
+        finetune(save_every=None)
+    lines = (tmp_path / "data" / "train.tsv").read_text().replace("good", "warm")
+    (tmp_path / "data" / "train.tsv").write_text(lines)
+    with pytest.raises(ValueError, match="was begun with another train_examples"):
+        finetune()

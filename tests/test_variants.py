@@ -1,0 +1,321 @@
+"""ALBERT, ELECTRA and RoBERTa against transformers: states, logits and parameter counts, through the files of both."""
+
+import dataclasses
+import json
+
+import numpy as np
+import pytest
+from parity import MLM_LOGITS, NSP_LOGITS, array, assert_equal
+
+from bert_keras import checkpoints
+from bert_keras.checkpoint_formats import variable_shapes
+from bert_keras.config import VARIANTS, BertConfig
+from bert_keras.encoder import ALL, BertEncoder
+from bert_keras.features import (
+    EMBEDDING_OUTPUT,
+    ENCODER_INPUTS,
+    ENCODER_OUTPUTS,
+    INPUT_MASK,
+    INPUT_TYPE_IDS,
+    INPUT_WORD_IDS,
+    POOLED_OUTPUT,
+    SEQUENCE_OUTPUT,
+)
+from bert_keras.heads import MaskedLMHead, NextSentenceHead, ReplacedTokenHead
+
+REPLACED_LOGITS = "replaced_logits"
+COMMON = {
+    "vocab_size": 67,
+    "hidden_size": 32,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 4,
+    "intermediate_size": 48,
+    "max_position_embeddings": 18,
+}
+ROBERTA = {
+    "type_vocab_size": 1,
+    "layer_norm_eps": 1e-5,
+    "pad_token_id": 1,
+    "bos_token_id": 0,
+    "eos_token_id": 2,
+}
+
+
+@dataclasses.dataclass(frozen=True)
+class Case:
+    """One class of transformers, and what it has.
+
+    fields: of its configuration, beside COMMON
+    logits: our head -> its output
+    pooled: whether its encoder has a pooler
+    """
+
+    architecture: str
+    fields: dict
+    logits: dict[str, str]
+    pooled: bool = False
+
+    @property
+    def model_type(self) -> str:
+        return self.architecture.split("For")[0].removesuffix("Model").lower()
+
+
+CASES = {
+    "albert, pre-training": Case(
+        "AlbertForPreTraining",
+        {"embedding_size": 8},
+        {MLM_LOGITS: "prediction_logits", NSP_LOGITS: "sop_logits"},
+        pooled=True,
+    ),
+    "albert, erf gelu": Case("AlbertModel", {"embedding_size": 48, "hidden_act": "gelu"}, {}, pooled=True),
+    "albert, masked LM": Case("AlbertForMaskedLM", {"embedding_size": 8}, {MLM_LOGITS: "logits"}),
+    "electra small": Case("ElectraForPreTraining", {"embedding_size": 8}, {REPLACED_LOGITS: "logits"}),
+    "electra base": Case("ElectraForPreTraining", {"embedding_size": 32}, {REPLACED_LOGITS: "logits"}),
+    "electra, tanh gelu": Case(
+        "ElectraForPreTraining", {"embedding_size": 8, "hidden_act": "gelu_new"}, {REPLACED_LOGITS: "logits"}
+    ),
+    "electra, generator": Case("ElectraForMaskedLM", {"embedding_size": 48}, {MLM_LOGITS: "logits"}),
+    "roberta, masked LM": Case("RobertaForMaskedLM", ROBERTA, {MLM_LOGITS: "logits"}),
+    "roberta, two types": Case("RobertaModel", ROBERTA | {"type_vocab_size": 2}, {}, pooled=True),
+    "roberta, padding first": Case("RobertaModel", ROBERTA | {"pad_token_id": 0}, {}, pooled=True),
+}
+HEADS = {"masked_lm": MLM_LOGITS, "next_sentence": NSP_LOGITS, "replaced_token": REPLACED_LOGITS}
+
+
+def theirs_at_random(case: Case, *, seed: int = 5):
+    """transformers' model with weights so large that each of them is seen; biases and norms among them."""
+    torch = pytest.importorskip("torch")
+    transformers = pytest.importorskip("transformers")
+    kind = getattr(transformers, f"{case.model_type.capitalize()}Config")
+    model = getattr(transformers, case.architecture)(
+        kind(**COMMON | case.fields, attn_implementation="eager")
+    ).eval()
+    generator = np.random.default_rng(seed)
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            draw = generator.standard_normal(parameter.shape)
+            if parameter.ndim == 1:
+                scaled = 0.3 * draw + name.lower().endswith(("layernorm.weight", "layer_norm.weight"))
+            else:
+                scaled = 0.5 * draw if "embeddings.weight" in name else draw / np.sqrt(parameter.shape[1])
+            parameter.copy_(torch.from_numpy(scaled))
+    return model
+
+
+def padded_features(config: BertConfig, *, seed: int = 2) -> dict[str, np.ndarray]:
+    """Four rows of 11, 16, 5 and 1 real tokens; padding, which RoBERTa counts by its id, is that id."""
+    generator = np.random.default_rng(seed)
+    mask = (np.arange(16) < np.array([[11], [16], [5], [1]])).astype("int32")
+    padding = max(0, config.position_offset - 1)
+    ids = generator.integers(3, config.vocab_size, mask.shape)
+    types = generator.integers(0, config.type_vocab_size, mask.shape)
+    return {
+        INPUT_WORD_IDS: np.where(mask, ids, padding).astype("int32"),
+        INPUT_MASK: mask,
+        INPUT_TYPE_IDS: (types * mask).astype("int32"),
+    }
+
+
+def real(value: np.ndarray, mask: np.ndarray) -> np.ndarray:
+    """What stands at real positions; all of it where there are no positions."""
+    return value[mask > 0] if value.shape[:2] == mask.shape else value
+
+
+def their_outputs(case: Case, model, features) -> dict[str, list[np.ndarray]]:
+    import torch
+
+    ids, mask, types = (torch.from_numpy(np.asarray(features[name], "int64")) for name in ENCODER_INPUTS)
+    with torch.no_grad():
+        outputs = model(ids, attention_mask=mask, token_type_ids=types, output_hidden_states=True)
+        base = model.base_model(ids, attention_mask=mask, token_type_ids=types)
+    embedded, *blocks = outputs.hidden_states
+    found = {EMBEDDING_OUTPUT: [embedded], ENCODER_OUTPUTS: blocks, SEQUENCE_OUTPUT: [base.last_hidden_state]}
+    if case.pooled:
+        found[POOLED_OUTPUT] = [base.pooler_output]
+    found |= {name: [getattr(outputs, output)] for name, output in case.logits.items()}
+    return {
+        name: [real(one.numpy(), features[INPUT_MASK]) for one in values] for name, values in found.items()
+    }
+
+
+def our_model(checkpoint: checkpoints.Checkpoint, case: Case):
+    """Encoder and heads with all of the checkpoint's weights."""
+    outputs = tuple(name for name in ALL if case.pooled or name != POOLED_OUTPUT)
+    encoder = BertEncoder(checkpoint.config, outputs=outputs)
+    made = {
+        "masked_lm": lambda: MaskedLMHead(encoder),
+        "next_sentence": lambda: NextSentenceHead(checkpoint.config),
+        "replaced_token": lambda: ReplacedTokenHead(config=checkpoint.config),
+    }
+    heads = {head: make() for head, make in made.items() if HEADS[head] in case.logits}
+    report = checkpoints.assign(checkpoint, encoder, **heads)
+    assert report.unused == () and report.fresh == (() if case.pooled else ("pooler/kernel", "pooler/bias"))
+    return encoder, heads
+
+
+def our_outputs(encoder, heads, features) -> dict[str, list[np.ndarray]]:
+    outputs = dict(encoder(features))
+    rows, length = features[INPUT_WORD_IDS].shape
+    reads = {
+        "masked_lm": (SEQUENCE_OUTPUT, np.tile(np.arange(length, dtype="int32"), (rows, 1))),
+        "next_sentence": (POOLED_OUTPUT,),
+        "replaced_token": (SEQUENCE_OUTPUT,),
+    }
+    for name, head in heads.items():
+        read, *more = reads[name]
+        outputs[HEADS[name]] = head(outputs[read], *more)
+    return {
+        name: [real(array(one), features[INPUT_MASK]) for one in (v if isinstance(v, list) else [v])]
+        for name, v in outputs.items()
+    }
+
+
+@pytest.mark.parity
+@pytest.mark.parametrize("case", CASES.values(), ids=CASES)
+def test_states_and_logits_equal_transformers(tmp_path, case):
+    theirs = theirs_at_random(case)
+    theirs.save_pretrained(tmp_path / "theirs")
+    checkpoint = checkpoints.read(tmp_path / "theirs")
+    features = padded_features(checkpoint.config)
+    wanted = their_outputs(case, theirs, features)
+    ours = our_outputs(*our_model(checkpoint, case), features)
+    assert set(ours) == set(wanted) and len(wanted[ENCODER_OUTPUTS]) == 3
+    assert_equal(ours, wanted, bound=1e-5)
+    # Large enough for a wrong layout to be seen, and no two layers alike.
+    assert min(np.abs(one).max() for values in wanted.values() for one in values) > 0.3
+    errors = checkpoints.compare(tmp_path / "theirs").values()
+    assert 0 <= max(errors) < 1e-4
+
+
+@pytest.mark.parity
+@pytest.mark.parametrize("case", CASES.values(), ids=CASES)
+def test_what_we_write_transformers_reads(tmp_path, case):
+    transformers = pytest.importorskip("transformers")
+
+    theirs = theirs_at_random(case)
+    theirs.save_pretrained(tmp_path / "theirs")
+    checkpoints.write(checkpoints.read(tmp_path / "theirs"), tmp_path / "ours", format="hugging-face")
+    fields = json.loads((tmp_path / "ours" / "config.json").read_text())
+    assert (fields["model_type"], fields["architectures"]) == (case.model_type, [case.architecture])
+    again, loading = getattr(transformers, case.architecture).from_pretrained(
+        tmp_path / "ours", attn_implementation="eager", output_loading_info=True
+    )
+    assert not any(loading[key] for key in ("missing_keys", "unexpected_keys", "mismatched_keys")), loading
+    assert type(transformers.AutoModel.from_pretrained(tmp_path / "ours")).__name__ == (
+        f"{case.model_type.capitalize()}Model"
+    )
+    features = padded_features(BertConfig.load(tmp_path / "ours"))
+    for name, values in their_outputs(case, theirs, features).items():
+        for one, two in zip(values, their_outputs(case, again.eval(), features)[name], strict=True):
+            np.testing.assert_array_equal(one, two, err_msg=name)
+    for key, value in theirs.config.to_dict().items():
+        if key in fields:
+            assert fields[key] == value, key
+
+
+@pytest.mark.parity
+def test_our_own_encoders_arrive_in_transformers(tmp_path):
+    """Drawn here, of every named family at small size, not read from a file of theirs."""
+    transformers = pytest.importorskip("transformers")
+    small = {"vocab_size": 67, "hidden_size": 32, "num_heads": 4, "intermediate_size": 48, "num_layers": 2}
+    for name, classes in {
+        "albert-base": ("AlbertForPreTraining", ("masked_lm", "next_sentence")),
+        "electra-small": ("ElectraForPreTraining", ("replaced_token",)),
+        "electra-base": ("ElectraForPreTraining", ("replaced_token",)),
+        "roberta-base": ("RobertaForMaskedLM", ("masked_lm",)),
+    }.items():
+        config = BertConfig.named(name, **small, **({"embedding_size": 8} if "small" in name else {}))
+        architecture, wanted = classes
+        pooled = architecture.startswith("Albert")
+        encoder = BertEncoder(config, outputs=ALL if pooled else ALL[:1] + ALL[2:])
+        made = {
+            "masked_lm": MaskedLMHead(encoder),
+            "next_sentence": NextSentenceHead(config),
+            "replaced_token": ReplacedTokenHead(config=config),
+        }
+        heads = {head: made[head] for head in wanted}
+        generator = np.random.default_rng(3)
+        for variable in [*encoder.weights, *(v for head in heads.values() for v in head.weights)]:
+            if not variable.path.endswith("seed_generator_state"):
+                variable.assign(0.4 * generator.standard_normal(variable.shape))
+        checkpoints.write(
+            checkpoints.collect(config, encoder, **heads), tmp_path / name, format="hugging-face"
+        )
+        theirs = getattr(transformers, architecture).from_pretrained(
+            tmp_path / name, attn_implementation="eager"
+        )
+        features = padded_features(config)
+        ours = our_outputs(encoder, heads, features)
+        outputs = {HEADS[head]: "logits" for head in wanted}
+        if pooled:
+            outputs = {MLM_LOGITS: "prediction_logits", NSP_LOGITS: "sop_logits"}
+        case = Case(architecture, {}, outputs, pooled=pooled)
+        assert_equal(ours, their_outputs(case, theirs.eval(), features), bound=1e-5)
+
+
+def test_one_type_is_every_type():
+    """A pair's second text is of type 1 whatever the model; RoBERTa has type 0 alone, and knows no difference."""
+    config = BertConfig.named("roberta-base", vocab_size=67, hidden_size=32, num_heads=4, num_layers=1)
+    encoder = BertEncoder(config, outputs=(SEQUENCE_OUTPUT,))
+    features = padded_features(config)
+    pair = features | {INPUT_TYPE_IDS: features[INPUT_MASK]}
+    np.testing.assert_array_equal(
+        array(encoder(pair)[SEQUENCE_OUTPUT]), array(encoder(features)[SEQUENCE_OUTPUT])
+    )
+
+
+# --- Parameter counts ---------------------------------------------------------------------------------------
+
+BERTS = ("tiny", "mini", "small", "medium", "base", "large")
+# Of encoder and pooler, an ELECTRA's of its encoder alone: computed from the published configurations.
+COUNTS = {
+    "tiny": 4_385_920,
+    "mini": 11_170_560,
+    "small": 28_763_648,
+    "medium": 41_373_184,
+    "base": 109_482_240,
+    "large": 335_141_888,
+    "albert-base": 11_683_584,
+    "albert-large": 17_683_968,
+    "albert-xlarge": 58_724_864,
+    "albert-xxlarge": 222_595_584,
+    "electra-small": 13_483_008,
+    "electra-base": 108_891_648,
+    "electra-large": 334_092_288,
+    "roberta-base": 124_645_632,
+    "roberta-large": 355_359_744,
+}
+
+
+def numbers(config: BertConfig, *, pooler: bool) -> int:
+    shapes = variable_shapes(config).items()
+    return sum(int(np.prod(shape)) for name, shape in shapes if pooler or not name.startswith("pooler/"))
+
+
+def test_every_named_variant_has_a_count():
+    assert set(COUNTS) == {*BERTS, *VARIANTS}
+
+
+@pytest.mark.parity
+@pytest.mark.parametrize("name", COUNTS)
+def test_a_named_size_has_as_many_parameters_as_transformers_model(name):
+    """Theirs is built without memory, on torch's meta device; ours is counted from the shapes of its variables."""
+    torch = pytest.importorskip("torch")
+    transformers = pytest.importorskip("transformers")
+    config = BertConfig.named(name)
+    model_type = name.split("-")[0] if name in VARIANTS else "bert"
+    model = model_type.capitalize()
+    fields = config.to_hugging_face(model_type)
+    with torch.device("meta"):
+        theirs = getattr(transformers, f"{model}Model")(getattr(transformers, f"{model}Config")(**fields))
+    assert sum(parameter.numel() for parameter in theirs.parameters()) == COUNTS[name]
+    assert numbers(config, pooler=model_type != "electra") == COUNTS[name]
+
+
+@pytest.mark.parametrize("name", ["albert-base", "electra-small", "roberta-base"])
+def test_an_encoder_has_the_variables_that_are_counted(name):
+    config = BertConfig.named(name, vocab_size=200, num_layers=2)
+    encoder = BertEncoder(config)
+    collected = checkpoints.collect(config, encoder).tensors
+    assert {name: tensor.shape for name, tensor in collected.items()} == variable_shapes(config)
+    assert encoder.count_params() == numbers(config, pooler=True)
