@@ -406,6 +406,7 @@ def test_report(run):
     assert [table.title for table in loaded.task.report(*answers)]
 
 
+@pytest.mark.slow  # tests/test_serving_safety.py asks an untrained one of every task the same
 def test_the_export_answers_alike(run, tmp_path):
     """In a fresh process, with the texts in another order and number than before."""
     loaded, _ = run

@@ -88,7 +88,11 @@ HEADS = {
 MODEL_TYPES = {"ltr-no-nsp": "bert_keras", "roberta": "roberta", "albert": "albert", "electra": "electra"}
 
 
-@pytest.mark.parametrize("name", RECIPES)
+# Those whose objectives others have too are slow.
+@pytest.mark.parametrize(
+    "name",
+    [pytest.param(name, marks=[pytest.mark.slow] * (name in ("bert-no-nsp", "roberta"))) for name in RECIPES],
+)
 def test_recipe_learns_and_is_fine_tuned(name, tmp_path):
     run = tmp_path / "run"
     changes = {"num_layers": 2} | ({"learning_rate": 3e-2} if name == "albert" else {})

@@ -738,6 +738,7 @@ def test_an_ensemble_takes_the_mean_of_tau(trained, tmp_path):
     np.testing.assert_allclose(got["no_answer_probability"], probability, rtol=1e-3, atol=1e-7)
 
 
+@pytest.mark.slow  # tests/test_serving_safety.py asks an untrained one of every task the same
 def test_the_export_answers_the_same(run, tmp_path):
     """`export` compares a fresh process on awkward texts; here, what is served is what `predict` says."""
     folder = export(run, tmp_path / "served")

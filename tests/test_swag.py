@@ -342,6 +342,7 @@ def test_the_recipe_under_a_strategy(place):
     assert np.isfinite(history["loss"][0])
 
 
+@pytest.mark.slow  # tests/test_serving_safety.py asks an untrained one of every task the same
 def test_exported_it_answers_alike_in_a_fresh_process(place, tmp_path):
     folder, _ = place
     run = load_run(folder / "run")
