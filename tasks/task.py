@@ -474,14 +474,14 @@ def predict(
         progress(len(parts[-1][1][_ROW]))
     order = np.argsort(np.concatenate([raw[_ROW] for _, raw in parts]))
     decoded, raw = (
-        {name: _concatenated([part[side][name] for part in parts])[order] for name in parts[0][side]}
+        {name: concatenated([part[side][name] for part in parts])[order] for name in parts[0][side]}
         for side in (0, 1)
     )
     raw.pop(_ROW)
     return decoded, raw
 
 
-def _concatenated(parts: list[np.ndarray]) -> np.ndarray:
+def concatenated(parts: list[np.ndarray]) -> np.ndarray:
     """[B, ...] of several batches -> [N, ...]; lists of unequal length are filled up with b"", -1 or 0.0."""
     shape = np.max([part.shape[1:] for part in parts], axis=0).astype(int)
     fill: Any = {"O": b"", "i": -1}.get(parts[0].dtype.kind, 0)

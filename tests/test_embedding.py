@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 from exports import untrained
-from runs import run_command, texts, write_checkpoint
+from runs import texts, write_checkpoint
 
 from bert_keras.features import ENCODER_OUTPUTS, EXAMPLE_INDEX, INPUT_MASK, WORD_INDEX
 from tasks.embedding import Embedding, WordEmbedding
@@ -84,23 +84,3 @@ def test_wrong_settings(checkpoint):
         run_of(Embedding(layers="concat_last_four"), checkpoint)
     with pytest.raises(ValueError, match="seq_length is 500 and the encoder has 48 positions"):
         run_of(Embedding(), checkpoint, seq_length=500)
-
-
-@pytest.mark.parametrize(
-    ("flags", "message"),
-    [
-        ((), "give --run, or --checkpoint and --embedding or --fill-mask"),
-        (("--run", "x", "--embedding", "mean"), "give --run, or --checkpoint"),
-        (("--checkpoint", "x"), "give --run, or --checkpoint"),
-        (("--checkpoint", "x", "--embedding", "word", "--l2"), "--l2 say nothing here"),
-        (
-            ("--checkpoint", "x", "--fill-mask", "--l2", "--layers", "last"),
-            "--l2 and --layers say nothing here",
-        ),
-    ],
-)
-def test_flags_that_contradict_each_other(flags, message, tmp_path, capfd):
-    code, _, err = run_command(capfd, "export", *flags, "--output", tmp_path / "served")
-    assert code == 1
-    assert message in err and "Traceback" not in err
-    assert not (tmp_path / "served").exists()

@@ -306,6 +306,7 @@ def test_a_short_text_does_not_pay_for_the_longest(exported):
 # Checkpoints
 
 
+@pytest.mark.slow  # tests/test_serving_safety.py asks what it exports, tests/test_fill_mask.py the command
 def test_a_checkpoint_is_exported_as_it_is(sst2, tmp_path, capfd):
     flags = ["--checkpoint", sst2.checkpoint, "--embedding", "mean", "--l2", "--target", "tfserving-2.10"]
     code, out, _ = run_command(capfd, "export", *flags, "--output", tmp_path / "vectors")
@@ -316,16 +317,25 @@ def test_a_checkpoint_is_exported_as_it_is(sst2, tmp_path, capfd):
     np.testing.assert_allclose(answers, expected, atol=1e-5)
 
 
+EITHER = "give --run, or --checkpoint and --embedding or --fill-mask"
+
+
 @pytest.mark.parametrize(
-    "flags",
+    ("flags", "message"),
     [
-        [],
-        ["--checkpoint", "c"],
-        ["--run", "r", "--checkpoint", "c", "--embedding", "mean"],
-        ["--run", "r", "--l2"],
-        ["--embedding", "mean"],
+        ([], EITHER),
+        (["--checkpoint", "c"], EITHER),
+        (["--run", "r", "--checkpoint", "c", "--embedding", "mean"], EITHER),
+        (["--run", "r", "--l2"], EITHER),
+        (["--embedding", "mean"], EITHER),
+        (["--checkpoint", "c", "--embedding", "word", "--l2"], "--l2 say nothing here"),
+        (
+            ["--checkpoint", "c", "--fill-mask", "--l2", "--layers", "last"],
+            "--l2 and --layers say nothing here",
+        ),
     ],
 )
-def test_a_run_or_a_checkpoint(flags, capfd, tmp_path):
+def test_a_run_or_a_checkpoint(flags, message, capfd, tmp_path):
     code, _, err = run_command(capfd, "export", *flags, "--output", tmp_path / "served")
-    assert code == 1 and "give --run, or --checkpoint and --embedding" in err
+    assert code == 1 and message in err
+    assert not (tmp_path / "served").exists()
