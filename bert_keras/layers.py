@@ -41,6 +41,11 @@ def truncated_normal(config: BertConfig) -> keras.initializers.Initializer:
     return keras.initializers.TruncatedNormal(stddev=config.initializer_range)
 
 
+def _rows(x: Any) -> Any:
+    """Float [..., width] -> [rows, width]. Layers that work row by row do so once for several products."""
+    return x if len(x.shape) == 2 else ops.reshape(x, (-1, x.shape[-1]))
+
+
 class Dense(keras.layers.Layer):
     """x @ kernel + bias as one 2-D matrix product, whatever the leading axes: float [..., in] -> float [..., units]."""
 
@@ -59,9 +64,8 @@ class Dense(keras.layers.Layer):
 
     def call(self, x: Any) -> Any:
         """Float [..., in] -> float [..., units]."""
-        rows = ops.reshape(x, (-1, self.kernel.shape[0]))
-        rows = ops.matmul(rows, self.kernel) + self.bias
-        return ops.reshape(rows, (*ops.shape(x)[:-1], self.units))
+        rows = ops.matmul(_rows(x), self.kernel) + self.bias
+        return rows if len(x.shape) == 2 else ops.reshape(rows, (*ops.shape(x)[:-1], self.units))
 
 
 class LayerNorm(keras.layers.Layer):
@@ -188,10 +192,10 @@ class SelfAttention(keras.layers.Layer):
             dense.build(input_shape)
         self.built = True
 
-    def _heads(self, x: Any) -> Any:
-        """Float [B, S, H] -> [B, A, S, H/A]."""
+    def _heads(self, rows: Any, shape: tuple) -> Any:
+        """Float [B*S, H] and (B, S, ...) -> [B, A, S, H/A]."""
         heads = self.config.num_heads
-        split = ops.reshape(x, (*ops.shape(x)[:2], heads, self.config.hidden_size // heads))
+        split = ops.reshape(rows, (*shape[:2], heads, self.config.hidden_size // heads))
         return ops.transpose(split, (0, 2, 1, 3))
 
     def call(self, queries: Any, states: Any, scores_mask: Any, training: bool = False) -> tuple[Any, Any]:
@@ -202,17 +206,16 @@ class SelfAttention(keras.layers.Layer):
 
         Returns float [B, Q, H] and the attention probabilities, float [B, A, Q, S], before dropout.
         """
-        query, key, value = (
-            self._heads(self.query(queries)),
-            self._heads(self.key(states)),
-            self._heads(self.value(states)),
-        )
+        asked, seen = ops.shape(queries), ops.shape(states)
+        rows = _rows(states)
+        query = self._heads(self.query(_rows(queries)), asked)
+        key, value = self._heads(self.key(rows), seen), self._heads(self.value(rows), seen)
         query = query * (self.config.hidden_size // self.config.num_heads) ** -0.5
         scores = ops.matmul(query, ops.transpose(key, (0, 1, 3, 2))) + scores_mask
         probabilities = ops.softmax(scores, axis=-1)
         context = ops.matmul(self.dropout(probabilities, training=training), value)
-        context = ops.reshape(ops.transpose(context, (0, 2, 1, 3)), ops.shape(queries))
-        return self.output_dense(context), probabilities
+        context = ops.reshape(ops.transpose(context, (0, 2, 1, 3)), (-1, self.config.hidden_size))
+        return ops.reshape(self.output_dense(context), asked), probabilities
 
 
 class FeedForward(keras.layers.Layer):
@@ -232,7 +235,7 @@ class FeedForward(keras.layers.Layer):
 
     def call(self, x: Any) -> Any:
         """Float [..., H] -> float [..., H]."""
-        return self.output_dense(self.activation(self.intermediate(x)))
+        return ops.reshape(self.output_dense(self.activation(self.intermediate(_rows(x)))), ops.shape(x))
 
 
 class Block(keras.layers.Layer):
