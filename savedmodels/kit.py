@@ -22,7 +22,8 @@ from typing import Any
 import tensorflow as tf
 
 from savedmodels import servers
-from tasks.train import RESULTS_FILE, Run
+from tasks.resume import RESULTS_FILE
+from tasks.train import Run
 
 EXTRA = "assets.extra"
 MANIFEST, CARD, WARMUP = "manifest.json", "model_card.md", "tf_serving_warmup_requests"

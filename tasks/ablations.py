@@ -27,10 +27,11 @@ from bert_keras.tokenizers import Tokenizer
 from tasks.bilstm import TaggerHparams, train_tagger
 from tasks.conll import Conll
 from tasks.feature_based import extract
+from tasks.files import check_equal, write_json
 from tasks.instances import Text
 from tasks.metrics import Ordering, ordering
 from tasks.pretrain import RECIPES, SNAPSHOTS, Recipe, pretrain
-from tasks.resume import RESULTS_FILE, write_json
+from tasks.resume import RESULTS_FILE
 from tasks.squad import Squad  # whose scorers count in percent
 from tasks.task import Hparams, Source, Table, Task, take_examples
 from tasks.train import finetune, open_task
@@ -337,11 +338,7 @@ def _prepare(output: pathlib.Path, settings: Mapping[str, Any]) -> None:
     settings = json.loads(json.dumps(settings))  # as it will be read
     file = output / ABLATION_FILE
     if file.is_file():
-        found = json.loads(file.read_text(encoding="utf-8"))
-        if differing := [name for name, value in settings.items() if found.get(name) != value]:
-            raise ValueError(
-                f"{output} was begun with another {' and '.join(differing)}; give another output, or remove it first."
-            )
+        check_equal(output, json.loads(file.read_text(encoding="utf-8")), settings)
         return
     if output.exists() and any(output.iterdir()):
         raise ValueError(f"{output} is neither empty nor an ablation; give another output.")

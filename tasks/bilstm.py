@@ -21,9 +21,10 @@ from keras import ops
 from bert_keras.optimization import GlobalMean, cross_entropy
 from tasks import metrics
 from tasks.conll import TAGS, Conll
-from tasks.feature_based import LAYERS, Cache, check_equal, places_of
+from tasks.feature_based import LAYERS, Cache, places_of
+from tasks.files import check_equal, write_json
+from tasks.resume import RESULTS_FILE
 from tasks.task import check_settings, count
-from tasks.train import RESULTS_FILE, write_json
 
 BUCKETS = (9, 17, 25, 33, 49, 65)  # words: sentences between two of them share batches
 PREDICT_BATCH = 128  # sentences; a BiLSTM's step costs nearly the same for 32

@@ -35,8 +35,9 @@ from bert_keras.features import (
 )
 from bert_keras.preprocessing import Preprocessor
 from tasks.conll import TEXT, Conll, text_of, words_of
+from tasks.files import check_equal, write_json
 from tasks.task import Features, Raw, model_inputs
-from tasks.train import check_sizes, write_json
+from tasks.train import check_sizes
 
 FORMAT_VERSION = 1
 HEADER = "header.json"
@@ -314,8 +315,8 @@ def open_cache(path: str | pathlib.Path) -> Cache:
     if not (path / HEADER).is_file():
         raise FileNotFoundError(f"{path} has no {HEADER}; give a folder that features were written to.")
     cache = Cache(path, _read_header(path))
-    if cache.header.get("format_version") != FORMAT_VERSION:
-        raise _refused(path, "format_version", cache.header.get("format_version"), FORMAT_VERSION)
+    version = "format_version"
+    check_equal(path, {version: cache.header.get(version)}, {version: FORMAT_VERSION})
     if missing := [shard.name for shard in cache.shards if not shard.is_file()]:
         raise ValueError(
             f"{path} lacks {len(missing)} of its {len(cache.shards)} files, first {missing[0]}; extract again to complete it."
@@ -331,25 +332,6 @@ def _read_header(path: pathlib.Path) -> dict[str, Any]:
     if not isinstance(header, dict):
         raise ValueError(f"{path / HEADER} is no header; remove {path}.")
     return header
-
-
-def _refused(path: pathlib.Path, field: str, found: Any, wanted: Any) -> ValueError:
-    return ValueError(
-        f"{path} was made with another {field}: {_short(found)}, wanted is {_short(wanted)}; "
-        "give another folder, or remove this one."
-    )
-
-
-def _short(value: Any) -> str:
-    text = json.dumps(value)
-    return text if len(text) <= 80 else f"{text[:77]}..."
-
-
-def check_equal(path: pathlib.Path, found: Mapping[str, Any], wanted: Mapping[str, Any]) -> None:
-    """Raises ValueError naming the first field in which two headers differ."""
-    for field in (*wanted, *found):
-        if field not in found or field not in wanted or found[field] != wanted[field]:
-            raise _refused(path, field, found.get(field), wanted.get(field))
 
 
 Example = Mapping[str, bytes]

@@ -23,10 +23,12 @@ from typing import Any
 import keras
 import numpy as np
 
+from tasks.files import write_json
 from tasks.glue import IDX, LABEL, ROWS, SCORES, Glue, GlueRow
 from tasks.metrics import MEASURES
+from tasks.resume import RESULTS_FILE
 from tasks.task import Hparams, Table, predict
-from tasks.train import RESULTS_FILE, evaluate, finetune, load_run, write_json
+from tasks.train import evaluate, finetune, load_run
 
 PROTOCOL_FILE = "protocol.json"
 LEARNING_RATES = (5e-5, 4e-5, 3e-5, 2e-5)

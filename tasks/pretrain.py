@@ -48,6 +48,7 @@ from bert_keras.objectives import (
 from bert_keras.optimization import LAMB, AdamW, WarmupLinearDecay
 from bert_keras.preprocessing import Preprocessor
 from bert_keras.tokenizers import Tokenizer
+from tasks.files import write_json
 from tasks.fill_mask import FillMask
 from tasks.instances import BEGINNING, SAMPLERS, Place, Segmenter, Text, shards, stream
 from tasks.instances import Settings as Sampling
@@ -65,7 +66,6 @@ from tasks.resume import (
     digest,
     digest_of_tensors,
     prepare_output,
-    write_json,
 )
 from tasks.task import check_settings
 from tasks.train import check_sizes, save_task, save_weights, strategy

@@ -34,7 +34,7 @@ from bert_keras.features import (
 from bert_keras.masking import Masking, Pieces, mask
 from bert_keras.preprocessing import Features
 from bert_keras.tokenizers import Tokenizer
-from tasks.feature_based import check_equal
+from tasks.files import check_equal, write_json
 from tasks.instances import (
     SAMPLERS,
     SHARD_BYTES,
@@ -45,7 +45,6 @@ from tasks.instances import (
     packed_batches,
     shards,
 )
-from tasks.train import write_json
 
 FORMAT_VERSION = 1
 MANIFEST = "manifest.json"

@@ -11,7 +11,6 @@ seed and step.
 
 import hashlib
 import json
-import os
 import pathlib
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
@@ -20,21 +19,12 @@ import keras
 import numpy as np
 import tensorflow as tf
 
+from tasks.files import check_equal, write_json
+
 TASK_FILE, RESULTS_FILE, LOGS = "task.json", "results.json", "logs"
 CHECKPOINTS, SETTINGS = "checkpoints", "settings.json"
 EXAMPLES = 1000  # that tell one data set from another
 KEPT = 2  # checkpoints: the one before the last, should a disk spoil that
-
-
-def write_json(path: pathlib.Path, content: Any) -> None:
-    """Writes to a temporary name, then renames: a reader sees the old file or the new one."""
-    temporary = path.with_name(path.name + ".tmp")
-    try:
-        temporary.write_text(json.dumps(content, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
-        os.replace(temporary, path)
-    except OSError:
-        temporary.unlink(missing_ok=True)
-        raise
 
 
 def prepare_output(path: pathlib.Path, *, settings: Mapping[str, Any] | None = None) -> None:
@@ -76,12 +66,7 @@ def _check_same(file: pathlib.Path, settings: Mapping[str, Any]) -> None:
         begun = json.loads(file.read_text(encoding="utf-8"))
     except ValueError as error:
         raise ValueError(f"{file} is no JSON ({error}); give another folder.") from error
-    for name in (*settings, *begun):
-        if begun.get(name) != settings.get(name):
-            raise ValueError(
-                f"{file.parents[1]} was begun with another {name}: {json.dumps(begun.get(name))}, now it is "
-                f"{json.dumps(settings.get(name))}; give that, or another folder."
-            )
+    check_equal(file.parents[1], begun, settings)
 
 
 def digest(parts: Iterable[bytes | str]) -> str:

@@ -26,6 +26,7 @@ from bert_keras.optimization import SCHEDULES, AdamW
 from bert_keras.preprocessing import Preprocessor
 from bert_keras.tokenizers import Tokenizer
 from tasks.conll import Conll
+from tasks.files import write_json
 from tasks.fill_mask import FillMask
 from tasks.glue import Glue
 from tasks.resume import (
@@ -36,7 +37,6 @@ from tasks.resume import (
     digest_of_examples,
     digest_of_tensors,
     prepare_output,
-    write_json,
 )
 from tasks.squad import Squad
 from tasks.swag import Swag

@@ -77,7 +77,7 @@ def test_rows_are_run_once_and_share_weights(tmp_path, small):
     lines.clear()
     assert run_ablation("steps", **arguments(tmp_path), log=lines.append) == outcomes
     assert not lines
-    with pytest.raises(ValueError, match="begun with another restarts"):
+    with pytest.raises(ValueError, match="made with another restarts"):
         run_ablation("steps", **arguments(tmp_path), restarts=2)
 
 

@@ -36,6 +36,7 @@ FLOORS = (
         "floor 3",
         [
             "tasks",
+            "tasks.files",
             "tasks.task",
             "tasks.metrics",
             "tasks.glue",

@@ -76,9 +76,9 @@ def test_a_folder_is_of_its_settings(tmp_path):
     prepare_output(tmp_path / "run", settings=settings)
     prepare_output(tmp_path / "run", settings=dict(settings))
     for name, value in (("steps", 11), ("text", "cd")):
-        with pytest.raises(ValueError, match=f"was begun with another {name}"):
+        with pytest.raises(ValueError, match=f"was made with another {name}"):
             prepare_output(tmp_path / "run", settings=settings | {name: value})
-    with pytest.raises(ValueError, match="was begun with another new"):
+    with pytest.raises(ValueError, match="was made with another new"):
         prepare_output(tmp_path / "run", settings=settings | {"new": 1})
     with pytest.raises(ValueError, match="holds an unfinished run; go on with it by save_every"):
         prepare_output(tmp_path / "run")
@@ -184,11 +184,11 @@ def test_a_fine_tuning_of_other_settings_is_not_gone_on_with(tmp_path):
     with pytest.raises(ValueError, match="already holds a run"):
         finetune()
     (tmp_path / "run" / RESULTS_FILE).unlink()
-    with pytest.raises(ValueError, match="was begun with another learning_rate: 0.001, now it is 0.002"):
+    with pytest.raises(ValueError, match="was made with another learning_rate: 0.001, wanted is 0.002"):
         finetune(learning_rate=2e-3)
     with pytest.raises(ValueError, match="go on with it by save_every"):
         finetune(save_every=None)
     lines = (tmp_path / "data" / "train.tsv").read_text().replace("good", "warm")
     (tmp_path / "data" / "train.tsv").write_text(lines)
-    with pytest.raises(ValueError, match="was begun with another train_examples"):
+    with pytest.raises(ValueError, match="was made with another train_examples"):
         finetune()
