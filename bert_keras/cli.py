@@ -8,6 +8,7 @@ import codecs
 import contextlib
 import csv
 import dataclasses
+import io
 import itertools
 import json
 import os
@@ -482,6 +483,8 @@ def main(argv: Sequence[str] | None = None) -> None:
 
 def _run(args: argparse.Namespace) -> None:
     warnings.showwarning = lambda message, *rest, **more: print(f"warning: {message}", file=sys.stderr)
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(line_buffering=True)  # a log file is read while a training runs
     try:
         args.run_command(args)
         sys.stdout.flush()

@@ -19,6 +19,7 @@ import itertools
 import json
 import math
 import pathlib
+import sys
 import time
 import types
 import typing
@@ -630,9 +631,11 @@ class _Watch(keras.callbacks.Callback):
         *,
         snapshots: Sequence[int],
         save: Callable[..., None],
+        log: Callable[[str], None] = lambda line: None,
     ) -> None:
         super().__init__()
         self._hparams, self._snapshots, self._save, self._path = hparams, snapshots, save, path
+        self._log_line = log
         self._writer = tf.summary.create_file_writer(str(path / LOGS))
         self.history: list[dict[str, float]] = []
         self.step = 0
@@ -668,6 +671,8 @@ class _Watch(keras.callbacks.Callback):
 
     def _add(self, measures: dict[str, float]) -> None:
         self.history.append({"step": self.step, **measures})
+        figures = (f"{name} {value:.4g}" for name, value in measures.items())
+        self._log_line(f"step {self.step:,}: {', '.join(figures)}")
         with self._writer.as_default():
             for name, value in measures.items():
                 tf.summary.scalar(name, value, step=self.step)
@@ -783,6 +788,7 @@ def pretrain(
     checkpoint: what to start from, with the heads that it has; its configuration counts, not the recipe's
     save_every: steps between two saves, from which a killed run goes on
     snapshots: steps after which the weights are kept in `snapshots/STEP`, too
+    verbose: 0 for silence, 1 for a progress bar, 2 for a line each time something is measured; "auto" is 1 in a terminal, else 2
     log: receives lines for a person
 
     Equal arguments give equal bits on one device where ops are deterministic, however often the run was killed.
@@ -836,7 +842,10 @@ def pretrain(
     preprocess = Preprocessor(tokenizer, seq_length=source.phases[-1].seq_length)
     save = functools.partial(_save, model=model, preprocess=preprocess, start=start)
     prepare_output(output, settings=settings)
-    watch = _Watch(output, hparams, snapshots=snapshots, save=save)
+    if verbose == "auto":
+        verbose = 1 if sys.stdout.isatty() else 2
+    lines = {"log": log} if verbose == 2 else {}
+    watch = _Watch(output, hparams, snapshots=snapshots, save=save, **lines)
     began, seconds, place = time.monotonic(), 0.0, None
 
     def remember() -> Any:
@@ -870,7 +879,8 @@ def pretrain(
         model.make_train_function(force=True)
         model.make_test_function(force=True)
         steps = phase.end - watch.step
-        model.fit(batches, steps_per_epoch=steps, callbacks=[watch, saver], verbose=verbose, shuffle=False)
+        bar = int(verbose == 1)
+        model.fit(batches, steps_per_epoch=steps, callbacks=[watch, saver], verbose=bar, shuffle=False)
     seconds += time.monotonic() - began
 
     save(output)
