@@ -43,6 +43,7 @@ from tasks.swag import Swag
 from tasks.train import evaluate, load_run
 
 CONLL_SENTENCES = 1_000
+XQUAD = "squad/xquad.en.json"
 SQUAD2_SHARES = {"train": 0.6, "dev": 0.2, "test": 0.2}  # of the articles
 
 
@@ -110,7 +111,7 @@ _SQUAD = Case(
     name="MiniLM-L6",
     task="squad1.1",
     data="squad/squad1.1_train_subset_11877.json",
-    dev_data="squad/xquad.en.json",
+    dev_data=XQUAD,
     measures=("f1", "exact_match"),
     flags=_flags(epochs=1, learning_rate=5e-5, batch_size=16, max_examples=6_000),
     seeds=(1,),
@@ -266,17 +267,28 @@ def _test_figures(run_folder: pathlib.Path, data: str) -> dict[str, float]:
     return figures | {f"{name}_at_tau_0": value for name, value in evaluate(run, "validation").items()}
 
 
+def _questions(file: pathlib.Path) -> list[dict]:
+    articles = json.loads(file.read_text(encoding="utf-8"))["data"]
+    return [qa for article in articles for part in article["paragraphs"] for qa in part["qas"]]
+
+
 def commonest_answer(group: str, args: argparse.Namespace) -> float | None:
-    """The first measure of a group, of giving one answer to everything: none in SQuAD v2.0, one place in SWAG."""
+    """The first measure of a group, of giving one answer to everything.
+
+    It is no answer in SQuAD v2.0, the commonest text in v1.1 and one place in SWAG.
+    """
     if group == "squad2.0":
-        text = (pathlib.Path(args.output) / "made/squad2.0-test.json").read_text(encoding="utf-8")
-        paragraphs = [part for article in json.loads(text)["data"] for part in article["paragraphs"]]
-        answers: list[object] = [qa["is_impossible"] for part in paragraphs for qa in part["qas"]]
-        return 100 * answers.count(True) / len(answers)
+        asked = _questions(pathlib.Path(args.output) / "made/squad2.0-test.json")
+        return 100 * statistics.mean(bool(qa["is_impossible"]) for qa in asked)
+    if group == "squad1.1":
+        golds = [[answer["text"] for answer in qa["answers"]] for qa in _questions(args.data / XQUAD)]
+        texts = list(itertools.chain(*golds))
+        commonest = max(texts, key=texts.count)
+        return 100 * metrics.answer_scores([commonest] * len(golds), golds, unanswerable=False)[1].mean()
     if group == "swag":
         task = Swag.open("swag", {"validation": args.data / "swag/swag_500.jsonl"})
-        answers = [int(raw["label"]) for raw in task.examples("validation").as_numpy_iterator()]
-        return 100 * max(map(answers.count, answers)) / len(answers)
+        labels = [int(raw["label"]) for raw in task.examples("validation").as_numpy_iterator()]
+        return 100 * max(map(labels.count, labels)) / len(labels)
     return None
 
 
