@@ -301,17 +301,12 @@ def tagger_results(layers: str, seed: int, args: argparse.Namespace, *, random: 
         task = Conll.open("conll2003", files)
         checkpoint = checkpoints.read(args.minilm)
         if random:
-            keras.utils.set_random_seed(0)
             checkpoint = dataclasses.replace(checkpoint, tensors={})
-        caches = [
-            extract(
-                task,
-                task.examples(split),
-                checkpoint=checkpoint,
-                output=place / "made" / f"{split}{'-random' if random else ''}",
-            )
-            for split in files
-        ]
+        caches = []
+        for split in files:
+            keras.utils.set_random_seed(0)  # random weights are the same for both
+            vectors = place / "made" / f"{split}{'-random' if random else ''}"
+            caches.append(extract(task, task.examples(split), checkpoint=checkpoint, output=vectors))
         began = time.monotonic()
         results = train_tagger(
             *caches, layers=layers, output=output, hparams=TaggerHparams(seed=seed, epochs=TAGGER_EPOCHS)

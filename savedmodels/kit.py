@@ -96,8 +96,8 @@ def write_warmup(path: pathlib.Path, texts: Texts, *, name: str) -> None:
 
 MODELS_CONFIG = """model_config_list {{
   config {{
-    name: "{name}"
-    base_path: "/models/{name}"
+    name: {name}
+    base_path: {path}
     model_platform: "tensorflow"
   }}
 }}
@@ -114,7 +114,11 @@ num_batch_threads { value: 4 }
 
 def server_files(name: str) -> dict[str, str]:
     """The texts of the files that stand beside the versions, by name."""
-    return {MODELS: MODELS_CONFIG.format(name=name), BATCHING: BATCHING_PARAMETERS}
+    quoted = {
+        key: json.dumps(value, ensure_ascii=False)
+        for key, value in {"name": name, "path": f"/models/{name}"}.items()
+    }
+    return {MODELS: MODELS_CONFIG.format(**quoted), BATCHING: BATCHING_PARAMETERS}
 
 
 # -----------------------------------------------------------------------------------------------------------

@@ -291,9 +291,10 @@ def test_warm_up_records_are_requests_that_are_answered(exported):
 
 def test_the_server_files_are_protocol_buffers(exported):
     config = pytest.importorskip("tensorflow_serving.config.model_server_config_pb2")
-    parsed = text_format.Parse(exported.base[kit.MODELS], config.ModelServerConfig())
-    (model,) = parsed.model_config_list.config
-    assert (model.name, model.base_path) == ("served", "/models/served")
+    odd = 'a "name", é\\'
+    for name, text in (("served", exported.base[kit.MODELS]), (odd, kit.server_files(odd)[kit.MODELS])):
+        (model,) = text_format.Parse(text, config.ModelServerConfig()).model_config_list.config
+        assert (model.name, model.base_path) == (name, f"/models/{name}")
 
 
 def test_a_short_text_does_not_pay_for_the_longest(exported):
