@@ -18,11 +18,12 @@ MASKED_SCORE = -10000.0
 
 def gelu_tanh(x: Any) -> Any:
     """The gelu of google-research/bert modeling.py. Not `ops.gelu`, whose constants are float32 even where x is float64."""
-    return 0.5 * (1.0 + ops.tanh(math.sqrt(2.0 / math.pi) * (x + 0.044715 * x * ops.square(x)))) * x
+    return 0.5 * x * (1.0 + ops.tanh(math.sqrt(2.0 / math.pi) * x * (1.0 + 0.044715 * x * x)))
 
 
 def gelu_erf(x: Any) -> Any:
     """x times the normal distribution function of x (Hendrycks and Gimpel 2016): what `gelu` means to Hugging Face."""
+    # In this order TensorFlow fuses it into the matrix product before it.
     return 0.5 * (1.0 + ops.erf(math.sqrt(0.5) * x)) * x
 
 
@@ -64,7 +65,7 @@ class Dense(keras.layers.Layer):
 
     def call(self, x: Any) -> Any:
         """Float [..., in] -> float [..., units]."""
-        rows = ops.add(ops.matmul(_rows(x), self.kernel), self.bias)
+        rows = ops.matmul(_rows(x), self.kernel) + self.bias
         return rows if len(x.shape) == 2 else ops.reshape(rows, (*ops.shape(x)[:-1], self.units))
 
 
