@@ -23,7 +23,7 @@ def gelu_tanh(x: Any) -> Any:
 
 def gelu_erf(x: Any) -> Any:
     """x times the normal distribution function of x (Hendrycks and Gimpel 2016): what `gelu` means to Hugging Face."""
-    # In this order TensorFlow fuses it into the matrix product before it.
+    # In this order TensorFlow on CPU makes it one kernel with the product before it.
     return 0.5 * (1.0 + ops.erf(math.sqrt(0.5) * x)) * x
 
 
@@ -65,7 +65,8 @@ class Dense(keras.layers.Layer):
 
     def call(self, x: Any) -> Any:
         """Float [..., in] -> float [..., units]."""
-        rows = ops.matmul(_rows(x), self.kernel) + self.bias
+        # `ops.add` is TensorFlow's BiasAdd here, which its CPU kernels fuse with the product; `+` is not.
+        rows = ops.add(ops.matmul(_rows(x), self.kernel), self.bias)
         return rows if len(x.shape) == 2 else ops.reshape(rows, (*ops.shape(x)[:-1], self.units))
 
 
