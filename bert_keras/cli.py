@@ -8,6 +8,8 @@ import codecs
 import contextlib
 import csv
 import dataclasses
+import functools
+import importlib
 import io
 import itertools
 import json
@@ -28,6 +30,8 @@ DATA_HELP = "folder of the task's files, or one file; without it TensorFlow Data
 RUNS_HELP = "folder that finetune wrote; of several the mean of their outputs is taken"
 SAVE_HELP = "steps between two saves; the same command then goes on with a run that was killed"
 TEXT_HELP = "files, folders or tfds:NAME, each as below"
+VOCAB_HELP = "a vocab.txt, a spiece.model or a folder of one"
+SEGMENTER_HELP = "splits a line into words, for whole-word masking where spaces do not: str -> list of str"
 TEXT_NOTES = """text:
   SOURCE[,lines=KEY][,encoding=NAME][,split=NAME], several as one corpus. A folder, a .zip and a MediaWiki dump (.xml) are
   read whole, .gz and .bz2 are unpacked. A line is a sentence, with lines=paragraph a paragraph, with lines=wrapped a piece of
@@ -107,6 +111,14 @@ PRETRAIN_NOTES = """settings, NAME=VALUE with the value in JSON or a plain word:
   instances    sampler, short_seq_prob, strict, dupe_factor
   masks        share, max_predictions, hide, keep, replace, whole_word, max_ngram, random_pieces
 The run is a checkpoint: finetune --checkpoint takes it.
+
+"""
+
+INSTANCES_NOTES = """settings, NAME=VALUE with the value in JSON or a plain word:
+  instances    sampler, short_seq_prob, strict, dupe_factor
+  masks        share, max_predictions, hide, keep, replace, whole_word, max_ngram, random_pieces
+The files do not depend on the number of processes. The same command goes on where it was stopped. pretrain --records and
+Google's and Model Garden's own scripts read the folder.
 
 """
 
@@ -204,13 +216,16 @@ def _parser() -> argparse.ArgumentParser:
     add("--recipe", default="bert", choices=RECIPES, help="a paper's objectives and settings (default: bert)")
     source = commands.choices["pretrain"].add_mutually_exclusive_group(required=True)
     source.add_argument("--text", nargs="+", help=TEXT_HELP)
-    source.add_argument("--records", nargs="+", help="a folder or file of instances, or one for each phase")
+    source.add_argument(
+        "--records", nargs="+", help="a folder of instances, one for each phase, or the files of one set"
+    )
     add("--held-out", help="share of the documents to evaluate on, or text or records of its own")
-    add("--vocab", help="a vocab.txt, a spiece.model or a folder of one (default: the checkpoint's)")
+    add("--vocab", help=f"{VOCAB_HELP} (default: the checkpoint's)")
     add("--checkpoint", help="continue from it: Hugging Face, Google, KerasHub or Model Garden")
     add("--output", required=True, help="folder of the run: new, empty, or of the same run, unfinished")
     add("--size", help="tiny, mini, small, medium, base, large, L-2_H-128 ... (default: the paper's)")
     add("--set", nargs="+", default=[], metavar="NAME=VALUE", help="settings (below)")
+    add("--segmenter", metavar="MODULE:FUNCTION", help=SEGMENTER_HELP)
     add("--save-every", type=int, default=1000, help=f"{SAVE_HELP} (default: 1000)")
     add(
         "--snapshots",
@@ -226,6 +241,25 @@ def _parser() -> argparse.ArgumentParser:
         choices=("one", "mirrored"),
         help="tf.distribute strategy (default: one)",
     )
+
+    add = command(
+        "instances",
+        _instances,
+        "write pre-training instances as TFRecord files in Google's names",
+        "--text corpus.txt --vocab vocab --seq-length 128 --output instances/128 --masks --set dupe_factor=10",
+        notes=TEXT_NOTES + INSTANCES_NOTES,
+    ).add_argument
+    add("--text", nargs="+", required=True, help=TEXT_HELP)
+    add("--vocab", required=True, help=VOCAB_HELP)
+    add("--output", required=True, help="folder of the files: new, empty, or begun by the same command")
+    add("--recipe", default="bert", choices=RECIPES, help="whose instances and masks (default: bert)")
+    add("--seq-length", type=int, default=128, help="positions of an instance (default: 128)")
+    add("--masks", action="store_true", help="mask here, the same in every epoch; else training masks anew")
+    add("--set", nargs="+", default=[], metavar="NAME=VALUE", help="settings (below)")
+    add("--segmenter", metavar="MODULE:FUNCTION", help=SEGMENTER_HELP)
+    add("--seed", type=int, default=12345, help="of all draws (default: 12345)")
+    add("--workers", type=int, default=os.cpu_count(), help="processes (default: one for each core)")
+    add("--gzip", action="store_true", help="compress the files")
 
     add = command(
         "vocab",
@@ -256,7 +290,7 @@ def _parser() -> argparse.ArgumentParser:
         help="table 5, 6 or 8, or figure C.1",
     )
     add("--text", nargs="+", required=True, help=TEXT_HELP)
-    add("--vocab", required=True, help="a vocab.txt, a spiece.model or a folder of one")
+    add("--vocab", required=True, help=VOCAB_HELP)
     add("--data", nargs="+", default=[], metavar="TASK=PATH", help="the files of tasks; others are fetched")
     add("--output", required=True, help="folder of all runs; what has finished there is not run again")
     add("--scale", default="small", choices=("small", "paper"), help="small is for 2 cores (default: small)")
@@ -607,9 +641,10 @@ def _pretrain(args: argparse.Namespace) -> None:
         recipe=RECIPES[args.recipe].changed(**settings),
         output=args.output,
         documents=args.text and open_corpora(args.text),
-        records=args.records,
+        records=args.records and _sets_of_records(args.records),
         held_out=held_out,
         tokenizer=args.vocab and checkpoints.load_tokenizer(args.vocab),
+        segment=args.segmenter and _segmenter(args.segmenter),
         checkpoint=args.checkpoint,
         save_every=args.save_every,
         snapshots=args.snapshots,
@@ -817,6 +852,70 @@ def _show_masks(text: str, masks: Sequence[Mapping[str, Any]]) -> None:
             table.add_row("" if rank else str(number), token, f"{score:.4f}", "█" * round(40 * score))
         table.add_section()
     console.print(table)
+
+
+def _sets_of_records(given: Sequence[str]) -> list[Any]:
+    """Folders are a set each, files are one set together."""
+    folders = [path for path in given if pathlib.Path(path).is_dir()]
+    if folders and len(folders) < len(given):
+        raise ValueError("folders and files of records were given; give folders, or the files of one set.")
+    return folders or [list(given)]
+
+
+def _segmenter(given: str) -> Any:
+    """What MODULE:FUNCTION names."""
+    module, _, name = given.partition(":")
+    sys.path.insert(0, os.getcwd())
+    try:
+        return getattr(importlib.import_module(module), name)
+    except (ImportError, AttributeError, ValueError) as error:
+        raise ValueError(
+            f"--segmenter {given}: {error}; give MODULE:FUNCTION that can be imported."
+        ) from error
+
+
+def _instances(args: argparse.Namespace) -> None:
+    _start()
+    from bert_keras import checkpoints
+    from bert_keras.masking import Masking
+    from tasks.corpus import open_corpora
+    from tasks.instances import Settings
+    from tasks.pretrain import RECIPES
+    from tasks.records import write_records
+
+    settings = dict(map(_setting, args.set))
+    known = {field.name for kind in (Settings, Masking) for field in dataclasses.fields(kind)} - {
+        "seq_length"
+    }
+    if unread := [name for name in settings if name not in known]:
+        raise ValueError(
+            f"{', '.join(unread)} says nothing to instances; known are {', '.join(sorted(known))}."
+        )
+    recipe = RECIPES[args.recipe].changed(**settings)
+    with _progress("documents", None) as advance:
+        summary = write_records(
+            open_corpora(args.text),
+            args.output,
+            make_tokenizer=functools.partial(checkpoints.load_tokenizer, args.vocab),
+            settings=recipe.sampling(args.seq_length),
+            masking=recipe.masking(args.seq_length) if args.masks else None,
+            segment=args.segmenter and _segmenter(args.segmenter),
+            seed=args.seed,
+            workers=args.workers,
+            compress=args.gzip,
+            progress=advance,
+        )
+    rows = [
+        ("documents", f"{summary.documents:,}"),
+        ("instances", f"{summary.instances:,}"),
+        ("labels that are 1", "-" if summary.label_rate is None else f"{summary.label_rate:.1%}"),
+        ("mean length", f"{summary.mean_length:.1f}"),
+        ("padding", f"{summary.padding:.1%}"),
+        ("chunks skipped", f"{summary.skipped:,}"),
+    ]
+    _table(("what", "value"), rows, title=str(args.output))
+    for warning in summary.warnings:
+        print(f"warning: {warning}", file=sys.stderr)
 
 
 def _vocab(args: argparse.Namespace) -> None:

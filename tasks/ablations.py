@@ -30,8 +30,8 @@ from tasks.feature_based import extract
 from tasks.files import check_equal, write_json
 from tasks.instances import Text
 from tasks.metrics import Ordering, ordering
-from tasks.pretrain import RECIPES, SNAPSHOTS, Recipe, pretrain
-from tasks.resume import RESULTS_FILE
+from tasks.pretrain import RECIPES, SNAPSHOTS, Recipe, digest_of_documents, pretrain
+from tasks.resume import RESULTS_FILE, digest_of_examples
 from tasks.squad import Squad  # whose scorers count in percent
 from tasks.task import Hparams, Source, Table, Task, take_examples
 from tasks.train import finetune, open_task
@@ -263,6 +263,8 @@ def run_ablation(
     _prepare(
         output,
         {
+            "text": digest_of_documents(documents),
+            "data": {task: digest_of_examples(opened[task].examples("train")) for task in tasks},
             "vocabulary": tokenizer.digest,
             "ablation": name,
             "scale": scale,

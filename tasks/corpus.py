@@ -66,12 +66,12 @@ class Corpus:
         if self.lines not in LINES:
             raise ValueError(f"lines are {self.lines!r}; choose one of {', '.join(LINES)}.")
         try:
-            newline = "\n".encode(self.encoding)
+            newlines = "\n\n".encode(self.encoding)
         except LookupError as error:
             raise ValueError(
                 f"there is no encoding {self.encoding!r}; give one that Python knows."
             ) from error
-        if newline != b"\n":
+        if not newlines.endswith(b"\n\n"):
             raise ValueError(f"encoding {self.encoding} has no newline of one byte; save the text as UTF-8.")
         self._files()
 
@@ -189,13 +189,18 @@ def _decoded(name: str, lines: Iterable[bytes], encoding: str) -> Iterator[str]:
     for number, line in enumerate(lines, 1):
         mark = len(codecs.BOM_UTF8) if number == 1 and line.startswith(codecs.BOM_UTF8) else 0
         try:
-            yield line[mark:].decode(encoding).strip()
+            text = line[mark:].decode(encoding).strip()
         except UnicodeDecodeError as error:
             at = mark + error.start
             raise ValueError(
                 f"{name}, line {number}, byte {at + 1}: 0x{line[at]:02x} is not {encoding}; "
                 "save the file as UTF-8, or give its encoding."
             ) from error
+        if "\0" in text:
+            raise ValueError(
+                f"{name}, line {number}: a byte is 0, so that it is no text; unpack it, or leave it out."
+            )
+        yield text
 
 
 def _plain_documents(lines: Iterable[str], form: Lines) -> Iterator[Document]:
@@ -232,8 +237,14 @@ def _tfds_documents(name: str, split: str) -> Iterator[Document]:
         raise ValueError(
             f"{name} has no field {TFDS_TEXT!r}, its strings are {there}; write the text to files."
         )
-    for example in examples.as_numpy_iterator():
-        yield [line for raw in example[field].decode().split("\n") if (line := raw.strip())]
+    for number, example in enumerate(examples.as_numpy_iterator(), 1):
+        try:
+            text = example[field].decode()
+        except UnicodeDecodeError as error:
+            raise ValueError(
+                f"{name}, example {number} of {split}: {field} is not utf-8 ({error})."
+            ) from error
+        yield [line for raw in text.split("\n") if (line := raw.strip())]
 
 
 # -----------------------------------------------------------------------------------------------------------
@@ -317,6 +328,7 @@ def _text_of(code: Any, elsewhere: frozenset[str]) -> str:
 
 _BREAK = re.compile(r"([.!?…]+)[\"'”’»)\]]*\s+|[。！？]+[」』”’）]*\s*")
 _OPENING = "\"'“‘«([¿¡—- "
+_FIRST = re.compile(f"[{re.escape(_OPENING)}]*(.?)", re.DOTALL)
 ABBREVIATIONS = frozenset(
     "adm al approx ave bros capt cf ch col corp cpl dept dr ed eq est fig figs fr gen gov hon inc jr lt ltd maj messrs mr "
     "mrs ms mt no nos op pp pres prof pt rep rev sec sen sgt sr st supt viz vol vols vs".split()
@@ -337,17 +349,18 @@ def split_sentences(paragraph: str) -> list[str]:
     found, start = [], 0
     for match in _BREAK.finditer(paragraph):
         stops = match[1]
-        following = paragraph[match.end() :].lstrip(_OPENING)[:1] if stops else ""
-        if following.islower() or (stops == "." and _abbreviates(paragraph[start : match.start()])):
+        following = _FIRST.match(paragraph, match.end())[1] if stops else ""  # type: ignore[index]
+        word = max(start, paragraph.rfind(" ", start, match.start()) + 1)
+        if following.islower() or (stops == "." and _abbreviates(paragraph[word : match.start()])):
             continue
         found.append(paragraph[start : match.end()].strip())
         start = match.end()
     return [sentence for sentence in (*found, paragraph[start:].strip()) if sentence]
 
 
-def _abbreviates(text: str) -> bool:
-    """Whether a full stop after this text belongs to its last word."""
-    word = text.rpartition(" ")[2].lstrip(_OPENING)
+def _abbreviates(word: str) -> bool:
+    """Whether a full stop after this word belongs to it."""
+    word = word.lstrip(_OPENING)
     return (
         word.casefold() in ABBREVIATIONS or "." in word or (len(word) == 1 and word.isupper() and word != "I")
     )

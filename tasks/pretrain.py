@@ -55,9 +55,10 @@ from tasks.instances import BEGINNING, SAMPLERS, Place, Segmenter, Text, shards,
 from tasks.instances import Settings as Sampling
 from tasks.records import (
     LABEL_RATE_TOLERANCE,
-    MANIFEST,
     RecordFiles,
     check_batch,
+    listed,
+    manifest_of,
     read_records,
 )
 from tasks.resume import (
@@ -225,8 +226,13 @@ class Recipe:
         return dataclasses.replace(made, max_predictions=most)
 
     def config(self, *, vocab_size: int, source: BertConfig | None = None) -> BertConfig:
-        """The encoder's configuration: that of a checkpoint where there is one, else of `size`."""
+        """The encoder's configuration: that of a checkpoint where there is one, else of `size`.
+
+        Raises ValueError where both are given.
+        """
         if source is not None:
+            if "size" in self.changes:
+                raise ValueError("size is that of the checkpoint; leave one of the two out.")
             return dataclasses.replace(source, **self._of(BertConfig, self.changes))
         fields = {"vocab_size": vocab_size} | self._of(BertConfig, self.all_settings)
         return BertConfig.named(self.all_settings.get("size", "base"), **fields)
@@ -385,9 +391,11 @@ class _Documents(_Source):
         ends = hparams.phase_steps(len(hparams.phases))
         lengths = [length for length, _ in hparams.phases]
         self.phases = [Phase(*one) for one in zip(lengths, [0, *ends], ends, strict=False)]
-        self.about = {"text": _digest_of(documents)}
+        self.about = {"text": digest_of_documents(documents)}
         if held_out is not None:
-            self.about["held_out"] = held_out if isinstance(held_out, float) else _digest_of(held_out)
+            self.about["held_out"] = (
+                held_out if isinstance(held_out, float) else digest_of_documents(held_out)
+            )
         self._places: list[Place] = []
 
     def train(self, phase: int, *, skip: int, place: Sequence[int] | None) -> tf.data.Dataset:
@@ -477,17 +485,16 @@ class _RecordFiles(_Source):
         return found
 
 
-def _digest_of(documents: Iterable[Text]) -> str:
+def digest_of_documents(documents: Iterable[Text]) -> str:
+    """SHA-256 of a corpus."""
     return digest(part for document in documents for part in ("\n".join(document), "\n\n"))
 
 
 def _digest_of_files(source: RecordFiles) -> str:
     """Of a folder its manifest, which has the text's and the vocabulary's; of files the files."""
-    if isinstance(source, str | pathlib.Path):
-        folder = pathlib.Path(source)
-        source = [folder / MANIFEST] if folder.is_dir() else [folder]
+    manifest = manifest_of(source)
     found = hashlib.sha256()
-    for file in source:
+    for file in listed(source) if manifest is None else [manifest]:
         with open(file, "rb") as opened:
             found.update(hashlib.file_digest(opened, "sha256").digest())
     return found.hexdigest()
@@ -497,19 +504,35 @@ def _batches(
     instances: tf.data.Dataset,
     *,
     objectives: Sequence[Objective],
+    vocab_size: int,
     batch_size: int,
     seed: int,
     start: int = 0,
     drop_remainder: bool = True,
 ) -> tf.data.Dataset:
-    """What `fit` takes. Masks are those of (seed, number of the batch, counted from `start`)."""
+    """What `fit` takes. Masks are those of (seed, number of the batch, counted from `start`).
+
+    Reading it raises InvalidArgumentError, with WRONG_IDS in it, on a token whose id is not under `vocab_size`.
+    """
 
     def labelled(number: tf.Tensor, features: dict[str, tf.Tensor]) -> Any:
+        for name in {INPUT_WORD_IDS, MASKED_LM_IDS} & {*features}:
+            tf.debugging.assert_less(features[name], vocab_size, message=WRONG_IDS)
         return label(features, objectives=objectives, seed=tf.stack([seed, number]))
 
     numbered = instances.batch(batch_size, drop_remainder=drop_remainder).enumerate(start)
     made = numbered.map(labelled, num_parallel_calls=tf.data.AUTOTUNE, deterministic=True)
     return made.prefetch(tf.data.AUTOTUNE)
+
+
+WRONG_IDS = "an id is too large"
+
+
+def _wrong_ids(found: str, config: BertConfig) -> ValueError:
+    return ValueError(
+        f"{found} and vocab_size is {config.vocab_size}; give the vocabulary and the configuration that the records were "
+        "made with."
+    )
 
 
 def _check_data(
@@ -526,10 +549,7 @@ def _check_data(
     names = [name for name in (INPUT_WORD_IDS, MASKED_LM_IDS) if name in sample.element_spec]
     highest = max(int(row[name].max()) for row in rows for name in names)
     if highest >= config.vocab_size:
-        raise ValueError(
-            f"there is a token of id {highest} and vocab_size is {config.vocab_size}; give the vocabulary and the "
-            "configuration that the records were made with."
-        )
+        raise _wrong_ids(f"there is a token of id {highest}", config)
     if any(isinstance(one, SentencePair) for one in objectives):
         rate = float(np.mean([row[NEXT_SENTENCE_LABEL] for row in rows]))
         if rate in (0.0, 1.0):
@@ -589,21 +609,21 @@ def _model(recipe: Recipe, config: BertConfig, objectives: Sequence[Objective]) 
     return model
 
 
-def _heads(model: Pretrainer) -> dict[str, keras.layers.Layer]:
-    """The heads that stand on the encoder itself."""
-    return {name: head for name, head in model.heads.items() if model.encoders[name] is model.encoder}
+def _heads(model: Pretrainer, encoder: BertEncoder) -> dict[str, keras.layers.Layer]:
+    """The heads that stand on this encoder."""
+    return {name: head for name, head in model.heads.items() if model.encoders[name] is encoder}
 
 
 def _save(
     path: pathlib.Path, model: Pretrainer, preprocess: Preprocessor, *, start: checkpoints.Checkpoint | None
 ) -> None:
     """A run directory's weights, and the generator's where there is one; poolers only where they are not random."""
-    saved = {path: (model.encoder, _heads(model))}
+    encoders = {path: model.encoder}
     if isinstance(model, ElectraPretrainer):
-        apart = {name: head for name, head in model.heads.items() if name not in _heads(model)}
-        saved[path / GENERATOR] = (model.generator, apart)
+        encoders[path / GENERATOR] = model.generator
     masked = any(isinstance(one, MaskedLM) for one in model.objectives)
-    for folder, (encoder, heads) in saved.items():
+    for folder, encoder in encoders.items():
+        heads = _heads(model, encoder)
         known = encoder.pooler.trainable or (
             encoder is model.encoder and start is not None and "pooler/kernel" in start.tensors
         )
@@ -746,7 +766,7 @@ def _source(
 
 
 def _held_out(
-    source: _Source, phase: int, *, objectives: Sequence[Objective], hparams: PretrainHparams
+    source: _Source, phase: int, *, objectives: Sequence[Objective], vocab_size: int, hparams: PretrainHparams
 ) -> tf.data.Dataset | None:
     """Batches to evaluate on, or None where nothing is held out."""
     instances = source.held_out(phase)
@@ -755,11 +775,38 @@ def _held_out(
     batches = _batches(
         instances.take(hparams.held_out_instances),
         objectives=objectives,
+        vocab_size=vocab_size,
         batch_size=HELD_OUT_BATCH,
         seed=HELD_OUT_SEED,
         drop_remainder=False,
     ).cache()
     return batches.apply(tf.data.experimental.assert_cardinality(sum(1 for _ in batches)))
+
+
+def _read_start(
+    checkpoint: str | pathlib.Path | checkpoints.Checkpoint | None, recipe: Recipe
+) -> tuple[checkpoints.Checkpoint | None, checkpoints.Checkpoint | None]:
+    """The checkpoint to start from, and the one of an ELECTRA's generator that a run has beside it."""
+    if checkpoint is None or isinstance(checkpoint, checkpoints.Checkpoint):
+        return checkpoint, None
+    beside = pathlib.Path(checkpoint) / GENERATOR
+    wanted = "replaced_token" in recipe.objectives and beside.is_dir()
+    return checkpoints.read(checkpoint), checkpoints.read(beside) if wanted else None
+
+
+def _tokenizer(given: Tokenizer | None, start: checkpoints.Checkpoint | None) -> Tokenizer:
+    """The one to train with. Raises ValueError where there is none, or the checkpoint's own is another."""
+    if given is None:
+        if start is None:
+            raise ValueError("there is no tokenizer and no checkpoint that has one; give a vocabulary.")
+        return checkpoints.tokenizer_of(start)
+    if start is None or (start.vocabulary is None and start.sentencepiece is None):
+        return given
+    if given.digest != checkpoints.tokenizer_of(start).digest:
+        raise ValueError(
+            "the checkpoint's own vocabulary is another, and its weights are of that; leave the vocabulary out."
+        )
+    return given
 
 
 def pretrain(
@@ -785,7 +832,8 @@ def pretrain(
     held_out: documents, or records, to evaluate on, or the share of the documents that are held out
     tokenizer: None takes the checkpoint's
     segment: splits a line into words, for whole-word masking
-    checkpoint: what to start from, with the heads that it has; its configuration counts, not the recipe's
+    checkpoint: what to start from, with the heads that it has, and of an ELECTRA's run with the generator; its configuration
+        counts, not the recipe's
     save_every: steps between two saves, from which a killed run goes on
     snapshots: steps after which the weights are kept in `snapshots/STEP`, too
     verbose: 0 for silence, 1 for a progress bar, 2 for a line each time something is measured; "auto" is 1 in a terminal, else 2
@@ -795,14 +843,8 @@ def pretrain(
     Raises ValueError or FileNotFoundError, before any training, on data, sizes, settings or folders that cannot work.
     """
     output, hparams = pathlib.Path(output), recipe.hparams
-    if checkpoint is None:
-        start = None
-    else:
-        start = checkpoint if isinstance(checkpoint, checkpoints.Checkpoint) else checkpoints.read(checkpoint)
-    if tokenizer is None:
-        if start is None:
-            raise ValueError("there is no tokenizer and no checkpoint that has one; give a vocabulary.")
-        tokenizer = checkpoints.tokenizer_of(start)
+    start, generator = _read_start(checkpoint, recipe)
+    tokenizer = _tokenizer(tokenizer, start)
     config = recipe.config(vocab_size=tokenizer.vocab_size, source=None if start is None else start.config)
     source = _source(documents, records, held_out, recipe=recipe, tokenizer=tokenizer, segment=segment)
     for phase in source.phases:
@@ -816,6 +858,7 @@ def pretrain(
         "segmenter": segment is not None,
         **source.about,
         "checkpoint": start and digest_of_tensors(start.tensors),
+        **({} if generator is None else {"generator": digest_of_tensors(generator.tensors)}),
         "snapshots": list(snapshots),
         "strategy": strategy_name,
     }
@@ -831,14 +874,21 @@ def pretrain(
             source, i, objectives=objectives, config=config, batch_size=hparams.batch_size
         ):
             log(line)
-        held.append(_held_out(source, i, objectives=objectives, hparams=hparams))
+        held.append(
+            _held_out(source, i, objectives=objectives, vocab_size=config.vocab_size, hparams=hparams)
+        )
 
     keras.utils.set_random_seed(hparams.seed)
     with strategy(strategy_name).scope():
         model = _model(recipe, config, asked[0])
         if start is not None and start.tensors:
-            heads = _heads(model)
+            heads = _heads(model, model.encoder)
             log(str(checkpoints.assign(start, model.encoder, fresh=("pooler", *heads), **heads)))
+        if generator is not None:
+            assert isinstance(model, ElectraPretrainer)
+            checkpoints.assign(generator, model.generator, **_heads(model, model.generator))
+        elif start is not None and isinstance(model, ElectraPretrainer):
+            log(f"the generator starts at random: the checkpoint has no {GENERATOR}/")
     preprocess = Preprocessor(tokenizer, seq_length=source.phases[-1].seq_length)
     save = functools.partial(_save, model=model, preprocess=preprocess, start=start)
     prepare_output(output, settings=settings)
@@ -870,6 +920,7 @@ def pretrain(
         batches = _batches(
             source.train(i, skip=skip, place=place),
             objectives=asked[i],
+            vocab_size=config.vocab_size,
             batch_size=hparams.batch_size,
             seed=hparams.seed,
             start=watch.step,
@@ -880,7 +931,14 @@ def pretrain(
         model.make_test_function(force=True)
         steps = phase.end - watch.step
         bar = int(verbose == 1)
-        model.fit(batches, steps_per_epoch=steps, callbacks=[watch, saver], verbose=bar, shuffle=False)
+        try:
+            model.fit(batches, steps_per_epoch=steps, callbacks=[watch, saver], verbose=bar, shuffle=False)
+        except tf.errors.InvalidArgumentError as error:
+            if WRONG_IDS not in str(error):
+                raise
+            raise _wrong_ids(
+                f"after step {watch.step:,} there is a token with a larger id", config
+            ) from error
     seconds += time.monotonic() - began
 
     save(output)

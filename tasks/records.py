@@ -374,7 +374,7 @@ def read_records(
 ) -> tf.data.Dataset:
     """Instances of TFRecord files, these or google-research/bert's, one at a time and in order.
 
-    source: a folder of `write_records`, or files, plain or gzipped
+    source: a folder of `write_records`, or TFRecord files, plain or gzipped, or a folder of nothing but such files
     tokenizer: what the ids must be of; compared with the manifest of a folder
     seed: reads without end and in random order, another in every epoch, that of (seed, epoch)
     skip: instances of that order that are passed over; they are not parsed
@@ -384,8 +384,10 @@ def read_records(
     Raises FileNotFoundError where there is no file, ValueError where a folder is not complete, was made with another
     vocabulary, or a file has no such records.
     """
-    folder = isinstance(source, str | pathlib.Path) and pathlib.Path(source).is_dir()
-    files, count = _checked(pathlib.Path(str(source)), tokenizer) if folder else (_listed(source), None)
+    if (manifest := manifest_of(source)) is None:
+        files, count = listed(source), None
+    else:
+        files, count = _checked(manifest.parent, tokenizer)
     with files[0].open("rb") as opened:
         compression = "GZIP" if opened.read(2) == b"\x1f\x8b" else ""
     records = tf.data.TFRecordDataset([str(file) for file in files], compression)
@@ -435,10 +437,24 @@ def _in_random_order(values: tf.Tensor, seed: tf.Tensor) -> tf.Tensor:
     return tf.gather(values, tf.argsort(tf.random.stateless_uniform([tf.size(values)], seed)))
 
 
-def _listed(source: RecordFiles) -> list[pathlib.Path]:
+def manifest_of(source: RecordFiles) -> pathlib.Path | None:
+    """The manifest of a folder of `write_records`; None for anything else."""
+    found = pathlib.Path(source) / MANIFEST if isinstance(source, str | pathlib.Path) else None
+    return found if found is not None and found.is_file() else None
+
+
+def listed(source: RecordFiles) -> list[pathlib.Path]:
+    """The files of a source that has no manifest. Raises FileNotFoundError where there is none."""
     files = [pathlib.Path(file) for file in ([source] if isinstance(source, str | pathlib.Path) else source)]
-    if absent := [file for file in files if not file.is_file()] or not files:
-        raise FileNotFoundError(f"there is no {absent}; give a folder of instances, or TFRecord files.")
+    if len(files) == 1 and files[0].is_dir():
+        inside = sorted(file for file in files[0].iterdir() if not file.name.startswith("."))
+        if not inside:
+            raise FileNotFoundError(f"{files[0]} is empty; give a folder of instances, or TFRecord files.")
+        files = inside
+    if absent := [str(file) for file in files if not file.is_file()]:
+        raise FileNotFoundError(
+            f"there is no file {', '.join(absent)}; give a folder of instances, or TFRecord files."
+        )
     return files
 
 

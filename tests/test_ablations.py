@@ -79,6 +79,11 @@ def test_rows_are_run_once_and_share_weights(tmp_path, small):
     assert not lines
     with pytest.raises(ValueError, match="made with another restarts"):
         run_ablation("steps", **arguments(tmp_path), restarts=2)
+    with pytest.raises(ValueError, match="made with another text"):
+        run_ablation("steps", **arguments(tmp_path) | {"documents": [texts(6, seed=99)] * 40})
+    other = {"data": {"sst2": write_data(tmp_path / "other", "sst2", count=8)}}
+    with pytest.raises(ValueError, match="made with another data"):
+        run_ablation("steps", **arguments(tmp_path) | other)
 
 
 def test_bad_input_is_named_first(tmp_path, small):

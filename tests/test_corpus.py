@@ -4,6 +4,7 @@ import bz2
 import functools
 import gzip
 import itertools
+import tarfile
 import zipfile
 
 import pytest
@@ -97,9 +98,18 @@ def test_other_encodings(tmp_path):
     file.write_bytes("café\n".encode("latin-1"))
     assert list(Corpus(file, encoding="latin-1")) == [["café"]]
     file.write_bytes("\ufeffcafé\r\n".encode())
-    assert list(Corpus(file)) == [["café"]]
+    assert list(Corpus(file)) == list(Corpus(file, encoding="utf-8-sig")) == [["café"]]
     file.write_bytes(b"\xef\xbb\xbfcaf\xe9\n")
     with pytest.raises(ValueError, match="line 1, byte 7: 0xe9"):
+        list(Corpus(file))
+
+
+def test_what_is_no_text_is_named(tmp_path):
+    file = tmp_path / "a.tar.gz"
+    (tmp_path / "a.txt").write_text("One.\n")
+    with tarfile.open(file, "w:gz") as archive:
+        archive.add(tmp_path / "a.txt", "a.txt")
+    with pytest.raises(ValueError, match="a.tar, line 1: a byte is 0, so that it is no text; unpack it"):
         list(Corpus(file))
 
 
@@ -273,6 +283,12 @@ def store(folder, monkeypatch, columns):
 def test_tensorflow_datasets(tmp_path, monkeypatch, field):
     store(tmp_path, monkeypatch, {field: ["One. Two.\n\nThree.", "Four."]})
     assert list(Corpus("tfds:small_text", lines="paragraph")) == [["One.", "Two.", "Three."], ["Four."]]
+
+
+def test_bad_bytes_of_tensorflow_datasets(tmp_path, monkeypatch):
+    store(tmp_path, monkeypatch, {"text": [b"One.", b"caf\xe9"]})
+    with pytest.raises(ValueError, match="small_text, example 2 of train: text is not utf-8"):
+        list(Corpus("tfds:small_text"))
 
 
 def test_tensorflow_datasets_without_text(tmp_path, monkeypatch):

@@ -14,6 +14,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import runs
 import scipy.stats
 import tensorflow as tf
 
@@ -825,3 +826,31 @@ def test_memory_does_not_grow_with_the_corpus(data_dir, tmp_path):
         peaks.append(peak)
         print(f"{copies} x the text: {peak} KiB at most, {before} of them before the first line")
     assert peaks[1] < 1.1 * peaks[0]
+
+
+# -----------------------------------------------------------------------------------------------------------
+# The command
+
+
+def test_command(tmp_path, vocab, capfd, monkeypatch):
+    text, output = tmp_path / "text.txt", tmp_path / "out"
+    text.write_text("\n\n".join("\n".join(runs.texts(6, seed=i)) for i in range(40)))
+    command = ["instances", "--text", text, "--vocab", vocab, "--seq-length", "32", "--workers", "1"]
+    settings = ["--masks", "--set", "dupe_factor=2", "max_predictions=5"]
+    code, out, err = runs.run_command(capfd, *command, "--output", output, *settings)
+    assert code == 0, err
+    rows = rows_of(output)
+    assert "labels that are 1" in out and f"{len(rows):,}" in out
+    assert rows[0][MASKED_LM_IDS].shape == (5,)
+    monkeypatch.syspath_prepend(tmp_path)
+    (tmp_path / "letters.py").write_text("def split(line):\n    return list(line)\n")
+    other = [*command, "--output", tmp_path / "segmented", "--segmenter", "letters:split"]
+    code, _, err = runs.run_command(capfd, *other)
+    assert code == 0, err
+    row = rows_of(tmp_path / "segmented")[0]
+    framed = np.isin(row[INPUT_WORD_IDS], (2, 3))
+    assert (row[WORD_STARTS] == row[INPUT_MASK] - framed).all(), "every letter is a word"
+    code, _, err = runs.run_command(capfd, *other, "--set", "num_layers=2")
+    assert code == 1 and "num_layers says nothing to instances" in err
+    code, _, err = runs.run_command(capfd, *other[:-1], "letters:none")
+    assert code == 1 and "has no attribute 'none'; give MODULE:FUNCTION" in err

@@ -5,6 +5,7 @@ import functools
 import json
 import math
 import random
+import shutil
 
 import numpy as np
 import pytest
@@ -251,6 +252,37 @@ def test_goes_on_from_a_checkpoint(tmp_path, tokenizer):
     assert config == dataclasses.replace(source.config, hidden_dropout=0.0)
 
 
+def test_an_electra_goes_on_with_its_generator(tmp_path):
+    train(tmp_path / "first", "electra", changes={"steps": 20})
+    lines = []
+    still = {"steps": 1, "learning_rate": 1e-12}
+    again = {"batch_size": 8, "seq_length": 32, **still}
+    for source, output in (("first", "second"), ("second", "third")):
+        pretrain(
+            recipe=RECIPES["electra"].changed(**again),
+            documents=documents(),
+            checkpoint=tmp_path / source,
+            output=tmp_path / output,
+            verbose=0,
+            log=lines.append,
+        )
+        if output == "second":
+            shutil.rmtree(tmp_path / output / "generator")
+    kept = [checkpoints.read(tmp_path / name).tensors for name in ("first", "second", "third")]
+    assert all(np.allclose(kept[0][name], kept[2][name], atol=1e-6) for name in kept[0])
+    assert [line for line in lines if "generator" in line] == [
+        "the generator starts at random: the checkpoint has no generator/"
+    ]
+
+
+def test_what_contradicts_a_checkpoint(tmp_path):
+    runs.write_checkpoint(tmp_path / "checkpoint")
+    options = {"checkpoint": tmp_path / "checkpoint"}
+    other = WordPiece([*runs.VOCABULARY[:-1], "other"])
+    refused(tmp_path, "the checkpoint's own vocabulary is another", tokenizer=other, **options)
+    refused(tmp_path, "size is that of the checkpoint", changes={"size": "tiny"}, **options)
+
+
 def test_an_encoder_that_looks_ahead_is_no_language_model(tmp_path):
     runs.write_checkpoint(tmp_path / "checkpoint")
     with pytest.raises(ValueError, match=r"build it with BertConfig\(causal=True\)"):
@@ -397,6 +429,14 @@ def test_ids_over_vocab_size(tmp_path):
     refused(tmp_path, match, records=[tmp_path / "file.tfrecord"], changes={"seq_length": 16})
 
 
+def test_ids_over_vocab_size_late_in_the_files(tmp_path):
+    write_google(tmp_path / "0.tfrecord", highest=4, count=1000)
+    write_google(tmp_path / "1.tfrecord", highest=5000)
+    records = [[tmp_path / "0.tfrecord", tmp_path / "1.tfrecord"]]
+    with pytest.raises(ValueError, match="there is a token with a larger id and vocab_size is"):
+        train(tmp_path / "run", records=records, changes={"steps": 200, "num_layers": 1})
+
+
 def write_google(path, *, highest, labels=(0, 1), count=20):
     """A file in the names of google-research/bert."""
     with tf.io.TFRecordWriter(str(path)) as writer:
@@ -425,6 +465,26 @@ def test_trains_on_google_s_files(tmp_path):
     write_google(tmp_path / "file.tfrecord", highest=4)
     results = train(tmp_path / "run", records=[tmp_path / "file.tfrecord"])
     assert results["measures"]["masked_lm_loss"] < 1, "all of them ask for token 11"
+
+
+def test_files_in_a_folder_are_one_set(tmp_path, capfd):
+    folder = tmp_path / "google"
+    folder.mkdir()
+    for i in range(3):
+        write_google(folder / f"tf_examples.tfrecord-{i}", highest=4)
+    results = train(tmp_path / "run", records=folder, changes={"steps": 10})
+    assert results["steps"] == 10 and len(list(read_records(folder))) == 60
+    files = sorted(folder.iterdir())
+    vocabulary = tmp_path / "vocab.txt"
+    vocabulary.write_text("\n".join(runs.VOCABULARY))
+    command = ["pretrain", "--vocab", vocabulary, "--size", "tiny", "--records", *files[:2]]
+    settings = ["--set", "steps=2", "batch_size=8", "phases=[[16, 0.5], [16, 0.5]]"]
+    code, _, err = runs.run_command(capfd, *command, "--output", tmp_path / "two", *settings)
+    assert code == 0, err
+    both = json.loads((tmp_path / "two" / "checkpoints" / "settings.json").read_text())["records"]
+    assert len(both) == 1, "two files are no two phases"
+    code, _, err = runs.run_command(capfd, *command, folder, "--output", tmp_path / "mixed", *settings)
+    assert code == 1 and "folders and files of records were given" in err
 
 
 def test_labels_of_records(tmp_path):
