@@ -996,15 +996,25 @@ def _rows_of_lines(lines: Iterator[str], names: Sequence[str]) -> Iterator[dict[
 
 
 def _rows_of_tsv(lines: Iterator[str], names: Sequence[str]) -> Iterator[dict[str, Any]]:
-    header = _without_end(next(lines, "")).split("\t")
-    for line in lines:
-        if text := _without_end(line):
-            yield dict(zip(header, text.split("\t"), strict=False))
+    texts = (_without_end(line) for line in lines)
+    return _under_names(text.split("\t") for text in texts if text)
 
 
 def _rows_of_csv(lines: Iterator[str], names: Sequence[str]) -> Iterator[dict[str, Any]]:
     csv.field_size_limit(sys.maxsize)
-    yield from csv.DictReader(lines, strict=True)
+    # A record is one line: two stray quotes would make one field of all rows between them.
+    return _under_names(row for line in lines for row in csv.reader([line], strict=True) if row)
+
+
+def _under_names(rows: Iterator[list[str]]) -> Iterator[dict[str, Any]]:
+    """Rows by the names in the first. Raises ValueError where a name is there twice, or a row has more or fewer columns."""
+    header = next(rows, [])
+    if repeated := [name for name in header if header.count(name) > 1]:
+        raise ValueError(f"more than one column {repeated[0]!r}")
+    for row in rows:
+        if len(row) != len(header):
+            raise ValueError(f"{len(row)} column(s), where the header names {len(header)}")
+        yield dict(zip(header, row, strict=True))
 
 
 def _rows_of_jsonl(lines: Iterator[str], names: Sequence[str]) -> Iterator[dict[str, Any]]:
@@ -1121,7 +1131,11 @@ def _features(args: argparse.Namespace) -> None:
     from tasks.feature_based import extract_file
 
     names = ("checkpoint", "layers", "level", "format", "dtype", "seq_length", "doc_stride", "batch_size")
-    with _progress("extracting", None) as advance:
+    total = None
+    if pathlib.Path(args.input).is_file():  # else `extract_file` says so
+        with open(args.input, "rb") as lines:
+            total = sum(1 for _ in lines)
+    with _progress("extracting", total) as advance:
         count = extract_file(
             args.input, args.output, progress=advance, **{name: getattr(args, name) for name in names}
         )
@@ -1144,7 +1158,7 @@ def _info(args: argparse.Namespace) -> None:
 
     if args.path is None:
         tf = _start()
-        from bert_keras.config import SIZES
+        from bert_keras.config import SIZES, VARIANTS, BertConfig
 
         names = ("bert-keras", "tensorflow", "tensorflow-text", "keras", "keras-nlp", "numpy")
         _table(("package", "version"), [(name, metadata.version(name)) for name in names])
@@ -1152,7 +1166,9 @@ def _info(args: argparse.Namespace) -> None:
             ("device", "kind"),
             [(device.name, device.device_type) for device in tf.config.list_logical_devices()],
         )
-        _table(("size", "layers", "hidden"), [(name, *size) for name, size in SIZES.items()])
+        configs = {name: BertConfig.named(name) for name in (*SIZES, *VARIANTS)}
+        sizes = [(name, config.num_layers, config.hidden_size) for name, config in configs.items()]
+        _table(("size", "layers", "hidden"), sizes)
         return
     _start()
     if (pathlib.Path(args.path) / "saved_model.pb").is_file():

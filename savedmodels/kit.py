@@ -15,6 +15,8 @@ import inspect
 import json
 import pathlib
 import platform
+import shlex
+import urllib.parse
 from collections.abc import Iterator, Mapping
 from importlib import metadata
 from typing import Any
@@ -22,8 +24,9 @@ from typing import Any
 import tensorflow as tf
 
 from savedmodels import servers
+from tasks.fill_mask import FillMask
 from tasks.resume import RESULTS_FILE
-from tasks.train import Run
+from tasks.train import Ensemble, Run, encoder_of
 
 EXTRA = "assets.extra"
 MANIFEST, CARD, WARMUP = "manifest.json", "model_card.md", "tf_serving_warmup_requests"
@@ -146,13 +149,13 @@ tokenized itself{ragged}.
 
 ## Serving
 
-    docker run -p 8500:8500 -p 8501:8501 -v "$PWD/{name}:/models/{name}" tensorflow/serving:{server} \\
-        --model_config_file=/models/{name}/models.config \\
-        --enable_batching --batching_parameters_file=/models/{name}/batching_parameters.txt
+    docker run -p 8500:8500 -p 8501:8501 -v "$PWD"/{volume} tensorflow/serving:{server} \\
+        --model_config_file={config} \\
+        --enable_batching --batching_parameters_file={batching}
 
 REST:
 
-    curl -d '{{"instances": [{example}]}}' http://localhost:8501/v1/models/{name}:predict
+    curl -d '{{"instances": [{example}]}}' http://localhost:8501/v1/models/{address}:predict
 
 gRPC, with `pip install tensorflow-serving-api`:
 
@@ -161,7 +164,7 @@ gRPC, with `pip install tensorflow-serving-api`:
     from tensorflow_serving.apis import predict_pb2, prediction_service_pb2_grpc
 
     request = predict_pb2.PredictRequest()
-    request.model_spec.name = "{name}"
+    request.model_spec.name = {quoted}
 {grpc}
     channel = grpc.insecure_channel("localhost:8500")
     response = prediction_service_pb2_grpc.PredictionServiceStub(channel).Predict(request, timeout=10)
@@ -172,10 +175,10 @@ Python, with TensorFlow and TensorFlow Text alone:
     import tensorflow as tf
     import tensorflow_text
 
-    model = tf.saved_model.load("{name}/{version}")
+    model = tf.saved_model.load({path})
     model.signatures["serving_default"]({python})
 
-A SavedModel is code: load those that you trust. `bert-keras info {name}/{version}` says whether its files are as they were
+A SavedModel is code: load those that you trust. `bert-keras info {shell_path}` says whether its files are as they were
 written.
 """
 
@@ -195,9 +198,15 @@ def model_card(run: Run, signatures: Mapping[str, Any], *, name: str, version: i
     example = {key: _example(key, spec) for key, spec in run.task.signature().items()}
     return CARD_TEMPLATE.format(
         name=name,
-        version=version,
+        volume=shlex.quote(f"{name}:/models/{name}"),
+        config=shlex.quote(f"/models/{name}/{MODELS}"),
+        batching=shlex.quote(f"/models/{name}/{BATCHING}"),
+        address=urllib.parse.quote(name, safe=""),
+        quoted=json.dumps(name, ensure_ascii=False),
+        path=json.dumps(f"{name}/{version}", ensure_ascii=False),
+        shell_path=shlex.quote(f"{name}/{version}"),
         facts="\n".join(f"| {key} | {value} |" for key, value in _facts(run, size).items()),
-        measures=_measures(run.path / RESULTS_FILE),
+        measures=_measures(run),
         signatures=signature_table(signatures),
         ragged=RAGGED if "ragged" in signatures else "",
         answers=answers_of(run.task),
@@ -223,8 +232,10 @@ def answers_of(task: Any) -> str:
 
 
 def _facts(run: Run, size: int) -> dict[str, Any]:
-    task, config = run.task.to_json(), run.encoder.config
-    tokenizer = run.preprocess.tokenizer
+    task, tokenizer = run.task.to_json(), run.preprocess.tokenizer
+    members = run.model.members if isinstance(run.model, Ensemble) else [run.model]
+    configs = [encoder_of(member).config for member in members]
+    sizes = dict.fromkeys(f"{config.num_layers} layers of {config.hidden_size}" for config in configs)
     facts = {
         "task": f"{run.task.name} ({run.task.kind})",
         "labels": ", ".join(map(str, task.get("labels") or ())),
@@ -233,7 +244,8 @@ def _facts(run: Run, size: int) -> dict[str, Any]:
             for key, value in task.items()
             if isinstance(value, int | float | str) and key != "name"
         ),
-        "encoder": f"{config.num_layers} layers of {config.hidden_size}, {run.model.count_params():,} parameters",
+        "ensemble": f"of {len(members)} models, the mean of their outputs" if len(members) > 1 else "",
+        "encoder": f"{' and '.join(sizes)}, {run.model.count_params():,} parameters",
         "longest text": f"{run.preprocess.seq_length} wordpieces",
         "vocabulary": f"{tokenizer.vocab_size:,} pieces",
         "SHA-256 of its file": tokenizer.digest,
@@ -251,17 +263,37 @@ def _version(package: str) -> str:
         return "(sources)"
 
 
-def _measures(path: pathlib.Path) -> str:
-    """The section of the measures in a run's results.json; nothing where there is none."""
-    if not path.is_file():
+def _measures(run: Run) -> str:
+    """The section of what results.json says of the exported task; nothing where it says nothing of that."""
+    path = run.path / RESULTS_FILE
+    # Of an ensemble, only the members were measured.
+    if isinstance(run.model, Ensemble) or not path.is_file():
         return ""
     results = json.loads(path.read_text(encoding="utf-8"))
-    rows = [
-        f"| {name.removeprefix('val_')} | {value:.4f} |"
-        for name, value in results.get("measures", {}).items()
-    ]
-    of = f"On the dev split ({results.get('dev_examples', '?')} examples):"
+    if results.get("task") == run.task.name:
+        of = f"On the dev split ({results.get('dev_examples', '?')} examples):"
+        measures = {name.removeprefix("val_"): value for name, value in results.get("measures", {}).items()}
+    elif run.task.kind == FillMask.kind and "majority_baselines" in results:
+        of = "On instances held out of pre-training; a majority baseline always answers what is commonest:"
+        measures = _held_out(results)
+    else:
+        return ""
+    if not measures:
+        return ""
+    rows = [f"| {name} | {value:.4f} |" for name, value in measures.items()]
     return "\n".join(["## Measures", "", of, "", "| measure | value |", "|---|---|", *rows, "", ""])
+
+
+def _held_out(results: Mapping[str, Any]) -> dict[str, float]:
+    """The held-out measures of a pre-training run by name, and after them the majority baselines."""
+    prefix = "held_out_"
+    held_out = {
+        name.removeprefix(prefix): value
+        for name, value in results["measures"].items()
+        if name.startswith(prefix)
+    }
+    baselines = results["majority_baselines"].items()
+    return held_out | {f"{name}, majority baseline": value for name, value in baselines}
 
 
 # -----------------------------------------------------------------------------------------------------------

@@ -20,8 +20,10 @@ import json
 import math
 import pathlib
 import re
+import textwrap
 import threading
-from collections.abc import Callable, Iterator, Mapping
+import urllib.parse
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from types import TracebackType
 from typing import Any, Self
 
@@ -36,8 +38,16 @@ HOST = "127.0.0.1"
 DEFAULT_SIGNATURE = "serving_default"
 MAX_BODY = 64_000_000  # bytes
 MAX_ELEMENTS = 10_000_000  # of an input
+MAX_DEPTH = 32  # of lists and objects in a body: more than any tensor has
+MAX_REASON = 400  # characters of an error: TensorFlow's may repeat the input
 HTTP_OF = {"INVALID_ARGUMENT": 400, "NOT_FOUND": 404, "UNIMPLEMENTED": 501, "RESOURCE_EXHAUSTED": 413}
 _PATH = re.compile(r"/v1/models/(?P<name>[^/:]+)(?:/versions/(?P<version>\d+))?(?P<verb>:predict|/metadata)?")
+# What stands before and after the reason in a message of TensorFlow's: nodes, and how many errors there are.
+_BEFORE_REASON = re.compile(
+    r"(?:Graph execution error:\s*|Detected at node [^\n]*\n|<stack traces unavailable>\n"
+    r"|\d+ root error\(s\) found\.\s*|\(0\) [A-Z_]+:\s*|\{\{\w+ [^}]*\}\}\s*)*"
+)
+_AFTER_REASON = re.compile(r"\n\t \[\[|\s\[Op:")
 
 
 class RequestError(Exception):
@@ -57,6 +67,11 @@ class Served:
     folder: pathlib.Path
     loaded: Any  # keeps the variables
     signatures: Mapping[str, Callable[..., Mapping[str, tf.Tensor]]]
+
+    @property
+    def address(self) -> str:
+        """Where REST has the model: a name may hold what no address does."""
+        return f"/v1/models/{urllib.parse.quote(self.name, safe='')}"
 
     def check(self, name: str, version: int | None = None) -> None:
         """Raises RequestError unless a request means this model."""
@@ -94,9 +109,18 @@ class Served:
             return dict(self.signatures[signature](**inputs))
         except tf.errors.OpError as error:
             code = "INVALID_ARGUMENT" if isinstance(error, tf.errors.InvalidArgumentError) else "INTERNAL"
-            raise RequestError(code, str(error.message).split("\n")[0]) from error
+            raise RequestError(code, reason_of(str(error.message))) from error
         except UnicodeDecodeError as error:  # TensorFlow's message holds bytes of the input
-            raise RequestError("INVALID_ARGUMENT", "the model refuses this input.") from error
+            raise RequestError(
+                "INVALID_ARGUMENT", reason_of(error.object.decode("utf-8", "replace"))
+            ) from error
+
+
+def reason_of(message: str) -> str:
+    """A message of TensorFlow's -> its reason in one line, without the graph's nodes."""
+    before = _BEFORE_REASON.match(message)
+    reason = _AFTER_REASON.split(message[before.end() if before else 0 :], maxsplit=1)[0]
+    return textwrap.shorten(reason, MAX_REASON, placeholder=" ...") or "the model refuses this input."
 
 
 def load(path: str | pathlib.Path, *, name: str | None = None) -> Served:
@@ -137,21 +161,21 @@ def load(path: str | pathlib.Path, *, name: str | None = None) -> Served:
 
 def answer(served: Served, body: bytes) -> dict[str, Any]:
     """The JSON of a :predict request -> the JSON of its response. Raises RequestError."""
-    try:
-        request = json.loads(body)
-    except (ValueError, RecursionError) as error:  # bytes that are no UTF-8 too
-        raise RequestError("INVALID_ARGUMENT", f"the body is no JSON ({error}).") from error
+    request = _read(body)
     forms = [form for form in ("instances", "inputs") if isinstance(request, dict) and form in request]
     if len(forms) != 1:
         raise RequestError("INVALID_ARGUMENT", "the body must be an object with either instances or inputs.")
-    signature = request.get("signature_name", DEFAULT_SIGNATURE)
-    specs = served.inputs_of(str(signature))
+    signature = request.get("signature_name", "")
+    if not isinstance(signature, str):
+        raise RequestError("INVALID_ARGUMENT", f"signature_name is {signature!r}; wanted is a string.")
+    signature = signature or DEFAULT_SIGNATURE
+    specs = served.inputs_of(signature)
     columns = _COLUMNS[forms[0]](request[forms[0]], tuple(specs))
     inputs = {
         column: _tensor(column, value, specs[column]) if column in specs else tf.constant(0)
         for column, value in columns.items()
     }
-    outputs = served.predict(str(signature), inputs)
+    outputs = served.predict(signature, inputs)
     lists = {output: _jsonable(output, tensor) for output, tensor in outputs.items()}
     if forms[0] == "inputs":
         return {"outputs": lists if len(lists) > 1 else next(iter(lists.values()))}
@@ -163,6 +187,26 @@ def answer(served: Served, body: bytes) -> dict[str, Any]:
     if len(lists) == 1:
         return {"predictions": next(iter(lists.values()))}
     return {"predictions": [dict(zip(lists, row, strict=True)) for row in zip(*lists.values(), strict=True)]}
+
+
+def _read(body: bytes) -> Any:
+    """The JSON of a body. Raises RequestError where it is none, or is nested over MAX_DEPTH deep."""
+    try:
+        request = json.loads(body)
+        level = [request]
+        for _ in range(MAX_DEPTH + 1):
+            level = [one for one in level if isinstance(one, list | dict)]
+            level = [item for one in level for item in (one.values() if isinstance(one, dict) else one)]
+        if level:
+            raise RecursionError
+    except ValueError as error:  # bytes that are no UTF-8 too
+        raise RequestError("INVALID_ARGUMENT", f"the body is no JSON ({error}).") from error
+    except RecursionError as error:
+        raise RequestError(
+            "INVALID_ARGUMENT",
+            f"the body is nested too deep: over {MAX_DEPTH} lists and objects in each other.",
+        ) from error
+    return request
 
 
 def example_of(served: Served) -> Any:
@@ -206,8 +250,8 @@ def _tensor(name: str, value: Any, spec: tf.TensorSpec) -> tf.Tensor:
     try:
         if spec.dtype == tf.string:
             value = _bytes(value)
-        elif any(isinstance(leaf, str | bool | dict | None) for leaf in tf.nest.flatten(value)):
-            raise TypeError("a value is no number")
+        else:
+            _check_numbers(tf.nest.flatten(value), spec.dtype)
         return tf.constant(value, spec.dtype)
     except (TypeError, ValueError) as error:
         reason = str(error).split("\n")[0]
@@ -215,6 +259,15 @@ def _tensor(name: str, value: Any, spec: tf.TensorSpec) -> tf.Tensor:
             "INVALID_ARGUMENT",
             f"{name} is no {spec.dtype.name} tensor of shape {list(spec.shape)} ({reason}).",
         ) from error
+
+
+def _check_numbers(values: Iterable[Any], dtype: tf.DType) -> None:
+    """Raises TypeError on what is no number, ValueError on what an integer dtype does not hold: `tf.constant` would wrap it."""
+    for value in values:
+        if isinstance(value, str | bool | dict | None):
+            raise TypeError("a value is no number")
+        if dtype.is_integer and not dtype.min <= value <= dtype.max:
+            raise ValueError(f"{value} is not from {dtype.min} to {dtype.max}")
 
 
 def _bytes(value: Any) -> Any:
@@ -283,10 +336,9 @@ class _Rest(http.server.BaseHTTPRequestHandler):
     def _verb(self) -> str | None:
         match = _PATH.fullmatch(self.path)
         if match is None:
-            raise RequestError(
-                "NOT_FOUND", f"{self.path} is no address here; see /v1/models/{self.served.name}."
-            )
-        self.served.check(match["name"], None if match["version"] is None else int(match["version"]))
+            raise RequestError("NOT_FOUND", f"{self.path} is no address here; see {self.served.address}.")
+        name = urllib.parse.unquote(match["name"].encode("latin-1"))  # as http.server decoded it
+        self.served.check(name, None if match["version"] is None else int(match["version"]))
         return match["verb"]
 
     def _describe(self) -> Any:
@@ -304,7 +356,7 @@ class _Rest(http.server.BaseHTTPRequestHandler):
             )
         body = self.rfile.read(int(length))
         if self._verb() != ":predict":
-            raise RequestError("INVALID_ARGUMENT", f"POST goes to /v1/models/{self.served.name}:predict.")
+            raise RequestError("INVALID_ARGUMENT", f"POST goes to {self.served.address}:predict.")
         return answer(self.served, body)
 
 

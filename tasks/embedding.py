@@ -12,7 +12,7 @@ import keras
 import tensorflow as tf
 from keras import ops
 
-from bert_keras.encoder import BertEncoder, encoder_inputs
+from bert_keras.encoder import BertEncoder, encoder_inputs, gather_positions, pooled_position
 from bert_keras.features import EMBEDDING_OUTPUT, ENCODER_OUTPUTS, EXAMPLE_INDEX, INPUT_MASK, WORD_INDEX
 from tasks.conll import TEXT, words_of
 from tasks.feature_based import LAYERS, Words, places_of
@@ -21,20 +21,45 @@ from tasks.task import Features, Raw, Source, Task
 VECTOR = "embedding"
 
 
-def _mean(states: Any, mask: Any) -> Any:
+def _mean(states: Any, mask: Any, position: Any) -> Any:
     return ops.sum(states * mask, axis=1) / ops.maximum(ops.sum(mask, axis=1), 1)
 
 
-def _cls(states: Any, mask: Any) -> Any:
-    return states[:, 0]
+def _cls(states: Any, mask: Any, position: Any) -> Any:
+    return gather_positions(states, position)[:, 0]
 
 
-def _max(states: Any, mask: Any) -> Any:
+def _max(states: Any, mask: Any, position: Any) -> Any:
     return ops.max(ops.where(mask > 0, states, -1e9), axis=1)
 
 
-# States [B, S, H] and mask float [B, S, 1] -> [B, H]; special tokens count as any others.
-POOLINGS: dict[str, Callable[[Any, Any], Any]] = {"mean": _mean, "cls": _cls, "max": _max}
+# States [B, S, H], mask float [B, S, 1] and the position int32 [B, 1] that stands for the whole text -> [B, H]; special tokens
+# count as any others.
+POOLINGS: dict[str, Callable[[Any, Any, Any], Any]] = {"mean": _mean, "cls": _cls, "max": _max}
+
+
+@keras.saving.register_keras_serializable("bert_keras")
+class Pooling(keras.layers.Layer):
+    """States float32 [B, S, H] and mask int32 [B, S] -> a vector float32 [B, H] for each text.
+
+    how: a key of POOLINGS
+    causal: whether the last real position stands for the whole text, for the first has seen nothing of it
+    """
+
+    def __init__(self, how: str, *, causal: bool, name: str = "pooling", dtype: Any = "float32") -> None:
+        super().__init__(name=name, dtype=dtype)
+        self.how, self.causal = how, causal
+        self.built = True
+
+    def call(self, states: Any, mask: Any) -> Any:
+        """Needs shapes that a symbolic tensor has not: hence a layer."""
+        position = ops.expand_dims(pooled_position(mask, causal=self.causal), -1)
+        real = ops.expand_dims(ops.cast(mask, states.dtype), -1)
+        return POOLINGS[self.how](states, real, position)
+
+    def get_config(self) -> dict[str, Any]:
+        """What `from_config` rebuilds the layer from."""
+        return super().get_config() | {"how": self.how, "causal": self.causal}
 
 
 def _states(encoder: BertEncoder, inputs: dict[str, keras.KerasTensor], layers: str) -> Any:
@@ -97,8 +122,8 @@ class Embedding(_Vectors):
     def model(self, encoder: BertEncoder) -> keras.Model:
         """Features -> vectors float32 [B, H]. Raises ValueError where the encoder has too few layers."""
         inputs = encoder_inputs()
-        mask = ops.expand_dims(ops.cast(inputs[INPUT_MASK], "float32"), -1)
-        vectors = POOLINGS[self.pooling](_states(encoder, inputs, self.layers), mask)
+        pool = Pooling(self.pooling, causal=encoder.config.causal)
+        vectors = pool(_states(encoder, inputs, self.layers), inputs[INPUT_MASK])
         return keras.Model(inputs, ops.normalize(vectors) if self.l2 else vectors, name="embedding_model")
 
     def decode(self, outputs: tf.Tensor, features: Features, raw: Raw) -> dict[str, tf.Tensor]:

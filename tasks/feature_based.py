@@ -187,8 +187,10 @@ class Extractor:
         check_sizes(self.config, vocab_size=tokenizer.vocab_size, seq_length=seq_length)
         self.preprocess = Preprocessor(tokenizer, seq_length=seq_length, pad_to_longest=True)
         self.encoder = BertEncoder(self.config, outputs=(EMBEDDING_OUTPUT, ENCODER_OUTPUTS))
+        # A pooler that the checkpoint lacks is random, and no vector reads it.
+        self._unread: tuple[str, ...] = ()
         if checkpoint.tensors:
-            checkpoints.assign(checkpoint, self.encoder)
+            self._unread = checkpoints.assign(checkpoint, self.encoder).fresh
         vectors = tf.TensorSpec([None, None], tf.int32)
         self._vectors = tf.function(
             self._vectors_at,
@@ -215,7 +217,7 @@ class Extractor:
             "format_version": FORMAT_VERSION,
             "weights": _digest(
                 part
-                for name in sorted(weights)
+                for name in sorted({*weights} - {*self._unread})
                 for part in (name.encode(), np.ascontiguousarray(weights[name]).tobytes())
             ),
             "config": self.config.to_dict(),
@@ -309,7 +311,8 @@ class Cache:
 def open_cache(path: str | pathlib.Path) -> Cache:
     """The cache that `extract` wrote.
 
-    Raises FileNotFoundError where there is none, ValueError where it is of another format or not complete.
+    Raises FileNotFoundError where there is none, ValueError where it is of another format or not complete: it lacks a file, or a
+    file has more or fewer examples than the header says.
     """
     path = pathlib.Path(path)
     if not (path / HEADER).is_file():
@@ -321,7 +324,27 @@ def open_cache(path: str | pathlib.Path) -> Cache:
         raise ValueError(
             f"{path} lacks {len(missing)} of its {len(cache.shards)} files, first {missing[0]}; extract again to complete it."
         )
+    for shard, length in zip(cache.shards, cache.header["shards"], strict=True):
+        _check_shard(shard, length)
     return cache
+
+
+def _check_shard(path: pathlib.Path, length: int) -> None:
+    """Raises ValueError where a file has not `length` records. Only their lengths are read.
+
+    A TFRecord is its length in 8 bytes, 4 of checksum, the data and 4 of checksum.
+    """
+    size, at, found = path.stat().st_size, 0, 0
+    with path.open("rb") as file:
+        while at < size:
+            file.seek(at)
+            at += 8 + 4 + int.from_bytes(file.read(8), "little") + 4
+            found += at <= size
+    if found != length or at != size:
+        raise ValueError(
+            f"{path} is damaged: it has {found} whole examples, and {HEADER} says {length}; "
+            "remove this file and extract again."
+        )
 
 
 def _read_header(path: pathlib.Path) -> dict[str, Any]:
@@ -349,6 +372,8 @@ def _write_cache(
     """Writes the shards that are not there yet.
 
     examples: gives them anew at each call; about: further fields of the header
+
+    Raises ValueError where the folder is of something else, or a shard that is there has another number of examples.
     """
     texts, digest, count = _described(examples())
     full, rest = divmod(count, shard_examples)
@@ -371,7 +396,9 @@ def _write_cache(
     rows = iter(examples())
     for shard, length in zip(cache.shards, header["shards"], strict=True):
         chunk = list(itertools.islice(rows, length))
-        if not shard.exists():
+        if shard.exists():
+            _check_shard(shard, length)
+        else:
             _write_shard(shard, chunk, extractor(chunk))
         progress(length)
     return cache

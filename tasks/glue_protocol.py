@@ -10,10 +10,13 @@ In: names of GLUE tasks, their data, a checkpoint. Out: a folder
 Source: Devlin et al. 2019, sec. 4.1 (learning rates chosen on dev, random restarts with another order and another head).
 """
 
+import contextlib
 import dataclasses
 import gc
 import json
+import math
 import pathlib
+import re
 import shutil
 import statistics
 import zipfile
@@ -28,14 +31,17 @@ from tasks.glue import IDX, LABEL, ROWS, SCORES, Glue, GlueRow
 from tasks.metrics import MEASURES
 from tasks.resume import RESULTS_FILE
 from tasks.task import Hparams, Table, predict
-from tasks.train import evaluate, finetune, load_run
+from tasks.train import Run, evaluate, finetune, load_run
 
 PROTOCOL_FILE = "protocol.json"
+WEIGHTS = "model.safetensors"
 LEARNING_RATES = (5e-5, 4e-5, 3e-5, 2e-5)
 # The tasks that the score is the mean of.
 SCORED = ("cola", "sst2", "mrpc", "stsb", "qqp", "mnli", "qnli", "rte", "wnli")
 # A share or measure this near to what a run that learned nothing has is that of one.
 WHISKER = 0.005
+# What `finetune` raises at such a loss begins so.
+LOST = re.compile(r"the loss (is (nan|-?inf)\b[^;]*)")
 ADVICE = "more epochs, --bias-correction, a lower learning rate or more restarts help"
 
 # Task, split and the name that the leaderboard gives the file.
@@ -59,7 +65,7 @@ PREDICTED_BY = {"ax": "mnli"}  # it has nothing to train on
 class Outcome:
     """One finished run.
 
-    measures: of its best epoch on the dev split, by name
+    measures: of its best epoch on the dev split, by name; none where its loss became infinite or no number
     degenerate: why it learned nothing, or None
     """
 
@@ -74,7 +80,7 @@ class Outcome:
 class Summary:
     """All runs of one task.
 
-    best: the highest main measure among the runs that are not degenerate; among all, where all are
+    best: the highest main measure among the runs that are not degenerate; among all that have one, where all are
     median, lowest, highest: of the main measure over the runs that are not degenerate; None where all are
     measures: of the best run, every validation split's
     """
@@ -115,8 +121,12 @@ def run_protocol(
     hparams: of every run, except the learning rate; the restarts count its seed up
     best_only: remove the weights of all runs but each task's best
 
-    A run that was cut short is begun again. Raises ValueError on a name that is not in SCORED, where `output` holds a
-    run with other settings or a folder that is none of ours; and what `finetune` raises.
+    A run that was cut short is begun again; one whose loss is no number is degenerate. A task that has only such runs has no
+    summary: it is named in results.json, under "failed", and by the last line for a person.
+
+    Raises ValueError on a name that is not in SCORED, where `output` holds a run with other settings or a folder that is none of
+    ours, where every task failed, and where `best_only` removed the weights of the best of the runs that are asked for now;
+    and what `finetune` raises.
     """
     if unknown := [name for name in names if name not in SCORED]:
         raise ValueError(
@@ -133,7 +143,10 @@ def run_protocol(
     for task in tasks.values():  # bad data ends here, not after the runs of other tasks
         for split in ("train", *task.validation_splits):
             task.examples(split)
-    summaries = []
+    for name, split, _ in _test_splits(names):
+        with contextlib.suppress(FileNotFoundError):  # what is not there is not answered
+            Glue(ROWS[name], data).examples(split)
+    summaries, failed = [], []
     for name, task in tasks.items():
         outcomes: list[Outcome] = []
         for rate in learning_rates:
@@ -154,10 +167,18 @@ def run_protocol(
                 )
                 if best_only:
                     _remove_weights(outcomes, row=task.row)
-        summaries.append(summarize(task, outcomes, data=data))
-    write_json(output / RESULTS_FILE, as_json(summaries))
+        if any(outcome.measures for outcome in outcomes):
+            summaries.append(summarize(task, outcomes, data=data))
+        else:
+            failed.append(name)
+    about = f"no run of {', '.join(failed)} has a measure: the loss of every one became infinite or no number"
+    if not summaries:
+        raise ValueError(f"{about}; give lower learning rates.")
+    write_json(output / RESULTS_FILE, as_json(summaries) | {"failed": failed})
     submit(summaries, data=data, output=output, log=log)
     _draw(summaries, output / "results.png")
+    if failed:
+        log(f"{about}; it has no part in what follows; give lower learning rates")
     return summaries
 
 
@@ -181,17 +202,24 @@ def _outcome(
     }
     finished = _prepare(path, settings)
     if finished is None:
-        finetune(
-            task,
-            checkpoint=checkpoint,
-            output=path,
-            hparams=hparams,
-            strategy_name=strategy_name,
-            dev_split=task.validation_splits[0],
-            verbose=verbose,
-            log=log,
-        )
-        finished = settings | {"degenerate": _degenerate_run(task, path)}
+        lost = None
+        try:
+            finetune(
+                task,
+                checkpoint=checkpoint,
+                output=path,
+                hparams=hparams,
+                strategy_name=strategy_name,
+                dev_split=task.validation_splits[0],
+                verbose=verbose,
+                log=log,
+            )
+        except ValueError as error:
+            lost = LOST.match(str(error))
+            if lost is None:
+                raise
+        why = _degenerate_run(task, path) if lost is None else f"its loss {lost[1]}"
+        finished = settings | {"degenerate": why}
         write_json(path / PROTOCOL_FILE, finished)
         # Each run leaves a model and its graphs behind.
         keras.utils.clear_session()
@@ -200,7 +228,8 @@ def _outcome(
         log(f"{path} is finished already")
     if finished["degenerate"]:
         log(f"degenerate: {finished['degenerate']}")
-    measured = json.loads((path / RESULTS_FILE).read_text(encoding="utf-8"))["measures"]
+    results = path / RESULTS_FILE  # not there where the loss was lost
+    measured = json.loads(results.read_text(encoding="utf-8"))["measures"] if results.is_file() else {}
     return Outcome(
         learning_rate=hparams.learning_rate,
         seed=hparams.seed,
@@ -255,8 +284,10 @@ def degenerate(
 
     predictions, raw: as of `Task.evaluate`, on a labelled split
 
-    A score that does not vary, or has no correlation; one class for all but a whisker of the examples; a Matthews
-    correlation of 0, or the accuracy of the majority class, each within a whisker.
+    Classes: one class for all but a whisker of the examples; a Matthews correlation of 0, or the accuracy of the majority
+    class, each within a whisker. Scores: no spread, or no correlation with the labels; a squared Pearson correlation, the share
+    of the labels' variance that a straight line through the scores explains, within a whisker of the 0 that always saying the
+    mean score has.
     """
     known = raw[LABEL] >= 0
     labels = raw[LABEL][known]
@@ -265,6 +296,8 @@ def degenerate(
         correlation = MEASURES["pearson"](labels, scores)
         if np.ptp(scores) < WHISKER or not np.isfinite(correlation):
             return f"the score is always {scores.mean():.2f}"
+        if correlation**2 <= WHISKER:
+            return f"Pearson correlation {correlation:.4f}, where always saying the mean score has none"
         return None
     values, counts = np.unique(predictions[LABEL][known], return_counts=True)
     share = counts.max() / counts.sum()
@@ -286,25 +319,40 @@ def _main(row: GlueRow) -> Callable[[Outcome], float]:
     return lambda outcome: outcome.measures[row.measures[0]]
 
 
-def _best(outcomes: Sequence[Outcome], *, row: GlueRow) -> Outcome:
+def _best(outcomes: Sequence[Outcome], *, row: GlueRow) -> Outcome | None:
+    """None where no run has a measure."""
     learned = [outcome for outcome in outcomes if outcome.degenerate is None]
-    return max(learned or outcomes, key=_main(row))
+    return max(learned or [outcome for outcome in outcomes if outcome.measures], key=_main(row), default=None)
 
 
 def _remove_weights(outcomes: Sequence[Outcome], *, row: GlueRow) -> None:
     best = _best(outcomes, row=row)
     for outcome in outcomes:
         if outcome is not best:
-            (outcome.path / "model.safetensors").unlink(missing_ok=True)
+            (outcome.path / WEIGHTS).unlink(missing_ok=True)
+
+
+def _load_best(best: Outcome, *, data: str | pathlib.Path | None = None) -> Run:
+    """Raises ValueError where its weights are not there: `best_only` removes those of all but the best."""
+    if not (best.path / WEIGHTS).is_file():
+        raise ValueError(
+            f"{best.path} is the best of these runs and has no {WEIGHTS}: best_only removed it while a run that is not asked for "
+            "now was the best; remove this folder to train it again, or ask for that run too."
+        )
+    return load_run(best.path, data=data)
 
 
 def summarize(task: Glue, outcomes: Sequence[Outcome], *, data: str | pathlib.Path | None) -> Summary:
-    """Best, median and spread; the best run is measured on the validation splits that did not choose it."""
+    """Best, median and spread; the best run is measured on the validation splits that did not choose it.
+
+    outcomes: at least one with a measure
+    """
     row, best = task.row, _best(outcomes, row=task.row)
+    assert best is not None
     values = [_main(row)(outcome) for outcome in outcomes if outcome.degenerate is None]
     measures = {task.validation_splits[0]: best.measures}
     if others := task.validation_splits[1:]:
-        run = load_run(best.path, data=data)
+        run = _load_best(best, data=data)
         measures |= {split: evaluate(run, split) for split in others}
     return Summary(
         row=row,
@@ -374,17 +422,14 @@ def submit(
     """Writes the leaderboard's file for every test split that is there, and a zip of them; returns the files."""
     best = {summary.row.name: summary.best for summary in summaries}
     files = []
-    for name, split, title in SUBMISSION:
-        chosen = best.get(PREDICTED_BY.get(name, name))
-        if chosen is None:
-            continue
+    for name, split, title in _test_splits([*best]):
         try:
             task = Glue(ROWS[name], data)
             examples = task.examples(split)
         except FileNotFoundError as error:
             log(f"no {title}.tsv: {error}")
             continue
-        run = load_run(chosen.path)
+        run = _load_best(best[PREDICTED_BY.get(name, name)])
         predictions, raw = predict(task, run.preprocess, run.model, examples)
         file = output / "submission" / f"{title}.tsv"
         file.parent.mkdir(exist_ok=True)
@@ -402,6 +447,11 @@ def submit(
     return files
 
 
+def _test_splits(names: Sequence[str]) -> list[tuple[str, str, str]]:
+    """The rows of SUBMISSION that models of these tasks answer."""
+    return [row for row in SUBMISSION if PREDICTED_BY.get(row[0], row[0]) in names]
+
+
 def _written(row: GlueRow, predictions: Mapping[str, np.ndarray]) -> list[str]:
     """Labels as the official files spell them; scores within their range."""
     if not row.labels:
@@ -411,7 +461,7 @@ def _written(row: GlueRow, predictions: Mapping[str, np.ndarray]) -> list[str]:
 
 
 def _draw(summaries: Sequence[Summary], path: pathlib.Path) -> None:
-    """A dot for every run over its learning rate, one panel for each task; crosses are degenerate."""
+    """A dot for every run over its learning rate, one panel for each task; crosses are degenerate, no mark is no measure."""
     # Imported here: slow to import, and not needed before.
     from matplotlib.figure import Figure
 
@@ -421,7 +471,7 @@ def _draw(summaries: Sequence[Summary], path: pathlib.Path) -> None:
         for outcome in summary.outcomes:
             marker = "o" if outcome.degenerate is None else "x"
             color = "tab:orange" if outcome is summary.best else "tab:blue"
-            value = _main(summary.row)(outcome)
+            value = outcome.measures.get(summary.row.measures[0], math.nan)
             panel.plot(f"{outcome.learning_rate:g}", value, marker, color=color, alpha=0.7)
         panel.set_title(summary.row.name)
         panel.set_xlabel("learning rate")

@@ -10,6 +10,7 @@ Source: Rajpurkar et al. 2016 and 2018; Devlin et al. 2019, sec. 4.2 and 4.3; go
 
 import collections
 import json
+import unicodedata
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
@@ -39,6 +40,7 @@ from tasks.task import (
     Source,
     Table,
     Task,
+    count,
     load_tfds,
     plain,
     read_text,
@@ -105,7 +107,7 @@ class Squad(Task):
 
     source: where the JSON files are; None for TensorFlow Datasets
     doc_stride: wordpieces from one window of a context to the next
-    max_query_length: wordpieces of a question that are kept
+    max_query_length: wordpieces of a question that are kept; `check` warns of longer ones
     max_answer_length: wordpieces of the longest answer
     n_best: answers that `decode` returns for each question
     tau: of SQuAD 2.0: a question is answered where the best span's score is over the null score + tau. Google's
@@ -146,6 +148,7 @@ class Squad(Task):
         for option in self.options:
             if getattr(self, option) < 1:
                 raise ValueError(f"{option} is {getattr(self, option)}; give at least 1.")
+        self._warned: set[str] = set()
 
     @classmethod
     def open(cls, name: str, source: Source | None, **options: Any) -> "Squad":
@@ -154,8 +157,8 @@ class Squad(Task):
     def examples(self, split: str) -> tf.data.Dataset:
         """Questions in the file's order; all features are scalars.
 
-        In the training split, questions whose first answer does not stand at its `answer_start` are left out under one
-        warning that counts them; elsewhere they stay, for only the texts of their answers count.
+        In the training split, questions whose first answer does not stand at its `answer_start`, or is blank, are left out under
+        one warning that counts them; elsewhere they stay, for only the texts of their answers count.
         Raises ValueError or FileNotFoundError on what cannot be read, naming the file and the question.
         """
         if self.source is None:
@@ -166,6 +169,30 @@ class Squad(Task):
         return tf.data.Dataset.from_tensor_slices(
             _columns(questions, where, version=self.version, train=split == "train")
         )
+
+    def check(self, preprocess: Callable[..., Features], examples: tf.data.Dataset) -> None:
+        """Warns of how many questions are longer than `max_query_length`, whose ends are cut off: once for the same numbers.
+
+        Says nothing of questions without `answers`, as `bert-keras predict` gives them.
+        """
+        if ANSWERS not in examples.element_spec:
+            return
+        tokenizer = preprocess.tokenizer  # type: ignore[attr-defined]
+
+        def longer(questions: tf.Tensor) -> tf.Tensor:
+            lengths = tokenizer.tokenize(questions).row_lengths()
+            return tf.math.count_nonzero(lengths > self.max_query_length)
+
+        questions = examples.map(lambda raw: raw[QUESTION]).batch(1024)
+        counted = questions.map(longer, num_parallel_calls=tf.data.AUTOTUNE).as_numpy_iterator()
+        found = int(sum(counted))
+        about = (
+            f"{found} of {count(examples)} questions are longer than max_query_length, {self.max_query_length} wordpieces, "
+            "and lose their ends; give a higher max_query_length to keep them"
+        )
+        if found and about not in self._warned:
+            self._warned.add(about)
+            warnings.warn(about, stacklevel=2)
 
     def features(self, preprocess: Callable[..., Features], raw: Raw) -> Features:
         """`Preprocessor.windows` of context and question, [W, S]."""
@@ -178,8 +205,9 @@ class Squad(Task):
         )
 
     def labels(self, raw: Raw, features: Features) -> tuple[tf.Tensor, tf.Tensor]:
-        """Start and end positions int32 [W, 2]; weights float32 [W, 2], 0 where it is not known where the answer stands.
+        """Start and end positions int32 [W, 2]; weights float32 [W, 2].
 
+        The weights are 0 where it is not known where the answer stands, or no wordpiece is of it.
         A window that does not hold the whole answer, as one of a question without any, points at position 0, [CLS].
         """
         window = features[EXAMPLE_INDEX]
@@ -192,7 +220,8 @@ class Squad(Task):
         whole = (held > 0) & (held == tf.gather(pieces, window))
         first = tf.argmax(inside, axis=1, output_type=tf.int32)
         labels = tf.where(whole[:, tf.newaxis], tf.stack([first, first + held - 1], axis=1), 0)
-        known = (starts >= 0) | (tf.gather(raw[ANSWERS], window) == "[]")
+        placed = (starts >= 0) & (tf.gather(pieces, window) > 0)
+        known = placed | (tf.gather(raw[ANSWERS], window) == "[]")
         return labels, tf.repeat(tf.cast(known, tf.float32)[:, tf.newaxis], 2, axis=1)
 
     def model(self, encoder: BertEncoder) -> keras.Model:
@@ -471,8 +500,8 @@ def _columns(
         rows.append((*(text.encode() for text in texts), start, end))
     if misplaced:
         warnings.warn(
-            f"{where}: left out {len(misplaced)} questions whose answer_start does not point at their answer's text, "
-            f"first {misplaced[0]}",
+            f"{where}: left out {len(misplaced)} questions whose answer_start does not point at their answer's text, or whose "
+            f"answer is blank, first {misplaced[0]}",
             stacklevel=2,
         )
     if not rows:
@@ -508,14 +537,19 @@ def _check(question: _Question, seen: set[str], version: Version) -> None:
 
 
 def _place(question: _Question) -> tuple[int, int]:
-    """First byte and end byte of the first answer in the context; -1 where it is not there or there is none."""
+    """First byte and end byte of the first answer in the context; -1 where it is not there, is blank or there is none."""
     if not question.answers:
         return -1, -1
     text, start = question.answers[0], question.starts[0]
-    if start < 0 or not question.context.startswith(text, start):
+    if start < 0 or not question.context.startswith(text, start) or _is_blank(text):
         return -1, -1
     first = len(question.context[:start].encode())
     return first, first + len(text.encode())
+
+
+def _is_blank(text: str) -> bool:
+    """Whether there are white space and control characters alone, of which no wordpiece is made."""
+    return all(char.isspace() or unicodedata.category(char) in ("Cc", "Cf") for char in text)
 
 
 def _from_tfds(name: str, split: str) -> Iterator[_Question]:

@@ -6,7 +6,6 @@ Source: Devlin et al. 2019, sec. 4.4: K sequences, each the context (A) and one 
 """
 
 import csv
-import io
 import json
 import sys
 from collections.abc import Callable, Iterator, Mapping
@@ -120,6 +119,11 @@ class Swag(Task):
             )
         if empty := [i for i, ending in enumerate(choice.endings) if not ending.strip()]:
             raise ValueError(f"{where}: ending {empty[0]} is empty; wanted is text in all {wanted}.")
+        try:
+            "".join((choice.context, *choice.endings)).encode()
+        except UnicodeEncodeError as error:  # JSON's escapes can write half of a surrogate pair
+            half = f"\\u{ord(error.object[error.start]):04x}"
+            raise ValueError(f"{where}: {half} is half a character; wanted is text.") from error
         if choice.label is None and labelled:
             raise ValueError(
                 f"{where}: no label; wanted is the place of the right ending, 0 to {wanted - 1}."
@@ -225,40 +229,44 @@ class FlattenChoices(keras.layers.Layer):
 
 
 def _from_csv(path: Path) -> Iterator[Choice]:
-    """SWAG's columns sent1, sent2, ending0, ending1, ... and label: A is sent1, B is sent2 and the ending."""
+    """SWAG's columns sent1, sent2, ending0, ending1, ... and label: A is sent1, B is sent2 and the ending.
+
+    A record is one line, as in the official files: where quotes might go on in the next one, two stray ones would make one field
+    of all rows between them.
+    """
     csv.field_size_limit(sys.maxsize)
-    rows = csv.reader(io.StringIO(read_text(path), newline=""), strict=True)
-    line = 1
-    try:
-        header = next(rows, [])
-        if missing := [name for name in ("sent1", "sent2", "ending0") if name not in header]:
-            raise ValueError(
-                f"{path} has no column {', '.join(missing)}; wanted are sent1, sent2, ending0, ending1, ... and label."
-            )
-        while True:
-            line = rows.line_num + 1
-            values = next(rows, None)
-            if values is None:
-                return
-            if not values:
-                continue
-            if len(values) != len(header):
-                raise ValueError(
-                    f"{path}, line {line}: {len(values)} columns; wanted are {len(header)}: {', '.join(header)}."
-                )
-            row = dict(zip(header, values, strict=True))
-            start = row["sent2"]
-            endings = [row[name] for name in _ending_columns(header)]
-            yield Choice(
-                line,
-                row["sent1"],
-                tuple(f"{start} {ending}" if start and ending.strip() else ending for ending in endings),
-                row.get(LABEL),
-            )
-    except csv.Error as error:
+    rows = ((line, _fields(text, f"{path}, line {line}")) for line, text in _lines(path))
+    first, header = next(rows, (1, []))
+    if missing := [name for name in ("sent1", "sent2", "ending0") if name not in header]:
         raise ValueError(
-            f"{path}, line {line}: {error}; wanted are quotes in pairs, as CSV has them."
-        ) from error
+            f"{path} has no column {', '.join(missing)}; wanted are sent1, sent2, ending0, ending1, ... and label."
+        )
+    if repeated := [name for name in header if header.count(name) > 1]:
+        raise ValueError(
+            f"{path}, line {first}: more than one column {repeated[0]!r}; wanted is each name once."
+        )
+    for line, values in rows:
+        if len(values) != len(header):
+            raise ValueError(
+                f"{path}, line {line}: {len(values)} columns; wanted are {len(header)}: {', '.join(header)}."
+            )
+        row = dict(zip(header, values, strict=True))
+        start = row["sent2"]
+        endings = [row[name] for name in _ending_columns(header)]
+        yield Choice(
+            line,
+            row["sent1"],
+            tuple(f"{start} {ending}" if start and ending.strip() else ending for ending in endings),
+            row.get(LABEL),
+        )
+
+
+def _fields(line: str, where: str) -> list[str]:
+    """The fields of one line of CSV. Raises ValueError on quotes that are not in pairs."""
+    try:
+        return next(csv.reader([line], strict=True))
+    except csv.Error as error:
+        raise ValueError(f"{where}: {error}; wanted are quotes in pairs, within a line.") from error
 
 
 def _ending_columns(header: list[str]) -> list[str]:
@@ -276,7 +284,9 @@ def _from_jsonl(path: Path) -> Iterator[Choice]:
         try:
             row = json.loads(text)
             context, endings = row["startphrase"], row["choices"]
-            if not isinstance(context, str) or not all(isinstance(ending, str) for ending in endings):
+            if not isinstance(endings, list) or not all(
+                isinstance(text, str) for text in (context, *endings)
+            ):
                 raise TypeError("other than text")
         except (json.JSONDecodeError, KeyError, TypeError) as error:
             raise ValueError(

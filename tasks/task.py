@@ -90,6 +90,10 @@ class Task(Protocol):
         """Raw examples, one at a time: a dict of scalar tensors, or of tensors that have one shape in all examples."""
         ...
 
+    def check(self, preprocess: Callable[..., Features], examples: tf.data.Dataset) -> None:
+        """Warns, once, of what `features` will not keep of the examples to train on or to measure. Most keep all."""
+        return
+
     def features(self, preprocess: Callable[..., Features], raw: Raw) -> Features:
         """Raw [B] -> Features int32 [B, S]."""
         ...
@@ -361,7 +365,9 @@ def dataset(
 
     The order is that of `batches`; `preprocess` pads each batch to its own longest, or to one length. Where the task cuts
     windows, `batch_size` counts windows with labels and examples without, and how many batches there are is not known.
+    Warns as `Task.check` does.
     """
+    task.check(preprocess, examples)
 
     @tf.autograph.experimental.do_not_convert  # it would hide a ValueError of `features` in a traceback of its own
     def featurize(raw: Raw) -> tuple[Any, ...]:

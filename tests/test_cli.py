@@ -186,9 +186,15 @@ def test_tasks_of_two_texts_split_at_the_first_tab():
         ("-", b"1\t2\n\xff\n", "standard input, line 2: 'utf-8' codec can't decode byte 0xff"),
         ("x.txt", b"good", "x.txt, line 1: no text for b; wanted a and b, in UTF-8."),
         ("x.tsv", b"a\tc\n1\t2\n", "x.tsv, line 2: no text for b;"),
-        ("x.tsv", b"a\tb\n1\n", "x.tsv, line 2: no text for b;"),
-        ("x.csv", b'a,b\n1,"2\n3"\n1\n', "x.csv, line 4: no text for b;"),
+        ("x.tsv", b"a\tb\n1\n", "x.tsv, line 2: 1 column(s), where the header names 2;"),
+        ("x.tsv", b"a\tb\n\n1\t2\n1\t2\t3\n", "x.tsv, line 4: 3 column(s), where the header names 2;"),
+        ("x.tsv", b"a\tb\tb\n1\t2\t3\n", "x.tsv, line 1: more than one column 'b';"),
+        ("x.csv", b"a,b\n\n1\n", "x.csv, line 3: 1 column(s), where the header names 2;"),
+        ("x.csv", b"a,b\n1,Well, no\n", "x.csv, line 2: 3 column(s), where the header names 2;"),
+        ("x.csv", b"a,a,b\n1,2,3\n", "x.csv, line 1: more than one column 'a';"),
         ("x.csv", b'a,b\n1,"2\n', "x.csv, line 2: unexpected end of data;"),
+        # Two stray quotes, and all between them would be one field.
+        ("x.csv", b'a,b\n1,"2\n3,4\n5",6\n', "x.csv, line 2: unexpected end of data;"),
         ("x.jsonl", b'{"a": "1", "b": 2}', "x.jsonl, line 1: no text for b;"),
         ("x.jsonl", b'["a"]', "x.jsonl, line 1: a JSON list, no object;"),
         ("x.jsonl", b'\n{"a": ', "x.jsonl, line 2: Expecting value"),
@@ -257,6 +263,14 @@ def test_convert_checks_against_the_other_library(command, sst2, tmp_path):
     rows = [line.split("│") for line in out.splitlines() if "block_" in line or "pooled" in line]
     assert len(rows) == 3
     assert all(float(row[2]) <= 1e-5 for row in rows)
+
+
+def test_info_without_a_path_lists_packages_and_sizes(command):
+    code, out, _ = command("info")
+    assert code == 0
+    rows = [[cell.strip() for cell in line.strip("│").split("│")] for line in out.splitlines()]
+    for row in (["base", "12", "768"], ["albert-xxlarge", "12", "4096"], ["tensorflow", tf.__version__]):
+        assert row in rows
 
 
 def test_info(command, sst2):

@@ -51,6 +51,15 @@ def test_definitions(pooling, define, l2, checkpoint):
     assert np.std(expected, axis=0).max() > 1e-3
 
 
+def test_a_causal_encoder_says_at_the_end_what_it_read(tmp_path):
+    run = untrained(Embedding(pooling="cls"), write_checkpoint(tmp_path / "causal", causal=True))
+    states, real = states_of(run, run.preprocess(tf.constant(TEXTS)))
+    last = [row[kept][-1] for row, kept in zip(states, real, strict=True)]
+    found = vectors(run, "embedding")
+    np.testing.assert_allclose(found, last, rtol=1e-4, atol=1e-5)
+    assert np.std(found, axis=0).max() > 1e-3  # position 0 sees [CLS] alone, of every text
+
+
 def test_words_have_the_vector_of_their_first_piece(checkpoint):
     run = untrained(WordEmbedding(doc_stride=16), checkpoint)
     features = run.task.features(run.preprocess, {"text": tf.constant(TEXTS)})

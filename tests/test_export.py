@@ -1,9 +1,11 @@
 """Exported folders: what is in them, what they answer after a move, and what is left of an export that failed."""
 
+import ast
 import dataclasses
 import hashlib
 import json
 import re
+import shlex
 import shutil
 import sys
 from pathlib import Path
@@ -14,16 +16,19 @@ import tensorflow as tf
 import tensorflow_text as tf_text
 from exports import untrained
 from google.protobuf import text_format
-from runs import contents, full_disk, run_command, texts
+from runs import SIZES, VOCABULARY, contents, full_disk, run_command, texts
 from tensorflow.core.protobuf import saved_model_pb2
 
 from bert_keras.features import INPUT_MASK
+from bert_keras.tokenizers import WordPiece
 from savedmodels import kit, reload, servers
 from savedmodels.export import SAMPLES, ExportError, ask, compare, export, ops_of, servable_of
-from tasks.embedding import Embedding
+from tasks.embedding import Embedding, WordEmbedding
+from tasks.fill_mask import FillMask
 from tasks.glue import ROWS, Glue
+from tasks.pretrain import RECIPES, pretrain
 from tasks.task import model_inputs, predict
-from tasks.train import Run, load_run, run_of
+from tasks.train import Run, load_run, load_runs, run_of, save_run
 
 TEXTS = [*texts(20, seed=1), "", "Naïve ﬁlm: 真好 \N{GRINNING FACE}", "[SEP] good [MASK]", "bad " * 200]
 
@@ -273,6 +278,81 @@ def test_the_card_says_what_it_is(exported, sst2):
         assert part in card, part
     assert exported.base.keys() == {kit.MODELS, kit.BATCHING}
     assert b'base_path: "/models/served"' in exported.base[kit.MODELS]
+
+
+def card_of(run: Run, name: str = "served") -> str:
+    return kit.model_card(run, {}, name=name, version=1, size=1)
+
+
+def test_an_ensemble(exported, sst2, tmp_path):
+    second = load_run(shutil.copytree(sst2.run, tmp_path / "second"))
+    for variable in second.model.trainable_variables:
+        variable.assign(0.5 * variable)
+    save_run(second.path, second.task, second.preprocess, second.model)
+    both = load_runs([sst2.run, second.path])
+    folder = export(both, tmp_path / "both")
+    answers = ask(folder, {"sentence": TEXTS})["probabilities"]
+    features = model_inputs(exported.run.preprocess(tf.constant(TEXTS)))
+    logits = [run.model(features) for run in (exported.run, second)]
+    np.testing.assert_allclose(answers, tf.nn.softmax((logits[0] + logits[1]) / 2), atol=1e-5)
+    assert np.abs(answers - tf.nn.softmax(logits[0])).max() > 1e-3
+
+    card = (folder / "assets.extra" / kit.CARD).read_text()
+    assert "| ensemble | of 2 models, the mean of their outputs |" in card
+    parameters = both.model.count_params()
+    assert parameters == 2 * second.model.count_params()
+    assert f"| encoder | 2 layers of 48, {parameters:,} parameters |" in card
+    assert "Measures" not in card and "accuracy" not in card  # the members' are not its own
+
+
+@pytest.mark.parametrize("task", [Embedding(), WordEmbedding(), FillMask()])
+def test_the_measures_of_another_task_are_not_shown(task, sst2):
+    assert "## Measures" in card_of(load_run(sst2.run))
+    card = card_of(dataclasses.replace(untrained(task, sst2.checkpoint), path=sst2.run))
+    assert "Measures" not in card and "accuracy" not in card
+
+
+@pytest.mark.parametrize("held_out", [None, 0.3])
+def test_the_measures_of_pre_training_are_the_held_out_ones(held_out, tmp_path):
+    sizes = {name: size for name, size in SIZES.items() if name not in ("vocab_size", "initializer_range")}
+    recipe = RECIPES["bert"].changed(**sizes, steps=2, batch_size=4, seq_length=32, held_out_instances=8)
+    results = pretrain(
+        recipe=recipe,
+        tokenizer=WordPiece(VOCABULARY),
+        documents=[texts(8, seed=seed) for seed in range(12)],
+        held_out=held_out,
+        output=tmp_path,
+        verbose=0,
+        log=lambda line: None,
+    )
+    measures = {
+        name.removeprefix("held_out_"): value
+        for name, value in results["measures"].items()
+        if name.startswith("held_out_")
+    }
+    named = measures | {
+        f"{name}, majority baseline": value for name, value in results["majority_baselines"].items()
+    }
+    assert len(named) == (0 if held_out is None else 8), named
+    card = card_of(load_run(tmp_path))
+    found = re.findall(r"\| (.+) \| (-?\d+\.\d{4}) \|", card)
+    assert dict(found) == {name: f"{value:.4f}" for name, value in named.items()}
+    assert ("On instances held out of pre-training" in card) == (held_out is not None)
+    assert "Measures" not in card_of(run_of(Embedding(), tmp_path))
+
+
+def test_a_name_is_quoted_in_the_card(exported):
+    """tests/test_serve.py asks at the card's address."""
+    name = 'a "name", \N{GRINNING FACE} of mine'
+    card = card_of(exported.run, name)
+    request = re.search("request.model_spec.name = (.*)", card)
+    path = re.search(r"saved_model.load\((.*)\)", card)
+    assert ast.literal_eval(request[1]) == name and ast.literal_eval(path[1]) == f"{name}/1"
+    command = card[card.index("docker run") : card.index("REST:")]
+    words = shlex.split(command)
+    assert f"$PWD/{name}:/models/{name}" in words
+    assert f"--model_config_file=/models/{name}/models.config" in words
+    assert f"--batching_parameters_file=/models/{name}/batching_parameters.txt" in words
 
 
 def test_warm_up_records_are_requests_that_are_answered(exported):

@@ -149,8 +149,29 @@ def test_a_document_longer_than_a_window_keeps_every_word(caches):
     assert record["vectors"].dtype == np.float16
 
 
+def test_a_checkpoint_without_a_pooler_is_itself(checkpoint):
+    """A pooler at random is no part of what is compared; one that was read is."""
+    whole = checkpoints.read(checkpoint)
+    bare = {name: tensor for name, tensor in whole.tensors.items() if not name.startswith("pooler/")}
+    assert len(bare) < len(whole.tensors)
+    found = [
+        Extractor(dataclasses.replace(whole, tensors=tensors), units=Words(), seq_length=20).identity()
+        for tensors in (bare, bare, whole.tensors, whole.tensors)
+    ]
+    assert found[0] == found[1] and found[2] == found[3]
+    assert found[0]["weights"] != found[2]["weights"]
+
+
 class Interrupted(Exception):
     pass
+
+
+def cut_shard(path, *, keep: int) -> None:
+    """Leaves the first records of a file."""
+    records = [record.numpy() for record in tf.data.TFRecordDataset(str(path)).take(keep)]
+    with tf.io.TFRecordWriter(str(path)) as writer:
+        for record in records:
+            writer.write(record)
 
 
 def test_an_interrupted_extraction_goes_on(checkpoint, task, tmp_path):
@@ -178,6 +199,19 @@ def test_an_interrupted_extraction_goes_on(checkpoint, task, tmp_path):
     assert runs.contents(part) == runs.contents(tmp_path / "whole")
     assert all((part / name).stat().st_mtime_ns == time for name, time in before.items())
     assert open_cache(part).header == whole.header
+    # Cut between two records, which TensorFlow reads without a word, and within one.
+    shard = part / "00001.tfrecord"
+    content = shard.read_bytes()
+    for damage, left in ((lambda: cut_shard(shard, keep=3), 3), (lambda: shard.write_bytes(content[:-1]), 3)):
+        damage()
+        message = rf"00001\.tfrecord is damaged: it has {left} whole .* says 4; remove this file and extract"
+        with pytest.raises(ValueError, match=message):
+            open_cache(part)
+        with pytest.raises(ValueError, match=message):
+            extract(task, texts, output=part, **settings)
+    shard.unlink()
+    extract(task, texts, output=part, **settings)
+    assert runs.contents(part) == runs.contents(tmp_path / "whole")
 
 
 def test_a_cache_of_something_else_is_refused(checkpoint, task, tmp_path):
@@ -342,10 +376,12 @@ def test_each_format_says_the_same(capfd, checkpoint, text, tmp_path):
     assert arrays["vectors"].shape[1] == 4 * HIDDEN and arrays["vectors"].dtype == np.float32
 
 
-def test_pieces_and_means(capfd, checkpoint, text, tmp_path):
+def test_pieces_and_means(capfd, monkeypatch, checkpoint, text, tmp_path):
+    monkeypatch.setenv("FORCE_COLOR", "1")  # standard error is taken for a terminal
     path = tmp_path / "out.jsonl"
     given = flags(checkpoint, text, path, level="piece", layers="weighted_sum_all", dtype="float16")
-    assert runs.run_command(capfd, "features", *given)[0] == 0
+    code, _, err = runs.run_command(capfd, "features", *given)
+    assert code == 0 and "extracting" in err and "100%" in err
     lines = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
     assert lines[3]["tokens"][:5] == ["n", "##a", "##i", "##v", "##e"]
     extractor = Extractor(checkpoint, units=Pieces(doc_stride=6), dtype="float32", seq_length=20)
@@ -367,6 +403,12 @@ def test_an_interrupted_file_goes_on(checkpoint, text, tmp_path):
     part = tmp_path / "out.jsonl.part"
     assert part.is_dir() and not output.exists()
     first = part / "00000.tfrecord"
+    content = first.read_bytes()
+    cut_shard(first, keep=1)
+    with pytest.raises(ValueError, match=r"part/00000\.tfrecord is damaged: it has 1 whole .* says 2;"):
+        extract_file(text, output, **settings)
+    assert not output.exists()
+    first.write_bytes(content)
     kept = first.stat().st_mtime_ns
 
     def check(count: int) -> None:

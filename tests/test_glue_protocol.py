@@ -102,7 +102,7 @@ def test_summaries_are_those_of_the_runs(place, done):
     run = load_run(mnli.best.path, data=place / "glue")
     assert mnli.measures["validation_mismatched"] == evaluate(run, "validation_mismatched")
     assert set(stsb.measures["validation"]) == {"spearman", "pearson"}  # both
-    assert json.loads((place / "runs" / "results.json").read_text()) == as_json(summaries)
+    assert json.loads((place / "runs" / "results.json").read_text()) == as_json(summaries) | {"failed": []}
 
 
 def test_submission_files(place, done):
@@ -177,8 +177,47 @@ def test_restarts_and_a_run_cut_short(place, done, tmp_path):
     assert [one.seed for one in summary.outcomes] == [5, 6]
     assert summary.outcomes[0] == replace(done[0][1].outcomes[0], path=tmp_path / finished)
     assert summary.outcomes[0].measures != summary.outcomes[1].measures  # another head, another order
-    kept = [one for one in summary.outcomes if (one.path / "model.safetensors").exists()]
-    assert kept == [summary.best]
+    (kept,) = [one for one in summary.outcomes if (one.path / "model.safetensors").exists()]
+    assert kept == summary.best
+    (removed,) = [one for one in summary.outcomes if one is not kept]
+    alone = {"hparams": replace(HPARAMS, seed=removed.seed), "restarts": 1}
+    with pytest.raises(
+        ValueError, match=rf"seed-{removed.seed} is the best of these runs and has no model\.saf"
+    ):
+        start(place, **settings | alone)
+
+
+def as_if_asked(folder, **hparams):
+    """Makes a finished run one of other settings."""
+    asked = json.loads((folder / "protocol.json").read_text())
+    asked["hparams"] |= hparams
+    (folder / "protocol.json").write_text(json.dumps(asked))
+
+
+def test_a_run_whose_loss_is_no_number(place, done, tmp_path):
+    """It is degenerate, the others go on, and a second start does not repeat it."""
+    lost = Path("stsb", "lr-1e+30_seed-5")
+    shutil.copytree(place / "runs" / "mnli" / "lr-0.001_seed-5", tmp_path / "mnli" / lost.name)
+    as_if_asked(tmp_path / "mnli" / lost.name, learning_rate=1e30)
+    settings = {"output": tmp_path, "learning_rates": (1e30,)}
+    for finished in (1, 2):
+        ((mnli,), lines) = start(place, names=("stsb", "mnli"), **settings)
+        assert sum("is finished already" in line for line in lines) == finished
+        assert any(line.startswith("degenerate: its loss is nan after step ") for line in lines)
+        assert lines[-1].startswith("no run of stsb has a measure: the loss of every one")
+        results = json.loads((tmp_path / "results.json").read_text())
+        assert results["failed"] == ["stsb"] and [*results["tasks"]] == ["mnli"] == [mnli.row.name]
+    with pytest.raises(ValueError, match=r"^no run of stsb has a measure: .*; give lower learning rates\.$"):
+        start(place, names=("stsb",), **settings)
+    shutil.copytree(place / "runs" / "stsb" / "lr-0.001_seed-5", tmp_path / "stsb" / "lr-0.001_seed-5")
+    rates = {"learning_rates": (1e30, 1e-3)}
+    ((summary,), lines) = start(place, names=("stsb",), **settings | rates, best_only=True)
+    assert sum("is finished already" in line for line in lines) == 2
+    assert summary.best.learning_rate == 1e-3 and (summary.best.path / "model.safetensors").exists()
+    assert summary.outcomes[0].measures == {}
+    _, stuck = tables([summary])
+    assert stuck.rows[0][:2] == ("stsb", "1e+30, 5") and stuck.rows[0][2].startswith("its loss is nan after")
+    json.dumps(as_json([summary]), allow_nan=False)
 
 
 @pytest.mark.parametrize(
@@ -223,6 +262,22 @@ def test_a_folder_that_is_not_ours_stays(place, tmp_path):
 def test_refused_before_any_training(place, tmp_path, settings, error, message):
     with pytest.raises(error, match=message):
         start(place, output=tmp_path / "new", **settings)
+    assert not (tmp_path / "new").exists()
+
+
+@pytest.mark.parametrize(
+    ("file", "message"),
+    [
+        ("MNLI/test_mismatched", r"test_mismatched\.tsv, line 3: 1 column"),
+        ("AX/diagnostic", r"diagnostic\.tsv, line 5: 1 column"),
+    ],
+)
+def test_a_test_file_is_read_before_any_training(place, tmp_path, file, message):
+    shutil.copytree(place / "glue", tmp_path / "glue")
+    with (tmp_path / "glue" / f"{file}.tsv").open("a") as stream:
+        stream.write("good\n")
+    with pytest.raises(ValueError, match=message):
+        start(place, data=tmp_path / "glue", output=tmp_path / "new", names=("mnli",))
     assert not (tmp_path / "new").exists()
 
 
@@ -277,11 +332,26 @@ def test_a_whisker_is_one_class_too():
         ([2.5, 2.501, 2.5, 2.502], "the score is always 2.50"),
         ([1.0, np.nan, 2.0, 3.0], "the score is always nan"),
         ([1.0, 1.5, 2.0, 1.2], None),
+        ([2.5, 3.5, 3.5, 2.5], "Pearson correlation 0.0000, where always saying the mean score has none"),
     ],
 )
 def test_degenerate_scores(scores, reason):
     raw = {"label": np.float32([1, 2, 3, 4])}
     assert degenerate(ROWS["stsb"], {"score": np.float32(scores)}, raw) == reason
+
+
+@pytest.mark.parametrize(("correlation", "stuck"), [(0.07, True), (-0.07, True), (0.072, False)])
+def test_a_whisker_of_the_variance_is_none(correlation, stuck):
+    """The mean and noise, whatever its size: 0.07 squared is less than 0.005 and 0.072 squared is more."""
+    labels = np.float32([1, 2, 3, 4])
+    along, across = (labels - 2.5) / np.sqrt(5), np.float32([1, -1, -1, 1]) / 2  # of length 1
+    scores = 2.5 + correlation * along + np.sqrt(1 - correlation**2) * across
+    why = degenerate(ROWS["stsb"], {"score": np.float32(scores)}, {"label": labels})
+    assert why == (
+        f"Pearson correlation {correlation:.4f}, where always saying the mean score has none"
+        if stuck
+        else None
+    )
 
 
 def test_unlabelled_examples_take_no_part():

@@ -101,6 +101,8 @@ def test_recipe_learns_and_is_fine_tuned(name, steps, tmp_path):
     results = train(run, name, held_out=0.2, changes=changes)
     losses = [row["masked_lm_loss"] for row in results["history"] if "masked_lm_loss" in row]
     assert len(losses) == steps / 10 and losses[-1] < losses[0] - 0.5
+    found = [row["replaced_token_loss"] for row in results["history"] if "replaced_token_loss" in row]
+    assert found[-1:] < found[:1] if name == "electra" else not found
     measures = results["measures"]
     asked = [one for one in ("masked_lm", "next_sentence", "replaced_token") if f"{one}_loss" in measures]
     for one in asked:

@@ -2,8 +2,10 @@
 
 import base64
 import contextlib
+import dataclasses
 import http.client
 import json
+import re
 import subprocess
 import urllib.error
 import urllib.request
@@ -11,14 +13,15 @@ import urllib.request
 import numpy as np
 import pytest
 import tensorflow as tf
-from runs import ROOT, bare_environment, shell_command, texts, write_checkpoint
+from runs import ROOT, VOCABULARY, bare_environment, shell_command, texts, write_checkpoint
 from tensorflow.core.framework.tensor_pb2 import TensorProto
 
 from bert_keras import checkpoints
 from bert_keras.encoder import BertEncoder
 from bert_keras.preprocessing import Preprocessor
+from savedmodels import kit
 from savedmodels.export import export
-from savedmodels.serve import Server, load
+from savedmodels.serve import Server, load, reason_of
 from tasks.glue import ROWS, Glue
 from tasks.train import Run
 
@@ -31,17 +34,21 @@ ROWS_OF_TEXT = [
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory):
-    """An exported classifier of pairs, untrained; the folder of its versions."""
+def run(tmp_path_factory):
+    """A classifier of pairs, untrained."""
     place = tmp_path_factory.mktemp("serve")
     source = checkpoints.read(write_checkpoint(place / "checkpoint"))
     task = Glue(ROWS["mnli"])
     encoder = BertEncoder(source.config, outputs=task.outputs)
     checkpoints.assign(source, encoder)
     preprocess = Preprocessor(checkpoints.tokenizer_of(source), seq_length=40, pad_to_longest=True)
-    return export(
-        Run(task=task, preprocess=preprocess, model=task.model(encoder), path=place), place / "nli"
-    ).parent
+    return Run(task=task, preprocess=preprocess, model=task.model(encoder), path=place)
+
+
+@pytest.fixture(scope="module")
+def folder(run):
+    """The folder of the exported versions."""
+    return export(run, run.path / "nli").parent
 
 
 @pytest.fixture(scope="module")
@@ -77,9 +84,10 @@ def ask(server, path, body=None):
 PREDICT = "/v1/models/nli:predict"
 
 
+@pytest.mark.parametrize("signature", [{}, {"signature_name": ""}, {"signature_name": "serving_default"}])
 @pytest.mark.parametrize("path", [PREDICT, "/v1/models/nli/versions/1:predict"])
-def test_rest_rows(server, expected, path):
-    status, answer = ask(server, path, {"instances": ROWS_OF_TEXT})
+def test_rest_rows(server, expected, path, signature):
+    status, answer = ask(server, path, {"instances": ROWS_OF_TEXT} | signature)
     assert status == 200
     assert [row["label"].encode() for row in answer["predictions"]] == expected["label"].tolist()
     found = [row["probabilities"] for row in answer["predictions"]]
@@ -106,11 +114,57 @@ def test_rest_describes_itself(server):
     )
 
 
+ODD = "my model, é: 100 %"
+
+
+@pytest.mark.parametrize(
+    "path", ["my%20model%2C%20%C3%A9%3A%20100%20%25", "my%20model,%20%c3%a9%3a%20100%20%25"]
+)
+def test_a_name_is_quoted_in_an_address(served, path):
+    with Server(dataclasses.replace(served, name=ODD), port=0, grpc_port=None) as running:
+        assert ask(running, f"/v1/models/{path}/versions/1")[0] == 200
+        assert ask(running, f"/v1/models/{path}:predict", {"instances": [PAIR]})[0] == 200
+        status, answer = ask(running, "/v1/models/my")
+        assert status == 404 and ODD in answer["error"]
+
+
+def test_the_request_in_the_card_is_answered(served, run):
+    card = kit.model_card(run, served.signatures, name=ODD, version=1, size=1)
+    (request,) = [line for line in card.splitlines() if line.startswith("    curl")]
+    with Server(dataclasses.replace(served, name=ODD), port=0, grpc_port=None) as running:
+        request = request.replace("localhost:8501", f"127.0.0.1:{running.port}")
+        done = subprocess.run(request, shell=True, capture_output=True, text=True)
+    assert len(json.loads(done.stdout)["predictions"]) == 1
+
+
 PAIR = {"premise": "a", "hypothesis": "b"}
+
+
+def of_ids(*ids, masks=1):
+    """A request of the signature of one's own ids."""
+    columns = {
+        "input_word_ids": [ids],
+        "input_mask": [[1] * len(ids)] * masks,
+        "input_type_ids": [[0] * len(ids)],
+    }
+    return {"signature_name": "features", "inputs": columns}
+
+
+def nested(depth):
+    return b'{"inputs": ' + b"[" * depth + b"]" * depth + b"}"
+
+
+def of_example(data):
+    return {"signature_name": "examples", "instances": [{"b64": base64.b64encode(data).decode()}]}
+
+
+INT32 = "from -2147483648 to 2147483647"
 REFUSED = {
     "no JSON": (PREDICT, b"{", 400, "no JSON"),
     "no UTF-8": (PREDICT, b'{"instances": ["\xff"]}', 400, "no JSON"),
-    "too deep": (PREDICT, b'{"inputs": ' + b"[" * 100_000, 400, "no JSON"),
+    "deep": (PREDICT, nested(40), 400, "too deep"),
+    "too deep for a tensor": (PREDICT, nested(600), 400, "too deep"),
+    "too deep for JSON": (PREDICT, nested(100_000), 400, "too deep"),
     "no form": (PREDICT, {}, 400, "either instances or inputs"),
     "no instance": (PREDICT, {"instances": []}, 400, "at least one"),
     "one text of two": (PREDICT, {"instances": [{"premise": "a"}]}, 400, "takes"),
@@ -119,8 +173,36 @@ REFUSED = {
     "a null": (PREDICT, {"instances": [PAIR | {"premise": None}]}, 400, "no string tensor"),
     "no base64": (PREDICT, {"instances": [PAIR | {"premise": {"b64": "?"}}]}, 400, "b64"),
     "wrong rank": (PREDICT, {"inputs": {"premise": [["a"]], "hypothesis": [["b"]]}}, 400, "wanted is"),
-    "unequal batches": (PREDICT, {"inputs": {"premise": ["a", "b"], "hypothesis": ["c"]}}, 400, ""),
+    "unequal batches": (
+        PREDICT,
+        {"inputs": {"premise": ["a", "b"], "hypothesis": ["c"]}},
+        400,
+        "differ in shape",
+    ),
+    "unequal features": (PREDICT, of_ids(5, masks=2), 400, "differ in shape"),
+    "an id too large": (PREDICT, of_ids(5, 10**7), 400, f"= 10000000 is not in [0, {len(VOCABULARY)})"),
+    "an id under 0": (PREDICT, of_ids(-1), 400, "a number is under 0"),
+    "an id that would wrap": (PREDICT, of_ids(2**32 + 5), 400, f"4294967301 is not {INT32}"),
+    "the first that would wrap": (PREDICT, of_ids(2**31), 400, "input_word_ids is no int32 tensor"),
+    "the last that would wrap": (PREDICT, of_ids(-(2**31) - 1), 400, f"-2147483649 is not {INT32}"),
+    "an infinite id": (PREDICT, of_ids(float("inf")), 400, f"inf is not {INT32}"),
+    "no example": (PREDICT, of_example(b"ab"), 400, "examples: wanted is serialized tf.Example"),
+    "an empty example": (
+        PREDICT,
+        of_example(b""),
+        400,
+        "Feature: hypothesis (data type: string) is required",
+    ),
+    "half an example": (PREDICT, of_example(b"\n\x05\nab"), 400, "Could not parse example input"),
+    "no UTF-8 example": (PREDICT, of_example(b"\n\xff\xfe"), 400, "Could not parse example input"),
+    "a long example": (PREDICT, of_example(b"\na" + b"b" * 10**5), 400, "Could not parse example input"),
     "unknown signature": (PREDICT, {"signature_name": "x", "inputs": {}}, 400, "serving_default"),
+    "a signature that is no string": (
+        PREDICT,
+        {"signature_name": 1, "inputs": {}},
+        400,
+        "wanted is a string",
+    ),
     "unknown model": ("/v1/models/other:predict", {"instances": [PAIR]}, 404, "nli version 1 is served"),
     "unknown version": ("/v1/models/nli/versions/7:predict", {"instances": [PAIR]}, 404, "version 7"),
     "unknown address": ("/v1/model", None, 404, "/v1/models/nli"),
@@ -135,6 +217,18 @@ def test_rest_refuses(server, case):
     found, answer = ask(server, path, body)
     assert found == status
     assert wanted in answer["error"]
+    assert len(answer["error"]) < 500 and not re.search(r"\n|Graph execution|node|\[Op:", answer["error"])
+
+
+def test_the_reason_among_several_errors():
+    message = (
+        "Graph execution error:\n\nDetected at node a/b defined at (most recent call last):\n"
+        "<stack traces unavailable>\nDetected at node c defined at (most recent call last):\n"
+        "<stack traces unavailable>\n2 root error(s) found.\n"
+        "  (0) INVALID_ARGUMENT:  {{function_node __inference_f_1}} it is\nso\n\t [[{{node a/b}}]]\n"
+        "  (1) INVALID_ARGUMENT:  it is so\n\t [[{{node c}}]]\n0 successful operations. [Op:__inference_g_2]"
+    )
+    assert reason_of(message) == "it is so"
 
 
 def test_rest_wants_a_length(server):
@@ -221,6 +315,7 @@ def test_grpc_refuses(stubs, case):
     with pytest.raises(grpc.RpcError) as caught:
         stubs[0].Predict(request(columns, **more))
     assert caught.value.code() == grpc.StatusCode[code]
+    assert "Graph execution" not in caught.value.details()
 
 
 def test_a_taken_port_is_named(server, served):

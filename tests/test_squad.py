@@ -133,14 +133,17 @@ def test_misplaced_answers(tmp_path):
         question("q2", NORMANS, "France"),
         question("q3", NORMANS, ("France", -1), "Rollo"),
         question("q4", NORMANS, ("France", 4000)),
+        question("q5", NORMANS, (" ", 3)),
+        question("q6", "Fra\u200bnce\n\x01", ("\u200b", 3)),
+        question("q7", "Fra\u200bnce\n\x01", ("\n\x01", 7)),
     )
     task = Squad("squad1.1", path)
-    with pytest.warns(UserWarning, match="any.json: left out 3 questions .* first q1") as caught:
+    with pytest.warns(UserWarning, match="any.json: left out 6 questions .* is blank, first q1") as caught:
         assert read(task, "train")["id"] == [b"q2"]
     assert len(caught) == 1
     raw = read(task, "validation")
-    assert raw["id"].tolist() == [b"q1", b"q2", b"q3", b"q4"]
-    assert raw["answer_start"].tolist() == [-1, NORMANS.index("France"), -1, -1]
+    assert raw["id"].tolist() == [b"q1", b"q2", b"q3", b"q4", b"q5", b"q6", b"q7"]
+    assert raw["answer_start"].tolist() == [-1, NORMANS.index("France"), -1, -1, -1, -1, -1]
 
 
 GOOD = question("q7", NORMANS, "France")
@@ -232,15 +235,16 @@ def test_labels_drawn(small, tmp_path):
         question("q1", "good bad warm dull film", "warm dull", text="the"),
         question("q2", "good bad warm", text="the"),
         question("q3", "good bad", ("warm", 0), text="the"),
+        question("q4", "good \u0301 bad", "\u0301", text="the"),  # an accent alone, which goes
     )
     task = Squad("squad2.0", path, doc_stride=2, max_query_length=1)
     raw = {name: tf.constant(value) for name, value in read(task, "validation").items()}
     features = task.features(Preprocessor(small, seq_length=7), raw)
     labels, weights = task.labels(raw, features)
-    #                       [CLS] the [SEP] good bad warm [SEP]; .. warm dull film ..; q2; q3
-    assert features[EXAMPLE_INDEX].numpy().tolist() == [0, 0, 1, 2]
-    assert labels.numpy().tolist() == [[0, 0], [3, 4], [0, 0], [0, 0]]
-    assert weights.numpy().tolist() == [[1, 1], [1, 1], [1, 1], [0, 0]]
+    #                       [CLS] the [SEP] good bad warm [SEP]; .. warm dull film ..; q2; q3; q4
+    assert features[EXAMPLE_INDEX].numpy().tolist() == [0, 0, 1, 2, 3]
+    assert labels.numpy().tolist() == [[0, 0], [3, 4], [0, 0], [0, 0], [0, 0]]
+    assert weights.numpy().tolist() == [[1, 1], [1, 1], [1, 1], [0, 0], [0, 0]]
     assert (labels.dtype, weights.dtype) == (tf.int32, tf.float32)
 
 
@@ -311,6 +315,26 @@ def test_no_room_for_a_context(small, tmp_path):
     task = Squad("squad1.1", write(tmp_path / "dev.json", GOOD))
     with pytest.raises(ValueError, match="^seq_length 64 leaves no room for the context beside 64 pieces"):
         dataset(task, Preprocessor(small, seq_length=64), task.examples("validation"), batch_size=4)
+
+
+def test_questions_that_are_cut_are_counted(small, tmp_path):
+    """Once for the same numbers, for training and for measuring; what `predict` is given has no answers."""
+    asked = ("the film", "the film .", "the film . very dull")  # 2, 3 and 5 pieces
+    path = write(
+        tmp_path / "dev.json",
+        *[question(text, "good bad", "bad", text=text) for text in asked],
+    )
+    task = Squad("squad1.1", path, max_query_length=2)
+    settings = {"preprocess": Preprocessor(small, seq_length=12), "batch_size": 4}
+    examples = task.examples("validation")
+    message = "^2 of 3 questions are longer than max_query_length, 2 wordpieces, and lose"
+    with pytest.warns(UserWarning, match=message) as caught:
+        dataset(task, examples=examples, seed=1, **settings)
+        dataset(task, examples=examples, labelled=False, **settings)
+    assert len(caught) == 1
+    dataset(Squad("squad1.1", path, max_query_length=5), examples=examples, **settings)
+    bare = examples.map(lambda raw: {name: raw[name] for name in ("question", "context")})
+    dataset(Squad("squad1.1", max_query_length=2), examples=bare, labelled=False, **settings)
 
 
 def test_training_batches(small, tmp_path):

@@ -21,7 +21,7 @@ from tasks.task import Hparams, dataset, predict
 from tasks.train import finetune, load_run, strategy
 
 HEADER = "video-id,fold-ind,startphrase,sent1,sent2,gold-source,ending0,ending1,ending2,ending3,label\n"
-FIRST = 'v,1,A film. It,"A ""good"" film, ok.",It,gold,is good,is bad,"ends,\nslowly",is dull,2\n'
+FIRST = 'v,1,A film. It,"A ""good"" film, ok.",It,gold,is good,is bad,"ends,\rslowly",is dull,2\r\n'
 SECOND = "v,2,x,The plot.,,gen,is warm,is bad,is dull,is good,0\n"
 CODAH = 'o\tA "film. It\tis good\tis "bad\tis dull\tis warm\t3\n\np\tThe plot\t a\tb\tc\td\t0\r\n'
 JSONL = '{"startphrase": "A film. It", "answer": 1, "choices": ["a", "b", "c", "d"]}\n'
@@ -42,12 +42,12 @@ def write(path, content):
 
 
 def test_official_csv(tmp_path):
-    """A is sent1; B is sent2 and the ending; quotes, commas and newlines as CSV has them."""
+    """A is sent1; B is sent2 and the ending; quotes, commas and carriage returns as CSV has them."""
     write(tmp_path / "val.csv", "\ufeff" + HEADER + FIRST + SECOND)
     got = read(Swag("swag", tmp_path), "validation")
     assert got["context"].tolist() == [b'A "good" film, ok.', b"The plot."]
     assert got["endings"].tolist() == [
-        [b"It is good", b"It is bad", b"It ends,\nslowly", b"It is dull"],
+        [b"It is good", b"It is bad", b"It ends,\rslowly", b"It is dull"],
         [b"is warm", b"is bad", b"is dull", b"is good"],
     ]
     assert got["label"].tolist() == [2, 0] and got["label"].dtype == np.int32
@@ -117,7 +117,7 @@ THREE = SECOND.replace(",is good,0", ",,0")
 BAD = [
     ("train.csv", "", "no column sent1, sent2, ending0"),
     ("train.csv", HEADER, "train.csv has no examples"),
-    ("train.csv", HEADER + FIRST + THREE, "line 4: ending 3 is empty; wanted is text in all 4"),
+    ("train.csv", HEADER + FIRST + THREE, "line 3: ending 3 is empty; wanted is text in all 4"),
     (
         "train.csv",
         HEADER.replace(",ending3", "") + "v,1,x,a,b,g,c,d,e,0\n",
@@ -128,6 +128,13 @@ BAD = [
     ("train.csv", HEADER + SECOND.replace(",0\n", ",\n"), "line 2: label ''; wanted is the place"),
     ("train.csv", HEADER + SECOND + 'v,2,"x" y' + SECOND[4:], "line 3: ',' expected after '\"'"),
     ("train.csv", HEADER + SECOND + SECOND.replace("is bad", '"is bad'), "line 3: unexpected end of data"),
+    # Two stray quotes, and all between them would be one field.
+    (
+        "train.csv",
+        HEADER + SECOND + SECOND.replace("v,", '"v,', 1) + SECOND.replace("v,", 'v",', 1),
+        "line 3: unexpected end of data; wanted are quotes in pairs, within a line",
+    ),
+    ("train.csv", HEADER.replace("gold-source", "label") + SECOND, "line 1: more than one column 'label'"),
     ("train.tsv", "o\ta\tb\tc\td\t0\n", "line 1: 3 endings; wanted are 4"),
     ("train.tsv", CODAH + "o\ta\tb\tc\td\te\tf\t0\n", "line 4: 5 endings; wanted are 4"),
     (
@@ -146,6 +153,13 @@ BAD = [
     ("train.jsonl", JSONL.replace('"answer": 1', '"answer": 4'), "line 1: label '4'"),
     ("train.jsonl", JSONL.replace('"answer": 1', '"answer": true'), "line 1: label 'True'"),
     ("train.jsonl", JSONL.replace('"answer": 1, ', ""), "line 1: no label"),
+    ("train.jsonl", JSONL.replace('["a", "b", "c", "d"]', '"abcd"'), "line 1: TypeError other than text"),
+    (
+        "train.jsonl",
+        JSONL + JSONL.replace("film", "\\ud83d"),
+        "line 2: \\ud83d is half a character; wanted is",
+    ),
+    ("train.jsonl", JSONL.replace('"d"', '"\\udc00"'), "line 1: \\udc00 is half a character"),
     ("train.txt", "a", "train.txt is none of .csv, .jsonl, .tsv; give SWAG's .csv"),
 ]
 
@@ -398,21 +412,20 @@ def test_predict_by_command(place, tmp_path, capfd, suffix, content):
 
 
 @pytest.mark.parametrize(
-    ("suffix", "content"),
+    ("suffix", "content", "line", "about"),
     [
-        ("jsonl", as_jsonl() + '{"context": "a", "endings": ["b", "c", "d"]}\n'),
-        ("jsonl", as_jsonl() + '{"context": "a", "endings": "bcde"}\n'),
-        ("tsv", as_tsv() + "a\tb\tc\td\n"),
-        ("txt", as_lines() + "a\tb\tc\td\n"),
+        ("jsonl", as_jsonl() + '{"context": "a", "endings": ["b", "c", "d"]}\n', 3, "no text for endings"),
+        ("jsonl", as_jsonl() + '{"context": "a", "endings": "bcde"}\n', 3, "no text for endings"),
+        ("tsv", as_tsv() + "a\tb\tc\td\n", 4, "4 column(s), where the header names 5"),
+        ("txt", as_lines() + "a\tb\tc\td\n", 3, "no text for endings"),
     ],
     ids=["jsonl-three", "jsonl-text", "tsv-three", "txt-three"],
 )
-def test_predict_refuses_three_endings(place, tmp_path, capfd, suffix, content):
+def test_predict_refuses_three_endings(place, tmp_path, capfd, suffix, content, line, about):
     folder, _ = place
     path = write(tmp_path / f"asked.{suffix}", content)
     code, _, err = runs.run_command(capfd, "predict", "--run", folder / "run", "--input", path)
-    line = 4 if suffix == "tsv" else 3
-    assert code == 1 and f"asked.{suffix}, line {line}: no text for endings" in err
+    assert code == 1 and f"asked.{suffix}, line {line}: {about}" in err
     assert err.count("\n") == 1
 
 
