@@ -33,9 +33,9 @@ TEXT_HELP = "files, folders or tfds:NAME, each as below"
 VOCAB_HELP = "a vocab.txt, a spiece.model or a folder of one"
 SEGMENTER_HELP = "splits a line into words, for whole-word masking where spaces do not: str -> list of str"
 TEXT_NOTES = """text:
-  SOURCE[,lines=KEY][,encoding=NAME][,split=NAME], several as one corpus. A folder, a .zip and a MediaWiki dump (.xml) are
-  read whole, .gz and .bz2 are unpacked. A line is a sentence, with lines=paragraph a paragraph, with lines=wrapped a piece of
-  one, which runs up to a blank line, and a file is a document; else a blank line ends a document.
+  SOURCE[,lines=KEY][,encoding=NAME][,split=NAME], several side by side as one corpus. A folder, a .zip and a MediaWiki
+  dump (.xml) are read whole, .gz and .bz2 are unpacked. A line is a sentence, with lines=paragraph a paragraph, with
+  lines=wrapped a piece of one, which runs up to a blank line, and a file is a document; else a blank line ends a document.
 
 """
 RECIPES = ("bert", "bert-no-nsp", "ltr-no-nsp", "roberta", "albert", "electra")

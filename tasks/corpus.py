@@ -1,14 +1,15 @@
 """Text in any form that a corpus comes in, as a stream of documents.
 
 In: a file, a folder, an archive, a MediaWiki dump or a name of TensorFlow Datasets. Out: documents one at a time, each a list of
-strings: its sentences or paragraphs, in order. One document is in memory at a time, never the corpus.
+strings: its sentences or paragraphs, in order. One document of each source is in memory at a time, never the corpus.
 """
 
 import bz2
 import codecs
 import dataclasses
+import functools
 import gzip
-import itertools
+import heapq
 import re
 import xml.etree.ElementTree
 import zipfile
@@ -101,12 +102,37 @@ class Corpus:
 
 @dataclasses.dataclass(frozen=True)
 class Corpora:
-    """Several corpora as one, each read as it is written: the documents of the first, then of the second."""
+    """Several corpora as one, each read as it is written.
+
+    They are read side by side, so that any stretch holds of each its share: the next document is that of the part of which the
+    smallest share of its characters was read. For these shares, several parts are read once more, before the first document.
+    """
 
     parts: Sequence[Corpus]
 
+    @functools.cached_property
+    def _sizes(self) -> list[int]:
+        """Characters of each part."""
+        return [sum(map(_characters, part)) for part in self.parts]
+
     def __iter__(self) -> Iterator[Document]:
-        return itertools.chain.from_iterable(self.parts)
+        if len(self.parts) == 1:
+            yield from self.parts[0]
+            return
+        readers = [iter(part) for part in self.parts]
+        read = [(0.0, index) for index in range(len(readers))]  # a heap
+        while read:
+            share, index = read[0]
+            document = next(readers[index], None)
+            if document is None:
+                heapq.heappop(read)
+            else:
+                heapq.heapreplace(read, (share + _characters(document) / self._sizes[index], index))
+                yield document
+
+
+def _characters(document: Document) -> int:
+    return sum(map(len, document))
 
 
 _SETTING = re.compile(r",(lines|encoding|split)=([^,=]*)$")

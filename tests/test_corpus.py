@@ -1,6 +1,7 @@
 """Documents out of every form of text, real and small."""
 
 import bz2
+import collections
 import functools
 import gzip
 import itertools
@@ -121,7 +122,19 @@ def test_several_corpora_are_one(tmp_path):
         [f"{first},lines=wrapped", f"{second},encoding=latin-1,lines=paragraph", str(first)]
     )
     expected = [*DOCUMENTS["wrapped"], ["A caf\xe9."], *DOCUMENTS["sentence"]]
-    assert list(corpora) == list(corpora) == expected
+    assert list(corpora) == list(corpora) and sorted(corpora) == sorted(expected)
+
+
+def test_several_corpora_are_read_side_by_side(tmp_path):
+    counts = {"few long": (4, 50), "many short": (400, 1), "middling": (40, 10)}
+    for name, (documents, sentences) in counts.items():
+        text = "\n\n".join("\n".join([name] * sentences) for _ in range(documents))
+        (tmp_path / name).write_text(text)
+    found = [document[0] for document in open_corpora([str(tmp_path / name) for name in counts])]
+    assert collections.Counter(found) == {name: documents for name, (documents, _) in counts.items()}
+    for start in range(0, len(found), len(found) // 4):
+        quarter = collections.Counter(found[start : start + len(found) // 4])
+        assert all(abs(quarter[name] - documents / 4) <= 2 for name, (documents, _) in counts.items())
 
 
 @pytest.mark.parametrize(
