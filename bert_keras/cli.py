@@ -35,7 +35,8 @@ SEGMENTER_HELP = "splits a line into words, for whole-word masking where spaces 
 TEXT_NOTES = """text:
   SOURCE[,lines=KEY][,encoding=NAME][,split=NAME], several side by side as one corpus. A folder, a .zip and a MediaWiki
   dump (.xml) are read whole, .gz and .bz2 are unpacked. A line is a sentence, with lines=paragraph a paragraph, with
-  lines=wrapped a piece of one, which runs up to a blank line, and a file is a document; else a blank line ends a document.
+  lines=document a document; with lines=wrapped a piece of a paragraph, which runs up to a blank line, and a file is a
+  document. A blank line ends the documents of the first two.
 
 """
 RECIPES = ("bert", "bert-no-nsp", "ltr-no-nsp", "roberta", "albert", "electra")

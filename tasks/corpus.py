@@ -26,21 +26,23 @@ TFDS_TEXT = "text"  # what most of its data sets call their text
 
 
 class Lines(NamedTuple):
-    """What a line of a plain text is, and a blank one.
+    """What the lines of a plain text are.
 
-    split: a line holds a paragraph, which is split into sentences
-    wrapped: a paragraph runs over lines up to a blank one, and a file is one document; else a blank line ends a document
+    split: whether paragraphs are split into sentences
+    document: one is what stands between "blank" lines, a "line" or a "file", whose paragraphs run over lines up to a blank one
     """
 
     split: bool
-    wrapped: bool = False
+    document: str = "blank"
 
 
 LINES = {
     "sentence": Lines(split=False),
     "paragraph": Lines(split=True),
-    "wrapped": Lines(split=True, wrapped=True),
+    "wrapped": Lines(split=True, document="file"),
+    "document": Lines(split=True, document="line"),
 }
+MAX_DOCUMENT = 100_000_000  # characters: some thirty times the longest novels
 
 
 @dataclasses.dataclass(frozen=True)
@@ -185,7 +187,7 @@ def _file_documents(path: Path, *, form: Lines, encoding: str) -> Iterator[Docum
             if name.endswith(".xml"):
                 yield from _wiki_documents(name, stream)
             else:
-                yield from _plain_documents(_decoded(name, stream, encoding), form)
+                yield from _plain_documents(name, _decoded(name, stream, encoding), form)
     except (EOFError, OSError, RuntimeError, zlib.error, zipfile.BadZipFile) as error:
         if isinstance(error, OSError) and error.errno is not None:  # of the disk, not of what is on it
             raise
@@ -229,12 +231,28 @@ def _decoded(name: str, lines: Iterable[bytes], encoding: str) -> Iterator[str]:
         yield text
 
 
-def _plain_documents(lines: Iterable[str], form: Lines) -> Iterator[Document]:
-    blocks = _blocks(lines)
-    if form.wrapped:
+def _plain_documents(name: str, lines: Iterable[str], form: Lines) -> Iterator[Document]:
+    if form.document == "line":
+        yield from ([line] for line in lines if line)
+        return
+    blocks = _blocks(_bounded(name, lines, form))
+    if form.document == "file":
         yield [" ".join(block) for block in blocks]
     else:
         yield from blocks
+
+
+def _bounded(name: str, lines: Iterable[str], form: Lines) -> Iterator[str]:
+    """The lines. Raises ValueError where a document grows over MAX_DOCUMENT."""
+    length = 0
+    for number, line in enumerate(lines, 1):
+        length = length + len(line) if line or form.document == "file" else 0
+        if length > MAX_DOCUMENT:
+            raise ValueError(
+                f"{name}, line {number}: the document so far has over {MAX_DOCUMENT:,} characters, and is in memory as a whole; "
+                "put blank lines between documents, or give lines=document where each is one."
+            )
+        yield line
 
 
 def _blocks(lines: Iterable[str]) -> Iterator[list[str]]:

@@ -11,6 +11,7 @@ import zipfile
 import pytest
 import tensorflow as tf
 
+from tasks import corpus
 from tasks.corpus import Corpus, open_corpora, split_sentences, wiki_paragraphs
 
 TEXT = "Ann saw Dr. Bo. He ran.\nIt rained.\n\n\nA new one\ngoes on.\n"
@@ -18,6 +19,7 @@ DOCUMENTS = {
     "sentence": [["Ann saw Dr. Bo. He ran.", "It rained."], ["A new one", "goes on."]],
     "paragraph": [["Ann saw Dr. Bo.", "He ran.", "It rained."], ["A new one", "goes on."]],
     "wrapped": [["Ann saw Dr. Bo.", "He ran.", "It rained.", "A new one goes on."]],
+    "document": [["Ann saw Dr. Bo.", "He ran."], ["It rained."], ["A new one"], ["goes on."]],
 }
 
 
@@ -150,6 +152,17 @@ def test_wrong_specs_are_named(tmp_path, specs, wanted):
     (tmp_path / "a.txt").write_text(TEXT)
     with pytest.raises((ValueError, FileNotFoundError), match=wanted):
         open_corpora([spec.format(tmp_path) for spec in specs])
+
+
+@pytest.mark.parametrize("lines", [lines for lines in DOCUMENTS if lines != "document"])
+def test_a_document_too_long_for_memory_is_named(tmp_path, monkeypatch, lines):
+    monkeypatch.setattr(corpus, "MAX_DOCUMENT", 1000)
+    file = tmp_path / "a.txt"
+    file.write_text("\n\n".join(["A sentence."] * 20) + "\n" + "A sentence.\n" * 90)
+    at = 110 if lines == "wrapped" else 129  # the 91st sentence of 11 characters
+    with pytest.raises(ValueError, match=rf"a.txt, line {at}: the document so far has over 1,000 characters"):
+        list(Corpus(file, lines=lines))
+    assert len(list(Corpus(file, lines="document"))) == 110
 
 
 @pytest.mark.parametrize("name", ["a.gz", "a.bz2", "a.zip"])
