@@ -47,6 +47,12 @@ def _rows(x: Any) -> Any:
     return x if len(x.shape) == 2 else ops.reshape(x, (-1, x.shape[-1]))
 
 
+def _sizes(queries: Any, states: Any, scores_mask: Any) -> tuple[Any, Any, Any]:
+    """B, Q and S. Those of the mask, which all blocks have in common: a graph computes them once, not in every block."""
+    batch, _, _, length = ops.shape(scores_mask)
+    return batch, length if queries is states else ops.shape(queries)[1], length
+
+
 class Dense(keras.layers.Layer):
     """x @ kernel + bias as one 2-D matrix product, whatever the leading axes: float [..., in] -> float [..., units]."""
 
@@ -194,11 +200,10 @@ class SelfAttention(keras.layers.Layer):
             dense.build(input_shape)
         self.built = True
 
-    def _heads(self, rows: Any, shape: tuple) -> Any:
-        """Float [B*S, H] and (B, S, ...) -> [B, A, S, H/A]."""
+    def _heads(self, rows: Any, batch: Any, length: Any) -> Any:
+        """Float [B*S, H] -> [B, S, A, H/A]."""
         heads = self.config.num_heads
-        split = ops.reshape(rows, (*shape[:2], heads, self.config.hidden_size // heads))
-        return ops.transpose(split, (0, 2, 1, 3))
+        return ops.reshape(rows, (batch, length, heads, self.config.hidden_size // heads))
 
     def call(self, queries: Any, states: Any, scores_mask: Any, training: bool = False) -> tuple[Any, Any]:
         """What each query reads from all states.
@@ -208,16 +213,17 @@ class SelfAttention(keras.layers.Layer):
 
         Returns float [B, Q, H] and the attention probabilities, float [B, A, Q, S], before dropout.
         """
-        asked, seen = ops.shape(queries), ops.shape(states)
+        batch, asked, length = _sizes(queries, states, scores_mask)
         rows = _rows(states)
-        query = self._heads(self.query(_rows(queries)), asked)
-        key, value = self._heads(self.key(rows), seen), self._heads(self.value(rows), seen)
+        query = ops.transpose(self._heads(self.query(_rows(queries)), batch, asked), (0, 2, 1, 3))
+        key = ops.transpose(self._heads(self.key(rows), batch, length), (0, 2, 3, 1))
+        value = ops.transpose(self._heads(self.value(rows), batch, length), (0, 2, 1, 3))
         query = query * (self.config.hidden_size // self.config.num_heads) ** -0.5
-        scores = ops.matmul(query, ops.transpose(key, (0, 1, 3, 2))) + scores_mask
+        scores = ops.matmul(query, key) + scores_mask
         probabilities = ops.softmax(scores, axis=-1)
         context = ops.matmul(self.dropout(probabilities, training=training), value)
         context = ops.reshape(ops.transpose(context, (0, 2, 1, 3)), (-1, self.config.hidden_size))
-        return ops.reshape(self.output_dense(context), asked), probabilities
+        return ops.reshape(self.output_dense(context), (batch, asked, self.config.hidden_size)), probabilities
 
 
 class FeedForward(keras.layers.Layer):
@@ -237,7 +243,7 @@ class FeedForward(keras.layers.Layer):
 
     def call(self, x: Any) -> Any:
         """Float [..., H] -> float [..., H]."""
-        return ops.reshape(self.output_dense(self.activation(self.intermediate(_rows(x)))), ops.shape(x))
+        return self.output_dense(self.activation(self.intermediate(x)))
 
 
 class Block(keras.layers.Layer):
@@ -271,9 +277,10 @@ class Block(keras.layers.Layer):
         Returns float [B, Q, H] and the attention probabilities, float [B, A, Q, S].
         """
         attended, probabilities = self.attention(queries, states, scores_mask, training=training)
-        x = self.attention_norm(queries + self.attention_dropout(attended, training=training))
+        x = self.attention_norm(_rows(queries) + self.attention_dropout(_rows(attended), training=training))
         x = self.feed_forward_norm(x + self.feed_forward_dropout(self.feed_forward(x), training=training))
-        return x, probabilities
+        batch, asked, _ = _sizes(queries, states, scores_mask)
+        return ops.reshape(x, (batch, asked, x.shape[-1])), probabilities
 
 
 class BiLSTM(keras.layers.Bidirectional):
