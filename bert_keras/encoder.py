@@ -14,11 +14,10 @@ from keras import ops
 from bert_keras.config import BertConfig
 from bert_keras.features import (
     ATTENTION_PROBABILITIES,
+    DTYPE,
     EMBEDDING_OUTPUT,
     ENCODER_INPUTS,
     ENCODER_OUTPUTS,
-    INPUT_MASK,
-    INPUT_TYPE_IDS,
     INPUT_WORD_IDS,
     POOLED_OUTPUT,
     SEQUENCE_OUTPUT,
@@ -198,7 +197,4 @@ class BertEncoder(keras.Model):
 
 def encoder_inputs(*, seq_length: int | None = None) -> dict[str, keras.KerasTensor]:
     """Symbolic Features for the functional API: int32 [B, S], S unknown unless `seq_length` fixes it."""
-    return {
-        name: keras.Input((seq_length,), dtype="int32", name=name)
-        for name in (INPUT_WORD_IDS, INPUT_MASK, INPUT_TYPE_IDS)
-    }
+    return {name: keras.Input((seq_length,), dtype=DTYPE, name=name) for name in ENCODER_INPUTS}

@@ -80,7 +80,7 @@ class MaskedLMHead(keras.layers.Layer):
 class _Head(keras.layers.Layer):
     """A head that its own config rebuilds, so that a functional model of it saves to `.keras`."""
 
-    def __init__(self, config: BertConfig, *, name: str, dtype: Any = None) -> None:
+    def __init__(self, *, config: BertConfig, name: str, dtype: Any = None) -> None:
         super().__init__(name=name, dtype=dtype)
         self.config = config
 
@@ -101,7 +101,7 @@ class _DenseHead(_Head):
     def __init__(
         self, units: int, *, config: BertConfig, dropout: float, name: str, dtype: Any = None
     ) -> None:
-        super().__init__(config, name=name, dtype=dtype)
+        super().__init__(config=config, name=name, dtype=dtype)
         self.dropout = keras.layers.Dropout(dropout, name="dropout", dtype=dtype)
         self.dense = Dense(units, config=config, name="dense", dtype=dtype)
         self.build()
@@ -120,7 +120,7 @@ class _DenseHead(_Head):
 class NextSentenceHead(_DenseHead):
     """Pooled float [B, H] -> float32 [B, 2]; class 0 means that B follows A (Devlin et al. 2019, sec. 3.1). No dropout."""
 
-    def __init__(self, config: BertConfig, *, name: str = "next_sentence", dtype: Any = None) -> None:
+    def __init__(self, *, config: BertConfig, name: str = "next_sentence", dtype: Any = None) -> None:
         super().__init__(2, config=config, dropout=0.0, name=name, dtype=dtype)
 
 
@@ -187,7 +187,7 @@ def concat_pool(sequence: Any, mask: Any, *, causal: bool = False) -> Any:
 
 @keras.saving.register_keras_serializable("bert_keras")
 class ChoiceHead(_DenseHead):
-    """One score vector for every choice: pooled float [B*K, H] -> float32 [B, K] (Devlin et al. 2019, sec. 4.4)."""
+    """One score for each choice, all by one vector: pooled float [B*K, H] -> float32 [B, K] (Devlin et al. 2019, sec. 4.4)."""
 
     def __init__(
         self, num_choices: int, *, config: BertConfig, name: str = "classifier", dtype: Any = None
@@ -240,7 +240,7 @@ class ReplacedTokenHead(_Head):
     """Was this token replaced? Float [B, S, H] -> float32 [B, S] (Clark et al. 2020, sec. 2)."""
 
     def __init__(self, *, config: BertConfig, name: str = "replaced_token", dtype: Any = None) -> None:
-        super().__init__(config, name=name, dtype=dtype)
+        super().__init__(config=config, name=name, dtype=dtype)
         self.activation = ACTIVATIONS[config.activation]
         self.dense = Dense(config.hidden_size, config=config, name="dense", dtype=dtype)
         self.prediction = Dense(1, config=config, name="prediction", dtype=dtype)

@@ -143,7 +143,7 @@ class SentencePair(_Classes):
         return features, labels, tf.ones_like(labels, tf.float32)
 
     def head(self, encoder: BertEncoder) -> NextSentenceHead:
-        return NextSentenceHead(encoder.config, name=self.name, dtype=encoder.dtype_policy)
+        return NextSentenceHead(config=encoder.config, name=self.name, dtype=encoder.dtype_policy)
 
     def logits(self, head: keras.layers.Layer, outputs: Mapping[str, Any], features: Features) -> Any:
         """Float32 [B, 2]."""

@@ -394,8 +394,7 @@ def _trust_ratio(weight: Any, update: Any) -> Any:
 class GlobalMean(keras.losses.Loss):
     """sum(weight * loss) over all replicas / sum(weight) over all replicas.
 
-    loss: a function of (labels, outputs) that returns one loss for each slot, for example
-        `keras.losses.sparse_categorical_crossentropy`
+    loss: a function of (labels, outputs) that returns one loss for each slot, for example `cross_entropy`
 
     Keras' own reduction is a mean over each replica's slots, then over the replicas: another number whenever weights
     differ.

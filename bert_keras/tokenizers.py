@@ -23,6 +23,8 @@ from typing import Any, Protocol
 import numpy as np
 import tensorflow as tf
 
+from bert_keras.vocabulary_files import SENTENCEPIECE, pieces_of
+
 try:
     import tensorflow_text as tf_text
 except ImportError as error:
@@ -70,7 +72,6 @@ SENTENCEPIECE_TOKENS = {
     "mask": MASK,
 }
 SPACE = "\u2581"  # stands in a piece for the space before a word
-SENTENCEPIECE_FILE = "spiece.model"  # Hugging Face's name for ALBERT's vocabulary
 
 # What Python's str.split() splits at, as ALBERT does.
 _WHITESPACE = r"\t-\r\x1C- \x{85}\x{A0}\x{1680}\x{2000}-\x{200A}\x{2028}\x{2029}\x{202F}\x{205F}\x{3000}"
@@ -555,7 +556,7 @@ def read_sentencepiece(path: str) -> bytes:
     """Reads a `spiece.model`. Raises FileNotFoundError, and ValueError that names the file where it is no model."""
     if not tf.io.gfile.exists(path):
         raise FileNotFoundError(
-            f"no SentencePiece model at {path}; give the path of the model's {SENTENCEPIECE_FILE}"
+            f"no SentencePiece model at {path}; give the path of the model's {SENTENCEPIECE}"
         )
     with tf.io.gfile.GFile(path, "rb") as file:
         model = file.read()
@@ -612,22 +613,14 @@ def sentencepiece_texts(*, lower_case: bool) -> Normalizer:
 
 
 def read_vocabulary(path: str) -> list[str]:
-    """Reads the pieces of a `vocab.txt`: UTF-8, one a line, the line's place (from 0) being the id.
+    """Reads the pieces of a `vocab.txt` as `pieces_of` does, from anywhere TensorFlow can read, and checks them.
 
-    A byte order mark and Windows line ends are taken off. Raises FileNotFoundError, and ValueError that names the file and line.
+    Raises FileNotFoundError, and ValueError that names the file and line.
     """
     if not tf.io.gfile.exists(path):
         raise FileNotFoundError(f"no vocabulary file at {path}; give the path of the model's vocab.txt")
     with tf.io.gfile.GFile(path, "rb") as file:
-        raw = file.read()
-    try:
-        text = raw.decode("utf-8")
-    except UnicodeDecodeError as error:
-        line = raw[: error.start].count(b"\n") + 1
-        raise ValueError(f"{path}, line {line}: not UTF-8; save the vocabulary as UTF-8 text") from None
-    # Not splitlines(): pieces may be characters that it takes for line ends, such as U+2028.
-    lines = text.removeprefix("\ufeff").removesuffix("\n").split("\n")
-    vocabulary = [line.removesuffix("\r") for line in lines]
+        vocabulary = pieces_of(file.read(), source=path)
     _checked_ids(vocabulary, source=path)
     return vocabulary
 

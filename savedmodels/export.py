@@ -6,6 +6,7 @@ In: a Run and a folder. Out: folder/<next number>/saved_model.pb, as TensorFlow 
 import contextlib
 import json
 import pathlib
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -30,6 +31,7 @@ SAMPLES = (
     "word " * 600,
 )
 TOLERANCE = 1e-6  # of probabilities and scores
+TEMPORARY = ".export-"  # how the folder's name begins that a version is written in
 # A short request does not pay for seq_length, and an encoder meets few lengths.
 LENGTHS = 8  # wordpieces
 
@@ -73,8 +75,10 @@ def workplace(directory: pathlib.Path) -> Iterator[tuple[pathlib.Path, contextli
             for folder in reversed([path for path in (directory, *directory.parents) if not path.exists()]):
                 folder.mkdir()
                 undo.callback(_remove, folder)
+            for left in directory.glob(f"{TEMPORARY}*"):  # by an export that was killed
+                shutil.rmtree(left, ignore_errors=True)
             with tempfile.TemporaryDirectory(
-                prefix=".export-", dir=directory, ignore_cleanup_errors=True
+                prefix=TEMPORARY, dir=directory, ignore_cleanup_errors=True
             ) as temporary:
                 pathlib.Path(temporary).chmod(0o755)
                 yield pathlib.Path(temporary), undo

@@ -5,6 +5,7 @@
     BASE/1/assets.extra/           what TensorFlow's loader passes over:
         manifest.json              the SHA-256 and size of every other file of the version
         model_card.md              the model, its measures and signatures, and requests to copy
+        example.json               what those requests ask, by input
         tf_serving_warmup_requests what a server asks itself before it answers others
 
 In: a Run, its signatures and a folder. Out: these files.
@@ -24,12 +25,15 @@ from typing import Any
 import tensorflow as tf
 
 from savedmodels import servers
+from tasks.files import write_json
 from tasks.fill_mask import FillMask
 from tasks.resume import RESULTS_FILE
+from tasks.task import Task
 from tasks.train import Ensemble, Run, encoder_of
 
 EXTRA = "assets.extra"
-MANIFEST, CARD, WARMUP = "manifest.json", "model_card.md", "tf_serving_warmup_requests"
+MANIFEST, CARD, EXAMPLE = "manifest.json", "model_card.md", "example.json"
+WARMUP = "tf_serving_warmup_requests"
 MODELS, BATCHING = "models.config", "batching_parameters.txt"
 
 Texts = Mapping[str, list[Any]]
@@ -110,7 +114,7 @@ BATCHING_PARAMETERS = """# Requests that wait together are run as one batch. A b
 max_batch_size { value: 32 }
 batch_timeout_micros { value: 1000 }
 max_enqueued_batches { value: 100 }
-# One batch at a time for each core, at most.
+# Batches that run at a time: as many as the server has cores is a good start.
 num_batch_threads { value: 4 }
 """
 
@@ -182,6 +186,7 @@ A SavedModel is code: load those that you trust. `bert-keras info {shell_path}` 
 written.
 """
 
+# By input, where the task has no text of its own.
 EXAMPLES = {
     "text": "Ada Lovelace was born in London.",
     "question": "Where was Ada Lovelace born?",
@@ -195,7 +200,7 @@ examples in a row and where each example's begin. Its outputs have no batch dime
 
 def model_card(run: Run, signatures: Mapping[str, Any], *, name: str, version: int, size: int) -> str:
     """The model card, in Markdown. size: of the graph and the weights, in bytes."""
-    example = {key: _example(key, spec) for key, spec in run.task.signature().items()}
+    example = example_of(run.task)
     return CARD_TEMPLATE.format(
         name=name,
         volume=shlex.quote(f"{name}:/models/{name}"),
@@ -220,10 +225,14 @@ def model_card(run: Run, signatures: Mapping[str, Any], *, name: str, version: i
     )
 
 
-def _example(name: str, spec: tf.TensorSpec) -> Any:
-    """A text to ask with, or the list of them that an input of a choice takes."""
-    text = EXAMPLES.get(name, "A charming and often affecting journey.")
-    return text if len(spec.shape) == 1 else [text] * spec.shape[1]
+def example_of(task: Task) -> dict[str, Any]:
+    """A text to ask with for each input, or the list of them that an input of a choice takes."""
+    texts = {**EXAMPLES, **task.example_texts}
+    example = {}
+    for name, spec in task.signature().items():
+        text = texts.get(name, "A charming and often affecting journey.")
+        example[name] = text if len(spec.shape) == 1 else [text] * spec.shape[1]
+    return example
 
 
 def answers_of(task: Any) -> str:
@@ -356,4 +365,5 @@ def write_extra(
     write_warmup(extra / WARMUP, texts, name=name)
     card = model_card(run, signatures, name=name, version=version, size=size)
     (extra / CARD).write_text(card, encoding="utf-8")
+    write_json(extra / EXAMPLE, example_of(run.task))
     write_manifest(folder)

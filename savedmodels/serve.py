@@ -32,6 +32,7 @@ import tensorflow as tf
 from google.protobuf import json_format
 from tensorflow.core.protobuf import saved_model_pb2
 
+from savedmodels.kit import EXAMPLE, EXTRA
 from savedmodels.reload import load_kernels
 
 HOST = "127.0.0.1"
@@ -210,7 +211,7 @@ def _read(body: bytes) -> Any:
 
 
 def example_of(served: Served) -> Any:
-    """An instance that the default signature takes."""
+    """An instance that the default signature takes: the one that was exported with it, where there is one."""
 
     def of(spec: tf.TensorSpec) -> Any:
         value: Any = "a text" if spec.dtype == tf.string else 0
@@ -218,7 +219,11 @@ def example_of(served: Served) -> Any:
             value = [value] * (size or 1)
         return value
 
-    values = {name: of(spec) for name, spec in served.inputs_of(DEFAULT_SIGNATURE).items()}
+    file = served.folder / EXTRA / EXAMPLE
+    if file.is_file():
+        values = json.loads(file.read_text(encoding="utf-8"))
+    else:
+        values = {name: of(spec) for name, spec in served.inputs_of(DEFAULT_SIGNATURE).items()}
     return values if len(values) > 1 else next(iter(values.values()))
 
 

@@ -11,7 +11,6 @@ What has finished is not run again. Source: Devlin et al. 2019, tables 5, 6 and 
 """
 
 import dataclasses
-import gc
 import itertools
 import json
 import pathlib
@@ -19,8 +18,6 @@ import shutil
 import statistics
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
-
-import keras
 
 from bert_keras import checkpoints
 from bert_keras.tokenizers import Tokenizer
@@ -30,11 +27,12 @@ from tasks.feature_based import extract
 from tasks.files import check_equal, write_json
 from tasks.instances import Text
 from tasks.metrics import Ordering, ordering
-from tasks.pretrain import RECIPES, SNAPSHOTS, Recipe, digest_of_documents, pretrain
+from tasks.pretrain import RECIPES, SNAPSHOTS, Recipe, pretrain
+from tasks.records import digest_of_documents
 from tasks.resume import RESULTS_FILE, digest_of_examples
 from tasks.squad import Squad  # whose scorers count in percent
 from tasks.task import Hparams, Source, Table, Task, take_examples
-from tasks.train import finetune, open_task
+from tasks.train import finetune, free_memory, open_task
 
 ABLATION_FILE = "ablation.json"
 PERPLEXITY = "held_out_masked_lm_perplexity"
@@ -256,7 +254,9 @@ def run_ablation(
         if given not in known:
             raise ValueError(f"there is no {given!r}; wanted is one of {', '.join(known)}.")
     output, chosen = pathlib.Path(output), SCALES[scale]
-    tasks, restarts = tuple(tasks or chosen.tasks[name]), restarts or chosen.restarts
+    tasks, restarts = tuple(tasks or chosen.tasks[name]), chosen.restarts if restarts is None else restarts
+    if restarts < 1:
+        raise ValueError(f"restarts is {restarts}; give at least 1.")
     opened = {task: _open(task, data, chosen) for task in tasks}
     rows = chosen.rows[name]
     recipes = {row.name: _recipe(row, chosen, changes or {}) for row in rows}
@@ -290,7 +290,7 @@ def run_ablation(
                 snapshots=[round(share * steps) for share in shares],
                 **how,  # type: ignore[arg-type]
             )
-            _forget()
+            free_memory()
     outcomes = []
     for row in rows:
         weights = _pretraining(output, row.weights or row.name)
@@ -302,7 +302,7 @@ def run_ablation(
             if not (run / RESULTS_FILE).exists():
                 log(f"{row.name}: {task}, seed {seed}")
                 _train(task, opened[task], _start(weights, row), run, chosen, seed=seed, **how)  # type: ignore[arg-type]
-                _forget()
+                free_memory()
             found = json.loads((run / RESULTS_FILE).read_text(encoding="utf-8"))["measures"]
             value = found[f"val_{opened[task].measure}"]
             measures[task].append(value if isinstance(opened[task], Squad) else 100 * value)
@@ -395,12 +395,6 @@ def _train(
     ]
     tagging = TaggerHparams(**{**scale.tagging, "seed": seed})
     train_tagger(*caches, layers=FEATURE_LAYERS, output=output, hparams=tagging, verbose=verbose, log=log)
-
-
-def _forget() -> None:
-    """Each run leaves a model and its graphs behind."""
-    keras.utils.clear_session()
-    gc.collect()
 
 
 def _perplexity(weights: pathlib.Path) -> float | None:

@@ -10,6 +10,7 @@ import dataclasses
 import functools
 import gzip
 import heapq
+import lzma
 import re
 import xml.etree.ElementTree
 import zipfile
@@ -50,8 +51,8 @@ class Corpus:
     """Documents of a source; each iteration reads it anew, in one order.
 
     source: a file, a folder (every file in it but hidden ones, by name), several of both, or "tfds:NAME". Files are plain
-        text; `.xml` is a MediaWiki dump, of which articles are read (the `wikipedia` extra); `.gz` and `.bz2` are unpacked,
-        and `.zip` is read as a folder
+        text; `.xml` is a MediaWiki dump, of which articles are read (the `wikipedia` extra); `.gz`, `.bz2` and `.xz` are
+        unpacked, and `.zip` is read as a folder
     lines: a key of LINES. Of dumps and TensorFlow Datasets, an example is a document and a line never runs on
     encoding: of plain text; a newline must be one byte in it
     split: of a TensorFlow Dataset
@@ -178,17 +179,19 @@ def _hidden(name: str) -> bool:
 UNPACK: Mapping[str, Callable[[BinaryIO], Any]] = {
     ".gz": lambda file: gzip.GzipFile(fileobj=file),
     ".bz2": bz2.BZ2File,
+    ".xz": lzma.LZMAFile,
 }
+ARCHIVE = ".zip"
 
 
 def _file_documents(path: Path, *, form: Lines, encoding: str) -> Iterator[Document]:
     try:
         for name, stream in _streams(path):
-            if name.endswith(".xml"):
+            if name.lower().endswith(".xml"):
                 yield from _wiki_documents(name, stream)
             else:
                 yield from _plain_documents(name, _decoded(name, stream, encoding), form)
-    except (EOFError, OSError, RuntimeError, zlib.error, zipfile.BadZipFile) as error:
+    except (EOFError, OSError, RuntimeError, lzma.LZMAError, zlib.error, zipfile.BadZipFile) as error:
         if isinstance(error, OSError) and error.errno is not None:  # of the disk, not of what is on it
             raise
         raise ValueError(f"{path} cannot be unpacked ({error}); fetch it again.") from error
@@ -196,7 +199,7 @@ def _file_documents(path: Path, *, form: Lines, encoding: str) -> Iterator[Docum
 
 def _streams(path: Path) -> Iterator[tuple[str, BinaryIO]]:
     """What is in a file, unpacked: each text's name, without the suffix of its packing, and its bytes."""
-    if path.suffix == ".zip":
+    if path.suffix.lower() == ARCHIVE:
         with zipfile.ZipFile(path) as archive:
             for member in sorted(archive.namelist()):
                 if not member.endswith("/") and not _hidden(member):
@@ -209,7 +212,11 @@ def _streams(path: Path) -> Iterator[tuple[str, BinaryIO]]:
 
 def _unpacked(name: str, file: Any) -> tuple[str, BinaryIO]:
     suffix = Path(name).suffix
-    return (name.removesuffix(suffix), UNPACK[suffix](file)) if suffix in UNPACK else (name, file)
+    if suffix.lower() in UNPACK:
+        name, file = name.removesuffix(suffix), UNPACK[suffix.lower()](file)
+    if name.lower().endswith(ARCHIVE):
+        raise ValueError(f"{name}: an archive inside a packed file is not read; unpack the outer one.")
+    return name, file
 
 
 def _decoded(name: str, lines: Iterable[bytes], encoding: str) -> Iterator[str]:
@@ -228,6 +235,8 @@ def _decoded(name: str, lines: Iterable[bytes], encoding: str) -> Iterator[str]:
             raise ValueError(
                 f"{name}, line {number}: a byte is 0, so that it is no text; unpack it, or leave it out."
             )
+        if number == 1 and "\r" in text and not line.endswith(b"\n"):
+            raise ValueError(f"{name}: carriage returns end its lines; save it with newlines.")
         yield text
 
 

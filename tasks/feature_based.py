@@ -506,7 +506,7 @@ def extract_file(
 
     layers: of LAYERS; a weighted sum is the one that training starts from, the mean
     level: of LEVELS; format: of WRITERS
-    seq_length: None takes all positions that the encoder has
+    seq_length: wordpieces of a window; None takes 512, or all positions of an encoder that has fewer
 
     Work in progress is a cache beside `output`, under the name with ".part"; the same call goes on from there.
     Raises ValueError where `output` exists, or what is in progress was begun otherwise.

@@ -28,7 +28,7 @@ from bert_keras.features import (
 from bert_keras.heads import MaskedLMHead
 from bert_keras.optimization import GlobalMean, cross_entropy
 from bert_keras.tokenizers import CONTINUATION, MASK, SPACE, Tokenizer
-from tasks.task import ERRORS_SHOWN, Features, Raw, Source, Table, Task, plain, read_text, split_file
+from tasks.task import ERRORS_SHOWN, Features, Raw, Source, Table, Task, numbered_lines, plain, split_file
 
 TEXT, ANSWER = "text", "answer"
 TOKENS, SCORES, START, FILLED, RANK = "mask_tokens", "mask_scores", "mask_start_byte", "filled", "rank"
@@ -62,6 +62,7 @@ class FillMask(Task):
     validation_splits = ("validation",)
     lists = {"mask": START}
     pretrained_head = True
+    example_texts = {TEXT: "The capital of France is [MASK]."}
 
     def __init__(self, source: Source | None = None, *, top_k: int = 5) -> None:
         if top_k < 1:
@@ -291,11 +292,8 @@ def _rows(path: Path, *, labelled: bool) -> Iterator[tuple[str, str]]:
     """Text and answer of each example. Raises ValueError naming the line."""
     if path.suffix not in READERS:
         raise ValueError(f"{path} is none of {', '.join(READERS)}; give a file of these.")
-    # Only a newline ends a line: U+2028 is text.
-    lines = (
-        (number, line.removesuffix("\r")) for number, line in enumerate(read_text(path).split("\n"), start=1)
-    )
-    for number, row in READERS[path.suffix]((number, line) for number, line in lines if line.strip()):
+    lines = ((number, line) for number, line in numbered_lines(path) if line.strip())
+    for number, row in READERS[path.suffix](lines):
         text, answer = row.get(TEXT), row.get(ANSWER, "" if not labelled else None)
         if not isinstance(text, str) or not isinstance(answer, str):
             raise ValueError(f"{path}, line {number}: no {TEXT} or no {ANSWER}; wanted are both, as strings.")

@@ -30,8 +30,8 @@ from tasks.task import (
     Task,
     classifier_model,
     load_tfds,
+    numbered_lines,
     plain,
-    read_text,
 )
 
 LABEL = "label"
@@ -226,6 +226,7 @@ class Glue(Task):
         self.outputs = (POOLINGS[pooling],)
         self.name = row.name
         self.text = row.text
+        self.label_names = row.labels
         self.measure = row.measures[0]
         self.validation_splits = tuple(split for split in row.splits if split.startswith("validation"))
         self.folder = None if source is None else _folder(_one(source), row.folder)
@@ -355,7 +356,8 @@ def row_from_folder(folder: str | Path) -> GlueRow:
     """The row of one's own classification data: train.tsv, dev.tsv and, if there is one, test.tsv.
 
     Each file begins with column names: `label` (test.tsv may go without) and one or two columns of text,
-    whose names the features take; idx, index and id are ignored. The labels are those of train.tsv, sorted.
+    whose names the features take; idx, index and id are ignored. The labels are those of train.tsv, sorted,
+    without white space around.
     Raises ValueError or FileNotFoundError on what cannot be read, naming the file and the line.
     """
     folder = _folder(folder, "")
@@ -365,10 +367,12 @@ def row_from_folder(folder: str | Path) -> GlueRow:
     if len(text) not in (1, 2) or not all(column.isidentifier() and column != "self" for column in text):
         raise ValueError(
             f"{train} has the text columns {', '.join(map(repr, text)) or '(none)'}; wanted are one or two, "
-            "named with letters, digits and _, and not 'self'."
+            "separated by tabs, named with letters, digits and _, and not 'self'."
         )
     column = _column(train, header, LABEL)
-    labels = tuple(sorted({line.values[column] for line in lines}))
+    labels = tuple(sorted({line.values[column].strip() for line in lines}))
+    if empty := [line.number for line in lines if not line.values[column].strip()]:
+        raise ValueError(f"{train}, line {empty[0]}: the label is empty; wanted is one in every line.")
     if len(labels) < 2:
         found = ", ".join(map(repr, labels)) or "(none)"
         raise ValueError(f"{train} has the labels {found}; wanted are two or more.")
@@ -430,7 +434,10 @@ def _from_folder(row: GlueRow, split: str, folder: Path) -> dict[str, np.ndarray
     if not lines:
         raise ValueError(f"{path} has no examples; wanted is at least one line under the header.")
     parse = _label_parser(row)
-    labels = [UNLABELLED if label is None else parse(path, line.number, line.values[label]) for line in lines]
+    labels = [
+        UNLABELLED if label is None else parse(path, line.number, line.values[label].strip())
+        for line in lines
+    ]
     columns = {
         name: np.array([line.values[at].encode() for line in lines], object) for name, at in text.items()
     }
@@ -469,7 +476,9 @@ def _column(path: Path, header: list[str], name: str) -> int:
     found = header.count(name)
     if found != 1:
         many, there = "more than one" if found else "no", ", ".join(map(repr, header))
-        raise ValueError(f"{path} has {many} column {name!r}; wanted is one. Its columns: {there}.")
+        raise ValueError(
+            f"{path} has {many} column {name!r}; wanted is one. Its columns: {there}; tabs separate them."
+        )
     return header.index(name)
 
 
@@ -487,9 +496,8 @@ def _read_table(
     Raises ValueError on an empty file and on a line with more or fewer columns than there are names; with
     `skip_short_lines`, lines with fewer are left out under one warning.
     """
-    # Only "\n" ends a line: U+2028 and the like are text.
-    numbered = ((number, line.removesuffix("\r")) for number, line in enumerate(_read(path).split("\n"), 1))
-    table = [(number, line.split("\t")) for number, line in numbered if line]
+    _check_there(path)
+    table = [(number, line.split("\t")) for number, line in numbered_lines(path) if line]
     if not table:
         raise ValueError(f"{path} is empty; wanted are tab-separated lines.")
     names = list(header) if header else table.pop(0)[1]
@@ -510,9 +518,8 @@ def _read_table(
     return names, lines
 
 
-def _read(path: Path) -> str:
-    """The file's text. Raises FileNotFoundError, saying what there is instead, and ValueError if not UTF-8."""
+def _check_there(path: Path) -> None:
+    """Raises FileNotFoundError, saying what there is instead."""
     if not path.is_file():
         there = ", ".join(sorted(entry.name for entry in path.parent.iterdir())[:10])
         raise FileNotFoundError(f"{path.parent} has no {path.name}; it has {there or 'no files'}.")
-    return read_text(path)

@@ -12,7 +12,6 @@ Source: Devlin et al. 2019, sec. 4.1 (learning rates chosen on dev, random resta
 
 import contextlib
 import dataclasses
-import gc
 import json
 import math
 import pathlib
@@ -23,18 +22,17 @@ import zipfile
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-import keras
 import numpy as np
 
+from bert_keras.checkpoint_formats import SAFETENSORS
 from tasks.files import write_json
 from tasks.glue import IDX, LABEL, ROWS, SCORES, Glue, GlueRow
 from tasks.metrics import MEASURES
 from tasks.resume import RESULTS_FILE
 from tasks.task import Hparams, Table, predict
-from tasks.train import Run, evaluate, finetune, load_run
+from tasks.train import Run, evaluate, finetune, free_memory, load_run
 
 PROTOCOL_FILE = "protocol.json"
-WEIGHTS = "model.safetensors"
 LEARNING_RATES = (5e-5, 4e-5, 3e-5, 2e-5)
 # The tasks that the score is the mean of.
 SCORED = ("cola", "sst2", "mrpc", "stsb", "qqp", "mnli", "qnli", "rte", "wnli")
@@ -210,7 +208,6 @@ def _outcome(
                 output=path,
                 hparams=hparams,
                 strategy_name=strategy_name,
-                dev_split=task.validation_splits[0],
                 verbose=verbose,
                 log=log,
             )
@@ -221,9 +218,7 @@ def _outcome(
         why = _degenerate_run(task, path) if lost is None else f"its loss {lost[1]}"
         finished = settings | {"degenerate": why}
         write_json(path / PROTOCOL_FILE, finished)
-        # Each run leaves a model and its graphs behind.
-        keras.utils.clear_session()
-        gc.collect()
+        free_memory()
     else:
         log(f"{path} is finished already")
     if finished["degenerate"]:
@@ -329,15 +324,15 @@ def _remove_weights(outcomes: Sequence[Outcome], *, row: GlueRow) -> None:
     best = _best(outcomes, row=row)
     for outcome in outcomes:
         if outcome is not best:
-            (outcome.path / WEIGHTS).unlink(missing_ok=True)
+            (outcome.path / SAFETENSORS).unlink(missing_ok=True)
 
 
 def _load_best(best: Outcome, *, data: str | pathlib.Path | None = None) -> Run:
     """Raises ValueError where its weights are not there: `best_only` removes those of all but the best."""
-    if not (best.path / WEIGHTS).is_file():
+    if not (best.path / SAFETENSORS).is_file():
         raise ValueError(
-            f"{best.path} is the best of these runs and has no {WEIGHTS}: best_only removed it while a run that is not asked for "
-            "now was the best; remove this folder to train it again, or ask for that run too."
+            f"{best.path} is the best of these runs and has no {SAFETENSORS}: best_only removed it while a run that is not asked "
+            "for now was the best; remove this folder to train it again, or ask for that run too."
         )
     return load_run(best.path, data=data)
 

@@ -12,6 +12,7 @@ RUN is `config.json`, `vocab.txt`, `model.safetensors` with the heads, `task.jso
 has such a folder inside: `generator/`.
 """
 
+import contextlib
 import dataclasses
 import functools
 import hashlib
@@ -57,6 +58,7 @@ from tasks.records import (
     LABEL_RATE_TOLERANCE,
     RecordFiles,
     check_batch,
+    digest_of_documents,
     listed,
     manifest_of,
     read_records,
@@ -65,7 +67,7 @@ from tasks.resume import (
     LOGS,
     RESULTS_FILE,
     Saver,
-    digest,
+    check_save_every,
     digest_of_tensors,
     prepare_output,
 )
@@ -363,8 +365,12 @@ class _Source:
         raise NotImplementedError
 
     def held_out(self, phase: int) -> tf.data.Dataset | None:
-        """Instances of a phase's length, always the same."""
+        """Instances of a phase's length, always the same; None where there are none of it."""
         raise NotImplementedError
+
+    def reading(self, phase: int | None, *, vocab_size: int) -> contextlib.AbstractContextManager[None]:
+        """Raises ValueError for what TensorFlow finds wrong as a phase's instances are read, or those held out (None)."""
+        return contextlib.nullcontext()
 
 
 class _Documents(_Source):
@@ -457,9 +463,17 @@ class _RecordFiles(_Source):
             )
         self._recipe = recipe
         self._read = [functools.partial(read_records, source, tokenizer=tokenizer) for source in records]
-        self._held_out = held_out
-        self._tokenizer = tokenizer
-        lengths = [int(read().element_spec[INPUT_WORD_IDS].shape[0]) for read in self._read]
+        self._held_out = None if held_out is None else read_records(held_out, tokenizer=tokenizer)
+        self._sets: dict[int | None, RecordFiles] = dict(enumerate(records))
+        if held_out is not None:
+            self._sets[None] = held_out
+        lengths = [_length(read()) for read in self._read]
+        if self._held_out is not None and _length(self._held_out) not in lengths:
+            wanted = " or ".join(map(str, lengths))
+            raise ValueError(
+                f"the held-out records have {_length(self._held_out)} positions and those trained on {wanted}; give held-out "
+                f"records of {wanted}."
+            )
         ends = hparams.phase_steps(len(records))
         self.phases = [Phase(*one) for one in zip(lengths, [0, *ends], ends, strict=False)]
         self.about = {"records": [_digest_of_files(source) for source in records]}
@@ -473,21 +487,35 @@ class _RecordFiles(_Source):
         return self._read[phase]()
 
     def held_out(self, phase: int) -> tf.data.Dataset | None:
-        if self._held_out is None:
+        if self._held_out is None or _length(self._held_out) != self.phases[phase].seq_length:
             return None
-        found = read_records(self._held_out, tokenizer=self._tokenizer)
-        length = self.phases[phase].seq_length
-        if found.element_spec[INPUT_WORD_IDS].shape[0] != length:
+        return self._held_out
+
+    @contextlib.contextmanager
+    def reading(self, phase: int | None, *, vocab_size: int) -> Iterator[None]:
+        name = _name(self._sets[phase])
+        try:
+            yield
+        except tf.errors.DataLossError as error:
+            raise ValueError(f"{name}: a record is damaged or cut short; give whole files.") from error
+        except tf.errors.InvalidArgumentError as error:
+            if WRONG_IDS in str(error):
+                raise _wrong_ids(f"{name}: there is a token with a larger id", vocab_size) from error
+            if PARSING not in str(error):
+                raise
             raise ValueError(
-                f"held-out records have {found.element_spec[INPUT_WORD_IDS].shape[0]} positions and those trained on "
-                f"{length}; give held-out records of {length}."
-            )
-        return found
+                f"{name}: a record has features of other lengths than the first; give files of one form."
+            ) from error
 
 
-def digest_of_documents(documents: Iterable[Text]) -> str:
-    """SHA-256 of a corpus."""
-    return digest(part for document in documents for part in ("\n".join(document), "\n\n"))
+def _length(instances: tf.data.Dataset) -> int:
+    return int(instances.element_spec[INPUT_WORD_IDS].shape[0])
+
+
+def _name(source: RecordFiles) -> str:
+    """What errors call a set."""
+    files = [source] if isinstance(source, str | pathlib.Path) else source
+    return str(files[0]) + (f" and {len(files) - 1} more" if len(files) > 1 else "")
 
 
 def _digest_of_files(source: RecordFiles) -> str:
@@ -526,11 +554,12 @@ def _batches(
 
 
 WRONG_IDS = "an id is too large"
+PARSING = "ParseExample"  # the op that an error of parsing names
 
 
-def _wrong_ids(found: str, config: BertConfig) -> ValueError:
+def _wrong_ids(found: str, vocab_size: int) -> ValueError:
     return ValueError(
-        f"{found} and vocab_size is {config.vocab_size}; give the vocabulary and the configuration that the records were "
+        f"{found} and vocab_size is {vocab_size}; give the vocabulary and the configuration that the records were "
         "made with."
     )
 
@@ -544,18 +573,19 @@ def _check_data(
         raise ValueError(
             "these records have masks, and left to right reads whole text; write records without masks."
         )
-    rows = list(sample.take(max(SAMPLE, batch_size)).as_numpy_iterator())
+    with source.reading(phase, vocab_size=config.vocab_size):
+        rows = list(sample.take(max(SAMPLE, batch_size)).as_numpy_iterator())
     check_batch(len(rows), batch_size=batch_size)
     names = [name for name in (INPUT_WORD_IDS, MASKED_LM_IDS) if name in sample.element_spec]
     highest = max(int(row[name].max()) for row in rows for name in names)
     if highest >= config.vocab_size:
-        raise _wrong_ids(f"there is a token of id {highest}", config)
+        raise _wrong_ids(f"there is a token of id {highest}", config.vocab_size)
     if any(isinstance(one, SentencePair) for one in objectives):
         rate = float(np.mean([row[NEXT_SENTENCE_LABEL] for row in rows]))
         if rate in (0.0, 1.0):
             raise ValueError(
-                f"all of {len(rows):,} labels of pairs are {rate:.0f}, and both are wanted; a document has several lines, and "
-                "a blank line ends it."
+                f"all of {len(rows):,} labels of pairs are {rate:.0f}, and both are wanted; give documents of several "
+                f"lines, ended by a blank line, and lines shorter than seq_length, {source.phases[phase].seq_length}."
             )
         if abs(rate - 0.5) > LABEL_RATE_TOLERANCE:
             yield (
@@ -667,7 +697,7 @@ class _Watch(keras.callbacks.Callback):
 
     def on_train_batch_end(self, batch: int, logs: dict[str, float] | None = None) -> None:
         self.step += 1
-        last = self.step == self._hparams.steps
+        last = batch + 1 == self.params["steps"]  # of the phase
         measures = {name: float(value) for name, value in (logs or {}).items()}
         if not math.isfinite(measures["loss"]):
             raise ValueError(
@@ -780,7 +810,8 @@ def _held_out(
         seed=HELD_OUT_SEED,
         drop_remainder=False,
     ).cache()
-    return batches.apply(tf.data.experimental.assert_cardinality(sum(1 for _ in batches)))
+    with source.reading(None, vocab_size=vocab_size):
+        return batches.apply(tf.data.experimental.assert_cardinality(sum(1 for _ in batches)))
 
 
 def _read_start(
@@ -829,7 +860,8 @@ def pretrain(
 
     documents: a `Corpus`, or anything that gives documents anew at each iteration; or
     records: a folder of `write_records` or TFRecord files; several for as many phases, whose lengths are those of the records
-    held_out: documents, or records, to evaluate on, or the share of the documents that are held out
+    held_out: documents, or records, to evaluate on, or the share of the documents that are held out; with records of one length
+        only the phases of that length are evaluated
     tokenizer: None takes the checkpoint's
     segment: splits a line into words, for whole-word masking
     checkpoint: what to start from, with the heads that it has, and of an ELECTRA's run with the generator; its configuration
@@ -843,6 +875,9 @@ def pretrain(
     Raises ValueError or FileNotFoundError, before any training, on data, sizes, settings or folders that cannot work.
     """
     output, hparams = pathlib.Path(output), recipe.hparams
+    check_save_every(save_every)
+    if wrong := [step for step in snapshots if not 1 <= step <= hparams.steps]:
+        raise ValueError(f"snapshots has {wrong[0]}; give steps from 1 to {hparams.steps}.")
     start, generator = _read_start(checkpoint, recipe)
     tokenizer = _tokenizer(tokenizer, start)
     config = recipe.config(vocab_size=tokenizer.vocab_size, source=None if start is None else start.config)
@@ -916,35 +951,33 @@ def pretrain(
             place = None
             continue
         watch.held_out = held[i]
-        skip = (watch.step - phase.start) * hparams.batch_size
-        batches = _batches(
-            source.train(i, skip=skip, place=place),
-            objectives=asked[i],
-            vocab_size=config.vocab_size,
-            batch_size=hparams.batch_size,
-            seed=hparams.seed,
-            start=watch.step,
-        )
-        place = None
         # Traced for this length alone, as in a process that starts here: a graph for any length rounds differently.
         model.make_train_function(force=True)
         model.make_test_function(force=True)
-        steps = phase.end - watch.step
+        skip, steps = (watch.step - phase.start) * hparams.batch_size, phase.end - watch.step
         bar = int(verbose == 1)
-        try:
+        with source.reading(i, vocab_size=config.vocab_size):
+            batches = _batches(
+                source.train(i, skip=skip, place=place),
+                objectives=asked[i],
+                vocab_size=config.vocab_size,
+                batch_size=hparams.batch_size,
+                seed=hparams.seed,
+                start=watch.step,
+            )
             model.fit(batches, steps_per_epoch=steps, callbacks=[watch, saver], verbose=bar, shuffle=False)
-        except tf.errors.InvalidArgumentError as error:
-            if WRONG_IDS not in str(error):
-                raise
-            raise _wrong_ids(
-                f"after step {watch.step:,} there is a token with a larger id", config
-            ) from error
+        place = None
     seconds += time.monotonic() - began
 
     save(output)
+    # Of the last phase that was evaluated.
+    evaluated = [
+        (batches, objectives) for batches, objectives in zip(held, asked, strict=True) if batches is not None
+    ]
+    baselines = _baselines(*evaluated[-1]) if evaluated else {}
     results = {
         "measures": dict(itertools.chain.from_iterable(row.items() for row in watch.history)),
-        "majority_baselines": {} if held[-1] is None else _baselines(held[-1], asked[-1]),
+        "majority_baselines": baselines,
         "history": watch.history,
         "steps": hparams.steps,
         "seconds": round(seconds, 1),

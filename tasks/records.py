@@ -22,6 +22,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import tensorflow as tf
+from google.protobuf.message import DecodeError
 
 from bert_keras.features import (
     ENCODER_INPUTS,
@@ -174,7 +175,7 @@ class _Worker:
                 ones += int(tf.reduce_sum(features[NEXT_SENTENCE_LABEL]))
         os.replace(temporary, target)
         size = target.stat().st_size
-        return Shard(size, _text_digest(texts), len(texts), instances, positions, ones, skipped)
+        return Shard(size, digest_of_documents(texts), len(texts), instances, positions, ones, skipped)
 
 
 def shard_name(number: int, *, compress: bool) -> str:
@@ -197,10 +198,10 @@ def _feature(values: np.ndarray) -> tf.train.Feature:
     return tf.train.Feature(int64_list=tf.train.Int64List(value=values))
 
 
-def _text_digest(texts: Iterable[Text]) -> str:
+def digest_of_documents(documents: Iterable[Text]) -> str:
     """SHA-256 of documents: a line each for a segment, a blank one after each document."""
     found = hashlib.sha256()
-    for document in texts:
+    for document in documents:
         found.update(("\n".join(document) + "\n\n").encode())
     return found.hexdigest()
 
@@ -262,7 +263,7 @@ def write_records(
         """The shards to make. Those that are done come first, and are compared with the text."""
         for number, texts in enumerate(shards(documents, size=shard_bytes, least=shard_documents)):
             if number < len(done):
-                check_equal(path, {"text": done[number].text}, {"text": _text_digest(texts)})
+                check_equal(path, {"text": done[number].text}, {"text": digest_of_documents(texts)})
                 made.append(done[number])
                 progress(done[number].documents)
             else:
@@ -461,10 +462,11 @@ def listed(source: RecordFiles) -> list[pathlib.Path]:
 def _checked(path: pathlib.Path, tokenizer: Tokenizer | None) -> tuple[list[pathlib.Path], int]:
     """The files of a folder and how many instances they have."""
     manifest = read_manifest(path)
+    check_equal(path, {"format_version": manifest.get("format_version")}, {"format_version": FORMAT_VERSION})
     if tokenizer is not None:
         wanted = {"vocabulary": tokenizer.digest, "lower_case": tokenizer.lower_case}
         check_equal(path, {name: manifest.get(name) for name in wanted}, wanted)
-    if manifest.get("format_version") != FORMAT_VERSION or manifest["summary"] is None:
+    if manifest["summary"] is None:
         raise ValueError(
             f"{path} is not complete; write its instances again, which goes on where it stopped."
         )
@@ -483,8 +485,9 @@ def _spec(file: pathlib.Path, records: tf.data.Dataset) -> dict[str, tf.io.Fixed
     """How to parse, by our names, from what the first record holds."""
     try:
         first = tf.train.Example.FromString(next(iter(records)).numpy()).features.feature
-    except (StopIteration, tf.errors.DataLossError, ValueError) as error:
-        raise ValueError(f"{file} has no TFRecord that can be read ({error}); give another file.") from error
+    except (StopIteration, tf.errors.DataLossError, DecodeError) as error:
+        reason = str(error) or "it is empty"
+        raise ValueError(f"{file} has no TFRecord that can be read ({reason}); give another file.") from error
     floats = (MASKED_LM_WEIGHTS,)
     lengths = {
         name: len((first[key].float_list if name in floats else first[key].int64_list).value)

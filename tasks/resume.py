@@ -27,6 +27,12 @@ EXAMPLES = 1000  # that tell one data set from another
 KEPT = 2  # checkpoints: the one before the last, should a disk spoil that
 
 
+def check_save_every(every: int | None) -> None:
+    """Raises ValueError where saves are no steps apart; None saves nothing."""
+    if every is not None and every < 1:
+        raise ValueError(f"save_every is {every}; give at least 1 step.")
+
+
 def prepare_output(path: pathlib.Path, *, settings: Mapping[str, Any] | None = None) -> None:
     """Makes the folder of a run and proves that it can be written, or finds the unfinished run of the same settings.
 
@@ -108,8 +114,6 @@ class Saver(keras.callbacks.Callback):
         self, path: pathlib.Path, model: keras.Model, *, every: int, remember: Callable[[], Any]
     ) -> None:
         super().__init__()
-        if every < 1:
-            raise ValueError(f"save_every is {every}; give at least 1 step.")
         self.step = 0
         self._model, self._every, self._remember = model, every, remember
         self._due = False

@@ -10,6 +10,7 @@ Source: Rajpurkar et al. 2016 and 2018; Devlin et al. 2019, sec. 4.2 and 4.3; go
 
 import collections
 import json
+import reprlib
 import unicodedata
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -40,6 +41,7 @@ from tasks.task import (
     Source,
     Table,
     Task,
+    check_text,
     count,
     load_tfds,
     plain,
@@ -148,7 +150,6 @@ class Squad(Task):
         for option in self.options:
             if getattr(self, option) < 1:
                 raise ValueError(f"{option} is {getattr(self, option)}; give at least 1.")
-        self._warned: set[str] = set()
 
     @classmethod
     def open(cls, name: str, source: Source | None, **options: Any) -> "Squad":
@@ -171,12 +172,7 @@ class Squad(Task):
         )
 
     def check(self, preprocess: Callable[..., Features], examples: tf.data.Dataset) -> None:
-        """Warns of how many questions are longer than `max_query_length`, whose ends are cut off: once for the same numbers.
-
-        Says nothing of questions without `answers`, as `bert-keras predict` gives them.
-        """
-        if ANSWERS not in examples.element_spec:
-            return
+        """Warns of how many questions are longer than `max_query_length`, whose ends are cut off."""
         tokenizer = preprocess.tokenizer  # type: ignore[attr-defined]
 
         def longer(questions: tf.Tensor) -> tf.Tensor:
@@ -186,13 +182,12 @@ class Squad(Task):
         questions = examples.map(lambda raw: raw[QUESTION]).batch(1024)
         counted = questions.map(longer, num_parallel_calls=tf.data.AUTOTUNE).as_numpy_iterator()
         found = int(sum(counted))
-        about = (
-            f"{found} of {count(examples)} questions are longer than max_query_length, {self.max_query_length} wordpieces, "
-            "and lose their ends; give a higher max_query_length to keep them"
-        )
-        if found and about not in self._warned:
-            self._warned.add(about)
-            warnings.warn(about, stacklevel=2)
+        if found:
+            warnings.warn(
+                f"{found} of {count(examples)} questions are longer than max_query_length, {self.max_query_length} wordpieces, "
+                "and lose their ends; give a higher max_query_length to keep them",
+                stacklevel=2,
+            )
 
     def features(self, preprocess: Callable[..., Features], raw: Raw) -> Features:
         """`Preprocessor.windows` of context and question, [W, S]."""
@@ -529,11 +524,7 @@ def _check(question: _Question, seen: set[str], version: Version) -> None:
         raise ValueError(
             f"{question.where}: the text of an answer is empty; wanted is a part of the context."
         )
-    try:
-        "".join((question.id, question.question, question.context, *question.answers)).encode()
-    except UnicodeEncodeError as error:  # JSON's escapes can write half of a surrogate pair
-        half = f"\\u{ord(error.object[error.start]):04x}"
-        raise ValueError(f"{question.where}: {half} is half a character; wanted is text.") from error
+    check_text(question.where, question.id, question.question, question.context, *question.answers)
 
 
 def _place(question: _Question) -> tuple[int, int]:
@@ -607,6 +598,7 @@ _KINDS = {list: "list", str: "string", int: "whole number", bool: "true or false
 def _member(value: Any, name: str, kind: type, *, where: str) -> Any:
     """value[name]. Raises ValueError where it is not there, or of another kind."""
     if not isinstance(value, dict) or not isinstance(value.get(name), kind):
-        found = "there is none" if not isinstance(value, dict) or name not in value else "it is another"
+        there = isinstance(value, dict) and name in value
+        found = f"it is {reprlib.repr(value[name])}" if there else "there is none"
         raise ValueError(f"{where}: wanted is {name!r}, a {_KINDS[kind]}, as in SQuAD's JSON; {found}.")
     return value[name]

@@ -22,7 +22,17 @@ from bert_keras.features import DTYPE, ENCODER_INPUTS, POOLED_OUTPUT
 from bert_keras.heads import ChoiceHead
 from bert_keras.optimization import GlobalMean, cross_entropy
 from tasks.metrics import accuracy
-from tasks.task import ERRORS_SHOWN, Features, Raw, Source, Table, Task, read_text, split_file
+from tasks.task import (
+    ERRORS_SHOWN,
+    Features,
+    Raw,
+    Source,
+    Table,
+    Task,
+    check_text,
+    numbered_lines,
+    split_file,
+)
 
 CONTEXT, ENDINGS, LABEL = "context", "endings", "label"
 UNLABELLED = -1
@@ -119,11 +129,7 @@ class Swag(Task):
             )
         if empty := [i for i, ending in enumerate(choice.endings) if not ending.strip()]:
             raise ValueError(f"{where}: ending {empty[0]} is empty; wanted is text in all {wanted}.")
-        try:
-            "".join((choice.context, *choice.endings)).encode()
-        except UnicodeEncodeError as error:  # JSON's escapes can write half of a surrogate pair
-            half = f"\\u{ord(error.object[error.start]):04x}"
-            raise ValueError(f"{where}: {half} is half a character; wanted is text.") from error
+        check_text(where, choice.context, *choice.endings)
         if choice.label is None and labelled:
             raise ValueError(
                 f"{where}: no label; wanted is the place of the right ending, 0 to {wanted - 1}."
@@ -310,10 +316,8 @@ def _from_tsv(path: Path) -> Iterator[Choice]:
 
 
 def _lines(path: Path) -> Iterator[tuple[int, str]]:
-    """Lines and their numbers from 1; blank ones are passed over. Only a newline ends a line: U+2028 is text."""
-    for number, line in enumerate(read_text(path).split("\n"), start=1):
-        if line.strip():
-            yield number, line.removesuffix("\r")
+    """Those that are not blank."""
+    return ((number, line) for number, line in numbered_lines(path) if line.strip())
 
 
 READERS: dict[str, Callable[[Path], Iterator[Choice]]] = {

@@ -11,7 +11,7 @@ import codecs
 import dataclasses
 import gzip
 import zlib
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol, Self
 
@@ -66,6 +66,8 @@ class Task(Protocol):
     pretrained_head: whether pre-training made the head too, so that fine-tuning starts from it where the checkpoint has it
     lists: where `decode` lists several things of each example: how their names begin, and the one that is -1 where it only
         fills up
+    example_texts: by the names of `signature`, what an example request asks where the usual text would ask nothing
+    label_names: what the head's rows stand for, where they are labels
     """
 
     kind: str
@@ -80,6 +82,8 @@ class Task(Protocol):
     calibrated: tuple[str, ...] = ()
     pretrained_head: bool = False
     lists: Mapping[str, str] = {}
+    example_texts: Mapping[str, str] = {}
+    label_names: tuple[str, ...] = ()
 
     @classmethod
     def open(cls, name: str, source: Source | None, **options: Any) -> Self:
@@ -91,7 +95,7 @@ class Task(Protocol):
         ...
 
     def check(self, preprocess: Callable[..., Features], examples: tf.data.Dataset) -> None:
-        """Warns, once, of what `features` will not keep of the examples to train on or to measure. Most keep all."""
+        """Warns of what `features` will not keep of the examples to train on or to measure. Most keep all."""
         return
 
     def features(self, preprocess: Callable[..., Features], raw: Raw) -> Features:
@@ -268,6 +272,21 @@ def read_text(path: Path) -> str:
         raise ValueError(f"{where}: 0x{data[at]:02x} is not UTF-8; save the file as UTF-8.") from error
 
 
+def numbered_lines(path: Path) -> Iterator[tuple[int, str]]:
+    """The lines of a file, and their numbers from 1. Only a newline ends a line: U+2028 is text. Raises as `read_text`."""
+    for number, line in enumerate(read_text(path).split("\n"), start=1):
+        yield number, line.removesuffix("\r")
+
+
+def check_text(where: str, *texts: str) -> None:
+    """Raises ValueError on half of a surrogate pair, which JSON's escapes can write."""
+    try:
+        "".join(texts).encode()
+    except UnicodeEncodeError as error:
+        half = f"\\u{ord(error.object[error.start]):04x}"
+        raise ValueError(f"{where}: {half} is half a character; wanted is text.") from error
+
+
 def load_tfds(name: str, split: str, *, instead: str) -> tuple[tf.data.Dataset, Any]:
     """A split of TensorFlow Datasets, and its builder's info.
 
@@ -365,9 +384,7 @@ def dataset(
 
     The order is that of `batches`; `preprocess` pads each batch to its own longest, or to one length. Where the task cuts
     windows, `batch_size` counts windows with labels and examples without, and how many batches there are is not known.
-    Warns as `Task.check` does.
     """
-    task.check(preprocess, examples)
 
     @tf.autograph.experimental.do_not_convert  # it would hide a ValueError of `features` in a traceback of its own
     def featurize(raw: Raw) -> tuple[Any, ...]:
@@ -438,6 +455,9 @@ def _sort_by_length(raw: Raw) -> Raw:
     return {name: tf.gather(value, order) for name, value in raw.items()}
 
 
+Arrays = dict[str, np.ndarray]
+
+
 def predict(
     task: Task,
     preprocess: Callable[..., Features],
@@ -446,14 +466,18 @@ def predict(
     *,
     batch_size: int = 32,
     progress: Callable[[int], None] = lambda done: None,
-) -> tuple[dict[str, np.ndarray], dict[str, np.ndarray]]:
+) -> tuple[Arrays, Arrays]:
     """What `task.decode` says of every example, and the raw examples, both [N, ...] in the examples' order.
 
     `progress` is called with the number of examples done since its last call.
     """
-    numbered = examples.enumerate().map(lambda row, raw: raw | {_ROW: row})
-    made = dataset(task, preprocess, numbered, batch_size=batch_size, labelled=False)
-    feature_spec, raw_spec = made.element_spec
+    return predictor(task, preprocess, model)(examples, batch_size=batch_size, progress=progress)
+
+
+def predictor(
+    task: Task, preprocess: Callable[..., Features], model: keras.Model
+) -> Callable[..., tuple[Arrays, Arrays]]:
+    """`predict` for one set of examples after another: model and decoding are traced once for all that are alike."""
 
     @tf.function(autograph=False)
     def forward(inputs: Features) -> Any:
@@ -463,21 +487,34 @@ def predict(
     def decode(outputs: Any, features: Features, raw: Raw) -> dict[str, tf.Tensor]:
         return task.decode(outputs, features, raw)
 
-    # Of unknown length: one trace for all.
-    run = forward.get_concrete_function(model_inputs(feature_spec))
-    finish = decode.get_concrete_function(run.structured_outputs, feature_spec, raw_spec)
-    parts = []
-    for features, raw in made:
-        inputs = model_inputs(features)
-        # One text may have any number of windows, which must not all be in memory at once.
-        outputs = [
-            run({name: value[start : start + batch_size] for name, value in inputs.items()})
-            for start in range(0, len(inputs[INPUT_MASK]), batch_size)
-        ]
-        joined = tf.nest.map_structure(lambda *parts: tf.concat(parts, axis=0), *outputs)
-        decoded = {name: value.numpy() for name, value in finish(joined, features, raw).items()}
-        parts.append((decoded, {name: value.numpy() for name, value in raw.items()}))
-        progress(len(parts[-1][1][_ROW]))
+    def call(
+        examples: tf.data.Dataset, *, batch_size: int, progress: Callable[[int], None]
+    ) -> tuple[Arrays, Arrays]:
+        numbered = examples.enumerate().map(lambda row, raw: raw | {_ROW: row})
+        made = dataset(task, preprocess, numbered, batch_size=batch_size, labelled=False)
+        feature_spec, raw_spec = made.element_spec
+        # Of unknown length: one trace for all.
+        run = forward.get_concrete_function(model_inputs(feature_spec))
+        finish = decode.get_concrete_function(run.structured_outputs, feature_spec, raw_spec)
+        parts = []
+        for features, raw in made:
+            inputs = model_inputs(features)
+            # One text may have any number of windows, which must not all be in memory at once.
+            outputs = [
+                run({name: value[start : start + batch_size] for name, value in inputs.items()})
+                for start in range(0, len(inputs[INPUT_MASK]), batch_size)
+            ]
+            joined = tf.nest.map_structure(lambda *parts: tf.concat(parts, axis=0), *outputs)
+            decoded = {name: value.numpy() for name, value in finish(joined, features, raw).items()}
+            parts.append((decoded, {name: value.numpy() for name, value in raw.items()}))
+            progress(len(parts[-1][1][_ROW]))
+        return _in_order(parts)
+
+    return call
+
+
+def _in_order(parts: Sequence[tuple[Arrays, Arrays]]) -> tuple[Arrays, Arrays]:
+    """Both of all batches joined, in the order of the rows that the second has, without these."""
     order = np.argsort(np.concatenate([raw[_ROW] for _, raw in parts]))
     decoded, raw = (
         {name: concatenated([part[side][name] for part in parts])[order] for name in parts[0][side]}

@@ -7,6 +7,7 @@ A run directory is `config.json`, `vocab.txt`, `model.safetensors` (Hugging Face
 
 import dataclasses
 import functools
+import gc
 import json
 import math
 import pathlib
@@ -34,6 +35,7 @@ from tasks.resume import (
     RESULTS_FILE,
     TASK_FILE,
     Saver,
+    check_save_every,
     digest_of_examples,
     digest_of_tensors,
     prepare_output,
@@ -108,6 +110,12 @@ def heads_of(model: keras.Model) -> dict[str, keras.layers.Layer]:
     }
 
 
+def free_memory() -> None:
+    """Lets go of the models and graphs that runs left behind."""
+    keras.utils.clear_session()
+    gc.collect()
+
+
 def check_sizes(config: BertConfig, *, vocab_size: int, seq_length: int) -> None:
     """Raises ValueError where text could ask for an embedding row that the encoder has not."""
     if vocab_size > config.vocab_size:
@@ -164,19 +172,20 @@ def save_task(path: pathlib.Path, task: Task, preprocess: Preprocessor) -> None:
     )
 
 
-def load_run(
-    path: str | pathlib.Path,
-    *,
-    data: str | pathlib.Path | None = None,
-    log: Callable[[str], None] = lambda line: None,
-) -> Run:
+def is_run(path: str | pathlib.Path) -> bool:
+    """Whether a folder is a run. KerasHub's presets have a task.json too, which names a registered class."""
+    file = pathlib.Path(path) / TASK_FILE
+    return file.is_file() and '"registered_name"' not in file.read_text(encoding="utf-8", errors="replace")
+
+
+def load_run(path: str | pathlib.Path, *, data: str | pathlib.Path | None = None) -> Run:
     """The run that `finetune` left in a folder, with the task's examples in `data` (None: TensorFlow Datasets).
 
     Raises FileNotFoundError or ValueError, naming what is missing or wrong.
     """
     path = pathlib.Path(path)
     file = path / TASK_FILE
-    if not file.is_file():
+    if not is_run(path):
         raise FileNotFoundError(
             f"no {TASK_FILE} in {path}; give the folder that `bert-keras finetune --output` wrote."
         )
@@ -188,7 +197,7 @@ def load_run(
         raise ValueError(
             f"{file} is not the {TASK_FILE} of a run: {type(error).__name__} {error}."
         ) from error
-    return run_of(task, path, seq_length=seq_length, truncation=truncation, log=log)
+    return run_of(task, path, seq_length=seq_length, truncation=truncation)
 
 
 def run_of(
@@ -197,7 +206,6 @@ def run_of(
     *,
     seq_length: int | None = None,
     truncation: str = "longest_first",
-    log: Callable[[str], None] = lambda line: None,
 ) -> Run:
     """The run of a task with the weights of a checkpoint as they are, its heads' among them.
 
@@ -213,7 +221,7 @@ def run_of(
     # Nothing would train the pooler of a model that does not read it.
     encoder.pooler.trainable = POOLED_OUTPUT in task.outputs
     model = task.model(encoder)
-    log(str(checkpoints.assign(checkpoint, encoder, **heads_of(model))))
+    checkpoints.assign(checkpoint, encoder, **heads_of(model))
     preprocess = Preprocessor(tokenizer, seq_length=seq_length, truncation=truncation, pad_to_longest=True)
     return Run(task=task, preprocess=preprocess, model=model, path=pathlib.Path(path))
 
@@ -231,17 +239,12 @@ class Ensemble(keras.Model):
         return keras.tree.map_structure(lambda *parts: sum(parts) / len(parts), *outputs)
 
 
-def load_runs(
-    paths: Sequence[str | pathlib.Path],
-    *,
-    data: str | pathlib.Path | None = None,
-    log: Callable[[str], None] = lambda line: None,
-) -> Run:
+def load_runs(paths: Sequence[str | pathlib.Path], *, data: str | pathlib.Path | None = None) -> Run:
     """One run, or several of one task as an ensemble: the mean of outputs and of what was chosen on dev splits.
 
     Raises as `load_run`, and ValueError where they differ in more than that.
     """
-    runs = [load_run(path, data=data, log=log) for path in paths]
+    runs = [load_run(path, data=data) for path in paths]
     first = runs[0]
     for run in runs[1:]:
         if _reads(run) != _reads(first):
@@ -267,18 +270,11 @@ def _reads(run: Run) -> Any:
     )
 
 
-def evaluate(
-    run: Run, split: str, *, batch_size: int = 32, progress: Callable[[int], None] = lambda done: None
-) -> dict[str, float]:
+def evaluate(run: Run, split: str, *, batch_size: int = 32) -> dict[str, float]:
     """The task's measures on one split, from what `decode` returns."""
-    predictions, raw = predict(
-        run.task,
-        run.preprocess,
-        run.model,
-        run.task.examples(split),
-        batch_size=batch_size,
-        progress=progress,
-    )
+    examples = run.task.examples(split)
+    run.task.check(run.preprocess, examples)
+    predictions, raw = predict(run.task, run.preprocess, run.model, examples, batch_size=batch_size)
     return dict(run.task.evaluate(predictions, raw))
 
 
@@ -332,6 +328,30 @@ class GradualUnfreezing(keras.callbacks.Callback):
         self.model.optimizer.learn_to_depth(epoch + 1)
 
 
+def _in_order_of(task: Task, source: checkpoints.Checkpoint, heads: Sequence[str]) -> checkpoints.Checkpoint:
+    """The checkpoint with what its heads have for each label in the task's order, where both name their labels.
+
+    Raises ValueError where the names are not the same, in upper or lower case.
+    """
+    wanted, there = task.label_names, source.labels
+    if not wanted or there is None:
+        return source
+    places = {label.casefold(): place for place, label in enumerate(there)}
+    order = [places.get(label.casefold(), -1) for label in wanted]
+    if sorted(order) != list(range(len(there))):
+        raise ValueError(
+            f"the checkpoint's labels are {', '.join(there)} and those of {task.name} are {', '.join(wanted)}; "
+            "leave keep_head out, or name them in config.json's id2label as the task does."
+        )
+    tensors = {
+        name: value[..., order]
+        if name.split("/")[0] in heads and value.shape[-1] == len(order)  # else `assign` says so
+        else value
+        for name, value in source.tensors.items()
+    }
+    return dataclasses.replace(source, tensors=tensors, labels=tuple(wanted))
+
+
 def _compiled_model(
     task: Task,
     source: checkpoints.Checkpoint,
@@ -347,7 +367,8 @@ def _compiled_model(
     if source.tensors:
         heads = heads_of(model)
         if keep_head:
-            log(str(checkpoints.assign(source, encoder, fresh=NEW_PARTS, **heads)))
+            ordered = _in_order_of(task, source, list(heads))
+            log(str(checkpoints.assign(ordered, encoder, fresh=NEW_PARTS, **heads)))
         else:
             kept = heads if task.pretrained_head else {}
             log(str(checkpoints.assign(source, encoder, fresh=(*NEW_PARTS, *heads), **kept)))
@@ -381,8 +402,7 @@ def finetune(
     output: str | pathlib.Path,
     hparams: Hparams,
     strategy_name: str = "one",
-    train_split: str = "train",
-    dev_split: str = "validation",
+    dev_split: str | None = None,
     keep_head: bool = False,
     save_every: int | None = None,
     verbose: int | str = "auto",
@@ -393,23 +413,28 @@ def finetune(
     Goes on with a run in `output` that was begun with `save_every` and the same settings, and did not finish.
 
     checkpoint: a path that `checkpoints.read` takes, or a Checkpoint; one without tensors starts at random
-    keep_head: start the head from the checkpoint too, as for one question-answering set after another
+    dev_split: measured after every epoch; None takes the task's first validation split
+    keep_head: start the head from the checkpoint too, as for one question-answering set after another; labels that the
+        checkpoint names are brought into the task's order
     save_every: steps between two saves in `checkpoints/`, of three times the weights' size; None saves nothing
     log: receives lines for a person: what was loaded, what each epoch measured
 
     Raises ValueError or FileNotFoundError, before any training, on data, sizes or folders that cannot work.
     """
     output = pathlib.Path(output)
+    check_save_every(save_every)
+    dev_split = dev_split or next(iter(task.validation_splits), "validation")
     source = checkpoint if isinstance(checkpoint, checkpoints.Checkpoint) else checkpoints.read(checkpoint)
     tokenizer = checkpoints.tokenizer_of(source)
     check_sizes(source.config, vocab_size=tokenizer.vocab_size, seq_length=hparams.seq_length)
     keras.utils.set_random_seed(hparams.seed)  # of the examples drawn and of their order too
     dev = task.examples(dev_split)
-    examples = take_examples(task.examples(train_split), count=hparams.max_examples, seed=hparams.seed)
+    examples = take_examples(task.examples("train"), count=hparams.max_examples, seed=hparams.seed)
     example_count, dev_count = cardinality(examples), cardinality(dev)
     preprocess = Preprocessor(tokenizer, seq_length=hparams.seq_length, pad_to_longest=True)
-    check_labelled(task, preprocess, examples, train_split)
-    check_labelled(task, preprocess, dev, dev_split)
+    for split, some in (("train", examples), (dev_split, dev)):
+        check_labelled(task, preprocess, some, split)
+        task.check(preprocess, some)
 
     fixed = strategy_name == "tpu"  # one shape, and no partial batch
     batches = functools.partial(
@@ -434,7 +459,7 @@ def finetune(
     settings = save_every and {
         "task": {"kind": task.kind, **task.to_json()},
         **dataclasses.asdict(hparams),
-        "train_examples": [example_count, digest_of_examples(task.examples(train_split))],
+        "train_examples": [example_count, digest_of_examples(task.examples("train"))],
         "dev_examples": [dev_count, digest_of_examples(dev)],
         "vocabulary": tokenizer.digest,
         "lower_case": tokenizer.lower_case,

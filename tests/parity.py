@@ -140,7 +140,7 @@ class Ours:
     @classmethod
     def build(cls, config: BertConfig, *, dtype: str = "float32") -> "Ours":
         encoder = BertEncoder(config, outputs=EVERY_OUTPUT, dtype=dtype)
-        return cls(encoder, MaskedLMHead(encoder, dtype=dtype), NextSentenceHead(config, dtype=dtype))
+        return cls(encoder, MaskedLMHead(encoder, dtype=dtype), NextSentenceHead(config=config, dtype=dtype))
 
     def shapes(self) -> dict[str, tuple[int, ...]]:
         named = variables_by_name(self.encoder, self.mlm, self.nsp)

@@ -95,6 +95,7 @@ def test_bad_input_is_named_first(tmp_path, small):
         ({"scale": "huge"}, "no 'huge'; wanted is one of small, paper"),
         ({"changes": {"stepps": 3}}, "no setting stepps"),
         ({"tasks": ["sst3"]}, "no task named 'sst3'"),
+        ({"restarts": 0}, "restarts is 0; give at least 1"),
         ({"tasks": ["sst2-features"]}, "feature-based approach is that of conll"),
     ):
         with pytest.raises(ValueError, match=wanted):

@@ -1,9 +1,12 @@
 """The `bert-keras` command: what it prints, what it makes, how it reads text, and how it ends."""
 
 import csv
+import dataclasses
+import inspect
 import io
 import json
 import re
+import shutil
 import subprocess
 import sys
 
@@ -13,8 +16,13 @@ import tensorflow as tf
 from runs import ROOT, VOCABULARY, bare_environment, contents, run_command, shell_command
 
 from bert_keras import checkpoints, cli
+from bert_keras.config import BertConfig
 from savedmodels.export import ask
-from tasks.train import load_run
+from tasks import ablations, conll, feature_based, pretrain
+from tasks.squad import Squad
+from tasks.swag import Swag
+from tasks.task import Hparams
+from tasks.train import TASKS, load_run
 
 COMMANDS = (
     *(
@@ -30,7 +38,7 @@ COMMANDS = (
         "demo",
         "info",
     ),
-    *("vocab", "pretrain", "fill-mask", "ablate"),
+    *("vocab", "instances", "pretrain", "fill-mask", "ablate"),
 )
 # What text may hold: nothing, tabs and carriage returns, markup, other scripts.
 TEXTS = [
@@ -66,7 +74,58 @@ def test_help(command, name):
 def test_help_lists_every_command(command):
     code, out, err = command("--help")
     assert (code, err) == (0, "")
-    assert all(re.search(rf"\n    {name}\s", out) for name in COMMANDS)
+    assert set(re.findall(r"^    ([a-z-]+)(?:\s|$)", out, re.MULTILINE)) == {*COMMANDS}
+
+
+def test_what_help_says_without_tensorflow_is_so():
+    assert cli.RECIPES == tuple(pretrain.RECIPES)
+    assert cli.LAYERS == tuple(feature_based.LAYERS)
+    assert [*cli.HPARAMS] == [field.name for field in dataclasses.fields(Hparams)]
+    assert {*cli.TASK_OPTIONS} == {option for task in TASKS.values() for option in task.options}
+    (commands,) = (action.choices for action in cli._parser()._actions if action.dest == "command")
+    choices = {action.dest: action.choices for action in commands["ablate"]._actions}
+    assert choices["scale"] == tuple(ablations.SCALES)
+    assert choices["ablation"] == tuple(ablations.ABLATIONS)
+
+
+def test_help_says_the_defaults():
+    of_tasks = {
+        name: parameter.default
+        for task in TASKS.values()
+        for name, parameter in inspect.signature(task).parameters.items()
+        if name in task.options
+    }
+    of_all = {field.name: field.default for field in dataclasses.fields(Hparams)}
+    for settings, defaults in ((cli.HPARAMS, of_all), (cli.TASK_OPTIONS, of_tasks)):
+        for name, (kind, text) in settings.items():
+            said = re.search(r"\(default: (.+)\)$", text)
+            if defaults[name] in (None, False):
+                assert said is None or said[1] == "all", name
+            else:
+                assert said, name
+                assert (said[1] if isinstance(kind, tuple) else kind(said[1])) == defaults[name], name
+
+
+def test_help_says_what_tasks_have_for_defaults():
+    said = {}
+    for line in cli.FINETUNE_NOTES.strip().splitlines()[1:]:
+        task, flags = re.split(r" {2,}", line.strip())
+        for name in task.split(", "):
+            command = f"bert-keras finetune --checkpoint x --output y --task {name} {flags}".split()
+            given = vars(cli._parser().parse_args(command[1:]))
+            said[name] = Hparams(**{name: given[name] for name in cli.HPARAMS if name in given})
+    assert said == {
+        **{name: Hparams(**Squad(name).defaults) for name in Squad.names},
+        **{name: Hparams(**Swag(name).defaults) for name in Swag.names},
+        "conll2003": Hparams(**conll.DEFAULTS["document"]),
+        "conll2003 --context sentence": Hparams(**conll.DEFAULTS["sentence"]),
+    }
+
+
+def test_help_names_every_setting_of_pre_training():
+    words = {*re.findall(r"\w+", cli.PRETRAIN_NOTES)}
+    fields = {field.name for field in dataclasses.fields(BertConfig)}
+    assert {*pretrain.SETTINGS} - fields <= words
 
 
 @pytest.mark.parametrize(
@@ -184,19 +243,33 @@ def test_tasks_of_two_texts_split_at_the_first_tab():
     ("path", "data", "message"),
     [
         ("-", b"1\t2\n\xff\n", "standard input, line 2: 'utf-8' codec can't decode byte 0xff"),
-        ("x.txt", b"good", "x.txt, line 1: no text for b; wanted a and b, in UTF-8."),
+        (
+            "x.json",
+            b'{"data": []}',
+            "x.json, line 1: no text for b; wanted a and b, in UTF-8, an example a line, with a tab between two texts "
+            "(.tsv, .csv and .jsonl name them).",
+        ),
         ("x.tsv", b"a\tc\n1\t2\n", "x.tsv, line 2: no text for b;"),
         ("x.tsv", b"a\tb\n1\n", "x.tsv, line 2: 1 column(s), where the header names 2;"),
         ("x.tsv", b"a\tb\n\n1\t2\n1\t2\t3\n", "x.tsv, line 4: 3 column(s), where the header names 2;"),
         ("x.tsv", b"a\tb\tb\n1\t2\t3\n", "x.tsv, line 1: more than one column 'b';"),
-        ("x.csv", b"a,b\n\n1\n", "x.csv, line 3: 1 column(s), where the header names 2;"),
+        (
+            "X.CSV",
+            b"a,b\n\n1\n",
+            "X.CSV, line 3: 1 column(s), where the header names 2; wanted a and b, in UTF-8, in columns that the first line "
+            "names.",
+        ),
         ("x.csv", b"a,b\n1,Well, no\n", "x.csv, line 2: 3 column(s), where the header names 2;"),
         ("x.csv", b"a,a,b\n1,2,3\n", "x.csv, line 1: more than one column 'a';"),
         ("x.csv", b'a,b\n1,"2\n', "x.csv, line 2: unexpected end of data;"),
         # Two stray quotes, and all between them would be one field.
         ("x.csv", b'a,b\n1,"2\n3,4\n5",6\n', "x.csv, line 2: unexpected end of data;"),
         ("x.jsonl", b'{"a": "1", "b": 2}', "x.jsonl, line 1: no text for b;"),
-        ("x.jsonl", b'["a"]', "x.jsonl, line 1: a JSON list, no object;"),
+        (
+            "x.jsonl",
+            b'["a"]',
+            "x.jsonl, line 1: a JSON list, no object; wanted a and b, in UTF-8, in an object a line.",
+        ),
         ("x.jsonl", b'\n{"a": ', "x.jsonl, line 2: Expecting value"),
         ("x.jsonl", b'{"a": "\\ud800", "b": ""}', "x.jsonl, line 1: 'utf-8' codec can't encode"),
     ],
@@ -250,6 +323,17 @@ def test_convert_there_and_back(command, sst2, tmp_path):
     assert all((start.tensors[name] == end.tensors[name]).all() for name in start.tensors)
 
 
+def test_convert_names_what_it_leaves_out(command, sst2, tmp_path):
+    from safetensors.numpy import load_file, save_file
+
+    source = shutil.copytree(sst2.run, tmp_path / "source")
+    file = source / "model.safetensors"
+    save_file(load_file(file) | {"a.new.head": np.zeros(3, "float32")}, file)
+    code, out, err = command("convert", "--from", source, "--to", tmp_path / "out")
+    assert (code, err) == (0, "")
+    assert "hugging-face has no place for a.new.head\n" in out
+
+
 @pytest.mark.filterwarnings("ignore:__array__ implementation doesn't accept a copy keyword")
 def test_convert_checks_against_the_other_library(command, sst2, tmp_path):
     pytest.importorskip("keras_hub")
@@ -278,6 +362,17 @@ def test_info(command, sst2):
     assert (code, err) == (0, "")
     for words in ("hugging-face", f"{len(VOCABULARY)} tokens", "sst2", "sentence", "hidden_size"):
         assert words in out
+
+
+def test_info_of_a_folder_with_another_librarys_task_json(command, sst2, tmp_path):
+    folder = shutil.copytree(sst2.checkpoint, tmp_path / "preset")
+    content = {"class_name": "BertMaskedLM", "config": {}, "registered_name": "keras_hub>BertMaskedLM"}
+    (folder / "task.json").write_text(json.dumps(content))
+    code, out, err = command("info", folder)
+    assert (code, err) == (0, "")
+    assert "hidden_size" in out and "seq_length" not in out
+    with pytest.raises(FileNotFoundError, match=r"no task.json in .*; give the folder that"):
+        load_run(folder)
 
 
 @pytest.mark.parametrize(

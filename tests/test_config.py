@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import re
 import subprocess
 import sys
 import warnings
@@ -171,8 +172,11 @@ def test_converting_keeps_the_function_and_changes_the_word():
 
 @pytest.mark.parametrize("form", ["google", "hugging_face"])
 def test_an_unknown_activation_is_an_error(form):
-    with pytest.raises(ValueError, match="hidden_act is 'mish' .*; wanted one of gelu"):
-        getattr(BertConfig, f"from_{form}")(GOOGLE | {"hidden_act": "mish"})
+    for given in ("mish", ["gelu"]):
+        with pytest.raises(
+            ValueError, match=rf"hidden_act is {re.escape(repr(given))} .*; wanted one of gelu"
+        ):
+            getattr(BertConfig, f"from_{form}")(GOOGLE | {"hidden_act": given})
 
 
 @pytest.mark.parametrize("form", ["google", "hugging_face"])
@@ -254,7 +258,13 @@ def test_what_an_absent_key_means_is_the_model_types():
             ALBERT | {"embedding_size": 768},
             "embedding_size is hidden_size, 768, .* not supported: wanted another width",
         ),
-        (GOOGLE | {"model_type": "roberta", "pad_token_id": None}, "position_offset is None"),
+        (
+            GOOGLE | {"model_type": "roberta", "pad_token_id": None},
+            r"^pad_token_id in a config.json \(Hugging Face\): position_offset is None",
+        ),
+        (GOOGLE | {"layer_norm_eps": "1e-12"}, "^layer_norm_eps in a config.json .*norm_epsilon is '1e-12'"),
+        (GOOGLE | {"num_attention_heads": 0}, "^num_attention_heads in a config.json .*num_heads is 0"),
+        (GOOGLE | {"hidden_size": 0}, "^hidden_size is 0"),
     ],
 )
 def test_what_no_encoder_here_computes_is_an_error(fields, said):
@@ -268,7 +278,6 @@ def test_what_no_encoder_here_computes_is_an_error(fields, said):
         ("position_embedding_type", "relative_key"),
         ("is_decoder", True),
         ("add_cross_attention", True),
-        ("tie_word_embeddings", False),
         ("pruned_heads", {"0": [1]}),
         ("quantization_config", {"bits": 8}),
         ("model_type", "distilbert"),
@@ -293,6 +302,7 @@ def test_metadata_is_ignored_in_silence_and_anything_else_is_named_in_a_warning(
         "is_decoder": False,
         "pad_token_id": 0,
         "use_cache": True,
+        "tie_word_embeddings": False,  # of the masked-LM head: its weights say whether they are
     }
     with warnings.catch_warnings():
         warnings.simplefilter("error")

@@ -5,6 +5,7 @@ import collections
 import functools
 import gzip
 import itertools
+import lzma
 import tarfile
 import zipfile
 
@@ -38,9 +39,12 @@ def test_every_packing_holds_the_same_text(tmp_path):
     (tmp_path / "folder" / "deep" / "a.txt").write_bytes(raw)
     (tmp_path / "a.txt.gz").write_bytes(gzip.compress(raw))
     (tmp_path / "a.txt.bz2").write_bytes(bz2.compress(raw))
-    with zipfile.ZipFile(tmp_path / "a.zip", "w") as archive:
-        archive.writestr("inner/a.txt.gz", gzip.compress(raw))
-    for name in ("folder", "a.txt.gz", "a.txt.bz2", "a.zip"):
+    (tmp_path / "a.txt.xz").write_bytes(lzma.compress(raw))
+    (tmp_path / "B.TXT.GZ").write_bytes(gzip.compress(raw))
+    for name in ("a.zip", "B.ZIP"):
+        with zipfile.ZipFile(tmp_path / name, "w") as archive:
+            archive.writestr("inner/a.txt.gz", gzip.compress(raw))
+    for name in ("folder", "a.txt.gz", "a.txt.bz2", "a.txt.xz", "B.TXT.GZ", "a.zip", "B.ZIP"):
         assert list(Corpus(tmp_path / name)) == DOCUMENTS["sentence"], name
 
 
@@ -80,6 +84,7 @@ PACKED = {
     "a.txt": lambda path, raw: path.write_bytes(raw),
     "a.gz": lambda path, raw: path.write_bytes(gzip.compress(raw)),
     "a.bz2": lambda path, raw: path.write_bytes(bz2.compress(raw)),
+    "a.xz": lambda path, raw: path.write_bytes(lzma.compress(raw)),
     "a.zip": pack_zip,
 }
 
@@ -114,6 +119,25 @@ def test_what_is_no_text_is_named(tmp_path):
         archive.add(tmp_path / "a.txt", "a.txt")
     with pytest.raises(ValueError, match="a.tar, line 1: a byte is 0, so that it is no text; unpack it"):
         list(Corpus(file))
+
+
+def test_an_archive_in_an_archive_is_named(tmp_path):
+    pack_zip(tmp_path / "inner.zip", b"One.\n")
+    with zipfile.ZipFile(tmp_path / "outer.zip", "w") as archive:
+        archive.write(tmp_path / "inner.zip", "in/inner.ZIP")
+    with pytest.raises(ValueError, match=r"outer.zip, in/inner.ZIP: .* unpack the outer one"):
+        list(Corpus(tmp_path / "outer.zip"))
+
+
+def test_lines_that_end_at_carriage_returns_are_named(tmp_path):
+    file = tmp_path / "a.txt"
+    file.write_bytes(b"One.\rTwo.\r\rThree.\r")
+    with pytest.raises(ValueError, match="a.txt: carriage returns end its lines; save it with newlines"):
+        list(Corpus(file))
+    # Newlines end these, or one line is all.
+    for raw in (b"One.\r", b"One.\r\nTwo.\r\n", b"One. \r or so\nTwo.\n"):
+        file.write_bytes(raw)
+        assert [len(document) for document in Corpus(file)] == [max(1, raw.count(b"\n"))]
 
 
 def test_several_corpora_are_one(tmp_path):
@@ -165,7 +189,7 @@ def test_a_document_too_long_for_memory_is_named(tmp_path, monkeypatch, lines):
     assert len(list(Corpus(file, lines="document"))) == 110
 
 
-@pytest.mark.parametrize("name", ["a.gz", "a.bz2", "a.zip"])
+@pytest.mark.parametrize("name", ["a.gz", "a.bz2", "a.xz", "a.zip"])
 def test_a_torn_archive_is_named(tmp_path, name):
     whole, torn = tmp_path / name, tmp_path / f"torn{name}"
     PACKED[name](whole, bytes(range(32, 127)) * 500)
@@ -270,7 +294,7 @@ def test_wikitext_leaves_passages():
     assert wiki_paragraphs(ARTICLE) == PASSAGES
 
 
-@pytest.mark.parametrize("name", ["w.xml", "w.xml.bz2"])
+@pytest.mark.parametrize("name", ["w.xml", "W.XML", "w.xml.bz2"])
 def test_a_dump_holds_articles(tmp_path, name):
     pytest.importorskip("mwxml")
     pytest.importorskip("mwparserfromhell")

@@ -19,7 +19,7 @@ from bert_keras.features import (
 from bert_keras.preprocessing import Preprocessor
 from bert_keras.tokenizers import WordPiece
 from tasks.glue import ROWS, Glue
-from tasks.task import Hparams, batches, cardinality, dataset, predict, take_examples
+from tasks.task import Hparams, batches, cardinality, dataset, predict, predictor, take_examples
 
 SEQ_LENGTH = 32
 COUNT, BATCH = 1003, 8
@@ -155,6 +155,27 @@ def test_predict_keeps_the_order_in_one_trace(task, preprocess, examples):
     for i in (0, 41, 99):
         logits = model(preprocess(raw["sentence"][i : i + 1]))
         np.testing.assert_allclose(decoded["probabilities"][i], keras.ops.softmax(logits)[0], atol=1e-6)
+
+
+def test_a_predictor_is_traced_once(task, preprocess, examples):
+    traces = []
+
+    class Counting(Glue):
+        def decode(self, outputs, features, raw):
+            traces.append(features[INPUT_WORD_IDS].shape)
+            return super().decode(outputs, features, raw)
+
+    model = task.model(BertEncoder(BertConfig(**runs.SIZES), outputs=(POOLED_OUTPUT,)))
+    counting = Counting(task.row, task.folder)
+    whole, _ = predict(task, preprocess, model, examples.take(30), batch_size=8)
+    ask = predictor(counting, preprocess, model)
+    chunks = [
+        ask(chunk, batch_size=8, progress=lambda done: None)[0]
+        for chunk in (examples.take(10), examples.skip(10).take(20))
+    ]
+    assert traces == [(None, None)]
+    joined = np.concatenate([chunk["probabilities"] for chunk in chunks])
+    np.testing.assert_allclose(joined, whole["probabilities"], atol=1e-6)
 
 
 class Windowed(Glue):

@@ -197,7 +197,7 @@ def test_initial_values():
     encoder = BertEncoder(BertConfig.named("tiny", vocab_size=2000))
     heads = (
         MaskedLMHead(encoder),
-        NextSentenceHead(encoder.config),
+        NextSentenceHead(config=encoder.config),
         ClassifierHead(300, config=encoder.config),
     )
     for variable in [v for layer in (encoder, *heads) for v in layer.trainable_variables]:
@@ -222,7 +222,7 @@ def test_initial_values_follow_the_seed_and_never_repeat():
     def kernels():
         keras.utils.set_random_seed(7)
         encoder = BertEncoder(small())
-        layers = (encoder, NextSentenceHead(encoder.config), ClassifierHead(2, config=encoder.config))
+        layers = (encoder, NextSentenceHead(config=encoder.config), ClassifierHead(2, config=encoder.config))
         return [array(v) for layer in layers for v in layer.trainable_variables if v.ndim == 2]
 
     first, second = kernels(), kernels()
@@ -363,14 +363,14 @@ PUBLISHED = [
 def test_parameter_count_of_a_built_model(size, expected, with_heads):
     encoder = BertEncoder(BertConfig.named(size))
     assert encoder.count_params() == expected
-    heads = (MaskedLMHead(encoder), NextSentenceHead(encoder.config))
+    heads = (MaskedLMHead(encoder), NextSentenceHead(config=encoder.config))
     assert encoder.count_params() + sum(head.count_params() for head in heads) == with_heads
 
 
 @pytest.mark.slow
 def test_parameter_count_of_large():
     encoder = BertEncoder(BertConfig.named("large"))
-    heads = (MaskedLMHead(encoder), NextSentenceHead(encoder.config))
+    heads = (MaskedLMHead(encoder), NextSentenceHead(config=encoder.config))
     assert encoder.count_params() == 335_141_888
     assert encoder.count_params() + sum(head.count_params() for head in heads) == 336_226_108
 

@@ -138,6 +138,7 @@ def test_versions_count_up_and_failures_leave_no_trace(exported, tmp_path):
     (directory / "2").mkdir()
     (directory / "2" / "kept").write_text("as it was")
     (directory / "notes").write_text("not a version")
+    (directory / ".export-killed" / "variables").mkdir(parents=True)
     with full_disk(100_000), pytest.raises(ValueError, match=r"cannot export to .*served: .*; give a folder"):
         export(exported.run, directory)
     assert contents(directory) == {"2/kept": b"as it was", "notes": b"not a version"}

@@ -150,7 +150,7 @@ BAD = [
         "no column 'sentence'; wanted is one. Its columns: 'text', 'label'",
     ),
     ("sst2", "sentence\tlabel\tlabel\na\t1\t1\n", ValueError, "more than one column 'label'"),
-    ("sst2", "sentence,label\na,1\n", ValueError, "no column 'sentence'"),
+    ("sst2", "sentence,label\na,1\n", ValueError, "columns: 'sentence,label'; tabs separate them."),
     ("sst2", b"sentence\tlabel\nfine\t1\ncaf\xe9\t1\n", ValueError, "line 3, byte 4: 0xe9 is not UTF-8"),
     ("sst2", "sentence\tlabel\n".encode("utf-16"), ValueError, "line 1, byte 1: 0xff is not UTF-8"),
     (
@@ -412,6 +412,14 @@ def test_own_data(tmp_path):
         Glue.from_json(task.to_json()).examples("train")
 
 
+def test_white_space_around_ones_own_labels_is_none_of_them(tmp_path):
+    data = "text\tlabel\na\t 1\nb\t1\r\nc\t1 \nd\t0\u00a0\n"
+    write(tmp_path, train=data, dev=data)
+    task = Glue.open("custom", tmp_path)
+    assert task.row.labels == ("0", "1")
+    assert read(task, "validation")["label"].tolist() == [1, 1, 1, 0]
+
+
 def test_stray_quotes_in_ones_own_data(tmp_path):
     data = 'text\tlabel\n"good\tyes\n5" of "film\tno\n'
     write(tmp_path, train=data, dev=data)
@@ -447,6 +455,8 @@ def test_own_data_with_a_labelled_test_file_or_none(tmp_path):
         ("my text\tlabel\n", ValueError, "the text columns 'my text'; .* letters, digits and _"),
         ("text\tlabel\na\t1\nb\t1\n", ValueError, "the labels '1'; wanted are two or more"),
         ("text\tlabel\n", ValueError, r"the labels \(none\); wanted are two or more"),
+        ("text\tlabel\na\t1\n\nb\t \n", ValueError, "train.tsv, line 4: the label is empty"),
+        ("text,label\na,1\n", ValueError, "the text columns 'text,label'; .* separated by tabs"),
     ],
 )
 def test_bad_own_data(tmp_path, train, error, message):

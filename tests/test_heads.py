@@ -1,6 +1,7 @@
 """The heads: shapes, float32 logits, what each reads, the tied table, dropout, and saving to `.keras`."""
 
 import dataclasses
+import inspect
 import math
 
 import keras
@@ -11,6 +12,8 @@ import tensorflow as tf
 from keras import ops
 from parity import array
 
+import bert_keras
+from bert_keras import objectives, optimization
 from bert_keras.config import BertConfig
 from bert_keras.encoder import BertEncoder, encoder_inputs
 from bert_keras.features import MASKED_LM_POSITIONS, POOLED_OUTPUT, SEQUENCE_OUTPUT
@@ -53,7 +56,7 @@ def masked_lm(dtype):
 # head, its input, the shapes that come out
 CASES = {
     "masked_lm": (masked_lm, (SEQUENCE, POSITIONS), [(2, 3, 67)]),
-    "next_sentence": (lambda dtype: NextSentenceHead(CONFIG, dtype=dtype), (POOLED,), [(6, 2)]),
+    "next_sentence": (lambda dtype: NextSentenceHead(config=CONFIG, dtype=dtype), (POOLED,), [(6, 2)]),
     "classifier": (lambda dtype: ClassifierHead(3, config=CONFIG, dtype=dtype), (POOLED,), [(6, 3)]),
     "regression": (lambda dtype: ClassifierHead(1, config=CONFIG, dtype=dtype), (POOLED,), [(6, 1)]),
     "concat_classifier": (
@@ -130,7 +133,7 @@ def pretraining_model(encoder):
     inputs = encoder_inputs() | {MASKED_LM_POSITIONS: positions}
     outputs = encoder({name: inputs[name] for name in encoder_inputs()})
     mlm = MaskedLMHead(encoder)(outputs[SEQUENCE_OUTPUT], positions)
-    return keras.Model(inputs, [mlm, NextSentenceHead(encoder.config)(outputs[POOLED_OUTPUT])])
+    return keras.Model(inputs, [mlm, NextSentenceHead(config=encoder.config)(outputs[POOLED_OUTPUT])])
 
 
 def test_the_table_is_counted_and_trained_once():
@@ -161,7 +164,7 @@ def test_the_masked_lm_loss_reaches_the_table_twice():
 
 
 @pytest.mark.parametrize(
-    "build", [lambda: NextSentenceHead(CONFIG), lambda: ClassifierHead(3, config=CONFIG)]
+    "build", [lambda: NextSentenceHead(config=CONFIG), lambda: ClassifierHead(3, config=CONFIG)]
 )
 def test_pooled_heads_are_one_dense_layer(build):
     head = lively(build())
@@ -245,7 +248,7 @@ DROPPED = {"hidden_dropout": 0.1, "attention_dropout": 0.7}
         (lambda config: TokenHead(2, config=config), None, 0.1),
         (lambda config: TokenHead(2, config=config), 0.4, 0.4),
         (lambda config: ChoiceHead(2, config=config), 0.4, 0.4),
-        (lambda config: NextSentenceHead(config), 0.4, 0.0),
+        (lambda config: NextSentenceHead(config=config), 0.4, 0.0),
         (lambda config: SpanHead(config=config), 0.4, 0.0),
         (lambda config: ReplacedTokenHead(config=config), 0.4, 0.0),
     ],
@@ -274,9 +277,29 @@ REBUILT = [
     ChoiceHead(4, config=CONFIG),
     TokenHead(9, config=CONFIG),
     SpanHead(config=CONFIG),
-    NextSentenceHead(CONFIG),
+    NextSentenceHead(config=CONFIG),
     ReplacedTokenHead(config=CONFIG),
 ]
+
+
+@pytest.mark.parametrize("head", REBUILT, ids=lambda head: type(head).__name__)
+def test_a_config_is_named(head):
+    parameter = inspect.signature(type(head)).parameters["config"]
+    assert parameter.kind is inspect.Parameter.KEYWORD_ONLY
+
+
+@pytest.mark.parametrize(
+    "of_one_kind",
+    [
+        [MaskedLMHead, *{type(head) for head in REBUILT}],
+        optimization.SCHEDULES.values(),
+        [objectives.MaskedLM, objectives.LeftToRight, objectives.SentencePair, objectives.ReplacedTokens],
+    ],
+    ids=["heads", "schedules", "objectives"],
+)
+def test_the_package_has_all_of_a_kind(of_one_kind):
+    for member in of_one_kind:
+        assert getattr(bert_keras, member.__name__) is member
 
 
 @pytest.mark.parametrize("head", REBUILT, ids=lambda head: type(head).__name__)

@@ -527,7 +527,7 @@ def test_a_foreign_folder_is_refused(tmp_path, vocab):
     (tmp_path / "thesis.tex").write_text("")
     with pytest.raises(ValueError, match="is neither empty nor a folder of instances"):
         write(tmp_path, vocab)
-    with pytest.raises(FileNotFoundError, match=r"there is no .*manifest.json"):
+    with pytest.raises(ValueError, match=r"thesis.tex has no TFRecord that can be read \(it is empty\)"):
         read_records(tmp_path)
 
 
@@ -546,9 +546,22 @@ def test_damaged_files_are_named(written, tmp_path):
         read_records(path)
 
 
+def test_a_folder_of_another_form_is_named(written, tmp_path):
+    path = tmp_path / "copy"
+    shutil.copytree(written[0], path)
+    manifest = read_manifest(path)
+    (path / "manifest.json").write_text(json.dumps(manifest | {"format_version": 2}))
+    with pytest.raises(ValueError, match="was made with another format_version: 2, wanted is 1; "):
+        read_records(path)
+
+
 def test_other_files_are_named(tmp_path):
     file = tmp_path / "a.tfrecord"
     file.write_bytes(b"no records")
+    with pytest.raises(ValueError, match="has no TFRecord that can be read"):
+        read_records(file)
+    with tf.io.TFRecordWriter(str(file)) as writer:
+        writer.write(b"no example")
     with pytest.raises(ValueError, match="has no TFRecord that can be read"):
         read_records(file)
     with tf.io.TFRecordWriter(str(file)) as writer:

@@ -371,6 +371,17 @@ def test_a_set_of_records_for_each_phase(tmp_path):
         train(tmp_path / "other", records=[*sets, sets[0]], changes={"phases": ((8, 0.5), (8, 0.5))})
 
 
+@pytest.mark.parametrize(("length", "steps"), [(24, {2, 3}), (40, {4, 6})])
+def test_held_out_records_are_evaluated_on_at_their_length(length, steps, tmp_path):
+    sets = [write(tmp_path / str(n), settings={"seq_length": n}) for n in (24, 40)]
+    held_out = write(tmp_path / "held-out", settings={"seq_length": length}, texts=documents(20, seed=5))
+    changes = {"phases": ((8, 0.5), (8, 0.5)), "steps": 6, "eval_every": 2}
+    results = train(tmp_path / "run", records=sets, held_out=held_out, changes=changes)
+    # A phase ends with an evaluation.
+    assert {row["step"] for row in results["history"] if "held_out_masked_lm_loss" in row} == steps
+    assert 0 < results["majority_baselines"]["next_sentence_accuracy"] < 1
+
+
 def test_the_held_out_share_is_of_each_document_s_own_hash(tmp_path):
     found = documents(400)
     inside, outside = (list(Share(found, 0.25, inside)) for inside in (True, False))
@@ -414,6 +425,12 @@ def test_documents_of_one_line(tmp_path):
     refused(tmp_path, "there are 0 instances, fewer than a batch", "albert", documents=lone)
 
 
+def test_documents_whose_lines_are_instances_each(tmp_path):
+    long = [[line * 5 for line in document] for document in documents()]
+    shorter = "are 1, .* documents of several lines, .* and lines shorter than seq_length, 8"
+    refused(tmp_path, shorter, documents=long, changes={"seq_length": 8})
+
+
 def test_a_label_rate_far_from_one_half(tmp_path):
     lines = []
     train(tmp_path / "run", documents=documents(200, lines=(1, 3)), changes={"steps": 1}, lines=lines)
@@ -439,16 +456,50 @@ def test_ids_over_vocab_size_late_in_the_files(tmp_path):
         train(tmp_path / "run", records=records, changes={"steps": 200, "num_layers": 1})
 
 
-def write_google(path, *, highest, labels=(0, 1), count=20):
+@pytest.mark.parametrize("count", [20, 1100])
+def test_a_record_of_another_length(count, tmp_path):
+    """Met before training, or in it."""
+    write_google(tmp_path / "0.tfrecord", highest=4, count=count)
+    write_google(tmp_path / "1.tfrecord", highest=4, count=1, length=17)
+    match = r"0.tfrecord and 1 more: a record has features of other lengths than the first; give"
+    unreadable(tmp_path, match, [tmp_path / "0.tfrecord", tmp_path / "1.tfrecord"])
+
+
+@pytest.mark.parametrize("count", [20, 1100])
+def test_a_file_that_is_cut_short(count, tmp_path):
+    file = tmp_path / "file.tfrecord"
+    write_google(file, highest=4, count=count)
+    file.write_bytes(file.read_bytes()[:-5])
+    match = "file.tfrecord: a record is damaged or cut short; give whole files"
+    unreadable(tmp_path, match, [file])
+    if count == 20:
+        whole = tmp_path / "whole.tfrecord"
+        write_google(whole, highest=4)
+        unreadable(tmp_path, match, [whole], held_out=[file])
+
+
+def unreadable(tmp_path, match, files, **options):
+    with pytest.raises(ValueError, match=match):
+        train(tmp_path / "run", records=[files], changes={"steps": 150, "num_layers": 1}, **options)
+
+
+def test_held_out_ids_over_vocab_size(tmp_path):
+    write_google(tmp_path / "0.tfrecord", highest=4)
+    write_google(tmp_path / "1.tfrecord", highest=5000)
+    match = "1.tfrecord: there is a token with a larger id and vocab_size is"
+    refused(tmp_path, match, records=[tmp_path / "0.tfrecord"], held_out=[tmp_path / "1.tfrecord"])
+
+
+def write_google(path, *, highest, labels=(0, 1), count=20, length=16):
     """A file in the names of google-research/bert."""
     with tf.io.TFRecordWriter(str(path)) as writer:
         for i in range(count):
-            ids = np.full(16, 10)
+            ids = np.full(length, 10)
             ids[3] = highest
             values = {
                 INPUT_WORD_IDS: ids,
-                INPUT_MASK: np.ones(16),
-                "input_type_ids": np.zeros(16),
+                INPUT_MASK: np.ones(length),
+                "input_type_ids": np.zeros(length),
                 MASKED_LM_POSITIONS: [3, 0],
                 MASKED_LM_IDS: [11, 0],
                 NEXT_SENTENCE_LABEL: [labels[i % len(labels)]],
@@ -518,7 +569,22 @@ def test_held_out_that_cannot_be(tmp_path):
         tmp_path, "of the held-out documents: next_sentence needs 2", documents=documents(20), held_out=0.001
     )
     other = write(tmp_path / "other", settings={"seq_length": 24})
-    refused(tmp_path, "held-out records have 24 positions", records=folder, held_out=other)
+    match = "the held-out records have 24 positions and those trained on 32; give held-out records of 32"
+    refused(tmp_path, match, records=folder, held_out=other)
+    wide = write(tmp_path / "wide", settings={"seq_length": 40})
+    phases = {"phases": ((8, 0.5), (8, 0.5))}
+    refused(tmp_path, "on 32 or 40; give", records=[folder, wide], held_out=other, changes=phases)
+
+
+@pytest.mark.parametrize("every", [0, -1])
+def test_save_every_is_a_step(every, tmp_path):
+    refused(tmp_path, f"save_every is {every}; give at least 1 step", save_every=every)
+
+
+@pytest.mark.parametrize("step", [0, 41])
+def test_snapshots_are_steps_of_the_training(step, tmp_path):
+    match = f"snapshots has {step}; give steps from 1 to 40"
+    refused(tmp_path, match, changes={"steps": 40}, snapshots=[20, step])
 
 
 def test_data_in_two_ways_or_none(tmp_path):

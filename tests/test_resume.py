@@ -156,11 +156,6 @@ def test_a_spoilt_save_falls_back_to_the_one_before(tmp_path):
         Saver(tmp_path, model_of(), every=2, remember=dict).restore()
 
 
-def test_every_must_be_a_step(tmp_path):
-    with pytest.raises(ValueError, match="save_every is 0; give at least 1 step"):
-        Saver(tmp_path, model_of(), every=0, remember=dict)
-
-
 # -----------------------------------------------------------------------------------------------------------
 # Fine-tuning
 

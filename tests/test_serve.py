@@ -13,6 +13,7 @@ import urllib.request
 import numpy as np
 import pytest
 import tensorflow as tf
+from exports import untrained
 from runs import ROOT, VOCABULARY, bare_environment, shell_command, texts, write_checkpoint
 from tensorflow.core.framework.tensor_pb2 import TensorProto
 
@@ -21,7 +22,8 @@ from bert_keras.encoder import BertEncoder
 from bert_keras.preprocessing import Preprocessor
 from savedmodels import kit
 from savedmodels.export import export
-from savedmodels.serve import Server, load, reason_of
+from savedmodels.serve import Server, example_of, load, reason_of
+from tasks.fill_mask import FillMask
 from tasks.glue import ROWS, Glue
 from tasks.train import Run
 
@@ -328,6 +330,18 @@ def test_a_taken_port_is_named(server, served):
 def test_no_model_is_named(tmp_path):
     with pytest.raises(FileNotFoundError, match="no SavedModel"):
         load(tmp_path)
+
+
+def test_the_example_of_fill_mask_has_a_mask(run, tmp_path):
+    folder = export(untrained(FillMask(top_k=2), run.path / "checkpoint"), tmp_path / "mlm")
+    served = load(folder)
+    example = example_of(served)
+    asked = served.signatures["serving_default"](text=tf.constant([example]))
+    assert asked["mask_start_byte"].numpy().tolist() == [[example.index("[MASK]")]]
+    card = (folder / kit.EXTRA / kit.CARD).read_text()
+    assert json.dumps({"instances": [{"text": example}]}) in card
+    (folder / kit.EXTRA / kit.EXAMPLE).unlink()
+    assert example_of(served) == "a text"  # of a SavedModel from elsewhere
 
 
 def test_the_command(folder):

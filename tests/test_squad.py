@@ -154,7 +154,12 @@ BAD = [
     ({"data": [{"title": "x"}]}, r"any.json, data\[0\]: wanted is 'paragraphs', a list"),
     ({"data": [{"paragraphs": [{"qas": []}]}]}, r"data\[0\].paragraphs\[0\]: wanted is 'context', a string"),
     ({"data": []}, "any.json has no questions to read"),
-    ([GOOD | {"id": 7}], r"data\[0\].paragraphs\[0\].qas\[0\]: wanted is 'id', a string, .*; it is another"),
+    ([GOOD | {"id": 7}], r"data\[0\].paragraphs\[0\].qas\[0\]: wanted is 'id', a string, .*; it is 7\."),
+    (
+        [GOOD | {"answers": [{"text": "France", "answer_start": "2"}]}],
+        r"'answer_start', a whole .*; it is '2'\.",
+    ),
+    ([GOOD | {"answers": {"text": ["x" * 50]}}], r"q7: .*; it is {'text': \['x{12}\.\.\.x{13}'\]}\."),
     ([GOOD | {"question": None}], "any.json, question q7: wanted is 'question', a string"),
     ([{k: v for k, v in GOOD.items() if k != "answers"}], "question q7: wanted is 'answers', a list"),
     ([GOOD | {"answers": [{"text": "France"}]}], "question q7: wanted is 'answer_start', a whole number"),
@@ -318,23 +323,17 @@ def test_no_room_for_a_context(small, tmp_path):
 
 
 def test_questions_that_are_cut_are_counted(small, tmp_path):
-    """Once for the same numbers, for training and for measuring; what `predict` is given has no answers."""
     asked = ("the film", "the film .", "the film . very dull")  # 2, 3 and 5 pieces
     path = write(
         tmp_path / "dev.json",
         *[question(text, "good bad", "bad", text=text) for text in asked],
     )
     task = Squad("squad1.1", path, max_query_length=2)
-    settings = {"preprocess": Preprocessor(small, seq_length=12), "batch_size": 4}
-    examples = task.examples("validation")
+    preprocess, examples = Preprocessor(small, seq_length=12), task.examples("validation")
     message = "^2 of 3 questions are longer than max_query_length, 2 wordpieces, and lose"
-    with pytest.warns(UserWarning, match=message) as caught:
-        dataset(task, examples=examples, seed=1, **settings)
-        dataset(task, examples=examples, labelled=False, **settings)
-    assert len(caught) == 1
-    dataset(Squad("squad1.1", path, max_query_length=5), examples=examples, **settings)
-    bare = examples.map(lambda raw: {name: raw[name] for name in ("question", "context")})
-    dataset(Squad("squad1.1", max_query_length=2), examples=bare, labelled=False, **settings)
+    with pytest.warns(UserWarning, match=message):
+        task.check(preprocess, examples)
+    Squad("squad1.1", path, max_query_length=5).check(preprocess, examples)
 
 
 def test_training_batches(small, tmp_path):

@@ -17,6 +17,7 @@ import tensorflow as tf
 from bert_keras import checkpoints
 from savedmodels.servable import Servable
 from tasks import train
+from tasks.conll import Conll
 from tasks.glue import ROWS, Glue
 from tasks.task import Hparams, predict
 from tasks.train import evaluate, finetune, load_run, load_runs
@@ -231,6 +232,57 @@ def test_keep_head(learned, place):
     assert not np.allclose(fresh, was, atol=1e-2)
     with pytest.raises(ValueError, match="the checkpoint has no classifier/dense/kernel"):
         start(task, place, output="no_head", keep_head=True)
+
+
+def kept_head(task, place, folder, id2label):
+    """The columns of the head's kernel that a model starts with, by their places in a checkpoint of these labels."""
+    source, draw = checkpoints.read(place / "checkpoint"), np.random.default_rng(0)
+    head, rows = ("concat_classifier", 3) if getattr(task, "pooling", "") == "concat" else ("classifier", 1)
+    kernel = draw.normal(size=(rows * source.config.hidden_size, len(id2label))).astype("float32")
+    tensors = source.tensors | {f"{head}/dense/kernel": kernel, f"{head}/dense/bias": kernel[0]}
+    checkpoints.write(dataclasses.replace(source, tensors=tensors), folder, format="hugging-face")
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(config | {"id2label": id2label}))
+    model = train._compiled_model(
+        task, checkpoints.read(folder), QUICK, total_steps=1, keep_head=True, log=lambda line: None
+    )
+    started, bias = (variable.numpy() for variable in train.heads_of(model)[head].weights)
+    places = [int(np.abs(kernel.T - column).sum(axis=1).argmin()) for column in started.T]
+    np.testing.assert_array_equal(started, kernel[:, places])
+    np.testing.assert_array_equal(bias, kernel[0, places])
+    return places
+
+
+TAGS = ("O", "B-LOC", "B-PER", "I-LOC", "I-PER")
+
+
+@pytest.mark.parametrize(
+    ("task", "labels", "places"),
+    [
+        (Glue(ROWS["sst2"]), ["positive", "negative"], [1, 0]),
+        (Glue(ROWS["sst2"]), ["NEGATIVE", "POSITIVE"], [0, 1]),
+        (Glue(ROWS["sst2"]), ["LABEL_0", "LABEL_1"], [0, 1]),
+        (Glue(ROWS["mnli"]), ["CONTRADICTION", "ENTAILMENT", "NEUTRAL"], [1, 2, 0]),
+        (Glue(ROWS["mnli"], pooling="concat"), ["contradiction", "entailment", "neutral"], [1, 2, 0]),
+        (Conll(TAGS, scheme="IOB2"), ["B-PER", "I-PER", "B-LOC", "I-LOC", "O"], [4, 2, 0, 3, 1]),
+    ],
+)
+def test_a_kept_head_has_the_task_s_labels(task, labels, places, place, tmp_path):
+    """Whatever order Hugging Face's id2label has them in."""
+    id2label = {str(i): label for i, label in enumerate(labels)}
+    assert kept_head(task, place, tmp_path / "there", id2label) == places
+    again = dict(reversed(id2label.items()))
+    assert kept_head(task, place, tmp_path / "reversed", again) == places
+
+
+def test_a_kept_head_of_other_labels(place, tmp_path):
+    message = (
+        "the checkpoint's labels are bad, good and those of sst2 are negative, positive; leave keep_head out"
+    )
+    with pytest.raises(ValueError, match=message):
+        kept_head(Glue(ROWS["sst2"]), place, tmp_path / "there", {"0": "bad", "1": "good"})
+    checkpoints.write(checkpoints.read(tmp_path / "there"), tmp_path / "copied", format="hugging-face")
+    assert checkpoints.read(tmp_path / "copied").labels == ("bad", "good")
 
 
 def start_with_seed(place, output, seed):
@@ -453,7 +505,26 @@ def test_refuses_a_split_without_labels(place, tmp_path):
     task = Glue(ROWS["sst2"], data)
     match = "no example in the test split of sst2 has a label; give a labelled split"
     refused(place, tmp_path, ValueError, match, task=task, dev_split="test")
-    refused(place, tmp_path, ValueError, match, task=task, train_split="test")
+
+    class Withheld(Glue):
+        def examples(self, split):
+            return super().examples("test" if split == "train" else split)
+
+    match = "no example in the train split of sst2 has a label; give a labelled split"
+    refused(place, tmp_path, ValueError, match, task=Withheld(ROWS["sst2"], data))
+
+
+def test_the_first_validation_split_is_the_dev_split(place, tmp_path):
+    task = Glue(ROWS["mnli"], runs.write_data(tmp_path / "data", "mnli"))
+    results = start(task, place, output=tmp_path / "run")
+    measured = evaluate(load_run(tmp_path / "run", data=tmp_path / "data"), "validation_matched")
+    assert results["measures"]["val_accuracy"] == pytest.approx(measured["accuracy"])
+
+
+@pytest.mark.parametrize("every", [0, -1])
+def test_refuses_to_save_every_no_step(place, tmp_path, every):
+    refused(place, tmp_path, ValueError, f"save_every is {every}; give at least 1 step", save_every=every)
+    assert not (tmp_path / "run").exists()
 
 
 def test_refuses_an_unknown_strategy(place, tmp_path):

@@ -144,7 +144,7 @@ def our_model(checkpoint: checkpoints.Checkpoint, case: Case):
     encoder = BertEncoder(checkpoint.config, outputs=outputs)
     made = {
         "masked_lm": lambda: MaskedLMHead(encoder),
-        "next_sentence": lambda: NextSentenceHead(checkpoint.config),
+        "next_sentence": lambda: NextSentenceHead(config=checkpoint.config),
         "replaced_token": lambda: ReplacedTokenHead(config=checkpoint.config),
     }
     heads = {head: make() for head, make in made.items() if HEADS[head] in case.logits}
@@ -230,7 +230,7 @@ def test_our_own_encoders_arrive_in_transformers(tmp_path):
         encoder = BertEncoder(config, outputs=ALL if pooled else ALL[:1] + ALL[2:])
         made = {
             "masked_lm": MaskedLMHead(encoder),
-            "next_sentence": NextSentenceHead(config),
+            "next_sentence": NextSentenceHead(config=config),
             "replaced_token": ReplacedTokenHead(config=config),
         }
         heads = {head: made[head] for head in wanted}
