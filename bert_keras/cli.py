@@ -1176,14 +1176,13 @@ def _demo(args: argparse.Namespace) -> None:
 
 
 def _info(args: argparse.Namespace) -> None:
-    from importlib import metadata
-
     if args.path is None:
         tf = _start()
         from bert_keras.config import SIZES, VARIANTS, BertConfig
+        from savedmodels.kit import version_of
 
         names = ("bert-keras", "tensorflow", "tensorflow-text", "keras", "keras-nlp", "numpy")
-        _table(("package", "version"), [(name, metadata.version(name)) for name in names])
+        _table(("package", "version"), [(name, version_of(name)) for name in names])
         _table(
             ("device", "kind"),
             [(device.name, device.device_type) for device in tf.config.list_logical_devices()],

@@ -260,12 +260,13 @@ def _facts(run: Run, size: int) -> dict[str, Any]:
         "SHA-256 of its file": tokenizer.digest,
         "lower-cased": tokenizer.lower_case,
         "size": f"{size / 1e6:.1f} MB",
-        "made with": f"bert-keras {_version('bert-keras')}, TensorFlow {tf.__version__}, Python {platform.python_version()}",
+        "made with": f"bert-keras {version_of('bert-keras')}, TensorFlow {tf.__version__}, Python {platform.python_version()}",
     }
     return {name: value for name, value in facts.items() if value != ""}
 
 
-def _version(package: str) -> str:
+def version_of(package: str) -> str:
+    """A package's version; "(sources)" where it is not installed."""
     try:
         return metadata.version(package)
     except metadata.PackageNotFoundError:  # run from its sources
