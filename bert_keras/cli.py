@@ -225,7 +225,7 @@ def _parser() -> argparse.ArgumentParser:
         _pretrain,
         "pre-train on text or on files of instances, from scratch or from a checkpoint",
         "--recipe bert --size small --text corpus.txt --vocab vocab.txt --held-out 0.02 --output runs/bert \\\n"
-        "    --set steps=20000 batch_size=64 'phases=[[64, 0.9], [128, 0.1]]'",
+        "    --set steps=20000 batch_size=64 bias_correction=true 'phases=[[64, 0.9], [128, 0.1]]'",
         notes=TEXT_NOTES + PRETRAIN_NOTES,
     ).add_argument
     add("--recipe", default="bert", choices=RECIPES, help="a paper's objectives and settings (default: bert)")

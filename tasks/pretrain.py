@@ -79,6 +79,7 @@ SAMPLE = 1000  # instances that are looked at before training
 SAMPLE_BYTES = 200_000  # of text that they are made of, at least
 HELD_OUT_SEED = 20181011  # of the held-out instances and masks, whatever the run's seed: runs can be compared
 HELD_OUT_BATCH = 32
+LONG_STEP = 2.0  # in learning rates: longer steps are warned of
 
 OPTIMIZERS = {"adamw": AdamW, "lamb": LAMB}
 
@@ -133,10 +134,23 @@ class PretrainHparams:
         }
         check_settings(self, wanted)
 
+    @property
+    def warmup_steps(self) -> int:
+        """Steps in which the rate rises."""
+        return int(self.steps * self.warmup_proportion)
+
     def schedule(self) -> WarmupLinearDecay:
         """The rate of each step, over all phases."""
-        warmup_steps = int(self.steps * self.warmup_proportion)
-        return WarmupLinearDecay(self.learning_rate, total_steps=self.steps, warmup_steps=warmup_steps)
+        return WarmupLinearDecay(self.learning_rate, total_steps=self.steps, warmup_steps=self.warmup_steps)
+
+    def longest_step(self) -> float:
+        """The longest step of AdamW where a gradient stays the same, in `learning_rate`; over 1 without bias correction."""
+        if self.optimizer != "adamw" or self.bias_correction:
+            return 1.0
+        done = np.arange(self.steps, dtype=np.float32)
+        rates = np.asarray(self.schedule()(done)) / self.learning_rate
+        beta_1 = 0.9  # AdamW's
+        return float(np.max(rates * (1 - beta_1 ** (done + 1)) / np.sqrt(1 - self.beta_2 ** (done + 1))))
 
     def phase_steps(self, count: int) -> list[int]:
         """The step at which each phase ends, if there are so many phases."""
@@ -913,6 +927,12 @@ def pretrain(
             _held_out(source, i, objectives=objectives, vocab_size=config.vocab_size, hparams=hparams)
         )
 
+    if (longest := hparams.longest_step()) > LONG_STEP:
+        log(
+            f"warning: in a warm-up of {hparams.warmup_steps:,} steps, steps of AdamW without bias correction are up to "
+            f"{longest:.1f} times as long as learning_rate says, where a masked LM may learn no more than how common each "
+            "piece is; set bias_correction=true, or a larger warmup_proportion"
+        )
     keras.utils.set_random_seed(hparams.seed)
     with strategy(strategy_name).scope():
         model = _model(recipe, config, asked[0])

@@ -146,21 +146,24 @@ def save_weights(
     heads: Mapping[str, keras.layers.Layer],
     *,
     without: Sequence[str] = (),
+    labels: Sequence[str] = (),
 ) -> None:
     """An encoder with its heads, config and vocabulary. Raises OSError where the disk is full; what was there stays.
 
     without: parts that are left out, for nothing has trained them
+    labels: what a classifier's logits stand for, in their order
     """
     checkpoint = checkpoints.collect(encoder.config, encoder, **heads)
     kept = {name: value for name, value in checkpoint.tensors.items() if name.split("/")[0] not in without}
-    checkpoint = dataclasses.replace(checkpoint, tensors=kept)
+    checkpoint = dataclasses.replace(checkpoint, tensors=kept, labels=tuple(labels) or None)
     checkpoint = checkpoints.with_tokenizer(checkpoint, tokenizer)
     checkpoints.write(checkpoint, path, format="hugging-face", overwrite=True)
 
 
 def save_run(path: pathlib.Path, task: Task, preprocess: Preprocessor, model: keras.Model) -> None:
     """Weights, config, vocabulary and task.json. Raises OSError where the disk is full; what was there stays."""
-    save_weights(path, preprocess.tokenizer, encoder_of(model), heads_of(model))
+    encoder, heads = encoder_of(model), heads_of(model)
+    save_weights(path, preprocess.tokenizer, encoder, heads, labels=task.label_names)
     save_task(path, task, preprocess)
 
 

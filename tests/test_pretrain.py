@@ -7,6 +7,7 @@ import math
 import random
 import shutil
 
+import keras
 import numpy as np
 import pytest
 import runs
@@ -24,11 +25,12 @@ from bert_keras.features import (
     TFRECORD_NAMES,
 )
 from bert_keras.masking import Masking
+from bert_keras.optimization import AdamW
 from bert_keras.tokenizers import WordPiece
 from tasks.corpus import Corpus
 from tasks.glue import ROWS, Glue
 from tasks.instances import Settings
-from tasks.pretrain import RECIPES, SETTINGS, Share, pretrain
+from tasks.pretrain import RECIPES, SETTINGS, PretrainHparams, Share, pretrain
 from tasks.records import read_records, write_records
 from tasks.task import Hparams
 from tasks.train import finetune
@@ -435,6 +437,28 @@ def test_a_label_rate_far_from_one_half(tmp_path):
     lines = []
     train(tmp_path / "run", documents=documents(200, lines=(1, 3)), changes={"steps": 1}, lines=lines)
     assert any("% of" in line and "labels of pairs are 1, wanted is about 50 %" in line for line in lines)
+
+
+@pytest.mark.parametrize("correction", [False, True])
+def test_a_warm_up_that_is_short_for_uncorrected_moments(correction, tmp_path):
+    lines = []
+    train(tmp_path / "run", changes={"steps": 2, "bias_correction": correction}, lines=lines)
+    assert correction is not any(
+        "a warm-up of 0 steps" in line and "up to 3.2 times" in line for line in lines
+    )
+
+
+def test_the_longest_step_is_the_optimizer_s():
+    hparams = PretrainHparams(steps=300, warmup_proportion=0.2, learning_rate=1e-3)
+    weight = keras.Variable(0.0, name="kernel")
+    optimizer = AdamW(hparams.schedule(), weight_decay=0.0, clip_norm=None)
+    places = [0.0]
+    for _ in range(hparams.steps):
+        optimizer.apply([tf.constant(1.0)], [weight])
+        places.append(float(weight.numpy()))
+    longest = np.max(np.abs(np.diff(places))) / hparams.learning_rate
+    assert hparams.longest_step() == pytest.approx(longest, rel=1e-3) and longest > 3
+    assert max(one.hparams.longest_step() for one in RECIPES.values()) < 1.001
 
 
 def test_a_vocabulary_larger_than_the_encoder_s(tmp_path):

@@ -146,6 +146,12 @@ def test_run_directory(learned, place):
     assert not list(place.glob(".*"))
 
 
+def test_a_run_names_its_labels_as_hugging_face_does(learned, place):
+    config = json.loads((place / "learned/config.json").read_text(encoding="utf-8"))
+    assert config["id2label"] == {"0": "negative", "1": "positive"}
+    assert checkpoints.read(place / "learned").labels == ("negative", "positive")
+
+
 def test_results(learned, place):
     _, results, _ = learned
     assert json.loads((place / "learned" / "results.json").read_text()) == results
