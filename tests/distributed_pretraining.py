@@ -1,7 +1,7 @@
 """Pre-training on two logical CPUs against one device at the same batches. Run as a script by test_objectives.py.
 
 Out: one line of JSON: the tokens that each batch asks of each replica; by optimizer, the greatest difference of a weight after
-ten steps, what `fit` logged and the norms of the gradients before clipping.
+ten steps, what `fit` logged and the norms of the gradients before clipping; what dropout makes of ones.
 """
 
 import json
@@ -23,6 +23,7 @@ from bert_keras.features import (  # noqa: E402
     POOLED_OUTPUT,
     SEQUENCE_OUTPUT,
 )
+from bert_keras.layers import Dropout  # noqa: E402
 from bert_keras.masking import Masking, Pieces  # noqa: E402
 from bert_keras.objectives import MaskedLM, Pretrainer, SentencePair, label  # noqa: E402
 from bert_keras.optimization import LAMB, AdamW  # noqa: E402
@@ -95,6 +96,16 @@ def train(name, optimizer_class):
     return model, model.fit(data(), verbose=0, shuffle=False).history
 
 
+def dropped():
+    """Keras' dropout on one device, then ours in each replica, of one seed: two calls of each."""
+    ones, theirs = tf.ones(64), keras.layers.Dropout(0.5, seed=7)
+    scope = strategy("mirrored")
+    with scope.scope():
+        ours = Dropout(0.5, seed=7)
+    run = tf.function(lambda: scope.experimental_local_results(scope.run(ours, [ones], {"training": True})))
+    return [[theirs(ones, training=True), *run()] for _ in range(2)]
+
+
 def main():
     asked = [batch[2]["masked_lm"].numpy() for batch in data()]
     results = {"asked": [[float(half.sum()) for half in np.split(batch, 2)] for batch in asked]}
@@ -110,6 +121,7 @@ def main():
             "logs": logs,
             "logs_of_two": logs_of_two,
         }
+    results["dropped"] = [[values.numpy().tolist() for values in call] for call in dropped()]
     json.dump(results, sys.stdout)
 
 

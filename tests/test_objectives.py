@@ -429,6 +429,16 @@ def two_replicas():
     return json.loads(done.stdout.splitlines()[-1])
 
 
+def test_replicas_draw_other_dropout_masks(two_replicas):
+    for keras_s, first, second in two_replicas["dropped"]:
+        assert keras_s == first and {*first} == {*second} == {0.0, 2.0}
+        assert (
+            16 < sum(a != b for a, b in zip(first, second, strict=True)) < 48
+        )  # 32 where they are independent
+    once, again = two_replicas["dropped"]
+    assert once != again
+
+
 @pytest.mark.parametrize("optimizer", ["adamw", "lamb"])
 def test_two_replicas_are_one_device(two_replicas, optimizer):
     """Ten steps of masked LM and sentence pairs: one replica asks more than twice the other's tokens, every step is clipped."""
