@@ -53,7 +53,7 @@ def _sizes(queries: Any, states: Any, scores_mask: Any) -> tuple[Any, Any, Any]:
     return batch, length if queries is states else ops.shape(queries)[1], length
 
 
-class _SeedsOfReplica(keras.random.SeedGenerator):
+class SeedsOfReplica(keras.random.SeedGenerator):
     """Another generator's seeds, moved by the replica's number under tf.distribute, where every replica has the same."""
 
     def __init__(self, source: keras.random.SeedGenerator) -> None:
@@ -78,7 +78,7 @@ class Dropout(keras.layers.Dropout):
         """Float [...] -> the same shape."""
         if not training or self.rate == 0:
             return inputs
-        return keras.random.dropout(inputs, self.rate, seed=_SeedsOfReplica(self.seed_generator))
+        return keras.random.dropout(inputs, self.rate, seed=SeedsOfReplica(self.seed_generator))
 
 
 class Dense(keras.layers.Layer):

@@ -261,6 +261,8 @@ def run_ablation(
     tasks, restarts = tuple(tasks or chosen.tasks[name]), chosen.restarts if restarts is None else restarts
     if restarts < 1:
         raise ValueError(f"restarts is {restarts}; give at least 1.")
+    if output.exists() and not (output / ABLATION_FILE).is_file() and any(output.iterdir()):
+        raise ValueError(f"{output} is neither empty nor an ablation; give another output.")
     opened = {task: _open(task, data, chosen) for task in tasks}
     rows = chosen.rows[name]
     recipes = {row.name: _recipe(row, chosen, changes or {}) for row in rows}
@@ -272,7 +274,11 @@ def run_ablation(
             "vocabulary": tokenizer.digest,
             "ablation": name,
             "scale": scale,
+            "finetuning": dict(chosen.finetuning),
+            "tagging": dict(chosen.tagging),
+            "options": {task: dict(given) for task, given in chosen.options.items()},
             "changes": dict(changes or {}),
+            **{f"recipe of {row}": recipe.all_settings for row, recipe in recipes.items()},
             "tasks": list(tasks),
             "restarts": restarts,
             "held_out": held_out,
@@ -325,7 +331,10 @@ def _slug(name: str) -> str:
 
 
 def _recipe(row: Row, scale: Scale, changes: Mapping[str, Any]) -> Recipe:
-    return RECIPES[row.recipe].changed(**{**scale.pretraining, **row.settings, **changes})
+    settings = {**scale.pretraining, **row.settings, **changes}
+    if "phases" in changes and "seq_length" not in changes:
+        settings.pop("seq_length", None)  # the scale's, which is a phase
+    return RECIPES[row.recipe].changed(**settings)
 
 
 def _open(name: str, data: Mapping[str, Source], scale: Scale) -> Task:
@@ -340,14 +349,12 @@ def _open(name: str, data: Mapping[str, Source], scale: Scale) -> Task:
 
 
 def _prepare(output: pathlib.Path, settings: Mapping[str, Any]) -> None:
-    """Writes down what is asked for. Raises ValueError where the folder holds something else, or was asked for another."""
+    """Writes down what is asked for. Raises ValueError where the folder was asked for another."""
     settings = json.loads(json.dumps(settings))  # as it will be read
     file = output / ABLATION_FILE
     if file.is_file():
         check_equal(output, json.loads(file.read_text(encoding="utf-8")), settings)
         return
-    if output.exists() and any(output.iterdir()):
-        raise ValueError(f"{output} is neither empty nor an ablation; give another output.")
     output.mkdir(parents=True, exist_ok=True)
     write_json(file, settings)
 

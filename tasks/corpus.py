@@ -182,12 +182,13 @@ UNPACK: Mapping[str, Callable[[BinaryIO], Any]] = {
     ".xz": lzma.LZMAFile,
 }
 ARCHIVE = ".zip"
+_DUMP = re.compile(r"\.xml(-p\d+p\d+)?$")  # of a dump in parts, whose names end in the range of its pages
 
 
 def _file_documents(path: Path, *, form: Lines, encoding: str) -> Iterator[Document]:
     try:
         for name, stream in _streams(path):
-            if name.lower().endswith(".xml"):
+            if _DUMP.search(name.lower()):
                 yield from _wiki_documents(name, stream)
             else:
                 yield from _plain_documents(name, _decoded(name, stream, encoding), form)
@@ -368,7 +369,8 @@ def _text_of(code: Any, elsewhere: frozenset[str]) -> str:
 
     shown: dict[type, Callable[[Any], str]] = {
         nodes.Text: lambda node: node.value,
-        nodes.HTMLEntity: lambda node: node.normalize(),
+        # Numbers that are no character, &#xD800;, become "?".
+        nodes.HTMLEntity: lambda node: node.normalize().encode("utf-8", "replace").decode(),
         nodes.ExternalLink: lambda node: _text_of(node.title, elsewhere) if node.title else "",
         nodes.Wikilink: link,
         nodes.Tag: tag,

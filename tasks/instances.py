@@ -396,6 +396,7 @@ def stream(
     start: Place = BEGINNING,
     epochs: int | None = None,
     visit: Callable[[Place], None] = lambda place: None,
+    failed: Callable[[Exception], None] = lambda error: None,
     shard_bytes: int = SHARD_BYTES,
     shard_documents: int = SHARD_DOCUMENTS,
 ) -> tf.data.Dataset:
@@ -406,6 +407,7 @@ def stream(
     start: the first shard; what comes before it is read and not tokenized
     epochs: how many; None goes on without end. An epoch is `dupe_factor` passes, its draws those of (seed, epoch)
     visit: is called with each shard's place before its first instance
+    failed: is called with what making instances raised, out of which tf.data makes an error of its own
 
     Raises ValueError where there is no text, or the sampler needs more documents.
     """
@@ -415,6 +417,13 @@ def stream(
     make = functools.partial(packed_batches, tokenizer=tokenizer, settings=settings, segment=segment)
 
     def every_batch() -> Iterator[Features]:
+        try:
+            yield from batches_of_epochs()
+        except Exception as error:
+            failed(error)
+            raise
+
+    def batches_of_epochs() -> Iterator[Features]:
         made = start.instances
         for epoch in itertools.islice(itertools.count(start.epoch), epochs):
             for index, texts in enumerate(shards(documents, size=shard_bytes, least=shard_documents)):

@@ -61,12 +61,14 @@ from tasks.records import (
     digest_of_documents,
     listed,
     manifest_of,
+    read_manifest,
     read_records,
 )
 from tasks.resume import (
     LOGS,
     RESULTS_FILE,
     Saver,
+    check_output,
     check_save_every,
     digest_of_tensors,
     prepare_output,
@@ -400,7 +402,10 @@ class _Documents(_Source):
         segment: Segmenter | None,
     ) -> None:
         self._recipe, hparams = recipe, recipe.hparams
-        self._make = functools.partial(stream, tokenizer=tokenizer, segment=segment)
+        self._failures: list[Exception] = []
+        self._make = functools.partial(
+            stream, tokenizer=tokenizer, segment=segment, failed=self._failures.append
+        )
         self._documents: Iterable[Text] = documents
         self._held_out = None if isinstance(held_out, float) else held_out
         if isinstance(held_out, float):
@@ -454,6 +459,15 @@ class _Documents(_Source):
         except ValueError as error:
             raise ValueError(f"of the held-out documents: {error}") from error
 
+    @contextlib.contextmanager
+    def reading(self, phase: int | None, *, vocab_size: int) -> Iterator[None]:
+        try:
+            yield
+        except tf.errors.OpError:
+            if not self._failures:
+                raise
+            raise self._failures[0] from None
+
 
 class _RecordFiles(_Source):
     """TFRecord files, a folder or list for each phase; their masks, where they have some, are kept."""
@@ -478,6 +492,8 @@ class _RecordFiles(_Source):
         self._recipe = recipe
         self._read = [functools.partial(read_records, source, tokenizer=tokenizer) for source in records]
         self._held_out = None if held_out is None else read_records(held_out, tokenizer=tokenizer)
+        for source, read in zip(records, self._read, strict=True):
+            _check_written(source, recipe, masked=MASKED_LM_IDS in read().element_spec)
         self._sets: dict[int | None, RecordFiles] = dict(enumerate(records))
         if held_out is not None:
             self._sets[None] = held_out
@@ -520,6 +536,27 @@ class _RecordFiles(_Source):
             raise ValueError(
                 f"{name}: a record has features of other lengths than the first; give files of one form."
             ) from error
+
+
+def _check_written(source: RecordFiles, recipe: Recipe, *, masked: bool) -> None:
+    """Raises ValueError where a recipe wants instances, or masks, that are not those of the files."""
+    file = manifest_of(source)
+    made = {} if file is None else read_manifest(file.parent)
+    made |= made.get("masking") or {}
+    kinds = (Sampling, Masking) if masked else (Sampling,)
+    for name, value in recipe.changes.items():
+        if _FIELDS.get(name) in kinds and (name not in made or made[name] != value):
+            known = f" ({name} {json.dumps(made[name])})" if name in made else ""
+            raise ValueError(
+                f"{name} is {json.dumps(value)}, and {_name(source)} is written already{known}; leave it out, or write "
+                "instances with it."
+            )
+    sampler = recipe.sampling(128).sampler
+    if "sentence_pair" in recipe.objectives and made.get("sampler", sampler) != sampler:
+        raise ValueError(
+            f"the labels of {_name(source)} are of the sampler {made['sampler']}, and the recipe's is {sampler}; give instances "
+            f"of that, or set sampler={made['sampler']}."
+        )
 
 
 def _length(instances: tf.data.Dataset) -> int:
@@ -582,12 +619,14 @@ def _check_data(
     source: _Source, phase: int, *, objectives: Sequence[Objective], config: BertConfig, batch_size: int
 ) -> Iterator[str]:
     """Looks at some instances. Yields warnings; raises ValueError on what cannot be trained on."""
-    sample = source.sample(phase)
+    reading = functools.partial(source.reading, phase, vocab_size=config.vocab_size)
+    with reading():
+        sample = source.sample(phase)
     if MASKED_LM_IDS in sample.element_spec and any(isinstance(one, LeftToRight) for one in objectives):
         raise ValueError(
             "these records have masks, and left to right reads whole text; write records without masks."
         )
-    with source.reading(phase, vocab_size=config.vocab_size):
+    with reading():
         rows = list(sample.take(max(SAMPLE, batch_size)).as_numpy_iterator())
     check_batch(len(rows), batch_size=batch_size)
     names = [name for name in (INPUT_WORD_IDS, MASKED_LM_IDS) if name in sample.element_spec]
@@ -805,6 +844,8 @@ def _source(
     if documents is not None:
         return _Documents(documents, held_out, recipe=recipe, tokenizer=tokenizer, segment=segment)
     assert records is not None
+    if segment is not None:
+        raise ValueError("records are made of words already; give segment where they are written.")
     sets = [records] if isinstance(records, str | pathlib.Path) else records
     return _RecordFiles(sets, held_out, recipe=recipe, tokenizer=tokenizer)
 
@@ -825,7 +866,12 @@ def _held_out(
         drop_remainder=False,
     ).cache()
     with source.reading(None, vocab_size=vocab_size):
-        return batches.apply(tf.data.experimental.assert_cardinality(sum(1 for _ in batches)))
+        count = sum(1 for _ in batches)
+    if not count:
+        raise ValueError(
+            "nothing held out gives an instance; hold out more, or documents of several lines each, ended by a blank line."
+        )
+    return batches.apply(tf.data.experimental.assert_cardinality(count))
 
 
 def _read_start(
@@ -890,11 +936,15 @@ def pretrain(
     """
     output, hparams = pathlib.Path(output), recipe.hparams
     check_save_every(save_every)
+    check_output(output, resumes=True)
     if wrong := [step for step in snapshots if not 1 <= step <= hparams.steps]:
         raise ValueError(f"snapshots has {wrong[0]}; give steps from 1 to {hparams.steps}.")
     start, generator = _read_start(checkpoint, recipe)
     tokenizer = _tokenizer(tokenizer, start)
     config = recipe.config(vocab_size=tokenizer.vocab_size, source=None if start is None else start.config)
+    if documents is not None:  # which are read as a whole, once, by _source
+        for length, _ in hparams.phases:
+            check_sizes(config, vocab_size=tokenizer.vocab_size, seq_length=length)
     source = _source(documents, records, held_out, recipe=recipe, tokenizer=tokenizer, segment=segment)
     for phase in source.phases:
         check_sizes(config, vocab_size=tokenizer.vocab_size, seq_length=phase.seq_length)

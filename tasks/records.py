@@ -376,7 +376,7 @@ def read_records(
     """Instances of TFRecord files, these or google-research/bert's, one at a time and in order.
 
     source: a folder of `write_records`, or TFRecord files, plain or gzipped, or a folder of nothing but such files
-    tokenizer: what the ids must be of; compared with the manifest of a folder
+    tokenizer: what the ids must be of; compared with the manifest of a folder, or beside files
     seed: reads without end and in random order, another in every epoch, that of (seed, epoch)
     skip: instances of that order that are passed over; they are not parsed
 
@@ -387,6 +387,9 @@ def read_records(
     """
     if (manifest := manifest_of(source)) is None:
         files, count = listed(source), None
+        for folder in dict.fromkeys(file.parent for file in files):
+            if (folder / MANIFEST).is_file():  # its files were given, some or all
+                _check_tokenizer(folder, read_manifest(folder), tokenizer)
     else:
         files, count = _checked(manifest.parent, tokenizer)
     with files[0].open("rb") as opened:
@@ -463,9 +466,7 @@ def _checked(path: pathlib.Path, tokenizer: Tokenizer | None) -> tuple[list[path
     """The files of a folder and how many instances they have."""
     manifest = read_manifest(path)
     check_equal(path, {"format_version": manifest.get("format_version")}, {"format_version": FORMAT_VERSION})
-    if tokenizer is not None:
-        wanted = {"vocabulary": tokenizer.digest, "lower_case": tokenizer.lower_case}
-        check_equal(path, {name: manifest.get(name) for name in wanted}, wanted)
+    _check_tokenizer(path, manifest, tokenizer)
     if manifest["summary"] is None:
         raise ValueError(
             f"{path} is not complete; write its instances again, which goes on where it stopped."
@@ -479,6 +480,12 @@ def _checked(path: pathlib.Path, tokenizer: Tokenizer | None) -> tuple[list[path
                 f"{file} has {size} bytes and {MANIFEST} says {shard.bytes}; remove {path} and write it again."
             )
     return files, sum(shard.instances for shard in made)
+
+
+def _check_tokenizer(path: pathlib.Path, manifest: Mapping[str, Any], tokenizer: Tokenizer | None) -> None:
+    if tokenizer is not None:
+        wanted = {"vocabulary": tokenizer.digest, "lower_case": tokenizer.lower_case}
+        check_equal(path, {name: manifest.get(name) for name in wanted}, wanted)
 
 
 def _spec(file: pathlib.Path, records: tf.data.Dataset) -> dict[str, tf.io.FixedLenFeature]:

@@ -33,26 +33,41 @@ def check_save_every(every: int | None) -> None:
         raise ValueError(f"save_every is {every}; give at least 1 step.")
 
 
-def prepare_output(path: pathlib.Path, *, settings: Mapping[str, Any] | None = None) -> None:
-    """Makes the folder of a run and proves that it can be written, or finds the unfinished run of the same settings.
+def check_output(path: pathlib.Path, *, resumes: bool) -> None:
+    """Raises ValueError where the folder holds what a run is not to mix with. It is cheap: call it before long work.
 
-    settings: what the run's bits depend on, plain JSON; None for a run that cannot be resumed
-
-    Raises ValueError where the folder holds a finished run or one of other settings, naming the first that differs, or
-    refuses a file.
+    resumes: whether an unfinished run in it may be gone on with
     """
-    file = path / CHECKPOINTS / SETTINGS
     if (path / RESULTS_FILE).exists():
         raise ValueError(f"{path} already holds a run; give another folder, or remove this one first.")
-    if settings is not None and file.is_file():
-        _check_same(file, json.loads(json.dumps(settings)))
-        return
-    if file.exists():
+    if (path / CHECKPOINTS / SETTINGS).exists():
+        if resumes:
+            return
         raise ValueError(
             f"{path} holds an unfinished run; go on with it by save_every, or give another folder."
         )
     if (path / TASK_FILE).exists():
         raise ValueError(f"{path} already holds a run; give another folder, or remove this one first.")
+    # A run that was killed before its first save leaves these two.
+    if path.is_dir() and (
+        other := sorted(file.name for file in path.iterdir() if file.name not in (LOGS, CHECKPOINTS))
+    ):
+        raise ValueError(f"{path} is not empty: it holds {other[0]}; give a new folder, or an empty one.")
+
+
+def prepare_output(path: pathlib.Path, *, settings: Mapping[str, Any] | None = None) -> None:
+    """Makes the folder of a run and proves that it can be written, or finds the unfinished run of the same settings.
+
+    settings: what the run's bits depend on, plain JSON; None for a run that cannot be resumed
+
+    Raises ValueError as check_output does, where the folder holds a run of other settings, naming the first that differs, or
+    refuses a file.
+    """
+    check_output(path, resumes=settings is not None)
+    file = path / CHECKPOINTS / SETTINGS
+    if settings is not None and file.is_file():
+        _check_same(file, json.loads(json.dumps(settings)))
+        return
     try:
         path.mkdir(parents=True, exist_ok=True)
         probe = path / ".probe"

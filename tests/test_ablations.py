@@ -56,7 +56,7 @@ def arguments(tmp_path):
     }
 
 
-def test_rows_are_run_once_and_share_weights(tmp_path, small):
+def test_rows_are_run_once_and_share_weights(tmp_path, small, monkeypatch):
     write_data(tmp_path / "data", "sst2")
     lines: list[str] = []
     outcomes = run_ablation("steps", **arguments(tmp_path), log=lines.append)
@@ -84,6 +84,10 @@ def test_rows_are_run_once_and_share_weights(tmp_path, small):
     other = {"data": {"sst2": write_data(tmp_path / "other", "sst2", count=8)}}
     with pytest.raises(ValueError, match="made with another data"):
         run_ablation("steps", **arguments(tmp_path) | other)
+    changed = SCALES["tiny"].pretraining | {"learning_rate": 0.1}
+    monkeypatch.setitem(SCALES, "tiny", dataclasses.replace(SCALES["tiny"], pretraining=changed))
+    with pytest.raises(ValueError, match="made with another recipe of masked LM"):
+        run_ablation("steps", **arguments(tmp_path))
 
 
 def test_bad_input_is_named_first(tmp_path, small):
@@ -131,6 +135,8 @@ def test_settings_reach_the_pre_training():
         (1, 0, 0),
         (0.8, 0, 0.2),
     ]
+    phases = ((32, 0.5), (64, 0.5))
+    assert ablations._recipe(rows[0], SCALES["small"], {"phases": phases}).hparams.phases == phases
     sizes = [
         ablations._recipe(row, SCALES["paper"], {}).config(vocab_size=30522)
         for row in SCALES["paper"].rows["size"]

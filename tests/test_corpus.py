@@ -294,7 +294,7 @@ def test_wikitext_leaves_passages():
     assert wiki_paragraphs(ARTICLE) == PASSAGES
 
 
-@pytest.mark.parametrize("name", ["w.xml", "W.XML", "w.xml.bz2"])
+@pytest.mark.parametrize("name", ["w.xml", "W.XML", "w.xml.bz2", "w1.xml-p1p41242.bz2"])
 def test_a_dump_holds_articles(tmp_path, name):
     pytest.importorskip("mwxml")
     pytest.importorskip("mwparserfromhell")
@@ -303,10 +303,10 @@ def test_a_dump_holds_articles(tmp_path, name):
         {"title": "Talk:A", "ns": 1, "text": "Talk."},
         {"title": "R", "extra": '<redirect title="A" />', "text": "#REDIRECT [[A]]"},
         {"title": "E", "text": "{{stub}}"},
-        {"title": "B", "text": "Grüße."},
+        {"title": "B", "text": "Gr&amp;#252;&amp;szlig;e&amp;#xD800;."},
     ).encode()
     (tmp_path / name).write_bytes(bz2.compress(text) if name.endswith("bz2") else text)
-    documents = [["One a.", "Two.", "Three."], ["Grüße."]]
+    documents = [["One a.", "Two.", "Three."], ["Grüße?."]]
     assert list(Corpus(tmp_path / name, lines="paragraph")) == documents
     (tmp_path / "torn.xml").write_bytes(text[:-300])
     with pytest.raises(ValueError, match=r"torn.xml is no MediaWiki dump \("):

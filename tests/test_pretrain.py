@@ -600,6 +600,59 @@ def test_held_out_that_cannot_be(tmp_path):
     refused(tmp_path, "on 32 or 40; give", records=[folder, wide], held_out=other, changes=phases)
 
 
+def test_held_out_text_without_an_instance(tmp_path):
+    lone = documents(20, lines=(1, 1), seed=5)
+    refused(tmp_path, "nothing held out gives an instance", held_out=lone, changes={"strict": True})
+
+
+def test_files_of_a_folder_with_another_vocabulary(tmp_path):
+    files = sorted(write(tmp_path / "records").glob("*.tfrecord*"))
+    other = WordPiece([*runs.VOCABULARY[:-1], "other"])
+    refused(tmp_path, "was made with another vocabulary", records=[files], tokenizer=other)
+
+
+@pytest.mark.parametrize(
+    ("name", "changes", "match"),
+    [
+        ("bert", {"short_seq_prob": 0.5}, r"short_seq_prob is 0.5, and .* is written already \(.* 0.1\)"),
+        ("bert", {"share": 0.3}, r"share is 0.3, and .* is written already \(share 0.15\)"),
+        ("albert", {}, "are of the sampler next_sentence, and the recipe's is sentence_order"),
+    ],
+)
+def test_what_instances_that_are_written_do_not_follow(name, changes, match, tmp_path):
+    folder = write(tmp_path / "records", masking=Masking(max_predictions=5))
+    refused(tmp_path, match, name, records=folder, changes=changes)
+    train(tmp_path / "said", records=folder, changes={"steps": 1, "share": 0.15, "short_seq_prob": 0.1})
+
+
+def test_a_segmenter_s_mistake_is_the_error(tmp_path):
+    refused(tmp_path, "no words", segment=lambda line: ["no words"])
+    folder = write(tmp_path / "records")
+    refused(tmp_path, "give segment where they are written", records=folder, segment=str.split)
+
+
+def test_a_folder_of_something_else_stays_as_it_is(tmp_path):
+    started = tmp_path / "checkpoint"
+    runs.write_checkpoint(started)
+    was = {file.name: file.read_bytes() for file in started.iterdir()}
+    with pytest.raises(ValueError, match="checkpoint is not empty: it holds config.json; give a new folder"):
+        train(started, checkpoint=started)
+    assert {file.name: file.read_bytes() for file in started.iterdir()} == was
+
+
+@pytest.mark.parametrize("changes", [{"vocab_size": 100}, {"seq_length": 64}])
+def test_what_is_cheap_is_checked_before_the_text_is_read(changes, tmp_path):
+    class Unread:
+        def __iter__(self):
+            raise AssertionError("the text is read")
+
+    refused(tmp_path, "and the encoder", documents=Unread(), changes=changes)
+    (tmp_path / "full").mkdir()
+    (tmp_path / "full" / "notes.txt").write_text("mine")
+    with pytest.raises(ValueError, match="full is not empty: it holds notes.txt"):
+        train(tmp_path / "full", documents=Unread())
+
+
 @pytest.mark.parametrize("every", [0, -1])
 def test_save_every_is_a_step(every, tmp_path):
     refused(tmp_path, f"save_every is {every}; give at least 1 step", save_every=every)
@@ -647,5 +700,6 @@ def test_command(tmp_path, capfd):
     assert "step 6: held_out_loss " in out, "a line where there is no terminal for a progress bar"
     code, _, err = runs.run_command(capfd, *command, "--held-out", "0.2", "--set", *settings)
     assert code == 1 and "already holds a run" in err
-    code, _, err = runs.run_command(capfd, *command[:-2], "--set", "stepss=6")
+    again = ["--set", "steps=6", "--set", "stepss=6", "batch_size=8"]
+    code, _, err = runs.run_command(capfd, *command[:-2], *again)
     assert code == 1 and "there is no setting stepss; the settings are" in err
