@@ -17,7 +17,7 @@ from keras import ops
 
 from bert_keras.config import BertConfig
 from bert_keras.encoder import BertEncoder, gather_positions, pooled_position
-from bert_keras.layers import ACTIVATIONS, Dense, Dropout, LayerNorm
+from bert_keras.layers import ACTIVATIONS, Dense, LayerNorm
 
 
 @keras.saving.register_keras_serializable("bert_keras")
@@ -102,7 +102,7 @@ class _DenseHead(_Head):
         self, units: int, *, config: BertConfig, dropout: float, name: str, dtype: Any = None
     ) -> None:
         super().__init__(config=config, name=name, dtype=dtype)
-        self.dropout = Dropout(dropout, name="dropout", dtype=dtype)
+        self.dropout = keras.layers.Dropout(dropout, name="dropout", dtype=dtype)
         self.dense = Dense(units, config=config, name="dense", dtype=dtype)
         self.build()
 

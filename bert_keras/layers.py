@@ -53,34 +53,6 @@ def _sizes(queries: Any, states: Any, scores_mask: Any) -> tuple[Any, Any, Any]:
     return batch, length if queries is states else ops.shape(queries)[1], length
 
 
-class SeedsOfReplica(keras.random.SeedGenerator):
-    """Another generator's seeds, moved by the replica's number under tf.distribute, where every replica has the same."""
-
-    def __init__(self, source: keras.random.SeedGenerator) -> None:
-        self._source = source  # which has the state
-
-    def next(self, ordered: bool = True) -> Any:
-        seed = self._source.next(ordered)
-        if keras.backend.backend() != "tensorflow":
-            return seed
-        import tensorflow as tf
-
-        replica = tf.distribute.get_replica_context()
-        if replica is None or replica.num_replicas_in_sync == 1:
-            return seed
-        return seed + tf.cast(tf.stack([replica.replica_id_in_sync_group, 0]), seed.dtype)
-
-
-class Dropout(keras.layers.Dropout):
-    """Keras' dropout with other masks in each replica of a tf.distribute strategy."""
-
-    def call(self, inputs: Any, training: bool = False) -> Any:
-        """Float [...] -> the same shape."""
-        if not training or self.rate == 0:
-            return inputs
-        return keras.random.dropout(inputs, self.rate, seed=SeedsOfReplica(self.seed_generator))
-
-
 class Dense(keras.layers.Layer):
     """x @ kernel + bias as one 2-D matrix product, whatever the leading axes: float [..., in] -> float [..., units]."""
 
@@ -170,7 +142,7 @@ class Embeddings(keras.layers.Layer):
         self.norm: LayerNorm = (
             LayerNorm(config=config, name="layer_norm", dtype=dtype) if shared is None else shared.norm
         )
-        self.dropout = Dropout(config.hidden_dropout, name="dropout", dtype=dtype)
+        self.dropout = keras.layers.Dropout(config.hidden_dropout, name="dropout", dtype=dtype)
         self.projection = None
         if config.embedding_width != config.hidden_size:
             self.projection = Dense(config.hidden_size, config=config, name="projection", dtype=dtype)
@@ -220,7 +192,7 @@ class SelfAttention(keras.layers.Layer):
             Dense(config.hidden_size, config=config, name=part, dtype=dtype)
             for part in ("query", "key", "value", "output")
         )
-        self.dropout = Dropout(config.attention_dropout, name="dropout", dtype=dtype)
+        self.dropout = keras.layers.Dropout(config.attention_dropout, name="dropout", dtype=dtype)
 
     def build(self, input_shape: tuple) -> None:
         """`input_shape`: [B, S, H]."""
@@ -280,10 +252,14 @@ class Block(keras.layers.Layer):
     def __init__(self, config: BertConfig, *, name: str, dtype: Any = None) -> None:
         super().__init__(name=name, dtype=dtype)
         self.attention = SelfAttention(config, dtype=dtype)
-        self.attention_dropout = Dropout(config.hidden_dropout, name="attention_dropout", dtype=dtype)
+        self.attention_dropout = keras.layers.Dropout(
+            config.hidden_dropout, name="attention_dropout", dtype=dtype
+        )
         self.attention_norm = LayerNorm(config=config, name="attention_layer_norm", dtype=dtype)
         self.feed_forward = FeedForward(config, dtype=dtype)
-        self.feed_forward_dropout = Dropout(config.hidden_dropout, name="feed_forward_dropout", dtype=dtype)
+        self.feed_forward_dropout = keras.layers.Dropout(
+            config.hidden_dropout, name="feed_forward_dropout", dtype=dtype
+        )
         self.feed_forward_norm = LayerNorm(config=config, name="feed_forward_layer_norm", dtype=dtype)
 
     def build(self, input_shape: tuple) -> None:

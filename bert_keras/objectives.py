@@ -30,7 +30,6 @@ from bert_keras.features import (
     SEQUENCE_OUTPUT,
 )
 from bert_keras.heads import MaskedLMHead, NextSentenceHead, ReplacedTokenHead
-from bert_keras.layers import SeedsOfReplica
 from bert_keras.masking import Masking, Pieces, ask_next, mask
 from bert_keras.optimization import GlobalMean, cross_entropy
 
@@ -370,7 +369,7 @@ class ElectraPretrainer(Pretrainer):
         """A token drawn for each hidden position; the filled ids and which differ from the original: int32 [B, S]."""
         original = _put(features, features[MASKED_LM_IDS])
         rows = ops.reshape(logits, (-1, logits.shape[-1]))
-        drawn = keras.random.categorical(rows, 1, dtype="int32", seed=SeedsOfReplica(self._draws))
+        drawn = keras.random.categorical(rows, 1, dtype="int32", seed=self._draws)
         filled = _put(features, ops.reshape(drawn, ops.shape(features[MASKED_LM_IDS])))
         return filled, ops.cast(filled != original, "int32")
 

@@ -28,11 +28,10 @@ from bert_keras.checkpoint_formats import SAFETENSORS
 from tasks.files import write_json
 from tasks.glue import IDX, LABEL, ROWS, SCORES, Glue, GlueRow
 from tasks.metrics import MEASURES
-from tasks.resume import RESULTS_FILE
+from tasks.resume import PROTOCOL_FILE, RESULTS_FILE
 from tasks.task import Hparams, Table, predict
 from tasks.train import Run, evaluate, finetune, free_memory, load_run
 
-PROTOCOL_FILE = "protocol.json"
 LEARNING_RATES = (5e-5, 4e-5, 3e-5, 2e-5)
 # The tasks that the score is the mean of.
 SCORED = ("cola", "sst2", "mrpc", "stsb", "qqp", "mnli", "qnli", "rte", "wnli")

@@ -74,7 +74,7 @@ from tasks.resume import (
     prepare_output,
 )
 from tasks.task import check_settings
-from tasks.train import check_sizes, save_task, save_weights, strategy
+from tasks.train import check_sizes, differ_between_replicas, save_task, save_weights, strategy
 
 CURVES, GENERATOR, SNAPSHOTS = "curves.png", "generator", "snapshots"
 SAMPLE = 1000  # instances that are looked at before training
@@ -1016,6 +1016,7 @@ def pretrain(
     else:
         count = sum(math.prod(one.shape) for one in model.trainable_variables)
         log(f"pre-training {count:,} parameters, {hparams.steps:,} steps of {hparams.batch_size} instances")
+    differ_between_replicas(model)
     for i, phase in enumerate(source.phases):
         if watch.step >= phase.end:
             place = None

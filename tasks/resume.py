@@ -22,6 +22,7 @@ import tensorflow as tf
 from tasks.files import check_equal, write_json
 
 TASK_FILE, RESULTS_FILE, LOGS = "task.json", "results.json", "logs"
+PROTOCOL_FILE = "protocol.json"  # tasks/glue_protocol.py's, written before the run begins
 CHECKPOINTS, SETTINGS = "checkpoints", "settings.json"
 EXAMPLES = 1000  # that tell one data set from another
 KEPT = 2  # checkpoints: the one before the last, should a disk spoil that
@@ -48,10 +49,8 @@ def check_output(path: pathlib.Path, *, resumes: bool) -> None:
         )
     if (path / TASK_FILE).exists():
         raise ValueError(f"{path} already holds a run; give another folder, or remove this one first.")
-    # A run that was killed before its first save leaves these two.
-    if path.is_dir() and (
-        other := sorted(file.name for file in path.iterdir() if file.name not in (LOGS, CHECKPOINTS))
-    ):
+    ours = (LOGS, CHECKPOINTS, PROTOCOL_FILE)  # the first two of a run that was killed before its first save
+    if path.is_dir() and (other := sorted(file.name for file in path.iterdir() if file.name not in ours)):
         raise ValueError(f"{path} is not empty: it holds {other[0]}; give a new folder, or an empty one.")
 
 

@@ -98,6 +98,18 @@ def strategy(name: str) -> tf.distribute.Strategy:
     return tf.distribute.TPUStrategy(resolver)
 
 
+def differ_between_replicas(model: keras.Model) -> None:
+    """Moves the seeds of dropout and other draws by each replica's number, for Keras starts all replicas with the same.
+
+    Call it after anything that sets the seeds: a model's building, or its restoring, which reads those of the first replica.
+    """
+    for variable in model.variables:
+        if variable.name == "seed_generator_state":
+            first, *others = getattr(variable.value, "values", [variable.value])
+            for number, copy in enumerate(others, 1):
+                copy.assign(first + tf.constant([number, 0], first.dtype))
+
+
 def encoder_of(model: keras.Model) -> BertEncoder:
     """The one BertEncoder in a task's model."""
     return next(layer for layer in model.layers if isinstance(layer, BertEncoder))
@@ -488,6 +500,7 @@ def finetune(
             evaluation.history, evaluation.best = memory
             done = saver.step
             log(f"going on with {output} at step {done:,} of {total_steps:,}")
+    differ_between_replicas(model)
     while done < total_steps:  # once, or twice where an epoch was begun
         epoch, begun = divmod(done, steps)
         last = epoch + 1 if begun else hparams.epochs

@@ -430,8 +430,8 @@ def two_replicas():
 
 
 def test_replicas_draw_other_dropout_masks(two_replicas):
-    for keras_s, first, second in two_replicas["dropped"]:
-        assert keras_s == first and {*first} == {*second} == {0.0, 2.0}
+    for alone, first, second in two_replicas["dropped"]:
+        assert alone == first and {*first} == {*second} == {0.0, 2.0}
         assert (
             16 < sum(a != b for a, b in zip(first, second, strict=True)) < 48
         )  # 32 where they are independent
