@@ -649,7 +649,7 @@ def test_a_stream_starts_at_any_shard(vocab):
     places = []
     whole = rows(streamed(vocab, epochs=2, visit=places.append))
     assert len(places) > 4 and [place.epoch for place in places] == sorted(place.epoch for place in places)
-    for place in (places[1], places[len(places) // 2], places[-1]):
+    for place in (places[1], places[-1]):
         seen = []
         epochs = 2 - place.epoch
         rest = rows(streamed(vocab, start=place, epochs=epochs, visit=seen.append))
