@@ -50,7 +50,8 @@ def check_output(path: pathlib.Path, *, resumes: bool) -> None:
     if (path / TASK_FILE).exists():
         raise ValueError(f"{path} already holds a run; give another folder, or remove this one first.")
     ours = (LOGS, CHECKPOINTS, PROTOCOL_FILE)  # the first two of a run that was killed before its first save
-    if path.is_dir() and (other := sorted(file.name for file in path.iterdir() if file.name not in ours)):
+    names = sorted(file.name for file in path.iterdir()) if path.is_dir() else []
+    if other := [name for name in names if name not in ours and not name.startswith(".")]:
         raise ValueError(f"{path} is not empty: it holds {other[0]}; give a new folder, or an empty one.")
 
 

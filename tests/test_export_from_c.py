@@ -42,7 +42,9 @@ def program(tmp_path_factory) -> Path:
     return made
 
 
-@pytest.mark.parametrize("case", TEXTS)
+@pytest.mark.parametrize(
+    "case", [case if i == 0 else pytest.param(case, marks=pytest.mark.slow) for i, case in enumerate(TEXTS)]
+)
 def test_the_same_answers(case, program, tmp_path):
     run = untrained(CASES[case], write_checkpoint(tmp_path / "checkpoint"))
     servable, folder = servable_of(run), tmp_path / "served"

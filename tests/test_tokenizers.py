@@ -112,6 +112,7 @@ class TestIds:
         assert pieces(tokenizer, letter * MAX_WORD_CHARACTERS) == ["e"] + ["##e"] * (MAX_WORD_CHARACTERS - 1)
         assert pieces(tokenizer, f"hello {letter * (MAX_WORD_CHARACTERS + 1)},") == ["hello", "[UNK]", ","]
 
+    @pytest.mark.slow
     def test_locale_does_not_matter(self):
         """A Turkish machine would make a dotless letter of I."""
         code = (
@@ -225,6 +226,7 @@ class TestGraph:
             nodes = [*graph.node, *(node for f in graph.library.function for node in f.node_def)]
             assert {node.op for node in nodes} - core <= SERVED
 
+    @pytest.mark.slow  # the exports that tests/test_serving_safety.py asks in such a process hold tokenizers
     def test_reloads_in_a_fresh_process(self, tmp_path, golden):
         tokenizer, cases = golden
         tf.saved_model.save(tokenizer, str(tmp_path / "model"))

@@ -308,6 +308,7 @@ def run_python(*arguments):
     return done.stdout
 
 
+@pytest.mark.slow
 def test_seed_decides_every_weight(place):
     """Bit for bit, in a fresh process too."""
     runs.write_checkpoint(place / "with_dropout", num_layers=1)
