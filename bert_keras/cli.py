@@ -26,6 +26,7 @@ from absl import app, logging
 from absl.flags import argparse_flags
 
 # What bad input, bad files and full disks raise: one line for a person. Anything else keeps its traceback.
+SEVERAL: dict[str, Any] = {"nargs": "+", "action": "extend"}  # values after a flag, and after it again
 EXPECTED = (ValueError, OSError, ImportError)
 DATA_HELP = "folder of the task's files, or one file; without it TensorFlow Datasets fetches them"
 RUNS_HELP = "folder that finetune wrote; of several the mean of their outputs is taken"
@@ -230,26 +231,22 @@ def _parser() -> argparse.ArgumentParser:
     ).add_argument
     add("--recipe", default="bert", choices=RECIPES, help="a paper's objectives and settings (default: bert)")
     source = commands.choices["pretrain"].add_mutually_exclusive_group(required=True)
-    source.add_argument("--text", nargs="+", action="extend", help=TEXT_HELP)
+    source.add_argument("--text", **SEVERAL, help=TEXT_HELP)
     source.add_argument(
-        "--records",
-        nargs="+",
-        action="extend",
-        help="a folder of instances, one for each phase, or the files of one set",
+        "--records", **SEVERAL, help="a folder of instances, one for each phase, or the files of one set"
     )
     add("--held-out", help="share of the documents to evaluate on, or text or records of its own")
     add("--vocab", help=f"{VOCAB_HELP} (default: the checkpoint's)")
     add("--checkpoint", help="continue from it: Hugging Face, Google, KerasHub or Model Garden")
     add("--output", required=True, help="folder of the run: new, empty, or of the same run, unfinished")
     add("--size", help="tiny, mini, small, medium, base, large, L-2_H-128 ... (default: the paper's)")
-    add("--set", nargs="+", action="extend", default=[], metavar="NAME=VALUE", help="settings (below)")
+    add("--set", **SEVERAL, default=[], metavar="NAME=VALUE", help="settings (below)")
     add("--segmenter", metavar="MODULE:FUNCTION", help=SEGMENTER_HELP)
     add("--save-every", type=int, default=1000, help=f"{SAVE_HELP} (default: 1000)")
     add(
         "--snapshots",
         type=int,
-        nargs="+",
-        action="extend",
+        **SEVERAL,
         default=[],
         metavar="STEP",
         help="keep the weights after these steps too",
@@ -268,13 +265,13 @@ def _parser() -> argparse.ArgumentParser:
         "--text corpus.txt --vocab vocab --seq-length 128 --output instances/128 --masks --set dupe_factor=10",
         notes=TEXT_NOTES + INSTANCES_NOTES,
     ).add_argument
-    add("--text", nargs="+", action="extend", required=True, help=TEXT_HELP)
+    add("--text", **SEVERAL, required=True, help=TEXT_HELP)
     add("--vocab", required=True, help=VOCAB_HELP)
     add("--output", required=True, help="folder of the files: new, empty, or begun by the same command")
     add("--recipe", default="bert", choices=RECIPES, help="whose instances and masks (default: bert)")
     add("--seq-length", type=int, default=128, help="positions of an instance (default: 128)")
     add("--masks", action="store_true", help="mask here, the same in every epoch; else training masks anew")
-    add("--set", nargs="+", action="extend", default=[], metavar="NAME=VALUE", help="settings (below)")
+    add("--set", **SEVERAL, default=[], metavar="NAME=VALUE", help="settings (below)")
     add("--segmenter", metavar="MODULE:FUNCTION", help=SEGMENTER_HELP)
     add("--seed", type=int, default=12345, help="of all draws (default: 12345)")
     add("--workers", type=int, default=os.cpu_count(), help="processes (default: one for each core)")
@@ -287,7 +284,7 @@ def _parser() -> argparse.ArgumentParser:
         "--text corpus.txt --output vocab --size 30522",
         notes=TEXT_NOTES + VOCAB_NOTES,
     ).add_argument
-    add("--text", nargs="+", action="extend", required=True, help=TEXT_HELP)
+    add("--text", **SEVERAL, required=True, help=TEXT_HELP)
     add("--output", required=True, help="folder of the vocabulary, new or empty")
     add("--kind", default="wordpiece", choices=("wordpiece", "sentencepiece"), help="default: wordpiece")
     add("--size", type=int, default=30_522, help="pieces (default: 30522)")
@@ -308,28 +305,14 @@ def _parser() -> argparse.ArgumentParser:
         choices=("tasks", "size", "masking", "steps"),
         help="table 5, 6 or 8, or figure C.1",
     )
-    add("--text", nargs="+", action="extend", required=True, help=TEXT_HELP)
+    add("--text", **SEVERAL, required=True, help=TEXT_HELP)
     add("--vocab", required=True, help=VOCAB_HELP)
-    add(
-        "--data",
-        nargs="+",
-        action="extend",
-        default=[],
-        metavar="TASK=PATH",
-        help="the files of tasks; others are fetched",
-    )
+    add("--data", **SEVERAL, default=[], metavar="TASK=PATH", help="the files of tasks; others are fetched")
     add("--output", required=True, help="folder of all runs; what has finished there is not run again")
     add("--scale", default="small", choices=("small", "paper"), help="small is for 2 cores (default: small)")
-    add("--tasks", nargs="+", action="extend", help="tasks to fine-tune on (default: the scale's)")
+    add("--tasks", **SEVERAL, help="tasks to fine-tune on (default: the scale's)")
     add("--restarts", type=int, help="seeds of each fine-tuning (default: the scale's)")
-    add(
-        "--set",
-        nargs="+",
-        action="extend",
-        default=[],
-        metavar="NAME=VALUE",
-        help="settings of every pre-training",
-    )
+    add("--set", **SEVERAL, default=[], metavar="NAME=VALUE", help="settings of every pre-training")
     add(
         "--strategy",
         default="one",
@@ -343,17 +326,11 @@ def _parser() -> argparse.ArgumentParser:
         "fine-tune on GLUE's tasks by the paper's protocol and write the leaderboard's files",
         "--tasks cola mrpc rte --data glue --checkpoint bert-base --output runs/glue --restarts 5",
     ).add_argument
-    add("--tasks", nargs="+", action="extend", help="tasks to train on (default: all nine)")
+    add("--tasks", **SEVERAL, help="tasks to train on (default: all nine)")
     add("--data", help="folder of GLUE's folders; without it TensorFlow Datasets fetches them")
     add("--checkpoint", required=True, help="Hugging Face, Google, KerasHub or Model Garden checkpoint")
     add("--output", required=True, help="folder of all runs; what has finished there is not run again")
-    add(
-        "--learning-rates",
-        nargs="+",
-        action="extend",
-        type=float,
-        help="each is tried (default: 5e-5 4e-5 3e-5 2e-5)",
-    )
+    add("--learning-rates", **SEVERAL, type=float, help="each is tried (default: 5e-5 4e-5 3e-5 2e-5)")
     add("--restarts", type=int, default=1, help="seeds for each learning rate, from --seed on (default: 1)")
     add("--best-only", action="store_true", help="remove the weights of all runs but each task's best")
     add(
@@ -368,7 +345,7 @@ def _parser() -> argparse.ArgumentParser:
     add = command(
         "evaluate", _evaluate, "measure a run on a split", "--run runs/mrpc --data glue/MRPC"
     ).add_argument
-    add("--run", required=True, nargs="+", action="extend", help=RUNS_HELP)
+    add("--run", required=True, **SEVERAL, help=RUNS_HELP)
     add("--data", help=DATA_HELP)
     add("--split", help="split to measure (default: every validation split)")
     add("--batch-size", type=int, default=32, help="examples in a batch (default: 32)")
@@ -381,7 +358,7 @@ def _parser() -> argparse.ArgumentParser:
         "--run runs/sst2 --input reviews.txt",
         notes=INPUT_FILES,
     ).add_argument
-    add("--run", required=True, nargs="+", action="extend", help=RUNS_HELP)
+    add("--run", required=True, **SEVERAL, help=RUNS_HELP)
     add(
         "--input",
         default="-",
@@ -406,7 +383,7 @@ def _parser() -> argparse.ArgumentParser:
     add = command(
         "export", _export, "write a SavedModel that takes raw strings", "--run runs/sst2 --output served/sst2"
     ).add_argument
-    add("--run", nargs="+", action="extend", help=RUNS_HELP)
+    add("--run", **SEVERAL, help=RUNS_HELP)
     add("--checkpoint", help="a checkpoint as it is, in place of --run")
     form = commands.choices["export"].add_mutually_exclusive_group()
     form.add_argument("--fill-mask", action="store_true", help="with --checkpoint: its masked LM head")

@@ -700,6 +700,6 @@ def test_command(tmp_path, capfd):
     assert "step 6: held_out_loss " in out, "a line where there is no terminal for a progress bar"
     code, _, err = runs.run_command(capfd, *command, "--held-out", "0.2", "--set", *settings)
     assert code == 1 and "already holds a run" in err
-    again = ["--set", "steps=6", "--set", "stepss=6", "batch_size=8"]
+    again = ["--set", "stepss=6", "--set", "batch_size=8"]
     code, _, err = runs.run_command(capfd, *command[:-2], *again)
     assert code == 1 and "there is no setting stepss; the settings are" in err
