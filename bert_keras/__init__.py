@@ -4,6 +4,7 @@ import importlib
 from typing import Any
 
 _HOMES = {
+    "bert_keras.errors": ("BertKerasError",),
     "bert_keras.config": ("BertConfig",),
     "bert_keras.tokenizers": ("SentencePiece", "WordPiece"),
     "bert_keras.preprocessing": ("Preprocessor",),

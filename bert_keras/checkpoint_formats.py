@@ -19,6 +19,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from bert_keras.config import BertConfig
+from bert_keras.errors import BertKerasError, MissingFileError
 from bert_keras.vocabulary_files import SENTENCEPIECE, pieces_of
 
 
@@ -471,9 +472,11 @@ def _read_json(path: pathlib.Path) -> dict[str, Any]:
     try:
         fields = json.loads(path.read_text(encoding="utf-8"))
     except (UnicodeDecodeError, json.JSONDecodeError) as error:
-        raise ValueError(f"{path} is not a JSON file in UTF-8: {error}.") from error
+        raise BertKerasError(f"{path} is not a JSON file in UTF-8: {error}.") from error
     if not isinstance(fields, dict):
-        raise ValueError(f"{path} holds a JSON {type(fields).__name__}; wanted an object of named fields.")
+        raise BertKerasError(
+            f"{path} holds a JSON {type(fields).__name__}; wanted an object of named fields."
+        )
     return fields
 
 
@@ -729,7 +732,7 @@ def _tokenizer_class_of_model(folder: pathlib.Path) -> Any:
 def _refuse_other_ids(settings: Mapping[str, Any], allowed: Mapping[str, tuple], *, where: object) -> None:
     for key, values in allowed.items():
         if settings.get(key) not in values:
-            raise ValueError(
+            raise BertKerasError(
                 f"{key} is {settings.get(key)!r} in {where}, which changes the ids and is not supported; "
                 f"wanted {' or '.join(map(repr, values))}."
             )
@@ -751,14 +754,14 @@ def _tokenizer_json(folder: pathlib.Path, *, has_pieces: bool) -> Vocabulary:
         parts = {part: content.get(part) or {} for part in _PIPELINE}
         lower_case = parts["normalizer"].get("lowercase")
     except (KeyError, TypeError, AttributeError) as error:
-        raise ValueError(f"{path} holds no WordPiece vocabulary; put a vocab.txt beside it.") from error
+        raise BertKerasError(f"{path} holds no WordPiece vocabulary; put a vocab.txt beside it.") from error
     for part, allowed in _PIPELINE.items():
         _refuse_other_ids(parts[part], allowed, where=f"the {part} of {path}")
     _refuse_other_ids(
         parts["normalizer"], {"strip_accents": (None, lower_case)}, where=f"the normalizer of {path}"
     )
     if not complete:
-        raise ValueError(f"the ids of {path} do not run from 0 without a gap; put a vocab.txt beside it.")
+        raise BertKerasError(f"the ids of {path} do not run from 0 without a gap; put a vocab.txt beside it.")
     found = None if has_pieces else tuple(piece or _SEPARATOR for piece in pieces)
     return Vocabulary(pieces=found, lower_case=lower_case)
 
@@ -776,7 +779,7 @@ def _warn_of_added_tokens(folder: pathlib.Path, settings: Mapping[str, Any], pie
         ]
         added = [*(token["content"] for token in tokens), *listed]
     except (KeyError, TypeError, AttributeError) as error:
-        raise ValueError(
+        raise BertKerasError(
             f"the added tokens of {folder} are no list of tokens, each with its content."
         ) from error
     if strange := sorted(set(added) - set(pieces)):
@@ -813,10 +816,10 @@ def _shards(folder: pathlib.Path, stem: str) -> list[pathlib.Path]:
         return []
     names = _read_json(index).get("weight_map")
     if not isinstance(names, dict) or not all(isinstance(name, str) for name in names.values()):
-        raise ValueError(f"{index} has no weight_map of file names.")
+        raise BertKerasError(f"{index} has no weight_map of file names.")
     for name in set(names.values()):
         if pathlib.PurePath(name).name != name or not (folder / name).is_file():
-            raise ValueError(f"{index} names the shard {name!r}, which is no file of its folder.")
+            raise BertKerasError(f"{index} names the shard {name!r}, which is no file of its folder.")
     return [folder / name for name in sorted(set(names.values()))]
 
 
@@ -830,14 +833,14 @@ def _open_safetensors(file: pathlib.Path) -> Iterator[Source]:
             shapes = {name: tuple(opened.get_slice(name).get_shape()) for name in opened.keys()}
             yield Source(shapes=shapes, get=functools.partial(_safetensor, opened, file=file))
     except safetensors.SafetensorError as error:
-        raise ValueError(f"{file} is cut short or no safetensors file: {error}.") from error
+        raise BertKerasError(f"{file} is cut short or no safetensors file: {error}.") from error
 
 
 def _safetensor(opened: Any, name: str, *, file: pathlib.Path) -> np.ndarray:
     try:
         return opened.get_tensor(name)
     except (AttributeError, TypeError) as error:  # numpy has no such dtype
-        raise ValueError(
+        raise BertKerasError(
             f"{name} of {file} is {opened.get_slice(name).get_dtype()}; wanted float16, bfloat16, float32 or float64."
         ) from error
 
@@ -847,7 +850,7 @@ def _open_torch(file: pathlib.Path) -> Iterator[Source]:
     try:
         import torch
     except ImportError as error:
-        raise ValueError(
+        raise BertKerasError(
             f"{file.name} is a PyTorch file and torch is not installed; install it, or bring {SAFETENSORS}."
         ) from error
     try:
@@ -855,10 +858,10 @@ def _open_torch(file: pathlib.Path) -> Iterator[Source]:
         tensors = torch.load(file, map_location="cpu", weights_only=True)
     except Exception as error:  # torch raises pickle, zip, runtime and attribute errors
         reason = str(error).strip().split("\n")[0]
-        raise ValueError(f"{file} is no PyTorch file of plain tensors: {reason}") from error
+        raise BertKerasError(f"{file} is no PyTorch file of plain tensors: {reason}") from error
     if not isinstance(tensors, dict) or not all(torch.is_tensor(tensor) for tensor in tensors.values()):
         held = ", ".join(map(str, tensors)) if isinstance(tensors, dict) else f"a {type(tensors).__name__}"
-        raise ValueError(
+        raise BertKerasError(
             f"{file} is no PyTorch file of plain tensors: it holds {held:.200}; save the model's state_dict alone."
         )
     shapes = {name: tuple(tensor.shape) for name, tensor in tensors.items()}
@@ -951,7 +954,7 @@ def _tensorflow_prefix(path: pathlib.Path) -> pathlib.Path | None:
             return path / TENSORFLOW_NAME
         if len(indexes) > 1:
             names = ", ".join(file.stem for file in indexes[:4])
-            raise ValueError(
+            raise BertKerasError(
                 f"{path} holds {len(indexes)} TensorFlow checkpoints ({names}); give the path of one."
             )
         return indexes[0].with_suffix("") if indexes else None
@@ -977,7 +980,7 @@ def _tensorflow_reader(prefix: pathlib.Path) -> Any:
     try:
         return tf.train.load_checkpoint(str(prefix))
     except Exception as error:  # TensorFlow gives a status as RuntimeError, IndexError, ...
-        raise ValueError(f"{prefix}.index is no TensorFlow checkpoint: {_first_line(error)}") from error
+        raise BertKerasError(f"{prefix}.index is no TensorFlow checkpoint: {_first_line(error)}") from error
 
 
 def _first_line(error: BaseException) -> str:
@@ -992,7 +995,7 @@ def _open_tensorflow(prefix: pathlib.Path, config: BertConfig) -> Iterator[Sourc
         try:
             return reader.get_tensor(name)
         except Exception as error:  # TensorFlow gives a status as RuntimeError, IndexError, ...
-            raise ValueError(f"{name} of {prefix} cannot be read: {_first_line(error)}") from error
+            raise BertKerasError(f"{name} of {prefix} cannot be read: {_first_line(error)}") from error
 
     shapes = {name: tuple(shape) for name, shape in reader.get_variable_to_shape_map().items()}
     yield Source(shapes=dict(sorted(shapes.items())), get=get)
@@ -1001,7 +1004,7 @@ def _open_tensorflow(prefix: pathlib.Path, config: BertConfig) -> Iterator[Sourc
 def _bert_config_json(prefix: pathlib.Path) -> BertConfig:
     path = prefix.parent / "bert_config.json"
     if not path.is_file():
-        raise FileNotFoundError(
+        raise MissingFileError(
             f"no bert_config.json in {prefix.parent}, which holds {prefix.name}; put the model's own there."
         )
     return BertConfig.load(path)
@@ -1086,7 +1089,7 @@ def keras_hub() -> Any:
     try:
         import keras_hub as library
     except ImportError as error:
-        raise ValueError(
+        raise BertKerasError(
             "a keras-hub checkpoint needs keras-hub, which is not installed: pip install keras-hub."
         ) from error
     return library
@@ -1095,15 +1098,19 @@ def keras_hub() -> Any:
 def _keras_hub_config(folder: pathlib.Path) -> BertConfig:
     path = folder / "config.json"
     if not path.is_file():
-        raise FileNotFoundError(f"no config.json in {folder}, which holds a KerasHub preset.")
+        raise MissingFileError(f"no config.json in {folder}, which holds a KerasHub preset.")
     content = _read_json(path)
     if content.get("class_name") != "BertBackbone" or not isinstance(content.get("config"), dict):
-        raise ValueError(f"{path} is of class {content.get('class_name')!r}; wanted a KerasHub BertBackbone.")
+        raise BertKerasError(
+            f"{path} is of class {content.get('class_name')!r}; wanted a KerasHub BertBackbone."
+        )
     fields = content["config"]
     if "Quantized" in json.dumps(fields.get("dtype")):
-        raise ValueError(f"the weights of {path} are quantized, by its dtype; wanted is a preset of floats.")
+        raise BertKerasError(
+            f"the weights of {path} are quantized, by its dtype; wanted is a preset of floats."
+        )
     if missing := sorted(set(_KERAS_HUB_KEYS) - set(fields)):
-        raise ValueError(f"{', '.join(missing)} missing from {path}.")
+        raise BertKerasError(f"{', '.join(missing)} missing from {path}.")
     ours = {name: fields[key] for key, name in _KERAS_HUB_KEYS.items()}
     # One rate for both dropouts; tanh gelu and epsilon 1e-12 are written into its layers.
     return BertConfig(**ours, attention_dropout=ours["hidden_dropout"])
@@ -1121,14 +1128,14 @@ def _open_keras_hub(folder: pathlib.Path, config: BertConfig) -> Iterator[Source
     numbers = sum(math.prod(shape) for shape in variable_shapes(config).values())
     size = sum(part.stat().st_size for part in folder.glob("model*.weights.h5"))
     if size < numbers:  # before the model is made: not even one byte a number
-        raise ValueError(
+        raise BertKerasError(
             f"{file} has {size:,} bytes and its config asks for {numbers:,} numbers: it is cut short."
         )
     backbone = _keras_hub_backbone(config)
     try:
         backbone.load_weights(file)
     except (ValueError, OSError, KeyError) as error:
-        raise ValueError(f"{file} does not hold this config's weights: {_first_line(error)}") from error
+        raise BertKerasError(f"{file} does not hold this config's weights: {_first_line(error)}") from error
     variables = {variable.path: variable for variable in backbone.weights}
     shapes = {name: tuple(variable.shape) for name, variable in variables.items()}
     shapes |= _keras_hub_heads(folder / _KERAS_HUB_HEADS)
@@ -1151,7 +1158,7 @@ def _keras_hub_heads(file: pathlib.Path) -> dict[str, tuple[int, ...]]:
         with h5py.File(file) as opened:
             opened.visititems(look)
     except OSError as error:
-        raise ValueError(f"{file} is cut short or no HDF5 file: {_first_line(error)}") from error
+        raise BertKerasError(f"{file} is cut short or no HDF5 file: {_first_line(error)}") from error
     return found
 
 
@@ -1166,7 +1173,9 @@ def _save_keras_hub(checkpoint: Checkpoint, tensors: dict[str, np.ndarray], fold
     backbone = _keras_hub_backbone(checkpoint.config)
     for variable in backbone.weights:
         if variable.path not in tensors:
-            raise ValueError(f"the checkpoint has no {variable.path}, which a keras-hub preset must have.")
+            raise BertKerasError(
+                f"the checkpoint has no {variable.path}, which a keras-hub preset must have."
+            )
         variable.assign(tensors[variable.path])
     backbone.save_to_preset(str(folder))
     if checkpoint.vocabulary is not None:

@@ -35,6 +35,7 @@ from bert_keras.checkpoint_formats import (
     variable_shapes,
 )
 from bert_keras.config import BertConfig
+from bert_keras.errors import BertKerasError, MissingFileError, TakenError
 from bert_keras.features import (
     EMBEDDING_OUTPUT,
     ENCODER_OUTPUTS,
@@ -132,7 +133,7 @@ def _read_tensors(
             continue
         wanted = rows[name].their_shape(config)
         if len(shape) != len(wanted) or any(w not in (0, s) for s, w in zip(shape, wanted, strict=True)):
-            raise ValueError(
+            raise BertKerasError(
                 f"{raw} in {where} has shape {list(shape)}; the config wants {list(wanted)}: "
                 "weights and config are not of one model."
             )
@@ -143,19 +144,19 @@ def _read_tensors(
     for raw, row in sorted(known, key=lambda pair: pair[1].theirs in names.duplicates):
         array = row.to_ours(source.get(raw))
         if not _is_float(array):
-            raise ValueError(
+            raise BertKerasError(
                 f"{raw} in {where} is {array.dtype}; wanted float16, bfloat16, float32 or float64."
             )
         if row.ours in tensors and not np.array_equal(tensors[row.ours], array):
             if row.theirs not in names.duplicates:
-                raise ValueError(
+                raise BertKerasError(
                     f"{raw} and {first[row.ours]} in {where} differ and are names of one weight."
                 )
             tied = False
         tensors.setdefault(row.ours, array)
         first.setdefault(row.ours, raw)
     if not any(name.startswith("embeddings/") for name in tensors):
-        raise ValueError(
+        raise BertKerasError(
             f"no tensor in {where} has a name of the {form.name} form"
             f"{_other_model_types(form, names, config, source)}; there are {_listed(source.shapes, 4)}."
         )
@@ -203,7 +204,7 @@ def write(checkpoint: Checkpoint, path: Path, *, format: str, overwrite: bool = 
     if lacking := [
         name for name in wanted if name not in checkpoint.tensors and not name.startswith("pooler/")
     ]:
-        raise ValueError(
+        raise BertKerasError(
             f"{_named(checkpoint)}the checkpoint lacks {_listed(lacking)}; an encoder has every one of them."
         )
     # Inside the folder where there is one: it may be a mount, and a rename stays on one disk.
@@ -211,7 +212,7 @@ def write(checkpoint: Checkpoint, path: Path, *, format: str, overwrite: bool = 
     for left in place.glob(f"{glob.escape(temporary)}*"):  # by a process that was killed
         shutil.rmtree(left, ignore_errors=True)
     if path.exists() and not (path.is_dir() and (overwrite or not any(path.iterdir()))):
-        raise FileExistsError(f"{path} is there already and not empty; give another folder.")
+        raise TakenError(f"{path} is there already and not empty; give another folder.")
     theirs = {
         rows[name].theirs: rows[name].to_theirs(np.asarray(array), config)
         for name, array in checkpoint.tensors.items()
@@ -244,7 +245,7 @@ def _refuse_inexpressible(form: Format, config: BertConfig) -> None:
         value = getattr(config, field)
         wanted = getattr(config, only) if isinstance(only, str) and hasattr(config, only) else only
         if value != wanted:
-            raise ValueError(
+            raise BertKerasError(
                 f"{field} is {value!r}; the {form.name} library always computes with {wanted!r}: "
                 "write hugging-face instead."
             )
@@ -288,12 +289,12 @@ def assign(
             hint = f"; it has {len(layers)} layers, and num_hidden_layers is {encoder.config.num_layers}"
         elif checkpoint.unknown:
             hint += f"; nothing here reads its {_listed(checkpoint.unknown, 4)}"
-        raise ValueError(f"{_named(checkpoint)}the checkpoint has no {_listed(fatal)}{hint}.")
+        raise BertKerasError(f"{_named(checkpoint)}the checkpoint has no {_listed(fatal)}{hint}.")
     matched = [name for name in variables if name in checkpoint.tensors]
     for name in matched:
         given, wanted = checkpoint.tensors[name].shape, tuple(variables[name].shape)
         if given != wanted:
-            raise ValueError(
+            raise BertKerasError(
                 f"{name} has shape {list(given)} in the checkpoint; the model wants {list(wanted)}."
             )
     for name in matched:
@@ -320,7 +321,7 @@ def _reads_pooler(encoder: "BertEncoder") -> bool:
 def _variables(encoder: "BertEncoder", heads: Mapping[str, "keras.layers.Layer"]) -> dict[str, Any]:
     """Name -> variable: the path below the encoder, or the head's name and the path below the head."""
     if unknown := sorted(set(heads) - set(HEADS)):
-        raise ValueError(f"no head is called {', '.join(unknown)}; the heads are {', '.join(HEADS)}.")
+        raise BertKerasError(f"no head is called {', '.join(unknown)}; the heads are {', '.join(HEADS)}.")
     # By the parts of the encoder: those of a generator may have variables of another encoder, with its paths.
     found = {
         f"{part.name}/{_below(part, variable.path)}": variable
@@ -392,7 +393,7 @@ def _vocabulary_at(path: pathlib.Path) -> Vocabulary:
         return vocabulary
     vocabulary = _tokenizer_of_folder(form, root, form.load_config(root))
     if not vocabulary.is_there:
-        raise FileNotFoundError(f"no vocab.txt in {_folder(root)}; put the model's own vocabulary there.")
+        raise MissingFileError(f"no vocab.txt in {_folder(root)}; put the model's own vocabulary there.")
     return vocabulary
 
 
@@ -423,12 +424,12 @@ def tokenizer_of(checkpoint: Checkpoint, *, lower_case: bool | None = None) -> "
 
     lower_case = lower_cases(checkpoint) if lower_case is None else lower_case
     if checkpoint.vocabulary is None and checkpoint.other_tokenizer is not None:
-        raise ValueError(
+        raise BertKerasError(
             f"{_named(checkpoint)}the checkpoint's tokenizer is {checkpoint.other_tokenizer}, which no tokenizer here "
             "reads; its weights can be used with ids made elsewhere."
         )
     if checkpoint.vocabulary is None and checkpoint.sentencepiece is None:
-        raise ValueError(
+        raise BertKerasError(
             f"{_named(checkpoint)}the checkpoint came without a vocabulary; put the model's vocab.txt into its folder."
         )
     try:
@@ -436,7 +437,7 @@ def tokenizer_of(checkpoint: Checkpoint, *, lower_case: bool | None = None) -> "
             return SentencePiece(checkpoint.sentencepiece, lower_case=lower_case)
         return WordPiece(checkpoint.vocabulary or (), lower_case=lower_case)
     except ValueError as error:
-        raise ValueError(f"{_named(checkpoint)}{error}") from error
+        raise BertKerasError(f"{_named(checkpoint)}{error}") from error
 
 
 # -----------------------------------------------------------------------------------------------------------
@@ -450,15 +451,15 @@ def _locate(path: pathlib.Path) -> tuple[Format, pathlib.Path]:
         if root is not None:
             return form, root
     if not path.exists():
-        raise FileNotFoundError(f"no checkpoint at {path}: no such file or folder.")
+        raise MissingFileError(f"no checkpoint at {path}: no such file or folder.")
     looked_for = "; ".join(f"{form.files} ({form.name})" for form in FORMATS.values())
     there = _listed(sorted(found.name for found in path.iterdir()), 4) if path.is_dir() else "one file"
-    raise FileNotFoundError(f"no checkpoint in {path}; looked for {looked_for}; there is {there}.")
+    raise MissingFileError(f"no checkpoint in {path}; looked for {looked_for}; there is {there}.")
 
 
 def _format(name: str) -> Format:
     if name not in FORMATS:
-        raise ValueError(f"no checkpoint format {name!r}; the formats are {', '.join(FORMATS)}.")
+        raise BertKerasError(f"no checkpoint format {name!r}; the formats are {', '.join(FORMATS)}.")
     return FORMATS[name]
 
 
@@ -469,7 +470,7 @@ def _folder(root: pathlib.Path) -> pathlib.Path:
 def _tokenizer_of_folder(form: Format, root: pathlib.Path, config: BertConfig) -> Vocabulary:
     vocabulary = form.load_tokenizer(_folder(root))
     if vocabulary.pieces is not None and len(vocabulary.pieces) > config.vocab_size:
-        raise ValueError(
+        raise BertKerasError(
             f"the vocabulary in {_folder(root)} has {len(vocabulary.pieces)} pieces and the config's vocab_size is "
             f"{config.vocab_size}: they are not of one model."
         )
@@ -489,7 +490,7 @@ def compare(path: Path, *, seed: int = 0) -> dict[str, float]:
     """
     form, root = _locate(pathlib.Path(path))
     if form.name not in _REFERENCES:
-        raise ValueError(
+        raise BertKerasError(
             f"no library here runs a {form.name} checkpoint; {' and '.join(_REFERENCES)} can be compared."
         )
     checkpoint = read(path)
@@ -567,12 +568,12 @@ def _transformers_outputs(
         import torch
         import transformers
     except ImportError as error:
-        raise ValueError(
+        raise BertKerasError(
             "comparing a hugging-face checkpoint needs torch and transformers: install the parity extra."
         ) from error
     model_type = FORMATS["hugging-face"].names_in(folder).model_type
     if model_type not in _LOGITS:
-        raise ValueError(
+        raise BertKerasError(
             f"transformers has no model of model_type {model_type!r}: none of {', '.join(_LOGITS)} computes this configuration."
         )
     word_ids, mask, type_ids = (torch.from_numpy(array.astype("int64")) for array in features.values())

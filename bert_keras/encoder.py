@@ -12,6 +12,7 @@ import keras
 from keras import ops
 
 from bert_keras.config import BertConfig
+from bert_keras.errors import BertKerasError
 from bert_keras.features import (
     ATTENTION_PROBABILITIES,
     DTYPE,
@@ -76,7 +77,7 @@ class BertEncoder(keras.Model):
     ) -> None:
         super().__init__(name=name, dtype=dtype)
         if unknown := [output for output in outputs if output not in _KNOWN] or not outputs:
-            raise ValueError(
+            raise BertKerasError(
                 f"outputs {unknown or list(outputs)} given; wanted one or more of {', '.join(_KNOWN)}."
             )
         self.config = config
@@ -154,7 +155,7 @@ class BertEncoder(keras.Model):
 
     def _check_length(self, length: int | None) -> None:
         if length is not None and length > self.config.max_length:
-            raise ValueError(
+            raise BertKerasError(
                 f"a sequence of {length} tokens was given; this encoder has {self.config.max_length} positions: "
                 f"preprocess with seq_length={self.config.max_length} or less."
             )

@@ -17,6 +17,7 @@ from keras import ops
 
 from bert_keras.config import BertConfig
 from bert_keras.encoder import BertEncoder, gather_positions, pooled_position
+from bert_keras.errors import BertKerasError
 from bert_keras.layers import ACTIVATIONS, Dense, LayerNorm
 
 
@@ -70,7 +71,7 @@ class MaskedLMHead(keras.layers.Layer):
         """The inverse of `get_config`, for Keras where it loads the encoder too."""
         # Keras marks what a saved model holds twice, and gives it back as one object.
         if "shared_object_id" not in config["encoder"]:
-            raise ValueError(
+            raise BertKerasError(
                 "a MaskedLMHead without its encoder: it reads that one's embedding table; save both in one "
                 "functional model, or make MaskedLMHead(encoder)."
             )
@@ -132,7 +133,7 @@ class ClassifierHead(_DenseHead):
         self, num_classes: int, *, config: BertConfig, name: str = "classifier", dtype: Any = None
     ) -> None:
         if num_classes < 1:
-            raise ValueError(
+            raise BertKerasError(
                 f"num_classes is {num_classes}; a classifier has at least 1 class (1 means regression)."
             )
         super().__init__(num_classes, config=config, dropout=config.head_dropout, name=name, dtype=dtype)
@@ -154,7 +155,7 @@ class ConcatClassifierHead(_DenseHead):
         self, num_classes: int, *, config: BertConfig, name: str = "concat_classifier", dtype: Any = None
     ) -> None:
         if num_classes < 1:
-            raise ValueError(
+            raise BertKerasError(
                 f"num_classes is {num_classes}; a classifier has at least 1 class (1 means regression)."
             )
         super().__init__(num_classes, config=config, dropout=config.head_dropout, name=name, dtype=dtype)
@@ -193,7 +194,7 @@ class ChoiceHead(_DenseHead):
         self, num_choices: int, *, config: BertConfig, name: str = "classifier", dtype: Any = None
     ) -> None:
         if num_choices < 2:
-            raise ValueError(f"num_choices is {num_choices}; a choice is between at least 2.")
+            raise BertKerasError(f"num_choices is {num_choices}; a choice is between at least 2.")
         super().__init__(1, config=config, dropout=config.head_dropout, name=name, dtype=dtype)
         self.num_choices = num_choices
 
@@ -227,7 +228,9 @@ class TokenHead(_DenseHead):
         self, num_classes: int, *, config: BertConfig, name: str = "classifier", dtype: Any = None
     ) -> None:
         if num_classes < 2:
-            raise ValueError(f"num_classes is {num_classes}; tokens are told apart by at least 2 classes.")
+            raise BertKerasError(
+                f"num_classes is {num_classes}; tokens are told apart by at least 2 classes."
+            )
         super().__init__(num_classes, config=config, dropout=config.head_dropout, name=name, dtype=dtype)
 
     def get_config(self) -> dict[str, Any]:

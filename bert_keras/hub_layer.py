@@ -19,6 +19,7 @@ import tensorflow as tf
 from keras.src.saving.serialization_lib import in_safe_mode
 
 import bert_keras.tokenizers  # noqa: F401 (TensorFlow Text's ops, which preprocessors are made of)
+from bert_keras.errors import BertKerasError, MissingFileError
 
 
 @keras.saving.register_keras_serializable("bert_keras")
@@ -50,7 +51,7 @@ class HubLayer(keras.layers.Layer):
         dtype: Any = None,
     ) -> None:
         if keras.backend.backend() != "tensorflow":
-            raise ValueError(
+            raise BertKerasError(
                 f"Keras runs on {keras.backend.backend()}; a SavedModel needs TensorFlow: set KERAS_BACKEND=tensorflow."
             )
         super().__init__(name=name, dtype=dtype)
@@ -96,7 +97,7 @@ class HubLayer(keras.layers.Layer):
         there = list(results) if isinstance(results, Mapping) else []
         if lacking := [key for key in keys if key not in there]:
             given = f"outputs {', '.join(there)}" if there else "outputs without keys"
-            raise ValueError(
+            raise BertKerasError(
                 f"{self.endpoint} of {self.module_path} has {given}; {', '.join(lacking)} was asked for."
             )
 
@@ -113,7 +114,7 @@ class HubLayer(keras.layers.Layer):
     def from_config(cls, config: dict[str, Any]) -> "HubLayer":
         """The inverse of `get_config`. Raises ValueError inside a load in safe mode, which runs no code of others."""
         if in_safe_mode():
-            raise ValueError(
+            raise BertKerasError(
                 f"the saved model loads the SavedModel at {config['path']}, which can run any code; if you trust both, "
                 "load it with safe_mode=False."
             )
@@ -122,7 +123,7 @@ class HubLayer(keras.layers.Layer):
 
 def _load(path: str) -> Any:
     if not tf.saved_model.contains_saved_model(path):
-        raise FileNotFoundError(
+        raise MissingFileError(
             f"no SavedModel at {path}; give the folder that holds its saved_model.pb, and keep it there as long as "
             "saved Keras models name it."
         )
@@ -140,7 +141,7 @@ def _endpoint(module: Any, name: str, path: str) -> tuple[Any, Callable[..., Any
     if name in signatures:
         return signatures[name], _by_keyword(signatures[name])
     there = ", ".join([*parts, *signatures]) or "nothing that can be called"
-    raise ValueError(f"no endpoint {name} in {path}; it has {there}.")
+    raise BertKerasError(f"no endpoint {name} in {path}; it has {there}.")
 
 
 def _tensor_spec(tensor: keras.KerasTensor) -> tf.TypeSpec:

@@ -11,6 +11,7 @@ import keras
 from keras import ops
 
 from bert_keras.config import BertConfig
+from bert_keras.errors import BertKerasError
 
 # google-research/bert modeling.py adds this to the scores of masked positions: exp(-10000) is 0 in float32 and float64.
 MASKED_SCORE = -10000.0
@@ -111,7 +112,7 @@ def _check_shared(config: BertConfig, shared: BertConfig) -> None:
     for name in (*_TABLES.values(), "embedding_width", "norm_epsilon"):
         given, wanted = getattr(config, name), getattr(shared, name)
         if given != wanted:
-            raise ValueError(
+            raise BertKerasError(
                 f"{name} is {given} and the embeddings to share have {wanted}; give the configuration {wanted}."
             )
 

@@ -18,6 +18,7 @@ from collections.abc import Sequence
 import numpy as np
 import tensorflow as tf
 
+from bert_keras.errors import BertKerasError
 from bert_keras.features import (
     INPUT_MASK,
     INPUT_WORD_IDS,
@@ -57,15 +58,17 @@ class Masking:
 
     def __post_init__(self) -> None:
         if not 0 < self.share <= 1:
-            raise ValueError(f"share is {self.share}; give a share over 0 and at most 1")
+            raise BertKerasError(f"share is {self.share}; give a share over 0 and at most 1")
         for name in ("max_predictions", "max_ngram"):
             if getattr(self, name) < 1:
-                raise ValueError(f"{name} is {getattr(self, name)}; give at least 1")
+                raise BertKerasError(f"{name} is {getattr(self, name)}; give at least 1")
         rates = (self.hide, self.keep, self.replace)
         if min(rates) < 0 or abs(sum(rates) - 1) > 1e-6:
-            raise ValueError(f"hide, keep and replace are {rates}; give rates of at least 0 that sum to 1")
+            raise BertKerasError(
+                f"hide, keep and replace are {rates}; give rates of at least 0 that sum to 1"
+            )
         if self.random_pieces not in RANDOM_PIECES:
-            raise ValueError(
+            raise BertKerasError(
                 f"random_pieces is {self.random_pieces!r}; choose one of {', '.join(RANDOM_PIECES)}"
             )
 

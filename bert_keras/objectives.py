@@ -19,6 +19,7 @@ from keras import ops
 
 from bert_keras.config import BertConfig
 from bert_keras.encoder import BertEncoder
+from bert_keras.errors import BertKerasError
 from bert_keras.features import (
     INPUT_MASK,
     INPUT_WORD_IDS,
@@ -119,7 +120,7 @@ class LeftToRight(_AskedTokens):
     def head(self, encoder: BertEncoder) -> MaskedLMHead:
         """Raises ValueError where attention is not causal: the encoder would read the answer."""
         if not encoder.config.causal:
-            raise ValueError(
+            raise BertKerasError(
                 "LeftToRight on an encoder that sees what follows; build it with BertConfig(causal=True)"
             )
         return super().head(encoder)
@@ -216,7 +217,7 @@ def _measures(objective: Objective) -> dict[str, keras.metrics.Mean]:
 
 def _check_output(objective: Objective, encoder: BertEncoder) -> None:
     if objective.reads not in encoder.outputs_wanted:
-        raise ValueError(
+        raise BertKerasError(
             f"{objective.name} reads {objective.reads}; this encoder computes {', '.join(encoder.outputs_wanted)}: "
             "add it to BertEncoder(outputs=...)"
         )
@@ -249,7 +250,7 @@ class Pretrainer(keras.Model):
         names = [objective.name for objective in self.objectives]
         self.objective_weights = dict.fromkeys(names, 1.0) | dict(objective_weights or {})
         if not names or len(set(names)) < len(names) or set(self.objective_weights) != set(names):
-            raise ValueError(
+            raise BertKerasError(
                 f"objectives {names}, weights for {sorted(self.objective_weights)}; give one or more objectives of "
                 "different names, and weights for these alone"
             )

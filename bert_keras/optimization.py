@@ -11,6 +11,8 @@ from typing import Any
 import keras
 from keras import ops
 
+from bert_keras.errors import BertKerasError
+
 # Blocks are numbered from the bottom.
 _EMBEDDINGS, _BLOCK = re.compile(r"(^|/)embeddings/"), re.compile(r"(^|/)block_(\d+)/")
 
@@ -63,7 +65,7 @@ class WarmupLinearDecay(keras.optimizers.schedules.LearningRateSchedule):
 
     def __init__(self, peak: float, *, total_steps: int, warmup_steps: int) -> None:
         if total_steps < 1 or not 0 <= warmup_steps <= total_steps:
-            raise ValueError(
+            raise BertKerasError(
                 f"warmup_steps {warmup_steps} of total_steps {total_steps}; "
                 "wanted 0 <= warmup_steps <= total_steps, total_steps over 0."
             )

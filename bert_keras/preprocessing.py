@@ -15,6 +15,7 @@ from collections.abc import Callable
 
 import tensorflow as tf
 
+from bert_keras.errors import BertKerasError
 from bert_keras.features import (
     END_BYTES,
     EXAMPLE_INDEX,
@@ -75,13 +76,13 @@ class Preprocessor(tf.Module):
         super().__init__()
         shortest = 1 + 2 * MAX_SEGMENTS
         if not tf.is_tensor(seq_length) and seq_length < shortest:
-            raise ValueError(
+            raise BertKerasError(
                 f"seq_length is {seq_length}; give at least {shortest}, which holds [CLS] a [SEP] b [SEP]"
             )
         if multiple_of < 1:
-            raise ValueError(f"multiple_of is {multiple_of}; give at least 1")
+            raise BertKerasError(f"multiple_of is {multiple_of}; give at least 1")
         if truncation not in TRUNCATION:
-            raise ValueError(f"truncation is {truncation!r}; choose one of {', '.join(TRUNCATION)}")
+            raise BertKerasError(f"truncation is {truncation!r}; choose one of {', '.join(TRUNCATION)}")
         self.tokenizer = tokenizer
         self.seq_length = seq_length
         self.pad_to_longest = pad_to_longest
@@ -98,7 +99,7 @@ class Preprocessor(tf.Module):
         Raises ValueError for another number of segments, InvalidArgumentError for segments of different batch sizes.
         """
         if not 1 <= len(segments) <= MAX_SEGMENTS:
-            raise ValueError(f"{len(segments)} segments were given; give one or two")
+            raise BertKerasError(f"{len(segments)} segments were given; give one or two")
         return self._framed(self._cut(segments))
 
     def windows(
@@ -146,12 +147,12 @@ class Preprocessor(tf.Module):
         special_pieces = 2 if question is None else 3
         room = self.seq_length - special_pieces - (0 if question is None else max_query_length)
         if room < 1:
-            raise ValueError(
+            raise BertKerasError(
                 f"seq_length {self.seq_length} leaves no room for the context beside {max_query_length} pieces of "
                 f"question; give at least {self.seq_length + 1 - room}, or a lower max_query_length"
             )
         if doc_stride < 1:
-            raise ValueError(f"doc_stride is {doc_stride}; give at least 1")
+            raise BertKerasError(f"doc_stride is {doc_stride}; give at least 1")
         if question is not None:
             # Unequal batches get a clean error here: some ragged kernels read past the shorter one.
             context, question = tf.unstack(tf.stack([context, question]))

@@ -23,12 +23,13 @@ from typing import Any, Protocol
 import numpy as np
 import tensorflow as tf
 
+from bert_keras.errors import BertKerasError, MissingFileError, MissingPackageError
 from bert_keras.vocabulary_files import SENTENCEPIECE, pieces_of
 
 try:
     import tensorflow_text as tf_text
 except ImportError as error:
-    raise ImportError(
+    raise MissingPackageError(
         f"{error}; bert_keras needs tensorflow-text of TensorFlow's minor version, which has wheels for Linux x86_64 "
         "and macOS arm64 only: use one of those, WSL 2 on Windows, or a linux/amd64 container"
     ) from error
@@ -533,14 +534,14 @@ def _checked_model(model: bytes, *, source: str) -> tuple[Any, Callable[[str], l
         processor = sentencepiece.SentencePieceProcessor(model_proto=model)
     except (DecodeError, RuntimeError) as error:
         reason = str(error).split("\n")[0]
-        raise ValueError(f"{source} is no SentencePiece model ({reason}); fetch it again") from error
+        raise BertKerasError(f"{source} is no SentencePiece model ({reason}); fetch it again") from error
     types = {piece.piece: piece.type for piece in proto.pieces}
     kind = proto.SentencePiece
     for name, token in SENTENCEPIECE_TOKENS.items():
         wanted = kind.UNKNOWN if name == "unknown" else kind.CONTROL
         if types.get(token) != wanted:
             found = "missing" if token not in types else f"a {kind.Type.Name(types[token])} piece"
-            raise ValueError(
+            raise BertKerasError(
                 f"{source}: {token} is {found}, wanted is a {kind.Type.Name(wanted)} piece; ALBERT needs "
                 f"{' '.join(SENTENCEPIECE_TOKENS.values())}, which no text may hold"
             )
@@ -548,14 +549,16 @@ def _checked_model(model: bytes, *, source: str) -> tuple[Any, Callable[[str], l
     if not (normalizer.add_dummy_prefix and normalizer.remove_extra_whitespaces) or (
         proto.trainer_spec.treat_whitespace_as_suffix
     ):
-        raise ValueError(f"{source} does not put one space before each word; train it with ALBERT's settings")
+        raise BertKerasError(
+            f"{source} does not put one space before each word; train it with ALBERT's settings"
+        )
     return proto, functools.partial(processor.encode, out_type=str)
 
 
 def read_sentencepiece(path: str) -> bytes:
     """Reads a `spiece.model`. Raises FileNotFoundError, and ValueError that names the file where it is no model."""
     if not tf.io.gfile.exists(path):
-        raise FileNotFoundError(
+        raise MissingFileError(
             f"no SentencePiece model at {path}; give the path of the model's {SENTENCEPIECE}"
         )
     with tf.io.gfile.GFile(path, "rb") as file:
@@ -618,7 +621,7 @@ def read_vocabulary(path: str) -> list[str]:
     Raises FileNotFoundError, and ValueError that names the file and line.
     """
     if not tf.io.gfile.exists(path):
-        raise FileNotFoundError(f"no vocabulary file at {path}; give the path of the model's vocab.txt")
+        raise MissingFileError(f"no vocabulary file at {path}; give the path of the model's vocab.txt")
     with tf.io.gfile.GFile(path, "rb") as file:
         vocabulary = pieces_of(file.read(), source=path)
     _checked_ids(vocabulary, source=path)
@@ -631,17 +634,19 @@ def _checked_ids(vocabulary: Sequence[str], *, source: str) -> dict[str, int]:
     for id_, piece in enumerate(vocabulary):
         line = id_ + 1
         if not piece.strip(" \t\r"):
-            raise ValueError(
+            raise BertKerasError(
                 f"{source}, line {line}: blank; every line must hold one piece, remove or fill it"
             )
         if " " in piece or "\n" in piece:
-            raise ValueError(f"{source}, line {line}: {piece!r} holds a space; a piece is part of one word")
+            raise BertKerasError(
+                f"{source}, line {line}: {piece!r} holds a space; a piece is part of one word"
+            )
         if piece in ids:
-            raise ValueError(
+            raise BertKerasError(
                 f"{source}, line {line}: {piece!r} stands on line {ids[piece] + 1} already; remove one of the two"
             )
         ids[piece] = id_
     missing = [token for token in _MARKERS if token not in ids]
     if missing:
-        raise ValueError(f"{source}: {', '.join(missing)} missing; BERT needs {' '.join(_MARKERS)}")
+        raise BertKerasError(f"{source}: {', '.join(missing)} missing; BERT needs {' '.join(_MARKERS)}")
     return ids

@@ -3,6 +3,8 @@
 In: a file's bytes. Out: its pieces, in the order of their ids.
 """
 
+from bert_keras.errors import BertKerasError
+
 SENTENCEPIECE = "spiece.model"  # Hugging Face's name for ALBERT's
 
 
@@ -17,7 +19,7 @@ def pieces_of(raw: bytes, *, source: object) -> list[str]:
         text = raw.decode("utf-8")
     except UnicodeDecodeError as error:
         line = raw[: error.start].count(b"\n") + 1
-        raise ValueError(f"{source}, line {line}: not UTF-8; save the vocabulary as UTF-8 text") from None
+        raise BertKerasError(f"{source}, line {line}: not UTF-8; save the vocabulary as UTF-8 text") from None
     # Not splitlines(): a piece may be a character that it takes for a line end, such as U+2028.
     lines = text.removeprefix("\ufeff").removesuffix("\n").split("\n")
     return [line.removesuffix("\r") for line in lines]

@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
+from bert_keras.errors import BertKerasError
 from bert_keras.preprocessing import Preprocessor
 from savedmodels import kit, reload, servers
 from savedmodels.servable import Servable
@@ -36,7 +37,7 @@ TEMPORARY = ".export-"  # how the folder's name begins that a version is written
 LENGTHS = 8  # wordpieces
 
 
-class ExportError(ValueError):
+class ExportError(BertKerasError):
     """The reloaded model does not answer as the one that was exported."""
 
 
@@ -83,7 +84,7 @@ def workplace(directory: pathlib.Path) -> Iterator[tuple[pathlib.Path, contextli
                 pathlib.Path(temporary).chmod(0o755)
                 yield pathlib.Path(temporary), undo
         except OSError as error:
-            raise ValueError(
+            raise BertKerasError(
                 f"cannot export to {directory}: {error.strerror or error}; "
                 "give a folder that can be written, with room for the model."
             ) from error

@@ -22,6 +22,7 @@ import tensorflow as tf
 from bert_keras import checkpoints
 from bert_keras.checkpoint_formats import Checkpoint
 from bert_keras.encoder import BertEncoder
+from bert_keras.errors import BertKerasError, TakenError
 from bert_keras.features import (
     DTYPE,
     ENCODER_INPUTS,
@@ -86,9 +87,9 @@ def write_pair(
     """
     directory = pathlib.Path(directory)
     if taken := [name for name in (PREPROCESS, ENCODER) if (directory / name).exists()]:
-        raise FileExistsError(f"{directory / taken[0]} is there already; give another folder.")
+        raise TakenError(f"{directory / taken[0]} is there already; give another folder.")
     if seq_length > (most := checkpoint.config.max_length):
-        raise ValueError(
+        raise BertKerasError(
             f"seq_length is {seq_length} and the encoder has {most} positions; give at most {most}."
         )
     modules = {

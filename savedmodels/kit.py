@@ -24,6 +24,7 @@ from typing import Any
 
 import tensorflow as tf
 
+from bert_keras.errors import BertKerasError, MissingFileError
 from savedmodels import servers
 from tasks.files import write_json
 from tasks.fill_mask import FillMask
@@ -324,16 +325,14 @@ def verify(folder: str | pathlib.Path) -> dict[str, Any]:
     folder = pathlib.Path(folder)
     path = folder / EXTRA / MANIFEST
     if not path.is_file():
-        raise FileNotFoundError(
-            f"{folder} has no {EXTRA}/{MANIFEST}; give the folder of an exported version."
-        )
+        raise MissingFileError(f"{folder} has no {EXTRA}/{MANIFEST}; give the folder of an exported version.")
     try:
         wanted = dict(json.loads(path.read_text(encoding="utf-8"))["files"])
     except (ValueError, KeyError, TypeError) as error:
-        raise ValueError(f"{path} is no manifest ({error}); export again.") from error
+        raise BertKerasError(f"{path} is no manifest ({error}); export again.") from error
     found = _described(folder)
     if wrong := sorted(name for name in wanted | found if wanted.get(name) != found.get(name)):
-        raise ValueError(
+        raise BertKerasError(
             f"{folder} is not as it was written: {', '.join(wrong)} missing, changed or added; export again."
         )
     return wanted

@@ -32,6 +32,7 @@ import tensorflow as tf
 from google.protobuf import json_format
 from tensorflow.core.protobuf import saved_model_pb2
 
+from bert_keras.errors import BertKerasError, MissingFileError, MissingPackageError
 from savedmodels.kit import EXAMPLE, EXTRA
 from savedmodels.reload import load_kernels
 
@@ -140,9 +141,7 @@ def load(path: str | pathlib.Path, *, name: str | None = None) -> Served:
             if folder.name.isdecimal() and (folder / "saved_model.pb").is_file()
         ]
     if not versions:
-        raise FileNotFoundError(
-            f"{path} holds no SavedModel; give the folder that `bert-keras export` wrote."
-        )
+        raise MissingFileError(f"{path} holds no SavedModel; give the folder that `bert-keras export` wrote.")
     folder = max(versions, key=lambda folder: int(folder.name) if folder.name.isdecimal() else 0)
     load_kernels()
     loaded = tf.saved_model.load(str(folder))
@@ -272,7 +271,7 @@ def _check_numbers(values: Iterable[Any], dtype: tf.DType) -> None:
         if isinstance(value, str | bool | dict | None):
             raise TypeError("a value is no number")
         if dtype.is_integer and not dtype.min <= value <= dtype.max:
-            raise ValueError(f"{value} is not from {dtype.min} to {dtype.max}")
+            raise BertKerasError(f"{value} is not from {dtype.min} to {dtype.max}")
 
 
 def _bytes(value: Any) -> Any:
@@ -283,7 +282,7 @@ def _bytes(value: Any) -> Any:
         try:
             return base64.b64decode(value["b64"], validate=True)
         except binascii.Error as error:
-            raise ValueError(f"b64: {error}") from error
+            raise BertKerasError(f"b64: {error}") from error
     if not isinstance(value, str):
         raise TypeError("a value is no string")
     return value.encode("utf-8", "replace")  # a JSON escape can stand for half a character
@@ -404,7 +403,7 @@ def _grpc_server(served: Served, port: int) -> tuple[Any, int]:
             prediction_service_pb2_grpc,
         )
     except ImportError as error:
-        raise ImportError(
+        raise MissingPackageError(
             "gRPC needs TensorFlow Serving's API; pip install 'bert-keras[serving]'."
         ) from error
 

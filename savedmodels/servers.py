@@ -8,6 +8,8 @@ from collections.abc import Collection, Iterator
 import tensorflow as tf
 from tensorflow.core.framework import graph_pb2
 
+from bert_keras.errors import BertKerasError
+
 VERSIONS = tuple(f"2.{minor}" for minor in range(10, 21))
 TARGETS = {f"tfserving-{version}": version for version in VERSIONS}
 
@@ -79,8 +81,8 @@ def missing(ops: Collection[str], target: str) -> Iterator[str]:
 def check(ops: Collection[str], target: str) -> None:
     """Raises ValueError on an unknown target, and where it lacks an op, naming each and its version."""
     if target not in TARGETS:
-        raise ValueError(f"target is {target!r}; wanted is one of {', '.join(TARGETS)}.")
+        raise BertKerasError(f"target is {target!r}; wanted is one of {', '.join(TARGETS)}.")
     if lacking := list(missing(ops, target)):
-        raise ValueError(
+        raise BertKerasError(
             f"{target} has not {'; '.join(lacking)}; choose a later target, or a model without these ops."
         )

@@ -20,6 +20,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from bert_keras import checkpoints
+from bert_keras.errors import BertKerasError
 from bert_keras.tokenizers import Tokenizer
 from tasks.bilstm import TaggerHparams, train_tagger
 from tasks.conll import Conll
@@ -256,13 +257,13 @@ def run_ablation(
     """
     for given, known in ((name, ABLATIONS), (scale, SCALES)):
         if given not in known:
-            raise ValueError(f"there is no {given!r}; wanted is one of {', '.join(known)}.")
+            raise BertKerasError(f"there is no {given!r}; wanted is one of {', '.join(known)}.")
     output, chosen = pathlib.Path(output), SCALES[scale]
     tasks, restarts = tuple(tasks or chosen.tasks[name]), chosen.restarts if restarts is None else restarts
     if restarts < 1:
-        raise ValueError(f"restarts is {restarts}; give at least 1.")
+        raise BertKerasError(f"restarts is {restarts}; give at least 1.")
     if output.exists() and not (output / ABLATION_FILE).is_file() and any(output.iterdir()):
-        raise ValueError(f"{output} is neither empty nor an ablation; give another output.")
+        raise BertKerasError(f"{output} is neither empty nor an ablation; give another output.")
     opened = {task: _open(task, data, chosen) for task in tasks}
     rows = chosen.rows[name]
     recipes = {row.name: _recipe(row, chosen, changes or {}) for row in rows}
@@ -342,7 +343,7 @@ def _open(name: str, data: Mapping[str, Source], scale: Scale) -> Task:
     plain = name.removesuffix(FEATURES)
     task = open_task(plain, data.get(plain), **scale.options.get(plain, {}))
     if plain != name and not isinstance(task, Conll):
-        raise ValueError(f"{name} is no task; the feature-based approach is that of {Conll.kind}.")
+        raise BertKerasError(f"{name} is no task; the feature-based approach is that of {Conll.kind}.")
     for split in ("train", task.validation_splits[0]):
         task.examples(split)
     return task

@@ -18,6 +18,7 @@ import safetensors.numpy
 import tensorflow as tf
 from keras import ops
 
+from bert_keras.errors import BertKerasError, MissingFileError
 from bert_keras.optimization import GlobalMean, cross_entropy
 from tasks import metrics
 from tasks.conll import TAGS, Conll
@@ -114,7 +115,7 @@ def _tagger_batches(
     header = cache.header
     places = places_of(layers, num_layers=header["config"]["num_layers"])
     if missing := sorted({*places} - {*header["layers"]}):
-        raise ValueError(
+        raise BertKerasError(
             f"{cache.path} holds the layers {header['layers']} and {layers} reads {list(missing)} too; extract them."
         )
     columns = [header["layers"].index(place) for place in places]
@@ -200,7 +201,7 @@ class _Best(keras.callbacks.Callback):
         measures = self._tagger.evaluate(self._dev)
         loss = float((logs or {})["loss"])
         if not np.isfinite(loss):
-            raise ValueError(f"the loss is {loss} in epoch {epoch + 1}; give a lower learning_rate.")
+            raise BertKerasError(f"the loss is {loss} in epoch {epoch + 1}; give a lower learning_rate.")
         self.history.append({"loss": loss} | {f"val_{name}": value for name, value in measures.items()})
         if self.best < 0 or measures["f1"] > self.history[self.best]["val_f1"]:
             self.best = epoch
@@ -232,7 +233,9 @@ def train_tagger(
     hparams, output = hparams or TaggerHparams(), pathlib.Path(output)
     check_equal(dev.path, _made_with(dev), _made_with(train))
     if (output / TAGGER).exists():
-        raise ValueError(f"{output} already holds a tagger; give another folder, or remove this one first.")
+        raise BertKerasError(
+            f"{output} already holds a tagger; give another folder, or remove this one first."
+        )
     keras.utils.set_random_seed(hparams.seed)
     tagger = _tagger(layers, hparams, _made_with(train))
     optimizer = keras.optimizers.Adam(hparams.learning_rate, global_clipnorm=hparams.clip_norm)
@@ -281,7 +284,7 @@ def load_tagger(path: str | pathlib.Path) -> Tagger:
     """The tagger that `train_tagger` left in a folder. Raises FileNotFoundError where there is none."""
     path = pathlib.Path(path)
     if not (path / TAGGER).is_file():
-        raise FileNotFoundError(f"no {TAGGER} in {path}; give the folder that a tagger was trained into.")
+        raise MissingFileError(f"no {TAGGER} in {path}; give the folder that a tagger was trained into.")
     kept = json.loads((path / TAGGER).read_text(encoding="utf-8"))
     tagger = _tagger(kept["layers"], TaggerHparams(**kept["hparams"]), kept["made_with"])
     weights = safetensors.numpy.load_file(path / WEIGHTS)

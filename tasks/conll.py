@@ -18,6 +18,7 @@ import numpy as np
 import tensorflow as tf
 
 from bert_keras.encoder import BertEncoder, encoder_inputs
+from bert_keras.errors import BertKerasError
 from bert_keras.features import EXAMPLE_INDEX, SEQUENCE_OUTPUT, WORD_INDEX
 from bert_keras.heads import TokenHead
 from bert_keras.optimization import GlobalMean, cross_entropy
@@ -153,7 +154,7 @@ def read(path: str | Path) -> Corpus:
         else:
             wanted = wanted or len(columns)
             if len(columns) < 2 or len(columns) != wanted:
-                raise ValueError(
+                raise BertKerasError(
                     f"{place} {number}: {len(columns)} column(s); wanted are {max(wanted, 2)}: a word first, its tag last."
                 )
             if not open_sentence:
@@ -163,20 +164,20 @@ def read(path: str | Path) -> Corpus:
             documents[-1][-1].tags.append(columns[-1])
     documents = [document for document in documents if document]
     if not documents:
-        raise ValueError(f"{path} has no words; wanted is a word and its tag on each line.")
+        raise BertKerasError(f"{path} has no words; wanted is a word and its tag on each line.")
     return Corpus(documents, marked)
 
 
 def _from_tfds(split: str) -> Corpus:
     if split not in TFDS_SPLITS:
-        raise ValueError(f"there is no split {split!r}; the splits are {', '.join(TFDS_SPLITS)}.")
+        raise BertKerasError(f"there is no split {split!r}; the splits are {', '.join(TFDS_SPLITS)}.")
     examples, info = load_tfds("conll2003", TFDS_SPLITS[split], instead="a folder of its files")
     names = info.features["ner"].feature.names
     place, number, sentences = f"conll2003/{TFDS_SPLITS[split]}, word", 1, []
     for example in examples.as_numpy_iterator():
         words = [word.decode() for word in example["tokens"]]
         if bad := next((word for word in words if re.search("[ \n]", word) or not word), None):
-            raise ValueError(f"{place} {number}: the word {bad!r} is blank or holds a blank.")
+            raise BertKerasError(f"{place} {number}: the word {bad!r} is blank or holds a blank.")
         if words:
             tags = [names[tag] for tag in example["ner"]]
             sentences.append(Sentence(words, tags, place, number))
@@ -192,7 +193,7 @@ def check_tags(sentences: Iterable[Sentence], scheme: str) -> None:
             prefix, _, kind = tag.partition("-")
             if tag != OUTSIDE and not (prefix in known and kind):
                 wanted = ", ".join(f"{prefix}-TYPE" for prefix in sorted(known))
-                raise ValueError(
+                raise BertKerasError(
                     f"{sentence.where(place)}: tag {tag!r}; the training file's scheme is {scheme}, so wanted is O, {wanted}."
                 )
 
@@ -302,7 +303,7 @@ class Conll(Task):
         name: str = "conll2003",
     ) -> None:
         if context not in CONTEXTS:
-            raise ValueError(f"context is {context!r}; wanted one of {', '.join(CONTEXTS)}.")
+            raise BertKerasError(f"context is {context!r}; wanted one of {', '.join(CONTEXTS)}.")
         self.name, self.source = name, source
         self.label_names, self.scheme = tuple(labels), scheme
         self.context, self.doc_stride = context, doc_stride
@@ -321,7 +322,7 @@ class Conll(Task):
         check_tags(sentences, scheme)
         labels = {tag for sentence in sentences for tag in convert(sentence.tags, "IOB2")} - {OUTSIDE}
         if not labels:
-            raise ValueError(f"{_file_of(sentences)} has no entity; every tag is O.")
+            raise BertKerasError(f"{_file_of(sentences)} has no entity; every tag is O.")
         made = cls([OUTSIDE, *sorted(labels)], scheme=scheme, source=source, name=name, **options)
         made._units(corpus)  # that documents are marked, before anything is trained
         return made
@@ -331,7 +332,7 @@ class Conll(Task):
         if self.context == "sentence":
             return [[sentence] for document in corpus.documents for sentence in document]
         if not corpus.marked:
-            raise ValueError(
+            raise BertKerasError(
                 f"{_file_of(corpus.documents[0])} has no {DOCSTART} lines, which say where documents begin; "
                 'give context "sentence".'
             )

@@ -19,6 +19,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple
 
+from bert_keras.errors import BertKerasError, MissingFileError, MissingPackageError
 from tasks.task import load_tfds
 
 Document = list[str]
@@ -68,15 +69,17 @@ class Corpus:
 
     def __post_init__(self) -> None:
         if self.lines not in LINES:
-            raise ValueError(f"lines are {self.lines!r}; choose one of {', '.join(LINES)}.")
+            raise BertKerasError(f"lines are {self.lines!r}; choose one of {', '.join(LINES)}.")
         try:
             newlines = "\n\n".encode(self.encoding)
         except LookupError as error:
-            raise ValueError(
+            raise BertKerasError(
                 f"there is no encoding {self.encoding!r}; give one that Python knows."
             ) from error
         if not newlines.endswith(b"\n\n"):
-            raise ValueError(f"encoding {self.encoding} has no newline of one byte; save the text as UTF-8.")
+            raise BertKerasError(
+                f"encoding {self.encoding} has no newline of one byte; save the text as UTF-8."
+            )
         self._files()
 
     def __iter__(self) -> Iterator[Document]:
@@ -99,7 +102,7 @@ class Corpus:
         sources = [self.source] if isinstance(self.source, str | Path) else list(self.source)
         files = [file for source in sources for file in _files_of(Path(source))]
         if not files:
-            raise FileNotFoundError(f"there is no file in {self.source}; give files, folders or {TFDS}NAME.")
+            raise MissingFileError(f"there is no file in {self.source}; give files, folders or {TFDS}NAME.")
         return files
 
 
@@ -147,14 +150,14 @@ def open_corpora(specs: Sequence[str]) -> Corpora:
     Raises ValueError where a setting is given twice or none is named, and as Corpus does.
     """
     if not specs:
-        raise ValueError(f"no text was given; give files, folders or {TFDS}NAME.")
+        raise BertKerasError(f"no text was given; give files, folders or {TFDS}NAME.")
     parts = []
     for spec in specs:
         source, settings = spec, dict[str, str]()
         while found := _SETTING.search(source):
             name, value = found.groups()
             if name in settings:
-                raise ValueError(f"{spec!r} gives {name} twice; give it once.")
+                raise BertKerasError(f"{spec!r} gives {name} twice; give it once.")
             settings[name], source = value, source[: found.start()]
         parts.append(Corpus(source, **settings))
     return Corpora(tuple(parts))
@@ -164,7 +167,7 @@ def _files_of(path: Path) -> list[Path]:
     if path.is_file():
         return [path]
     if not path.is_dir():
-        raise FileNotFoundError(f"there is no {path}; give a file, a folder or {TFDS}NAME.")
+        raise MissingFileError(f"there is no {path}; give a file, a folder or {TFDS}NAME.")
     files = (file.relative_to(path) for file in path.rglob("*") if file.is_file())
     return [path / name for name in sorted(files, key=Path.as_posix) if not _hidden(name.as_posix())]
 
@@ -195,7 +198,7 @@ def _file_documents(path: Path, *, form: Lines, encoding: str) -> Iterator[Docum
     except (EOFError, OSError, RuntimeError, lzma.LZMAError, zlib.error, zipfile.BadZipFile) as error:
         if isinstance(error, OSError) and error.errno is not None:  # of the disk, not of what is on it
             raise
-        raise ValueError(f"{path} cannot be unpacked ({error}); fetch it again.") from error
+        raise BertKerasError(f"{path} cannot be unpacked ({error}); fetch it again.") from error
 
 
 def _streams(path: Path) -> Iterator[tuple[str, BinaryIO]]:
@@ -216,7 +219,7 @@ def _unpacked(name: str, file: Any) -> tuple[str, BinaryIO]:
     if suffix.lower() in UNPACK:
         name, file = name.removesuffix(suffix), UNPACK[suffix.lower()](file)
     if name.lower().endswith(ARCHIVE):
-        raise ValueError(f"{name}: an archive inside a packed file is not read; unpack the outer one.")
+        raise BertKerasError(f"{name}: an archive inside a packed file is not read; unpack the outer one.")
     return name, file
 
 
@@ -228,16 +231,16 @@ def _decoded(name: str, lines: Iterable[bytes], encoding: str) -> Iterator[str]:
             text = line[mark:].decode(encoding).strip()
         except UnicodeDecodeError as error:
             at = mark + error.start
-            raise ValueError(
+            raise BertKerasError(
                 f"{name}, line {number}, byte {at + 1}: 0x{line[at]:02x} is not {encoding}; "
                 "save the file as UTF-8, or give its encoding."
             ) from error
         if "\0" in text:
-            raise ValueError(
+            raise BertKerasError(
                 f"{name}, line {number}: a byte is 0, so that it is no text; unpack it, or leave it out."
             )
         if number == 1 and "\r" in text and not line.endswith(b"\n"):
-            raise ValueError(f"{name}: carriage returns end its lines; save it with newlines.")
+            raise BertKerasError(f"{name}: carriage returns end its lines; save it with newlines.")
         yield text
 
 
@@ -258,7 +261,7 @@ def _bounded(name: str, lines: Iterable[str], form: Lines) -> Iterator[str]:
     for number, line in enumerate(lines, 1):
         length = length + len(line) if line or form.document == "file" else 0
         if length > MAX_DOCUMENT:
-            raise ValueError(
+            raise BertKerasError(
                 f"{name}, line {number}: the document so far has over {MAX_DOCUMENT:,} characters, and is in memory as a whole; "
                 "put blank lines between documents, or give lines=document where each is one."
             )
@@ -288,14 +291,14 @@ def _tfds_documents(name: str, split: str) -> Iterator[Document]:
     field = TFDS_TEXT if TFDS_TEXT in strings else strings[0] if len(strings) == 1 else None
     if field is None:
         there = ", ".join(strings) or "none"
-        raise ValueError(
+        raise BertKerasError(
             f"{name} has no field {TFDS_TEXT!r}, its strings are {there}; write the text to files."
         )
     for number, example in enumerate(examples.as_numpy_iterator(), 1):
         try:
             text = example[field].decode()
         except UnicodeDecodeError as error:
-            raise ValueError(
+            raise BertKerasError(
                 f"{name}, example {number} of {split}: {field} is not utf-8 ({error})."
             ) from error
         yield [line for raw in text.split("\n") if (line := raw.strip())]
@@ -320,7 +323,9 @@ def _wiki_documents(name: str, stream: BinaryIO) -> Iterator[Document]:
     try:
         import mwxml
     except ImportError as error:
-        raise ImportError(f"{name} is a MediaWiki dump; pip install 'bert-keras[wikipedia]'.") from error
+        raise MissingPackageError(
+            f"{name} is a MediaWiki dump; pip install 'bert-keras[wikipedia]'."
+        ) from error
     try:
         dump = mwxml.Dump.from_file(stream)
         elsewhere = {
@@ -334,7 +339,7 @@ def _wiki_documents(name: str, stream: BinaryIO) -> Iterator[Document]:
                 yield wiki_paragraphs(text, elsewhere=elsewhere.union(_FILES))
     except (xml.etree.ElementTree.ParseError, mwxml.errors.MalformedXML, AssertionError) as error:
         reason = str(error) or "its root is no mediawiki"  # of which mwxml only asserts
-        raise ValueError(f"{name} is no MediaWiki dump ({reason}); fetch it again.") from error
+        raise BertKerasError(f"{name} is no MediaWiki dump ({reason}); fetch it again.") from error
 
 
 def wiki_paragraphs(text: str, *, elsewhere: Iterable[str] = _FILES) -> list[str]:

@@ -13,6 +13,7 @@ import tensorflow as tf
 from keras import ops
 
 from bert_keras.encoder import BertEncoder, encoder_inputs, gather_positions, pooled_position
+from bert_keras.errors import BertKerasError
 from bert_keras.features import EMBEDDING_OUTPUT, ENCODER_OUTPUTS, EXAMPLE_INDEX, INPUT_MASK, WORD_INDEX
 from tasks.conll import TEXT, words_of
 from tasks.feature_based import LAYERS, Words, places_of
@@ -87,7 +88,7 @@ class _Vectors(Task):
 
     def _nothing(self, *args: Any, **kwargs: Any) -> Any:
         """Raises ValueError."""
-        raise ValueError(f"{self.name} has no examples: it is for exporting an encoder as it is.")
+        raise BertKerasError(f"{self.name} has no examples: it is for exporting an encoder as it is.")
 
     examples = labels = loss = evaluate = _nothing
 
@@ -112,7 +113,7 @@ class Embedding(_Vectors):
 
     def __init__(self, *, pooling: str = "mean", l2: bool = False, layers: str = "last") -> None:
         if pooling not in POOLINGS:
-            raise ValueError(f"pooling is {pooling!r}; wanted is one of {', '.join(POOLINGS)}.")
+            raise BertKerasError(f"pooling is {pooling!r}; wanted is one of {', '.join(POOLINGS)}.")
         self.pooling, self.l2, self.layers = pooling, l2, layers
 
     def features(self, preprocess: Callable[..., Features], raw: Raw) -> Features:

@@ -25,6 +25,7 @@ import tensorflow as tf
 
 from bert_keras import checkpoints
 from bert_keras.encoder import BertEncoder
+from bert_keras.errors import BertKerasError, MissingFileError
 from bert_keras.features import (
     EMBEDDING_OUTPUT,
     ENCODER_INPUTS,
@@ -74,9 +75,9 @@ def places_of(name: str, *, num_layers: int) -> tuple[int, ...]:
     Raises ValueError on another name, and on an encoder with fewer blocks than the row needs.
     """
     if name not in LAYERS:
-        raise ValueError(f"layers are {name!r}; wanted one of {', '.join(LAYERS)}.")
+        raise BertKerasError(f"layers are {name!r}; wanted one of {', '.join(LAYERS)}.")
     if num_layers < LAYERS[name].needs:
-        raise ValueError(
+        raise BertKerasError(
             f"{name} needs {LAYERS[name].needs} blocks and the encoder has {num_layers}; choose other layers."
         )
     return tuple(range(num_layers + 1))[LAYERS[name].chosen]
@@ -177,7 +178,7 @@ class Extractor:
         if not isinstance(checkpoint, checkpoints.Checkpoint):
             checkpoint = checkpoints.read(checkpoint)
         if dtype not in DTYPES:
-            raise ValueError(f"dtype is {dtype!r}; wanted one of {', '.join(DTYPES)}.")
+            raise BertKerasError(f"dtype is {dtype!r}; wanted one of {', '.join(DTYPES)}.")
         self.config = checkpoint.config
         every = range(self.config.num_layers + 1)
         named = [places_of(name, num_layers=self.config.num_layers) for name in layers or ()]
@@ -316,12 +317,12 @@ def open_cache(path: str | pathlib.Path) -> Cache:
     """
     path = pathlib.Path(path)
     if not (path / HEADER).is_file():
-        raise FileNotFoundError(f"{path} has no {HEADER}; give a folder that features were written to.")
+        raise MissingFileError(f"{path} has no {HEADER}; give a folder that features were written to.")
     cache = Cache(path, _read_header(path))
     version = "format_version"
     check_equal(path, {version: cache.header.get(version)}, {version: FORMAT_VERSION})
     if missing := [shard.name for shard in cache.shards if not shard.is_file()]:
-        raise ValueError(
+        raise BertKerasError(
             f"{path} lacks {len(missing)} of its {len(cache.shards)} files, first {missing[0]}; extract again to complete it."
         )
     for shard, length in zip(cache.shards, cache.header["shards"], strict=True):
@@ -341,7 +342,7 @@ def _check_shard(path: pathlib.Path, length: int) -> None:
             at += 8 + 4 + int.from_bytes(file.read(8), "little") + 4
             found += at <= size
     if found != length or at != size:
-        raise ValueError(
+        raise BertKerasError(
             f"{path} is damaged: it has {found} whole examples, and {HEADER} says {length}; "
             "remove this file and extract again."
         )
@@ -351,9 +352,9 @@ def _read_header(path: pathlib.Path) -> dict[str, Any]:
     try:
         header = json.loads((path / HEADER).read_text(encoding="utf-8"))
     except (UnicodeDecodeError, json.JSONDecodeError) as error:
-        raise ValueError(f"{path / HEADER} is no JSON ({error}); remove {path}.") from error
+        raise BertKerasError(f"{path / HEADER} is no JSON ({error}); remove {path}.") from error
     if not isinstance(header, dict):
-        raise ValueError(f"{path / HEADER} is no header; remove {path}.")
+        raise BertKerasError(f"{path / HEADER} is no header; remove {path}.")
     return header
 
 
@@ -390,7 +391,7 @@ def _write_cache(
     else:
         path.mkdir(parents=True, exist_ok=True)
         if any(path.iterdir()):
-            raise ValueError(f"{path} is neither empty nor a cache of features; give another folder.")
+            raise BertKerasError(f"{path} is neither empty nor a cache of features; give another folder.")
         write_json(path / HEADER, header)
     cache = Cache(path, header)
     rows = iter(examples())
@@ -418,7 +419,7 @@ def _described(examples: Iterable[Example]) -> tuple[list[str], str, int]:
 
     digest = _digest(parts())
     if not count:
-        raise ValueError("there is no text; at least one example is wanted.")
+        raise BertKerasError("there is no text; at least one example is wanted.")
     return names, digest, count
 
 
@@ -514,11 +515,11 @@ def extract_file(
     source, output = pathlib.Path(source), pathlib.Path(output)
     for name, value, known in (("level", level, LEVELS), ("format", format, tuple(WRITERS))):
         if value not in known:
-            raise ValueError(f"{name} is {value!r}; wanted one of {', '.join(known)}.")
+            raise BertKerasError(f"{name} is {value!r}; wanted one of {', '.join(known)}.")
     if output.exists():
-        raise ValueError(f"{output} is there already; give another name, or remove it first.")
+        raise BertKerasError(f"{output} is there already; give another name, or remove it first.")
     if not source.is_file():
-        raise FileNotFoundError(f"no file at {source}; give a file of text.")
+        raise MissingFileError(f"no file at {source}; give a file of text.")
     if not isinstance(checkpoint, checkpoints.Checkpoint):
         checkpoint = checkpoints.read(checkpoint)
     units = (Words if level == "word" else Pieces)(doc_stride=doc_stride)
@@ -556,7 +557,7 @@ def _lines(path: pathlib.Path) -> Iterator[Example]:
             try:
                 text.decode()
             except UnicodeDecodeError as error:
-                raise ValueError(
+                raise BertKerasError(
                     f"{path}, line {number}: 0x{text[error.start]:02x} is not UTF-8; save it as UTF-8."
                 ) from error
             yield {TEXT: text}

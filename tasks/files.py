@@ -6,6 +6,8 @@ import pathlib
 from collections.abc import Mapping
 from typing import Any
 
+from bert_keras.errors import BertKerasError
+
 
 def write_json(path: pathlib.Path, content: Any) -> None:
     """Writes to a temporary name, then renames: a reader sees the old file or the new one."""
@@ -22,7 +24,7 @@ def check_equal(path: pathlib.Path, found: Mapping[str, Any], wanted: Mapping[st
     """Raises ValueError naming the first field in which what a folder was made with is not what is wanted."""
     for field in (*wanted, *found):
         if field not in found or field not in wanted or found[field] != wanted[field]:
-            raise ValueError(
+            raise BertKerasError(
                 f"{path} was made with another {field}: {_short(found.get(field))}, "
                 f"wanted is {_short(wanted.get(field))}; give that, or another folder, or remove this one."
             )

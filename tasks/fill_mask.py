@@ -16,6 +16,7 @@ import numpy as np
 import tensorflow as tf
 
 from bert_keras.encoder import BertEncoder, encoder_inputs
+from bert_keras.errors import BertKerasError
 from bert_keras.features import (
     DTYPE,
     INPUT_WORD_IDS,
@@ -66,14 +67,16 @@ class FillMask(Task):
 
     def __init__(self, source: Source | None = None, *, top_k: int = 5) -> None:
         if top_k < 1:
-            raise ValueError(f"top_k is {top_k}; give at least 1.")
+            raise BertKerasError(f"top_k is {top_k}; give at least 1.")
         self.source, self.top_k = source, top_k
 
     @classmethod
     def open(cls, name: str, source: Source | None, **options: Any) -> "FillMask":
         """Raises ValueError without a source."""
         if source is None:
-            raise ValueError(f"{name} is read from files; give a folder of them, or a file for each split.")
+            raise BertKerasError(
+                f"{name} is read from files; give a folder of them, or a file for each split."
+            )
         return cls(source, **options)
 
     def examples(self, split: str) -> tf.data.Dataset:
@@ -82,11 +85,11 @@ class FillMask(Task):
         Raises ValueError or FileNotFoundError on what cannot be read, naming the file and the line.
         """
         if self.source is None:
-            raise ValueError(f"{self.name} was opened without data; give a folder or a file.")
+            raise BertKerasError(f"{self.name} was opened without data; give a folder or a file.")
         path = split_file(self.source, split, FILES)
         rows = list(_rows(path, labelled=split != "test"))
         if not rows:
-            raise ValueError(f"{path} has no examples; wanted is at least one.")
+            raise BertKerasError(f"{path} has no examples; wanted is at least one.")
         texts, answers = zip(*rows, strict=True)
         return tf.data.Dataset.from_tensor_slices(
             {
@@ -130,7 +133,7 @@ class FillMask(Task):
     def model(self, encoder: BertEncoder) -> keras.Model:
         """Features -> logits float32 [B, P, V]. Raises ValueError where the encoder reads to the left only."""
         if encoder.config.causal:
-            raise ValueError(
+            raise BertKerasError(
                 "the encoder is causal: it reads what stands before a mask and not what follows; give one that reads both sides."
             )
         positions = keras.Input((None,), dtype=DTYPE, name=MASKED_LM_POSITIONS)
@@ -182,7 +185,7 @@ class FillMask(Task):
         """
         ranks = predictions[RANK][predictions[RANK] > 0]
         if not ranks.size:
-            raise ValueError(
+            raise BertKerasError(
                 f"none of the {len(predictions[RANK])} answers is one piece of the vocabulary with its mask within seq_length; "
                 "give answers of one word, or a longer seq_length."
             )
@@ -291,14 +294,16 @@ def _filled(parts: tf.RaggedTensor, best: tf.Tensor) -> tf.Tensor:
 def _rows(path: Path, *, labelled: bool) -> Iterator[tuple[str, str]]:
     """Text and answer of each example. Raises ValueError naming the line."""
     if path.suffix not in READERS:
-        raise ValueError(f"{path} is none of {', '.join(READERS)}; give a file of these.")
+        raise BertKerasError(f"{path} is none of {', '.join(READERS)}; give a file of these.")
     lines = ((number, line) for number, line in numbered_lines(path) if line.strip())
     for number, row in READERS[path.suffix](lines):
         text, answer = row.get(TEXT), row.get(ANSWER, "" if not labelled else None)
         if not isinstance(text, str) or not isinstance(answer, str):
-            raise ValueError(f"{path}, line {number}: no {TEXT} or no {ANSWER}; wanted are both, as strings.")
+            raise BertKerasError(
+                f"{path}, line {number}: no {TEXT} or no {ANSWER}; wanted are both, as strings."
+            )
         if (masks := text.count(MASK)) != 1:
-            raise ValueError(
+            raise BertKerasError(
                 f"{path}, line {number}: {masks} {MASK} in the text; wanted is one, for one answer."
             )
         yield text, answer

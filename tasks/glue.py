@@ -18,6 +18,7 @@ import sklearn.metrics
 import tensorflow as tf
 
 from bert_keras.encoder import BertEncoder
+from bert_keras.errors import BertKerasError, MissingFileError
 from bert_keras.optimization import GlobalMean, cross_entropy, squared_error
 from tasks.metrics import MEASURES
 from tasks.task import (
@@ -220,7 +221,7 @@ class Glue(Task):
 
     def __init__(self, row: GlueRow, source: Source | None = None, *, pooling: str = "pooled") -> None:
         if pooling not in POOLINGS:
-            raise ValueError(f"pooling is {pooling!r}; wanted is one of {', '.join(POOLINGS)}.")
+            raise BertKerasError(f"pooling is {pooling!r}; wanted is one of {', '.join(POOLINGS)}.")
         self.row = row
         self.pooling = pooling
         self.outputs = (POOLINGS[pooling],)
@@ -237,7 +238,7 @@ class Glue(Task):
         if name != "custom":
             return cls(ROWS[name], source, **options)
         if source is None:
-            raise ValueError(
+            raise BertKerasError(
                 "custom reads its labels from its files; give the folder of train.tsv and dev.tsv."
             )
         return cls(row_from_folder(_one(source)), source, **options)
@@ -248,7 +249,7 @@ class Glue(Task):
         Raises ValueError or FileNotFoundError on what cannot be read, naming the file and the line.
         """
         if split not in self.row.splits:
-            raise ValueError(f"{self.name} has no split {split!r}; it has {', '.join(self.row.splits)}.")
+            raise BertKerasError(f"{self.name} has no split {split!r}; it has {', '.join(self.row.splits)}.")
         if self.folder is None:
             return _from_tfds(self.row, split)
         return tf.data.Dataset.from_tensor_slices(_from_folder(self.row, split, self.folder))
@@ -293,7 +294,7 @@ class Glue(Task):
         labels = raw[LABEL]
         known = labels >= 0
         if not known.any():
-            raise ValueError(
+            raise BertKerasError(
                 f"none of the {len(labels)} {self.name} examples is labelled; use a labelled split."
             )
         predicted = self._class_ids(predictions) if self.row.labels else predictions["score"]
@@ -365,17 +366,17 @@ def row_from_folder(folder: str | Path) -> GlueRow:
     header, lines = _read_table(train)
     text = tuple(column for column in header if column not in (LABEL, "idx", "index", "id"))
     if len(text) not in (1, 2) or not all(column.isidentifier() and column != "self" for column in text):
-        raise ValueError(
+        raise BertKerasError(
             f"{train} has the text columns {', '.join(map(repr, text)) or '(none)'}; wanted are one or two, "
             "separated by tabs, named with letters, digits and _, and not 'self'."
         )
     column = _column(train, header, LABEL)
     labels = tuple(sorted({line.values[column].strip() for line in lines}))
     if empty := [line.number for line in lines if not line.values[column].strip()]:
-        raise ValueError(f"{train}, line {empty[0]}: the label is empty; wanted is one in every line.")
+        raise BertKerasError(f"{train}, line {empty[0]}: the label is empty; wanted is one in every line.")
     if len(labels) < 2:
         found = ", ".join(map(repr, labels)) or "(none)"
-        raise ValueError(f"{train} has the labels {found}; wanted are two or more.")
+        raise BertKerasError(f"{train} has the labels {found}; wanted are two or more.")
     splits = _splits(*text, label=LABEL)
     test = folder / splits["test"].file
     if not test.exists():
@@ -399,7 +400,7 @@ def _with_tuples(kept: Mapping[str, Any]) -> dict[str, Any]:
 
 def _one(source: Source) -> str | Path:
     if isinstance(source, Mapping):
-        raise ValueError("GLUE's form is one folder of TSV files for all splits; give that folder.")
+        raise BertKerasError("GLUE's form is one folder of TSV files for all splits; give that folder.")
     return source
 
 
@@ -407,13 +408,13 @@ def _folder(source: str | Path, official: str) -> Path:
     """`source`, or the official folder in it. Raises FileNotFoundError."""
     source = Path(source)
     if not source.is_dir():
-        raise FileNotFoundError(f"{source} is not a folder; pass the folder that holds the TSV files.")
+        raise MissingFileError(f"{source} is not a folder; pass the folder that holds the TSV files.")
     return source / official if (source / official).is_dir() else source
 
 
 def _from_tfds(row: GlueRow, split: str) -> tf.data.Dataset:
     if row.name not in ROWS:
-        raise ValueError(f"{row.name} is not in TensorFlow Datasets; pass a folder of TSV files.")
+        raise BertKerasError(f"{row.name} is not in TensorFlow Datasets; pass a folder of TSV files.")
     examples, _ = load_tfds(f"glue/{row.name}", split, instead="a folder of the official TSV files")
     dtype = tf.int32 if row.labels else tf.float32
 
@@ -432,7 +433,7 @@ def _from_folder(row: GlueRow, split: str, folder: Path) -> dict[str, np.ndarray
     text = {name: _column(path, header, column) for name, column in zip(row.text, tsv.text, strict=True)}
     label = None if tsv.label is None else _column(path, header, tsv.label)
     if not lines:
-        raise ValueError(f"{path} has no examples; wanted is at least one line under the header.")
+        raise BertKerasError(f"{path} has no examples; wanted is at least one line under the header.")
     parse = _label_parser(row)
     labels = [
         UNLABELLED if label is None else parse(path, line.number, line.values[label].strip())
@@ -455,7 +456,9 @@ def _label_parser(row: GlueRow) -> Callable[[Path, int, str], float]:
     def class_id(path: Path, number: int, written: str) -> int:
         if written not in ids:
             wanted = ", ".join(ids)
-            raise ValueError(f"{path}, line {number}: unknown label {written!r}; wanted is one of {wanted}.")
+            raise BertKerasError(
+                f"{path}, line {number}: unknown label {written!r}; wanted is one of {wanted}."
+            )
         return ids[written]
 
     def score(path: Path, number: int, written: str) -> float:
@@ -464,7 +467,7 @@ def _label_parser(row: GlueRow) -> Callable[[Path, int, str], float]:
         except ValueError:
             value = float("nan")
         if not low <= value <= high:
-            raise ValueError(
+            raise BertKerasError(
                 f"{path}, line {number}: score {written!r}; wanted is a number from {low} to {high}."
             )
         return value
@@ -476,7 +479,7 @@ def _column(path: Path, header: list[str], name: str) -> int:
     found = header.count(name)
     if found != 1:
         many, there = "more than one" if found else "no", ", ".join(map(repr, header))
-        raise ValueError(
+        raise BertKerasError(
             f"{path} has {many} column {name!r}; wanted is one. Its columns: {there}; tabs separate them."
         )
     return header.index(name)
@@ -499,7 +502,7 @@ def _read_table(
     _check_there(path)
     table = [(number, line.split("\t")) for number, line in numbered_lines(path) if line]
     if not table:
-        raise ValueError(f"{path} is empty; wanted are tab-separated lines.")
+        raise BertKerasError(f"{path} is empty; wanted are tab-separated lines.")
     names = list(header) if header else table.pop(0)[1]
     lines, short = [], []  # a line that is left out keeps its idx, as in TensorFlow Datasets
     for idx, (number, values) in enumerate(table):
@@ -509,7 +512,7 @@ def _read_table(
             short.append(number)
         else:
             wanted = f"{len(names)}, separated by tabs: {', '.join(names)}"
-            raise ValueError(f"{path}, line {number}: {len(values)} column(s); wanted are {wanted}.")
+            raise BertKerasError(f"{path}, line {number}: {len(values)} column(s); wanted are {wanted}.")
     if short:
         warnings.warn(
             f"{path}: left out {len(short)} lines of fewer than {len(names)} columns, first line {short[0]}",
@@ -522,4 +525,4 @@ def _check_there(path: Path) -> None:
     """Raises FileNotFoundError, saying what there is instead."""
     if not path.is_file():
         there = ", ".join(sorted(entry.name for entry in path.parent.iterdir())[:10])
-        raise FileNotFoundError(f"{path.parent} has no {path.name}; it has {there or 'no files'}.")
+        raise MissingFileError(f"{path.parent} has no {path.name}; it has {there or 'no files'}.")

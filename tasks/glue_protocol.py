@@ -25,6 +25,7 @@ from typing import Any
 import numpy as np
 
 from bert_keras.checkpoint_formats import SAFETENSORS
+from bert_keras.errors import BertKerasError
 from tasks.files import write_json
 from tasks.glue import IDX, LABEL, ROWS, SCORES, Glue, GlueRow
 from tasks.metrics import MEASURES
@@ -126,13 +127,13 @@ def run_protocol(
     and what `finetune` raises.
     """
     if unknown := [name for name in names if name not in SCORED]:
-        raise ValueError(
+        raise BertKerasError(
             f"{', '.join(unknown)} given; the tasks that are trained on are {', '.join(SCORED)}."
         )
     if not names or len({*names}) < len(names) or len({*learning_rates}) < len(learning_rates):
-        raise ValueError("a task or a learning rate is named twice, or none is; name each once.")
+        raise BertKerasError("a task or a learning rate is named twice, or none is; name each once.")
     if restarts < 1 or not learning_rates:
-        raise ValueError(
+        raise BertKerasError(
             f"{restarts} restarts of {len(learning_rates)} learning rates; at least one of each is wanted."
         )
     output = pathlib.Path(output)
@@ -170,7 +171,7 @@ def run_protocol(
             failed.append(name)
     about = f"no run of {', '.join(failed)} has a measure: the loss of every one became infinite or no number"
     if not summaries:
-        raise ValueError(f"{about}; give lower learning rates.")
+        raise BertKerasError(f"{about}; give lower learning rates.")
     write_json(output / RESULTS_FILE, as_json(summaries) | {"failed": failed})
     submit(summaries, data=data, output=output, log=log)
     _draw(summaries, output / "results.png")
@@ -240,14 +241,14 @@ def _prepare(path: pathlib.Path, settings: dict[str, Any]) -> dict[str, Any] | N
     """
     file = path / PROTOCOL_FILE
     if path.exists() and not file.is_file() and any(path.iterdir()):
-        raise ValueError(
+        raise BertKerasError(
             f"{path} is there and has no {PROTOCOL_FILE}: not a run of this protocol; remove it first."
         )
     if file.is_file():
         found = json.loads(file.read_text(encoding="utf-8"))
         asked = {name: found.get(name) for name in settings}
         if differing := _differences(asked, settings):
-            raise ValueError(
+            raise BertKerasError(
                 f"{path} was run with another {' and '.join(differing)}; give another output, or remove it first."
             )
         if "degenerate" in found:  # written last
@@ -329,7 +330,7 @@ def _remove_weights(outcomes: Sequence[Outcome], *, row: GlueRow) -> None:
 def _load_best(best: Outcome, *, data: str | pathlib.Path | None = None) -> Run:
     """Raises ValueError where its weights are not there: `best_only` removes those of all but the best."""
     if not (best.path / SAFETENSORS).is_file():
-        raise ValueError(
+        raise BertKerasError(
             f"{best.path} is the best of these runs and has no {SAFETENSORS}: best_only removed it while a run that is not asked "
             "for now was the best; remove this folder to train it again, or ask for that run too."
         )

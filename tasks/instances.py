@@ -20,6 +20,7 @@ from typing import NamedTuple
 import numpy as np
 import tensorflow as tf
 
+from bert_keras.errors import BertKerasError
 from bert_keras.features import (
     ENCODER_INPUTS,
     INPUT_WORD_IDS,
@@ -244,7 +245,7 @@ def make_instances(
 def _check_documents(count: int, *, sampler: str) -> None:
     """Raises ValueError where a sampler needs more documents."""
     if count < SAMPLERS[sampler].documents:
-        raise ValueError(
+        raise BertKerasError(
             f"{sampler} needs {SAMPLERS[sampler].documents} documents with text and there is {count}; separate documents by "
             "blank lines, add files or choose another sampler."
         )
@@ -328,7 +329,7 @@ def _word_starts(line: str, segment: Segmenter) -> list[int]:
     for word in segment(line):
         place = line.find(word, at)
         if place < 0:
-            raise ValueError(
+            raise BertKerasError(
                 f"the segmenter gives {word!r}, which the rest of the line does not hold: {line[at : at + 40]!r}; "
                 "return the words of the line as they stand there, in order."
             )

@@ -34,6 +34,7 @@ import tensorflow as tf
 from bert_keras import checkpoints
 from bert_keras.config import BertConfig
 from bert_keras.encoder import BertEncoder
+from bert_keras.errors import BertKerasError
 from bert_keras.features import INPUT_MASK, INPUT_WORD_IDS, MASKED_LM_IDS, NEXT_SENTENCE_LABEL
 from bert_keras.masking import Masking, Pieces
 from bert_keras.objectives import (
@@ -181,13 +182,13 @@ def _typed(name: str, value: Any) -> Any:
         try:
             return tuple((int(length), float(share)) for length, share in value)
         except (TypeError, ValueError) as error:
-            raise ValueError(f"phases is {value!r}; give [[length, share], ...].") from error
+            raise BertKerasError(f"phases is {value!r}; give [[length, share], ...].") from error
     kinds = typing.get_args(wanted) if isinstance(wanted, types.UnionType) else (wanted,)
     if float in kinds and isinstance(value, int) and not isinstance(value, bool):
         return float(value)
     if not any(type(value) is kind for kind in kinds):
         named = " or ".join("nothing" if kind is types.NoneType else kind.__name__ for kind in kinds)
-        raise ValueError(f"{name} is {value!r}; give {named}.")
+        raise BertKerasError(f"{name} is {value!r}; give {named}.")
     return value
 
 
@@ -208,12 +209,14 @@ class Recipe:
     def changed(self, **changes: Any) -> "Recipe":
         """The recipe with other settings. Raises ValueError on a name that is none of SETTINGS, or a wrong value."""
         if unknown := [name for name in changes if name not in SETTINGS]:
-            raise ValueError(
+            raise BertKerasError(
                 f"there is no setting {', '.join(unknown)}; the settings are {', '.join(SETTINGS)}."
             )
         typed = {name: _typed(name, value) for name, value in changes.items()}
         if {"seq_length", "phases"} <= {*typed}:
-            raise ValueError("seq_length is one phase of that length; give seq_length or phases, not both.")
+            raise BertKerasError(
+                "seq_length is one phase of that length; give seq_length or phases, not both."
+            )
         if "seq_length" in typed:
             typed["phases"] = ((typed.pop("seq_length"), 1.0),)
         found = dataclasses.replace(self, changes={**self.changes, **typed})
@@ -250,7 +253,7 @@ class Recipe:
         """
         if source is not None:
             if "size" in self.changes:
-                raise ValueError("size is that of the checkpoint; leave one of the two out.")
+                raise BertKerasError("size is that of the checkpoint; leave one of the two out.")
             return dataclasses.replace(source, **self._of(BertConfig, self.changes))
         fields = {"vocab_size": vocab_size} | self._of(BertConfig, self.all_settings)
         return BertConfig.named(self.all_settings.get("size", "base"), **fields)
@@ -410,7 +413,9 @@ class _Documents(_Source):
         self._held_out = None if isinstance(held_out, float) else held_out
         if isinstance(held_out, float):
             if not 0 < held_out < 1:
-                raise ValueError(f"held_out is {held_out}; give a share of the documents between 0 and 1.")
+                raise BertKerasError(
+                    f"held_out is {held_out}; give a share of the documents between 0 and 1."
+                )
             self._documents = Share(documents, held_out, inside=False)
             self._held_out = Share(documents, held_out, inside=True)
         ends = hparams.phase_steps(len(hparams.phases))
@@ -457,7 +462,7 @@ class _Documents(_Source):
         try:
             return self._make(self._held_out, settings=sampling, seed=HELD_OUT_SEED, epochs=1)
         except ValueError as error:
-            raise ValueError(f"of the held-out documents: {error}") from error
+            raise BertKerasError(f"of the held-out documents: {error}") from error
 
     @contextlib.contextmanager
     def reading(self, phase: int | None, *, vocab_size: int) -> Iterator[None]:
@@ -482,11 +487,11 @@ class _RecordFiles(_Source):
     ) -> None:
         hparams = recipe.hparams
         if isinstance(held_out, float):
-            raise ValueError(
+            raise BertKerasError(
                 "held_out is a share and records have no documents to draw; give files of other instances."
             )
         if len(records) not in (1, len(hparams.phases)):
-            raise ValueError(
+            raise BertKerasError(
                 f"{len(records)} sets of records were given for {len(hparams.phases)} phases; give one for all, or one for each."
             )
         self._recipe = recipe
@@ -500,7 +505,7 @@ class _RecordFiles(_Source):
         lengths = [_length(read()) for read in self._read]
         if self._held_out is not None and _length(self._held_out) not in lengths:
             wanted = " or ".join(map(str, lengths))
-            raise ValueError(
+            raise BertKerasError(
                 f"the held-out records have {_length(self._held_out)} positions and those trained on {wanted}; give held-out "
                 f"records of {wanted}."
             )
@@ -527,13 +532,13 @@ class _RecordFiles(_Source):
         try:
             yield
         except tf.errors.DataLossError as error:
-            raise ValueError(f"{name}: a record is damaged or cut short; give whole files.") from error
+            raise BertKerasError(f"{name}: a record is damaged or cut short; give whole files.") from error
         except tf.errors.InvalidArgumentError as error:
             if WRONG_IDS in str(error):
                 raise _wrong_ids(f"{name}: there is a token with a larger id", vocab_size) from error
             if PARSING not in str(error):
                 raise
-            raise ValueError(
+            raise BertKerasError(
                 f"{name}: a record has features of other lengths than the first; give files of one form."
             ) from error
 
@@ -547,13 +552,13 @@ def _check_written(source: RecordFiles, recipe: Recipe, *, masked: bool) -> None
     for name, value in recipe.changes.items():
         if _FIELDS.get(name) in kinds and (name not in made or made[name] != value):
             known = f" ({name} {json.dumps(made[name])})" if name in made else ""
-            raise ValueError(
+            raise BertKerasError(
                 f"{name} is {json.dumps(value)}, and {_name(source)} is written already{known}; leave it out, or write "
                 "instances with it."
             )
     sampler = recipe.sampling(128).sampler
     if "sentence_pair" in recipe.objectives and made.get("sampler", sampler) != sampler:
-        raise ValueError(
+        raise BertKerasError(
             f"the labels of {_name(source)} are of the sampler {made['sampler']}, and the recipe's is {sampler}; give instances "
             f"of that, or set sampler={made['sampler']}."
         )
@@ -608,8 +613,8 @@ WRONG_IDS = "an id is too large"
 PARSING = "ParseExample"  # the op that an error of parsing names
 
 
-def _wrong_ids(found: str, vocab_size: int) -> ValueError:
-    return ValueError(
+def _wrong_ids(found: str, vocab_size: int) -> BertKerasError:
+    return BertKerasError(
         f"{found} and vocab_size is {vocab_size}; give the vocabulary and the configuration that the records were "
         "made with."
     )
@@ -623,7 +628,7 @@ def _check_data(
     with reading():
         sample = source.sample(phase)
     if MASKED_LM_IDS in sample.element_spec and any(isinstance(one, LeftToRight) for one in objectives):
-        raise ValueError(
+        raise BertKerasError(
             "these records have masks, and left to right reads whole text; write records without masks."
         )
     with reading():
@@ -636,7 +641,7 @@ def _check_data(
     if any(isinstance(one, SentencePair) for one in objectives):
         rate = float(np.mean([row[NEXT_SENTENCE_LABEL] for row in rows]))
         if rate in (0.0, 1.0):
-            raise ValueError(
+            raise BertKerasError(
                 f"all of {len(rows):,} labels of pairs are {rate:.0f}, and both are wanted; give documents of several "
                 f"lines, ended by a blank line, and lines shorter than seq_length, {source.phases[phase].seq_length}."
             )
@@ -753,7 +758,7 @@ class _Watch(keras.callbacks.Callback):
         last = batch + 1 == self.params["steps"]  # of the phase
         measures = {name: float(value) for name, value in (logs or {}).items()}
         if not math.isfinite(measures["loss"]):
-            raise ValueError(
+            raise BertKerasError(
                 f"the loss is {measures['loss']} at step {self.step}; give a lower learning_rate or a longer warm-up."
             )
         evaluates = self.held_out is not None and (last or self.step % self._hparams.eval_every == 0)
@@ -840,12 +845,12 @@ def _source(
     segment: Segmenter | None,
 ) -> _Source:
     if (documents is None) == (records is None):
-        raise ValueError("give documents or records, one of the two.")
+        raise BertKerasError("give documents or records, one of the two.")
     if documents is not None:
         return _Documents(documents, held_out, recipe=recipe, tokenizer=tokenizer, segment=segment)
     assert records is not None
     if segment is not None:
-        raise ValueError("records are made of words already; give segment where they are written.")
+        raise BertKerasError("records are made of words already; give segment where they are written.")
     sets = [records] if isinstance(records, str | pathlib.Path) else records
     return _RecordFiles(sets, held_out, recipe=recipe, tokenizer=tokenizer)
 
@@ -868,7 +873,7 @@ def _held_out(
     with source.reading(None, vocab_size=vocab_size):
         count = sum(1 for _ in batches)
     if not count:
-        raise ValueError(
+        raise BertKerasError(
             "nothing held out gives an instance; hold out more, or documents of several lines each, ended by a blank line."
         )
     return batches.apply(tf.data.experimental.assert_cardinality(count))
@@ -889,12 +894,12 @@ def _tokenizer(given: Tokenizer | None, start: checkpoints.Checkpoint | None) ->
     """The one to train with. Raises ValueError where there is none, or the checkpoint's own is another."""
     if given is None:
         if start is None:
-            raise ValueError("there is no tokenizer and no checkpoint that has one; give a vocabulary.")
+            raise BertKerasError("there is no tokenizer and no checkpoint that has one; give a vocabulary.")
         return checkpoints.tokenizer_of(start)
     if start is None or (start.vocabulary is None and start.sentencepiece is None):
         return given
     if given.digest != checkpoints.tokenizer_of(start).digest:
-        raise ValueError(
+        raise BertKerasError(
             "the checkpoint's own vocabulary is another, and its weights are of that; leave the vocabulary out."
         )
     return given
@@ -938,7 +943,7 @@ def pretrain(
     check_save_every(save_every)
     check_output(output, resumes=True)
     if wrong := [step for step in snapshots if not 1 <= step <= hparams.steps]:
-        raise ValueError(f"snapshots has {wrong[0]}; give steps from 1 to {hparams.steps}.")
+        raise BertKerasError(f"snapshots has {wrong[0]}; give steps from 1 to {hparams.steps}.")
     start, generator = _read_start(checkpoint, recipe)
     tokenizer = _tokenizer(tokenizer, start)
     config = recipe.config(vocab_size=tokenizer.vocab_size, source=None if start is None else start.config)

@@ -24,6 +24,7 @@ import numpy as np
 import tensorflow as tf
 from google.protobuf.message import DecodeError
 
+from bert_keras.errors import BertKerasError, MissingFileError
 from bert_keras.features import (
     ENCODER_INPUTS,
     INPUT_MASK,
@@ -102,7 +103,7 @@ def summarize(shards: Sequence[Shard], *, settings: Settings) -> Summary:
         for name in ("documents", "instances", "positions", "ones", "skipped")
     )
     if not instances:
-        raise ValueError(
+        raise BertKerasError(
             f"{documents} documents gave no instance and {skipped} chunks of one segment were skipped; give text whose "
             "documents have several lines, or another sampler."
         )
@@ -121,7 +122,7 @@ def summarize(shards: Sequence[Shard], *, settings: Settings) -> Summary:
 def check_batch(instances: int, *, batch_size: int) -> None:
     """Raises ValueError where the instances fill no batch."""
     if instances < batch_size:
-        raise ValueError(
+        raise BertKerasError(
             f"there are {instances} instances, fewer than a batch of {batch_size}; give more text or a smaller batch."
         )
 
@@ -274,7 +275,7 @@ def write_records(
         _write_manifest(path, identity, made)
         progress(shard.documents)
     if len(made) < len(done):
-        raise ValueError(f"{path} was made of more text; give another folder, or remove this one.")
+        raise BertKerasError(f"{path} was made of more text; give another folder, or remove this one.")
     summary = summarize(made, settings=settings)
     _write_manifest(path, identity, made, summary=summary)
     return summary
@@ -285,7 +286,7 @@ def _begin(path: pathlib.Path, identity: Mapping[str, Any]) -> list[Shard]:
     if not (path / MANIFEST).exists():
         path.mkdir(parents=True, exist_ok=True)
         if any(path.iterdir()):
-            raise ValueError(f"{path} is neither empty nor a folder of instances; give another folder.")
+            raise BertKerasError(f"{path} is neither empty nor a folder of instances; give another folder.")
         _write_manifest(path, identity, [])
         return []
     manifest = read_manifest(path)
@@ -307,11 +308,11 @@ def read_manifest(path: str | pathlib.Path) -> dict[str, Any]:
     """What `write_records` wrote of a folder. Raises FileNotFoundError where there is none, ValueError where it is no JSON."""
     file = pathlib.Path(path) / MANIFEST
     if not file.is_file():
-        raise FileNotFoundError(f"there is no {file}; give a folder of instances.")
+        raise MissingFileError(f"there is no {file}; give a folder of instances.")
     try:
         manifest = json.loads(file.read_text(encoding="utf-8"))
     except ValueError as error:
-        raise ValueError(f"{file} is no JSON ({error}); remove {path} and write it again.") from error
+        raise BertKerasError(f"{file} is no JSON ({error}); remove {path} and write it again.") from error
     return manifest
 
 
@@ -453,10 +454,10 @@ def listed(source: RecordFiles) -> list[pathlib.Path]:
     if len(files) == 1 and files[0].is_dir():
         inside = sorted(file for file in files[0].iterdir() if not file.name.startswith("."))
         if not inside:
-            raise FileNotFoundError(f"{files[0]} is empty; give a folder of instances, or TFRecord files.")
+            raise MissingFileError(f"{files[0]} is empty; give a folder of instances, or TFRecord files.")
         files = inside
     if absent := [str(file) for file in files if not file.is_file()]:
-        raise FileNotFoundError(
+        raise MissingFileError(
             f"there is no file {', '.join(absent)}; give a folder of instances, or TFRecord files."
         )
     return files
@@ -468,7 +469,7 @@ def _checked(path: pathlib.Path, tokenizer: Tokenizer | None) -> tuple[list[path
     check_equal(path, {"format_version": manifest.get("format_version")}, {"format_version": FORMAT_VERSION})
     _check_tokenizer(path, manifest, tokenizer)
     if manifest["summary"] is None:
-        raise ValueError(
+        raise BertKerasError(
             f"{path} is not complete; write its instances again, which goes on where it stopped."
         )
     made = _shards_of(manifest)
@@ -476,7 +477,7 @@ def _checked(path: pathlib.Path, tokenizer: Tokenizer | None) -> tuple[list[path
     for file, shard in zip(files, made, strict=True):
         size = file.stat().st_size if file.is_file() else 0
         if size != shard.bytes:
-            raise ValueError(
+            raise BertKerasError(
                 f"{file} has {size} bytes and {MANIFEST} says {shard.bytes}; remove {path} and write it again."
             )
     return files, sum(shard.instances for shard in made)
@@ -494,7 +495,9 @@ def _spec(file: pathlib.Path, records: tf.data.Dataset) -> dict[str, tf.io.Fixed
         first = tf.train.Example.FromString(next(iter(records)).numpy()).features.feature
     except (StopIteration, tf.errors.DataLossError, DecodeError) as error:
         reason = str(error) or "it is empty"
-        raise ValueError(f"{file} has no TFRecord that can be read ({reason}); give another file.") from error
+        raise BertKerasError(
+            f"{file} has no TFRecord that can be read ({reason}); give another file."
+        ) from error
     floats = (MASKED_LM_WEIGHTS,)
     lengths = {
         name: len((first[key].float_list if name in floats else first[key].int64_list).value)
@@ -504,7 +507,7 @@ def _spec(file: pathlib.Path, records: tf.data.Dataset) -> dict[str, tf.io.Fixed
     if absent := [
         RECORD_NAMES[name] for name in (*ENCODER_INPUTS, NEXT_SENTENCE_LABEL) if name not in lengths
     ]:
-        raise ValueError(f"{file} has no {', '.join(absent)}; give files of pre-training instances.")
+        raise BertKerasError(f"{file} has no {', '.join(absent)}; give files of pre-training instances.")
     return {
         name: tf.io.FixedLenFeature([length], tf.float32 if name in floats else tf.int64)
         for name, length in lengths.items()

@@ -19,6 +19,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
+from bert_keras.errors import BertKerasError
 from tasks.files import check_equal, write_json
 
 TASK_FILE, RESULTS_FILE, LOGS = "task.json", "results.json", "logs"
@@ -31,7 +32,7 @@ KEPT = 2  # checkpoints: the one before the last, should a disk spoil that
 def check_save_every(every: int | None) -> None:
     """Raises ValueError where saves are no steps apart; None saves nothing."""
     if every is not None and every < 1:
-        raise ValueError(f"save_every is {every}; give at least 1 step.")
+        raise BertKerasError(f"save_every is {every}; give at least 1 step.")
 
 
 def check_output(path: pathlib.Path, *, resumes: bool) -> None:
@@ -40,19 +41,19 @@ def check_output(path: pathlib.Path, *, resumes: bool) -> None:
     resumes: whether an unfinished run in it may be gone on with
     """
     if (path / RESULTS_FILE).exists():
-        raise ValueError(f"{path} already holds a run; give another folder, or remove this one first.")
+        raise BertKerasError(f"{path} already holds a run; give another folder, or remove this one first.")
     if (path / CHECKPOINTS / SETTINGS).exists():
         if resumes:
             return
-        raise ValueError(
+        raise BertKerasError(
             f"{path} holds an unfinished run; go on with it by save_every, or give another folder."
         )
     if (path / TASK_FILE).exists():
-        raise ValueError(f"{path} already holds a run; give another folder, or remove this one first.")
+        raise BertKerasError(f"{path} already holds a run; give another folder, or remove this one first.")
     ours = (LOGS, CHECKPOINTS, PROTOCOL_FILE)  # the first two of a run that was killed before its first save
     names = sorted(file.name for file in path.iterdir()) if path.is_dir() else []
     if other := [name for name in names if name not in ours and not name.startswith(".")]:
-        raise ValueError(f"{path} is not empty: it holds {other[0]}; give a new folder, or an empty one.")
+        raise BertKerasError(f"{path} is not empty: it holds {other[0]}; give a new folder, or an empty one.")
 
 
 def prepare_output(path: pathlib.Path, *, settings: Mapping[str, Any] | None = None) -> None:
@@ -74,7 +75,7 @@ def prepare_output(path: pathlib.Path, *, settings: Mapping[str, Any] | None = N
         probe.write_bytes(b"0")
         probe.unlink()
     except OSError as error:
-        raise ValueError(
+        raise BertKerasError(
             f"cannot write to {path}: {error.strerror}; give a folder that can be written."
         ) from error
     if settings is not None:
@@ -86,7 +87,7 @@ def _check_same(file: pathlib.Path, settings: Mapping[str, Any]) -> None:
     try:
         begun = json.loads(file.read_text(encoding="utf-8"))
     except ValueError as error:
-        raise ValueError(f"{file} is no JSON ({error}); give another folder.") from error
+        raise BertKerasError(f"{file} is no JSON ({error}); give another folder.") from error
     check_equal(file.parents[1], begun, settings)
 
 
@@ -153,7 +154,9 @@ class Saver(keras.callbacks.Callback):
             self._measures = [one.numpy() for one in self._model.metrics_variables]
             return memory
         if self._manager.checkpoints:
-            raise ValueError(f"no save in {self._manager.directory} can be read ({reason}); remove the run.")
+            raise BertKerasError(
+                f"no save in {self._manager.directory} can be read ({reason}); remove the run."
+            )
         return None
 
     def on_epoch_begin(self, epoch: int, logs: dict[str, float] | None = None) -> None:

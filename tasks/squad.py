@@ -23,6 +23,7 @@ import tensorflow as tf
 from keras import ops
 
 from bert_keras.encoder import BertEncoder, encoder_inputs
+from bert_keras.errors import BertKerasError
 from bert_keras.features import (
     END_BYTES,
     EXAMPLE_INDEX,
@@ -139,7 +140,7 @@ class Squad(Task):
         tau: float = 0.0,
     ) -> None:
         if name not in VERSIONS:
-            raise ValueError(f"there is no {name!r}; wanted is one of {', '.join(VERSIONS)}.")
+            raise BertKerasError(f"there is no {name!r}; wanted is one of {', '.join(VERSIONS)}.")
         self.name, self.source = name, source
         self.version = VERSIONS[name]
         self.defaults = self.version.defaults
@@ -149,7 +150,7 @@ class Squad(Task):
         self.tau = tau
         for option in self.options:
             if getattr(self, option) < 1:
-                raise ValueError(f"{option} is {getattr(self, option)}; give at least 1.")
+                raise BertKerasError(f"{option} is {getattr(self, option)}; give at least 1.")
 
     @classmethod
     def open(cls, name: str, source: Source | None, **options: Any) -> "Squad":
@@ -500,7 +501,7 @@ def _columns(
             stacklevel=2,
         )
     if not rows:
-        raise ValueError(f"{where} has no questions to read; wanted is at least one.")
+        raise BertKerasError(f"{where} has no questions to read; wanted is at least one.")
     names = (ID, QUESTION, CONTEXT, ANSWERS, ANSWER_START, ANSWER_END)
     dtypes = (object, object, object, object, np.int32, np.int32)
     return {
@@ -512,16 +513,20 @@ def _columns(
 def _check(question: _Question, seen: set[str], version: Version) -> None:
     """Raises ValueError; adds the id to those seen."""
     if question.id in seen:
-        raise ValueError(f"{question.where}: this id stands there twice; wanted is one question for each id.")
+        raise BertKerasError(
+            f"{question.where}: this id stands there twice; wanted is one question for each id."
+        )
     seen.add(question.id)
     if not question.context.strip():
-        raise ValueError(f"{question.where}: the context is empty; wanted is the text that holds the answer.")
+        raise BertKerasError(
+            f"{question.where}: the context is empty; wanted is the text that holds the answer."
+        )
     if not question.answers and not version.unanswerable:
-        raise ValueError(
+        raise BertKerasError(
             f"{question.where}: there is no answer, and {version.title} answers every question; give the task squad2.0."
         )
     if not all(question.answers):
-        raise ValueError(
+        raise BertKerasError(
             f"{question.where}: the text of an answer is empty; wanted is a part of the context."
         )
     check_text(question.where, question.id, question.question, question.context, *question.answers)
@@ -562,7 +567,7 @@ def _from_json(path: Path) -> Iterator[_Question]:
     try:
         content = json.loads(read_text(path))
     except json.JSONDecodeError as error:
-        raise ValueError(
+        raise BertKerasError(
             f"{path}, line {error.lineno}, column {error.colno}: {error.msg}; wanted is SQuAD's JSON."
         ) from error
     for i, article in enumerate(_member(content, "data", list, where=str(path))):
@@ -578,7 +583,7 @@ def _from_json(path: Path) -> Iterator[_Question]:
 def _question(id_: str, context: str, entry: Mapping[str, Any], *, where: str) -> _Question:
     answers = _member(entry, ANSWERS, list, where=where)
     if "is_impossible" in entry and _member(entry, "is_impossible", bool, where=where) == bool(answers):
-        raise ValueError(
+        raise BertKerasError(
             f"{where}: is_impossible is {str(entry['is_impossible']).lower()} and there are {len(answers)} answers; "
             "wanted are answers, or is_impossible true."
         )
@@ -600,5 +605,5 @@ def _member(value: Any, name: str, kind: type, *, where: str) -> Any:
     if not isinstance(value, dict) or not isinstance(value.get(name), kind):
         there = isinstance(value, dict) and name in value
         found = f"it is {reprlib.repr(value[name])}" if there else "there is none"
-        raise ValueError(f"{where}: wanted is {name!r}, a {_KINDS[kind]}, as in SQuAD's JSON; {found}.")
+        raise BertKerasError(f"{where}: wanted is {name!r}, a {_KINDS[kind]}, as in SQuAD's JSON; {found}.")
     return value[name]

@@ -18,6 +18,7 @@ import tensorflow as tf
 from keras import ops
 
 from bert_keras.encoder import BertEncoder
+from bert_keras.errors import BertKerasError
 from bert_keras.features import DTYPE, ENCODER_INPUTS, POOLED_OUTPUT
 from bert_keras.heads import ChoiceHead
 from bert_keras.optimization import GlobalMean, cross_entropy
@@ -86,13 +87,15 @@ class Swag(Task):
 
     def __init__(self, name: str = "swag", source: Source | None = None, *, num_choices: int = 4) -> None:
         if num_choices < 2:
-            raise ValueError(f"num_choices is {num_choices}; a choice is between at least 2.")
+            raise BertKerasError(f"num_choices is {num_choices}; a choice is between at least 2.")
         self.name, self.source, self.num_choices = name, source, num_choices
 
     @classmethod
     def open(cls, name: str, source: Source | None, **options: Any) -> "Swag":
         if source is None:
-            raise ValueError(f"{name} is read from files; give a folder of them, or a file for each split.")
+            raise BertKerasError(
+                f"{name} is read from files; give a folder of them, or a file for each split."
+            )
         return cls(name, source, **options)
 
     def examples(self, split: str) -> tf.data.Dataset:
@@ -101,15 +104,15 @@ class Swag(Task):
         Raises ValueError or FileNotFoundError on what cannot be read, naming the file and the line.
         """
         if self.source is None:
-            raise ValueError(f"{self.name} was opened without data; give a folder or a file.")
+            raise BertKerasError(f"{self.name} was opened without data; give a folder or a file.")
         path = split_file(self.source, split, FILES[self.name])
         if path.suffix not in READERS:
-            raise ValueError(
+            raise BertKerasError(
                 f"{path} is none of {', '.join(READERS)}; give SWAG's .csv or .jsonl, or CODAH's .tsv."
             )
         choices = list(READERS[path.suffix](path))
         if not choices:
-            raise ValueError(f"{path} has no examples; wanted is at least one.")
+            raise BertKerasError(f"{path} has no examples; wanted is at least one.")
         for choice in choices:
             self._check(path, choice, labelled=split != "test")
         labels = [UNLABELLED if choice.label is None else int(choice.label) for choice in choices]
@@ -124,18 +127,18 @@ class Swag(Task):
     def _check(self, path: Path, choice: Choice, *, labelled: bool) -> None:
         where, wanted = f"{path}, line {choice.line}", self.num_choices
         if len(choice.endings) != wanted:
-            raise ValueError(
+            raise BertKerasError(
                 f"{where}: {len(choice.endings)} endings; wanted are {wanted} (--num-choices) in every example."
             )
         if empty := [i for i, ending in enumerate(choice.endings) if not ending.strip()]:
-            raise ValueError(f"{where}: ending {empty[0]} is empty; wanted is text in all {wanted}.")
+            raise BertKerasError(f"{where}: ending {empty[0]} is empty; wanted is text in all {wanted}.")
         check_text(where, choice.context, *choice.endings)
         if choice.label is None and labelled:
-            raise ValueError(
+            raise BertKerasError(
                 f"{where}: no label; wanted is the place of the right ending, 0 to {wanted - 1}."
             )
         if choice.label is not None and choice.label not in map(str, range(wanted)):
-            raise ValueError(
+            raise BertKerasError(
                 f"{where}: label {choice.label!r}; wanted is the place of the right ending, 0 to {wanted - 1}."
             )
 
@@ -189,7 +192,7 @@ class Swag(Task):
         """Yields the accuracy over the labelled examples. Raises ValueError where no label is known."""
         known = raw[LABEL] >= 0
         if not known.any():
-            raise ValueError(
+            raise BertKerasError(
                 f"none of the {len(known)} {self.name} examples is labelled; use a labelled split."
             )
         yield self.measure, accuracy(raw[LABEL][known], predictions[LABEL][known])
@@ -244,16 +247,16 @@ def _from_csv(path: Path) -> Iterator[Choice]:
     rows = ((line, _fields(text, f"{path}, line {line}")) for line, text in _lines(path))
     first, header = next(rows, (1, []))
     if missing := [name for name in ("sent1", "sent2", "ending0") if name not in header]:
-        raise ValueError(
+        raise BertKerasError(
             f"{path} has no column {', '.join(missing)}; wanted are sent1, sent2, ending0, ending1, ... and label."
         )
     if repeated := [name for name in header if header.count(name) > 1]:
-        raise ValueError(
+        raise BertKerasError(
             f"{path}, line {first}: more than one column {repeated[0]!r}; wanted is each name once."
         )
     for line, values in rows:
         if len(values) != len(header):
-            raise ValueError(
+            raise BertKerasError(
                 f"{path}, line {line}: {len(values)} columns; wanted are {len(header)}: {', '.join(header)}."
             )
         row = dict(zip(header, values, strict=True))
@@ -272,7 +275,7 @@ def _fields(line: str, where: str) -> list[str]:
     try:
         return next(csv.reader([line], strict=True))
     except csv.Error as error:
-        raise ValueError(f"{where}: {error}; wanted are quotes in pairs, within a line.") from error
+        raise BertKerasError(f"{where}: {error}; wanted are quotes in pairs, within a line.") from error
 
 
 def _ending_columns(header: list[str]) -> list[str]:
@@ -295,7 +298,7 @@ def _from_jsonl(path: Path) -> Iterator[Choice]:
             ):
                 raise TypeError("other than text")
         except (json.JSONDecodeError, KeyError, TypeError) as error:
-            raise ValueError(
+            raise BertKerasError(
                 f'{path}, line {line}: {type(error).__name__} {error}; wanted is {{"startphrase": text, '
                 '"choices": [text, ...], "answer": place}}.'
             ) from error
@@ -308,7 +311,7 @@ def _from_tsv(path: Path) -> Iterator[Choice]:
     for line, text in _lines(path):
         values = text.split("\t")
         if len(values) < 4:
-            raise ValueError(
+            raise BertKerasError(
                 f"{path}, line {line}: {len(values)} column(s); wanted are category, prompt, endings and label, "
                 "separated by tabs."
             )

@@ -20,6 +20,7 @@ import numpy as np
 import tensorflow as tf
 
 from bert_keras.encoder import BertEncoder, encoder_inputs
+from bert_keras.errors import BertKerasError, MissingFileError
 from bert_keras.features import (
     ENCODER_INPUTS,
     INPUT_MASK,
@@ -179,7 +180,7 @@ def check_settings(settings: Any, wanted: Mapping[str, tuple[bool, str]]) -> Non
     """Raises ValueError at the first field that is not good; `wanted`: whether it is, and what it must be, by name."""
     for name, (good, want) in wanted.items():
         if not good:
-            raise ValueError(f"{name} is {getattr(settings, name)!r}; {name} must be {want}.")
+            raise BertKerasError(f"{name} is {getattr(settings, name)!r}; {name} must be {want}.")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -231,10 +232,10 @@ def split_file(source: Source, split: str, names: Mapping[str, tuple[str, ...]])
     Raises ValueError on a split that is not among `names` or `source`, FileNotFoundError where there is no such file.
     """
     if split not in names:
-        raise ValueError(f"there is no split {split!r}; the splits are {', '.join(names)}.")
+        raise BertKerasError(f"there is no split {split!r}; the splits are {', '.join(names)}.")
     if isinstance(source, Mapping):
         if split not in source:
-            raise ValueError(
+            raise BertKerasError(
                 f"no file was given for the {split} split; there is one for {', '.join(source)}."
             )
         return split_file(source[split], split, names)
@@ -243,12 +244,12 @@ def split_file(source: Source, split: str, names: Mapping[str, tuple[str, ...]])
         found = next((path / name for name in names[split] if (path / name).is_file()), None)
         if found is None:
             there = ", ".join(sorted(entry.name for entry in path.iterdir())[:10]) or "nothing"
-            raise FileNotFoundError(
+            raise MissingFileError(
                 f"{path} has no file for the {split} split; wanted is {' or '.join(names[split])}, there is {there}."
             )
         return found
     if not path.is_file():
-        raise FileNotFoundError(f"there is no {path}; give a file, or a folder of files.")
+        raise MissingFileError(f"there is no {path}; give a file, or a folder of files.")
     return path
 
 
@@ -261,7 +262,7 @@ def read_text(path: Path) -> str:
     try:
         data = gzip.decompress(data) if data.startswith(b"\x1f\x8b") else data
     except (EOFError, gzip.BadGzipFile, zlib.error) as error:
-        raise ValueError(f"{path} cannot be unpacked ({error}); fetch it again.") from error
+        raise BertKerasError(f"{path} cannot be unpacked ({error}); fetch it again.") from error
     data = data.removeprefix(codecs.BOM_UTF8)
     try:
         return data.decode()
@@ -269,7 +270,7 @@ def read_text(path: Path) -> str:
         at = error.start
         line, byte = data.count(b"\n", 0, at) + 1, at - data.rfind(b"\n", 0, at)
         where = f"{path}, line {line}, byte {byte}"
-        raise ValueError(f"{where}: 0x{data[at]:02x} is not UTF-8; save the file as UTF-8.") from error
+        raise BertKerasError(f"{where}: 0x{data[at]:02x} is not UTF-8; save the file as UTF-8.") from error
 
 
 def numbered_lines(path: Path) -> Iterator[tuple[int, str]]:
@@ -284,7 +285,7 @@ def check_text(where: str, *texts: str) -> None:
         "".join(texts).encode()
     except UnicodeEncodeError as error:
         half = f"\\u{ord(error.object[error.start]):04x}"
-        raise ValueError(f"{where}: {half} is half a character; wanted is text.") from error
+        raise BertKerasError(f"{where}: {half} is half a character; wanted is text.") from error
 
 
 def load_tfds(name: str, split: str, *, instead: str) -> tuple[tf.data.Dataset, Any]:
@@ -299,7 +300,7 @@ def load_tfds(name: str, split: str, *, instead: str) -> tuple[tf.data.Dataset, 
         return tfds.load(name, split=split, with_info=True)
     except Exception as error:  # whatever downloading, unpacking and writing can raise
         reason = str(error).split("\n")[0]
-        raise FileNotFoundError(
+        raise MissingFileError(
             f"{name} cannot be had from TensorFlow Datasets ({type(error).__name__}: {reason}); pass {instead}."
         ) from error
 
@@ -344,7 +345,7 @@ def cardinality(examples: tf.data.Dataset) -> int:
     """How many examples there are. Raises ValueError on none."""
     found = count(examples)
     if found == 0:
-        raise ValueError("the data set is empty; at least one example is wanted.")
+        raise BertKerasError("the data set is empty; at least one example is wanted.")
     return found
 
 

@@ -22,6 +22,7 @@ import tensorflow as tf
 from bert_keras import checkpoints
 from bert_keras.config import BertConfig
 from bert_keras.encoder import BertEncoder
+from bert_keras.errors import BertKerasError, MissingFileError
 from bert_keras.features import POOLED_OUTPUT
 from bert_keras.optimization import SCHEDULES, AdamW
 from bert_keras.preprocessing import Preprocessor
@@ -57,9 +58,9 @@ def open_task(name: str, source: Source | None, **options: Any) -> Task:
     task = next((task for task in TASKS.values() if name in task.names), None)
     if task is None:
         listed = ", ".join(name for task in TASKS.values() for name in task.names)
-        raise ValueError(f"no task named {name!r}; the tasks are {listed}.")
+        raise BertKerasError(f"no task named {name!r}; the tasks are {listed}.")
     if unknown := [f"--{option.replace('_', '-')}" for option in options if option not in task.options]:
-        raise ValueError(f"{', '.join(unknown)} says nothing to the task {name}; leave it out.")
+        raise BertKerasError(f"{', '.join(unknown)} says nothing to the task {name}; leave it out.")
     return task.open(name, source, **options)
 
 
@@ -87,7 +88,7 @@ def _mirrored() -> tf.distribute.Strategy:
 def strategy(name: str) -> tf.distribute.Strategy:
     """The strategy of that name: one device, every GPU (or logical CPU) mirrored, or the TPU that TPU_NAME points to."""
     if name not in STRATEGIES:
-        raise ValueError(f"strategy is {name!r}; wanted one of {', '.join(STRATEGIES)}.")
+        raise BertKerasError(f"strategy is {name!r}; wanted one of {', '.join(STRATEGIES)}.")
     if name == "one":
         return tf.distribute.get_strategy()
     if name == "mirrored":
@@ -131,12 +132,12 @@ def free_memory() -> None:
 def check_sizes(config: BertConfig, *, vocab_size: int, seq_length: int) -> None:
     """Raises ValueError where text could ask for an embedding row that the encoder has not."""
     if vocab_size > config.vocab_size:
-        raise ValueError(
+        raise BertKerasError(
             f"the vocabulary has {vocab_size} tokens and the encoder {config.vocab_size} embedding rows; "
             "give the vocabulary that the checkpoint was trained with."
         )
     if seq_length > config.max_length:
-        raise ValueError(
+        raise BertKerasError(
             f"seq_length is {seq_length} and the encoder has {config.max_length} positions; "
             f"wanted seq_length {config.max_length} or less."
         )
@@ -146,7 +147,7 @@ def check_labelled(task: Task, preprocess: Preprocessor, examples: tf.data.Datas
     """Raises ValueError where a split has no label to learn or to measure."""
     batches = dataset(task, preprocess, examples, batch_size=256)
     if not any(bool(tf.reduce_any(weights > 0)) for _, _, weights in batches):
-        raise ValueError(
+        raise BertKerasError(
             f"no example in the {split} split of {task.name} has a label; give a labelled split."
         )
 
@@ -201,7 +202,7 @@ def load_run(path: str | pathlib.Path, *, data: str | pathlib.Path | None = None
     path = pathlib.Path(path)
     file = path / TASK_FILE
     if not is_run(path):
-        raise FileNotFoundError(
+        raise MissingFileError(
             f"no {TASK_FILE} in {path}; give the folder that `bert-keras finetune --output` wrote."
         )
     try:
@@ -209,7 +210,7 @@ def load_run(path: str | pathlib.Path, *, data: str | pathlib.Path | None = None
         task = TASKS[content["kind"]].from_json(content["task"], data)
         seq_length, truncation = content["seq_length"], content["truncation"]
     except (UnicodeDecodeError, json.JSONDecodeError, KeyError, TypeError) as error:
-        raise ValueError(
+        raise BertKerasError(
             f"{file} is not the {TASK_FILE} of a run: {type(error).__name__} {error}."
         ) from error
     return run_of(task, path, seq_length=seq_length, truncation=truncation)
@@ -263,7 +264,7 @@ def load_runs(paths: Sequence[str | pathlib.Path], *, data: str | pathlib.Path |
     first = runs[0]
     for run in runs[1:]:
         if _reads(run) != _reads(first):
-            raise ValueError(
+            raise BertKerasError(
                 f"{run.path} differs from {first.path} in its task, labels or preprocessing; "
                 "an ensemble takes runs that differ in their weights alone."
             )
@@ -308,7 +309,7 @@ class _Evaluate(keras.callbacks.Callback):
     def on_train_batch_end(self, batch: int, logs: dict[str, float] | None = None) -> None:
         loss = (logs or {}).get("loss", 0.0)
         if not math.isfinite(loss):
-            raise ValueError(
+            raise BertKerasError(
                 f"the loss is {loss} after step {batch + 1} of epoch {len(self.history) + 1}; give a lower learning_rate."
             )
 
@@ -354,7 +355,7 @@ def _in_order_of(task: Task, source: checkpoints.Checkpoint, heads: Sequence[str
     places = {label.casefold(): place for place, label in enumerate(there)}
     order = [places.get(label.casefold(), -1) for label in wanted]
     if sorted(order) != list(range(len(there))):
-        raise ValueError(
+        raise BertKerasError(
             f"the checkpoint's labels are {', '.join(there)} and those of {task.name} are {', '.join(wanted)}; "
             "leave keep_head out, or name them in config.json's id2label as the task does."
         )
@@ -464,7 +465,7 @@ def finetune(
     steps = count(batches())
     total_steps = steps * hparams.epochs
     if total_steps == 0:
-        raise ValueError(
+        raise BertKerasError(
             f"{example_count} examples do not fill one batch of {hparams.batch_size}; give a smaller batch_size."
         )
     distribution = strategy(strategy_name)

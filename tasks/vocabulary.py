@@ -18,6 +18,7 @@ from typing import Any, NamedTuple
 from bert_keras.checkpoint_formats import Checkpoint, write_tokenizer
 from bert_keras.checkpoints import with_tokenizer
 from bert_keras.config import BertConfig
+from bert_keras.errors import BertKerasError, MissingPackageError
 from bert_keras.tokenizers import (
     CONTINUATION,
     END,
@@ -83,7 +84,7 @@ def learn_wordpiece(
         import tokenizers
         from tokenizers import models, pre_tokenizers, trainers
     except ImportError as error:
-        raise ImportError(
+        raise MissingPackageError(
             "learning a WordPiece vocabulary needs tokenizers; pip install 'bert-keras[vocabulary]'."
         ) from error
     counts = collections.Counter(sys.intern(word) for text in texts for word in text.split(" ") if word)
@@ -94,14 +95,14 @@ def learn_wordpiece(
     known = set(sorted(common, key=lambda character: (-common[character], character))[:alphabet])
     words = sorted(word for word in counts if known.issuperset(word))
     if not words:
-        raise ValueError("there is no word in the text; give a corpus with some.")
+        raise BertKerasError("there is no word in the text; give a corpus with some.")
     # The trainer numbers characters as it meets them, in an order that differs from run to run, and breaks ties by these
     # numbers. As special tokens they have numbers of ours.
     opening = [PADDING, UNKNOWN, START, END, MASK, *(f"[unused{i}]" for i in range(unused))]
     opening += sorted(known)
     opening += sorted({CONTINUATION + character for word in words for character in word[1:]})
     if len(opening) > size:
-        raise ValueError(
+        raise BertKerasError(
             f"size is {size}; the special tokens and the alphabet alone are {len(opening)}: give more, or a smaller alphabet."
         )
     model = tokenizers.Tokenizer(models.WordPiece(unk_token=UNKNOWN))
@@ -138,7 +139,7 @@ def learn_sentencepiece(texts: Iterable[str], *, size: int, lower_case: bool) ->
         )
     except RuntimeError as error:
         reason = str(error).rpartition("] ")[2].strip() or "the text is empty"
-        raise ValueError(
+        raise BertKerasError(
             f"no SentencePiece model of {size} pieces can be learned of this text: {reason}"
         ) from error
     return SentencePiece(model.getvalue(), lower_case=lower_case)
@@ -183,9 +184,9 @@ def write_vocabulary(
     """
     path = pathlib.Path(path)
     if kind not in KINDS:
-        raise ValueError(f"kind is {kind!r}; choose one of {', '.join(KINDS)}.")
+        raise BertKerasError(f"kind is {kind!r}; choose one of {', '.join(KINDS)}.")
     if path.exists() and not (path.is_dir() and not any(path.iterdir())):
-        raise ValueError(f"{path} is there already and not empty; give another folder.")
+        raise BertKerasError(f"{path} is there already and not empty; give another folder.")
     normalizer, learn = KINDS[kind]
     count = 0
 

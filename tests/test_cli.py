@@ -404,7 +404,9 @@ def test_debug_shows_where_an_error_was_raised(command):
     )
     assert done.returncode == 1
     assert "Traceback" in done.stderr
-    assert done.stderr.splitlines()[-1].startswith("FileNotFoundError: no checkpoint at nowhere")
+    assert done.stderr.splitlines()[-1].startswith(
+        "bert_keras.errors.MissingFileError: no checkpoint at nowhere"
+    )
     with pytest.raises(FileNotFoundError, match="no checkpoint at nowhere"):
         command("--debug", "info", "nowhere")
 

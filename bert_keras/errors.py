@@ -1,0 +1,25 @@
+"""The errors that this package raises on purpose, each in one line: what was given, what is wanted, what to do.
+
+    BertKerasError       a value, a file's content or a combination of settings that cannot work
+    MissingFileError     a file or folder that is not there
+    MissingPackageError  an optional package that is not installed
+
+All derive from ValueError. The last two also derive from the error that Python itself would raise. Any other error is a bug or
+comes from another library: the command line shows its traceback.
+"""
+
+
+class BertKerasError(ValueError):
+    """An input that the package refuses."""
+
+
+class MissingFileError(FileNotFoundError, BertKerasError):
+    """A file or folder that is not there."""
+
+
+class TakenError(FileExistsError, BertKerasError):
+    """An output that is there already."""
+
+
+class MissingPackageError(ImportError, BertKerasError):
+    """An optional package that is not installed."""
