@@ -1,0 +1,466 @@
+"""What lies in an output folder is one finished run, or is said not to be: neighbours, kills, numbers that are none, damage."""
+
+import contextlib
+import hashlib
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import interrupted
+import numpy as np
+import pytest
+import runs
+import safetensors.numpy
+import tensorflow as tf
+from interrupted import ALIVE, KILLS
+from runs import Begun, contents, no_training, run_command
+
+from bert_keras.checkpoint_formats import SAFETENSORS
+from bert_keras.errors import BertKerasError
+from tasks.glue import ROWS, Glue
+from tasks.resume import CHECKPOINTS, RESULTS_FILE
+from tasks.task import Hparams
+from tasks.train import finetune, load_run
+
+pytestmark = pytest.mark.timeout(600)
+
+TRAINS = 0  # as the exit code of a command that began to train, and was stopped there
+
+
+def wanted(reason: str):
+    """What does not hold yet."""
+    return pytest.mark.xfail(strict=True, raises=AssertionError, reason=reason)
+
+
+@contextlib.contextmanager
+def no_export():
+    """Every SavedModel ends in a full disk."""
+
+    def save(*args, **kwargs):
+        raise OSError("No space left on device")
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(tf.saved_model, "save", save)
+        yield
+
+
+def attempt(capfd, arguments: list) -> tuple[int, str]:
+    """Exit code and standard error of a command that gets as far as training, or saving a SavedModel, and no further."""
+    with no_training(), no_export():
+        try:
+            code, _, err = run_command(capfd, *arguments)
+        except Begun:
+            return TRAINS, ""
+    return code, err
+
+
+def is_one_line(code: int, err: str) -> bool:
+    return code == 1 and err.startswith("bert-keras: error: ") and err.count("\n") == 1
+
+
+@pytest.fixture(scope="module")
+def inputs(tmp_path_factory, sst2):
+    return interrupted.write_inputs(tmp_path_factory.mktemp("interrupted"), run=sst2.run)
+
+
+@pytest.fixture(scope="module")
+def others(inputs):
+    """The process that stands still in the middle of commands, after others were killed."""
+    with open(inputs / "log", "wb") as log:
+        process = subprocess.Popen(
+            [sys.executable, interrupted.__file__, inputs],
+            cwd=runs.ROOT,
+            env=runs.bare_environment() | {"PYTHONPATH": str(runs.ROOT), "TF_CPP_MIN_LOG_LEVEL": "3"},
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=log,
+        )
+    with process:
+        try:
+            if not any(line.endswith(b"ready\n") for line in process.stdout):
+                raise RuntimeError((inputs / "log").read_text())
+            yield process
+        finally:
+            process.kill()
+
+
+# -----------------------------------------------------------------------------------------------------------
+# Two at the same time
+
+
+@pytest.mark.parametrize("name", ["finetune", "pretrain", "instances", "features", "glue", "ablate"])
+@wanted("an output is not locked")
+def test_a_second_run_into_one_folder_is_refused(capfd, inputs, others, name):
+    arguments = interrupted.commands(inputs, inputs / ALIVE)[name]
+    place = Path(arguments[-1])
+    before = contents(place.parent)
+    code, err = attempt(capfd, arguments)
+    assert is_one_line(code, err) and str(place) in err
+    assert contents(place.parent) == before
+
+
+@pytest.mark.parametrize("name", ["convert", "export"])
+@wanted("temporary files are taken for those of a process that was killed")
+def test_a_neighbours_temporary_files_stay(capfd, inputs, others, name):
+    arguments = interrupted.commands(inputs, inputs / ALIVE)[name]
+    place = Path(arguments[-1]).parent
+    before = contents(place)
+    if not any(".partial-" in file or ".export-" in file for file in before):
+        raise RuntimeError(f"the neighbour is not where it should be: {sorted(before)}")
+    attempt(capfd, arguments)  # it may be refused, and may write beside it
+    assert before.items() <= contents(place).items()
+
+
+@pytest.mark.parametrize("name", ["finetune", "pretrain", "instances"])
+def test_a_folder_is_free_when_its_process_is_dead(capfd, inputs, others, name):
+    others.kill()
+    others.wait()
+    code, err = attempt(capfd, interrupted.commands(inputs, inputs / ALIVE)[name])
+    assert code == TRAINS, err
+
+
+# -----------------------------------------------------------------------------------------------------------
+# After a kill
+
+refused = wanted("what a killed process left is taken for the user's")
+
+
+@pytest.mark.parametrize(
+    ("place", "name"),
+    [
+        pytest.param(place, name, marks=() if (place, name) == ("killed", "convert") else refused)
+        for place, name, _ in KILLS
+    ],
+)
+def test_the_same_command_works_after_a_kill(capfd, inputs, others, place, name):
+    arguments = interrupted.commands(inputs, inputs / place)[name]
+    if not contents(Path(arguments[-1]).parent):
+        raise RuntimeError((inputs / "log").read_text())
+    code, err = attempt(capfd, arguments)
+    assert code == TRAINS, err
+
+
+class Stopped(Exception):
+    """Stands for the end of the process."""
+
+
+def tune(folder: Path, output: Path, *, log) -> dict:
+    """Three epochs of 6 steps that change nothing, so that the first stays the best; a save every other step."""
+    return finetune(
+        Glue(ROWS["sst2"], folder / "data"),
+        checkpoint=folder / "checkpoint",
+        output=output,
+        hparams=Hparams(epochs=3, batch_size=8, learning_rate=1e-30, weight_decay=0.0, seq_length=40),
+        save_every=2,
+        verbose=0,
+        log=log,
+    )
+
+
+@pytest.fixture(scope="module")
+def killed(inputs):
+    """A run that ended after its second epoch: it has weights, saves of steps 8 and 10, and no results."""
+
+    def stop(line: str) -> None:
+        if line.startswith("epoch 2/"):
+            raise Stopped
+
+    run = inputs / "stopped"
+    with contextlib.suppress(Stopped):
+        tune(inputs, run, log=stop)
+    if (
+        (run / RESULTS_FILE).exists()
+        or not (run / SAFETENSORS).exists()
+        or saves(run) != ["ckpt-10", "ckpt-8"]
+    ):
+        raise RuntimeError(sorted(contents(run)))
+    return run
+
+
+def saves(run: Path) -> list[str]:
+    return sorted(file.stem for file in (run / CHECKPOINTS).glob("ckpt-*.index"))
+
+
+@pytest.mark.parametrize("command", ["predict", "export"])
+@wanted("a run without results is read like one that has finished")
+def test_an_unfinished_run_is_not_used(capfd, tmp_path, killed, command):
+    (tmp_path / "lines.txt").write_text("good film\n")
+    more = {"predict": ["--input", tmp_path / "lines.txt"], "export": ["--output", tmp_path / "served"]}
+    code, err = attempt(capfd, [command, "--run", killed, *more[command]])
+    assert is_one_line(code, err) and "finish" in err and str(killed) in err
+    assert not (tmp_path / "served").exists()
+
+
+@wanted("the best weights are not looked for before the end")
+def test_a_run_that_lost_its_best_weights_does_not_end_without(tmp_path, inputs, killed):
+    run = shutil.copytree(killed, tmp_path / "run")
+    (run / SAFETENSORS).unlink()
+    try:
+        tune(inputs, run, log=lambda line: None)
+    except BertKerasError as error:
+        assert SAFETENSORS in str(error) and not (run / RESULTS_FILE).exists()
+        return
+    assert (run / SAFETENSORS).is_file()
+
+
+def spoil(file: Path) -> None:
+    """Other bytes in its middle."""
+    content = bytearray(file.read_bytes())
+    middle = len(content) // 2
+    content[middle : middle + 16] = bytes(byte ^ 0xFF for byte in content[middle : middle + 16])
+    file.write_bytes(content)
+
+
+STATE = {
+    "missing": lambda file: file.unlink(),
+    "empty": lambda file: file.write_bytes(b""),
+    "cut": lambda file: os.truncate(file, file.stat().st_size // 2),
+    "garbage": lambda file: file.write_bytes(b"\x00\xff garbage {"),
+    "whole": lambda file: None,
+}
+
+
+@pytest.mark.parametrize(
+    ("state", "spoilt"),
+    [
+        *(("missing", False), ("cut", False), ("missing", True), ("whole", True)),
+        *(pytest.param(state, False, marks=pytest.mark.slow) for state in ("empty", "garbage")),
+    ],
+)
+@wanted("saves are known by TensorFlow's state file alone, and are rejected without a word")
+def test_a_run_goes_on_from_the_newest_whole_save(tmp_path, inputs, killed, state, spoilt):
+    run = shutil.copytree(killed, tmp_path / "run")
+    STATE[state](run / CHECKPOINTS / "checkpoint")
+    if spoilt:
+        for data in (run / CHECKPOINTS).glob("ckpt-10.data*"):
+            spoil(data)
+    lines: list[str] = []
+    try:
+        with no_training(), contextlib.suppress(Begun):
+            tune(inputs, run, log=lines.append)
+    except ValueError as error:  # TensorFlow's, of its own file
+        lines.append(f"{type(error).__name__}: {error}")
+    assert [line for line in lines if f"at step {8 if spoilt else 10} " in line], lines
+    assert spoilt == any("ckpt-10" in line for line in lines), lines
+
+
+# -----------------------------------------------------------------------------------------------------------
+# Numbers that are none
+
+
+def one_step(name: str, inputs: Path, output: Path) -> list:
+    """A command whose only step is at a rate that no weight survives; its loss is that before the step."""
+    arguments = interrupted.commands(inputs, output)[name]
+    if name == "pretrain":
+        settings = arguments.index("--set") + 1
+        return [
+            *arguments[:settings],
+            *("learning_rate=1e38", "steps=1", "warmup_proportion=0"),
+            *(one for one in arguments[settings:] if not one.startswith("steps=")),
+        ]
+    instead = {"--batch-size": "48", "--learning-rate": "1e38"}
+    return [instead.get(flag, one) for flag, one in zip(["", *arguments], arguments, strict=False)]
+
+
+@pytest.mark.parametrize("name", ["finetune", "pretrain"])
+@wanted("only the loss is looked at, which is that before the step")
+def test_weights_that_are_no_numbers_are_not_a_run(capfd, tmp_path, inputs, name):
+    arguments = one_step(name, inputs, tmp_path)
+    code, _, err = run_command(capfd, *arguments)
+    written = {Path(file).name for file in contents(tmp_path)}
+    said = [line for line in err.splitlines(keepends=True) if not line.startswith("warning: ")]
+    assert is_one_line(code, "".join(said))
+    assert not {SAFETENSORS, RESULTS_FILE} & written
+
+
+def digest(file: Path) -> str:
+    return hashlib.sha256(file.read_bytes()).hexdigest()
+
+
+def change_tensor(folder: Path, name: str, change) -> None:
+    """Another value in a weight. What results.json says of the file is true of it: no damage, but what was trained."""
+    file, results = folder / SAFETENSORS, folder / RESULTS_FILE
+    before, tensors = digest(file), safetensors.numpy.load_file(file)
+    tensors[name] = change(tensors[name])
+    safetensors.numpy.save_file(tensors, file, metadata={"format": "pt"})
+    if results.exists():
+        results.write_text(results.read_text().replace(before, digest(file)))
+
+
+def with_nan(values: np.ndarray) -> np.ndarray:
+    values = values.copy()
+    values[-1, -1] = np.nan
+    return values
+
+
+def with_infinity(values: np.ndarray) -> np.ndarray:
+    return np.where(np.arange(len(values))[:, None] == 7, np.float32(np.inf), values)
+
+
+@pytest.mark.parametrize(
+    ("command", "change"),
+    [
+        *((command, with_nan) for command in ("info", "convert", "features", "predict")),
+        ("convert", with_infinity),
+    ],
+)
+@wanted("weights are not looked at when they are read")
+def test_weights_that_are_no_numbers_are_refused_by_name(capfd, tmp_path, sst2, command, change):
+    folder = shutil.copytree(sst2.run if command == "predict" else sst2.checkpoint, tmp_path / "given")
+    change_tensor(folder, "bert.embeddings.word_embeddings.weight", change)
+    (tmp_path / "lines.txt").write_text("good film\n")
+    output, lines = tmp_path / "out", tmp_path / "lines.txt"
+    arguments = {
+        "info": [folder],
+        "convert": ["--from", folder, "--to", output, "--format", "google"],
+        "features": ["--checkpoint", folder, "--input", lines, "--output", output],
+        "predict": ["--run", folder, "--input", lines],
+    }
+    code, out, err = run_command(capfd, command, *arguments[command])
+    assert is_one_line(code, err) and "word_embeddings" in err
+    assert not out and not output.exists()
+
+
+@wanted("vectors are not looked at when they are written")
+def test_vectors_that_are_no_numbers_are_no_json(capfd, tmp_path, sst2):
+    """Numbers that float32 holds and float16 does not."""
+    folder = shutil.copytree(sst2.checkpoint, tmp_path / "given")
+    change_tensor(folder, "bert.encoder.layer.1.output.LayerNorm.weight", lambda scale: scale * 1e6)
+    (tmp_path / "lines.txt").write_text("good film\n")
+    flags = ["--checkpoint", folder, "--input", tmp_path / "lines.txt", "--output", tmp_path / "out"]
+    code, _, err = run_command(capfd, "features", *flags, "--dtype", "float16")
+    if code:
+        assert is_one_line(code, err) and not (tmp_path / "out").exists()
+        return
+    constants: list[str] = []
+    for line in (tmp_path / "out").read_text().splitlines():
+        json.loads(line, parse_constant=constants.append)
+    assert not constants
+
+
+# -----------------------------------------------------------------------------------------------------------
+# Damage
+
+
+class Disk:
+    """What was renamed, and whether it was on the disk by then and its folder afterwards. Files are known by their inodes."""
+
+    def __init__(self) -> None:
+        self._events: list[tuple[Path | None, set, set]] = []  # a rename's target, its files, its folder
+
+    def _identity(self, found: os.stat_result) -> tuple[int, int]:
+        return found.st_dev, found.st_ino
+
+    def syncing(self, sync):
+        def recorded(fd):
+            number = fd if isinstance(fd, int) else fd.fileno()
+            self._events.append((None, {self._identity(os.fstat(number))}, set()))
+            return sync(fd)
+
+        return recorded
+
+    def renaming(self, rename):
+        def recorded(source, target, **how):
+            source = Path(source)
+            files = [file for file in source.rglob("*") if file.is_file()] if source.is_dir() else [source]
+            target = Path(target)
+            identities = {self._identity(file.stat()) for file in files}
+            self._events.append((target, identities, {self._identity(target.parent.stat())}))
+            return rename(source, target, **how)
+
+        return recorded
+
+    def faults(self, folder: Path) -> tuple[list[str], int]:
+        """What went wrong below a folder, a phrase each, and the number of renames there."""
+        found, count = [], 0
+        for i, (target, files, parent) in enumerate(self._events):
+            if target is None or not target.is_relative_to(folder):
+                continue
+            count += 1
+            before, after = (
+                set().union(*(synced for name, synced, _ in events if name is None))
+                for events in (self._events[:i], self._events[i:])
+            )
+            if not files <= before:
+                found.append(f"{target.name} is renamed before it is on the disk")
+            if not parent <= after:
+                found.append(f"{target.parent.name} is not synced after {target.name}")
+        return found, count
+
+
+@pytest.fixture(scope="module")
+def disk(inputs):
+    """Some commands, as the disk saw them."""
+    seen = Disk()
+    with pytest.MonkeyPatch.context() as patch:
+        for name in ("fsync", "fdatasync"):
+            patch.setattr(os, name, seen.syncing(getattr(os, name)))
+        for name in ("replace", "rename"):
+            patch.setattr(os, name, seen.renaming(getattr(os, name)))
+        yield seen
+
+
+WRITERS = ("pretrain", "instances", "features", "convert")
+
+
+@pytest.fixture(scope="module")
+def written(inputs, disk):
+    """The folders of commands that have finished, by their names."""
+    from bert_keras.cli import main
+
+    for arguments in (interrupted.commands(inputs, inputs / "written")[name] for name in WRITERS):
+        Path(arguments[-1]).parent.mkdir(parents=True)
+        try:
+            main(["bert-keras", *arguments])
+        except SystemExit as end:
+            if end.code:
+                raise RuntimeError(f"{arguments[0]} ended with {end.code}") from end
+    return {name: inputs / "written" / name for name in WRITERS}
+
+
+@pytest.mark.parametrize("name", WRITERS)
+@wanted("nothing is synced")
+def test_files_are_on_the_disk_before_they_have_their_names(disk, written, name):
+    faults, renames = disk.faults(written[name])
+    if not renames:
+        raise RuntimeError(f"{name} renamed nothing in {written[name]}")
+    assert not faults
+
+
+@pytest.mark.parametrize("kind", ["fine-tuned", "pre-trained"])
+@wanted("results.json has no digests")
+def test_results_have_the_digests_of_weights_and_vocabulary(sst2, written, kind):
+    run = sst2.run if kind == "fine-tuned" else written["pretrain"] / "out"
+    results = (run / RESULTS_FILE).read_text()
+    assert [file for file in (SAFETENSORS, "vocab.txt") if digest(run / file) not in results] == []
+
+
+def flip_a_bit(file: Path) -> None:
+    """The lowest of the last weight."""
+    content = bytearray(file.read_bytes())
+    content[-4] ^= 1
+    file.write_bytes(content)
+
+
+def swap_two_pieces(file: Path) -> None:
+    content = file.read_bytes()
+    swapped = content.replace(b"good\nbad\n", b"bad\ngood\n")
+    if swapped == content:
+        raise RuntimeError(f"nothing to swap in {file}")
+    file.write_bytes(swapped)
+
+
+@pytest.mark.parametrize(("name", "damage"), [(SAFETENSORS, flip_a_bit), ("vocab.txt", swap_two_pieces)])
+@wanted("a run is read without looking at digests")
+def test_a_damaged_run_is_refused(tmp_path, sst2, name, damage):
+    run = shutil.copytree(sst2.run, tmp_path / "run")
+    damage(run / name)
+    message = ""
+    try:
+        load_run(run)
+    except BertKerasError as error:
+        message = str(error)
+    assert str(run / name) in message
