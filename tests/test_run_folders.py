@@ -17,6 +17,7 @@ import safetensors.numpy
 import tensorflow as tf
 from interrupted import ALIVE, KILLS
 from runs import Begun, contents, no_training, run_command
+from tensorflow.python.framework import config as tensorflow_config
 
 from bert_keras.checkpoint_formats import SAFETENSORS
 from bert_keras.errors import BertKerasError
@@ -418,6 +419,8 @@ def written(inputs, disk):
         except SystemExit as end:
             if end.code:
                 raise RuntimeError(f"{arguments[0]} ended with {end.code}") from end
+        finally:
+            tensorflow_config.disable_op_determinism()  # as `run_command` does
     return {name: inputs / "written" / name for name in WRITERS}
 
 
