@@ -422,11 +422,16 @@ class GlobalMean(keras.losses.Loss):
     def __call__(self, y_true: Any, y_pred: Any, sample_weight: Any = None) -> Any:
         """Labels and float outputs [B, ...], weights [B, ...] -> a scalar, 0 where no weight is over 0.
 
+        Weights [B] weigh all slots of their rows.
         On N replicas each gets the global mean / N, the share that Keras sums and logs, with the gradient of its own
         slots.
         """
         losses = self.call(y_true, y_pred)
-        weights = ops.ones_like(losses) if sample_weight is None else ops.cast(sample_weight, losses.dtype)
+        weights = ops.ones_like(losses)
+        if sample_weight is not None:
+            given = ops.cast(sample_weight, losses.dtype)
+            slots = (1,) * (len(losses.shape) - len(given.shape))
+            weights = weights * ops.reshape(given, (*ops.shape(given), *slots))
         loss_sum, weight_sum = ops.sum(losses * weights), ops.sum(weights)
         context = _replica_context()
         if context is None:

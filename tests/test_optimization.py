@@ -507,6 +507,15 @@ def test_mean_divides_by_the_weights():
     assert float(mean(labels, logits, np.zeros(20, "float32"))) == 0.0
 
 
+def test_a_weight_for_each_row_counts_for_all_its_slots():
+    """Losses [3, 3] and weights [3], which would broadcast along the wrong axis."""
+    logits = np.random.default_rng(0).normal(size=(3, 3, 4)).astype("float32")
+    labels, weights = np.int32([[0, 1, 2]] * 3), np.float32([1, 0, 3])
+    losses = np.float64(cross_entropy(labels, logits))
+    wanted = (losses * weights[:, np.newaxis]).sum() / (4 * 3)
+    np.testing.assert_allclose(GlobalMean(cross_entropy)(labels, logits, weights), wanted, rtol=1e-6)
+
+
 @pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning")  # Keras under NumPy 2
 def test_compiles_saves_and_loads(tmp_path):
     """A `.keras` file holds the schedule, the loss and the moments."""
