@@ -49,7 +49,7 @@ from bert_keras.objectives import (
     label,
 )
 from bert_keras.optimization import LAMB, AdamW, WarmupLinearDecay
-from bert_keras.preprocessing import Preprocessor
+from bert_keras.preprocessing import Preprocessor, pad_batches
 from bert_keras.tokenizers import Tokenizer
 from tasks.files import write_json
 from tasks.fill_mask import FillMask
@@ -75,7 +75,14 @@ from tasks.resume import (
     prepare_output,
 )
 from tasks.task import check_settings
-from tasks.train import check_sizes, differ_between_replicas, save_task, save_weights, strategy
+from tasks.train import (
+    check_sizes,
+    differ_between_replicas,
+    rows_for,
+    save_task,
+    save_weights,
+    strategy,
+)
 
 CURVES, GENERATOR, SNAPSHOTS = "curves.png", "generator", "snapshots"
 SAMPLE = 1000  # instances that are looked at before training
@@ -835,6 +842,15 @@ def draw_curves(history: Sequence[Mapping[str, float]], path: pathlib.Path) -> N
     figure.savefig(path, dpi=120)
 
 
+def check_replicas(hparams: PretrainHparams, distribution: tf.distribute.Strategy) -> None:
+    """Raises ValueError where the replicas do not divide a batch."""
+    replicas = distribution.num_replicas_in_sync
+    if hparams.batch_size % replicas:
+        raise BertKerasError(
+            f"batch_size is {hparams.batch_size} and there are {replicas} replicas; give a multiple of {replicas}."
+        )
+
+
 def _source(
     documents: Iterable[Text] | None,
     records: RecordFiles | Sequence[RecordFiles] | None,
@@ -856,9 +872,15 @@ def _source(
 
 
 def _held_out(
-    source: _Source, phase: int, *, objectives: Sequence[Objective], vocab_size: int, hparams: PretrainHparams
+    source: _Source,
+    phase: int,
+    *,
+    objectives: Sequence[Objective],
+    vocab_size: int,
+    hparams: PretrainHparams,
+    multiple_of: int = 1,
 ) -> tf.data.Dataset | None:
-    """Batches to evaluate on, or None where nothing is held out."""
+    """Batches to evaluate on, padded to a multiple of so many rows, or None where nothing is held out."""
     instances = source.held_out(phase)
     if instances is None:
         return None
@@ -869,7 +891,8 @@ def _held_out(
         batch_size=HELD_OUT_BATCH,
         seed=HELD_OUT_SEED,
         drop_remainder=False,
-    ).cache()
+    )
+    batches = pad_batches(batches, multiple_of=multiple_of).cache()
     with source.reading(None, vocab_size=vocab_size):
         count = sum(1 for _ in batches)
     if not count:
@@ -942,6 +965,8 @@ def pretrain(
     output, hparams = pathlib.Path(output), recipe.hparams
     check_save_every(save_every)
     check_output(output, resumes=True)
+    distribution = strategy(strategy_name)
+    check_replicas(hparams, distribution)
     if wrong := [step for step in snapshots if not 1 <= step <= hparams.steps]:
         raise BertKerasError(f"snapshots has {wrong[0]}; give steps from 1 to {hparams.steps}.")
     start, generator = _read_start(checkpoint, recipe)
@@ -979,7 +1004,14 @@ def pretrain(
         ):
             log(line)
         held.append(
-            _held_out(source, i, objectives=objectives, vocab_size=config.vocab_size, hparams=hparams)
+            _held_out(
+                source,
+                i,
+                objectives=objectives,
+                vocab_size=config.vocab_size,
+                hparams=hparams,
+                multiple_of=rows_for(distribution, HELD_OUT_BATCH),
+            )
         )
 
     if (longest := hparams.longest_step()) > LONG_STEP:
@@ -989,7 +1021,7 @@ def pretrain(
             "piece is; set bias_correction=true, or a larger warmup_proportion"
         )
     keras.utils.set_random_seed(hparams.seed)
-    with strategy(strategy_name).scope():
+    with distribution.scope():
         model = _model(recipe, config, asked[0])
         if start is not None and start.tensors:
             heads = _heads(model, model.encoder)
