@@ -81,6 +81,7 @@ from tasks.train import (
     rows_for,
     save_task,
     save_weights,
+    seed_states,
     strategy,
 )
 
@@ -794,11 +795,11 @@ class _Watch(keras.callbacks.Callback):
 
     def _evaluate(self) -> None:
         """With the same draws each time, and none of the training's."""
-        weights = {id(one) for one in self.model.weights}
-        seeds = [one for one in self.model.variables if id(one) not in weights]
+        seeds = [state for states in seed_states(self.model) for state in states]
         kept = [seed.numpy() for seed in seeds]
         for seed in seeds:
-            seed.assign(np.full(seed.shape, HELD_OUT_SEED % 2**16, seed.dtype))
+            seed.assign(np.full(seed.shape, HELD_OUT_SEED % 2**16, seed.dtype.as_numpy_dtype))
+        differ_between_replicas(self.model)
         measures = self.model.evaluate(self.held_out, verbose=0, return_dict=True)
         for seed, value in zip(seeds, kept, strict=True):
             seed.assign(value)

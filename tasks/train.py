@@ -115,11 +115,15 @@ def differ_between_replicas(model: keras.Model) -> None:
 
     Call it after anything that sets the seeds: a model's building, or its restoring, which reads those of the first replica.
     """
-    for variable in model.variables:
-        if variable.name == "seed_generator_state":
-            first, *others = getattr(variable.value, "values", [variable.value])
-            for number, copy in enumerate(others, 1):
-                copy.assign(first + tf.constant([number, 0], first.dtype))
+    for first, *others in seed_states(model):
+        for number, copy in enumerate(others, 1):
+            copy.assign(first + tf.constant([number, 0], first.dtype))
+
+
+def seed_states(model: keras.Model) -> list[Sequence[tf.Variable]]:
+    """The state of each generator of random numbers in a model, such as dropout's: a variable for each replica."""
+    states = [variable.value for variable in model.variables if variable.name == "seed_generator_state"]
+    return [getattr(state, "values", [state]) for state in states]
 
 
 def encoder_of(model: keras.Model) -> BertEncoder:
