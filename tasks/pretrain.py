@@ -764,14 +764,15 @@ class _Watch(keras.callbacks.Callback):
     def on_train_batch_end(self, batch: int, logs: dict[str, float] | None = None) -> None:
         self.step += 1
         last = batch + 1 == self.params["steps"]  # of the phase
-        measures = {name: float(value) for name, value in (logs or {}).items()}
-        if not math.isfinite(measures["loss"]):
+        loss = float((logs or {})["loss"])
+        if not math.isfinite(loss):
             raise BertKerasError(
-                f"the loss is {measures['loss']} at step {self.step}; give a lower learning_rate or a longer warm-up."
+                f"the loss is {loss} at step {self.step}; give a lower learning_rate or a longer warm-up."
             )
         evaluates = self.held_out is not None and (last or self.step % self._hparams.eval_every == 0)
         if last or evaluates or self.step % self._hparams.log_every == 0:
-            self._log(measures)
+            # The logs of a batch are a mean of what each replica saw; the model has the measures of all.
+            self._log({name: float(value) for name, value in self.model.get_metrics_result().items()})
             if evaluates:
                 self._evaluate()
             self.model.reset_metrics()
