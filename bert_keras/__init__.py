@@ -7,7 +7,7 @@ _HOMES = {
     "bert_keras.errors": ("BertKerasError",),
     "bert_keras.config": ("BertConfig",),
     "bert_keras.tokenizers": ("SentencePiece", "WordPiece"),
-    "bert_keras.preprocessing": ("Preprocessor",),
+    "bert_keras.preprocessing": ("Preprocessor", "pad_batches"),
     "bert_keras.encoder": ("BertEncoder", "encoder_inputs"),
     "bert_keras.heads": (
         "MaskedLMHead",

@@ -304,6 +304,17 @@ class Pretrainer(keras.Model):
                 metric.update_state(right if measure == "accuracy" else losses, sample_weight[name])
         return self.get_metrics_result()
 
+    def get_metrics_result(self) -> dict[str, Any]:
+        """The measures since the last reset.
+
+        `loss` is made of the objectives' own: Keras weighs the loss of each batch by its rows, padding rows included.
+        """
+        losses = [
+            self.objective_weights[name] * measures["loss"].result()
+            for name, measures in self._measures_of.items()
+        ]
+        return super().get_metrics_result() | {"loss": sum(losses)}
+
     def _asked(self, y: Any, y_pred: Any, sample_weight: Any) -> tuple[dict[str, Any], dict[str, Any]]:
         """Labels and weights by objective."""
         return y, sample_weight

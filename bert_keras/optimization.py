@@ -229,6 +229,7 @@ class AdamW(_TwoMoments):
             name=name,
         )
         self.layer_decay, self.gradual = layer_decay, gradual
+        self._wanted_depth: int | None = None  # as asked for before `build`; None: all depths
 
     def build(self, variables: Sequence[keras.Variable]) -> None:
         """Makes both moments and settles which variables decay and how deep each lies."""
@@ -237,15 +238,23 @@ class AdamW(_TwoMoments):
         super().build(variables)
         self._depths = depths([variable.path for variable in variables])
         if self.gradual:
-            # A variable, so that a step which is traced once obeys it.
+            depth = max(self._depths, default=0) if self._wanted_depth is None else self._wanted_depth
+            # A variable, so that a step which is traced once obeys it. The value comes from the initializer, because
+            # `fit` may build the optimizer inside its trace, where an assignment would be lost.
             self._learning_depth = self.add_variable(
-                (), initializer="zeros", dtype="int32", name="learning_depth"
+                (), initializer=keras.initializers.Constant(depth), dtype="int32", name="learning_depth"
             )
-            self.learn_to_depth(max(self._depths, default=0))
 
     def learn_to_depth(self, depth: int) -> None:
-        """From the next step on, variables learn down to this depth: 0 the heads alone. Needs `gradual` and `build`."""
-        self._learning_depth.assign(depth)
+        """From the next step on, variables learn down to this depth: 0 the heads alone.
+
+        Raises ValueError where the optimizer was made without `gradual`.
+        """
+        if not self.gradual:
+            raise BertKerasError("AdamW(gradual=False) trains all depths; give gradual=True to choose one.")
+        self._wanted_depth = depth
+        if self.built:
+            self._learning_depth.assign(depth)
 
     def rate_factor(self, variable: keras.Variable) -> float:
         """What the schedule's rate is multiplied by for this variable."""
@@ -413,11 +422,16 @@ class GlobalMean(keras.losses.Loss):
     def __call__(self, y_true: Any, y_pred: Any, sample_weight: Any = None) -> Any:
         """Labels and float outputs [B, ...], weights [B, ...] -> a scalar, 0 where no weight is over 0.
 
+        Weights [B] weigh all slots of their rows.
         On N replicas each gets the global mean / N, the share that Keras sums and logs, with the gradient of its own
         slots.
         """
         losses = self.call(y_true, y_pred)
-        weights = ops.ones_like(losses) if sample_weight is None else ops.cast(sample_weight, losses.dtype)
+        weights = ops.ones_like(losses)
+        if sample_weight is not None:
+            given = ops.cast(sample_weight, losses.dtype)
+            slots = (1,) * (len(losses.shape) - len(given.shape))
+            weights = weights * ops.reshape(given, (*ops.shape(given), *slots))
         loss_sum, weight_sum = ops.sum(losses * weights), ops.sum(weights)
         context = _replica_context()
         if context is None:

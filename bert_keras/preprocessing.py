@@ -7,11 +7,14 @@ In: one or two string tensors [B], the segments. Out: `Features`, a dict of int3
       0   0 0 0   0   1 1   1     0     0        input_type_ids
 
 Or one context [B], longer than an encoder can see, and perhaps a question [B]: windows [W] that overlap.
+
+`pad_batches` gives the batches of a training set a number of rows that replicas can share.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import tensorflow as tf
 
@@ -279,6 +282,46 @@ def _first_pieces(starts: tf.RaggedTensor, word_starts: tf.RaggedTensor) -> tf.R
     row_starts = tf.cast(tf.gather(word_starts.row_starts(), starts.value_rowids()), tf.int32)
     first = tf.not_equal(before, tf.concat([[-1], before[:-1]], axis=0)) & (before >= row_starts)
     return starts.with_values(tf.where(first, before - row_starts, -1))
+
+
+def pad_batches(dataset: tf.data.Dataset, *, multiple_of: int) -> tf.data.Dataset:
+    """Pads batches with rows of weight 0, so that `fit` can split them among replicas.
+
+    dataset: batches (features, labels) or (features, labels, weights), each a tensor or a nest of tensors [B, ...]
+    multiple_of: rows; the number of replicas, or the batch size to fill the last batch of an epoch too
+
+    Returns (features, labels, weights) [B', ...], B' the next multiple. Missing weights are float32 [B], 1 in each row. An
+    added row repeats the features and labels of the first row.
+
+    Under a weighted mean, as of `GlobalMean`, the added rows change neither loss nor gradients. Pass metrics as
+    `weighted_metrics`; the `loss` that Keras logs for an epoch weighs each batch by its rows, added rows included.
+    Raises ValueError where `multiple_of` is under 1.
+    """
+    if multiple_of < 1:
+        raise BertKerasError(f"multiple_of is {multiple_of}; give at least 1 row.")
+
+    def padded(features: Any, labels: Any, weights: Any = None) -> tuple[Any, Any, Any]:
+        labelled = tf.nest.flatten(labels)[0]
+        count = tf.shape(labelled)[0]
+        if weights is None:
+            weights = tf.ones([count])
+        if multiple_of == 1 or (labelled.shape[0] is not None and labelled.shape[0] % multiple_of == 0):
+            return features, labels, weights
+        rows = tf.range(count + (-count) % multiple_of)
+        added = rows >= count
+        source = tf.where(added, 0, rows)
+        features, labels, weights = tf.nest.map_structure(
+            lambda x: tf.gather(x, source), (features, labels, weights)
+        )
+        return features, labels, tf.nest.map_structure(lambda x: _zero_where(added, x), weights)
+
+    return dataset.map(padded, num_parallel_calls=tf.data.AUTOTUNE, deterministic=True)
+
+
+def _zero_where(rows: tf.Tensor, weights: tf.Tensor) -> tf.Tensor:
+    """Weights [B, ...] with 0 in some rows, bool [B]."""
+    mask = tf.reshape(rows, tf.concat([tf.shape(rows), tf.ones([tf.rank(weights) - 1], tf.int32)], axis=0))
+    return tf.where(mask, tf.zeros([], weights.dtype), weights)
 
 
 def _last(values: tf.Tensor) -> tf.Tensor:

@@ -28,12 +28,12 @@ from tasks.feature_based import extract
 from tasks.files import check_equal, write_json
 from tasks.instances import Text
 from tasks.metrics import Ordering, ordering
-from tasks.pretrain import RECIPES, SNAPSHOTS, Recipe, pretrain
+from tasks.pretrain import RECIPES, SNAPSHOTS, Recipe, check_replicas, pretrain
 from tasks.records import digest_of_documents
 from tasks.resume import RESULTS_FILE, digest_of_examples
 from tasks.squad import Squad  # whose scorers count in percent
 from tasks.task import Hparams, Source, Table, Task, take_examples
-from tasks.train import finetune, free_memory, open_task
+from tasks.train import finetune, free_memory, open_task, strategy
 
 ABLATION_FILE = "ablation.json"
 PERPLEXITY = "held_out_masked_lm_perplexity"
@@ -267,6 +267,8 @@ def run_ablation(
     opened = {task: _open(task, data, chosen) for task in tasks}
     rows = chosen.rows[name]
     recipes = {row.name: _recipe(row, chosen, changes or {}) for row in rows}
+    for recipe in recipes.values():
+        check_replicas(recipe.hparams, strategy(strategy_name))
     _prepare(
         output,
         {

@@ -49,7 +49,7 @@ from bert_keras.objectives import (
     label,
 )
 from bert_keras.optimization import LAMB, AdamW, WarmupLinearDecay
-from bert_keras.preprocessing import Preprocessor
+from bert_keras.preprocessing import Preprocessor, pad_batches
 from bert_keras.tokenizers import Tokenizer
 from tasks.files import write_json
 from tasks.fill_mask import FillMask
@@ -75,7 +75,15 @@ from tasks.resume import (
     prepare_output,
 )
 from tasks.task import check_settings
-from tasks.train import check_sizes, differ_between_replicas, save_task, save_weights, strategy
+from tasks.train import (
+    check_sizes,
+    differ_between_replicas,
+    rows_for,
+    save_task,
+    save_weights,
+    seed_states,
+    strategy,
+)
 
 CURVES, GENERATOR, SNAPSHOTS = "curves.png", "generator", "snapshots"
 SAMPLE = 1000  # instances that are looked at before training
@@ -756,14 +764,15 @@ class _Watch(keras.callbacks.Callback):
     def on_train_batch_end(self, batch: int, logs: dict[str, float] | None = None) -> None:
         self.step += 1
         last = batch + 1 == self.params["steps"]  # of the phase
-        measures = {name: float(value) for name, value in (logs or {}).items()}
-        if not math.isfinite(measures["loss"]):
+        loss = float((logs or {})["loss"])
+        if not math.isfinite(loss):
             raise BertKerasError(
-                f"the loss is {measures['loss']} at step {self.step}; give a lower learning_rate or a longer warm-up."
+                f"the loss is {loss} at step {self.step}; give a lower learning_rate or a longer warm-up."
             )
         evaluates = self.held_out is not None and (last or self.step % self._hparams.eval_every == 0)
         if last or evaluates or self.step % self._hparams.log_every == 0:
-            self._log(measures)
+            # The logs of a batch are a mean of what each replica saw; the model has the measures of all.
+            self._log({name: float(value) for name, value in self.model.get_metrics_result().items()})
             if evaluates:
                 self._evaluate()
             self.model.reset_metrics()
@@ -787,11 +796,11 @@ class _Watch(keras.callbacks.Callback):
 
     def _evaluate(self) -> None:
         """With the same draws each time, and none of the training's."""
-        weights = {id(one) for one in self.model.weights}
-        seeds = [one for one in self.model.variables if id(one) not in weights]
+        seeds = [state for states in seed_states(self.model) for state in states]
         kept = [seed.numpy() for seed in seeds]
         for seed in seeds:
-            seed.assign(np.full(seed.shape, HELD_OUT_SEED % 2**16, seed.dtype))
+            seed.assign(np.full(seed.shape, HELD_OUT_SEED % 2**16, seed.dtype.as_numpy_dtype))
+        differ_between_replicas(self.model)
         measures = self.model.evaluate(self.held_out, verbose=0, return_dict=True)
         for seed, value in zip(seeds, kept, strict=True):
             seed.assign(value)
@@ -835,6 +844,15 @@ def draw_curves(history: Sequence[Mapping[str, float]], path: pathlib.Path) -> N
     figure.savefig(path, dpi=120)
 
 
+def check_replicas(hparams: PretrainHparams, distribution: tf.distribute.Strategy) -> None:
+    """Raises ValueError where the replicas do not divide a batch."""
+    replicas = distribution.num_replicas_in_sync
+    if hparams.batch_size % replicas:
+        raise BertKerasError(
+            f"batch_size is {hparams.batch_size} and there are {replicas} replicas; give a multiple of {replicas}."
+        )
+
+
 def _source(
     documents: Iterable[Text] | None,
     records: RecordFiles | Sequence[RecordFiles] | None,
@@ -856,9 +874,15 @@ def _source(
 
 
 def _held_out(
-    source: _Source, phase: int, *, objectives: Sequence[Objective], vocab_size: int, hparams: PretrainHparams
+    source: _Source,
+    phase: int,
+    *,
+    objectives: Sequence[Objective],
+    vocab_size: int,
+    hparams: PretrainHparams,
+    multiple_of: int = 1,
 ) -> tf.data.Dataset | None:
-    """Batches to evaluate on, or None where nothing is held out."""
+    """Batches to evaluate on, padded to a multiple of so many rows, or None where nothing is held out."""
     instances = source.held_out(phase)
     if instances is None:
         return None
@@ -869,7 +893,8 @@ def _held_out(
         batch_size=HELD_OUT_BATCH,
         seed=HELD_OUT_SEED,
         drop_remainder=False,
-    ).cache()
+    )
+    batches = pad_batches(batches, multiple_of=multiple_of).cache()
     with source.reading(None, vocab_size=vocab_size):
         count = sum(1 for _ in batches)
     if not count:
@@ -942,6 +967,8 @@ def pretrain(
     output, hparams = pathlib.Path(output), recipe.hparams
     check_save_every(save_every)
     check_output(output, resumes=True)
+    distribution = strategy(strategy_name)
+    check_replicas(hparams, distribution)
     if wrong := [step for step in snapshots if not 1 <= step <= hparams.steps]:
         raise BertKerasError(f"snapshots has {wrong[0]}; give steps from 1 to {hparams.steps}.")
     start, generator = _read_start(checkpoint, recipe)
@@ -979,7 +1006,14 @@ def pretrain(
         ):
             log(line)
         held.append(
-            _held_out(source, i, objectives=objectives, vocab_size=config.vocab_size, hparams=hparams)
+            _held_out(
+                source,
+                i,
+                objectives=objectives,
+                vocab_size=config.vocab_size,
+                hparams=hparams,
+                multiple_of=rows_for(distribution, HELD_OUT_BATCH),
+            )
         )
 
     if (longest := hparams.longest_step()) > LONG_STEP:
@@ -989,7 +1023,7 @@ def pretrain(
             "piece is; set bias_correction=true, or a larger warmup_proportion"
         )
     keras.utils.set_random_seed(hparams.seed)
-    with strategy(strategy_name).scope():
+    with distribution.scope():
         model = _model(recipe, config, asked[0])
         if start is not None and start.tensors:
             heads = _heads(model, model.encoder)

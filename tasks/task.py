@@ -30,6 +30,7 @@ from bert_keras.features import (
 )
 from bert_keras.heads import ClassifierHead, ConcatClassifierHead
 from bert_keras.optimization import SCHEDULES
+from bert_keras.preprocessing import pad_batches
 
 Features = dict[str, tf.Tensor]
 Raw = dict[str, tf.Tensor]
@@ -349,9 +350,7 @@ def cardinality(examples: tf.data.Dataset) -> int:
     return found
 
 
-def batches(
-    examples: tf.data.Dataset, *, batch_size: int, seed: int | None = None, drop_remainder: bool = False
-) -> tf.data.Dataset:
+def batches(examples: tf.data.Dataset, *, batch_size: int, seed: int | None = None) -> tf.data.Dataset:
     """Raw [B], examples of like length together.
 
     With a seed the order is random and another in every epoch, equal for equal seeds; without one it is fixed. Lengths are
@@ -360,15 +359,10 @@ def batches(
     found = cardinality(examples)
     if seed is not None:
         examples = examples.shuffle(found, seed=seed)
-    made = (
-        examples.batch(POOL * batch_size)
-        .map(_sort_by_length)
-        .rebatch(batch_size, drop_remainder=drop_remainder)
-    )
+    made = examples.batch(POOL * batch_size).map(_sort_by_length).rebatch(batch_size)
     if seed is not None:
         made = made.shuffle(POOL, seed=seed + 1)
-    steps = found // batch_size if drop_remainder else -(-found // batch_size)
-    return made.apply(tf.data.experimental.assert_cardinality(steps))
+    return made.apply(tf.data.experimental.assert_cardinality(-(-found // batch_size)))
 
 
 def dataset(
@@ -378,10 +372,13 @@ def dataset(
     *,
     batch_size: int,
     seed: int | None = None,
-    drop_remainder: bool = False,
+    multiple_of: int = 1,
     labelled: bool = True,
 ) -> tf.data.Dataset:
     """What `fit` takes, (features, labels, weights) [B or W, ...]; where `labelled` is False, (features, raw).
+
+    multiple_of: rows; labelled batches are padded to a multiple of it by `pad_batches`, and have one shape where it is
+        `batch_size` or more
 
     The order is that of `batches`; `preprocess` pads each batch to its own longest, or to one length. Where the task cuts
     windows, `batch_size` counts windows with labels and examples without, and how many batches there are is not known.
@@ -403,13 +400,14 @@ def dataset(
             ),
             batch_size=batch_size,
             seed=seed,
-            drop_remainder=drop_remainder,
         )
     else:
-        made = batches(examples, batch_size=batch_size, seed=seed, drop_remainder=drop_remainder)
+        made = batches(examples, batch_size=batch_size, seed=seed)
         made = made.map(featurize, num_parallel_calls=tf.data.AUTOTUNE, deterministic=True)
-    if drop_remainder:  # tokenizing forgets how many rows there are, and a TPU must know
-        made = made.map(lambda *batch: tf.nest.map_structure(lambda x: _of_rows(x, batch_size), batch))
+    if labelled and multiple_of > 1:
+        made = pad_batches(made, multiple_of=multiple_of)
+        if multiple_of >= batch_size:  # the graph does not know it, and a TPU must
+            made = made.map(lambda *batch: tf.nest.map_structure(lambda x: _of_rows(x, multiple_of), batch))
     return made.prefetch(tf.data.AUTOTUNE)
 
 
@@ -417,19 +415,12 @@ def _of_rows(values: tf.Tensor, count: int) -> tf.Tensor:
     return tf.ensure_shape(values, [count, *values.shape[1:]])
 
 
-def _by_window(
-    groups: tf.data.Dataset, *, batch_size: int, seed: int | None, drop_remainder: bool
-) -> tf.data.Dataset:
+def _by_window(groups: tf.data.Dataset, *, batch_size: int, seed: int | None) -> tf.data.Dataset:
     """(features, labels, weights) of a few examples' windows -> batches of `batch_size` windows of like length."""
     windows = groups.unbatch()
     if seed is not None:  # or the windows of one text would stay together
         windows = windows.shuffle(POOL * batch_size, seed=seed + 1)
-    made = (
-        windows.padded_batch(POOL * batch_size)
-        .map(_sort_by_mask)
-        .rebatch(batch_size, drop_remainder=drop_remainder)
-        .map(_trim)
-    )
+    made = windows.padded_batch(POOL * batch_size).map(_sort_by_mask).rebatch(batch_size).map(_trim)
     return made if seed is None else made.shuffle(POOL, seed=seed + 2)
 
 

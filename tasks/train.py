@@ -99,16 +99,31 @@ def strategy(name: str) -> tf.distribute.Strategy:
     return tf.distribute.TPUStrategy(resolver)
 
 
+def rows_for(distribution: tf.distribute.Strategy, batch_size: int) -> int:
+    """The number that must divide the rows of every batch: the replicas, or on a TPU the rows of a full batch.
+
+    The batches of a TPU have one shape; its full batch is `batch_size`, rounded up to a multiple of the replicas.
+    """
+    replicas = distribution.num_replicas_in_sync
+    if isinstance(distribution, tf.distribute.TPUStrategy):
+        return -(-batch_size // replicas) * replicas
+    return replicas
+
+
 def differ_between_replicas(model: keras.Model) -> None:
     """Moves the seeds of dropout and other draws by each replica's number, for Keras starts all replicas with the same.
 
     Call it after anything that sets the seeds: a model's building, or its restoring, which reads those of the first replica.
     """
-    for variable in model.variables:
-        if variable.name == "seed_generator_state":
-            first, *others = getattr(variable.value, "values", [variable.value])
-            for number, copy in enumerate(others, 1):
-                copy.assign(first + tf.constant([number, 0], first.dtype))
+    for first, *others in seed_states(model):
+        for number, copy in enumerate(others, 1):
+            copy.assign(first + tf.constant([number, 0], first.dtype))
+
+
+def seed_states(model: keras.Model) -> list[Sequence[tf.Variable]]:
+    """The state of each generator of random numbers in a model, such as dropout's: a variable for each replica."""
+    states = [variable.value for variable in model.variables if variable.name == "seed_generator_state"]
+    return [getattr(state, "values", [state]) for state in states]
 
 
 def encoder_of(model: keras.Model) -> BertEncoder:
@@ -344,6 +359,22 @@ class GradualUnfreezing(keras.callbacks.Callback):
         self.model.optimizer.learn_to_depth(epoch + 1)
 
 
+class _Learner(keras.Model):
+    """A task's model that logs as `loss` the mean over all weights of an epoch.
+
+    Keras weighs the mean of each batch by its rows, of which `pad_batches` adds some.
+    """
+
+    def __init__(self, model: keras.Model) -> None:
+        super().__init__(model.input, model.output, name=model.name)
+        self._mean_loss = keras.metrics.Mean(name="loss")  # its value takes the place of Keras' own
+
+    def compute_metrics(self, x: Any, y: Any, y_pred: Any, sample_weight: Any = None) -> dict[str, Any]:
+        """The values to log, with this batch."""
+        self._mean_loss.update_state(self.loss.call(y, y_pred), sample_weight)
+        return self.get_metrics_result()
+
+
 def _in_order_of(task: Task, source: checkpoints.Checkpoint, heads: Sequence[str]) -> checkpoints.Checkpoint:
     """The checkpoint with what its heads have for each label in the task's order, where both name their labels.
 
@@ -379,7 +410,7 @@ def _compiled_model(
 ) -> keras.Model:
     """The task's model with the checkpoint's weights and BERT's optimizer; make it in the strategy's scope."""
     encoder = BertEncoder(source.config, outputs=task.outputs)
-    model = task.model(encoder)
+    model = _Learner(task.model(encoder))
     if source.tensors:
         heads = heads_of(model)
         if keep_head:
@@ -452,7 +483,8 @@ def finetune(
         check_labelled(task, preprocess, some, split)
         task.check(preprocess, some)
 
-    fixed = strategy_name == "tpu"  # one shape, and no partial batch
+    distribution = strategy(strategy_name)
+    fixed = strategy_name == "tpu"  # one shape
     batches = functools.partial(
         dataset,
         task,
@@ -460,16 +492,10 @@ def finetune(
         examples,
         batch_size=hparams.batch_size,
         seed=hparams.seed,
-        drop_remainder=fixed,
+        multiple_of=rows_for(distribution, hparams.batch_size),
     )
     steps = count(batches())
     total_steps = steps * hparams.epochs
-    if total_steps == 0:
-        raise BertKerasError(
-            f"{example_count} examples do not fill one batch of {hparams.batch_size}; give a smaller batch_size."
-        )
-    distribution = strategy(strategy_name)
-
     with distribution.scope():
         model = _compiled_model(task, source, hparams, total_steps=total_steps, keep_head=keep_head, log=log)
     settings = save_every and {

@@ -1,11 +1,17 @@
 """Pre-training on two logical CPUs against one device at the same batches. Run as a script by test_objectives.py.
 
 Out: one line of JSON: the tokens that each batch asks of each replica; by optimizer, the greatest difference of a weight after
-ten steps, what `fit` logged and the norms of the gradients before clipping; what dropout makes of ones.
+ten steps, what `fit` logged and the norms of the gradients before clipping; what `pretrain` logs; what dropout makes of
+ones; the seeds of all replicas before and after an evaluation, and before and after a restore.
 """
 
+import dataclasses
+import itertools
 import json
 import sys
+import tempfile
+import types
+from pathlib import Path
 
 import keras
 import numpy as np
@@ -19,15 +25,19 @@ from bert_keras.config import BertConfig  # noqa: E402
 from bert_keras.encoder import BertEncoder  # noqa: E402
 from bert_keras.features import (  # noqa: E402
     ENCODER_INPUTS,
+    INPUT_MASK,
     NEXT_SENTENCE_LABEL,
     POOLED_OUTPUT,
     SEQUENCE_OUTPUT,
 )
 from bert_keras.masking import Masking, Pieces  # noqa: E402
-from bert_keras.objectives import MaskedLM, Pretrainer, SentencePair, label  # noqa: E402
+from bert_keras.objectives import MaskedLM, SentencePair, label  # noqa: E402
 from bert_keras.optimization import LAMB, AdamW  # noqa: E402
+from bert_keras.preprocessing import pad_batches  # noqa: E402
 from bert_keras.tokenizers import SpecialTokens  # noqa: E402
-from tasks.train import differ_between_replicas, strategy  # noqa: E402
+from tasks import pretrain  # noqa: E402
+from tasks.resume import Saver  # noqa: E402
+from tasks.train import differ_between_replicas, rows_for, strategy  # noqa: E402
 
 CONFIG = BertConfig(
     vocab_size=60,
@@ -86,11 +96,37 @@ def data():
     )
 
 
+def pretrainer(config):
+    """A model that `pretrain` trains."""
+    encoder = BertEncoder(config, outputs=(SEQUENCE_OUTPUT, POOLED_OUTPUT))
+    return pretrain._CountsTokens(encoder, OBJECTIVES)
+
+
+def watch(model, folder):
+    """The callback of `pretrain`, which evaluates on batches of five and of two; a second passes between two of its looks."""
+    pretrain.time = types.SimpleNamespace(monotonic=itertools.count().__next__)
+    made = pretrain._Watch(
+        Path(folder), pretrain.PretrainHparams(steps=STEPS, log_every=4), snapshots=(), save=lambda path: None
+    )
+    held_out = data().unbatch().take(7).batch(5)
+    made.held_out = pad_batches(held_out, multiple_of=rows_for(model.distribute_strategy, 5))
+    made.set_model(model)
+    return made
+
+
+def watched(model):
+    """What `pretrain` logs in ten more steps."""
+    with tempfile.TemporaryDirectory() as folder:
+        callback = watch(model, folder)
+        model.fit(data(), verbose=0, shuffle=False, callbacks=[callback])
+    return callback.history
+
+
 def train(name, optimizer_class):
     """Weights after `fit`, and its logs."""
     keras.utils.set_random_seed(1)
     with strategy(name).scope():
-        model = Pretrainer(BertEncoder(CONFIG, outputs=(SEQUENCE_OUTPUT, POOLED_OUTPUT)), OBJECTIVES)
+        model = pretrainer(CONFIG)
         model.compile(optimizer_class(2e-3, clip_norm=CLIP), run_eagerly=name == "one", jit_compile=False)
     return model, model.fit(data(), verbose=0, shuffle=False).history
 
@@ -104,6 +140,44 @@ def dropped():
     differ_between_replicas(model)
     run = tf.function(lambda: scope.experimental_local_results(scope.run(model, [ones], {"training": True})))
     return [[alone(ones, training=True), *run()] for _ in range(2)]
+
+
+def seeds(model):
+    """By generator, its state in each replica."""
+    states = [one for one in model.variables if one.name == "seed_generator_state"]
+    return [[copy.numpy().tolist() for copy in one.value.values] for one in states]
+
+
+def seeds_around_an_evaluation():
+    """Before and after, where dropout has drawn numbers."""
+    with strategy("mirrored").scope():
+        model = pretrainer(dataclasses.replace(CONFIG, hidden_dropout=0.1))
+        model.compile(AdamW())
+    differ_between_replicas(model)
+    with tempfile.TemporaryDirectory() as folder:
+        callback, before = watch(model, folder), seeds(model)
+        callback._evaluate()
+    return before, seeds(model)
+
+
+def seeds_around_a_restore():
+    """As they were when a save was made, and when it is restored into a model that has drawn since."""
+    scope = strategy("mirrored")
+    with scope.scope():
+        model = keras.Sequential([keras.Input([4]), keras.layers.Dropout(0.5), keras.layers.Dense(1)])
+        model.compile(AdamW())
+        model.optimizer.build(model.trainable_variables)
+    differ_between_replicas(model)
+    run = tf.function(lambda: scope.run(model, [tf.ones([1, 4])], {"training": True}))
+    with tempfile.TemporaryDirectory() as folder:
+        saver = Saver(Path(folder), model, every=1, remember=lambda: None)
+        run()
+        before = seeds(model)
+        saver._save()
+        run()
+        saver.restore()
+        differ_between_replicas(model)
+    return before, seeds(model)
 
 
 def main():
@@ -121,6 +195,11 @@ def main():
             "logs": logs,
             "logs_of_two": logs_of_two,
         }
+        if name == "adamw":
+            results["watched"], results["watched_of_two"] = watched(one), watched(two)
+    tokens = [int(batch[0][INPUT_MASK].numpy().sum()) for batch in data()]
+    results["tokens"] = [sum(tokens[i : i + 4]) for i in range(0, STEPS, 4)]
+    results["evaluated"], results["restored"] = seeds_around_an_evaluation(), seeds_around_a_restore()
     results["dropped"] = [[values.numpy()[0].tolist() for values in call] for call in dropped()]
     json.dump(results, sys.stdout)
 

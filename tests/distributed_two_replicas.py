@@ -1,7 +1,7 @@
 """Two replicas on two logical CPUs against one device at the same global batches. Run as a script by test_train.py.
 
-Out: one line of JSON on standard output, by scenario: the greatest
-difference of a weight, the losses that `fit` logged, the norms of the gradients before clipping; results of a run.
+Out: one line of JSON on standard output, by scenario: the greatest difference of a weight, the losses that `fit` logged, the
+norms of the gradients before clipping; results of runs.
 """
 
 import json
@@ -18,14 +18,26 @@ tf.config.set_logical_device_configuration(
     tf.config.list_physical_devices("CPU")[0], [tf.config.LogicalDeviceConfiguration()] * 2
 )
 
+from bert_keras import checkpoints  # noqa: E402
 from bert_keras.config import BertConfig  # noqa: E402
 from bert_keras.encoder import BertEncoder  # noqa: E402
 from bert_keras.features import ENCODER_INPUTS  # noqa: E402
 from bert_keras.optimization import AdamW, GlobalMean, WarmupLinearDecay, cross_entropy  # noqa: E402
+from bert_keras.preprocessing import Preprocessor, pad_batches  # noqa: E402
+from tasks.conll import Conll  # noqa: E402
 from tasks.glue import ROWS, Glue  # noqa: E402
 from tasks.swag import Swag  # noqa: E402
-from tasks.task import Hparams, classifier_model  # noqa: E402
-from tasks.train import GradualUnfreezing, encoder_of, evaluate, finetune, load_run, strategy  # noqa: E402
+from tasks.task import Hparams, classifier_model, dataset  # noqa: E402
+from tasks.train import (  # noqa: E402
+    GradualUnfreezing,
+    _compiled_model,
+    encoder_of,
+    evaluate,
+    finetune,
+    load_run,
+    rows_for,
+    strategy,
+)
 
 CONFIG = BertConfig(
     vocab_size=60,
@@ -38,9 +50,14 @@ CONFIG = BertConfig(
     attention_dropout=0.0,
     initializer_range=0.2,
 )
+NO_DROPOUT = {"hidden_dropout": 0.0, "attention_dropout": 0.0}
 CLIP = 0.05
 # Examples, batch size, epochs.
-SCENARIOS = {"even": (80, 8, 2), "last_batch_of_three": (19, 8, 2), "last_batch_of_one": (17, 8, 2)}
+SCENARIOS = {
+    "last_batch_of_three": (19, 8, 2),
+    "last_batch_of_one": (17, 8, 2),
+    "padded": (19, 9, 2),
+}
 
 
 class Recording(AdamW):
@@ -97,7 +114,7 @@ def train_gradually(name, batches):
 
 
 def train(name, batches, epochs):
-    """Weights after `fit`, logged losses, recorded norms (on one device)."""
+    """Weights after `fit`, logged losses, their weighted means, recorded norms (on one device)."""
     keras.utils.set_random_seed(1)
     steps = int(batches.cardinality()) * epochs
     optimizer_class = Recording if name == "one" else AdamW
@@ -105,26 +122,70 @@ def train(name, batches, epochs):
         model = classifier_model(BertEncoder(CONFIG, outputs=("pooled_output",)), 3)
         schedule = WarmupLinearDecay(2e-3, total_steps=2 * steps, warmup_steps=2)
         optimizer = optimizer_class(schedule, clip_norm=CLIP)
-        model.compile(optimizer, GlobalMean(cross_entropy), run_eagerly=name == "one", jit_compile=False)
-    history = model.fit(batches, epochs=epochs, verbose=0, shuffle=False).history["loss"]
+        model.compile(
+            optimizer,
+            GlobalMean(cross_entropy),
+            weighted_metrics=[cross_entropy],
+            run_eagerly=name == "one",
+            jit_compile=False,
+        )
+    history = model.fit(batches, epochs=epochs, verbose=0, shuffle=False).history
     assert optimizer.iterations.numpy() == steps
-    return model.get_weights(), history, getattr(optimizer, "norms", [])
+    return model.get_weights(), history["loss"], history["cross_entropy"], getattr(optimizer, "norms", [])
 
 
-def run_of_two(task, folder, data):
+def run_of_two(task, folder, data, *, batch_size):
     """results.json of a run on two replicas, with the measure of the reloaded run."""
-    if not (folder / "checkpoint").exists():
-        runs.write_checkpoint(folder / "checkpoint", num_layers=1)
     results = finetune(
         task,
         checkpoint=folder / "checkpoint",
         output=folder / f"run_{task.name}",
-        hparams=Hparams(epochs=1, batch_size=8, learning_rate=1e-3, seq_length=40),
+        hparams=Hparams(epochs=1, batch_size=batch_size, learning_rate=1e-3, seq_length=40),
         strategy_name="mirrored",
         verbose=0,
         log=lambda line: None,
     )
     return results | {"reloaded": evaluate(load_run(folder / f"run_{task.name}", data=data), "validation")}
+
+
+def train_task(task, folder, name, *, batch_size):
+    """Weights and logged losses of what `finetune` trains, after an epoch in a fixed order."""
+    source, distribution = checkpoints.read(folder / "checkpoint"), strategy(name)
+    preprocess = Preprocessor(checkpoints.tokenizer_of(source), seq_length=40, pad_to_longest=True)
+    rows = rows_for(distribution, batch_size)
+    batches = dataset(task, preprocess, task.examples("train"), batch_size=batch_size, multiple_of=rows)
+    keras.utils.set_random_seed(1)
+    with distribution.scope():
+        model = _compiled_model(
+            task, source, Hparams(learning_rate=1e-3), total_steps=9, keep_head=False, log=lambda line: None
+        )
+    losses = model.fit(batches, verbose=0, shuffle=False).history["loss"]
+    return model.get_weights(), losses, [len(labels) for _, labels, _ in batches]
+
+
+def compare_task(task, folder, *, batch_size):
+    """Two replicas beside one device, in batches that two do not divide."""
+    one, losses, rows = train_task(task, folder, "one", batch_size=batch_size)
+    two, losses_of_two, rows_of_two = train_task(task, folder, "mirrored", batch_size=batch_size)
+    return {
+        "difference": max(float(np.abs(a - b).max()) for a, b in zip(one, two, strict=True)),
+        "losses": losses,
+        "losses_of_two": losses_of_two,
+        "rows": rows,
+        "rows_of_two": rows_of_two,
+    }
+
+
+def write_entities(folder):
+    """Files in CoNLL's form: three sentences a document."""
+    folder.mkdir()
+    for seed, stem in enumerate(("train", "valid")):
+        lines = []
+        for i, text in enumerate(runs.texts(63, seed=seed)):
+            lines += ["-DOCSTART- -X- O", ""] * (i % 3 == 0)
+            lines += [f"{word} NN {'I-PER' if word == 'actor' else 'O'}" for word in text.split()] + [""]
+        (folder / f"{stem}.txt").write_text("\n".join(lines))
+    return folder
 
 
 def write_choices(folder):
@@ -140,8 +201,11 @@ def write_choices(folder):
 def main():
     results = {}
     for scenario, (count, batch_size, epochs) in SCENARIOS.items():
-        one, losses, norms = train("one", data(count, batch_size), epochs)
-        two, losses_of_two, _ = train("mirrored", data(count, batch_size), epochs)
+        batches = data(count, batch_size)
+        one, losses, means, norms = train("one", batches, epochs)
+        if scenario == "padded":
+            batches = pad_batches(batches, multiple_of=2)
+        two, losses_of_two, means_of_two, _ = train("mirrored", batches, epochs)
         results[scenario] = {
             "steps": len(norms),
             "difference": max(float(np.abs(a - b).max()) for a, b in zip(one, two, strict=True)),
@@ -149,6 +213,8 @@ def main():
             "least_norm": min(norms),
             "losses": losses,
             "losses_of_two": losses_of_two,
+            "means": means,
+            "means_of_two": means_of_two,
         }
     count, batch_size, _ = SCENARIOS["last_batch_of_three"]
     one, losses, moved = train_gradually("one", data(count, batch_size))
@@ -161,10 +227,14 @@ def main():
     }
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        reviews = runs.write_data(folder / "data", "sst2", count=33)
-        results["finetune"] = run_of_two(Glue(ROWS["sst2"], reviews), folder, reviews)
+        runs.write_checkpoint(folder / "checkpoint", num_layers=1, **NO_DROPOUT)
+        files = runs.write_data(folder / "data", "sst2", count=33)
+        reviews = Glue(ROWS["sst2"], files)
+        results["finetune"] = run_of_two(reviews, folder, files, batch_size=9)
         endings = write_choices(folder / "endings")
-        results["choices"] = run_of_two(Swag("codah", endings), folder, endings)
+        results["choices"] = run_of_two(Swag("codah", endings), folder, endings, batch_size=8)
+        entities = Conll.open("conll2003", write_entities(folder / "entities"))
+        results["odd_batches"] = compare_task(entities, folder, batch_size=9)
     json.dump(results, sys.stdout)
 
 

@@ -1,6 +1,7 @@
 """The ablations: rows that are the paper's, one pass through a small one, and orderings that its figures decide."""
 
 import dataclasses
+import types
 
 import pytest
 from runs import VOCABULARY, texts, write_data
@@ -88,6 +89,16 @@ def test_rows_are_run_once_and_share_weights(tmp_path, small, monkeypatch):
     monkeypatch.setitem(SCALES, "tiny", dataclasses.replace(SCALES["tiny"], pretraining=changed))
     with pytest.raises(ValueError, match="made with another recipe of masked LM"):
         run_ablation("steps", **arguments(tmp_path))
+
+
+def test_a_batch_that_replicas_do_not_divide(tmp_path, small, monkeypatch):
+    """Refused for all rows before the first is pre-trained."""
+    write_data(tmp_path / "data", "sst2")
+    three = types.SimpleNamespace(num_replicas_in_sync=3)
+    monkeypatch.setattr("tasks.ablations.strategy", lambda name: three)
+    with pytest.raises(ValueError, match=r"batch_size is \d+ and there are 3 replicas; give a multiple of 3"):
+        run_ablation("steps", **arguments(tmp_path))
+    assert not (tmp_path / "out").exists()
 
 
 def test_bad_input_is_named_first(tmp_path, small):

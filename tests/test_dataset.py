@@ -16,7 +16,7 @@ from bert_keras.features import (
     POOLED_OUTPUT,
     START_BYTES,
 )
-from bert_keras.preprocessing import Preprocessor
+from bert_keras.preprocessing import Preprocessor, pad_batches
 from bert_keras.tokenizers import WordPiece
 from tasks.glue import ROWS, Glue
 from tasks.task import Hparams, batches, cardinality, dataset, predict, predictor, take_examples
@@ -51,9 +51,8 @@ def order(examples, **settings):
 
 
 def test_every_example_once_an_epoch(examples):
-    for settings in ({}, {"seed": 1}, {"seed": 2, "drop_remainder": False}):
+    for settings in ({}, {"seed": 1}):
         assert sorted(order(examples, **settings)) == list(range(COUNT))
-    assert len(set(order(examples, seed=1, drop_remainder=True))) == COUNT // BATCH * BATCH
 
 
 def test_order_by_seed_and_epoch(examples):
@@ -89,16 +88,31 @@ def test_short_text_is_not_padded_to_the_limit(task, preprocess, examples):
     assert real / slots > 0.85
 
 
-@pytest.mark.parametrize(("drop_remainder", "steps"), [(False, 126), (True, 125)])
-def test_cardinality(task, preprocess, examples, drop_remainder, steps):
-    made = dataset(task, preprocess, examples, batch_size=BATCH, seed=1, drop_remainder=drop_remainder)
-    assert int(made.cardinality()) == sum(1 for _ in made) == steps
+@pytest.mark.parametrize("multiple_of", [1, 3, BATCH])
+def test_cardinality(task, preprocess, examples, multiple_of):
+    made = dataset(task, preprocess, examples, batch_size=BATCH, seed=1, multiple_of=multiple_of)
+    assert int(made.cardinality()) == sum(1 for _ in made) == 126
+
+
+def test_rows_of_weight_0_fill_batches_up(task, preprocess, examples):
+    """For three replicas: batches of 8 get a ninth row, and the last batch of 3 stays; the rest is as without."""
+    plain = list(dataset(task, preprocess, examples, batch_size=BATCH, seed=1))
+    made = list(dataset(task, preprocess, examples, batch_size=BATCH, seed=1, multiple_of=3))
+    assert sorted({len(labels) for _, labels, _ in made}) == [3, 9]
+    for (features, labels, weights), (wanted, *answers) in zip(made, plain, strict=True):
+        count = len(answers[0])
+        for name, value in wanted.items():
+            np.testing.assert_array_equal(features[name][:count], value)
+            np.testing.assert_array_equal(features[name][count:], value[:1][: len(labels) - count])
+        np.testing.assert_array_equal(labels[:count], answers[0])
+        np.testing.assert_array_equal(weights, [*answers[1].numpy(), *[0] * (len(labels) - count)])
 
 
 def test_one_static_shape_and_no_strings(task, tokenizer, examples):
-    """What a TPU needs."""
+    """What a TPU needs; no example is left out."""
     fixed = Preprocessor(tokenizer, seq_length=SEQ_LENGTH, pad_to_longest=False)
-    made = dataset(task, fixed, examples, batch_size=BATCH, seed=1, drop_remainder=True)
+    made = dataset(task, fixed, examples, batch_size=BATCH, seed=1, multiple_of=BATCH)
+    assert sum(float(tf.reduce_sum(weights)) for _, _, weights in made) == COUNT
     features, labels, weights = made.element_spec
     assert {tuple(spec.shape) for spec in features.values()} == {(BATCH, SEQ_LENGTH)}
     assert {spec.dtype for spec in features.values()} == {tf.int32}
@@ -238,7 +252,9 @@ def test_windows_of_one_example_are_apart_in_training(windowed, preprocess, exam
 
 def test_windows_of_one_static_shape(windowed, tokenizer, examples):
     fixed = Preprocessor(tokenizer, seq_length=SEQ_LENGTH, pad_to_longest=False)
-    made = dataset(windowed, fixed, examples.take(40), batch_size=BATCH, seed=1, drop_remainder=True)
+    made = dataset(windowed, fixed, examples.take(40), batch_size=BATCH, seed=1, multiple_of=BATCH)
+    plain = dataset(windowed, fixed, examples.take(40), batch_size=BATCH, seed=1)
+    assert sum(float(tf.reduce_sum(one[2])) for one in made) == sum(len(one[1]) for one in plain)
     features, labels, _ = made.element_spec
     assert {tuple(spec.shape) for spec in features.values()} == {(BATCH, 7)}
     assert all(features[INPUT_MASK].shape == (BATCH, 7) for features, _, _ in made)
@@ -260,6 +276,28 @@ def test_predict_joins_windows(windowed, preprocess, examples, every_window):
     assert decoded["sum"].tolist() == [runs.VOCABULARY.index("[CLS]") * rows.count(i) for i in range(50)]
     assert max(groups) == BATCH and sum(groups) == decoded["windows"].sum()
     assert raw["idx"].tolist() == list(range(50))
+
+
+# Batches of a user
+
+
+def test_pad_batches():
+    """Nests of any rank; weights that are given, and those that are not."""
+    features = {"ids": [[1, 2], [3, 4], [5, 6], [7, 8], [9, 0]]}
+    labels, weights = {"tags": [[0, 1]] * 5}, {"tags": [[1.0, 0.5]] * 5}
+    given = tf.data.Dataset.from_tensor_slices((features, labels, weights)).batch(3)
+    made = list(pad_batches(given, multiple_of=2).as_numpy_iterator())
+    assert [batch[0]["ids"].tolist() for batch in made] == [
+        [[1, 2], [3, 4], [5, 6], [1, 2]],
+        [[7, 8], [9, 0]],
+    ]
+    assert [batch[2]["tags"].tolist() for batch in made] == [[[1, 0.5]] * 3 + [[0, 0]], [[1, 0.5]] * 2]
+    assert {batch[1]["tags"].shape for batch in made} == {(4, 2), (2, 2)}
+    bare = pad_batches(tf.data.Dataset.range(5).batch(3).map(lambda x: (x, x)), multiple_of=3)
+    assert [batch[2].tolist() for batch in bare.as_numpy_iterator()] == [[1, 1, 1], [1, 1, 0]]
+    assert bare.element_spec[2].dtype == tf.float32
+    with pytest.raises(ValueError, match="multiple_of is 0; give at least 1 row"):
+        pad_batches(given, multiple_of=0)
 
 
 @pytest.mark.parametrize(

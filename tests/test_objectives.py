@@ -446,6 +446,29 @@ def test_two_replicas_are_one_device(two_replicas, optimizer):
     assert got["steps"] == 10 and got["least_norm"] > 2 * got["clip"]
     assert all(long > 2 * short for short, long in two_replicas["asked"])
     assert got["difference"] < 1e-5
-    assert {*got["logs"]} == {*got["logs_of_two"]} and len(got["logs"]) == 6
+    assert {*got["logs"]} == {*got["logs_of_two"]} and len(got["logs"]) == 7  # and tokens
     for name, values in got["logs"].items():
         np.testing.assert_allclose(values, got["logs_of_two"][name], rtol=1e-5, err_msg=name)
+
+
+def test_what_pretraining_logs_on_two_replicas(two_replicas):
+    """Losses, accuracies, tokens and the held-out measures are those of one device; a second passes between two logs."""
+    one, two = two_replicas["watched"], two_replicas["watched_of_two"]
+    assert [row["step"] for row in one] == [row["step"] for row in two] == [4, 8, 10, 10]
+    assert [row["tokens_per_second"] for row in one[:3]] == two_replicas["tokens"]
+    for ours, theirs in zip(two, one, strict=True):
+        assert {*ours} == {*theirs}
+        for name, value in theirs.items():
+            np.testing.assert_allclose(ours[name], value, rtol=1e-5, err_msg=name)
+
+
+def test_an_evaluation_leaves_each_replica_its_seeds(two_replicas):
+    before, after = two_replicas["evaluated"]
+    assert before and all(first != second for first, second in before)
+    assert after == before
+
+
+def test_a_restore_gives_each_replica_its_seeds(two_replicas):
+    before, after = two_replicas["restored"]
+    assert before and all(first != second for first, second in before)
+    assert after == before

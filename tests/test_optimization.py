@@ -333,6 +333,35 @@ def test_what_does_not_learn_keeps_every_bit(compiled):
     assert len(traces) == (1 if compiled else 4)
 
 
+class LearnToDepth(keras.callbacks.Callback):
+    """Asks for a depth before anything is built, as gradual unfreezing does at the first epoch."""
+
+    def on_epoch_begin(self, epoch, logs=None):
+        self.model.optimizer.learn_to_depth(1)
+
+
+@pytest.mark.parametrize("deepest", [1, 3])
+def test_gradual_in_a_stock_fit(deepest):
+    """`fit` builds the optimizer inside its traced step; all depths learn unless another depth was asked for."""
+    model = three_layers()
+    model.compile(AdamW(0.01, gradual=True), GlobalMean(cross_entropy), jit_compile=False)
+    before = {variable.path: variable.numpy() for variable in model.trainable_variables}
+    callbacks = [LearnToDepth()] if deepest == 1 else []
+    model.fit(features(), np.int32([0, 1, 2, 0]), verbose=0, callbacks=callbacks)
+    found = by_depth(model)
+    moved = {
+        found[variable.path]
+        for variable in model.trainable_variables
+        if (variable.numpy() != before[variable.path]).any()
+    }
+    assert moved == {*range(deepest + 1)}
+
+
+def test_learn_to_depth_needs_gradual():
+    with pytest.raises(ValueError, match=r"AdamW\(gradual=False\) trains all depths; give gradual=True"):
+        AdamW().learn_to_depth(1)
+
+
 def test_nothing_is_paid_for_where_it_is_off():
     """The same ops as a plain AdamW; only what is asked for adds some."""
 
@@ -476,6 +505,15 @@ def test_mean_divides_by_the_weights():
     np.testing.assert_allclose(mean(labels, logits, weights), (losses * weights).sum() / 3.5, rtol=1e-6)
     np.testing.assert_allclose(mean(labels, logits), losses.mean(), rtol=1e-6)
     assert float(mean(labels, logits, np.zeros(20, "float32"))) == 0.0
+
+
+def test_a_weight_for_each_row_counts_for_all_its_slots():
+    """Losses [3, 3] and weights [3], which would broadcast along the wrong axis."""
+    logits = np.random.default_rng(0).normal(size=(3, 3, 4)).astype("float32")
+    labels, weights = np.int32([[0, 1, 2]] * 3), np.float32([1, 0, 3])
+    losses = np.float64(cross_entropy(labels, logits))
+    wanted = (losses * weights[:, np.newaxis]).sum() / (4 * 3)
+    np.testing.assert_allclose(GlobalMean(cross_entropy)(labels, logits, weights), wanted, rtol=1e-6)
 
 
 @pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning")  # Keras under NumPy 2

@@ -1,11 +1,13 @@
 """pretrain(): every recipe learns, and fine-tuning starts from it; phases; files; what is named before it trains."""
 
+import contextlib
 import dataclasses
 import functools
 import json
 import math
 import random
 import shutil
+import types
 
 import keras
 import numpy as np
@@ -24,13 +26,14 @@ from bert_keras.features import (
     NEXT_SENTENCE_LABEL,
     TFRECORD_NAMES,
 )
-from bert_keras.masking import Masking
+from bert_keras.masking import Masking, Pieces
+from bert_keras.objectives import MaskedLM
 from bert_keras.optimization import AdamW
 from bert_keras.tokenizers import WordPiece
 from tasks.corpus import Corpus
 from tasks.glue import ROWS, Glue
 from tasks.instances import Settings
-from tasks.pretrain import RECIPES, SETTINGS, PretrainHparams, Share, pretrain
+from tasks.pretrain import RECIPES, SETTINGS, PretrainHparams, Share, _held_out, pretrain
 from tasks.records import read_records, write_records
 from tasks.task import Hparams
 from tasks.train import finetune
@@ -419,6 +422,41 @@ def test_a_corpus_shorter_than_a_batch(tmp_path):
         documents=few,
         changes={"batch_size": 64},
     )
+
+
+def test_a_batch_that_replicas_do_not_divide(tmp_path, monkeypatch):
+    three = types.SimpleNamespace(num_replicas_in_sync=3)
+    monkeypatch.setattr("tasks.pretrain.strategy", lambda name: three)
+    match = "batch_size is 8 and there are 3 replicas; give a multiple of 3"
+    refused(tmp_path, match, documents=iter(()))
+
+
+def test_held_out_batches_are_padded(tokenizer):
+    """For three replicas: 40 instances in batches of 32, whose labels and weights are those of one device."""
+    rows = tf.data.Dataset.from_tensors(
+        {
+            INPUT_WORD_IDS: tf.range(40, dtype="int32"),
+            INPUT_MASK: tf.ones(40, "int32"),
+            MASKED_LM_POSITIONS: tf.range(2),
+            MASKED_LM_IDS: tf.constant([7, 8]),
+            MASKED_LM_WEIGHTS: tf.ones(2),
+        }
+    ).repeat(40)
+    source = types.SimpleNamespace(
+        held_out=lambda phase: rows, reading=lambda phase, vocab_size: contextlib.nullcontext()
+    )
+    made = _held_out(
+        source,
+        0,
+        objectives=[MaskedLM(pieces=Pieces.of(tokenizer))],
+        vocab_size=tokenizer.vocab_size,
+        hparams=PretrainHparams(),
+        multiple_of=3,
+    )
+    weights = [weights["masked_lm"].numpy() for _, _, weights in made]
+    assert [len(batch) for batch in weights] == [33, 9]
+    assert [batch.sum() for batch in weights] == [2 * 32, 2 * 8]
+    assert all(len(batch[INPUT_WORD_IDS]) % 3 == 0 for batch, _, _ in made)
 
 
 def test_documents_of_one_line(tmp_path):

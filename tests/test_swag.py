@@ -286,11 +286,12 @@ def test_a_tpu_sees_one_shape(tmp_path):
     rows = "".join(f"o\t{'good ' * i}\ta\tb\tc\td\t{i % 4}\n" for i in range(1, 6))
     task = Swag("codah", write(tmp_path / "a.tsv", rows))
     preprocess = Preprocessor(tokenizer(), seq_length=16)
-    made = dataset(task, preprocess, task.examples("train"), batch_size=2, seed=1, drop_remainder=True)
+    made = dataset(task, preprocess, task.examples("train"), batch_size=2, seed=1, multiple_of=2)
     features, labels, weights = made.element_spec
     assert {tuple(spec.shape) for spec in features.values()} == {(2, 4, 16)}
     assert tuple(labels.shape) == tuple(weights.shape) == (2,)
-    assert len(list(made)) == 2
+    assert [weights.numpy().tolist() for _, _, weights in made].count([1, 1]) == 2
+    assert len(list(made)) == 3  # the last of one example
 
 
 # A run, from training to serving
