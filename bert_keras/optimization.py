@@ -143,9 +143,25 @@ class _TwoMoments(keras.optimizers.Optimizer):
         self._momentums, self._velocities = self.add_optimizer_variables(variables, ["momentum", "velocity"])
         self._decays = [self.is_decayed(variable) for variable in variables]
 
+    def exclude_from_weight_decay(
+        self,
+        var_list: Sequence[keras.Variable] | None = None,
+        var_names: Sequence[str] | None = None,
+    ) -> None:
+        """Leaves more variables undecayed, as Keras does: those in `var_list` and those whose name matches one of `var_names`.
+
+        A name is the last part of a path, such as "kernel"; `no_decay` matches whole paths. `get_config` keeps neither list.
+        Raises ValueError once the optimizer is built.
+        """
+        if self.built:  # Keras' own check looks at an attribute that no optimizer has
+            raise BertKerasError(
+                f"{self.name} is built already, which settles what decays; call exclude_from_weight_decay before."
+            )
+        super().exclude_from_weight_decay(var_list, var_names)
+
     def is_decayed(self, variable: keras.Variable) -> bool:
         """Whether `weight_decay` touches this variable."""
-        return self.decay > 0 and not self._is_excluded(variable)
+        return self.decay > 0 and not self._is_excluded(variable) and self._use_weight_decay(variable)
 
     def _is_excluded(self, variable: keras.Variable) -> bool:
         return re.search(self.no_decay, variable.path, flags=re.IGNORECASE) is not None

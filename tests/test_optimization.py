@@ -13,6 +13,7 @@ import tensorflow as tf
 
 from bert_keras.config import BertConfig
 from bert_keras.encoder import BertEncoder
+from bert_keras.errors import BertKerasError
 from bert_keras.features import ENCODER_INPUTS
 from bert_keras.optimization import (
     LAMB,
@@ -412,6 +413,70 @@ def test_lamb_comes_back_from_its_config():
     again = LAMB.from_config(optimizer.get_config())
     assert again.get_config() == optimizer.get_config()
     assert (again.bias_correction, LAMB().bias_correction, LAMB().decay) == (True, True, 0.01)
+
+
+def only_decayed(optimizer, exclude):
+    """The weights after two steps without gradients, so that only decay moves them."""
+    weights = variables(kernel=(3,), output_kernel=(3,), bias=(3,))
+    for weight in weights:
+        weight.assign([1.0, 2.0, 3.0])
+    exclude(optimizer, weights)
+    for _ in range(2):
+        optimizer.apply([tf.zeros(3)] * len(weights), weights)
+    return [weight.numpy() for weight in weights]
+
+
+@pytest.mark.parametrize(
+    ("exclude", "decayed"),
+    [
+        (lambda optimizer, weights: None, [True, True]),
+        (
+            lambda optimizer, weights: optimizer.exclude_from_weight_decay(var_list=[weights[0]]),
+            [False, True],
+        ),
+        (lambda optimizer, weights: optimizer.exclude_from_weight_decay(var_names=["output"]), [True, False]),
+        (
+            lambda optimizer, weights: optimizer.exclude_from_weight_decay(var_names=["kernel"]),
+            [False, False],
+        ),
+        (
+            lambda optimizer, weights: optimizer.exclude_from_weight_decay([weights[0]], ["output"]),
+            [False, False],
+        ),
+    ],
+    ids=["nothing", "var_list", "var_names", "both_by_name", "list_and_name"],
+)
+def test_exclude_from_weight_decay_is_keras_own(exclude, decayed):
+    """Beside `no_decay`, which leaves out the bias; numbers by hand and by keras.optimizers.AdamW."""
+    at_first, after = np.float32([1, 2, 3]), np.float32([1, 2, 3]) * (1 - 0.1 * 0.5) ** 2
+    found = only_decayed(AdamW(0.1, weight_decay=0.5), exclude)
+    theirs = keras.optimizers.AdamW(0.1, weight_decay=0.5)
+    for weight, reference, is_decayed in zip(found, only_decayed(theirs, exclude), decayed, strict=False):
+        np.testing.assert_allclose(weight, after if is_decayed else at_first, rtol=1e-6)
+        np.testing.assert_allclose(weight, reference, rtol=1e-6)
+    np.testing.assert_array_equal(found[2], at_first)
+    # The update is the decay alone, so LAMB's trust ratio is 1 / 0.5: each step takes rate times the weight.
+    lamb = only_decayed(LAMB(0.1, weight_decay=0.5), exclude)
+    for weight, is_decayed in zip(lamb, [*decayed, False], strict=True):
+        np.testing.assert_allclose(weight, at_first * (0.9**2 if is_decayed else 1), rtol=1e-5)
+
+
+def test_exclude_from_weight_decay_leaves_the_trust_ratio():
+    """By hand: weights [3, 4], gradient [1, 1], so that the update is [1, 1] and the ratio 5 / sqrt(2)."""
+    (weight,) = variables(kernel=(2,))
+    weight.assign([3.0, 4.0])
+    optimizer = LAMB(0.1, weight_decay=0.5, clip_norm=None)
+    optimizer.exclude_from_weight_decay(var_list=[weight])
+    optimizer.apply([tf.ones(2)], [weight])
+    np.testing.assert_allclose(weight.numpy(), np.array([3, 4]) - 0.1 * 5 / np.sqrt(2), rtol=1e-5)
+
+
+@pytest.mark.parametrize("optimizer", [AdamW, LAMB])
+def test_exclude_from_weight_decay_is_refused_once_built(optimizer):
+    built = optimizer(0.1)
+    built.build(variables(kernel=(2,)))
+    with pytest.raises(BertKerasError, match="built already.*call exclude_from_weight_decay before"):
+        built.exclude_from_weight_decay(var_names=["kernel"])
 
 
 def test_a_variable_without_a_gradient():
