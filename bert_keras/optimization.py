@@ -412,7 +412,8 @@ def _trust_ratio(weight: Any, update: Any) -> Any:
 class GlobalMean(keras.losses.Loss):
     """sum(weight * loss) over all replicas / sum(weight) over all replicas.
 
-    loss: a function of (labels, outputs) that returns one loss for each slot, for example `cross_entropy`
+    loss: a function of (labels, outputs) that returns one loss for each slot, for example `cross_entropy`, which gives
+        weight 0 to a negative label
 
     Keras' own reduction is a mean over each replica's slots, then over the replicas: another number whenever weights
     differ.
@@ -434,6 +435,8 @@ class GlobalMean(keras.losses.Loss):
         """
         losses = self.call(y_true, y_pred)
         weights = ops.ones_like(losses) if sample_weight is None else ops.cast(sample_weight, losses.dtype)
+        if self._loss is cross_entropy:
+            weights = known_weights(y_true, weights)
         loss_sum, weight_sum = ops.sum(losses * weights), ops.sum(weights)
         context = _replica_context()
         if context is None:
@@ -455,9 +458,24 @@ class GlobalMean(keras.losses.Loss):
 
 @keras.saving.register_keras_serializable("bert_keras")
 def cross_entropy(labels: Any, logits: Any) -> Any:
-    """Softmax cross-entropy: int [...], float [..., C] -> float32 [...]. A negative label counts as class 0."""
-    labels = ops.maximum(ops.cast(labels, "int32"), 0)
-    return keras.losses.sparse_categorical_crossentropy(labels, ops.cast(logits, "float32"), from_logits=True)
+    """Softmax cross-entropy: int [...], float [..., C] -> float32 [...].
+
+    A negative label, such as Hugging Face's -100, names no class: its loss is 0, and GlobalMean does not count it. Keras' own
+    metrics do: pass them `sample_weight` too.
+    """
+    classes = ops.maximum(ops.cast(labels, "int32"), 0)
+    losses = keras.losses.sparse_categorical_crossentropy(
+        classes, ops.cast(logits, "float32"), from_logits=True
+    )
+    return known_weights(labels, losses)
+
+
+def known_weights(labels: Any, weights: Any) -> Any:
+    """Class ids and float weights [...] -> the weights, 0 where a label is negative and names no class."""
+    labels = ops.convert_to_tensor(labels)
+    if len(labels.shape) > len(weights.shape):  # Keras takes labels [B, 1] for [B]
+        labels = ops.squeeze(labels, -1)
+    return ops.where(labels >= 0, weights, 0.0)
 
 
 @keras.saving.register_keras_serializable("bert_keras")

@@ -526,8 +526,9 @@ def test_schedule_refuses(total, warmup):
 
 def test_cross_entropy_and_squared_error():
     logits = np.float32([[2.0, 0.0, -1.0], [0.0, 0.0, 0.0], [1.0, 2.0, 3.0]])
-    labels = np.int32([0, 2, -1])  # a withheld label must not make the loss NaN
-    expected = np.log(np.exp(np.float64(logits)).sum(1)) - logits[range(3), np.maximum(labels, 0)]
+    labels = np.int32([0, 2, -1])  # a withheld label costs nothing
+    expected = np.log(np.exp(np.float64(logits)).sum(1)) - logits[range(3), labels]
+    expected[2] = 0
     np.testing.assert_allclose(cross_entropy(labels, logits), expected, rtol=1e-6)
     np.testing.assert_allclose(squared_error(np.float32([1, 5]), np.float32([[3], [5]])), [4, 0])
 
@@ -541,6 +542,41 @@ def test_mean_divides_by_the_weights():
     np.testing.assert_allclose(mean(labels, logits, weights), (losses * weights).sum() / 3.5, rtol=1e-6)
     np.testing.assert_allclose(mean(labels, logits), losses.mean(), rtol=1e-6)
     assert float(mean(labels, logits, np.zeros(20, "float32"))) == 0.0
+
+
+@pytest.mark.parametrize("dtype", ["int32", "int64", "float32"])
+def test_a_negative_label_has_no_weight(dtype):
+    """Loss and gradient are those of the labelled rows alone: Hugging Face's data marks the others with -100."""
+    labels, weights = np.array([2, -100, 1, -1]).astype(dtype), np.float32([1, 3, 0.5, 2])
+    logits = tf.constant(np.random.default_rng(0).normal(size=(4, 3)), tf.float32)
+    mean = GlobalMean(cross_entropy)
+    for given, labelled in ((None, None), (weights, weights[::2])):
+        with tf.GradientTape(persistent=True) as tape:
+            tape.watch(logits)
+            found, wanted = mean(labels, logits, given), mean(labels[::2], logits[::2], labelled)
+        np.testing.assert_allclose(found, wanted, rtol=1e-6)
+        gradient = tape.gradient(found, logits).numpy()
+        np.testing.assert_allclose(gradient[::2], tape.gradient(wanted, logits).numpy()[::2], rtol=1e-5)
+        assert not gradient[1::2].any()
+    np.testing.assert_array_equal(mean(labels[:, None], logits), mean(labels, logits))
+    assert float(mean(np.full(4, -100), logits)) == 0.0
+
+
+def test_negative_labels_in_a_stock_fit():
+    """Two slots of three have a label in each batch: the update is that of a fit on these alone."""
+    rows, labels = np.random.default_rng(0).normal(size=(6, 4)), np.int32([1, -100, 0, -100, 1, 0])
+    kernels = []
+    for known in (np.full(6, True), labels >= 0):
+        model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(2, kernel_initializer="ones")])
+        model.compile(keras.optimizers.SGD(1.0), GlobalMean(cross_entropy), jit_compile=False)
+        model.fit(rows[known], labels[known], batch_size=6, shuffle=False, verbose=0)
+        kernels.append(model.get_weights()[0])
+    np.testing.assert_allclose(*kernels, rtol=1e-6)
+
+
+def test_negative_numbers_are_scores_to_other_losses():
+    scores, outputs = np.float32([-1, 2]), np.float32([[0], [0]])
+    assert float(GlobalMean(squared_error)(scores, outputs)) == 2.5
 
 
 @pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning")  # Keras under NumPy 2
