@@ -656,9 +656,7 @@ def _labels_of_folder(folder: pathlib.Path) -> tuple[str, ...] | None:
     names = _read_json(path).get("id2label") if path.is_file() else None
     if not isinstance(names, dict) or names.keys() != {str(i) for i in range(len(names))}:
         return None
-    labels = tuple(str(names[str(i)]) for i in range(len(names)))
-    numbered = all(re.fullmatch(r"LABEL_\d+", label) for label in labels)  # as transformers fills up
-    return None if numbered else labels
+    return tuple(str(names[str(i)]) for i in range(len(names)))
 
 
 _OTHER_TOKENIZERS = {"BPE": "byte-level BPE", "Unigram": "a SentencePiece unigram model"}

@@ -202,7 +202,11 @@ def _parser() -> argparse.ArgumentParser:
     add("--data", help=DATA_HELP)
     add("--dev-data", help="file of the dev split, where --data is the file to train on")
     add("--checkpoint", required=True, help="Hugging Face, Google, KerasHub or Model Garden checkpoint")
-    add("--keep-head", action="store_true", help="start the head from the checkpoint too")
+    add(
+        "--keep-head",
+        action="store_true",
+        help="start the head from the checkpoint too, which must name its labels",
+    )
     add("--output", required=True, help="folder of the run, new or empty")
     add(
         "--random-weights",
