@@ -284,6 +284,13 @@ def test_what_contradicts_a_checkpoint(tmp_path):
     options = {"checkpoint": tmp_path / "checkpoint"}
     other = WordPiece([*runs.VOCABULARY[:-1], "other"])
     refused(tmp_path, "the checkpoint's own vocabulary is another", tokenizer=other, **options)
+    cased = WordPiece(runs.VOCABULARY, lower_case=False)
+    refused(
+        tmp_path,
+        "the checkpoint's tokenizer has lower_case=True, the one given False",
+        tokenizer=cased,
+        **options,
+    )
     refused(tmp_path, "size is that of the checkpoint", changes={"size": "tiny"}, **options)
 
 
