@@ -438,27 +438,48 @@ def read_vocabulary(path: pathlib.Path) -> tuple[str, ...]:
     return tuple(pieces_of(path.read_bytes(), source=path))
 
 
+# From this fraction of upper case among its tokens with letters on, a vocabulary is taken for cased. BERT's English one has 0.31,
+# its multilingual one 0.23; its uncased one 0, or 0.04 with domain terms in all of the [unusedN].
+_CASED = 0.05
+_SPECIAL_TOKEN = re.compile(r"[\[<].*[\]>]")
+
+
 def lower_cases(checkpoint: Checkpoint) -> bool:
-    """Whether to lower-case text: as the folder said or, where it did not, if all pieces are lower-case."""
+    """Whether to lower-case text: as the folder said or, where it did not, guessed from the vocabulary, with a warning.
+
+    Raises ValueError where the checkpoint's SentencePiece model is none.
+    """
     if checkpoint.lower_case is not None:
         return checkpoint.lower_case
-    specials = re.compile(r"[\[<].*[\]>]")
-    return all(
-        piece == piece.lower() for piece in checkpoint.vocabulary or () if not specials.fullmatch(piece)
+    pieces = checkpoint.vocabulary
+    if pieces is None and checkpoint.sentencepiece is not None:
+        from bert_keras.tokenizers import SentencePiece
+
+        pieces = SentencePiece(checkpoint.sentencepiece).vocabulary
+    tokens = [piece for piece in pieces or () if not _SPECIAL_TOKEN.fullmatch(piece)]
+    lettered = [token for token in tokens if token.lower() != token.upper()]
+    upper = sum(token != token.lower() for token in lettered)
+    guessed = upper < _CASED * max(1, len(lettered))
+    where = f"the files of {checkpoint.path} do" if checkpoint.path else "the vocabulary's files do"
+    warnings.warn(
+        f"{where} not say whether to lower-case text; guessed lower_case={guessed}: {upper:,} of its {len(lettered):,} tokens "
+        'with letters have upper case. "do_lower_case" in a tokenizer_config.json beside the vocabulary settles it.',
+        stacklevel=1,  # one place, so that Python says it once
     )
+    return guessed
 
 
 def write_tokenizer(checkpoint: Checkpoint, folder: pathlib.Path) -> None:
     """Writes the vocabulary and, as Hugging Face does, a tokenizer_config.json beside it."""
     _write_vocabulary(checkpoint, folder)
-    wordpiece = checkpoint.sentencepiece is None
+    if checkpoint.vocabulary is None and checkpoint.sentencepiece is None:
+        return
     settings = {
-        "tokenizer_class": "BertTokenizer" if wordpiece else "AlbertTokenizer",
+        "tokenizer_class": "BertTokenizer" if checkpoint.sentencepiece is None else "AlbertTokenizer",
         "do_lower_case": lower_cases(checkpoint),
         "model_max_length": checkpoint.config.max_length,
     }
-    if checkpoint.vocabulary is not None or not wordpiece:
-        _write_json(settings, folder / "tokenizer_config.json")
+    _write_json(settings, folder / "tokenizer_config.json")
 
 
 def _write_vocabulary(checkpoint: Checkpoint, folder: pathlib.Path) -> None:
@@ -656,9 +677,7 @@ def _labels_of_folder(folder: pathlib.Path) -> tuple[str, ...] | None:
     names = _read_json(path).get("id2label") if path.is_file() else None
     if not isinstance(names, dict) or names.keys() != {str(i) for i in range(len(names))}:
         return None
-    labels = tuple(str(names[str(i)]) for i in range(len(names)))
-    numbered = all(re.fullmatch(r"LABEL_\d+", label) for label in labels)  # as transformers fills up
-    return None if numbered else labels
+    return tuple(str(names[str(i)]) for i in range(len(names)))
 
 
 _OTHER_TOKENIZERS = {"BPE": "byte-level BPE", "Unigram": "a SentencePiece unigram model"}
@@ -699,6 +718,7 @@ _SEPARATOR = "\u2028"
 
 
 def _hugging_face_tokenizer(folder: pathlib.Path) -> Vocabulary:
+    """A folder's tokenizer. Google's and Model Garden's have the vocab.txt and, if written here, the settings beside it."""
     found, model = _vocab_txt(folder), folder / SENTENCEPIECE
     pipeline = _tokenizer_json(folder, has_pieces=found.is_there or model.is_file())
     if found.pieces is None and model.is_file():
@@ -1014,7 +1034,7 @@ def _save_google(checkpoint: Checkpoint, tensors: dict[str, np.ndarray], folder:
     import tensorflow as tf
 
     _write_json(checkpoint.config.to_google(), folder / "bert_config.json")
-    _write_vocabulary(checkpoint, folder)
+    write_tokenizer(checkpoint, folder)
     names = sorted(tensors)
     with _tensorflow_writes(), tf.device("CPU"):
         tf.raw_ops.SaveV2(
@@ -1045,7 +1065,7 @@ def _save_model_garden(checkpoint: Checkpoint, tensors: dict[str, np.ndarray], f
         return tf.Variable(node)
 
     _write_json(checkpoint.config.to_google(), folder / "bert_config.json")
-    _write_vocabulary(checkpoint, folder)
+    write_tokenizer(checkpoint, folder)
     with _tensorflow_writes(), tf.device("CPU"):
         tracked(tree).write(str(folder / TENSORFLOW_NAME))
 
@@ -1228,7 +1248,7 @@ FORMATS = {
             files="one *.index of variable names",
             find=_find_google,
             load_config=_bert_config_json,
-            load_tokenizer=_vocab_txt,
+            load_tokenizer=_hugging_face_tokenizer,
             open=_open_tensorflow,
             save=_save_google,
         ),
@@ -1257,7 +1277,7 @@ FORMATS = {
             files="one *.index of an object graph",
             find=_find_model_garden,
             load_config=_bert_config_json,
-            load_tokenizer=_vocab_txt,
+            load_tokenizer=_hugging_face_tokenizer,
             open=_open_tensorflow,
             save=_save_model_garden,
         ),

@@ -45,6 +45,7 @@ from bert_keras.features import (
     POOLED_OUTPUT,
     SEQUENCE_OUTPUT,
 )
+from bert_keras.vocabulary_files import SENTENCEPIECE
 
 # Keras and TensorFlow are imported by the functions that need them: reading a safetensors file needs neither.
 if TYPE_CHECKING:
@@ -364,22 +365,29 @@ def load_encoder(
 def load_tokenizer(path: Path, *, lower_case: bool | None = None) -> "Tokenizer":
     """The tokenizer of a checkpoint folder, of a folder of a vocabulary alone, of a vocab.txt or a spiece.model.
 
-    lower_case: None takes what the folder says or, where it says nothing, whether all wordpieces are lower-case; a SentencePiece
-        model lower-cases
+    lower_case: None takes what the files beside the vocabulary say or, where they say nothing, guesses it from the number of
+        tokens with upper case and warns
 
     Raises FileNotFoundError where there is no vocabulary, ValueError where it outgrows the config.
     """
     path = pathlib.Path(path)
     if path.is_file() and path.suffix == ".txt":
-        vocabulary = Vocabulary(pieces=read_vocabulary(path))
+        vocabulary = Vocabulary(pieces=read_vocabulary(path), lower_case=_case_beside(path))
     elif path.is_file() and path.suffix == ".model":
-        vocabulary = Vocabulary(sentencepiece=path.read_bytes())
+        vocabulary = Vocabulary(sentencepiece=path.read_bytes(), lower_case=_case_beside(path))
     else:
         vocabulary = _vocabulary_at(path)
     checkpoint = Checkpoint(
         config=BertConfig(vocab_size=1), tensors={}, **_tokenizer_fields(vocabulary), path=str(path)
     )
     return tokenizer_of(checkpoint, lower_case=lower_case)
+
+
+def _case_beside(file: pathlib.Path) -> bool | None:
+    """The lower_case that a folder says of its vocabulary, this file; None of files of other names."""
+    if file.name not in ("vocab.txt", SENTENCEPIECE):
+        return None
+    return FORMATS["hugging-face"].load_tokenizer(file.parent).lower_case
 
 
 def _vocabulary_at(path: pathlib.Path) -> Vocabulary:
@@ -422,7 +430,6 @@ def tokenizer_of(checkpoint: Checkpoint, *, lower_case: bool | None = None) -> "
     """The tokenizer that a checkpoint carries, as `load_tokenizer` makes it. ValueError without one."""
     from bert_keras.tokenizers import SentencePiece, WordPiece
 
-    lower_case = lower_cases(checkpoint) if lower_case is None else lower_case
     if checkpoint.vocabulary is None and checkpoint.other_tokenizer is not None:
         raise BertKerasError(
             f"{_named(checkpoint)}the checkpoint's tokenizer is {checkpoint.other_tokenizer}, which no tokenizer here "
@@ -433,6 +440,7 @@ def tokenizer_of(checkpoint: Checkpoint, *, lower_case: bool | None = None) -> "
             f"{_named(checkpoint)}the checkpoint came without a vocabulary; put the model's vocab.txt into its folder."
         )
     try:
+        lower_case = lower_cases(checkpoint) if lower_case is None else lower_case
         if checkpoint.sentencepiece is not None:
             return SentencePiece(checkpoint.sentencepiece, lower_case=lower_case)
         return WordPiece(checkpoint.vocabulary or (), lower_case=lower_case)

@@ -202,7 +202,11 @@ def _parser() -> argparse.ArgumentParser:
     add("--data", help=DATA_HELP)
     add("--dev-data", help="file of the dev split, where --data is the file to train on")
     add("--checkpoint", required=True, help="Hugging Face, Google, KerasHub or Model Garden checkpoint")
-    add("--keep-head", action="store_true", help="start the head from the checkpoint too")
+    add(
+        "--keep-head",
+        action="store_true",
+        help="start the head from the checkpoint too, which must name its labels",
+    )
     add("--output", required=True, help="folder of the run, new or empty")
     add(
         "--random-weights",
@@ -917,11 +921,12 @@ def _instances(args: argparse.Namespace) -> None:
             f"{', '.join(unread)} says nothing to instances; known are {', '.join(sorted(known))}."
         )
     recipe = RECIPES[args.recipe].changed(**settings)
+    lower_case = checkpoints.load_tokenizer(args.vocab).lower_case  # here, so that no worker guesses it
     with _progress("documents", None) as advance:
         summary = write_records(
             open_corpora(args.text),
             args.output,
-            make_tokenizer=functools.partial(checkpoints.load_tokenizer, args.vocab),
+            make_tokenizer=functools.partial(checkpoints.load_tokenizer, args.vocab, lower_case=lower_case),
             settings=recipe.sampling(args.seq_length),
             masking=recipe.masking(args.seq_length) if args.masks else None,
             segment=args.segmenter and _segmenter(args.segmenter),
@@ -1212,15 +1217,19 @@ def _info(args: argparse.Namespace) -> None:
         _table(("file", "bytes", "SHA-256"), rows, title=f"{args.path}: every file is as it was written")
         return
     from bert_keras import checkpoints
+    from bert_keras.checkpoint_formats import lower_cases
     from tasks.train import is_run, load_run
 
     checkpoint = checkpoints.read(args.path)
     count = sum(tensor.size for tensor in checkpoint.tensors.values())
     facts = {"format": checkpoint.format, "tensors": len(checkpoint.tensors), "parameters": f"{count:,}"}
     if checkpoint.vocabulary is not None:
-        facts |= {"vocabulary": f"{len(checkpoint.vocabulary):,} tokens", "lower_case": checkpoint.lower_case}
+        facts |= {
+            "vocabulary": f"{len(checkpoint.vocabulary):,} tokens",
+            "lower_case": lower_cases(checkpoint),
+        }
     if checkpoint.sentencepiece is not None:
-        facts |= {"vocabulary": "a SentencePiece model", "lower_case": checkpoint.lower_case}
+        facts |= {"vocabulary": "a SentencePiece model", "lower_case": lower_cases(checkpoint)}
     if is_run(args.path):
         run = load_run(args.path)
         facts |= {

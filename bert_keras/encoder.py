@@ -119,7 +119,10 @@ class BertEncoder(keras.Model):
         position = pooled_position(mask, causal=self.config.causal)
         scores_mask = self._scores_mask(mask)
         states = self.embeddings(word_ids, type_ids, training=training)
-        results: dict[str, Any] = {EMBEDDING_OUTPUT: states, ENCODER_OUTPUTS: [], ATTENTION_PROBABILITIES: []}
+        # Held here, a tensor stays in memory to the end of an eager call.
+        results: dict[str, Any] = {name: [] for name in (ENCODER_OUTPUTS, ATTENTION_PROBABILITIES)}
+        if EMBEDDING_OUTPUT in self.outputs_wanted:
+            results[EMBEDDING_OUTPUT] = states
         pooled_only = self.outputs_wanted == (POOLED_OUTPUT,) and self.bilstm is None
         for i in range(self.config.num_layers):
             queries, queries_mask = states, scores_mask
@@ -129,8 +132,11 @@ class BertEncoder(keras.Model):
                 queries_mask = self._padding_mask(mask)
             block = self.blocks[0 if self.config.share_layers else i]
             states, probabilities = block(queries, states, queries_mask, training=training)
-            results[ENCODER_OUTPUTS].append(states)
-            results[ATTENTION_PROBABILITIES].append(probabilities)
+            if ENCODER_OUTPUTS in self.outputs_wanted:
+                results[ENCODER_OUTPUTS].append(states)
+            if ATTENTION_PROBABILITIES in self.outputs_wanted:
+                results[ATTENTION_PROBABILITIES].append(probabilities)
+            del probabilities  # before the next block makes its own, as large
         if self.bilstm is not None:
             states = self.bilstm(states, mask=mask > 0)
         results[SEQUENCE_OUTPUT] = states

@@ -32,13 +32,13 @@ from bert_keras.features import (
 )
 from bert_keras.heads import MaskedLMHead, NextSentenceHead, ReplacedTokenHead
 from bert_keras.masking import Masking, Pieces, ask_next, mask
-from bert_keras.optimization import GlobalMean, cross_entropy
+from bert_keras.optimization import GlobalMean, cross_entropy, known_weights
 
 Features = dict[str, Any]
 
 
 class Objective(Protocol):
-    """One question about a text. Labels int32 and weights float32 have the logits' leading shape."""
+    """A question about a text. Labels int32 and weights float32 have the logits' leading shape; negative labels do not count."""
 
     name: ClassVar[str]  # of its logits, labels and weights, and of its head in a checkpoint
     reads: ClassVar[str]  # the encoder's output that the head stands on
@@ -300,8 +300,9 @@ class Pretrainer(keras.Model):
             # The same operations as in `compute_loss`, which TensorFlow then runs once.
             losses = self._losses_of[name].call(y[name], y_pred[name])
             right = objective.correct(y[name], y_pred[name])
+            weights = known_weights(y[name], sample_weight[name])
             for measure, metric in self._measures_of[name].items():
-                metric.update_state(right if measure == "accuracy" else losses, sample_weight[name])
+                metric.update_state(right if measure == "accuracy" else losses, weights)
         return self.get_metrics_result()
 
     def get_metrics_result(self) -> dict[str, Any]:

@@ -143,9 +143,25 @@ class _TwoMoments(keras.optimizers.Optimizer):
         self._momentums, self._velocities = self.add_optimizer_variables(variables, ["momentum", "velocity"])
         self._decays = [self.is_decayed(variable) for variable in variables]
 
+    def exclude_from_weight_decay(
+        self,
+        var_list: Sequence[keras.Variable] | None = None,
+        var_names: Sequence[str] | None = None,
+    ) -> None:
+        """Leaves more variables undecayed, as Keras does: those in `var_list` and those whose name matches one of `var_names`.
+
+        A name is the last part of a path, such as "kernel"; `no_decay` matches whole paths. `get_config` keeps neither list.
+        Raises ValueError once the optimizer is built.
+        """
+        if self.built:  # Keras' own check looks at an attribute that no optimizer has
+            raise BertKerasError(
+                f"{self.name} is built already, which settles what decays; call exclude_from_weight_decay before."
+            )
+        super().exclude_from_weight_decay(var_list, var_names)
+
     def is_decayed(self, variable: keras.Variable) -> bool:
         """Whether `weight_decay` touches this variable."""
-        return self.decay > 0 and not self._is_excluded(variable)
+        return self.decay > 0 and not self._is_excluded(variable) and self._use_weight_decay(variable)
 
     def _is_excluded(self, variable: keras.Variable) -> bool:
         return re.search(self.no_decay, variable.path, flags=re.IGNORECASE) is not None
@@ -405,7 +421,8 @@ def _trust_ratio(weight: Any, update: Any) -> Any:
 class GlobalMean(keras.losses.Loss):
     """sum(weight * loss) over all replicas / sum(weight) over all replicas.
 
-    loss: a function of (labels, outputs) that returns one loss for each slot, for example `cross_entropy`
+    loss: a function of (labels, outputs) that returns one loss for each slot, for example `cross_entropy`, which gives
+        weight 0 to a negative label
 
     Keras' own reduction is a mean over each replica's slots, then over the replicas: another number whenever weights
     differ.
@@ -432,6 +449,8 @@ class GlobalMean(keras.losses.Loss):
             given = ops.cast(sample_weight, losses.dtype)
             slots = (1,) * (len(losses.shape) - len(given.shape))
             weights = weights * ops.reshape(given, (*ops.shape(given), *slots))
+        if self._loss is cross_entropy:
+            weights = known_weights(y_true, weights)
         loss_sum, weight_sum = ops.sum(losses * weights), ops.sum(weights)
         context = _replica_context()
         if context is None:
@@ -453,9 +472,24 @@ class GlobalMean(keras.losses.Loss):
 
 @keras.saving.register_keras_serializable("bert_keras")
 def cross_entropy(labels: Any, logits: Any) -> Any:
-    """Softmax cross-entropy: int [...], float [..., C] -> float32 [...]. A negative label counts as class 0."""
-    labels = ops.maximum(ops.cast(labels, "int32"), 0)
-    return keras.losses.sparse_categorical_crossentropy(labels, ops.cast(logits, "float32"), from_logits=True)
+    """Softmax cross-entropy: int [...], float [..., C] -> float32 [...].
+
+    A negative label, such as Hugging Face's -100, names no class: its loss is 0, and GlobalMean does not count it. Keras' own
+    metrics do: pass them `sample_weight` too.
+    """
+    classes = ops.maximum(ops.cast(labels, "int32"), 0)
+    losses = keras.losses.sparse_categorical_crossentropy(
+        classes, ops.cast(logits, "float32"), from_logits=True
+    )
+    return known_weights(labels, losses)
+
+
+def known_weights(labels: Any, weights: Any) -> Any:
+    """Class ids and float weights [...] -> the weights, 0 where a label is negative and names no class."""
+    labels = ops.convert_to_tensor(labels)
+    if len(labels.shape) > len(weights.shape):  # Keras takes labels [B, 1] for [B]
+        labels = ops.squeeze(labels, -1)
+    return ops.where(labels >= 0, weights, 0.0)
 
 
 @keras.saving.register_keras_serializable("bert_keras")

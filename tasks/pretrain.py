@@ -923,9 +923,17 @@ def _tokenizer(given: Tokenizer | None, start: checkpoints.Checkpoint | None) ->
         return checkpoints.tokenizer_of(start)
     if start is None or (start.vocabulary is None and start.sentencepiece is None):
         return given
-    if given.digest != checkpoints.tokenizer_of(start).digest:
+    own = checkpoints.tokenizer_of(
+        start, lower_case=given.lower_case if start.lower_case is None else start.lower_case
+    )
+    if given.digest != own.digest:
         raise BertKerasError(
             "the checkpoint's own vocabulary is another, and its weights are of that; leave the vocabulary out."
+        )
+    if given.lower_case != own.lower_case:
+        raise BertKerasError(
+            f"the checkpoint's tokenizer has lower_case={own.lower_case}, the one given {given.lower_case}; leave the "
+            "vocabulary out."
         )
     return given
 

@@ -376,19 +376,21 @@ class _Learner(keras.Model):
 
 
 def _in_order_of(task: Task, source: checkpoints.Checkpoint, heads: Sequence[str]) -> checkpoints.Checkpoint:
-    """The checkpoint with what its heads have for each label in the task's order, where both name their labels.
+    """The checkpoint with what its heads have for each label in the task's order.
 
-    Raises ValueError where the names are not the same, in upper or lower case.
+    Raises ValueError where the checkpoint does not name the task's labels, in upper or lower case: its order is unknown then.
     """
-    wanted, there = task.label_names, source.labels
-    if not wanted or there is None:
+    wanted, there = task.label_names, source.labels or ()
+    if not wanted or not any(name.split("/")[0] in heads for name in source.tensors):  # `assign` says so
         return source
     places = {label.casefold(): place for place, label in enumerate(there)}
     order = [places.get(label.casefold(), -1) for label in wanted]
     if sorted(order) != list(range(len(there))):
+        named = f"labels are {', '.join(there)} and" if there else "labels have no names;"
+        convert = "" if source.format in ("", "hugging-face") else "convert it to hugging-face and "
         raise BertKerasError(
-            f"the checkpoint's labels are {', '.join(there)} and those of {task.name} are {', '.join(wanted)}; "
-            "leave keep_head out, or name them in config.json's id2label as the task does."
+            f"the checkpoint's {named} those of {task.name} are {', '.join(wanted)}; leave keep_head out, or "
+            f"{convert}name them in config.json's id2label as the task does, in the head's order."
         )
     tensors = {
         name: value[..., order]
@@ -461,8 +463,8 @@ def finetune(
 
     checkpoint: a path that `checkpoints.read` takes, or a Checkpoint; one without tensors starts at random
     dev_split: measured after every epoch; None takes the task's first validation split
-    keep_head: start the head from the checkpoint too, as for one question-answering set after another; labels that the
-        checkpoint names are brought into the task's order
+    keep_head: start the head from the checkpoint too, as for one question-answering set after another; its labels are
+        brought into the task's order, so it must name them (`id2label` in config.json)
     save_every: steps between two saves in `checkpoints/`, of three times the weights' size; None saves nothing
     log: receives lines for a person: what was loaded, what each epoch measured
 

@@ -31,6 +31,8 @@ from bert_keras.heads import (
 # Keras saves its own variables by a call that numpy 2 warns of.
 saves_with_keras = pytest.mark.filterwarnings("ignore:__array__ implementation doesn't accept a copy keyword")
 
+guesses_the_case = pytest.mark.filterwarnings("ignore:.*do not say whether to lower-case")
+
 GOLDEN = Path(__file__).parent / "golden" / "variables_tiny.json"
 PIECES = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "un", "##able", "a", "b", "\u2028", "é", "##s")
 TINY = BertConfig(
@@ -869,14 +871,16 @@ def test_compare_says_where_there_is_no_library(tmp_path):
 
 
 @pytest.mark.parametrize("form", ["hugging-face", "google", "model-garden"])
-def test_the_tokenizer_comes_along(tmp_path, form):
-    checkpoints.write(random_checkpoint(), tmp_path / "out", format=form)
-    tokenizer = checkpoints.load_tokenizer(tmp_path / "out")
-    assert tokenizer.vocabulary == PIECES
-    # All pieces are lower-case; only Hugging Face's folder says that text must not be lowered.
-    assert tokenizer.lower_case is (form != "hugging-face")
+@pytest.mark.parametrize("lower_case", [False, True])
+def test_the_tokenizer_comes_along(tmp_path, form, lower_case):
+    """Its case too, which the pieces, all of them lower-case, do not tell."""
+    checkpoint = dataclasses.replace(random_checkpoint(), lower_case=lower_case)
+    checkpoints.write(checkpoint, tmp_path / "out", format=form)
+    assert checkpoints.read(tmp_path / "out").lower_case is lower_case
+    for path in (tmp_path / "out", tmp_path / "out" / "vocab.txt"):
+        tokenizer = checkpoints.load_tokenizer(path)
+        assert (tokenizer.vocabulary, tokenizer.lower_case) == (PIECES, lower_case)
     assert checkpoints.load_tokenizer(tmp_path / "out", lower_case=True).lower_case is True
-    assert checkpoints.load_tokenizer(tmp_path / "out" / "vocab.txt").vocabulary == PIECES
     if form == "google":
         (tmp_path / "out" / "vocab.txt").unlink()
         raises(FileNotFoundError, "no vocab.txt", checkpoints.load_tokenizer, tmp_path / "out")
@@ -885,22 +889,75 @@ def test_the_tokenizer_comes_along(tmp_path, form):
         )
 
 
+@pytest.mark.parametrize("form", ["google", "model-garden"])
+def test_the_case_survives_a_conversion_there_and_back(tmp_path, form):
+    checkpoints.write(random_checkpoint(), tmp_path / "first", format="hugging-face")
+    for source, target, target_form in (("first", "second", form), ("second", "third", "hugging-face")):
+        checkpoints.write(checkpoints.read(tmp_path / source), tmp_path / target, format=target_form)
+    first, third = (
+        json.loads((tmp_path / name / "tokenizer_config.json").read_text()) for name in ("first", "third")
+    )
+    assert first == third and first["do_lower_case"] is False
+
+
+@pytest.mark.parametrize("form", ["google", "model-garden"])
+def test_settings_beside_another_librarys_vocabulary_are_checked(tmp_path, form):
+    checkpoints.write(random_checkpoint(), tmp_path / "out", format=form)
+    (tmp_path / "out" / "tokenizer_config.json").write_text('{"tokenize_chinese_chars": false}')
+    raises(ValueError, "tokenize_chinese_chars is False in", checkpoints.read, tmp_path / "out")
+
+
+def unused_filled(lines: list[str], count: int) -> list[str]:
+    """A vocabulary with upper-case terms in the first of its [unusedN]."""
+    slots = [i for i, line in enumerate(lines) if re.fullmatch(r"\[unused\d+\]", line)]
+    terms = {slot: f"TERM{i}" for i, slot in enumerate(slots[:count])}
+    return [terms.get(i, line) for i, line in enumerate(lines)]
+
+
+@guesses_the_case
 @pytest.mark.parametrize(
-    ("name", "lower_case"), [("uncased_30522", True), ("cased_28996", False), ("chinese_21128", True)]
+    ("name", "lower_case"),
+    [
+        ("uncased_30522", True),
+        ("cased_28996", False),
+        ("chinese_21128", True),
+        ("multi_cased_119547", False),
+    ],
 )
-def test_a_vocabulary_says_itself_whether_it_is_cased(data_dir, name, lower_case):
-    assert checkpoints.load_tokenizer(data_dir / "vocab" / f"{name}.txt").lower_case is lower_case
+@pytest.mark.parametrize("count", [0, 1, 1000])
+def test_the_case_is_guessed_from_a_share_of_the_vocabulary(data_dir, tmp_path, name, lower_case, count):
+    """Domain terms in one or in all of the [unusedN] do not make an uncased vocabulary cased."""
+    lines = (data_dir / "vocab" / f"{name}.txt").read_text(encoding="utf-8").split("\n")
+    (tmp_path / "vocab.txt").write_text("\n".join(unused_filled(lines, count)), encoding="utf-8")
+    assert checkpoints.load_tokenizer(tmp_path / "vocab.txt").lower_case is lower_case
 
 
-def test_converting_a_folder_that_does_not_say_whether_it_is_cased(tmp_path):
+def test_a_guess_is_said_once_and_a_setting_ends_it(tmp_path):
+    pieces = (*PIECES[:-1], "A")
+    (tmp_path / "vocab.txt").write_text("\n".join(pieces))
+    said = (
+        r"the files of .* do not say whether to lower-case text; guessed lower_case=False: 1 of its 6 tokens"
+    )
+    with pytest.warns(UserWarning, match=f"^{said}.*do_lower_case") as caught:
+        assert checkpoints.load_tokenizer(tmp_path).lower_case is False
+    assert len(caught) == 1 and str(tmp_path) in str(caught[0].message) and "\n" not in str(caught[0].message)
+    assert checkpoints.load_tokenizer(tmp_path, lower_case=True).lower_case is True  # nothing is guessed
+    (tmp_path / "tokenizer_config.json").write_text('{"do_lower_case": true}')
+    assert checkpoints.load_tokenizer(tmp_path).lower_case is True
+
+
+@guesses_the_case
+@pytest.mark.parametrize("form", ["hugging-face", "google", "model-garden"])
+def test_converting_a_folder_that_does_not_say_whether_it_is_cased(tmp_path, form):
     for pieces, lower_case in ((PIECES, True), ((*PIECES[:-1], "A"), False)):
         checkpoint = dataclasses.replace(random_checkpoint(heads=()), vocabulary=pieces, lower_case=None)
-        checkpoints.write(checkpoint, tmp_path / "hf", format="hugging-face", overwrite=True)
-        settings = json.loads((tmp_path / "hf" / "tokenizer_config.json").read_text())
+        checkpoints.write(checkpoint, tmp_path / "out", format=form, overwrite=True)
+        settings = json.loads((tmp_path / "out" / "tokenizer_config.json").read_text())
         assert settings["do_lower_case"] is lower_case  # transformers would take true for granted
 
 
 @saves_with_keras
+@guesses_the_case
 def test_a_keras_hub_preset_has_its_tokenizer(tmp_path):
     keras_hub = pytest.importorskip("keras_hub")
     checkpoint = dataclasses.replace(random_checkpoint(heads=()), lower_case=None)
@@ -978,6 +1035,7 @@ def test_the_tokenizer_json_beside_a_vocab_txt_says_the_case(tmp_path, lower_cas
     raises(ValueError, message, checkpoints.load_tokenizer, tmp_path)
 
 
+@guesses_the_case
 @pytest.mark.parametrize(
     ("name", "content"),
     [
@@ -1000,6 +1058,7 @@ def test_added_tokens_that_are_none(tmp_path, content):
     raises(ValueError, "added tokens of .* are no list of tokens", checkpoints.load_tokenizer, tmp_path)
 
 
+@guesses_the_case
 @pytest.mark.parametrize("name", ["tokenizer_config.json", "config.json"])
 @pytest.mark.parametrize("kind", ["BertJapaneseTokenizer", "RobertaTokenizer"])
 def test_a_class_that_splits_text_otherwise_is_named_and_the_weights_are_read(tmp_path, name, kind):
@@ -1019,6 +1078,7 @@ def test_a_class_that_splits_text_otherwise_is_named_and_the_weights_are_read(tm
     assert checkpoints.load_tokenizer(tmp_path / "out").vocabulary == PIECES
 
 
+@guesses_the_case
 @pytest.mark.parametrize(
     ("lines", "said"),
     [

@@ -318,9 +318,23 @@ def test_convert_there_and_back(command, sst2, tmp_path):
     code, _, err = command("convert", "--from", google, "--to", back)
     assert (code, err) == (0, "")
     start, end = (checkpoints.read(folder) for folder in (sst2.run, back))
-    assert (start.config, start.vocabulary) == (end.config, end.vocabulary)
+    assert (start.config, start.vocabulary, start.lower_case) == (end.config, end.vocabulary, end.lower_case)
     assert set(start.tensors) == set(end.tensors)
     assert all((start.tensors[name] == end.tensors[name]).all() for name in start.tensors)
+
+
+@pytest.mark.parametrize("name", ["info", "convert"])
+@pytest.mark.filterwarnings("default:.*do not say whether to lower-case")
+def test_a_guessed_case_is_printed(command, sst2, tmp_path, name):
+    """Google's own folders have a vocabulary and nothing that says its case."""
+    google = tmp_path / "google"
+    checkpoints.write(checkpoints.read(sst2.checkpoint), google, format="google")
+    (google / "tokenizer_config.json").unlink()
+    arguments = {"info": (google,), "convert": ("--from", google, "--to", tmp_path / "back")}[name]
+    code, out, err = command(name, *arguments)
+    said = rf"warning: the files of {google}.* do not say .* guessed lower_case=True: 0 of .*\n"
+    assert code == 0 and re.fullmatch(said, err), err
+    assert name != "info" or re.search(r"lower_case\W+True", out)
 
 
 def test_convert_names_what_it_leaves_out(command, sst2, tmp_path):

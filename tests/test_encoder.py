@@ -2,6 +2,7 @@
 
 import dataclasses
 import math
+import weakref
 
 import keras
 import numpy as np
@@ -480,6 +481,36 @@ def test_attention_probabilities_only_on_request():
 def test_unknown_outputs_are_an_error(outputs):
     with pytest.raises(ValueError, match="wanted one or more of sequence_output, pooled_output"):
         BertEncoder(small(), outputs=outputs)
+
+
+@pytest.mark.parametrize(
+    ("outputs", "kept"),
+    [
+        ((POOLED_OUTPUT,), {"states": False, "probabilities": False}),
+        ((SEQUENCE_OUTPUT, POOLED_OUTPUT, EMBEDDING_OUTPUT), {"states": False, "probabilities": False}),
+        ((SEQUENCE_OUTPUT, ENCODER_OUTPUTS), {"states": True, "probabilities": False}),
+        ((ATTENTION_PROBABILITIES,), {"states": False, "probabilities": True}),
+    ],
+)
+@pytest.mark.parametrize("changes", [{}, {"share_layers": True}])
+def test_an_eager_pass_keeps_only_what_was_asked_for(monkeypatch, changes, outputs, kept):
+    """When a block begins, all that is left of those before it is the states that it reads."""
+    made, alive, run = {"states": [], "probabilities": []}, [], Block.__call__
+
+    def spy(block, queries, states, scores_mask, training=False):
+        alive.append({name: sum(ref() is not None for ref in refs) for name, refs in made.items()})
+        states, probabilities = run(block, queries, states, scores_mask, training=training)
+        made["states"].append(weakref.ref(states))
+        made["probabilities"].append(weakref.ref(probabilities))
+        return states, probabilities
+
+    monkeypatch.setattr(Block, "__call__", spy)
+    encoder = BertEncoder(small(num_layers=4, **changes), outputs=outputs)
+    encoder(random_features(SMALL, seed=0, batch=2, length=8))
+    assert alive == [
+        {"states": i if kept["states"] else min(i, 1), "probabilities": i if kept["probabilities"] else 0}
+        for i in range(4)
+    ]
 
 
 def matrix_product_sizes(encoder, *, batch, length):

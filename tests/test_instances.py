@@ -845,6 +845,7 @@ def test_memory_does_not_grow_with_the_corpus(data_dir, tmp_path):
 # The command
 
 
+@pytest.mark.filterwarnings("ignore:.*do not say whether to lower-case")
 def test_command(tmp_path, vocab, capfd, monkeypatch):
     text, output = tmp_path / "text.txt", tmp_path / "out"
     text.write_text("\n\n".join("\n".join(runs.texts(6, seed=i)) for i in range(40)))

@@ -174,6 +174,21 @@ def test_measures_are_means_over_the_weights_of_all_batches():
     assert {*logs} == {"loss", "masked_lm_loss", "masked_lm_accuracy", "masked_lm_perplexity"}
 
 
+def test_negative_labels_are_not_measured():
+    """Users' own labels, -100 where nothing is asked and a weight of 1 everywhere: as with weights of 0 there."""
+    model = pretrainer(MASKED_LM)
+    x, y, weights = label(repeating(8), objectives=model.objectives, seed=SEED)
+    asked = weights["masked_lm"].numpy() > 0
+    theirs = {"masked_lm": np.where(asked, y["masked_lm"], -100)}
+    ones = {"masked_lm": np.ones_like(asked, "float32")}
+    model.compile(AdamW(0.0))
+    settings = {"batch_size": 8, "verbose": 0, "return_dict": True}
+    wanted = model.evaluate(x, y, sample_weight=weights, **settings)
+    assert not asked.all() and model.evaluate(x, theirs, sample_weight=ones, **settings) == pytest.approx(
+        wanted
+    )
+
+
 def test_objective_weights():
     x, y, weights = label(repeating(8), objectives=[MASKED_LM, SentencePair()], seed=SEED)
     losses = {}

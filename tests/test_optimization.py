@@ -13,6 +13,7 @@ import tensorflow as tf
 
 from bert_keras.config import BertConfig
 from bert_keras.encoder import BertEncoder
+from bert_keras.errors import BertKerasError
 from bert_keras.features import ENCODER_INPUTS
 from bert_keras.optimization import (
     LAMB,
@@ -443,6 +444,70 @@ def test_lamb_comes_back_from_its_config():
     assert (again.bias_correction, LAMB().bias_correction, LAMB().decay) == (True, True, 0.01)
 
 
+def only_decayed(optimizer, exclude):
+    """The weights after two steps without gradients, so that only decay moves them."""
+    weights = variables(kernel=(3,), output_kernel=(3,), bias=(3,))
+    for weight in weights:
+        weight.assign([1.0, 2.0, 3.0])
+    exclude(optimizer, weights)
+    for _ in range(2):
+        optimizer.apply([tf.zeros(3)] * len(weights), weights)
+    return [weight.numpy() for weight in weights]
+
+
+@pytest.mark.parametrize(
+    ("exclude", "decayed"),
+    [
+        (lambda optimizer, weights: None, [True, True]),
+        (
+            lambda optimizer, weights: optimizer.exclude_from_weight_decay(var_list=[weights[0]]),
+            [False, True],
+        ),
+        (lambda optimizer, weights: optimizer.exclude_from_weight_decay(var_names=["output"]), [True, False]),
+        (
+            lambda optimizer, weights: optimizer.exclude_from_weight_decay(var_names=["kernel"]),
+            [False, False],
+        ),
+        (
+            lambda optimizer, weights: optimizer.exclude_from_weight_decay([weights[0]], ["output"]),
+            [False, False],
+        ),
+    ],
+    ids=["nothing", "var_list", "var_names", "both_by_name", "list_and_name"],
+)
+def test_exclude_from_weight_decay_is_keras_own(exclude, decayed):
+    """Beside `no_decay`, which leaves out the bias; numbers by hand and by keras.optimizers.AdamW."""
+    at_first, after = np.float32([1, 2, 3]), np.float32([1, 2, 3]) * (1 - 0.1 * 0.5) ** 2
+    found = only_decayed(AdamW(0.1, weight_decay=0.5), exclude)
+    theirs = keras.optimizers.AdamW(0.1, weight_decay=0.5)
+    for weight, reference, is_decayed in zip(found, only_decayed(theirs, exclude), decayed, strict=False):
+        np.testing.assert_allclose(weight, after if is_decayed else at_first, rtol=1e-6)
+        np.testing.assert_allclose(weight, reference, rtol=1e-6)
+    np.testing.assert_array_equal(found[2], at_first)
+    # The update is the decay alone, so LAMB's trust ratio is 1 / 0.5: each step takes rate times the weight.
+    lamb = only_decayed(LAMB(0.1, weight_decay=0.5), exclude)
+    for weight, is_decayed in zip(lamb, [*decayed, False], strict=True):
+        np.testing.assert_allclose(weight, at_first * (0.9**2 if is_decayed else 1), rtol=1e-5)
+
+
+def test_exclude_from_weight_decay_leaves_the_trust_ratio():
+    """By hand: weights [3, 4], gradient [1, 1], so that the update is [1, 1] and the ratio 5 / sqrt(2)."""
+    (weight,) = variables(kernel=(2,))
+    weight.assign([3.0, 4.0])
+    optimizer = LAMB(0.1, weight_decay=0.5, clip_norm=None)
+    optimizer.exclude_from_weight_decay(var_list=[weight])
+    optimizer.apply([tf.ones(2)], [weight])
+    np.testing.assert_allclose(weight.numpy(), np.array([3, 4]) - 0.1 * 5 / np.sqrt(2), rtol=1e-5)
+
+
+@pytest.mark.parametrize("optimizer", [AdamW, LAMB])
+def test_exclude_from_weight_decay_is_refused_once_built(optimizer):
+    built = optimizer(0.1)
+    built.build(variables(kernel=(2,)))
+    with pytest.raises(BertKerasError, match="built already.*call exclude_from_weight_decay before"):
+        built.exclude_from_weight_decay(var_names=["kernel"])
+
+
 def test_a_variable_without_a_gradient():
     first, second = variables(a=(2,), b=(2,))
     before = second.numpy()
@@ -490,8 +555,9 @@ def test_schedule_refuses(total, warmup):
 
 def test_cross_entropy_and_squared_error():
     logits = np.float32([[2.0, 0.0, -1.0], [0.0, 0.0, 0.0], [1.0, 2.0, 3.0]])
-    labels = np.int32([0, 2, -1])  # a withheld label must not make the loss NaN
-    expected = np.log(np.exp(np.float64(logits)).sum(1)) - logits[range(3), np.maximum(labels, 0)]
+    labels = np.int32([0, 2, -1])  # a withheld label costs nothing
+    expected = np.log(np.exp(np.float64(logits)).sum(1)) - logits[range(3), labels]
+    expected[2] = 0
     np.testing.assert_allclose(cross_entropy(labels, logits), expected, rtol=1e-6)
     np.testing.assert_allclose(squared_error(np.float32([1, 5]), np.float32([[3], [5]])), [4, 0])
 
@@ -514,6 +580,41 @@ def test_a_weight_for_each_row_counts_for_all_its_slots():
     losses = np.float64(cross_entropy(labels, logits))
     wanted = (losses * weights[:, np.newaxis]).sum() / (4 * 3)
     np.testing.assert_allclose(GlobalMean(cross_entropy)(labels, logits, weights), wanted, rtol=1e-6)
+
+
+@pytest.mark.parametrize("dtype", ["int32", "int64", "float32"])
+def test_a_negative_label_has_no_weight(dtype):
+    """Loss and gradient are those of the labelled rows alone: Hugging Face's data marks the others with -100."""
+    labels, weights = np.array([2, -100, 1, -1]).astype(dtype), np.float32([1, 3, 0.5, 2])
+    logits = tf.constant(np.random.default_rng(0).normal(size=(4, 3)), tf.float32)
+    mean = GlobalMean(cross_entropy)
+    for given, labelled in ((None, None), (weights, weights[::2])):
+        with tf.GradientTape(persistent=True) as tape:
+            tape.watch(logits)
+            found, wanted = mean(labels, logits, given), mean(labels[::2], logits[::2], labelled)
+        np.testing.assert_allclose(found, wanted, rtol=1e-6)
+        gradient = tape.gradient(found, logits).numpy()
+        np.testing.assert_allclose(gradient[::2], tape.gradient(wanted, logits).numpy()[::2], rtol=1e-5)
+        assert not gradient[1::2].any()
+    np.testing.assert_array_equal(mean(labels[:, None], logits), mean(labels, logits))
+    assert float(mean(np.full(4, -100), logits)) == 0.0
+
+
+def test_negative_labels_in_a_stock_fit():
+    """Two slots of three have a label in each batch: the update is that of a fit on these alone."""
+    rows, labels = np.random.default_rng(0).normal(size=(6, 4)), np.int32([1, -100, 0, -100, 1, 0])
+    kernels = []
+    for known in (np.full(6, True), labels >= 0):
+        model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(2, kernel_initializer="ones")])
+        model.compile(keras.optimizers.SGD(1.0), GlobalMean(cross_entropy), jit_compile=False)
+        model.fit(rows[known], labels[known], batch_size=6, shuffle=False, verbose=0)
+        kernels.append(model.get_weights()[0])
+    np.testing.assert_allclose(*kernels, rtol=1e-6)
+
+
+def test_negative_numbers_are_scores_to_other_losses():
+    scores, outputs = np.float32([-1, 2]), np.float32([[0], [0]])
+    assert float(GlobalMean(squared_error)(scores, outputs)) == 2.5
 
 
 @pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning")  # Keras under NumPy 2

@@ -287,6 +287,13 @@ def test_what_contradicts_a_checkpoint(tmp_path):
     options = {"checkpoint": tmp_path / "checkpoint"}
     other = WordPiece([*runs.VOCABULARY[:-1], "other"])
     refused(tmp_path, "the checkpoint's own vocabulary is another", tokenizer=other, **options)
+    cased = WordPiece(runs.VOCABULARY, lower_case=False)
+    refused(
+        tmp_path,
+        "the checkpoint's tokenizer has lower_case=True, the one given False",
+        tokenizer=cased,
+        **options,
+    )
     refused(tmp_path, "size is that of the checkpoint", changes={"size": "tiny"}, **options)
 
 
@@ -582,6 +589,7 @@ def test_trains_on_google_s_files(tmp_path):
     assert results["measures"]["masked_lm_loss"] < 1, "all of them ask for token 11"
 
 
+@pytest.mark.filterwarnings("ignore:.*do not say whether to lower-case")
 def test_files_in_a_folder_are_one_set(tmp_path, capfd):
     folder = tmp_path / "google"
     folder.mkdir()
@@ -715,6 +723,7 @@ def test_a_loss_that_is_no_number(tmp_path):
 # The command
 
 
+@pytest.mark.filterwarnings("ignore:.*do not say whether to lower-case")
 def test_command(tmp_path, capfd):
     text, vocabulary = tmp_path / "text.txt", tmp_path / "vocab.txt"
     text.write_text("\n\n".join("\n".join(document) for document in documents()))

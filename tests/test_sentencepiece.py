@@ -274,6 +274,23 @@ def test_a_folder_keeps_it(checkpoint, model, tmp_path):
         checkpoints.load_tokenizer(copy)
 
 
+@pytest.mark.parametrize("lower_case", [False, True])
+def test_a_model_without_settings_tells_its_case(tmp_path, lower_case):
+    texts = ["The House saw A new Act", "the house saw a new act of May"] * 20
+    made = learn_sentencepiece(
+        sentencepiece_texts(lower_case=lower_case)(texts), size=30, lower_case=lower_case
+    )
+    (tmp_path / "spiece.model").write_bytes(made.model)
+    for path in (tmp_path, tmp_path / "spiece.model"):
+        with pytest.warns(UserWarning, match=f"guessed lower_case={lower_case}"):
+            assert checkpoints.load_tokenizer(path).lower_case is lower_case
+
+
+def test_googles_format_keeps_it(checkpoint, model, tmp_path):
+    checkpoints.write(checkpoints.read(checkpoint), tmp_path / "google", format="google")
+    assert checkpoints.load_tokenizer(tmp_path / "google").model == model
+
+
 def test_a_run_keeps_it_answers_and_is_exported(checkpoint, model, tmp_path):
     task = FillMask(top_k=2)
     run = run_of(task, checkpoint, seq_length=24)

@@ -15,6 +15,7 @@ import runs
 import tensorflow as tf
 
 from bert_keras import checkpoints
+from bert_keras.errors import BertKerasError
 from savedmodels.servable import Servable
 from tasks import train
 from tasks.conll import Conll
@@ -240,15 +241,25 @@ def test_keep_head(learned, place):
         start(task, place, output="no_head", keep_head=True)
 
 
-def kept_head(task, place, folder, id2label):
+def with_head(source, *, labels, head="classifier", rows=1):
+    """The checkpoint with a head of random numbers."""
+    kernel = np.random.default_rng(0).normal(size=(rows * source.config.hidden_size, labels))
+    tensors = {
+        f"{head}/dense/kernel": kernel.astype("float32"),
+        f"{head}/dense/bias": kernel[0].astype("float32"),
+    }
+    return dataclasses.replace(source, tensors=source.tensors | tensors)
+
+
+def kept_head(task, place, folder, id2label, *, labels=None):
     """The columns of the head's kernel that a model starts with, by their places in a checkpoint of these labels."""
-    source, draw = checkpoints.read(place / "checkpoint"), np.random.default_rng(0)
     head, rows = ("concat_classifier", 3) if getattr(task, "pooling", "") == "concat" else ("classifier", 1)
-    kernel = draw.normal(size=(rows * source.config.hidden_size, len(id2label))).astype("float32")
-    tensors = source.tensors | {f"{head}/dense/kernel": kernel, f"{head}/dense/bias": kernel[0]}
-    checkpoints.write(dataclasses.replace(source, tensors=tensors), folder, format="hugging-face")
+    source = checkpoints.read(place / "checkpoint")
+    there = with_head(source, labels=labels or len(id2label), head=head, rows=rows)
+    kernel = there.tensors[f"{head}/dense/kernel"]
+    checkpoints.write(there, folder, format="hugging-face")
     config = json.loads((folder / "config.json").read_text())
-    (folder / "config.json").write_text(json.dumps(config | {"id2label": id2label}))
+    (folder / "config.json").write_text(json.dumps(config | ({"id2label": id2label} if id2label else {})))
     model = train._compiled_model(
         task, checkpoints.read(folder), QUICK, total_steps=1, keep_head=True, log=lambda line: None
     )
@@ -267,7 +278,11 @@ TAGS = ("O", "B-LOC", "B-PER", "I-LOC", "I-PER")
     [
         (Glue(ROWS["sst2"]), ["positive", "negative"], [1, 0]),
         (Glue(ROWS["sst2"]), ["NEGATIVE", "POSITIVE"], [0, 1]),
-        (Glue(ROWS["sst2"]), ["LABEL_0", "LABEL_1"], [0, 1]),
+        (
+            Glue(dataclasses.replace(ROWS["sst2"], labels=("LABEL_1", "LABEL_0"))),
+            ["LABEL_0", "LABEL_1"],
+            [1, 0],
+        ),
         (Glue(ROWS["mnli"]), ["CONTRADICTION", "ENTAILMENT", "NEUTRAL"], [1, 2, 0]),
         (Glue(ROWS["mnli"], pooling="concat"), ["contradiction", "entailment", "neutral"], [1, 2, 0]),
         (Conll(TAGS, scheme="IOB2"), ["B-PER", "I-PER", "B-LOC", "I-LOC", "O"], [4, 2, 0, 3, 1]),
@@ -279,6 +294,43 @@ def test_a_kept_head_has_the_task_s_labels(task, labels, places, place, tmp_path
     assert kept_head(task, place, tmp_path / "there", id2label) == places
     again = dict(reversed(id2label.items()))
     assert kept_head(task, place, tmp_path / "reversed", again) == places
+
+
+@pytest.mark.parametrize(
+    ("id2label", "said"),
+    [
+        ({"0": "LABEL_0", "1": "LABEL_1"}, "the checkpoint's labels are LABEL_0, LABEL_1 and those of sst2"),
+        (None, "the checkpoint's labels have no names; those of sst2 are negative, positive; "),
+        (
+            {"0": "negative"},
+            "the checkpoint's labels are negative and those of sst2 are negative, positive; ",
+        ),
+    ],
+)
+def test_a_kept_head_without_names_is_refused(place, tmp_path, id2label, said):
+    """Rows in an order that only their maker knows. Transformers writes no id2label for two labels without names."""
+    with pytest.raises(
+        BertKerasError, match=f"{said}.*name them in .*id2label as the task does, in the head's order"
+    ):
+        kept_head(Glue(ROWS["sst2"]), place, tmp_path / "there", id2label, labels=2)
+    task = Glue(ROWS["sst2"])
+    assert kept_head(task, place, tmp_path / "named", {"0": "positive", "1": "negative"}) == [1, 0]
+
+
+def test_a_kept_head_of_googles_format_is_refused(place, tmp_path):
+    """MNLI's labels stand in another order in google-research/bert, whose files have no place for them."""
+    there = with_head(checkpoints.read(place / "checkpoint"), labels=3)
+    there = dataclasses.replace(there, labels=("entailment", "neutral", "contradiction"))
+    checkpoints.write(there, tmp_path / "google", format="google")
+    with pytest.raises(BertKerasError, match="labels have no names; .*convert it to hugging-face"):
+        train._compiled_model(
+            Glue(ROWS["mnli"]),
+            checkpoints.read(tmp_path / "google"),
+            QUICK,
+            total_steps=1,
+            keep_head=True,
+            log=lambda line: None,
+        )
 
 
 def test_a_kept_head_of_other_labels(place, tmp_path):
