@@ -16,6 +16,7 @@ import json
 import os
 import pathlib
 import shlex
+import signal
 import sys
 import tempfile
 import warnings
@@ -443,6 +444,16 @@ def _parser() -> argparse.ArgumentParser:
     add("--port", type=int, default=8501, help="of REST; 0 takes a free one (default: 8501)")
     add("--grpc-port", type=int, default=8500, help="of gRPC; 0 takes a free one (default: 8500)")
     add("--no-grpc", action="store_true", help="REST alone, which needs no further package")
+    add("--max-rows", type=int, default=1_000, help="rows of one request (default: 1000)")
+    add("--max-text", type=int, default=1_000_000, help="bytes of text of one request (default: 1000000)")
+    add("--max-seconds", type=float, default=60.0, help="until a request is answered (default: 60)")
+    add(
+        "--allow-host",
+        **SEVERAL,
+        default=[],
+        metavar="NAME",
+        help="names of this machine that requests may ask, besides localhost, 127.0.0.1 and [::1]",
+    )
 
     add = command(
         "convert",
@@ -1135,10 +1146,17 @@ def _run_to_export(args: argparse.Namespace) -> Any:
 
 def _serve(args: argparse.Namespace) -> None:
     _start()
-    from savedmodels.serve import HOST, Server, example_of, load
+    from savedmodels.server import Server
+    from savedmodels.server.served import HOST, Limits, example_of, load
 
+    limits = Limits(rows=args.max_rows, text_bytes=args.max_text, seconds=args.max_seconds)
     served = load(args.folder, name=args.name)
-    with Server(served, port=args.port, grpc_port=None if args.no_grpc else args.grpc_port) as server:
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    ports = {"port": args.port, "grpc_port": None if args.no_grpc else args.grpc_port}
+    with (
+        contextlib.suppress(KeyboardInterrupt),
+        Server(served, **ports, limits=limits, hosts=args.allow_host) as server,
+    ):
         print("a development server on this machine alone; TensorFlow Serving is for production")
         listening = f"{served.name} version {served.version}: REST on {HOST}:{server.port}"
         print(listening + (f", gRPC on {HOST}:{server.grpc_port}" if server.grpc_port else ""))

@@ -22,7 +22,8 @@ from bert_keras.encoder import BertEncoder
 from bert_keras.preprocessing import Preprocessor
 from savedmodels import kit
 from savedmodels.export import export
-from savedmodels.serve import Server, example_of, load, reason_of
+from savedmodels.server import Server
+from savedmodels.server.served import example_of, load, reason_of
 from tasks.fill_mask import FillMask
 from tasks.glue import ROWS, Glue
 from tasks.train import Run
@@ -358,3 +359,4 @@ def test_the_command(folder):
             assert len(json.loads(done.stdout)["predictions"]) == 1
         finally:
             process.terminate()
+        assert process.wait(timeout=60) == 0

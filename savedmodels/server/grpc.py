@@ -1,0 +1,172 @@
+"""gRPC: PredictionService and ModelService. Needs the `serving` extra.
+
+Source: tensorflow_serving/apis.
+"""
+
+import concurrent.futures
+import math
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+import grpc
+import tensorflow as tf
+from google.protobuf import json_format
+from tensorflow_serving.apis import (
+    get_model_metadata_pb2,
+    get_model_status_pb2,
+    model_service_pb2_grpc,
+    predict_pb2,
+    prediction_service_pb2_grpc,
+)
+
+from savedmodels.server.served import DEFAULT_SIGNATURE, MAX_ELEMENTS, Call, Limits, RequestError, Served
+
+THREADS = 32  # requests that wait for their answer
+
+
+def serve(
+    served: Served, address: str, *, limits: Limits, work: concurrent.futures.Executor
+) -> tuple[Any, int]:
+    """A server that listens, and its port. work: runs the requests. Raises OSError where it cannot listen."""
+    server = grpc.server(
+        concurrent.futures.ThreadPoolExecutor(THREADS, thread_name_prefix="grpc"),
+        options=[
+            ("grpc.max_receive_message_length", limits.message_bytes),
+            ("grpc.max_send_message_length", -1),
+            ("grpc.so_reuseport", 0),
+        ],
+    )
+    prediction_service_pb2_grpc.add_PredictionServiceServicer_to_server(
+        Prediction(served, limits, work), server
+    )
+    model_service_pb2_grpc.add_ModelServiceServicer_to_server(Status(served, limits, work), server)
+    try:
+        bound = server.add_insecure_port(address)
+    except RuntimeError as error:
+        port = address.rpartition(":")[2]
+        raise OSError(f"gRPC cannot listen on port {port}; give another --grpc-port.") from error
+    server.start()
+    return server, bound
+
+
+class _Service:
+    def __init__(self, served: Served, limits: Limits, work: concurrent.futures.Executor) -> None:
+        self._served, self._limits, self._work = served, limits, work
+
+    def _reply(self, make: Callable[[Any, Call], Any], request: Any, context: Any) -> Any:
+        """The result of `make`, within the limits and while the client waits."""
+        call = Call(self._limits)
+        if not context.add_callback(call.stop):  # the client has left already
+            call.stop()
+        future = self._work.submit(self._checked, make, request, call)
+        try:
+            return future.result(self._limits.seconds)
+        except RequestError as error:
+            context.abort(getattr(grpc.StatusCode, error.code), str(error))
+        except TimeoutError:
+            late = f"no answer within {self._limits.seconds:g} seconds."
+            context.abort(grpc.StatusCode.DEADLINE_EXCEEDED, late)
+        finally:
+            call.stop()
+            future.cancel()
+
+    def _describe(self, make: Callable[[Any, Call], Any], request: Any, context: Any) -> Any:
+        """The result of `make`, at once: all workers may be busy."""
+        try:
+            return self._checked(make, request, Call(self._limits))
+        except RequestError as error:
+            context.abort(getattr(grpc.StatusCode, error.code), str(error))
+
+    def _checked(self, make: Callable[[Any, Call], Any], request: Any, call: Call) -> Any:
+        spec = request.model_spec
+        self._served.check(
+            spec.name,
+            spec.version.value if spec.HasField("version") else None,
+            spec.version_label if spec.HasField("version_label") else None,
+        )
+        return make(request, call)
+
+
+class Prediction(_Service, prediction_service_pb2_grpc.PredictionServiceServicer):
+    """Predict and GetModelMetadata."""
+
+    def Predict(self, request: Any, context: Any) -> Any:
+        return self._reply(self._predict, request, context)
+
+    def GetModelMetadata(self, request: Any, context: Any) -> Any:
+        return self._describe(self._metadata, request, context)
+
+    def Classify(self, request: Any, context: Any) -> None:
+        _unimplemented("Classify", context)
+
+    def Regress(self, request: Any, context: Any) -> None:
+        _unimplemented("Regress", context)
+
+    def MultiInference(self, request: Any, context: Any) -> None:
+        _unimplemented("MultiInference", context)
+
+    def _predict(self, request: Any, call: Call) -> Any:
+        signature = request.model_spec.signature_name or DEFAULT_SIGNATURE
+        self._served.check_names(signature, request.inputs)
+        outputs = self._served.predict(signature, dict(_parsed(request.inputs, call.limits)), call)
+        if unknown := sorted(set(request.output_filter) - set(outputs)):
+            raise RequestError("INVALID_ARGUMENT", f"there is no output {', '.join(unknown)}.")
+        response = predict_pb2.PredictResponse()
+        response.model_spec.name, response.model_spec.signature_name = self._served.name, signature
+        response.model_spec.version.value = self._served.version
+        for name in request.output_filter or outputs:
+            array = outputs[name]
+            dtype = tf.string if array.dtype == object else tf.dtypes.as_dtype(array.dtype)
+            response.outputs[name].CopyFrom(tf.make_tensor_proto(array, dtype))
+        return response
+
+    def _metadata(self, request: Any, call: Call) -> Any:
+        if list(request.metadata_field) != ["signature_def"]:
+            raise RequestError("INVALID_ARGUMENT", "metadata_field must be signature_def.")
+        response = get_model_metadata_pb2.GetModelMetadataResponse()
+        response.model_spec.name = self._served.name
+        response.model_spec.version.value = self._served.version
+        signatures = get_model_metadata_pb2.SignatureDefMap()
+        for name, value in self._served.signature_defs.items():
+            signatures.signature_def[name].CopyFrom(value)
+        response.metadata["signature_def"].Pack(signatures)
+        return response
+
+
+class Status(_Service, model_service_pb2_grpc.ModelServiceServicer):
+    """GetModelStatus."""
+
+    def GetModelStatus(self, request: Any, context: Any) -> Any:
+        return self._describe(self._status, request, context)
+
+    def _status(self, request: Any, call: Call) -> Any:
+        return json_format.ParseDict(self._served.status(), get_model_status_pb2.GetModelStatusResponse())
+
+
+def _unimplemented(method: str, context: Any) -> None:
+    context.abort(
+        grpc.StatusCode.UNIMPLEMENTED,
+        f"{method} needs a signature of that kind, which SavedModels of TensorFlow 2 do not have; call Predict, "
+        "for serialized tf.Example with the signature examples.",
+    )
+
+
+def _parsed(inputs: Mapping[str, Any], limits: Limits) -> Iterator[tuple[str, tf.Tensor]]:
+    """TensorProtos as tensors. Raises RequestError over a limit before a tensor is made: a few bytes may stand for many."""
+    for name, proto in inputs.items():
+        sizes = [dim.size for dim in proto.tensor_shape.dim]
+        if proto.tensor_shape.unknown_rank or min(sizes, default=0) < 0:
+            raise RequestError("INVALID_ARGUMENT", f"{name} has shape {sizes[:8]}; give every size.")
+        limits.check_rows(name, sizes[0] if sizes else 1)
+        elements = math.prod(sizes)
+        if max(elements, *sizes, 0) > MAX_ELEMENTS:
+            raise RequestError(
+                "INVALID_ARGUMENT", f"{name} has {elements:,} elements; at most {MAX_ELEMENTS:,} are taken."
+            )
+        if strings := proto.string_val:  # the last one stands for those that are not given
+            repeated = max(0, elements - len(strings)) * len(strings[-1])
+            limits.check_text(sum(map(len, strings)) + repeated)
+        try:
+            yield name, tf.constant(tf.make_ndarray(proto), tf.dtypes.as_dtype(proto.dtype))
+        except (TypeError, ValueError, KeyError) as error:
+            raise RequestError("INVALID_ARGUMENT", f"{name} is no whole TensorProto ({error}).") from error

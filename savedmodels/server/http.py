@@ -1,0 +1,197 @@
+"""REST over HTTP: addresses, methods, and who may ask. aiohttp reads the requests.
+
+In: a `Served` and a port of this machine. Out: JSON, for errors too.
+"""
+
+import asyncio
+import concurrent.futures
+import json
+import logging
+import re
+import socket
+import threading
+import urllib.parse
+from collections.abc import Collection
+from typing import Any
+
+from aiohttp import web
+
+from savedmodels.server import rest
+from savedmodels.server.served import HOST, Call, Limits, RequestError, Served
+
+HTTP_OF = {
+    "INVALID_ARGUMENT": 400,
+    "PERMISSION_DENIED": 403,
+    "NOT_FOUND": 404,
+    "RESOURCE_EXHAUSTED": 413,
+    "CANCELLED": 499,
+    "UNIMPLEMENTED": 501,
+    "DEADLINE_EXCEEDED": 504,
+}
+HOSTS = ("localhost", "127.0.0.1", "[::1]")
+BACKLOG = 128  # connections that wait to be accepted
+LINGER = 2.0  # seconds in which the rest of a refused body is read, so that its client sees the answer
+GRACE = 0.2  # seconds that running requests get when the server ends
+_PATH = re.compile(
+    r"/v1/models/(?P<name>[^/:]+)(?:/versions/(?P<version>[0-9]+)|/labels/(?P<label>[^/:]+))?"
+    r"(?P<verb>:predict|:classify|:regress|/metadata)?"
+)
+_SENDER = re.compile(r"(?:https?://)?(?P<host>\[[^\]]*\]|[^:/@\[\]]+)(?::[0-9]*)?")
+
+# aiohttp logs a traceback of every request that is no HTTP: who sends them could fill a disk.
+_quiet = logging.Logger("http")
+_quiet.addHandler(logging.NullHandler())
+
+
+class Http:
+    """A listening socket, and from `start` to `close` a thread that answers it.
+
+    work: runs what would block the other requests
+
+    Raises OSError where the port is taken.
+    """
+
+    def __init__(
+        self,
+        served: Served,
+        port: int,
+        *,
+        limits: Limits,
+        hosts: Collection[str],
+        work: concurrent.futures.Executor,
+    ) -> None:
+        self._served, self._limits, self._work = served, limits, work
+        self._hosts = {host.lower() for host in (*HOSTS, *hosts)}
+        try:
+            self._socket = socket.create_server((HOST, port), backlog=BACKLOG)
+        except OSError as error:
+            raise OSError(
+                f"REST cannot listen on port {port} ({error.strerror}); give another --port."
+            ) from error
+        self.port: int = self._socket.getsockname()[1]
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._loop.run_forever, daemon=True)
+        self._runner: web.AppRunner | None = None
+
+    def start(self) -> None:
+        """Answers from now on."""
+        self._thread.start()
+        self._await(self._listen())
+
+    def close(self) -> None:
+        """Stops the requests that run, and the thread."""
+        if self._runner is not None:
+            self._await(self._runner.cleanup())
+            self._loop.call_soon_threadsafe(self._loop.stop)
+            self._thread.join()
+        self._loop.close()
+        self._socket.close()
+
+    def _await(self, work: Any) -> None:
+        asyncio.run_coroutine_threadsafe(work, self._loop).result()
+
+    async def _listen(self) -> None:
+        app = web.Application(client_max_size=self._limits.message_bytes)
+        app.router.add_route("*", "/{path:.*}", self._handle)
+        self._runner = web.AppRunner(
+            app,
+            handler_cancellation=True,  # when the client leaves
+            shutdown_timeout=GRACE,
+            lingering_time=LINGER,
+            keepalive_timeout=self._limits.seconds,
+            access_log=None,
+            logger=_quiet,
+        )
+        await self._runner.setup()
+        await web.SockSite(self._runner, self._socket, backlog=BACKLOG).start()
+
+    async def _handle(self, request: web.Request) -> web.Response:
+        if request.method not in ("GET", "POST"):
+            return _json(405, f"{request.method} is not answered; ask with GET or POST.", Allow="GET, POST")
+        call = Call(self._limits)
+        try:
+            async with asyncio.timeout(self._limits.seconds):
+                self._check_sender(request)
+                make = self._describe if request.method == "GET" else self._predict
+                text = await make(request, call)
+            return web.Response(text=text, content_type="application/json")
+        except RequestError as error:
+            return _json(HTTP_OF.get(error.code, 500), str(error))
+        except TimeoutError:
+            return _json(504, f"no answer within {self._limits.seconds:g} seconds.")
+        except web.RequestPayloadError as error:
+            return _json(400, f"the body is damaged ({error}).")
+        except Exception as error:  # one request must not end the connection of the next
+            return _json(500, f"{type(error).__name__}: {error}")
+        finally:
+            call.stop()
+
+    def _check_sender(self, request: web.Request) -> None:
+        """Raises RequestError unless a program of this machine asks: a web page may reach it by a name of its own.
+
+        Browsers send an Origin with every POST of a page, and ask before they send JSON to another one.
+        """
+        for header in ("Host", "Origin"):
+            if (value := request.headers.get(header)) is None and header == "Origin":
+                continue
+            sender = _SENDER.fullmatch(value or "")
+            if sender is None or sender["host"].lower() not in self._hosts:
+                raise RequestError(
+                    "PERMISSION_DENIED",
+                    f"{header} is {value}; answered are {', '.join(sorted(self._hosts))}; --allow-host adds one.",
+                )
+        if "Origin" in request.headers and request.method == "POST":
+            if request.content_type != "application/json":
+                raise RequestError(
+                    "PERMISSION_DENIED",
+                    f"Content-Type is {request.content_type}; from a page it must be application/json.",
+                )
+
+    def _verb(self, request: web.Request) -> str | None:
+        path = request.raw_path.partition("?")[0]
+        match = _PATH.fullmatch(path)
+        if match is None:
+            raise RequestError("NOT_FOUND", f"{path[:80]} is no address here; see {self._served.address}.")
+        version, label = match["version"], match["label"]
+        if version is not None and (len(version) > 19 or int(version) >= 2**63):
+            raise RequestError("INVALID_ARGUMENT", f"Failed to convert version: {version[:20]} to numeric.")
+        self._served.check(
+            urllib.parse.unquote(match["name"]),
+            None if version is None else int(version),
+            None if label is None else urllib.parse.unquote(label),
+        )
+        return match["verb"]
+
+    async def _describe(self, request: web.Request, call: Call) -> str:
+        verb = self._verb(request)
+        if verb is not None and verb != "/metadata":
+            raise RequestError("INVALID_ARGUMENT", f"{verb} takes a POST.")
+        return json.dumps(rest.metadata_of(self._served) if verb else self._served.status())
+
+    async def _predict(self, request: web.Request, call: Call) -> str:
+        verb = self._verb(request)
+        if verb in (":classify", ":regress"):
+            raise RequestError(
+                "UNIMPLEMENTED", f"{verb} is not answered; ask {self._served.address}:predict."
+            )
+        if verb != ":predict":
+            raise RequestError("INVALID_ARGUMENT", f"POST goes to {self._served.address}:predict.")
+        most = self._limits.message_bytes
+        too_long = RequestError(
+            "RESOURCE_EXHAUSTED", f"the body is too long; {most:,} bytes at most are read."
+        )
+        if (request.content_length or 0) > most:
+            raise too_long
+        try:
+            body = await request.read()
+        except web.HTTPRequestEntityTooLarge as error:
+            raise too_long from error
+        return await asyncio.get_running_loop().run_in_executor(self._work, self._answer, body, call)
+
+    def _answer(self, body: bytes, call: Call) -> str:
+        return json.dumps(rest.answer(self._served, body, call))
+
+
+def _json(status: int, error: str, **headers: str) -> web.Response:
+    """An error as TensorFlow Serving sends it."""
+    return web.json_response({"error": error}, status=status, headers=headers)
