@@ -657,10 +657,11 @@ def _architecture_of_folder(folder: pathlib.Path) -> str | None:
 
 def _labels_of_folder(folder: pathlib.Path) -> tuple[str, ...] | None:
     path = folder / "config.json"
-    names = read_object(path).get("id2label") if path.is_file() else None
+    known = {"id2label": or_null(object_of(TEXT))}
+    fields = read_object(path) if path.is_file() else {}
+    names = typed(fields, known, where=path, optional=known, others=True).get("id2label")
     if not isinstance(names, dict) or names.keys() != {str(i) for i in range(len(names))}:
         return None
-    typed({"id2label": names}, {"id2label": object_of(TEXT)}, where=path)
     labels = tuple(names[str(i)] for i in range(len(names)))
     numbered = all(re.fullmatch(r"LABEL_\d+", label) for label in labels)  # as transformers fills up
     return None if numbered else labels

@@ -487,6 +487,8 @@ def _checked(path: pathlib.Path, tokenizer: Tokenizer | None) -> tuple[list[path
             f"{path} is not complete; write its instances again, which goes on where it stopped."
         )
     made = _shards_of(manifest)
+    if not made:
+        raise BertKerasError(f"{path} has no instances, by its {MANIFEST}; write them again.")
     files = [path / shard_name(number, compress=manifest["compress"]) for number in range(len(made))]
     for file, shard in zip(files, made, strict=True):
         size = file.stat().st_size if file.is_file() else 0

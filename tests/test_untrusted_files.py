@@ -34,7 +34,7 @@ from tasks.embedding import Embedding, WordEmbedding
 from tasks.feature_based import open_cache
 from tasks.fill_mask import FillMask
 from tasks.glue import ROWS, Glue
-from tasks.records import read_manifest
+from tasks.records import read_manifest, read_records
 from tasks.resume import prepare_output
 from tasks.squad import Squad
 from tasks.swag import Swag
@@ -101,6 +101,7 @@ def change(path: Path, **fields) -> None:
         ({"hidden_act": ["gelu"]}, r"hidden_act is \['gelu'\]"),
         ({"model_type": {"bert": 1}}, "model_type is {'bert': 1}"),
         ({"tokenizer_class": 5}, "config.json: tokenizer_class is 5; wanted text, or null"),
+        ({"id2label": 5}, "config.json: id2label is 5; wanted an object, each value text"),
         ({"id2label": {"0": 1}}, "config.json: id2label is .*; wanted an object, each value text"),
     ],
     ids=lambda value: next(iter(value)) if isinstance(value, dict) else "",
@@ -334,6 +335,7 @@ OURS = [
     ("manifest.json", RECORDS | {"shards": [{}]}, read_manifest, r"shards\[0\]: 'bytes' is missing"),
     ("manifest.json", RECORDS | {"masking": ["x"]}, read_manifest, "masking is"),
     ("manifest.json", ["x"], read_manifest, "holds a list"),
+    ("manifest.json", RECORDS | {"shards": [], "summary": {}}, read_records, "has no instances"),
     ("header.json", HEADER | {"layers": ["x"]}, open_cache, "layers is"),
     ("header.json", HEADER | {"config": 5}, open_cache, "config is 5"),
     ("header.json", HEADER | {"config": {"x": 1}}, open_cache, "config: unknown configuration field x"),
@@ -350,7 +352,7 @@ def test_json_of_another_type_in_our_other_folders(tmp_path, name, content, call
     file.parent.mkdir(exist_ok=True)
     for text, said in ((json.dumps(content).encode(), message), (DEEP, "is nested too deep")):
         file.write_bytes(text)
-        refused(f"{name}.*{said}", call, tmp_path)
+        refused(f"{said}.*{name}" if "no instances" in said else f"{name}.*{said}", call, tmp_path)
 
 
 # -----------------------------------------------------------------------------------------------------------
