@@ -13,6 +13,7 @@ import math
 import pathlib
 import re
 import warnings
+import zipfile
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, NamedTuple
 
@@ -20,7 +21,22 @@ import numpy as np
 
 from bert_keras.config import BertConfig
 from bert_keras.errors import BertKerasError, MissingFileError
-from bert_keras.vocabulary_files import SENTENCEPIECE, pieces_of
+from bert_keras.json_files import (
+    FLAG,
+    NUMBER,
+    OBJECT,
+    TEXT,
+    Kind,
+    is_whole,
+    list_of,
+    object_of,
+    or_null,
+    read_bounded,
+    read_object,
+    short,
+    typed,
+)
+from bert_keras.vocabulary_files import MAX_VOCABULARY_BYTES, SENTENCEPIECE, pieces_of
 
 
 class Vocabulary(NamedTuple):
@@ -435,7 +451,7 @@ class Format:
 
 def read_vocabulary(path: pathlib.Path) -> tuple[str, ...]:
     """The pieces of a vocab.txt as they stand; WordPiece checks them."""
-    return tuple(pieces_of(path.read_bytes(), source=path))
+    return tuple(pieces_of(read_bounded(path, MAX_VOCABULARY_BYTES), source=path))
 
 
 # From this fraction of upper case among its tokens with letters on, a vocabulary is taken for cased. BERT's English one has 0.31,
@@ -487,18 +503,6 @@ def _write_vocabulary(checkpoint: Checkpoint, folder: pathlib.Path) -> None:
         (folder / "vocab.txt").write_bytes(("\n".join(checkpoint.vocabulary) + "\n").encode())
     if checkpoint.sentencepiece is not None:
         (folder / SENTENCEPIECE).write_bytes(checkpoint.sentencepiece)
-
-
-def _read_json(path: pathlib.Path) -> dict[str, Any]:
-    try:
-        fields = json.loads(path.read_text(encoding="utf-8"))
-    except (UnicodeDecodeError, json.JSONDecodeError) as error:
-        raise BertKerasError(f"{path} is not a JSON file in UTF-8: {error}.") from error
-    if not isinstance(fields, dict):
-        raise BertKerasError(
-            f"{path} holds a JSON {type(fields).__name__}; wanted an object of named fields."
-        )
-    return fields
 
 
 def _write_json(fields: Mapping[str, Any], path: pathlib.Path) -> None:
@@ -661,12 +665,12 @@ def _find_hugging_face(path: pathlib.Path) -> pathlib.Path | None:
 
 def _model_type_of_folder(folder: pathlib.Path) -> str:
     path = folder / "config.json"
-    return _read_json(path).get("model_type", "bert") if path.is_file() else "bert"
+    return read_object(path).get("model_type", "bert") if path.is_file() else "bert"
 
 
 def _architecture_of_folder(folder: pathlib.Path) -> str | None:
     path = folder / "config.json"
-    named = _read_json(path).get("architectures") if path.is_file() else None
+    named = read_object(path).get("architectures") if path.is_file() else None
     first = named[0] if isinstance(named, list) and named and isinstance(named[0], str) else ""
     found = re.fullmatch(r"(?:Bert|Albert|Electra|Roberta)(\w+)", first)
     return found.group(1) if found and found.group(1) in _KNOWN_ARCHITECTURES else None
@@ -674,12 +678,25 @@ def _architecture_of_folder(folder: pathlib.Path) -> str | None:
 
 def _labels_of_folder(folder: pathlib.Path) -> tuple[str, ...] | None:
     path = folder / "config.json"
-    names = _read_json(path).get("id2label") if path.is_file() else None
+    known = {"id2label": or_null(object_of(TEXT))}
+    fields = read_object(path) if path.is_file() else {}
+    names = typed(fields, known, where=path, optional=known, others=True).get("id2label")
     if not isinstance(names, dict) or names.keys() != {str(i) for i in range(len(names))}:
         return None
-    return tuple(str(names[str(i)]) for i in range(len(names)))
+    return tuple(names[str(i)] for i in range(len(names)))
 
 
+# The fields of a tokenizer_config.json that are read here and compared with no list of values.
+_TOKEN = Kind(
+    "an object with its text as content",
+    lambda value: isinstance(value, dict) and isinstance(value.get("content"), str),
+)
+_SETTINGS = {
+    "tokenizer_class": or_null(TEXT),
+    "do_lower_case": or_null(FLAG),
+    "strip_accents": or_null(FLAG),
+    "added_tokens_decoder": or_null(object_of(_TOKEN)),
+}
 _OTHER_TOKENIZERS = {"BPE": "byte-level BPE", "Unigram": "a SentencePiece unigram model"}
 # Classes that split text as WordPiece and SentencePiece do here; the last two leave it to tokenizer.json.
 _TOKENIZER_CLASSES = {
@@ -713,6 +730,7 @@ _PIPELINE: dict[str, dict[str, tuple]] = {
         "max_input_chars_per_word": (None, 100, 200),
     },
 }
+_ID = Kind("a whole number", is_whole)
 # Where transformers writes a piece of separators alone, it writes "". This is one that text never matches, the Chinese one's.
 _SEPARATOR = "\u2028"
 
@@ -722,13 +740,14 @@ def _hugging_face_tokenizer(folder: pathlib.Path) -> Vocabulary:
     found, model = _vocab_txt(folder), folder / SENTENCEPIECE
     pipeline = _tokenizer_json(folder, has_pieces=found.is_there or model.is_file())
     if found.pieces is None and model.is_file():
-        found = Vocabulary(sentencepiece=model.read_bytes())
+        found = Vocabulary(sentencepiece=read_bounded(model, MAX_VOCABULARY_BYTES))
     elif found.pieces is None or pipeline.other is not None:
         found = pipeline
     if not found.is_there and (folder / "merges.txt").is_file():
         found = Vocabulary(other=_OTHER_TOKENIZERS["BPE"])
     path = folder / "tokenizer_config.json"
-    settings = _read_json(path) if path.is_file() else {}
+    settings = read_object(path) if path.is_file() else {}
+    typed(settings, _SETTINGS, where=path, optional=_SETTINGS, others=True)
     kind = settings.get("tokenizer_class") or _tokenizer_class_of_model(folder)
     if found.is_there and kind is not None and kind not in _TOKENIZER_CLASSES:
         found = Vocabulary(other=str(kind))
@@ -744,16 +763,20 @@ def _hugging_face_tokenizer(folder: pathlib.Path) -> Vocabulary:
     return found._replace(lower_case=lower_case)
 
 
-def _tokenizer_class_of_model(folder: pathlib.Path) -> Any:
+def _tokenizer_class_of_model(folder: pathlib.Path) -> str | None:
     path = folder / "config.json"
-    return _read_json(path).get("tokenizer_class") if path.is_file() else None
+    fields = read_object(path) if path.is_file() else {}
+    known = {"tokenizer_class": _SETTINGS["tokenizer_class"]}
+    return typed(fields, known, where=path, optional=known, others=True).get("tokenizer_class")
 
 
 def _refuse_other_ids(settings: Mapping[str, Any], allowed: Mapping[str, tuple], *, where: object) -> None:
     for key, values in allowed.items():
-        if settings.get(key) not in values:
+        found = settings.get(key)
+        # 0 and 1 equal false and true in Python, and are neither in JSON.
+        if not any(found == value and isinstance(found, bool) == isinstance(value, bool) for value in values):
             raise BertKerasError(
-                f"{key} is {settings.get(key)!r} in {where}, which changes the ids and is not supported; "
+                f"{key} is {short(found)} in {where}, which changes the ids and is not supported; "
                 f"wanted {' or '.join(map(repr, values))}."
             )
 
@@ -763,18 +786,25 @@ def _tokenizer_json(folder: pathlib.Path, *, has_pieces: bool) -> Vocabulary:
     path = folder / "tokenizer.json"
     if not path.is_file():
         return Vocabulary()
-    content = _read_json(path)
-    try:
-        kind = content["model"].get("type", "WordPiece")
-        if kind != "WordPiece":
-            return Vocabulary(other=_OTHER_TOKENIZERS.get(kind, f"a {kind} model"))
-        ids = {} if has_pieces else content["model"]["vocab"]
-        pieces = tuple(sorted(ids, key=ids.__getitem__))
-        complete = [ids[piece] for piece in pieces] == list(range(len(ids)))
-        parts = {part: content.get(part) or {} for part in _PIPELINE}
-        lower_case = parts["normalizer"].get("lowercase")
-    except (KeyError, TypeError, AttributeError) as error:
-        raise BertKerasError(f"{path} holds no WordPiece vocabulary; put a vocab.txt beside it.") from error
+    content = read_object(path)
+    parts = {part: content.get(part) or {} for part in _PIPELINE}
+    typed(parts, dict.fromkeys(_PIPELINE, OBJECT), where=path)
+    kinds = {"type": or_null(TEXT), "vocab": or_null(object_of(_ID))}
+    kind = parts["model"].get("type", "WordPiece")
+    if isinstance(kind, str) and kind != "WordPiece" and "model" in content:
+        return Vocabulary(other=_OTHER_TOKENIZERS.get(kind, f"a {kind:.80} model"))
+    ids = (
+        {}
+        if has_pieces
+        else typed(parts["model"], kinds, where=f"the model of {path}", optional=kinds, others=True).get(
+            "vocab"
+        )
+    )
+    if ids is None or "model" not in content:
+        raise BertKerasError(f"{path} holds no WordPiece vocabulary; put a vocab.txt beside it.")
+    pieces = tuple(sorted(ids, key=ids.__getitem__))
+    complete = [ids[piece] for piece in pieces] == list(range(len(ids)))
+    lower_case = parts["normalizer"].get("lowercase")
     for part, allowed in _PIPELINE.items():
         _refuse_other_ids(parts[part], allowed, where=f"the {part} of {path}")
     _refuse_other_ids(
@@ -789,22 +819,21 @@ def _tokenizer_json(folder: pathlib.Path, *, has_pieces: bool) -> Vocabulary:
 def _warn_of_added_tokens(folder: pathlib.Path, settings: Mapping[str, Any], pieces: tuple[str, ...]) -> None:
     """transformers finds added tokens in text before it looks for pieces, which no tokenizer here does."""
     pipeline, listed = (
-        _read_json(folder / name) if (folder / name).is_file() else {}
+        read_object(folder / name) if (folder / name).is_file() else {}
         for name in ("tokenizer.json", "added_tokens.json")
     )
-    try:
-        tokens = [
-            *(pipeline.get("added_tokens") or ()),
-            *(settings.get("added_tokens_decoder") or {}).values(),
-        ]
-        added = [*(token["content"] for token in tokens), *listed]
-    except (KeyError, TypeError, AttributeError) as error:
-        raise BertKerasError(
-            f"the added tokens of {folder} are no list of tokens, each with its content."
-        ) from error
+    known = {"added_tokens": or_null(list_of(_TOKEN))}
+    typed(pipeline, known, where=folder / "tokenizer.json", optional=known, others=True)
+    typed(listed, dict.fromkeys(listed, _ID), where=folder / "added_tokens.json")
+    tokens = [
+        *(pipeline.get("added_tokens") or ()),
+        *(settings.get("added_tokens_decoder") or {}).values(),
+    ]
+    added = [*(token["content"] for token in tokens), *listed]
     if strange := sorted(set(added) - set(pieces)):
         warnings.warn(
-            f"{folder} adds {', '.join(strange)} to its vocabulary; text that holds them is split into the vocabulary's pieces.",
+            f"{folder} adds {', '.join(strange)[:1000]} to its vocabulary; "
+            "text that holds them is split into the vocabulary's pieces.",
             stacklevel=3,
         )
 
@@ -834,7 +863,7 @@ def _shards(folder: pathlib.Path, stem: str) -> list[pathlib.Path]:
     index = folder / f"{stem}.index.json"
     if not index.is_file():
         return []
-    names = _read_json(index).get("weight_map")
+    names = read_object(index).get("weight_map")
     if not isinstance(names, dict) or not all(isinstance(name, str) for name in names.values()):
         raise BertKerasError(f"{index} has no weight_map of file names.")
     for name in set(names.values()):
@@ -867,6 +896,7 @@ def _safetensor(opened: Any, name: str, *, file: pathlib.Path) -> np.ndarray:
 
 @contextlib.contextmanager
 def _open_torch(file: pathlib.Path) -> Iterator[Source]:
+    _refuse_packed(file)
     try:
         import torch
     except ImportError as error:
@@ -884,8 +914,39 @@ def _open_torch(file: pathlib.Path) -> Iterator[Source]:
         raise BertKerasError(
             f"{file} is no PyTorch file of plain tensors: it holds {held:.200}; save the model's state_dict alone."
         )
+    # Strides of 0 make a tensor of any size of one number; what the embeddings are tied to may count twice.
+    size, there = (
+        sum(tensor.numel() * tensor.element_size() for tensor in tensors.values()),
+        file.stat().st_size,
+    )
+    if size > 2 * there:
+        raise BertKerasError(
+            f"{file} has {there:,} bytes and its tensors ask for {size:,}; save the model again."
+        )
     shapes = {name: tuple(tensor.shape) for name, tensor in tensors.items()}
-    yield Source(shapes=shapes, get=lambda name: _torch_to_numpy(tensors[name]))
+
+    def get(name: str) -> np.ndarray:
+        try:
+            return _torch_to_numpy(tensors[name])
+        except (RuntimeError, TypeError) as error:  # a sparse tensor, one of no device
+            raise BertKerasError(f"{name} of {file} is no plain tensor: {_first_line(error)}") from error
+
+    yield Source(shapes=shapes, get=get)
+
+
+def _refuse_packed(file: pathlib.Path) -> None:
+    """Raises BertKerasError where a zip holds more than its own bytes: torch.save compresses nothing."""
+    if not zipfile.is_zipfile(file):
+        return
+    try:
+        with zipfile.ZipFile(file) as archive:
+            size = sum(member.file_size for member in archive.infolist())
+    except (zipfile.BadZipFile, ValueError, NotImplementedError) as error:
+        raise BertKerasError(f"{file} is no PyTorch file of plain tensors: {error}") from error
+    if size > (there := file.stat().st_size):
+        raise BertKerasError(
+            f"{file} has {there:,} bytes and unpacks to {size:,}; wanted is a file of torch.save, which compresses nothing."
+        )
 
 
 def _torch_to_numpy(tensor: Any) -> np.ndarray:
@@ -1018,7 +1079,18 @@ def _open_tensorflow(prefix: pathlib.Path, config: BertConfig) -> Iterator[Sourc
             raise BertKerasError(f"{name} of {prefix} cannot be read: {_first_line(error)}") from error
 
     shapes = {name: tuple(shape) for name, shape in reader.get_variable_to_shape_map().items()}
+    dtypes = reader.get_variable_to_dtype_map()
+    size = sum(math.prod(shape) * dtypes[name].size for name, shape in shapes.items())  # 0 of strings
+    there = sum(part.stat().st_size for part in prefix.parent.iterdir() if _is_data_of(prefix, part))
+    if size > there:  # before TensorFlow makes room for them
+        raise BertKerasError(
+            f"{prefix} cannot be read: its data has {there:,} bytes and its index asks for {size:,}; bring the whole files."
+        )
     yield Source(shapes=dict(sorted(shapes.items())), get=get)
+
+
+def _is_data_of(prefix: pathlib.Path, part: pathlib.Path) -> bool:
+    return part.name.startswith(f"{prefix.name}.data-") and part.is_file()
 
 
 def _bert_config_json(prefix: pathlib.Path) -> BertConfig:
@@ -1086,6 +1158,10 @@ def _tensorflow_writes() -> Iterator[None]:
 
 _KERAS_HUB_WEIGHTS = ("model.weights.h5", "model.weights.json")  # the second lists shards
 _KERAS_HUB_HEADS = "task.weights.h5"  # which are read by no table
+_FILES = Kind(
+    "a file's name or a list of such",
+    lambda value: TEXT.accepts(value) or list_of(TEXT).accepts(value),
+)
 _KERAS_HUB_KEYS = {
     "vocabulary_size": "vocab_size",
     "hidden_dim": "hidden_size",
@@ -1119,12 +1195,19 @@ def _keras_hub_config(folder: pathlib.Path) -> BertConfig:
     path = folder / "config.json"
     if not path.is_file():
         raise MissingFileError(f"no config.json in {folder}, which holds a KerasHub preset.")
-    content = _read_json(path)
+    content = read_object(path)
     if content.get("class_name") != "BertBackbone" or not isinstance(content.get("config"), dict):
         raise BertKerasError(
-            f"{path} is of class {content.get('class_name')!r}; wanted a KerasHub BertBackbone."
+            f"{path} is of class {short(content.get('class_name'))}; wanted a KerasHub BertBackbone."
         )
     fields = content["config"]
+    typed(
+        fields,
+        dict.fromkeys(_KERAS_HUB_KEYS, NUMBER),
+        where=f"the config of {path}",
+        others=True,
+        optional=_KERAS_HUB_KEYS,
+    )
     if "Quantized" in json.dumps(fields.get("dtype")):
         raise BertKerasError(
             f"the weights of {path} are quantized, by its dtype; wanted is a preset of floats."
@@ -1133,7 +1216,12 @@ def _keras_hub_config(folder: pathlib.Path) -> BertConfig:
         raise BertKerasError(f"{', '.join(missing)} missing from {path}.")
     ours = {name: fields[key] for key, name in _KERAS_HUB_KEYS.items()}
     # One rate for both dropouts; tanh gelu and epsilon 1e-12 are written into its layers.
-    return BertConfig(**ours, attention_dropout=ours["hidden_dropout"])
+    try:
+        return BertConfig(**ours, attention_dropout=ours["hidden_dropout"])
+    except ValueError as error:
+        # The error opens with our name.
+        theirs = {name: f"{key} in " for key, name in _KERAS_HUB_KEYS.items() if key != name}
+        raise BertKerasError(f"{theirs.get(str(error).split()[0], '')}{path}: {error}") from error
 
 
 def _keras_hub_backbone(config: BertConfig) -> Any:
@@ -1145,6 +1233,8 @@ def _keras_hub_backbone(config: BertConfig) -> Any:
 @contextlib.contextmanager
 def _open_keras_hub(folder: pathlib.Path, config: BertConfig) -> Iterator[Source]:
     file = next(folder / name for name in _KERAS_HUB_WEIGHTS if (folder / name).is_file())
+    if file.suffix == ".json":
+        _check_shards(file)
     numbers = sum(math.prod(shape) for shape in variable_shapes(config).values())
     size = sum(part.stat().st_size for part in folder.glob("model*.weights.h5"))
     if size < numbers:  # before the model is made: not even one byte a number
@@ -1160,6 +1250,16 @@ def _open_keras_hub(folder: pathlib.Path, config: BertConfig) -> Iterator[Source
     shapes = {name: tuple(variable.shape) for name, variable in variables.items()}
     shapes |= _keras_hub_heads(folder / _KERAS_HUB_HEADS)
     yield Source(shapes=shapes, get=lambda name: np.array(variables[name].numpy()))
+
+
+def _check_shards(file: pathlib.Path) -> None:
+    """Raises BertKerasError where a list of shards names what is no file of its folder: Keras would open it."""
+    content = typed(read_object(file), {"weight_map": OBJECT}, where=file, others=True)
+    names = content["weight_map"].values()
+    typed({"weight_map": list(names)}, {"weight_map": list_of(_FILES)}, where=file)
+    for name in {name for found in names for name in (found if isinstance(found, list) else [found])}:
+        if pathlib.PurePath(name).name != name or not (file.parent / name).is_file():
+            raise BertKerasError(f"{file} names the shard {short(name)}, which is no file of its folder.")
 
 
 def _keras_hub_heads(file: pathlib.Path) -> dict[str, tuple[int, ...]]:
@@ -1185,7 +1285,14 @@ def _keras_hub_heads(file: pathlib.Path) -> dict[str, tuple[int, ...]]:
 def _keras_hub_tokenizer(folder: pathlib.Path) -> Vocabulary:
     path = folder / "assets" / "tokenizer" / "vocabulary.txt"
     settings = folder / "tokenizer.json"
-    lower_case = _read_json(settings).get("config", {}).get("lowercase") if settings.is_file() else None
+    lower_case = None
+    if settings.is_file():
+        content = typed(
+            read_object(settings), {"config": OBJECT}, where=settings, optional=("config",), others=True
+        )
+        known = {"lowercase": or_null(FLAG)}
+        found = typed(content.get("config", {}), known, where=settings, optional=known, others=True)
+        lower_case = found.get("lowercase")
     return Vocabulary(pieces=read_vocabulary(path) if path.is_file() else None, lower_case=lower_case)
 
 

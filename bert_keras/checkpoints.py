@@ -12,7 +12,7 @@ import math
 import os
 import pathlib
 import shutil
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -45,7 +45,8 @@ from bert_keras.features import (
     POOLED_OUTPUT,
     SEQUENCE_OUTPUT,
 )
-from bert_keras.vocabulary_files import SENTENCEPIECE
+from bert_keras.json_files import read_bounded
+from bert_keras.vocabulary_files import MAX_VOCABULARY_BYTES, SENTENCEPIECE
 
 # Keras and TensorFlow are imported by the functions that need them: reading a safetensors file needs neither.
 if TYPE_CHECKING:
@@ -55,6 +56,7 @@ if TYPE_CHECKING:
     from bert_keras.tokenizers import Tokenizer
 
 Path = str | pathlib.Path
+_MAY_LACK = ("pooler", "bilstm")  # what `assign` may start at random
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -101,6 +103,13 @@ def read(path: Path) -> Checkpoint:
     vocabulary = _tokenizer_of_folder(form, root, config)
     with form.open(root, config) as source:
         tensors, unknown = _read_tensors(form, config, source, where=root)
+    # Before an encoder of the config's sizes is made: these are then those of the file.
+    lacking = [
+        name
+        for name in variable_shapes(config)
+        if name not in tensors and name.split("/")[0] not in _MAY_LACK
+    ]
+    _refuse_lacking(lacking, tensors, config, unknown=unknown, named=f"{root}: ")
     # What it says of a head that was not read is not so of what was.
     has_its_heads = any(
         architecture == source.architecture and heads <= {name.split("/")[0] for name in tensors}
@@ -282,15 +291,10 @@ def assign(
     variables = _variables(encoder, heads)
     allowed = {*fresh} | (set() if _reads_pooler(encoder) else {"pooler"})
     missing = [name for name in variables if name not in checkpoint.tensors]
-    if fatal := [name for name in missing if name.split("/")[0] not in allowed]:
-        parts = sorted({name.split("/")[0] for name in fatal})
-        hint = "; fresh=('pooler',) starts it at random" if parts == ["pooler"] else ""
-        layers = {name.split("/")[0] for name in checkpoint.tensors if name.startswith("block_")}
-        if layers and not layers & set(parts) and all(part.startswith("block_") for part in parts):
-            hint = f"; it has {len(layers)} layers, and num_hidden_layers is {encoder.config.num_layers}"
-        elif checkpoint.unknown:
-            hint += f"; nothing here reads its {_listed(checkpoint.unknown, 4)}"
-        raise BertKerasError(f"{_named(checkpoint)}the checkpoint has no {_listed(fatal)}{hint}.")
+    fatal = [name for name in missing if name.split("/")[0] not in allowed]
+    _refuse_lacking(
+        fatal, checkpoint.tensors, encoder.config, unknown=checkpoint.unknown, named=_named(checkpoint)
+    )
     matched = [name for name in variables if name in checkpoint.tensors]
     for name in matched:
         given, wanted = checkpoint.tensors[name].shape, tuple(variables[name].shape)
@@ -308,6 +312,27 @@ def assign(
         unused=(*(name for name in checkpoint.tensors if name not in variables), *checkpoint.unknown),
         format=checkpoint.format,
     )
+
+
+def _refuse_lacking(
+    lacking: Sequence[str],
+    tensors: Mapping[str, np.ndarray],
+    config: BertConfig,
+    *,
+    unknown: Sequence[str],
+    named: str,
+) -> None:
+    """Raises BertKerasError where variables of ours have no tensor; `named` opens it."""
+    if not lacking:
+        return
+    parts = sorted({name.split("/")[0] for name in lacking})
+    hint = "; fresh=('pooler',) starts it at random" if parts == ["pooler"] else ""
+    layers = {name.split("/")[0] for name in tensors if name.startswith("block_")}
+    if layers and not layers & set(parts) and all(part.startswith("block_") for part in parts):
+        hint = f"; it has {len(layers)} layers, and num_hidden_layers is {config.num_layers}"
+    elif unknown:
+        hint += f"; nothing here reads its {_listed(unknown, 4)}"
+    raise BertKerasError(f"{named}the checkpoint has no {_listed(lacking)}{hint}.")
 
 
 def _named(checkpoint: Checkpoint) -> str:
@@ -374,7 +399,9 @@ def load_tokenizer(path: Path, *, lower_case: bool | None = None) -> "Tokenizer"
     if path.is_file() and path.suffix == ".txt":
         vocabulary = Vocabulary(pieces=read_vocabulary(path), lower_case=_case_beside(path))
     elif path.is_file() and path.suffix == ".model":
-        vocabulary = Vocabulary(sentencepiece=path.read_bytes(), lower_case=_case_beside(path))
+        vocabulary = Vocabulary(
+            sentencepiece=read_bounded(path, MAX_VOCABULARY_BYTES), lower_case=_case_beside(path)
+        )
     else:
         vocabulary = _vocabulary_at(path)
     checkpoint = Checkpoint(

@@ -27,6 +27,7 @@ from absl import app, logging
 from absl.flags import argparse_flags
 
 from bert_keras.errors import BertKerasError, MissingFileError, MissingPackageError
+from bert_keras.json_files import parse_json
 
 SEVERAL: dict[str, Any] = {"nargs": "+", "action": "extend"}  # values after a flag, and after it again
 # One line for a person. Anything else is a bug and keeps its traceback.
@@ -1064,7 +1065,7 @@ def _under_names(rows: Iterator[list[str]]) -> Iterator[dict[str, Any]]:
 def _rows_of_jsonl(lines: Iterator[str], names: Sequence[str]) -> Iterator[dict[str, Any]]:
     for line in lines:
         if line.strip():
-            row = json.loads(line)
+            row = parse_json(line, source="the line")
             if not isinstance(row, dict):
                 raise BertKerasError(f"a JSON {type(row).__name__}, no object")
             yield row

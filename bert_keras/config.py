@@ -6,15 +6,29 @@ the erf form in a Hugging Face one.
 """
 
 import dataclasses
-import json
 import pathlib
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from bert_keras.errors import BertKerasError, MissingFileError
+from bert_keras.json_files import is_finite, is_whole, or_null, read_object, short, whole
 
 ACTIVATIONS = ("gelu_tanh", "gelu_erf", "relu", "silu", "tanh", "linear")
+
+# The largest value of each size. None of a published model comes near; beyond, memory would be asked for that no file backs.
+LIMITS = {
+    "vocab_size": 4_194_304,  # of the tokenizer's kernel, too
+    "hidden_size": 65_536,
+    "num_layers": 1_000,
+    "num_heads": 65_536,
+    "intermediate_size": 1_048_576,
+    "max_positions": 1_048_576,
+    "type_vocab_size": 1_024,
+    "embedding_size": 65_536,
+}
+SMALLEST = 1e-30  # of initializer_range and norm_epsilon: float32 holds it
+LARGEST = 1e3
 
 # The published grid of Turc et al. 2019 (L x H), plus large. A = H / 64 and I = 4 H throughout.
 _GRID = {
@@ -94,31 +108,28 @@ class BertConfig:
     bilstm: bool = False  # a BiLSTM of H / 2 units per direction on the last block (Devlin et al. 2019, sec. 5.1, table 5)
 
     def __post_init__(self) -> None:
-        for name in (
-            "vocab_size",
-            "hidden_size",
-            "num_layers",
-            "num_heads",
-            "intermediate_size",
-            "max_positions",
-        ):
-            _want(self, name, "a whole number of at least 1", lambda v: _is_int(v) and v >= 1)
-        _want(self, "type_vocab_size", "a whole number of at least 1", lambda v: _is_int(v) and v >= 1)
-        _want(
-            self,
-            "embedding_size",
-            "a whole number of at least 1, or None",
-            lambda v: v is None or (_is_int(v) and v >= 1),
-        )
-        _want(self, "position_offset", "a whole number of at least 0", lambda v: _is_int(v) and v >= 0)
+        for name, most in LIMITS.items():
+            kind = or_null(whole(1, most)) if name == "embedding_size" else whole(1, most)
+            _want(self, name, kind.wanted, kind.accepts)
+        _want(self, "position_offset", "a whole number of at least 0", lambda v: is_whole(v) and v >= 0)
         for name in ("share_layers", "causal", "bilstm"):
             _want(self, name, "true or false", lambda v: isinstance(v, bool))
         for name in ("hidden_dropout", "attention_dropout"):
             _want(self, name, "a rate in [0, 1)", _is_rate)
         _want(self, "classifier_dropout", "a rate in [0, 1), or None", lambda v: v is None or _is_rate(v))
         for name in ("initializer_range", "norm_epsilon"):
-            _want(self, name, "a number over 0", lambda v: _is_number(v) and v > 0)
-        _want(self, "activation", f"one of {', '.join(ACTIVATIONS)}", lambda v: v in ACTIVATIONS)
+            _want(
+                self,
+                name,
+                f"a number over 0, from {SMALLEST:g} to {LARGEST:g}",
+                lambda v: is_finite(v) and SMALLEST <= v <= LARGEST,
+            )
+        _want(
+            self,
+            "activation",
+            f"one of {', '.join(ACTIVATIONS)}",
+            lambda v: isinstance(v, str) and v in ACTIVATIONS,
+        )
         if self.hidden_size % self.num_heads:
             raise BertKerasError(
                 f"hidden_size {self.hidden_size} is not a multiple of num_heads {self.num_heads}; change one of the two."
@@ -129,7 +140,7 @@ class BertConfig:
             )
         if self.position_offset >= self.max_positions:
             raise BertKerasError(
-                f"position_offset {self.position_offset} leaves no position of max_positions {self.max_positions}."
+                f"position_offset {short(self.position_offset)} leaves no position of max_positions {self.max_positions}."
             )
 
     @property
@@ -187,7 +198,7 @@ class BertConfig:
         model_type = fields.get("model_type", "bert")
         if model_type not in MODEL_TYPES:
             raise BertKerasError(
-                f"model_type is {model_type!r} in a config.json (Hugging Face), which changes the numbers and is not "
+                f"model_type is {short(model_type)} in a config.json (Hugging Face), which changes the numbers and is not "
                 f"supported; wanted {' or '.join(repr(known) for known in MODEL_TYPES)}."
             )
         return _read(fields, _HUGGING_FACE[model_type])
@@ -228,14 +239,7 @@ class BertConfig:
             path = found[0]
         if not path.is_file():
             raise MissingFileError(f"no configuration file at {path}.")
-        try:
-            fields = json.loads(path.read_text(encoding="utf-8"))
-        except (UnicodeDecodeError, json.JSONDecodeError) as error:
-            raise BertKerasError(f"{path} is not a JSON file in UTF-8: {error}.") from error
-        if not isinstance(fields, dict):
-            raise BertKerasError(
-                f"{path} holds a JSON {type(fields).__name__}; a configuration is an object of named fields."
-            )
+        fields = read_object(path)
         try:
             return (
                 cls.from_google(fields) if path.name == "bert_config.json" else cls.from_hugging_face(fields)
@@ -244,22 +248,19 @@ class BertConfig:
             raise BertKerasError(f"{path}: {error}") from error
 
 
-def _is_int(value: Any) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool)
-
-
-def _is_number(value: Any) -> bool:
-    return isinstance(value, (int, float)) and not isinstance(value, bool)
+def _some(names: Iterable[str]) -> str:
+    """The first names of many, for an error of one line."""
+    return ", ".join(sorted(names))[:2000]
 
 
 def _is_rate(value: Any) -> bool:
-    return _is_number(value) and 0 <= value < 1
+    return is_finite(value) and 0 <= value < 1
 
 
 def _want(config: BertConfig, name: str, wanted: str, accepts: Callable[[Any], bool]) -> None:
     value = getattr(config, name)
     if not accepts(value):
-        raise BertKerasError(f"{name} is {value!r}; {name} must be {wanted}.")
+        raise BertKerasError(f"{name} is {short(value)}; {name} must be {wanted}.")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -431,27 +432,27 @@ MODEL_TYPES = tuple(_HUGGING_FACE)
 def _read(fields: Mapping[str, Any], form: _Form) -> BertConfig:
     if missing := [key for key in form.required if key not in fields]:
         raise BertKerasError(
-            f"{', '.join(missing)} missing from a {form.name}; its keys are {', '.join(sorted(fields)) or 'none'}."
+            f"{', '.join(missing)} missing from a {form.name}; its keys are {_some(fields) or 'none'}."
         )
     for key, allowed in form.fixed.items():
         if key in fields and fields[key] not in allowed:
             raise BertKerasError(
-                f"{key} is {fields[key]!r} in a {form.name}, which changes the numbers and is not supported; "
+                f"{key} is {short(fields[key])} in a {form.name}, which changes the numbers and is not supported; "
                 f"wanted {' or '.join(repr(value) for value in allowed)}."
             )
     known = set(form.keys) | set(form.fixed) | form.metadata
     if unknown := sorted(set(fields) - known):
-        warnings.warn(f"ignoring unknown key {', '.join(unknown)} in a {form.name}", stacklevel=3)
+        warnings.warn(f"ignoring unknown key {_some(unknown)} in a {form.name}", stacklevel=3)
     ours = {
         form.keys[key]: value for key, value in (form.defaults | dict(fields)).items() if key in form.keys
     } | form.means
     for key, shift in form.shifts.items():
         name = form.keys[key]
-        ours[name] = ours[name] + shift if _is_int(ours[name]) else ours[name]
+        ours[name] = ours[name] + shift if is_whole(ours[name]) else ours[name]
     activation = ours.get("activation", "gelu")
     if not isinstance(activation, str) or activation not in form.activations:
         raise BertKerasError(
-            f"hidden_act is {activation!r} in a {form.name}; wanted one of {', '.join(form.activations)}."
+            f"hidden_act is {short(activation)} in a {form.name}; wanted one of {', '.join(form.activations)}."
         )
     ours["activation"] = form.activations[activation]
     if form.projects and ours["embedding_size"] == ours["hidden_size"]:

@@ -24,7 +24,7 @@ import numpy as np
 import tensorflow as tf
 
 from bert_keras.errors import BertKerasError, MissingFileError, MissingPackageError
-from bert_keras.vocabulary_files import SENTENCEPIECE, pieces_of
+from bert_keras.vocabulary_files import MAX_VOCABULARY_BYTES, SENTENCEPIECE, pieces_of
 
 try:
     import tensorflow_text as tf_text
@@ -42,6 +42,9 @@ _UNUSED = re.compile(r"\[unused\d+\]")
 # limit is in bytes: at four bytes a character it never decides about a word of 200 characters.
 MAX_WORD_CHARACTERS = 200
 MAX_WORD_BYTES = 4 * MAX_WORD_CHARACTERS
+# The kernel's limits of a vocabulary.
+MAX_PIECE_BYTES = 256  # without the ## that opens a piece
+MAX_PIECES = 4_194_304
 
 # What vanishes first: control characters (tab, newline and carriage return are spaces), format characters, U+FFFD.
 _REMOVED = r"\x{0}-\x{8}\x{B}\x{C}\x{E}-\x{1F}\x{7F}-\x{9F}\p{Cf}\x{FFFD}"
@@ -562,7 +565,7 @@ def read_sentencepiece(path: str) -> bytes:
             f"no SentencePiece model at {path}; give the path of the model's {SENTENCEPIECE}"
         )
     with tf.io.gfile.GFile(path, "rb") as file:
-        model = file.read()
+        model = _bounded(file, path)
     _checked_model(model, source=path)
     return model
 
@@ -623,14 +626,25 @@ def read_vocabulary(path: str) -> list[str]:
     if not tf.io.gfile.exists(path):
         raise MissingFileError(f"no vocabulary file at {path}; give the path of the model's vocab.txt")
     with tf.io.gfile.GFile(path, "rb") as file:
-        vocabulary = pieces_of(file.read(), source=path)
+        vocabulary = pieces_of(_bounded(file, path), source=path)
     _checked_ids(vocabulary, source=path)
     return vocabulary
+
+
+def _bounded(file: Any, path: str) -> bytes:
+    """The bytes of a vocabulary's file. Raises ValueError where they are too many."""
+    if file.size() > MAX_VOCABULARY_BYTES:
+        raise BertKerasError(
+            f"{path} has over {MAX_VOCABULARY_BYTES:,} bytes; wanted at most that for a vocabulary"
+        )
+    return file.read()
 
 
 def _checked_ids(vocabulary: Sequence[str], *, source: str) -> dict[str, int]:
     """Ids by piece. Raises ValueError, naming the line (from 1), for a vocabulary that would give wrong ids in silence."""
     ids: dict[str, int] = {}
+    if len(vocabulary) > MAX_PIECES:
+        raise BertKerasError(f"{source} has {len(vocabulary):,} pieces; wanted at most {MAX_PIECES:,}")
     for id_, piece in enumerate(vocabulary):
         line = id_ + 1
         if not piece.strip(" \t\r"):
@@ -640,6 +654,19 @@ def _checked_ids(vocabulary: Sequence[str], *, source: str) -> dict[str, int]:
         if " " in piece or "\n" in piece:
             raise BertKerasError(
                 f"{source}, line {line}: {piece!r} holds a space; a piece is part of one word"
+            )
+        if "\0" in piece:
+            raise BertKerasError(
+                f"{source}, line {line}: {piece[:40]!r} holds a byte 0, which no text has; remove it"
+            )
+        # A character has 4 bytes at most.
+        if (
+            len(piece) > MAX_PIECE_BYTES // 4
+            and (size := len(piece.removeprefix(CONTINUATION).encode("utf-8", "surrogatepass")))
+            > MAX_PIECE_BYTES
+        ):
+            raise BertKerasError(
+                f"{source}, line {line}: the piece {piece[:40]!r}... has {size:,} bytes; wanted at most {MAX_PIECE_BYTES}"
             )
         if piece in ids:
             raise BertKerasError(

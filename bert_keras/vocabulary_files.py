@@ -5,6 +5,7 @@ In: a file's bytes. Out: its pieces, in the order of their ids.
 
 from bert_keras.errors import BertKerasError
 
+MAX_VOCABULARY_BYTES = 100_000_000  # of a vocab.txt or a SentencePiece model
 SENTENCEPIECE = "spiece.model"  # Hugging Face's name for ALBERT's
 
 

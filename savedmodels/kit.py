@@ -25,6 +25,7 @@ from typing import Any
 import tensorflow as tf
 
 from bert_keras.errors import BertKerasError, MissingFileError
+from bert_keras.json_files import ANYTHING, MEASURE, OBJECT, object_of, read_object, typed, whole
 from savedmodels import servers
 from tasks.files import write_json
 from tasks.fill_mask import FillMask
@@ -280,7 +281,13 @@ def _measures(run: Run) -> str:
     # Of an ensemble, only the members were measured.
     if isinstance(run.model, Ensemble) or not path.is_file():
         return ""
-    results = json.loads(path.read_text(encoding="utf-8"))
+    kinds = {
+        "task": ANYTHING,
+        "dev_examples": whole(0, 2**63 - 1),
+        "measures": object_of(MEASURE),
+        "majority_baselines": object_of(MEASURE),
+    }
+    results = typed(read_object(path), kinds, where=path, optional=kinds, others=True)
     if results.get("task") == run.task.name:
         of = f"On the dev split ({results.get('dev_examples', '?')} examples):"
         measures = {name.removeprefix("val_"): value for name, value in results.get("measures", {}).items()}
@@ -300,7 +307,7 @@ def _held_out(results: Mapping[str, Any]) -> dict[str, float]:
     prefix = "held_out_"
     held_out = {
         name.removeprefix(prefix): value
-        for name, value in results["measures"].items()
+        for name, value in results.get("measures", {}).items()
         if name.startswith(prefix)
     }
     baselines = results["majority_baselines"].items()
@@ -326,10 +333,7 @@ def verify(folder: str | pathlib.Path) -> dict[str, Any]:
     path = folder / EXTRA / MANIFEST
     if not path.is_file():
         raise MissingFileError(f"{folder} has no {EXTRA}/{MANIFEST}; give the folder of an exported version.")
-    try:
-        wanted = dict(json.loads(path.read_text(encoding="utf-8"))["files"])
-    except (ValueError, KeyError, TypeError) as error:
-        raise BertKerasError(f"{path} is no manifest ({error}); export again.") from error
+    wanted = typed(read_object(path), {"files": object_of(OBJECT)}, where=path, others=True)["files"]
     found = _described(folder)
     if wrong := sorted(name for name in wanted | found if wanted.get(name) != found.get(name)):
         raise BertKerasError(

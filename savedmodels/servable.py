@@ -97,8 +97,12 @@ class Servable(tf.Module):
         features = _of_one_size(features | same)
         # The kernel refuses what is too large, and would count what is negative from the end.
         counted = tf.reduce_all([tf.reduce_all(value >= 0) for value in features.values()])
-        checked = tf.debugging.Assert(counted, [f"{', '.join(features)}: a number is under 0"])
-        with tf.control_dependencies([checked]):
+        masks = tf.reduce_all(features[INPUT_MASK] <= 1)  # attention would add what is more to its scores
+        checked = (
+            tf.debugging.Assert(counted, [f"{', '.join(features)}: a number is under 0"]),
+            tf.debugging.Assert(masks, [f"{INPUT_MASK}: a number is over 1"]),
+        )
+        with tf.control_dependencies(checked):
             features = {name: tf.identity(value) for name, value in features.items()}
         return self._task().decode_features(self._run(features))
 

@@ -21,6 +21,7 @@ from typing import Any, NamedTuple
 
 from bert_keras import checkpoints
 from bert_keras.errors import BertKerasError
+from bert_keras.json_files import MEASURE, OBJECT, list_of, read_object, typed
 from bert_keras.tokenizers import Tokenizer
 from tasks.bilstm import TaggerHparams, train_tagger
 from tasks.conll import Conll
@@ -316,8 +317,9 @@ def run_ablation(
                 log(f"{row.name}: {task}, seed {seed}")
                 _train(task, opened[task], _start(weights, row), run, chosen, seed=seed, **how)  # type: ignore[arg-type]
                 free_memory()
-            found = json.loads((run / RESULTS_FILE).read_text(encoding="utf-8"))["measures"]
-            value = found[f"val_{opened[task].measure}"]
+            file, measure = run / RESULTS_FILE, f"val_{opened[task].measure}"
+            found = typed(read_object(file), {"measures": OBJECT}, where=file, others=True)["measures"]
+            value = typed(found, {measure: MEASURE}, where=f"{file}: measures", others=True)[measure]
             measures[task].append(value if isinstance(opened[task], Squad) else 100 * value)
         outcomes.append(Outcome(row=row, perplexity=_perplexity(weights), measures=measures))
     write_json(output / RESULTS_FILE, as_json(name, outcomes))
@@ -356,7 +358,7 @@ def _prepare(output: pathlib.Path, settings: Mapping[str, Any]) -> None:
     settings = json.loads(json.dumps(settings))  # as it will be read
     file = output / ABLATION_FILE
     if file.is_file():
-        check_equal(output, json.loads(file.read_text(encoding="utf-8")), settings)
+        check_equal(output, read_object(file), settings)
         return
     output.mkdir(parents=True, exist_ok=True)
     write_json(file, settings)
@@ -416,7 +418,7 @@ def _perplexity(weights: pathlib.Path) -> float | None:
     file = weights / RESULTS_FILE
     if not file.is_file():
         return None
-    history = json.loads(file.read_text(encoding="utf-8"))["history"]
+    history = typed(read_object(file), {"history": list_of(OBJECT)}, where=file, others=True)["history"]
     return next((row[PERPLEXITY] for row in reversed(history) if PERPLEXITY in row), None)
 
 

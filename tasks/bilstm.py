@@ -6,7 +6,6 @@ Source: Devlin et al. 2019, sec. 5.3 and Table 7.
 """
 
 import dataclasses
-import json
 import os
 import pathlib
 from collections.abc import Callable, Mapping
@@ -18,14 +17,16 @@ import safetensors.numpy
 import tensorflow as tf
 from keras import ops
 
+from bert_keras.config import LIMITS, BertConfig
 from bert_keras.errors import BertKerasError, MissingFileError
+from bert_keras.json_files import NUMBER, OBJECT, one_of, read_object, typed, whole
 from bert_keras.optimization import GlobalMean, cross_entropy
 from tasks import metrics
 from tasks.conll import TAGS, Conll
 from tasks.feature_based import LAYERS, Cache, places_of
 from tasks.files import check_equal, write_json
 from tasks.resume import RESULTS_FILE
-from tasks.task import check_settings, count
+from tasks.task import MAX_OPTION, check_settings, count
 
 BUCKETS = (9, 17, 25, 33, 49, 65)  # words: sentences between two of them share batches
 PREDICT_BATCH = 128  # sentences; a BiLSTM's step costs nearly the same for 32
@@ -280,14 +281,47 @@ def _tagger(layers: str, hparams: TaggerHparams, made_with: Mapping[str, Any]) -
     return Tagger(model=model, layers=layers, hparams=hparams, made_with=made_with)
 
 
+_COUNT = whole(1, MAX_OPTION)
+_HPARAMS = {
+    "units": whole(1, LIMITS["hidden_size"]),
+    "layers": whole(1, LIMITS["num_layers"]),
+    "dropout": NUMBER,
+    "learning_rate": NUMBER,
+    "clip_norm": NUMBER,
+    "batch_size": _COUNT,
+    "epochs": _COUNT,
+    "seed": whole(0, 2**32 - 1),
+}
+
+
 def load_tagger(path: str | pathlib.Path) -> Tagger:
     """The tagger that `train_tagger` left in a folder. Raises FileNotFoundError where there is none."""
     path = pathlib.Path(path)
     if not (path / TAGGER).is_file():
         raise MissingFileError(f"no {TAGGER} in {path}; give the folder that a tagger was trained into.")
-    kept = json.loads((path / TAGGER).read_text(encoding="utf-8"))
-    tagger = _tagger(kept["layers"], TaggerHparams(**kept["hparams"]), kept["made_with"])
-    weights = safetensors.numpy.load_file(path / WEIGHTS)
+    kept = typed(
+        read_object(path / TAGGER),
+        {"layers": one_of(LAYERS), "hparams": OBJECT, "made_with": OBJECT},
+        where=path / TAGGER,
+    )
+    made_with = typed(kept["made_with"], {"config": OBJECT, "task": OBJECT}, where=path / TAGGER, others=True)
+    hparams = typed(kept["hparams"], _HPARAMS, where=f"{path / TAGGER}: hparams")
+    try:
+        BertConfig.from_dict(made_with["config"])
+        Conll.from_json(made_with["task"])
+        tagger = _tagger(kept["layers"], TaggerHparams(**hparams), kept["made_with"])
+    except (BertKerasError, TypeError) as error:
+        raise BertKerasError(f"{path / TAGGER}: {error}") from error
+    try:
+        weights = safetensors.numpy.load_file(path / WEIGHTS)
+    except safetensors.SafetensorError as error:
+        raise BertKerasError(f"{path / WEIGHTS} is cut short or no safetensors file: {error}.") from error
     for weight in tagger.model.weights:
-        weight.assign(weights[weight.path])
+        found = weights.get(weight.path)
+        if found is None or found.shape != tuple(weight.shape):
+            raise BertKerasError(
+                f"{path / WEIGHTS} has {weight.path} of shape {None if found is None else list(found.shape)}; "
+                f"{TAGGER} wants {list(weight.shape)}."
+            )
+        weight.assign(found)
     return tagger

@@ -21,18 +21,21 @@ from bert_keras.encoder import BertEncoder, encoder_inputs
 from bert_keras.errors import BertKerasError
 from bert_keras.features import EXAMPLE_INDEX, SEQUENCE_OUTPUT, WORD_INDEX
 from bert_keras.heads import TokenHead
+from bert_keras.json_files import TEXT as WORD
+from bert_keras.json_files import list_of, one_of, short, typed, whole
 from bert_keras.optimization import GlobalMean, cross_entropy
 from tasks import metrics
 from tasks.task import (
     ERRORS_SHOWN,
+    MAX_OPTION,
     Features,
     Raw,
     Source,
     Table,
     Task,
     load_tfds,
+    numbered_lines,
     plain,
-    read_text,
     split_file,
 )
 
@@ -144,7 +147,7 @@ def read(path: str | Path) -> Corpus:
     documents: list[list[Sentence]] = [[]]
     marked, wanted, open_sentence = False, 0, False
     place = f"{path}, line"
-    for number, line in enumerate(read_text(Path(path)).split("\n"), start=1):
+    for number, line in numbered_lines(Path(path)):
         columns = re.split("[ \t]+", line.strip(" \t\r"))
         if columns == [""]:
             open_sentence = False
@@ -539,6 +542,19 @@ class Conll(Task):
 
     @classmethod
     def from_json(cls, kept: Mapping[str, Any], source: Source | None = None) -> "Conll":
+        kinds = {
+            "name": one_of(cls.names),
+            "labels": list_of(WORD),
+            "scheme": one_of(SCHEMES),
+            "context": one_of(CONTEXTS),
+            "doc_stride": whole(1, MAX_OPTION),
+        }
+        kept = typed(kept, kinds, where="task")
+        labels = [OUTSIDE, *(label for label in kept["labels"] if re.fullmatch("[BI]-.+", label, re.DOTALL))]
+        if list(kept["labels"]) != labels or len({*labels}) < len(labels):
+            raise BertKerasError(
+                f"task: labels is {short(kept['labels'])}; wanted {OUTSIDE!r} first, then B-TYPE and I-TYPE, each once."
+            )
         return cls(source=source, **kept)
 
 

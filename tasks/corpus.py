@@ -10,6 +10,7 @@ import dataclasses
 import functools
 import gzip
 import heapq
+import io
 import lzma
 import re
 import xml.etree.ElementTree
@@ -20,7 +21,7 @@ from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple
 
 from bert_keras.errors import BertKerasError, MissingFileError, MissingPackageError
-from tasks.task import load_tfds
+from tasks.task import bounded_lines, load_tfds
 
 Document = list[str]
 TFDS = "tfds:"  # opens a name of TensorFlow Datasets
@@ -44,6 +45,8 @@ LINES = {
     "wrapped": Lines(split=True, document="file"),
     "document": Lines(split=True, document="line"),
 }
+MAX_UNPACKER_BYTES = 268_435_456  # that an .xz file may ask for as its dictionary; `xz -9` asks for a quarter
+MAX_REVISION_BYTES = 100_000_000  # of an article in a dump; MediaWiki's own limit is 2 million
 MAX_DOCUMENT = 100_000_000  # characters: some thirty times the longest novels
 
 
@@ -182,10 +185,41 @@ def _hidden(name: str) -> bool:
 UNPACK: Mapping[str, Callable[[BinaryIO], Any]] = {
     ".gz": lambda file: gzip.GzipFile(fileobj=file),
     ".bz2": bz2.BZ2File,
-    ".xz": lzma.LZMAFile,
+    ".xz": lambda file: io.BufferedReader(_Xz(file)),
 }
 ARCHIVE = ".zip"
 _DUMP = re.compile(r"\.xml(-p\d+p\d+)?$")  # of a dump in parts, whose names end in the range of its pages
+
+
+class _Xz(io.RawIOBase):
+    """The bytes in an .xz file, as LZMAFile gives them, under a limit of memory."""
+
+    def __init__(self, file: BinaryIO) -> None:
+        self._file, self._decoder = file, self._new()
+
+    def _new(self) -> lzma.LZMADecompressor:
+        return lzma.LZMADecompressor(memlimit=MAX_UNPACKER_BYTES)
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any) -> int:
+        while True:
+            packed, after = b"", self._decoder.eof
+            if after:  # streams may stand one after another, zeros between them
+                packed = self._decoder.unused_data.lstrip(b"\0") or self._file.read(io.DEFAULT_BUFFER_SIZE)
+                self._decoder = self._new()
+            elif self._decoder.needs_input:
+                packed = self._file.read(io.DEFAULT_BUFFER_SIZE)
+            if after and not packed.strip(b"\0"):
+                if not packed:
+                    return 0
+                continue
+            if not packed and self._decoder.needs_input:
+                raise EOFError("the file ends before its end-of-stream mark")
+            if data := self._decoder.decompress(packed, len(buffer)):
+                buffer[: len(data)] = data
+                return len(data)
 
 
 def _file_documents(path: Path, *, form: Lines, encoding: str) -> Iterator[Document]:
@@ -206,6 +240,8 @@ def _streams(path: Path) -> Iterator[tuple[str, BinaryIO]]:
     if path.suffix.lower() == ARCHIVE:
         with zipfile.ZipFile(path) as archive:
             for member in sorted(archive.namelist()):
+                if archive.getinfo(member).compress_type == zipfile.ZIP_LZMA:
+                    raise BertKerasError(f"{path}, {member}: packed by LZMA; pack it by deflate.")
                 if not member.endswith("/") and not _hidden(member):
                     with archive.open(member) as file:
                         yield _unpacked(f"{path}, {member}", file)
@@ -223,9 +259,9 @@ def _unpacked(name: str, file: Any) -> tuple[str, BinaryIO]:
     return name, file
 
 
-def _decoded(name: str, lines: Iterable[bytes], encoding: str) -> Iterator[str]:
+def _decoded(name: str, stream: BinaryIO, encoding: str) -> Iterator[str]:
     """Lines as strings, without a byte order mark and spaces around."""
-    for number, line in enumerate(lines, 1):
+    for number, line in enumerate(bounded_lines(stream, name), 1):
         mark = len(codecs.BOM_UTF8) if number == 1 and line.startswith(codecs.BOM_UTF8) else 0
         try:
             text = line[mark:].decode(encoding).strip()
@@ -318,6 +354,30 @@ INLINE = frozenset(
 )
 
 
+class _Dump:
+    """The bytes of a dump. Raises ValueError where no revision ends within MAX_REVISION_BYTES: the parser keeps it whole."""
+
+    _END = b"</revision>"
+
+    def __init__(self, name: str, stream: BinaryIO) -> None:
+        self._name, self._stream = name, stream
+        self._since, self._before, self._plain = 0, b"", True
+
+    def read(self, size: int = -1) -> bytes:
+        chunk = self._stream.read(size)
+        seen = self._before + chunk
+        # In a comment or in CDATA, which no dump has, the mark would end nothing.
+        self._plain &= b"<!" not in seen
+        at = seen.rfind(self._END) if self._plain else -1
+        self._since = len(seen) - at if at >= 0 else self._since + len(chunk)
+        if self._since > MAX_REVISION_BYTES:
+            raise BertKerasError(
+                f"{self._name}: a revision has over {MAX_REVISION_BYTES:,} bytes; wanted at most that for an article."
+            )
+        self._before = seen[-len(self._END) :]
+        return chunk
+
+
 def _wiki_documents(name: str, stream: BinaryIO) -> Iterator[Document]:
     """Articles of a dump, their paragraphs; redirects have none."""
     try:
@@ -326,18 +386,29 @@ def _wiki_documents(name: str, stream: BinaryIO) -> Iterator[Document]:
         raise MissingPackageError(
             f"{name} is a MediaWiki dump; pip install 'bert-keras[wikipedia]'."
         ) from error
+    bad = (xml.etree.ElementTree.ParseError, mwxml.errors.MalformedXML, AssertionError, AttributeError)
+    for text, elsewhere in _articles(name, stream, mwxml.Dump, (*bad, TypeError, ValueError)):
+        yield wiki_paragraphs(text, elsewhere=elsewhere.union(_FILES))
+
+
+def _articles(
+    name: str, stream: BinaryIO, parser: Any, bad: tuple[type[Exception], ...]
+) -> Iterator[tuple[str, set[str]]]:
+    """The text of each article, and the namespaces that are no articles."""
     try:
-        dump = mwxml.Dump.from_file(stream)
+        dump = parser.from_file(_Dump(name, stream))
         elsewhere = {
-            space.name.casefold() for space in dump.site_info.namespaces or () if space.id != ARTICLES
+            str(space.name).casefold() for space in dump.site_info.namespaces or () if space.id != ARTICLES
         }
         for page in dump:
             if page.namespace == ARTICLES and not page.redirect:
                 text = ""
                 for revision in page:  # the last is the newest
                     text = revision.text or ""
-                yield wiki_paragraphs(text, elsewhere=elsewhere.union(_FILES))
-    except (xml.etree.ElementTree.ParseError, mwxml.errors.MalformedXML, AssertionError) as error:
+                yield text, elsewhere
+    except BertKerasError:
+        raise
+    except bad as error:
         reason = str(error) or "its root is no mediawiki"  # of which mwxml only asserts
         raise BertKerasError(f"{name} is no MediaWiki dump ({reason}); fetch it again.") from error
 

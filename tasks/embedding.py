@@ -15,9 +15,10 @@ from keras import ops
 from bert_keras.encoder import BertEncoder, encoder_inputs, gather_positions, pooled_position
 from bert_keras.errors import BertKerasError
 from bert_keras.features import EMBEDDING_OUTPUT, ENCODER_OUTPUTS, EXAMPLE_INDEX, INPUT_MASK, WORD_INDEX
+from bert_keras.json_files import FLAG, Kind, one_of, typed, whole
 from tasks.conll import TEXT, words_of
 from tasks.feature_based import LAYERS, Words, places_of
-from tasks.task import Features, Raw, Source, Task
+from tasks.task import MAX_OPTION, Features, Raw, Source, Task
 
 VECTOR = "embedding"
 
@@ -78,6 +79,7 @@ class _Vectors(Task):
     outputs = (EMBEDDING_OUTPUT, ENCODER_OUTPUTS)
     measure = ""
     validation_splits = ()
+    kinds: Mapping[str, Kind]  # of the settings in task.json
 
     @classmethod
     def open(cls, name: str, source: Source | None, **options: Any) -> Self:
@@ -94,6 +96,8 @@ class _Vectors(Task):
 
     @classmethod
     def from_json(cls, kept: Mapping[str, Any], source: Source | None = None) -> Self:
+        kinds = {"name": one_of(cls.names), **cls.kinds}
+        kept = typed(kept, kinds, where="task", optional=kinds)
         return cls(**{name: value for name, value in kept.items() if name != "name"})
 
 
@@ -110,6 +114,7 @@ class Embedding(_Vectors):
     kind = "embedding"
     names = (kind,)
     name = kind
+    kinds = {"pooling": one_of(POOLINGS), "l2": FLAG, "layers": one_of(LAYERS)}
 
     def __init__(self, *, pooling: str = "mean", l2: bool = False, layers: str = "last") -> None:
         if pooling not in POOLINGS:
@@ -151,6 +156,7 @@ class WordEmbedding(_Vectors):
     name = kind
     windowed = True
     lists = {"word": "word_start_byte"}
+    kinds = {"layers": one_of(LAYERS), "doc_stride": whole(1, MAX_OPTION)}
 
     def __init__(self, *, layers: str = "last", doc_stride: int = 128) -> None:
         self.layers, self.doc_stride = layers, doc_stride

@@ -24,6 +24,7 @@ import numpy as np
 import tensorflow as tf
 
 from bert_keras import checkpoints
+from bert_keras.config import LIMITS, BertConfig
 from bert_keras.encoder import BertEncoder
 from bert_keras.errors import BertKerasError, MissingFileError
 from bert_keras.features import (
@@ -34,6 +35,8 @@ from bert_keras.features import (
     MAX_CONTEXT,
     WORD_INDEX,
 )
+from bert_keras.json_files import OBJECT, list_of, one_of, read_object, typed, whole
+from bert_keras.json_files import TEXT as WORD
 from bert_keras.preprocessing import Preprocessor
 from tasks.conll import TEXT, Conll, text_of, words_of
 from tasks.files import check_equal, write_json
@@ -319,8 +322,6 @@ def open_cache(path: str | pathlib.Path) -> Cache:
     if not (path / HEADER).is_file():
         raise MissingFileError(f"{path} has no {HEADER}; give a folder that features were written to.")
     cache = Cache(path, _read_header(path))
-    version = "format_version"
-    check_equal(path, {version: cache.header.get(version)}, {version: FORMAT_VERSION})
     if missing := [shard.name for shard in cache.shards if not shard.is_file()]:
         raise BertKerasError(
             f"{path} lacks {len(missing)} of its {len(cache.shards)} files, first {missing[0]}; extract again to complete it."
@@ -349,12 +350,24 @@ def _check_shard(path: pathlib.Path, length: int) -> None:
 
 
 def _read_header(path: pathlib.Path) -> dict[str, Any]:
+    file = path / HEADER
+    header = read_object(file)
+    version = "format_version"
+    check_equal(path, {version: header.get(version)}, {version: FORMAT_VERSION})
+    place = whole(0, LIMITS["num_layers"])
+    kinds = {
+        "config": OBJECT,
+        "texts": list_of(WORD),
+        "listed": list_of(WORD),
+        "layers": list_of(place),
+        "shards": list_of(whole(0, 2**63 - 1)),
+        "dtype": one_of(DTYPES),
+    }
+    typed(header, kinds, where=file, others=True)
     try:
-        header = json.loads((path / HEADER).read_text(encoding="utf-8"))
-    except (UnicodeDecodeError, json.JSONDecodeError) as error:
-        raise BertKerasError(f"{path / HEADER} is no JSON ({error}); remove {path}.") from error
-    if not isinstance(header, dict):
-        raise BertKerasError(f"{path / HEADER} is no header; remove {path}.")
+        BertConfig.from_dict(header["config"])
+    except (BertKerasError, TypeError) as error:
+        raise BertKerasError(f"{file}: config: {error}") from error
     return header
 
 

@@ -6,7 +6,6 @@ A "[MASK]" in a text becomes the mask's id here, between the pieces of what stan
 text like any other.
 """
 
-import json
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -27,9 +26,22 @@ from bert_keras.features import (
     VOCABULARY,
 )
 from bert_keras.heads import MaskedLMHead
+from bert_keras.json_files import parse_json, typed, whole
 from bert_keras.optimization import GlobalMean, cross_entropy
 from bert_keras.tokenizers import CONTINUATION, MASK, SPACE, Tokenizer
-from tasks.task import ERRORS_SHOWN, Features, Raw, Source, Table, Task, numbered_lines, plain, split_file
+from tasks.task import (
+    ERRORS_SHOWN,
+    MAX_OPTION,
+    Features,
+    Raw,
+    Source,
+    Table,
+    Task,
+    check_text,
+    numbered_lines,
+    plain,
+    split_file,
+)
 
 TEXT, ANSWER = "text", "answer"
 TOKENS, SCORES, START, FILLED, RANK = "mask_tokens", "mask_scores", "mask_start_byte", "filled", "rank"
@@ -241,7 +253,8 @@ class FillMask(Task):
     @classmethod
     def from_json(cls, kept: Mapping[str, Any], source: Source | None = None) -> "FillMask":
         """The task that `to_json` was called on, with `source` as in FillMask."""
-        return cls(source, **{name: kept[name] for name in cls.options if name in kept})
+        kept = typed(kept, {"top_k": whole(1, MAX_OPTION)}, where="task", optional=cls.options, others=True)
+        return cls(source, **kept)
 
 
 def _parts(text: tf.Tensor) -> tf.RaggedTensor:
@@ -296,12 +309,13 @@ def _rows(path: Path, *, labelled: bool) -> Iterator[tuple[str, str]]:
     if path.suffix not in READERS:
         raise BertKerasError(f"{path} is none of {', '.join(READERS)}; give a file of these.")
     lines = ((number, line) for number, line in numbered_lines(path) if line.strip())
-    for number, row in READERS[path.suffix](lines):
+    for number, row in READERS[path.suffix](lines, path):
         text, answer = row.get(TEXT), row.get(ANSWER, "" if not labelled else None)
         if not isinstance(text, str) or not isinstance(answer, str):
             raise BertKerasError(
                 f"{path}, line {number}: no {TEXT} or no {ANSWER}; wanted are both, as strings."
             )
+        check_text(f"{path}, line {number}", text, answer)
         if (masks := text.count(MASK)) != 1:
             raise BertKerasError(
                 f"{path}, line {number}: {masks} {MASK} in the text; wanted is one, for one answer."
@@ -309,23 +323,20 @@ def _rows(path: Path, *, labelled: bool) -> Iterator[tuple[str, str]]:
         yield text, answer
 
 
-def _from_jsonl(lines: Iterator[tuple[int, str]]) -> Iterator[tuple[int, dict[str, Any]]]:
+def _from_jsonl(lines: Iterator[tuple[int, str]], path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
     for number, line in lines:
-        try:
-            row = json.loads(line)
-        except json.JSONDecodeError:
-            row = None
+        row = parse_json(line, source=f"{path}, line {number}")
         yield number, row if isinstance(row, dict) else {}
 
 
-def _from_tsv(lines: Iterator[tuple[int, str]]) -> Iterator[tuple[int, dict[str, Any]]]:
+def _from_tsv(lines: Iterator[tuple[int, str]], path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
     """The first line names the columns; quotes mean nothing."""
     _, header = next(lines, (1, ""))
     for number, line in lines:
         yield number, dict(zip(header.split("\t"), line.split("\t"), strict=False))
 
 
-READERS: dict[str, Callable[[Iterator[tuple[int, str]]], Iterator[tuple[int, dict[str, Any]]]]] = {
+READERS: dict[str, Callable[[Iterator[tuple[int, str]], Path], Iterator[tuple[int, dict[str, Any]]]]] = {
     ".jsonl": _from_jsonl,
     ".tsv": _from_tsv,
 }

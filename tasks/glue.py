@@ -9,7 +9,7 @@ Source: Wang et al. 2018, GLUE; feature names, label order and split names are T
 import dataclasses
 import warnings
 from collections.abc import Callable, Iterator, Mapping
-from pathlib import Path
+from pathlib import Path, PurePath
 from typing import Any, NamedTuple
 
 import keras
@@ -19,6 +19,7 @@ import tensorflow as tf
 
 from bert_keras.encoder import BertEncoder
 from bert_keras.errors import BertKerasError, MissingFileError
+from bert_keras.json_files import FLAG, OBJECT, TEXT, Kind, list_of, one_of, or_null, short, typed
 from bert_keras.optimization import GlobalMean, cross_entropy, squared_error
 from tasks.metrics import MEASURES
 from tasks.task import (
@@ -347,10 +348,63 @@ class Glue(Task):
     @classmethod
     def from_json(cls, kept: Mapping[str, Any], source: Source | None = None) -> "Glue":
         """The task that `to_json` was called on, with `source` as in Glue."""
-        row = _with_tuples(kept)
+        row = _with_tuples(typed(kept, _ROW_KINDS, where="task"))
         pooling = row.pop("pooling")
-        row["splits"] = {split: Tsv(**_with_tuples(tsv)) for split, tsv in kept["splits"].items()}
-        return cls(GlueRow(**row), source, pooling=pooling)
+        row["splits"] = {
+            split: Tsv(
+                **_with_tuples(
+                    typed(tsv, _TSV_KINDS, where=f"task: splits: {split}", optional=("label", "header"))
+                )
+            )
+            for split, tsv in kept["splits"].items()
+        }
+        _check_row(made := GlueRow(**row))
+        return cls(made, source, pooling=pooling)
+
+
+_WORDS = list_of(TEXT)
+_FILE = Kind(
+    "the name of a file in the data's folder",
+    lambda value: isinstance(value, str) and PurePath(value).name == value,
+)
+_TSV_KINDS = {"file": _FILE, "text": _WORDS, "label": or_null(TEXT), "header": or_null(_WORDS)}
+_ROW_KINDS = {
+    "name": one_of(Glue.names),
+    "folder": _FILE,
+    "text": _WORDS,
+    "labels": _WORDS,
+    "file_labels": _WORDS,
+    "measures": list_of(one_of(MEASURES)),
+    "splits": OBJECT,
+    "skip_short_lines": FLAG,
+    "pooling": one_of(POOLINGS),
+}
+
+
+def _check_row(row: GlueRow) -> None:
+    """Raises ValueError where the fields of a kept row, each of its type, do not fit each other."""
+    counts = {split: len(tsv.text) for split, tsv in row.splits.items()}
+    wanted = {
+        "text": (
+            len(row.text) in (1, 2)
+            and len({*row.text}) == len(row.text)
+            and all(map(str.isidentifier, row.text)),
+            "one or two names",
+        ),
+        "labels": (
+            len({*row.labels}) == len(row.labels) != 1,
+            "two or more different labels, or none for a score",
+        ),
+        "file_labels": (len(row.file_labels) == len(row.labels), "as many as labels"),
+        "measures": (len(row.measures) > 0, "one or more"),
+        "splits": (
+            all(count == len(row.text) for count in counts.values()),
+            "as many columns of text as text",
+        ),
+    }
+    for name, (good, want) in wanted.items():
+        if not good:
+            raise BertKerasError(f"task: {name} is {short(getattr(row, name))}; wanted {want}.")
 
 
 def row_from_folder(folder: str | Path) -> GlueRow:

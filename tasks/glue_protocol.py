@@ -26,6 +26,7 @@ import numpy as np
 
 from bert_keras.checkpoint_formats import SAFETENSORS
 from bert_keras.errors import BertKerasError
+from bert_keras.json_files import MEASURE, OBJECT, TEXT, object_of, or_null, read_object, typed
 from tasks.files import write_json
 from tasks.glue import IDX, LABEL, ROWS, SCORES, Glue, GlueRow
 from tasks.metrics import MEASURES
@@ -224,7 +225,12 @@ def _outcome(
     if finished["degenerate"]:
         log(f"degenerate: {finished['degenerate']}")
     results = path / RESULTS_FILE  # not there where the loss was lost
-    measured = json.loads(results.read_text(encoding="utf-8"))["measures"] if results.is_file() else {}
+    kinds = {"measures": object_of(MEASURE)}
+    measured = (
+        typed(read_object(results), kinds, where=results, others=True)["measures"]
+        if results.is_file()
+        else {}
+    )
     return Outcome(
         learning_rate=hparams.learning_rate,
         seed=hparams.seed,
@@ -245,7 +251,8 @@ def _prepare(path: pathlib.Path, settings: dict[str, Any]) -> dict[str, Any] | N
             f"{path} is there and has no {PROTOCOL_FILE}: not a run of this protocol; remove it first."
         )
     if file.is_file():
-        found = json.loads(file.read_text(encoding="utf-8"))
+        kinds = {"hparams": or_null(OBJECT), "degenerate": or_null(TEXT)}
+        typed(found := read_object(file), kinds, where=file, optional=kinds, others=True)
         asked = {name: found.get(name) for name in settings}
         if differing := _differences(asked, settings):
             raise BertKerasError(

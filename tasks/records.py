@@ -33,6 +33,7 @@ from bert_keras.features import (
     TFRECORD_NAMES,
     WORD_STARTS,
 )
+from bert_keras.json_files import FLAG, OBJECT, TEXT, list_of, or_null, read_object, typed, whole
 from bert_keras.masking import Masking, Pieces, mask
 from bert_keras.preprocessing import Features
 from bert_keras.tokenizers import Tokenizer
@@ -305,14 +306,28 @@ def _write_manifest(
 
 
 def read_manifest(path: str | pathlib.Path) -> dict[str, Any]:
-    """What `write_records` wrote of a folder. Raises FileNotFoundError where there is none, ValueError where it is no JSON."""
+    """What `write_records` wrote of a folder.
+
+    Raises FileNotFoundError where there is none, ValueError where it is not of that form.
+    """
     file = pathlib.Path(path) / MANIFEST
     if not file.is_file():
         raise MissingFileError(f"there is no {file}; give a folder of instances.")
-    try:
-        manifest = json.loads(file.read_text(encoding="utf-8"))
-    except ValueError as error:
-        raise BertKerasError(f"{file} is no JSON ({error}); remove {path} and write it again.") from error
+    kinds = {
+        "shards": list_of(OBJECT),
+        "summary": or_null(OBJECT),
+        "masking": or_null(OBJECT),
+        "compress": FLAG,
+    }
+    manifest = read_object(file)
+    check_equal(
+        file.parent, {"format_version": manifest.get("format_version")}, {"format_version": FORMAT_VERSION}
+    )
+    typed(manifest, kinds, where=file, others=True)
+    count = whole(0, 2**63 - 1)
+    for number, shard in enumerate(manifest["shards"]):
+        shard_kinds = dict.fromkeys(Shard._fields, count) | {"text": TEXT}
+        typed(shard, shard_kinds, where=f"{file}: shards[{number}]")
     return manifest
 
 
@@ -466,13 +481,14 @@ def listed(source: RecordFiles) -> list[pathlib.Path]:
 def _checked(path: pathlib.Path, tokenizer: Tokenizer | None) -> tuple[list[pathlib.Path], int]:
     """The files of a folder and how many instances they have."""
     manifest = read_manifest(path)
-    check_equal(path, {"format_version": manifest.get("format_version")}, {"format_version": FORMAT_VERSION})
     _check_tokenizer(path, manifest, tokenizer)
     if manifest["summary"] is None:
         raise BertKerasError(
             f"{path} is not complete; write its instances again, which goes on where it stopped."
         )
     made = _shards_of(manifest)
+    if not made:
+        raise BertKerasError(f"{path} has no instances, by its {MANIFEST}; write them again.")
     files = [path / shard_name(number, compress=manifest["compress"]) for number in range(len(made))]
     for file, shard in zip(files, made, strict=True):
         size = file.stat().st_size if file.is_file() else 0

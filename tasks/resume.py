@@ -20,6 +20,7 @@ import numpy as np
 import tensorflow as tf
 
 from bert_keras.errors import BertKerasError
+from bert_keras.json_files import read_object
 from tasks.files import check_equal, write_json
 
 TASK_FILE, RESULTS_FILE, LOGS = "task.json", "results.json", "logs"
@@ -84,11 +85,7 @@ def prepare_output(path: pathlib.Path, *, settings: Mapping[str, Any] | None = N
 
 
 def _check_same(file: pathlib.Path, settings: Mapping[str, Any]) -> None:
-    try:
-        begun = json.loads(file.read_text(encoding="utf-8"))
-    except ValueError as error:
-        raise BertKerasError(f"{file} is no JSON ({error}); give another folder.") from error
-    check_equal(file.parents[1], begun, settings)
+    check_equal(file.parents[1], read_object(file), settings)
 
 
 def digest(parts: Iterable[bytes | str]) -> str:

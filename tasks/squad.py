@@ -10,7 +10,6 @@ Source: Rajpurkar et al. 2016 and 2018; Devlin et al. 2019, sec. 4.2 and 4.3; go
 
 import collections
 import json
-import reprlib
 import unicodedata
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -33,10 +32,12 @@ from bert_keras.features import (
     START_BYTES,
 )
 from bert_keras.heads import SpanHead
+from bert_keras.json_files import NUMBER, is_whole, one_of, parse_json, short, typed, whole
 from bert_keras.optimization import GlobalMean, cross_entropy
 from tasks.metrics import answer_scores, best_threshold
 from tasks.task import (
     ERRORS_SHOWN,
+    MAX_OPTION,
     Features,
     Raw,
     Source,
@@ -149,8 +150,8 @@ class Squad(Task):
         self.max_answer_length, self.n_best = max_answer_length, n_best
         self.tau = tau
         for option in self.options:
-            if getattr(self, option) < 1:
-                raise BertKerasError(f"{option} is {getattr(self, option)}; give at least 1.")
+            if not 1 <= (value := getattr(self, option)) <= MAX_OPTION:
+                raise BertKerasError(f"{option} is {value}; give at least 1 and at most {MAX_OPTION:,}.")
 
     @classmethod
     def open(cls, name: str, source: Source | None, **options: Any) -> "Squad":
@@ -456,7 +457,8 @@ class Squad(Task):
 
     @classmethod
     def from_json(cls, kept: Mapping[str, Any], source: Source | None = None) -> "Squad":
-        return cls(source=source, **kept)
+        kinds = {"name": one_of(VERSIONS), **dict.fromkeys(cls.options, whole(1, MAX_OPTION)), "tau": NUMBER}
+        return cls(source=source, **typed(kept, kinds, where="task", optional=(*cls.options, "tau")))
 
 
 def _has_answer(raw: Mapping[str, np.ndarray]) -> np.ndarray:
@@ -564,12 +566,7 @@ def _from_tfds(name: str, split: str) -> Iterator[_Question]:
 
 def _from_json(path: Path) -> Iterator[_Question]:
     """Every question of a file. Raises ValueError on what is not in SQuAD's form, naming the place."""
-    try:
-        content = json.loads(read_text(path))
-    except json.JSONDecodeError as error:
-        raise BertKerasError(
-            f"{path}, line {error.lineno}, column {error.colno}: {error.msg}; wanted is SQuAD's JSON."
-        ) from error
+    content = parse_json(read_text(path), source=path)
     for i, article in enumerate(_member(content, "data", list, where=str(path))):
         at = f"{path}, data[{i}]"
         for j, paragraph in enumerate(_member(article, "paragraphs", list, where=at)):
@@ -602,8 +599,11 @@ _KINDS = {list: "list", str: "string", int: "whole number", bool: "true or false
 
 def _member(value: Any, name: str, kind: type, *, where: str) -> Any:
     """value[name]. Raises ValueError where it is not there, or of another kind."""
-    if not isinstance(value, dict) or not isinstance(value.get(name), kind):
+    found = value.get(name) if isinstance(value, dict) else None
+    if not isinstance(found, kind) or (kind is int and not is_whole(found)):
         there = isinstance(value, dict) and name in value
-        found = f"it is {reprlib.repr(value[name])}" if there else "there is none"
-        raise BertKerasError(f"{where}: wanted is {name!r}, a {_KINDS[kind]}, as in SQuAD's JSON; {found}.")
-    return value[name]
+        is_there = f"it is {short(found)}" if there else "there is none"
+        raise BertKerasError(
+            f"{where}: wanted is {name!r}, a {_KINDS[kind]}, as in SQuAD's JSON; {is_there}."
+        )
+    return found

@@ -6,7 +6,6 @@ Source: Devlin et al. 2019, sec. 4.4: K sequences, each the context (A) and one 
 """
 
 import csv
-import json
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
@@ -21,6 +20,7 @@ from bert_keras.encoder import BertEncoder
 from bert_keras.errors import BertKerasError
 from bert_keras.features import DTYPE, ENCODER_INPUTS, POOLED_OUTPUT
 from bert_keras.heads import ChoiceHead
+from bert_keras.json_files import one_of, parse_json, typed, whole
 from bert_keras.optimization import GlobalMean, cross_entropy
 from tasks.metrics import accuracy
 from tasks.task import (
@@ -37,6 +37,7 @@ from tasks.task import (
 
 CONTEXT, ENDINGS, LABEL = "context", "endings", "label"
 UNLABELLED = -1
+MAX_CHOICES = 1_000
 
 # The splits of each data set and, for each, the names that its file may have in a folder. CODAH comes as one file without
 # a split; every file is read by its suffix, so that one set can train and another measure.
@@ -86,8 +87,10 @@ class Swag(Task):
     defaults: Mapping[str, Any] = {"learning_rate": 2e-5, "batch_size": 16}  # Devlin et al. 2019, sec. 4.4
 
     def __init__(self, name: str = "swag", source: Source | None = None, *, num_choices: int = 4) -> None:
-        if num_choices < 2:
-            raise BertKerasError(f"num_choices is {num_choices}; a choice is between at least 2.")
+        if not 2 <= num_choices <= MAX_CHOICES:
+            raise BertKerasError(
+                f"num_choices is {num_choices}; a choice is between at least 2 and at most {MAX_CHOICES:,}."
+            )
         self.name, self.source, self.num_choices = name, source, num_choices
 
     @classmethod
@@ -225,6 +228,8 @@ class Swag(Task):
     @classmethod
     def from_json(cls, kept: Mapping[str, Any], source: Source | None = None) -> "Swag":
         """The task that `to_json` was called on, with `source` as in Swag."""
+        kinds = {"name": one_of(FILES), "num_choices": whole(2, MAX_CHOICES)}
+        kept = typed(kept, kinds, where="task")
         return cls(kept["name"], source, num_choices=kept["num_choices"])
 
 
@@ -291,13 +296,13 @@ def _from_jsonl(path: Path) -> Iterator[Choice]:
     """
     for line, text in _lines(path):
         try:
-            row = json.loads(text)
+            row = parse_json(text, source=f"{path}, line {line}")
             context, endings = row["startphrase"], row["choices"]
             if not isinstance(endings, list) or not all(
                 isinstance(text, str) for text in (context, *endings)
             ):
                 raise TypeError("other than text")
-        except (json.JSONDecodeError, KeyError, TypeError) as error:
+        except (KeyError, TypeError) as error:
             raise BertKerasError(
                 f'{path}, line {line}: {type(error).__name__} {error}; wanted is {{"startphrase": text, '
                 '"choices": [text, ...], "answer": place}}.'

@@ -8,12 +8,14 @@ Where a task cuts its examples into windows, a batch of B examples has W windows
 """
 
 import codecs
+import contextlib
 import dataclasses
 import gzip
+import io
 import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol, Self
+from typing import IO, Any, NamedTuple, Protocol, Self
 
 import keras
 import numpy as np
@@ -39,6 +41,9 @@ Source = str | Path | Mapping[str, str | Path]
 
 # Batches whose examples are sorted by length together: enough for like lengths, few enough for random order.
 POOL = 50
+MAX_LINE_BYTES = 100_000_000  # of a text that is read line by line
+MAX_UNPACKED_BYTES = 250_000_000  # of a file that is read as a whole, and of a packed one that is examples
+MAX_OPTION = 1_000_000  # of a task's settings that count something
 ERRORS_SHOWN = 10  # of the errors that a report lists
 MODEL_INPUTS = (*ENCODER_INPUTS, MASKED_LM_POSITIONS)
 _ROW = "row"  # the example's place in the data set, int64 [B]
@@ -254,30 +259,78 @@ def split_file(source: Source, split: str, names: Mapping[str, tuple[str, ...]])
     return path
 
 
-def read_text(path: Path) -> str:
-    """The text of a file, plain or gzipped, without a byte order mark.
-
-    Raises ValueError where it is not UTF-8, naming line and byte, or cannot be unpacked.
-    """
-    data = path.read_bytes()
+@contextlib.contextmanager
+def _opened(path: Path) -> Iterator[tuple[IO[bytes], bool]]:
+    """The bytes of a file, unpacked where it is gzipped, and whether it is. Raises ValueError where it cannot be unpacked."""
     try:
-        data = gzip.decompress(data) if data.startswith(b"\x1f\x8b") else data
+        with path.open("rb") as file:
+            packed = file.read(2) == b"\x1f\x8b"
+            file.seek(0)
+            unpacked: Any = gzip.GzipFile(fileobj=file) if packed else file
+            yield unpacked, packed
     except (EOFError, gzip.BadGzipFile, zlib.error) as error:
         raise BertKerasError(f"{path} cannot be unpacked ({error}); fetch it again.") from error
-    data = data.removeprefix(codecs.BOM_UTF8)
+
+
+def read_text(path: Path) -> str:
+    """The text of a file of at most MAX_UNPACKED_BYTES, plain or gzipped, without a byte order mark.
+
+    Raises ValueError where it is longer, is not UTF-8, naming line and byte, or cannot be unpacked.
+    """
+    read = bytearray()
+    with _opened(path) as (file, _):
+        while chunk := file.read(io.DEFAULT_BUFFER_SIZE):
+            read += chunk
+            if len(read) > MAX_UNPACKED_BYTES:
+                raise BertKerasError(
+                    f"{path} has over {MAX_UNPACKED_BYTES:,} bytes of text; give several files."
+                )
+    data = read.removeprefix(codecs.BOM_UTF8)
     try:
         return data.decode()
     except UnicodeDecodeError as error:
         at = error.start
         line, byte = data.count(b"\n", 0, at) + 1, at - data.rfind(b"\n", 0, at)
-        where = f"{path}, line {line}, byte {byte}"
-        raise BertKerasError(f"{where}: 0x{data[at]:02x} is not UTF-8; save the file as UTF-8.") from error
+        raise _not_utf8(path, line, byte, data[at]) from error
+
+
+def _not_utf8(path: Path, line: int, byte: int, value: int) -> BertKerasError:
+    where = f"{path}, line {line}, byte {byte}"
+    return BertKerasError(f"{where}: 0x{value:02x} is not UTF-8; save the file as UTF-8.")
+
+
+def bounded_lines(file: IO[bytes], name: object) -> Iterator[bytes]:
+    """The lines of a file with their ends. Raises ValueError at a line over MAX_LINE_BYTES, before it is in memory."""
+    number = 0
+    while line := file.readline(MAX_LINE_BYTES + 1):
+        number += 1
+        if len(line) > MAX_LINE_BYTES:
+            raise BertKerasError(
+                f"{name}, line {number}: over {MAX_LINE_BYTES:,} bytes; wanted text in lines of at most that."
+            )
+        yield line
 
 
 def numbered_lines(path: Path) -> Iterator[tuple[int, str]]:
-    """The lines of a file, and their numbers from 1. Only a newline ends a line: U+2028 is text. Raises as `read_text`."""
-    for number, line in enumerate(read_text(path).split("\n"), start=1):
-        yield number, line.removesuffix("\r")
+    """The lines of a file, and their numbers from 1. Only a newline ends a line: U+2028 is text.
+
+    Raises ValueError as `read_text`, at a line over MAX_LINE_BYTES, and where a gzipped file unpacks to more than
+    MAX_UNPACKED_BYTES.
+    """
+    unpacked = 0
+    with _opened(path) as (file, packed):
+        for number, line in enumerate(bounded_lines(file, path), start=1):
+            unpacked += len(line)
+            if packed and unpacked > MAX_UNPACKED_BYTES:
+                raise BertKerasError(
+                    f"{path} unpacks to over {MAX_UNPACKED_BYTES:,} bytes; unpack it, if you trust it."
+                )
+            line = line.removeprefix(codecs.BOM_UTF8) if number == 1 else line
+            try:
+                text = line.decode()
+            except UnicodeDecodeError as error:
+                raise _not_utf8(path, number, error.start + 1, line[error.start]) from error
+            yield number, text.removesuffix("\n").removesuffix("\r")
 
 
 def check_text(where: str, *texts: str) -> None:

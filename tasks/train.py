@@ -8,7 +8,6 @@ A run directory is `config.json`, `vocab.txt`, `model.safetensors` (Hugging Face
 import dataclasses
 import functools
 import gc
-import json
 import math
 import pathlib
 import statistics
@@ -20,12 +19,13 @@ import keras
 import tensorflow as tf
 
 from bert_keras import checkpoints
-from bert_keras.config import BertConfig
+from bert_keras.config import LIMITS, BertConfig
 from bert_keras.encoder import BertEncoder
 from bert_keras.errors import BertKerasError, MissingFileError
 from bert_keras.features import POOLED_OUTPUT
+from bert_keras.json_files import MAX_JSON_BYTES, OBJECT, one_of, read_bounded, read_object, typed, whole
 from bert_keras.optimization import SCHEDULES, AdamW
-from bert_keras.preprocessing import Preprocessor
+from bert_keras.preprocessing import TRUNCATION, Preprocessor
 from bert_keras.tokenizers import Tokenizer
 from tasks.conll import Conll
 from tasks.files import write_json
@@ -206,7 +206,7 @@ def save_task(path: pathlib.Path, task: Task, preprocess: Preprocessor) -> None:
 def is_run(path: str | pathlib.Path) -> bool:
     """Whether a folder is a run. KerasHub's presets have a task.json too, which names a registered class."""
     file = pathlib.Path(path) / TASK_FILE
-    return file.is_file() and '"registered_name"' not in file.read_text(encoding="utf-8", errors="replace")
+    return file.is_file() and b'"registered_name"' not in read_bounded(file, MAX_JSON_BYTES)
 
 
 def load_run(path: str | pathlib.Path, *, data: str | pathlib.Path | None = None) -> Run:
@@ -220,15 +220,20 @@ def load_run(path: str | pathlib.Path, *, data: str | pathlib.Path | None = None
         raise MissingFileError(
             f"no {TASK_FILE} in {path}; give the folder that `bert-keras finetune --output` wrote."
         )
+    kinds = {
+        "kind": one_of(TASKS),
+        "task": OBJECT,
+        "seq_length": whole(1, LIMITS["max_positions"]),
+        "truncation": one_of(TRUNCATION),
+    }
+    content = typed(read_object(file), kinds, where=f"{file} is not the {TASK_FILE} of a run", others=True)
     try:
-        content = json.loads(file.read_text(encoding="utf-8"))
         task = TASKS[content["kind"]].from_json(content["task"], data)
-        seq_length, truncation = content["seq_length"], content["truncation"]
-    except (UnicodeDecodeError, json.JSONDecodeError, KeyError, TypeError) as error:
-        raise BertKerasError(
-            f"{file} is not the {TASK_FILE} of a run: {type(error).__name__} {error}."
-        ) from error
-    return run_of(task, path, seq_length=seq_length, truncation=truncation)
+    except FileNotFoundError:  # of the data
+        raise
+    except BertKerasError as error:
+        raise BertKerasError(f"{file} is not the {TASK_FILE} of a run: {error}") from error
+    return run_of(task, path, seq_length=content["seq_length"], truncation=content["truncation"])
 
 
 def run_of(

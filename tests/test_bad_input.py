@@ -210,7 +210,7 @@ CASES = {
         command=EXPORT, broken=remove("run/task.json"), message="no task.json in run; give"
     ),
     "half-written task.json": Case(
-        command=PREDICT, broken=cut("run/task.json", 0.5), message="task.json is not the task.json of a run"
+        command=PREDICT, broken=cut("run/task.json", 0.5), message="task.json is not a JSON file in UTF-8"
     ),
     "task.json of no task": Case(
         command=EVALUATE,

@@ -663,7 +663,7 @@ def test_keras_hub_weights_cut_short_or_of_another_config(tmp_path):
     pytest.importorskip("keras_hub")
     checkpoints.write(random_checkpoint(heads=()), tmp_path / "out", format="keras-hub")
     config = json.loads((tmp_path / "out" / "config.json").read_text())
-    large = dict(config, config=dict(config["config"], vocabulary_size=10**9))
+    large = dict(config, config=dict(config["config"], vocabulary_size=10**6))
     (tmp_path / "out" / "config.json").write_text(json.dumps(large))
     raises(ValueError, "asks for .* numbers: it is cut short", checkpoints.read, tmp_path / "out")
     other = dict(config, config=dict(config["config"], intermediate_dim=16))
@@ -694,9 +694,11 @@ def test_a_weight_too_few(tmp_path):
     folder = safetensors_folder(tmp_path / "out", theirs)
     missing = "the checkpoint has no block_1/feed_forward/output/kernel"
     raises(ValueError, missing, checkpoints.load_encoder, folder, fresh=("pooler",), log=print)
+    whole = random_checkpoint(heads=())
+    del whole.tensors["block_1/feed_forward/output/kernel"]
     raises(
         ValueError, "lacks block_1/feed_forward/output/kernel",
-        checkpoints.write, checkpoints.read(folder), tmp_path / "again", format="google",
+        checkpoints.write, whole, tmp_path / "again", format="google",
     )  # fmt: skip
 
 
@@ -1055,7 +1057,12 @@ def test_added_tokens_that_the_vocabulary_lacks_are_named(tmp_path, name, conten
 def test_added_tokens_that_are_none(tmp_path, content):
     (tmp_path / "vocab.txt").write_text("\n".join(PIECES))
     (tmp_path / "tokenizer_config.json").write_text(json.dumps(content))
-    raises(ValueError, "added tokens of .* are no list of tokens", checkpoints.load_tokenizer, tmp_path)
+    raises(
+        ValueError,
+        "tokenizer_config.json: added_tokens_decoder is .*; wanted an object, each value an object with its text",
+        checkpoints.load_tokenizer,
+        tmp_path,
+    )
 
 
 @guesses_the_case

@@ -343,7 +343,7 @@ def test_the_files_name_decides_the_form(tmp_path):
     [
         (b"{", "is not a JSON file in UTF-8"),
         ('{"vocab_size": "é"}'.encode("latin-1"), "is not a JSON file in UTF-8"),
-        (b"[1, 2]", "holds a JSON list; a configuration is an object"),
+        (b"[1, 2]", "holds a list, .*; wanted an object of named fields"),
         (b"{}", "config.json: vocab_size, hidden_size, .* missing"),
     ],
 )

@@ -542,7 +542,7 @@ def test_damaged_files_are_named(written, tmp_path):
     with pytest.raises(ValueError, match=r"00001.tfrecord has 0 bytes"):
         read_records(path)
     (path / "manifest.json").write_text("{")
-    with pytest.raises(ValueError, match="is no JSON"):
+    with pytest.raises(ValueError, match="is not a JSON file"):
         read_records(path)
 
 

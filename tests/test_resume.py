@@ -90,7 +90,7 @@ def test_a_folder_is_of_its_settings(tmp_path):
 def test_settings_that_are_no_json(tmp_path):
     prepare_output(tmp_path, settings={"steps": 10})
     (tmp_path / CHECKPOINTS / SETTINGS).write_text("{")
-    with pytest.raises(ValueError, match="is no JSON"):
+    with pytest.raises(ValueError, match="is not a JSON file"):
         prepare_output(tmp_path, settings={"steps": 10})
 
 

@@ -145,7 +145,7 @@ BAD = [
     ("train.tsv", "o\ta\tb\tc\td\t \t1\n", "line 1: ending 3 is empty"),
     ("train.tsv", "o\ta\n", "line 1: 2 column(s); wanted are category, prompt, endings and label"),
     ("train.tsv", b"o\ta\tb\tc\td\te\t1\no\t\xe9\tb\tc\td\te\t1\n", "line 2, byte 3: 0xe9 is not UTF-8"),
-    ("train.jsonl", JSONL + "{\n", "line 2: JSONDecodeError"),
+    ("train.jsonl", JSONL + "{\n", "line 2 is not JSON"),
     ("train.jsonl", "[]\n", "line 1: TypeError"),
     ("train.jsonl", JSONL.replace('"choices"', '"endings"'), "line 1: KeyError 'choices'; wanted is {"),
     ("train.jsonl", JSONL.replace('"a", ', ""), "line 1: 3 endings; wanted are 4"),
