@@ -26,6 +26,7 @@ from absl import app, logging
 from absl.flags import argparse_flags
 
 from bert_keras.errors import BertKerasError, MissingFileError, MissingPackageError
+from bert_keras.paths import check_own_packages
 
 SEVERAL: dict[str, Any] = {"nargs": "+", "action": "extend"}  # values after a flag, and after it again
 # One line for a person. Anything else is a bug and keeps its traceback.
@@ -538,6 +539,7 @@ def _run(args: argparse.Namespace) -> None:
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(line_buffering=True)  # a log file is read while a training runs
     try:
+        check_own_packages()
         args.run_command(args)
         sys.stdout.flush()
     except BrokenPipeError:  # whoever reads the output has left, as `head` does
@@ -890,12 +892,13 @@ def _sets_of_records(given: Sequence[str]) -> list[Any]:
 def _segmenter(given: str) -> Any:
     """What MODULE:FUNCTION names."""
     module, _, name = given.partition(":")
-    sys.path.insert(0, os.getcwd())
+    sys.path.append(os.getcwd())  # last: no file there stands for an installed package, in the workers too
     try:
         return getattr(importlib.import_module(module), name)
     except (ImportError, AttributeError, ValueError) as error:
+        found = getattr(sys.modules.get(module), "__file__", None)
         raise BertKerasError(
-            f"--segmenter {given}: {error}; give MODULE:FUNCTION that can be imported."
+            f"--segmenter {given}: {error}{f' of {found}' if found else ''}; give MODULE:FUNCTION that can be imported."
         ) from error
 
 

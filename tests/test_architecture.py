@@ -20,7 +20,13 @@ PACKAGES = ("bert_keras", "tasks", "savedmodels")
 FLOORS = (
     (
         "contract",
-        ["bert_keras.errors", "bert_keras.features", "bert_keras.config", "bert_keras.vocabulary_files"],
+        [
+            "bert_keras.errors",
+            "bert_keras.paths",
+            "bert_keras.features",
+            "bert_keras.config",
+            "bert_keras.vocabulary_files",
+        ],
     ),
     ("string column", ["bert_keras.tokenizers", "bert_keras.preprocessing", "bert_keras.masking"]),
     ("tensor column", ["bert_keras.layers", "bert_keras.encoder", "bert_keras.heads"]),

@@ -416,3 +416,60 @@ def test_a_run_is_left_as_it_was(command, sst2):
     command("evaluate", "--run", sst2.run, "--data", sst2.data)
     command("info", sst2.run)
     assert contents(sst2.folder) == before
+
+
+# -----------------------------------------------------------------------------------------------------------
+# A current folder with modules of a user's own
+
+
+@pytest.fixture
+def invoke(tmp_path):
+    """A folder as Invoke's and Celery's users have it, with a tasks.py that must not run, and a text."""
+    (tmp_path / "tasks.py").write_text('raise SystemExit("tasks.py was run")\n')
+    (tmp_path / "words.py").write_text("def of(line):\n    return line.split()\n")
+    (tmp_path / "corpus.txt").write_text(
+        "good film\ndull plot\nbad actor\n\nwarm scene\nthe plot\nis dull\n" * 9
+    )
+    return tmp_path
+
+
+def run_in(folder, *command, **environment) -> subprocess.CompletedProcess:
+    return subprocess.run(
+        [sys.executable, *map(str, command)],
+        cwd=folder,
+        env=bare_environment() | environment,
+        capture_output=True,
+        text=True,
+    )
+
+
+def test_a_users_own_tasks_py_does_not_stand_for_ours(invoke, sst2):
+    settings = ("--vocab", sst2.checkpoint, "--seq-length", "16", "--masks", "--set", "whole_word=true")
+    done = run_in(
+        invoke,
+        *("-m", "bert_keras", "instances", "--text", "corpus.txt", "--output", "out", *settings),
+        *("--segmenter", "words:of", "--workers", "2"),
+    )
+    assert done.returncode == 0 and "tasks.py was run" not in done.stderr, done.stderr
+    assert json.loads((invoke / "out" / "manifest.json").read_text())["summary"]["documents"] == 10
+
+
+@pytest.mark.parametrize("module", ["tasks", "savedmodels"])
+def test_another_module_under_one_of_our_names_is_named(invoke, module):
+    (invoke / "tasks.py").rename(invoke / f"{module}.py")
+    done = run_in(invoke, "-m", "bert_keras", "info", PYTHONPATH=str(invoke))
+    assert (done.returncode, done.stdout, done.stderr.count("\n")) == (1, "", 1), done.stderr
+    assert done.stderr.startswith(f"bert-keras: error: the module {module} is {invoke / module}.py; ")
+    assert "PYTHONPATH" in done.stderr
+    if module == "tasks":  # and for a script beside it
+        done = run_in(invoke, "-c", "import savedmodels.export")
+        assert done.returncode == 1 and "Error: the module tasks is " in done.stderr.splitlines()[-1]
+
+
+def test_a_segmenter_that_an_installed_module_hides_is_named(invoke, sst2, command, monkeypatch):
+    monkeypatch.chdir(invoke)
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    arguments = ("--text", "corpus.txt", "--output", "out", "--vocab", sst2.checkpoint)
+    code, _, err = command("instances", *arguments, "--segmenter", "tasks:of")
+    assert (code, err.count("\n")) == (1, 1)
+    assert f"of {ROOT / 'tasks' / '__init__.py'}; give MODULE:FUNCTION" in err
