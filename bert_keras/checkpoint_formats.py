@@ -20,6 +20,7 @@ import numpy as np
 
 from bert_keras.config import BertConfig
 from bert_keras.errors import BertKerasError, MissingFileError
+from bert_keras.paths import for_tensorflow
 from bert_keras.vocabulary_files import SENTENCEPIECE, pieces_of
 
 
@@ -966,21 +967,31 @@ def _tensorflow_prefix(path: pathlib.Path) -> pathlib.Path | None:
 
 def _find_google(path: pathlib.Path) -> pathlib.Path | None:
     prefix = _tensorflow_prefix(path)
-    return None if prefix is None or _tensorflow_reader(prefix).has_tensor(_OBJECT_GRAPH) else prefix
+    return None if prefix is None or _has_object_graph(prefix) else prefix
 
 
 def _find_model_garden(path: pathlib.Path) -> pathlib.Path | None:
     prefix = _tensorflow_prefix(path)
-    return prefix if prefix is not None and _tensorflow_reader(prefix).has_tensor(_OBJECT_GRAPH) else None
+    return prefix if prefix is not None and _has_object_graph(prefix) else None
 
 
-def _tensorflow_reader(prefix: pathlib.Path) -> Any:
+def _has_object_graph(prefix: pathlib.Path) -> bool:
+    with _tensorflow_reader(prefix) as reader:
+        return reader.has_tensor(_OBJECT_GRAPH)
+
+
+@contextlib.contextmanager
+def _tensorflow_reader(prefix: pathlib.Path) -> Iterator[Any]:
     import tensorflow as tf
 
-    try:
-        return tf.train.load_checkpoint(str(prefix))
-    except Exception as error:  # TensorFlow gives a status as RuntimeError, IndexError, ...
-        raise BertKerasError(f"{prefix}.index is no TensorFlow checkpoint: {_first_line(error)}") from error
+    with for_tensorflow(prefix) as found:
+        try:
+            reader = tf.train.load_checkpoint(str(found))
+        except Exception as error:  # TensorFlow gives a status as RuntimeError, IndexError, ...
+            raise BertKerasError(
+                f"{prefix}.index is no TensorFlow checkpoint: {_first_line(error)}"
+            ) from error
+        yield reader
 
 
 def _first_line(error: BaseException) -> str:
@@ -989,16 +1000,16 @@ def _first_line(error: BaseException) -> str:
 
 @contextlib.contextmanager
 def _open_tensorflow(prefix: pathlib.Path, config: BertConfig) -> Iterator[Source]:
-    reader = _tensorflow_reader(prefix)
+    with _tensorflow_reader(prefix) as reader:
 
-    def get(name: str) -> np.ndarray:
-        try:
-            return reader.get_tensor(name)
-        except Exception as error:  # TensorFlow gives a status as RuntimeError, IndexError, ...
-            raise BertKerasError(f"{name} of {prefix} cannot be read: {_first_line(error)}") from error
+        def get(name: str) -> np.ndarray:
+            try:
+                return reader.get_tensor(name)
+            except Exception as error:  # TensorFlow gives a status as RuntimeError, IndexError, ...
+                raise BertKerasError(f"{name} of {prefix} cannot be read: {_first_line(error)}") from error
 
-    shapes = {name: tuple(shape) for name, shape in reader.get_variable_to_shape_map().items()}
-    yield Source(shapes=dict(sorted(shapes.items())), get=get)
+        shapes = {name: tuple(shape) for name, shape in reader.get_variable_to_shape_map().items()}
+        yield Source(shapes=dict(sorted(shapes.items())), get=get)
 
 
 def _bert_config_json(prefix: pathlib.Path) -> BertConfig:

@@ -45,6 +45,7 @@ from bert_keras.features import (
     POOLED_OUTPUT,
     SEQUENCE_OUTPUT,
 )
+from bert_keras.paths import path_of
 
 # Keras and TensorFlow are imported by the functions that need them: reading a safetensors file needs neither.
 if TYPE_CHECKING:
@@ -95,7 +96,7 @@ def read(path: Path) -> Checkpoint:
     Raises FileNotFoundError where there is no checkpoint, and ValueError where it is cut short, does not fit
     its config or is of another form.
     """
-    form, root = _locate(pathlib.Path(path))
+    form, root = _locate(path_of(path))
     config = form.load_config(root)
     vocabulary = _tokenizer_of_folder(form, root, config)
     with form.open(root, config) as source:
@@ -197,7 +198,7 @@ def write(checkpoint: Checkpoint, path: Path, *, format: str, overwrite: bool = 
     place for. Raises ValueError where the form's library would compute other numbers from the
     config, FileExistsError where the folder is not empty, OSError where it cannot be written.
     """
-    form, path, config = _format(format), pathlib.Path(path), checkpoint.config
+    form, path, config = _format(format), path_of(path), checkpoint.config
     _refuse_inexpressible(form, config)
     rows = {row.ours: row for row in form.names_for(checkpoint).rows(config)}
     wanted = variable_shapes(config)
@@ -369,7 +370,7 @@ def load_tokenizer(path: Path, *, lower_case: bool | None = None) -> "Tokenizer"
 
     Raises FileNotFoundError where there is no vocabulary, ValueError where it outgrows the config.
     """
-    path = pathlib.Path(path)
+    path = path_of(path)
     if path.is_file() and path.suffix == ".txt":
         vocabulary = Vocabulary(pieces=read_vocabulary(path))
     elif path.is_file() and path.suffix == ".model":
@@ -488,7 +489,7 @@ def compare(path: Path, *, seed: int = 0) -> dict[str, float]:
     output and each pre-training head that the checkpoint has. Raises ValueError where no library runs the
     form, or where it is not installed.
     """
-    form, root = _locate(pathlib.Path(path))
+    form, root = _locate(path_of(path))
     if form.name not in _REFERENCES:
         raise BertKerasError(
             f"no library here runs a {form.name} checkpoint; {' and '.join(_REFERENCES)} can be compared."

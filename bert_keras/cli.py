@@ -28,6 +28,7 @@ from absl.flags import argparse_flags
 from bert_keras.errors import BertKerasError, MissingFileError, MissingPackageError
 from bert_keras.paths import check_own_packages
 
+PATH: dict[str, Any] = {"type": os.path.expanduser}  # a shell expands no ~ after `=`, nor where it is quoted
 SEVERAL: dict[str, Any] = {"nargs": "+", "action": "extend"}  # values after a flag, and after it again
 # One line for a person. Anything else is a bug and keeps its traceback.
 EXPECTED = (BertKerasError, OSError)
@@ -200,11 +201,16 @@ def _parser() -> argparse.ArgumentParser:
         help="a GLUE task (cola, sst2, mrpc, qqp, stsb, mnli, qnli, rte, wnli), custom, squad1.1, squad2.0, swag, codah, "
         "conll2003 or fill-mask",
     )
-    add("--data", help=DATA_HELP)
-    add("--dev-data", help="file of the dev split, where --data is the file to train on")
-    add("--checkpoint", required=True, help="Hugging Face, Google, KerasHub or Model Garden checkpoint")
+    add("--data", **PATH, help=DATA_HELP)
+    add("--dev-data", **PATH, help="file of the dev split, where --data is the file to train on")
+    add(
+        "--checkpoint",
+        **PATH,
+        required=True,
+        help="Hugging Face, Google, KerasHub or Model Garden checkpoint",
+    )
     add("--keep-head", action="store_true", help="start the head from the checkpoint too")
-    add("--output", required=True, help="folder of the run, new or empty")
+    add("--output", **PATH, required=True, help="folder of the run, new or empty")
     add(
         "--random-weights",
         action="store_true",
@@ -234,14 +240,22 @@ def _parser() -> argparse.ArgumentParser:
     ).add_argument
     add("--recipe", default="bert", choices=RECIPES, help="a paper's objectives and settings (default: bert)")
     source = commands.choices["pretrain"].add_mutually_exclusive_group(required=True)
-    source.add_argument("--text", **SEVERAL, help=TEXT_HELP)
+    source.add_argument("--text", **PATH, **SEVERAL, help=TEXT_HELP)
     source.add_argument(
-        "--records", **SEVERAL, help="a folder of instances, one for each phase, or the files of one set"
+        "--records",
+        **PATH,
+        **SEVERAL,
+        help="a folder of instances, one for each phase, or the files of one set",
     )
-    add("--held-out", help="share of the documents to evaluate on, or text or records of its own")
-    add("--vocab", help=f"{VOCAB_HELP} (default: the checkpoint's)")
-    add("--checkpoint", help="continue from it: Hugging Face, Google, KerasHub or Model Garden")
-    add("--output", required=True, help="folder of the run: new, empty, or of the same run, unfinished")
+    add("--held-out", **PATH, help="share of the documents to evaluate on, or text or records of its own")
+    add("--vocab", **PATH, help=f"{VOCAB_HELP} (default: the checkpoint's)")
+    add("--checkpoint", **PATH, help="continue from it: Hugging Face, Google, KerasHub or Model Garden")
+    add(
+        "--output",
+        **PATH,
+        required=True,
+        help="folder of the run: new, empty, or of the same run, unfinished",
+    )
     add("--size", help="tiny, mini, small, medium, base, large, L-2_H-128 ... (default: the paper's)")
     add("--set", **SEVERAL, default=[], metavar="NAME=VALUE", help="settings (below)")
     add("--segmenter", metavar="MODULE:FUNCTION", help=SEGMENTER_HELP)
@@ -268,9 +282,14 @@ def _parser() -> argparse.ArgumentParser:
         "--text corpus.txt --vocab vocab --seq-length 128 --output instances/128 --masks --set dupe_factor=10",
         notes=TEXT_NOTES + INSTANCES_NOTES,
     ).add_argument
-    add("--text", **SEVERAL, required=True, help=TEXT_HELP)
-    add("--vocab", required=True, help=VOCAB_HELP)
-    add("--output", required=True, help="folder of the files: new, empty, or begun by the same command")
+    add("--text", **PATH, **SEVERAL, required=True, help=TEXT_HELP)
+    add("--vocab", **PATH, required=True, help=VOCAB_HELP)
+    add(
+        "--output",
+        **PATH,
+        required=True,
+        help="folder of the files: new, empty, or begun by the same command",
+    )
     add("--recipe", default="bert", choices=RECIPES, help="whose instances and masks (default: bert)")
     add("--seq-length", type=int, default=128, help="positions of an instance (default: 128)")
     add("--masks", action="store_true", help="mask here, the same in every epoch; else training masks anew")
@@ -287,8 +306,8 @@ def _parser() -> argparse.ArgumentParser:
         "--text corpus.txt --output vocab --size 30522",
         notes=TEXT_NOTES + VOCAB_NOTES,
     ).add_argument
-    add("--text", **SEVERAL, required=True, help=TEXT_HELP)
-    add("--output", required=True, help="folder of the vocabulary, new or empty")
+    add("--text", **PATH, **SEVERAL, required=True, help=TEXT_HELP)
+    add("--output", **PATH, required=True, help="folder of the vocabulary, new or empty")
     add("--kind", default="wordpiece", choices=("wordpiece", "sentencepiece"), help="default: wordpiece")
     add("--size", type=int, default=30_522, help="pieces (default: 30522)")
     add("--cased", action="store_true", help="keep upper case (and, of WordPiece, accents)")
@@ -308,10 +327,19 @@ def _parser() -> argparse.ArgumentParser:
         choices=("tasks", "size", "masking", "steps"),
         help="table 5, 6 or 8, or figure C.1",
     )
-    add("--text", **SEVERAL, required=True, help=TEXT_HELP)
-    add("--vocab", required=True, help=VOCAB_HELP)
-    add("--data", **SEVERAL, default=[], metavar="TASK=PATH", help="the files of tasks; others are fetched")
-    add("--output", required=True, help="folder of all runs; what has finished there is not run again")
+    add("--text", **PATH, **SEVERAL, required=True, help=TEXT_HELP)
+    add("--vocab", **PATH, required=True, help=VOCAB_HELP)
+    add(
+        "--data",
+        **PATH,
+        **SEVERAL,
+        default=[],
+        metavar="TASK=PATH",
+        help="the files of tasks; others are fetched",
+    )
+    add(
+        "--output", **PATH, required=True, help="folder of all runs; what has finished there is not run again"
+    )
     add("--scale", default="small", choices=("small", "paper"), help="small is for 2 cores (default: small)")
     add("--tasks", **SEVERAL, help="tasks to fine-tune on (default: the scale's)")
     add("--restarts", type=int, help="seeds of each fine-tuning (default: the scale's)")
@@ -330,9 +358,16 @@ def _parser() -> argparse.ArgumentParser:
         "--tasks cola mrpc rte --data glue --checkpoint bert-base --output runs/glue --restarts 5",
     ).add_argument
     add("--tasks", **SEVERAL, help="tasks to train on (default: all nine)")
-    add("--data", help="folder of GLUE's folders; without it TensorFlow Datasets fetches them")
-    add("--checkpoint", required=True, help="Hugging Face, Google, KerasHub or Model Garden checkpoint")
-    add("--output", required=True, help="folder of all runs; what has finished there is not run again")
+    add("--data", **PATH, help="folder of GLUE's folders; without it TensorFlow Datasets fetches them")
+    add(
+        "--checkpoint",
+        **PATH,
+        required=True,
+        help="Hugging Face, Google, KerasHub or Model Garden checkpoint",
+    )
+    add(
+        "--output", **PATH, required=True, help="folder of all runs; what has finished there is not run again"
+    )
     add("--learning-rates", **SEVERAL, type=float, help="each is tried (default: 5e-5 4e-5 3e-5 2e-5)")
     add("--restarts", type=int, default=1, help="seeds for each learning rate, from --seed on (default: 1)")
     add("--best-only", action="store_true", help="remove the weights of all runs but each task's best")
@@ -348,8 +383,8 @@ def _parser() -> argparse.ArgumentParser:
     add = command(
         "evaluate", _evaluate, "measure a run on a split", "--run runs/mrpc --data glue/MRPC"
     ).add_argument
-    add("--run", required=True, **SEVERAL, help=RUNS_HELP)
-    add("--data", help=DATA_HELP)
+    add("--run", **PATH, required=True, **SEVERAL, help=RUNS_HELP)
+    add("--data", **PATH, help=DATA_HELP)
     add("--split", help="split to measure (default: every validation split)")
     add("--batch-size", type=int, default=32, help="examples in a batch (default: 32)")
     add("--json", action="store_true", help="print JSON instead of a table")
@@ -361,9 +396,10 @@ def _parser() -> argparse.ArgumentParser:
         "--run runs/sst2 --input reviews.txt",
         notes=INPUT_FILES,
     ).add_argument
-    add("--run", required=True, **SEVERAL, help=RUNS_HELP)
+    add("--run", **PATH, required=True, **SEVERAL, help=RUNS_HELP)
     add(
         "--input",
+        **PATH,
         default="-",
         help="a file (below), or - for lines of standard input (default: -)",
     )
@@ -378,7 +414,9 @@ def _parser() -> argparse.ArgumentParser:
         notes=FILL_MASK_NOTES,
     ).add_argument
     add("text", nargs="*", help="texts with [MASK]; without any, lines of standard input")
-    add("--checkpoint", required=True, help="a checkpoint with a masked LM head, or a run of pretrain")
+    add(
+        "--checkpoint", **PATH, required=True, help="a checkpoint with a masked LM head, or a run of pretrain"
+    )
     add("--top-k", type=int, default=5, help=TASK_OPTIONS["top_k"][1])
     add("--json", action="store_true", help="print an object a line instead of tables")
     add("--batch-size", type=int, default=32, help="texts in a batch (default: 32)")
@@ -386,8 +424,8 @@ def _parser() -> argparse.ArgumentParser:
     add = command(
         "export", _export, "write a SavedModel that takes raw strings", "--run runs/sst2 --output served/sst2"
     ).add_argument
-    add("--run", **SEVERAL, help=RUNS_HELP)
-    add("--checkpoint", help="a checkpoint as it is, in place of --run")
+    add("--run", **PATH, **SEVERAL, help=RUNS_HELP)
+    add("--checkpoint", **PATH, help="a checkpoint as it is, in place of --run")
     form = commands.choices["export"].add_mutually_exclusive_group()
     form.add_argument("--fill-mask", action="store_true", help="with --checkpoint: its masked LM head")
     form.add_argument(
@@ -406,7 +444,7 @@ def _parser() -> argparse.ArgumentParser:
         type=int,
         help="longest text, or window, in wordpieces (default: what the encoder has)",
     )
-    add("--output", required=True, help="folder of the model; the next version number is made in it")
+    add("--output", **PATH, required=True, help="folder of the model; the next version number is made in it")
     add("--target", help="refuse a graph that this server cannot load: tfserving-2.10 to tfserving-2.20")
 
     add = command(
@@ -417,10 +455,11 @@ def _parser() -> argparse.ArgumentParser:
     ).add_argument
     add(
         "--checkpoint",
+        **PATH,
         required=True,
         help="Hugging Face, Google, KerasHub or Model Garden checkpoint, or a run",
     )
-    add("--output", required=True, help="folder in which preprocess/ and encoder/ are made")
+    add("--output", **PATH, required=True, help="folder in which preprocess/ and encoder/ are made")
     add(
         "--seq-length",
         type=int,
@@ -435,7 +474,7 @@ def _parser() -> argparse.ArgumentParser:
         "answer REST and gRPC requests from an exported model, for development",
         "served/sst2",
     ).add_argument
-    add("folder", help="folder that export wrote: of versions, the newest is taken, or one version")
+    add("folder", **PATH, help="folder that export wrote: of versions, the newest is taken, or one version")
     add("--name", help="what requests call the model (default: the folder's name)")
     add("--port", type=int, default=8501, help="of REST; 0 takes a free one (default: 8501)")
     add("--grpc-port", type=int, default=8500, help="of gRPC; 0 takes a free one (default: 8500)")
@@ -449,11 +488,12 @@ def _parser() -> argparse.ArgumentParser:
     ).add_argument
     add(
         "--from",
+        **PATH,
         dest="source",
         required=True,
         help="the checkpoint: a folder, or the prefix of a TensorFlow checkpoint",
     )
-    add("--to", dest="target", required=True, help="where to write; must not exist, or be empty")
+    add("--to", **PATH, dest="target", required=True, help="where to write; must not exist, or be empty")
     add(
         "--format",
         default="hugging-face",
@@ -472,9 +512,14 @@ def _parser() -> argparse.ArgumentParser:
         "--checkpoint bert-base --input corpus.txt --output corpus.parquet --format parquet",
         notes=FEATURES_NOTES,
     ).add_argument
-    add("--checkpoint", required=True, help="Hugging Face, Google, KerasHub or Model Garden checkpoint")
-    add("--input", required=True, help="text in UTF-8, an example a line")
-    add("--output", required=True, help="the file to write; it must not be there")
+    add(
+        "--checkpoint",
+        **PATH,
+        required=True,
+        help="Hugging Face, Google, KerasHub or Model Garden checkpoint",
+    )
+    add("--input", **PATH, required=True, help="text in UTF-8, an example a line")
+    add("--output", **PATH, required=True, help="the file to write; it must not be there")
     add(
         "--layers",
         default="last",
@@ -494,7 +539,12 @@ def _parser() -> argparse.ArgumentParser:
     size = commands.choices["demo"].add_mutually_exclusive_group()
     size.add_argument("--quick", action="store_true", help="under two minutes on 2 cores")
     size.add_argument("--full", action="store_true", help="every training example")
-    add("--work", default="demo", help="folder for downloads, runs and the exported model (default: demo)")
+    add(
+        "--work",
+        **PATH,
+        default="demo",
+        help="folder for downloads, runs and the exported model (default: demo)",
+    )
     add("--seed", type=int, default=1, help="of the split, the order and dropout (default: 1)")
 
     add = command(
@@ -505,6 +555,7 @@ def _parser() -> argparse.ArgumentParser:
     ).add_argument
     add(
         "path",
+        **PATH,
         nargs="?",
         help="checkpoint, run or version of an export; without it: versions, devices and sizes",
     )

@@ -13,6 +13,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from bert_keras.errors import BertKerasError, MissingFileError
+from bert_keras.paths import path_of
 
 ACTIVATIONS = ("gelu_tanh", "gelu_erf", "relu", "silu", "tanh", "linear")
 
@@ -218,7 +219,7 @@ class BertConfig:
 
         Raises FileNotFoundError where there is none and ValueError where it is not such a file.
         """
-        path = pathlib.Path(path)
+        path = path_of(path)
         if path.is_dir():
             found = [path / name for name in ("config.json", "bert_config.json") if (path / name).is_file()]
             if not found:

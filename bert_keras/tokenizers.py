@@ -14,6 +14,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import hashlib
+import os
 import re
 import sys
 import unicodedata
@@ -557,6 +558,7 @@ def _checked_model(model: bytes, *, source: str) -> tuple[Any, Callable[[str], l
 
 def read_sentencepiece(path: str) -> bytes:
     """Reads a `spiece.model`. Raises FileNotFoundError, and ValueError that names the file where it is no model."""
+    path = os.path.expanduser(path)
     if not tf.io.gfile.exists(path):
         raise MissingFileError(
             f"no SentencePiece model at {path}; give the path of the model's {SENTENCEPIECE}"
@@ -620,6 +622,7 @@ def read_vocabulary(path: str) -> list[str]:
 
     Raises FileNotFoundError, and ValueError that names the file and line.
     """
+    path = os.path.expanduser(path)
     if not tf.io.gfile.exists(path):
         raise MissingFileError(f"no vocabulary file at {path}; give the path of the model's vocab.txt")
     with tf.io.gfile.GFile(path, "rb") as file:

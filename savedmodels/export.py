@@ -17,6 +17,7 @@ import numpy as np
 import tensorflow as tf
 
 from bert_keras.errors import BertKerasError
+from bert_keras.paths import for_tensorflow, path_of
 from bert_keras.preprocessing import Preprocessor
 from savedmodels import kit, reload, servers
 from savedmodels.servable import Servable
@@ -49,7 +50,7 @@ def export(run: Run, directory: str | pathlib.Path, *, target: str | None = None
     Raises ValueError, before anything is written, where the target lacks one; where the folder cannot be written; ExportError
     where the reloaded model answers otherwise. Nothing is left behind then and no version that was there is touched.
     """
-    directory = pathlib.Path(directory)
+    directory = path_of(directory)
     servable = servable_of(run)
     if target is not None:
         servers.check(ops_of(servable), target)
@@ -161,13 +162,14 @@ def ask(directory: str | pathlib.Path, raw: Mapping[str, Sequence[Any]]) -> dict
 
     Raises ExportError where that process fails.
     """
-    process = subprocess.run(
-        [sys.executable, reload.__file__, str(pathlib.Path(directory).resolve())],
-        input=json.dumps({name: list(texts) for name, texts in raw.items()}),
-        capture_output=True,
-        text=True,
-        cwd="/",
-    )
+    with for_tensorflow(path_of(directory).resolve()) as found:
+        process = subprocess.run(
+            [sys.executable, reload.__file__, str(found)],
+            input=json.dumps({name: list(texts) for name, texts in raw.items()}),
+            capture_output=True,
+            text=True,
+            cwd="/",
+        )
     if process.returncode:
         reason = process.stderr.strip().splitlines() or [f"it ended with code {process.returncode}"]
         raise ExportError(f"a fresh process could not answer from {directory}: {reason[-1]}")

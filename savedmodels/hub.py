@@ -32,6 +32,7 @@ from bert_keras.features import (
     SEQUENCE_OUTPUT,
 )
 from bert_keras.heads import MaskedLMHead
+from bert_keras.paths import path_of
 from bert_keras.preprocessing import MAX_SEGMENTS, Features, Preprocessor
 from bert_keras.tokenizers import Tokenizer, WordPiece
 from savedmodels.export import SAMPLES, ask, compare, file_errors, workplace
@@ -85,7 +86,7 @@ def write_pair(
     fewer than seq_length positions, and as `tokenizer_of` and `assign` do; ExportError where the fresh process answers
     otherwise. Nothing is left behind then.
     """
-    directory = pathlib.Path(directory)
+    directory = path_of(directory)
     if taken := [name for name in (PREPROCESS, ENCODER) if (directory / name).exists()]:
         raise TakenError(f"{directory / taken[0]} is there already; give another folder.")
     if seq_length > (most := checkpoint.config.max_length):

@@ -25,6 +25,7 @@ from typing import Any
 import tensorflow as tf
 
 from bert_keras.errors import BertKerasError, MissingFileError
+from bert_keras.paths import path_of
 from savedmodels import servers
 from tasks.files import write_json
 from tasks.fill_mask import FillMask
@@ -322,7 +323,7 @@ def verify(folder: str | pathlib.Path) -> dict[str, Any]:
 
     Raises FileNotFoundError where there is no manifest, ValueError naming the files that are missing, changed or not in it.
     """
-    folder = pathlib.Path(folder)
+    folder = path_of(folder)
     path = folder / EXTRA / MANIFEST
     if not path.is_file():
         raise MissingFileError(f"{folder} has no {EXTRA}/{MANIFEST}; give the folder of an exported version.")

@@ -22,6 +22,7 @@ from bert_keras.errors import BertKerasError
 from bert_keras.features import EXAMPLE_INDEX, SEQUENCE_OUTPUT, WORD_INDEX
 from bert_keras.heads import TokenHead
 from bert_keras.optimization import GlobalMean, cross_entropy
+from bert_keras.paths import path_of
 from tasks import metrics
 from tasks.task import (
     ERRORS_SHOWN,
@@ -144,7 +145,7 @@ def read(path: str | Path) -> Corpus:
     documents: list[list[Sentence]] = [[]]
     marked, wanted, open_sentence = False, 0, False
     place = f"{path}, line"
-    for number, line in enumerate(read_text(Path(path)).split("\n"), start=1):
+    for number, line in enumerate(read_text(path_of(path)).split("\n"), start=1):
         columns = re.split("[ \t]+", line.strip(" \t\r"))
         if columns == [""]:
             open_sentence = False

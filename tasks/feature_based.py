@@ -34,6 +34,7 @@ from bert_keras.features import (
     MAX_CONTEXT,
     WORD_INDEX,
 )
+from bert_keras.paths import path_of
 from bert_keras.preprocessing import Preprocessor
 from tasks.conll import TEXT, Conll, text_of, words_of
 from tasks.files import check_equal, write_json
@@ -315,7 +316,7 @@ def open_cache(path: str | pathlib.Path) -> Cache:
     Raises FileNotFoundError where there is none, ValueError where it is of another format or not complete: it lacks a file, or a
     file has more or fewer examples than the header says.
     """
-    path = pathlib.Path(path)
+    path = path_of(path)
     if not (path / HEADER).is_file():
         raise MissingFileError(f"{path} has no {HEADER}; give a folder that features were written to.")
     cache = Cache(path, _read_header(path))
@@ -475,7 +476,7 @@ def extract(
         batch_size=batch_size,
     )
     return _write_cache(
-        pathlib.Path(output),
+        path_of(output),
         extractor,
         examples.as_numpy_iterator,
         shard_examples=shard_examples,
@@ -512,7 +513,7 @@ def extract_file(
     Work in progress is a cache beside `output`, under the name with ".part"; the same call goes on from there.
     Raises ValueError where `output` exists, or what is in progress was begun otherwise.
     """
-    source, output = pathlib.Path(source), pathlib.Path(output)
+    source, output = path_of(source), path_of(output)
     for name, value, known in (("level", level, LEVELS), ("format", format, tuple(WRITERS))):
         if value not in known:
             raise BertKerasError(f"{name} is {value!r}; wanted one of {', '.join(known)}.")

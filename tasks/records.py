@@ -34,6 +34,7 @@ from bert_keras.features import (
     WORD_STARTS,
 )
 from bert_keras.masking import Masking, Pieces, mask
+from bert_keras.paths import path_of
 from bert_keras.preprocessing import Features
 from bert_keras.tokenizers import Tokenizer
 from tasks.files import check_equal, write_json
@@ -240,7 +241,7 @@ def write_records(
     Raises ValueError naming the field where the folder was made of another text, vocabulary or setting; and on text that
     gives no instance.
     """
-    path = pathlib.Path(path)
+    path = path_of(path)
     job = _Job(path, make_tokenizer, settings, masking, segment, seed, compress)
     tokenizer = make_tokenizer()
     identity = {
@@ -306,7 +307,7 @@ def _write_manifest(
 
 def read_manifest(path: str | pathlib.Path) -> dict[str, Any]:
     """What `write_records` wrote of a folder. Raises FileNotFoundError where there is none, ValueError where it is no JSON."""
-    file = pathlib.Path(path) / MANIFEST
+    file = path_of(path) / MANIFEST
     if not file.is_file():
         raise MissingFileError(f"there is no {file}; give a folder of instances.")
     try:
@@ -444,13 +445,13 @@ def _in_random_order(values: tf.Tensor, seed: tf.Tensor) -> tf.Tensor:
 
 def manifest_of(source: RecordFiles) -> pathlib.Path | None:
     """The manifest of a folder of `write_records`; None for anything else."""
-    found = pathlib.Path(source) / MANIFEST if isinstance(source, str | pathlib.Path) else None
+    found = path_of(source) / MANIFEST if isinstance(source, str | pathlib.Path) else None
     return found if found is not None and found.is_file() else None
 
 
 def listed(source: RecordFiles) -> list[pathlib.Path]:
     """The files of a source that has no manifest. Raises FileNotFoundError where there is none."""
-    files = [pathlib.Path(file) for file in ([source] if isinstance(source, str | pathlib.Path) else source)]
+    files = [path_of(file) for file in ([source] if isinstance(source, str | pathlib.Path) else source)]
     if len(files) == 1 and files[0].is_dir():
         inside = sorted(file for file in files[0].iterdir() if not file.name.startswith("."))
         if not inside:

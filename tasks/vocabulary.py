@@ -19,6 +19,7 @@ from bert_keras.checkpoint_formats import Checkpoint, write_tokenizer
 from bert_keras.checkpoints import with_tokenizer
 from bert_keras.config import BertConfig
 from bert_keras.errors import BertKerasError, MissingPackageError
+from bert_keras.paths import path_of
 from bert_keras.tokenizers import (
     CONTINUATION,
     END,
@@ -182,7 +183,7 @@ def write_vocabulary(
 
     Raises ValueError where the folder holds files, and as the learners do; nothing is written then.
     """
-    path = pathlib.Path(path)
+    path = path_of(path)
     if kind not in KINDS:
         raise BertKerasError(f"kind is {kind!r}; choose one of {', '.join(KINDS)}.")
     if path.exists() and not (path.is_dir() and not any(path.iterdir())):
