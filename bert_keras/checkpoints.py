@@ -6,13 +6,14 @@
 The forms themselves are in checkpoint_formats.py.
 """
 
+import contextlib
 import dataclasses
 import glob
 import math
 import os
 import pathlib
 import shutil
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -208,26 +209,48 @@ def write(checkpoint: Checkpoint, path: Path, *, format: str, overwrite: bool = 
         raise BertKerasError(
             f"{_named(checkpoint)}the checkpoint lacks {_listed(lacking)}; an encoder has every one of them."
         )
-    # Inside the folder where there is one: it may be a mount, and a rename stays on one disk.
-    place, temporary = path if path.exists() else path.parent, f".{path.name}.partial-"
-    for left in place.glob(f"{glob.escape(temporary)}*"):  # by a process that was killed
-        shutil.rmtree(left, ignore_errors=True)
-    if path.exists() and not (path.is_dir() and (overwrite or not any(path.iterdir()))):
-        raise TakenError(f"{path} is there already and not empty; give another folder.")
+    check_new_folder(path, overwrite=overwrite)
     theirs = {
         rows[name].theirs: rows[name].to_theirs(np.asarray(array), config)
         for name, array in checkpoint.tensors.items()
         if name in rows
     }
+    with whole_folder(path) as partial:
+        form.save(checkpoint, theirs, partial)
+    return tuple(name for name in checkpoint.tensors if name not in rows)
+
+
+def _temporary_of(path: pathlib.Path) -> tuple[pathlib.Path, str]:
+    """Where the temporary folders of an output are, and how their names begin."""
+    # Inside the folder where there is one: it may be a mount, and a rename stays on one disk.
+    return path if path.exists() else path.parent, f".{path.name}.partial-"
+
+
+def check_new_folder(path: pathlib.Path, *, overwrite: bool = False) -> None:
+    """Removes what a process that was killed left of `whole_folder`. Raises FileExistsError where other files are there."""
+    place, temporary = _temporary_of(path.resolve())
+    for left in place.glob(f"{glob.escape(temporary)}*"):
+        shutil.rmtree(left, ignore_errors=True)
+    if path.exists() and not (path.is_dir() and (overwrite or not any(path.iterdir()))):
+        raise TakenError(f"{path} is there already and not empty; give another folder.")
+
+
+@contextlib.contextmanager
+def whole_folder(path: pathlib.Path) -> Iterator[pathlib.Path]:
+    """An empty folder to write in; after the block its files are those of `path`, after an error nothing is left.
+
+    path: a folder that is not there yet, a mount point, or a link to one of them
+    """
+    path = path.resolve()  # a folder cannot be renamed to a link
     path.parent.mkdir(parents=True, exist_ok=True)
+    place, temporary = _temporary_of(path)
     partial = place / f"{temporary}{os.getpid()}"
     partial.mkdir()
     try:
-        form.save(checkpoint, theirs, partial)
+        yield partial
         _move_in(partial, path)
     finally:
         shutil.rmtree(partial, ignore_errors=True)
-    return tuple(name for name in checkpoint.tensors if name not in rows)
 
 
 def _move_in(partial: pathlib.Path, path: pathlib.Path) -> None:

@@ -137,7 +137,7 @@ def test_a_temporary_folder_that_reads_as_a_pattern_is_named(tmp_path, monkeypat
 
 
 def test_every_path_of_the_command_line_is_expanded(monkeypatch):
-    monkeypatch.setenv("HOME", "/home/someone")
+    monkeypatch.setenv("HOME", "/people/someone")
     (commands,) = (action.choices for action in cli._parser()._actions if action.dest == "command")
     seen = set()
     for name, parser in commands.items():
@@ -147,7 +147,7 @@ def test_every_path_of_the_command_line_is_expanded(monkeypatch):
             if (action.dest in PATHS or is_text) and given not in NO_PATHS:
                 seen.add(action.dest)
                 assert action.type is not None, given
-                assert action.type("~/x") == "/home/someone/x", given
+                assert action.type("~/x") == "/people/someone/x", given
     assert seen == {*PATHS, "text"}
 
 
