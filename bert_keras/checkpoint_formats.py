@@ -1027,7 +1027,7 @@ def _save_google(checkpoint: Checkpoint, tensors: dict[str, np.ndarray], folder:
     _write_json(checkpoint.config.to_google(), folder / "bert_config.json")
     _write_vocabulary(checkpoint, folder)
     names = sorted(tensors)
-    with _tensorflow_writes(), tf.device("CPU"):
+    with file_errors(), tf.device("CPU"):
         tf.raw_ops.SaveV2(
             prefix=str(folder / TENSORFLOW_NAME),
             tensor_names=names,
@@ -1057,19 +1057,20 @@ def _save_model_garden(checkpoint: Checkpoint, tensors: dict[str, np.ndarray], f
 
     _write_json(checkpoint.config.to_google(), folder / "bert_config.json")
     _write_vocabulary(checkpoint, folder)
-    with _tensorflow_writes(), tf.device("CPU"):
+    with file_errors(), tf.device("CPU"):
         tracked(tree).write(str(folder / TENSORFLOW_NAME))
 
 
 @contextlib.contextmanager
-def _tensorflow_writes() -> Iterator[None]:
-    """TensorFlow's errors on writing as the operating system's."""
+def file_errors() -> Iterator[None]:
+    """TensorFlow's errors of writing, such as those of a full disk, as Python's: OSError, in one line."""
     import tensorflow as tf
 
     try:
         yield
     except tf.errors.OpError as error:
-        raise OSError(f"cannot write the checkpoint: {_first_line(error)}") from error
+        reason = re.sub(r"^\{\{.*?\}\} | \[Op:\w+\]", "", _first_line(error))  # without the graph's nodes
+        raise OSError(f"cannot write {reason}") from error
 
 
 # -----------------------------------------------------------------------------------------------------------

@@ -578,11 +578,43 @@ def main(argv: Sequence[str] | None = None) -> None:
 
     argv: as sys.argv, the program's name first
     """
-    app.run(
-        _run,
-        argv=list(argv) if argv is not None else None,
-        flags_parser=lambda args: _parser().parse_args(args[1:]),
-    )
+    _open_closed_streams()
+    try:
+        app.run(
+            _run,
+            argv=list(argv) if argv is not None else None,
+            flags_parser=lambda args: _parser().parse_args(args[1:]),
+        )
+    except SystemExit:
+        # Where Python's own flush at the end fails, it prints a traceback and exits with 120.
+        for stream in (sys.stdout, sys.stderr):
+            try:
+                stream.flush()
+            except OSError:
+                _discard(stream)
+                sys.exit(1)
+        raise
+
+
+def _open_closed_streams() -> None:
+    """Opens the null device in place of closed standard streams: else the next file to be opened would be, say, stderr."""
+    for number, (name, mode) in enumerate((("stdin", "r"), ("stdout", "w"), ("stderr", "w"))):
+        try:
+            os.fstat(number)
+        except OSError:
+            opened = os.open(os.devnull, os.O_RDWR)
+            os.dup2(opened, number)  # inherited by workers
+            if opened != number:
+                os.close(opened)
+        if getattr(sys, name) is None:
+            setattr(sys, name, open(number, mode, closefd=False))
+
+
+def _discard(stream: Any) -> None:
+    """Sends what a stream still holds, and what follows, to the null device."""
+    null = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(null, stream.fileno())
+    os.close(null)
 
 
 def _run(args: argparse.Namespace) -> None:
@@ -594,12 +626,13 @@ def _run(args: argparse.Namespace) -> None:
         args.run_command(args)
         sys.stdout.flush()
     except BrokenPipeError:  # whoever reads the output has left, as `head` does
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        _discard(sys.stdout)
         sys.exit(1)
     except EXPECTED as error:
         if args.debug:
             raise
-        print(f"bert-keras: error: {' '.join(str(error).split())}", file=sys.stderr)
+        with contextlib.suppress(OSError):  # standard error may be what cannot be written
+            print(f"bert-keras: error: {' '.join(str(error).split())}", file=sys.stderr)
         sys.exit(1)
     except KeyboardInterrupt:
         sys.exit(130)

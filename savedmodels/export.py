@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
+from bert_keras.checkpoint_formats import file_errors
 from bert_keras.errors import BertKerasError
 from bert_keras.paths import for_tensorflow, path_of
 from bert_keras.preprocessing import Preprocessor
@@ -123,15 +124,6 @@ def save(run: Run, servable: Servable, folder: pathlib.Path, *, name: str, versi
         tf.saved_model.save(servable, str(folder), signatures=signatures)
         texts = sample_inputs(run.task.signature())
         kit.write_extra(folder, run, signatures, texts, name=name, version=version)
-
-
-@contextlib.contextmanager
-def file_errors() -> Iterator[None]:
-    """TensorFlow's errors of writing, as Python's: OSError."""
-    try:
-        yield
-    except tf.errors.OpError as error:
-        raise OSError(str(error).split("\n")[0]) from error
 
 
 def compare_in_fresh_process(run: Run, servable: Servable, folder: pathlib.Path) -> None:

@@ -37,7 +37,7 @@ from bert_keras.features import (
 from bert_keras.paths import path_of
 from bert_keras.preprocessing import Preprocessor
 from tasks.conll import TEXT, Conll, text_of, words_of
-from tasks.files import check_equal, write_json
+from tasks.files import TEMPORARY, check_equal, record_writer, whole_file, write_json
 from tasks.task import Features, Raw, model_inputs
 from tasks.train import check_sizes
 
@@ -389,6 +389,8 @@ def _write_cache(
     header = json.loads(json.dumps(header))  # as it will be read
     if (path / HEADER).exists():
         check_equal(path, _read_header(path), header)
+        for left in path.glob(f"*{TEMPORARY}"):
+            left.unlink()
     else:
         path.mkdir(parents=True, exist_ok=True)
         if any(path.iterdir()):
@@ -425,8 +427,7 @@ def _described(examples: Iterable[Example]) -> tuple[list[str], str, int]:
 
 
 def _write_shard(path: pathlib.Path, raw: Iterable[Example], found: Iterable[Mapping[str, Any]]) -> None:
-    temporary = path.with_suffix(".tmp")
-    with tf.io.TFRecordWriter(str(temporary)) as writer:
+    with record_writer(path) as write:
         for texts, listed in zip(raw, found, strict=True):
             columns = {name: _bytes(text) for name, text in texts.items()}
             for name, values in listed.items():
@@ -436,8 +437,7 @@ def _write_shard(path: pathlib.Path, raw: Iterable[Example], found: Iterable[Map
                     else tf.train.Feature(int64_list=tf.train.Int64List(value=values))
                 )
             example = tf.train.Example(features=tf.train.Features(feature=columns))
-            writer.write(example.SerializeToString(deterministic=True))
-    os.replace(temporary, path)
+            write(example.SerializeToString(deterministic=True))
 
 
 def _bytes(value: bytes) -> tf.train.Feature:
@@ -541,9 +541,10 @@ def extract_file(
         about={},
         progress=progress,
     )
-    made = part / f"made.{format}"
     tokenizer = extractor.preprocess.tokenizer
-    WRITERS[format](made, lambda: _spoken(cache, layers, tokenizer.vocabulary))
+    made = part / f"made.{format}"
+    with whole_file(made) as temporary:
+        WRITERS[format](temporary, lambda: _spoken(cache, layers, tokenizer.vocabulary))
     os.replace(made, output)
     shutil.rmtree(part)
     return sum(cache.header["shards"])

@@ -37,7 +37,7 @@ from bert_keras.masking import Masking, Pieces, mask
 from bert_keras.paths import path_of
 from bert_keras.preprocessing import Features
 from bert_keras.tokenizers import Tokenizer
-from tasks.files import check_equal, write_json
+from tasks.files import TEMPORARY, check_equal, record_writer, write_json
 from tasks.instances import (
     SAMPLERS,
     SHARD_BYTES,
@@ -51,7 +51,6 @@ from tasks.instances import (
 
 FORMAT_VERSION = 1
 MANIFEST = "manifest.json"
-TEMPORARY = ".tmp"  # ends the name of a file that is not complete
 FILES = 8  # that are read at a time where the order is random
 BLOCK = 10_000  # records that are shuffled together
 LABEL_RATE_TOLERANCE = 0.1  # from one half, beyond which the summary warns
@@ -163,19 +162,18 @@ class _Worker:
             seed=[job.seed, number],
         )
         target = job.path / shard_name(number, compress=job.compress)
-        temporary = target.with_name(f"{target.name}.{os.getpid()}{TEMPORARY}")  # each process its own
+        compression = "GZIP" if job.compress else ""
         instances = positions = ones = 0
-        with tf.io.TFRecordWriter(str(temporary), "GZIP" if job.compress else "") as writer:
+        with record_writer(target, compression) as write:
             for batch, features in enumerate(batches):
                 if self._mask is not None:
                     seed = np.random.SeedSequence([job.seed, number, batch]).generate_state(2)
                     features = self._mask(features, seed=tf.constant(seed.astype("int32")))
                 for record in _records(features):
-                    writer.write(record)
+                    write(record)
                 instances += len(features[NEXT_SENTENCE_LABEL])
                 positions += int(tf.reduce_sum(features[INPUT_MASK]))
                 ones += int(tf.reduce_sum(features[NEXT_SENTENCE_LABEL]))
-        os.replace(temporary, target)
         size = target.stat().st_size
         return Shard(size, digest_of_documents(texts), len(texts), instances, positions, ones, skipped)
 

@@ -20,6 +20,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
+from bert_keras.checkpoint_formats import file_errors
 from bert_keras.errors import BertKerasError
 from bert_keras.paths import for_tensorflow
 from tasks.files import check_equal, write_json
@@ -182,5 +183,6 @@ class Saver(keras.callbacks.Callback):
 
     def _save(self) -> None:
         self._memory.assign(json.dumps([self.step, self._remember()]))
-        self._manager.save(checkpoint_number=self.step)
+        with file_errors():
+            self._manager.save(checkpoint_number=self.step)
         self._due = False

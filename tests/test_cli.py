@@ -473,3 +473,48 @@ def test_a_segmenter_that_an_installed_module_hides_is_named(invoke, sst2, comma
     code, _, err = command("instances", *arguments, "--segmenter", "tasks:of")
     assert (code, err.count("\n")) == (1, 1)
     assert f"of {ROOT / 'tasks' / '__init__.py'}; give MODULE:FUNCTION" in err
+
+
+# -----------------------------------------------------------------------------------------------------------
+# How the process is started, and where its output goes
+
+
+@pytest.mark.parametrize(
+    ("streams", "code", "said"),
+    [
+        ("info RUN >&-", 0, ""),
+        ("info RUN 2>&-", 0, "hidden_size"),
+        ("info nowhere >&- 2>&- <&-", 1, ""),
+    ],
+)
+def test_closed_streams(sst2, streams, code, said):
+    line = f"{sys.executable} -m bert_keras {streams.replace('RUN', str(sst2.run))}"
+    done = subprocess.run(
+        ["bash", "-c", f"set -o pipefail; {line}"],
+        cwd=ROOT,
+        env=bare_environment(),
+        capture_output=True,
+        text=True,
+    )
+    assert (done.returncode, done.stderr) == (code, "")
+    assert said in done.stdout
+
+
+def test_without_docstrings_and_asserts(sst2):
+    done = run_in(
+        ROOT, "-OO", "-m", "bert_keras", "evaluate", "--run", sst2.run, "--data", sst2.data, "--json"
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "accuracy" in json.loads(done.stdout)["validation"]
+
+
+@pytest.mark.parametrize("error", [ValueError("a bug"), UnicodeError("of Keras")])
+def test_an_error_that_is_not_ours_keeps_its_traceback(command, monkeypatch, capfd, error):
+    def fails(args):
+        raise error
+
+    monkeypatch.setattr(cli, "_info", fails)
+    with pytest.raises(type(error)) as raised:
+        command("info")
+    assert raised.value is error
+    assert "bert-keras: error" not in capfd.readouterr().err

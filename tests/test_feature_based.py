@@ -25,6 +25,7 @@ from tasks.feature_based import (
     open_cache,
     places_of,
 )
+from tasks.files import record_writer
 from tasks.metrics import entity_scores
 
 LABELS = ("O", "B-LOC", "B-PER", "I-LOC", "I-PER")
@@ -438,3 +439,21 @@ def test_what_the_command_refuses(capfd, checkpoint, text, tmp_path):
         code, out, err = runs.run_command(capfd, "features", *given)
         assert code == 1 and not out and message in err and len(err.splitlines()) == 1
     assert there.read_text() == "kept" and not new.exists()
+
+
+def test_a_full_disk_leaves_no_temporary_file(tmp_path):
+    path = tmp_path / "x.tfrecord"
+    with (
+        runs.full_disk(1000),
+        pytest.raises(OSError, match="cannot write .*x.tfrecord"),
+        record_writer(path) as write,
+    ):
+        for _ in range(100):
+            write(b"x" * 10_000)
+    assert not [*tmp_path.iterdir()]
+    with record_writer(path) as write:
+        write(b"x")
+    with pytest.raises(KeyError), record_writer(path) as write:
+        raise KeyError  # not of the disk: as it is, and the file as it was
+    assert [*tmp_path.iterdir()] == [path]
+    assert [*tf.data.TFRecordDataset(str(path)).as_numpy_iterator()] == [b"x"]
