@@ -332,7 +332,7 @@ def open_cache(path: str | pathlib.Path) -> Cache:
 
 
 def _check_shard(path: pathlib.Path, length: int) -> None:
-    """Raises ValueError where a file has not `length` records. Only their lengths are read.
+    """Raises ValueError where a file has not `length` records, or a checksum is not that of its data.
 
     A TFRecord is its length in 8 bytes, 4 of checksum, the data and 4 of checksum.
     """
@@ -347,6 +347,12 @@ def _check_shard(path: pathlib.Path, length: int) -> None:
             f"{path} is damaged: it has {found} whole examples, and {HEADER} says {length}; "
             "remove this file and extract again."
         )
+    try:
+        tf.data.TFRecordDataset(str(path)).reduce(np.int64(0), lambda count, record: count + 1)
+    except tf.errors.DataLossError as error:
+        raise BertKerasError(
+            f"{path} is damaged: a checksum is not that of its data; remove this file and extract again."
+        ) from error
 
 
 def _read_header(path: pathlib.Path) -> dict[str, Any]:

@@ -11,12 +11,14 @@ import tensorflow as tf
 
 from bert_keras import checkpoints
 from bert_keras.encoder import BertEncoder
+from bert_keras.errors import BertKerasError
 from bert_keras.features import EMBEDDING_OUTPUT, ENCODER_INPUTS, ENCODER_OUTPUTS
 from bert_keras.preprocessing import Preprocessor
 from tasks.bilstm import ScalarMix, TaggerHparams, load_tagger, tagger_model, train_tagger
 from tasks.conll import Conll
 from tasks.feature_based import (
     LAYERS,
+    WRITERS,
     Extractor,
     Pieces,
     Words,
@@ -457,3 +459,29 @@ def test_a_full_disk_leaves_no_temporary_file(tmp_path):
         raise KeyError  # not of the disk: as it is, and the file as it was
     assert [*tmp_path.iterdir()] == [path]
     assert [*tf.data.TFRecordDataset(str(path)).as_numpy_iterator()] == [b"x"]
+
+
+def test_a_flipped_bit_in_cached_vectors_is_named(tmp_path, monkeypatch):
+    checkpoint = runs.write_checkpoint(tmp_path / "checkpoint")
+    source, output = tmp_path / "lines.txt", tmp_path / "out.jsonl"
+    source.write_text("".join(f"{text}\n" for text in runs.texts(6, seed=1)))
+    arguments = {"checkpoint": checkpoint, "shard_examples": 3}
+    extract_file(source, tmp_path / "whole.jsonl", **arguments)
+
+    def killed(path, records):
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setitem(WRITERS, "jsonl", killed)
+        extract_file(source, output, **arguments)
+    damaged = tmp_path / "out.jsonl.part" / "00001.tfrecord"
+    content = bytearray(damaged.read_bytes())
+    content[len(content) // 2] ^= 1
+    damaged.write_bytes(content)
+    with pytest.raises(
+        BertKerasError, match="00001.tfrecord is damaged: .*; remove this file and extract again"
+    ):
+        extract_file(source, output, **arguments)
+    damaged.unlink()
+    assert extract_file(source, output, **arguments) == 6
+    assert output.read_bytes() == (tmp_path / "whole.jsonl").read_bytes()
