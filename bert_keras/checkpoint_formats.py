@@ -36,6 +36,7 @@ from bert_keras.json_files import (
     short,
     typed,
 )
+from bert_keras.paths import for_tensorflow
 from bert_keras.vocabulary_files import MAX_VOCABULARY_BYTES, SENTENCEPIECE, pieces_of
 
 
@@ -1047,21 +1048,31 @@ def _tensorflow_prefix(path: pathlib.Path) -> pathlib.Path | None:
 
 def _find_google(path: pathlib.Path) -> pathlib.Path | None:
     prefix = _tensorflow_prefix(path)
-    return None if prefix is None or _tensorflow_reader(prefix).has_tensor(_OBJECT_GRAPH) else prefix
+    return None if prefix is None or _has_object_graph(prefix) else prefix
 
 
 def _find_model_garden(path: pathlib.Path) -> pathlib.Path | None:
     prefix = _tensorflow_prefix(path)
-    return prefix if prefix is not None and _tensorflow_reader(prefix).has_tensor(_OBJECT_GRAPH) else None
+    return prefix if prefix is not None and _has_object_graph(prefix) else None
 
 
-def _tensorflow_reader(prefix: pathlib.Path) -> Any:
+def _has_object_graph(prefix: pathlib.Path) -> bool:
+    with _tensorflow_reader(prefix) as reader:
+        return reader.has_tensor(_OBJECT_GRAPH)
+
+
+@contextlib.contextmanager
+def _tensorflow_reader(prefix: pathlib.Path) -> Iterator[Any]:
     import tensorflow as tf
 
-    try:
-        return tf.train.load_checkpoint(str(prefix))
-    except Exception as error:  # TensorFlow gives a status as RuntimeError, IndexError, ...
-        raise BertKerasError(f"{prefix}.index is no TensorFlow checkpoint: {_first_line(error)}") from error
+    with for_tensorflow(prefix) as found:
+        try:
+            reader = tf.train.load_checkpoint(str(found))
+        except Exception as error:  # TensorFlow gives a status as RuntimeError, IndexError, ...
+            raise BertKerasError(
+                f"{prefix}.index is no TensorFlow checkpoint: {_first_line(error)}"
+            ) from error
+        yield reader
 
 
 def _first_line(error: BaseException) -> str:
@@ -1070,23 +1081,23 @@ def _first_line(error: BaseException) -> str:
 
 @contextlib.contextmanager
 def _open_tensorflow(prefix: pathlib.Path, config: BertConfig) -> Iterator[Source]:
-    reader = _tensorflow_reader(prefix)
+    with _tensorflow_reader(prefix) as reader:
 
-    def get(name: str) -> np.ndarray:
-        try:
-            return reader.get_tensor(name)
-        except Exception as error:  # TensorFlow gives a status as RuntimeError, IndexError, ...
-            raise BertKerasError(f"{name} of {prefix} cannot be read: {_first_line(error)}") from error
+        def get(name: str) -> np.ndarray:
+            try:
+                return reader.get_tensor(name)
+            except Exception as error:  # TensorFlow gives a status as RuntimeError, IndexError, ...
+                raise BertKerasError(f"{name} of {prefix} cannot be read: {_first_line(error)}") from error
 
-    shapes = {name: tuple(shape) for name, shape in reader.get_variable_to_shape_map().items()}
-    dtypes = reader.get_variable_to_dtype_map()
-    size = sum(math.prod(shape) * dtypes[name].size for name, shape in shapes.items())  # 0 of strings
-    there = sum(part.stat().st_size for part in prefix.parent.iterdir() if _is_data_of(prefix, part))
-    if size > there:  # before TensorFlow makes room for them
-        raise BertKerasError(
-            f"{prefix} cannot be read: its data has {there:,} bytes and its index asks for {size:,}; bring the whole files."
-        )
-    yield Source(shapes=dict(sorted(shapes.items())), get=get)
+        shapes = {name: tuple(shape) for name, shape in reader.get_variable_to_shape_map().items()}
+        dtypes = reader.get_variable_to_dtype_map()
+        size = sum(math.prod(shape) * dtypes[name].size for name, shape in shapes.items())  # 0 of strings
+        there = sum(part.stat().st_size for part in prefix.parent.iterdir() if _is_data_of(prefix, part))
+        if size > there:  # before TensorFlow makes room for them
+            raise BertKerasError(
+                f"{prefix} cannot be read: its data has {there:,} bytes and its index asks for {size:,}; bring the whole files."
+            )
+        yield Source(shapes=dict(sorted(shapes.items())), get=get)
 
 
 def _is_data_of(prefix: pathlib.Path, part: pathlib.Path) -> bool:
@@ -1108,7 +1119,7 @@ def _save_google(checkpoint: Checkpoint, tensors: dict[str, np.ndarray], folder:
     _write_json(checkpoint.config.to_google(), folder / "bert_config.json")
     write_tokenizer(checkpoint, folder)
     names = sorted(tensors)
-    with _tensorflow_writes(), tf.device("CPU"):
+    with file_errors(), tf.device("CPU"):
         tf.raw_ops.SaveV2(
             prefix=str(folder / TENSORFLOW_NAME),
             tensor_names=names,
@@ -1138,19 +1149,20 @@ def _save_model_garden(checkpoint: Checkpoint, tensors: dict[str, np.ndarray], f
 
     _write_json(checkpoint.config.to_google(), folder / "bert_config.json")
     write_tokenizer(checkpoint, folder)
-    with _tensorflow_writes(), tf.device("CPU"):
+    with file_errors(), tf.device("CPU"):
         tracked(tree).write(str(folder / TENSORFLOW_NAME))
 
 
 @contextlib.contextmanager
-def _tensorflow_writes() -> Iterator[None]:
-    """TensorFlow's errors on writing as the operating system's."""
+def file_errors() -> Iterator[None]:
+    """TensorFlow's errors of writing, such as those of a full disk, as Python's: OSError, in one line."""
     import tensorflow as tf
 
     try:
         yield
     except tf.errors.OpError as error:
-        raise OSError(f"cannot write the checkpoint: {_first_line(error)}") from error
+        reason = re.sub(r"^\{\{.*?\}\} | \[Op:\w+\]", "", _first_line(error))  # without the graph's nodes
+        raise OSError(f"cannot write {reason}") from error
 
 
 # -----------------------------------------------------------------------------------------------------------

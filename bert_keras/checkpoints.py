@@ -6,13 +6,14 @@
 The forms themselves are in checkpoint_formats.py.
 """
 
+import contextlib
 import dataclasses
 import glob
 import math
 import os
 import pathlib
 import shutil
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -46,6 +47,7 @@ from bert_keras.features import (
     SEQUENCE_OUTPUT,
 )
 from bert_keras.json_files import read_bounded
+from bert_keras.paths import path_of
 from bert_keras.vocabulary_files import MAX_VOCABULARY_BYTES, SENTENCEPIECE
 
 # Keras and TensorFlow are imported by the functions that need them: reading a safetensors file needs neither.
@@ -98,7 +100,7 @@ def read(path: Path) -> Checkpoint:
     Raises FileNotFoundError where there is no checkpoint, and ValueError where it is cut short, does not fit
     its config or is of another form.
     """
-    form, root = _locate(pathlib.Path(path))
+    form, root = _locate(path_of(path))
     config = form.load_config(root)
     vocabulary = _tokenizer_of_folder(form, root, config)
     with form.open(root, config) as source:
@@ -207,7 +209,7 @@ def write(checkpoint: Checkpoint, path: Path, *, format: str, overwrite: bool = 
     place for. Raises ValueError where the form's library would compute other numbers from the
     config, FileExistsError where the folder is not empty, OSError where it cannot be written.
     """
-    form, path, config = _format(format), pathlib.Path(path), checkpoint.config
+    form, path, config = _format(format), path_of(path), checkpoint.config
     _refuse_inexpressible(form, config)
     rows = {row.ours: row for row in form.names_for(checkpoint).rows(config)}
     wanted = variable_shapes(config)
@@ -217,26 +219,48 @@ def write(checkpoint: Checkpoint, path: Path, *, format: str, overwrite: bool = 
         raise BertKerasError(
             f"{_named(checkpoint)}the checkpoint lacks {_listed(lacking)}; an encoder has every one of them."
         )
-    # Inside the folder where there is one: it may be a mount, and a rename stays on one disk.
-    place, temporary = path if path.exists() else path.parent, f".{path.name}.partial-"
-    for left in place.glob(f"{glob.escape(temporary)}*"):  # by a process that was killed
-        shutil.rmtree(left, ignore_errors=True)
-    if path.exists() and not (path.is_dir() and (overwrite or not any(path.iterdir()))):
-        raise TakenError(f"{path} is there already and not empty; give another folder.")
+    check_new_folder(path, overwrite=overwrite)
     theirs = {
         rows[name].theirs: rows[name].to_theirs(np.asarray(array), config)
         for name, array in checkpoint.tensors.items()
         if name in rows
     }
+    with whole_folder(path) as partial:
+        form.save(checkpoint, theirs, partial)
+    return tuple(name for name in checkpoint.tensors if name not in rows)
+
+
+def _temporary_of(path: pathlib.Path) -> tuple[pathlib.Path, str]:
+    """Where the temporary folders of an output are, and how their names begin."""
+    # Inside the folder where there is one: it may be a mount, and a rename stays on one disk.
+    return path if path.exists() else path.parent, f".{path.name}.partial-"
+
+
+def check_new_folder(path: pathlib.Path, *, overwrite: bool = False) -> None:
+    """Removes what a process that was killed left of `whole_folder`. Raises FileExistsError where other files are there."""
+    place, temporary = _temporary_of(path.resolve())
+    for left in place.glob(f"{glob.escape(temporary)}*"):
+        shutil.rmtree(left, ignore_errors=True)
+    if path.exists() and not (path.is_dir() and (overwrite or not any(path.iterdir()))):
+        raise TakenError(f"{path} is there already and not empty; give another folder.")
+
+
+@contextlib.contextmanager
+def whole_folder(path: pathlib.Path) -> Iterator[pathlib.Path]:
+    """An empty folder to write in; after the block its files are those of `path`, after an error nothing is left.
+
+    path: a folder that is not there yet, a mount point, or a link to one of them
+    """
+    path = path.resolve()  # a folder cannot be renamed to a link
     path.parent.mkdir(parents=True, exist_ok=True)
+    place, temporary = _temporary_of(path)
     partial = place / f"{temporary}{os.getpid()}"
     partial.mkdir()
     try:
-        form.save(checkpoint, theirs, partial)
+        yield partial
         _move_in(partial, path)
     finally:
         shutil.rmtree(partial, ignore_errors=True)
-    return tuple(name for name in checkpoint.tensors if name not in rows)
 
 
 def _move_in(partial: pathlib.Path, path: pathlib.Path) -> None:
@@ -395,7 +419,7 @@ def load_tokenizer(path: Path, *, lower_case: bool | None = None) -> "Tokenizer"
 
     Raises FileNotFoundError where there is no vocabulary, ValueError where it outgrows the config.
     """
-    path = pathlib.Path(path)
+    path = path_of(path)
     if path.is_file() and path.suffix == ".txt":
         vocabulary = Vocabulary(pieces=read_vocabulary(path), lower_case=_case_beside(path))
     elif path.is_file() and path.suffix == ".model":
@@ -523,7 +547,7 @@ def compare(path: Path, *, seed: int = 0) -> dict[str, float]:
     output and each pre-training head that the checkpoint has. Raises ValueError where no library runs the
     form, or where it is not installed.
     """
-    form, root = _locate(pathlib.Path(path))
+    form, root = _locate(path_of(path))
     if form.name not in _REFERENCES:
         raise BertKerasError(
             f"no library here runs a {form.name} checkpoint; {' and '.join(_REFERENCES)} can be compared."

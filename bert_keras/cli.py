@@ -28,7 +28,9 @@ from absl.flags import argparse_flags
 
 from bert_keras.errors import BertKerasError, MissingFileError, MissingPackageError
 from bert_keras.json_files import parse_json
+from bert_keras.paths import check_own_packages
 
+PATH: dict[str, Any] = {"type": os.path.expanduser}  # a shell expands no ~ after `=`, nor where it is quoted
 SEVERAL: dict[str, Any] = {"nargs": "+", "action": "extend"}  # values after a flag, and after it again
 # One line for a person. Anything else is a bug and keeps its traceback.
 EXPECTED = (BertKerasError, OSError)
@@ -201,15 +203,20 @@ def _parser() -> argparse.ArgumentParser:
         help="a GLUE task (cola, sst2, mrpc, qqp, stsb, mnli, qnli, rte, wnli), custom, squad1.1, squad2.0, swag, codah, "
         "conll2003 or fill-mask",
     )
-    add("--data", help=DATA_HELP)
-    add("--dev-data", help="file of the dev split, where --data is the file to train on")
-    add("--checkpoint", required=True, help="Hugging Face, Google, KerasHub or Model Garden checkpoint")
+    add("--data", **PATH, help=DATA_HELP)
+    add("--dev-data", **PATH, help="file of the dev split, where --data is the file to train on")
+    add(
+        "--checkpoint",
+        **PATH,
+        required=True,
+        help="Hugging Face, Google, KerasHub or Model Garden checkpoint",
+    )
     add(
         "--keep-head",
         action="store_true",
         help="start the head from the checkpoint too, which must name its labels",
     )
-    add("--output", required=True, help="folder of the run, new or empty")
+    add("--output", **PATH, required=True, help="folder of the run, new or empty")
     add(
         "--random-weights",
         action="store_true",
@@ -239,14 +246,22 @@ def _parser() -> argparse.ArgumentParser:
     ).add_argument
     add("--recipe", default="bert", choices=RECIPES, help="a paper's objectives and settings (default: bert)")
     source = commands.choices["pretrain"].add_mutually_exclusive_group(required=True)
-    source.add_argument("--text", **SEVERAL, help=TEXT_HELP)
+    source.add_argument("--text", **PATH, **SEVERAL, help=TEXT_HELP)
     source.add_argument(
-        "--records", **SEVERAL, help="a folder of instances, one for each phase, or the files of one set"
+        "--records",
+        **PATH,
+        **SEVERAL,
+        help="a folder of instances, one for each phase, or the files of one set",
     )
-    add("--held-out", help="share of the documents to evaluate on, or text or records of its own")
-    add("--vocab", help=f"{VOCAB_HELP} (default: the checkpoint's)")
-    add("--checkpoint", help="continue from it: Hugging Face, Google, KerasHub or Model Garden")
-    add("--output", required=True, help="folder of the run: new, empty, or of the same run, unfinished")
+    add("--held-out", **PATH, help="share of the documents to evaluate on, or text or records of its own")
+    add("--vocab", **PATH, help=f"{VOCAB_HELP} (default: the checkpoint's)")
+    add("--checkpoint", **PATH, help="continue from it: Hugging Face, Google, KerasHub or Model Garden")
+    add(
+        "--output",
+        **PATH,
+        required=True,
+        help="folder of the run: new, empty, or of the same run, unfinished",
+    )
     add("--size", help="tiny, mini, small, medium, base, large, L-2_H-128 ... (default: the paper's)")
     add("--set", **SEVERAL, default=[], metavar="NAME=VALUE", help="settings (below)")
     add("--segmenter", metavar="MODULE:FUNCTION", help=SEGMENTER_HELP)
@@ -273,9 +288,14 @@ def _parser() -> argparse.ArgumentParser:
         "--text corpus.txt --vocab vocab --seq-length 128 --output instances/128 --masks --set dupe_factor=10",
         notes=TEXT_NOTES + INSTANCES_NOTES,
     ).add_argument
-    add("--text", **SEVERAL, required=True, help=TEXT_HELP)
-    add("--vocab", required=True, help=VOCAB_HELP)
-    add("--output", required=True, help="folder of the files: new, empty, or begun by the same command")
+    add("--text", **PATH, **SEVERAL, required=True, help=TEXT_HELP)
+    add("--vocab", **PATH, required=True, help=VOCAB_HELP)
+    add(
+        "--output",
+        **PATH,
+        required=True,
+        help="folder of the files: new, empty, or begun by the same command",
+    )
     add("--recipe", default="bert", choices=RECIPES, help="whose instances and masks (default: bert)")
     add("--seq-length", type=int, default=128, help="positions of an instance (default: 128)")
     add("--masks", action="store_true", help="mask here, the same in every epoch; else training masks anew")
@@ -292,8 +312,8 @@ def _parser() -> argparse.ArgumentParser:
         "--text corpus.txt --output vocab --size 30522",
         notes=TEXT_NOTES + VOCAB_NOTES,
     ).add_argument
-    add("--text", **SEVERAL, required=True, help=TEXT_HELP)
-    add("--output", required=True, help="folder of the vocabulary, new or empty")
+    add("--text", **PATH, **SEVERAL, required=True, help=TEXT_HELP)
+    add("--output", **PATH, required=True, help="folder of the vocabulary, new or empty")
     add("--kind", default="wordpiece", choices=("wordpiece", "sentencepiece"), help="default: wordpiece")
     add("--size", type=int, default=30_522, help="pieces (default: 30522)")
     add("--cased", action="store_true", help="keep upper case (and, of WordPiece, accents)")
@@ -313,10 +333,19 @@ def _parser() -> argparse.ArgumentParser:
         choices=("tasks", "size", "masking", "steps"),
         help="table 5, 6 or 8, or figure C.1",
     )
-    add("--text", **SEVERAL, required=True, help=TEXT_HELP)
-    add("--vocab", required=True, help=VOCAB_HELP)
-    add("--data", **SEVERAL, default=[], metavar="TASK=PATH", help="the files of tasks; others are fetched")
-    add("--output", required=True, help="folder of all runs; what has finished there is not run again")
+    add("--text", **PATH, **SEVERAL, required=True, help=TEXT_HELP)
+    add("--vocab", **PATH, required=True, help=VOCAB_HELP)
+    add(
+        "--data",
+        **PATH,
+        **SEVERAL,
+        default=[],
+        metavar="TASK=PATH",
+        help="the files of tasks; others are fetched",
+    )
+    add(
+        "--output", **PATH, required=True, help="folder of all runs; what has finished there is not run again"
+    )
     add("--scale", default="small", choices=("small", "paper"), help="small is for 2 cores (default: small)")
     add("--tasks", **SEVERAL, help="tasks to fine-tune on (default: the scale's)")
     add("--restarts", type=int, help="seeds of each fine-tuning (default: the scale's)")
@@ -335,9 +364,16 @@ def _parser() -> argparse.ArgumentParser:
         "--tasks cola mrpc rte --data glue --checkpoint bert-base --output runs/glue --restarts 5",
     ).add_argument
     add("--tasks", **SEVERAL, help="tasks to train on (default: all nine)")
-    add("--data", help="folder of GLUE's folders; without it TensorFlow Datasets fetches them")
-    add("--checkpoint", required=True, help="Hugging Face, Google, KerasHub or Model Garden checkpoint")
-    add("--output", required=True, help="folder of all runs; what has finished there is not run again")
+    add("--data", **PATH, help="folder of GLUE's folders; without it TensorFlow Datasets fetches them")
+    add(
+        "--checkpoint",
+        **PATH,
+        required=True,
+        help="Hugging Face, Google, KerasHub or Model Garden checkpoint",
+    )
+    add(
+        "--output", **PATH, required=True, help="folder of all runs; what has finished there is not run again"
+    )
     add("--learning-rates", **SEVERAL, type=float, help="each is tried (default: 5e-5 4e-5 3e-5 2e-5)")
     add("--restarts", type=int, default=1, help="seeds for each learning rate, from --seed on (default: 1)")
     add("--best-only", action="store_true", help="remove the weights of all runs but each task's best")
@@ -353,8 +389,8 @@ def _parser() -> argparse.ArgumentParser:
     add = command(
         "evaluate", _evaluate, "measure a run on a split", "--run runs/mrpc --data glue/MRPC"
     ).add_argument
-    add("--run", required=True, **SEVERAL, help=RUNS_HELP)
-    add("--data", help=DATA_HELP)
+    add("--run", **PATH, required=True, **SEVERAL, help=RUNS_HELP)
+    add("--data", **PATH, help=DATA_HELP)
     add("--split", help="split to measure (default: every validation split)")
     add("--batch-size", type=int, default=32, help="examples in a batch (default: 32)")
     add("--json", action="store_true", help="print JSON instead of a table")
@@ -366,9 +402,10 @@ def _parser() -> argparse.ArgumentParser:
         "--run runs/sst2 --input reviews.txt",
         notes=INPUT_FILES,
     ).add_argument
-    add("--run", required=True, **SEVERAL, help=RUNS_HELP)
+    add("--run", **PATH, required=True, **SEVERAL, help=RUNS_HELP)
     add(
         "--input",
+        **PATH,
         default="-",
         help="a file (below), or - for lines of standard input (default: -)",
     )
@@ -383,7 +420,9 @@ def _parser() -> argparse.ArgumentParser:
         notes=FILL_MASK_NOTES,
     ).add_argument
     add("text", nargs="*", help="texts with [MASK]; without any, lines of standard input")
-    add("--checkpoint", required=True, help="a checkpoint with a masked LM head, or a run of pretrain")
+    add(
+        "--checkpoint", **PATH, required=True, help="a checkpoint with a masked LM head, or a run of pretrain"
+    )
     add("--top-k", type=int, default=5, help=TASK_OPTIONS["top_k"][1])
     add("--json", action="store_true", help="print an object a line instead of tables")
     add("--batch-size", type=int, default=32, help="texts in a batch (default: 32)")
@@ -391,8 +430,8 @@ def _parser() -> argparse.ArgumentParser:
     add = command(
         "export", _export, "write a SavedModel that takes raw strings", "--run runs/sst2 --output served/sst2"
     ).add_argument
-    add("--run", **SEVERAL, help=RUNS_HELP)
-    add("--checkpoint", help="a checkpoint as it is, in place of --run")
+    add("--run", **PATH, **SEVERAL, help=RUNS_HELP)
+    add("--checkpoint", **PATH, help="a checkpoint as it is, in place of --run")
     form = commands.choices["export"].add_mutually_exclusive_group()
     form.add_argument("--fill-mask", action="store_true", help="with --checkpoint: its masked LM head")
     form.add_argument(
@@ -411,7 +450,7 @@ def _parser() -> argparse.ArgumentParser:
         type=int,
         help="longest text, or window, in wordpieces (default: what the encoder has)",
     )
-    add("--output", required=True, help="folder of the model; the next version number is made in it")
+    add("--output", **PATH, required=True, help="folder of the model; the next version number is made in it")
     add("--target", help="refuse a graph that this server cannot load: tfserving-2.10 to tfserving-2.20")
 
     add = command(
@@ -422,10 +461,11 @@ def _parser() -> argparse.ArgumentParser:
     ).add_argument
     add(
         "--checkpoint",
+        **PATH,
         required=True,
         help="Hugging Face, Google, KerasHub or Model Garden checkpoint, or a run",
     )
-    add("--output", required=True, help="folder in which preprocess/ and encoder/ are made")
+    add("--output", **PATH, required=True, help="folder in which preprocess/ and encoder/ are made")
     add(
         "--seq-length",
         type=int,
@@ -440,7 +480,7 @@ def _parser() -> argparse.ArgumentParser:
         "answer REST and gRPC requests from an exported model, for development",
         "served/sst2",
     ).add_argument
-    add("folder", help="folder that export wrote: of versions, the newest is taken, or one version")
+    add("folder", **PATH, help="folder that export wrote: of versions, the newest is taken, or one version")
     add("--name", help="what requests call the model (default: the folder's name)")
     add("--port", type=int, default=8501, help="of REST; 0 takes a free one (default: 8501)")
     add("--grpc-port", type=int, default=8500, help="of gRPC; 0 takes a free one (default: 8500)")
@@ -464,11 +504,12 @@ def _parser() -> argparse.ArgumentParser:
     ).add_argument
     add(
         "--from",
+        **PATH,
         dest="source",
         required=True,
         help="the checkpoint: a folder, or the prefix of a TensorFlow checkpoint",
     )
-    add("--to", dest="target", required=True, help="where to write; must not exist, or be empty")
+    add("--to", **PATH, dest="target", required=True, help="where to write; must not exist, or be empty")
     add(
         "--format",
         default="hugging-face",
@@ -487,9 +528,14 @@ def _parser() -> argparse.ArgumentParser:
         "--checkpoint bert-base --input corpus.txt --output corpus.parquet --format parquet",
         notes=FEATURES_NOTES,
     ).add_argument
-    add("--checkpoint", required=True, help="Hugging Face, Google, KerasHub or Model Garden checkpoint")
-    add("--input", required=True, help="text in UTF-8, an example a line")
-    add("--output", required=True, help="the file to write; it must not be there")
+    add(
+        "--checkpoint",
+        **PATH,
+        required=True,
+        help="Hugging Face, Google, KerasHub or Model Garden checkpoint",
+    )
+    add("--input", **PATH, required=True, help="text in UTF-8, an example a line")
+    add("--output", **PATH, required=True, help="the file to write; it must not be there")
     add(
         "--layers",
         default="last",
@@ -509,7 +555,12 @@ def _parser() -> argparse.ArgumentParser:
     size = commands.choices["demo"].add_mutually_exclusive_group()
     size.add_argument("--quick", action="store_true", help="under two minutes on 2 cores")
     size.add_argument("--full", action="store_true", help="every training example")
-    add("--work", default="demo", help="folder for downloads, runs and the exported model (default: demo)")
+    add(
+        "--work",
+        **PATH,
+        default="demo",
+        help="folder for downloads, runs and the exported model (default: demo)",
+    )
     add("--seed", type=int, default=1, help="of the split, the order and dropout (default: 1)")
 
     add = command(
@@ -520,6 +571,7 @@ def _parser() -> argparse.ArgumentParser:
     ).add_argument
     add(
         "path",
+        **PATH,
         nargs="?",
         help="checkpoint, run or version of an export; without it: versions, devices and sizes",
     )
@@ -542,11 +594,43 @@ def main(argv: Sequence[str] | None = None) -> None:
 
     argv: as sys.argv, the program's name first
     """
-    app.run(
-        _run,
-        argv=list(argv) if argv is not None else None,
-        flags_parser=lambda args: _parser().parse_args(args[1:]),
-    )
+    _open_closed_streams()
+    try:
+        app.run(
+            _run,
+            argv=list(argv) if argv is not None else None,
+            flags_parser=lambda args: _parser().parse_args(args[1:]),
+        )
+    except SystemExit:
+        # Where Python's own flush at the end fails, it prints a traceback and exits with 120.
+        for stream in (sys.stdout, sys.stderr):
+            try:
+                stream.flush()
+            except OSError:
+                _discard(stream)
+                sys.exit(1)
+        raise
+
+
+def _open_closed_streams() -> None:
+    """Opens the null device in place of closed standard streams: else the next file to be opened would be, say, stderr."""
+    for number, (name, mode) in enumerate((("stdin", "r"), ("stdout", "w"), ("stderr", "w"))):
+        try:
+            os.fstat(number)
+        except OSError:
+            opened = os.open(os.devnull, os.O_RDWR)
+            os.dup2(opened, number)  # inherited by workers
+            if opened != number:
+                os.close(opened)
+        if getattr(sys, name) is None:
+            setattr(sys, name, open(number, mode, closefd=False))
+
+
+def _discard(stream: Any) -> None:
+    """Sends what a stream still holds, and what follows, to the null device."""
+    null = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(null, stream.fileno())
+    os.close(null)
 
 
 def _run(args: argparse.Namespace) -> None:
@@ -554,15 +638,17 @@ def _run(args: argparse.Namespace) -> None:
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(line_buffering=True)  # a log file is read while a training runs
     try:
+        check_own_packages()
         args.run_command(args)
         sys.stdout.flush()
     except BrokenPipeError:  # whoever reads the output has left, as `head` does
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        _discard(sys.stdout)
         sys.exit(1)
     except EXPECTED as error:
         if args.debug:
             raise
-        print(f"bert-keras: error: {' '.join(str(error).split())}", file=sys.stderr)
+        with contextlib.suppress(OSError):  # standard error may be what cannot be written
+            print(f"bert-keras: error: {' '.join(str(error).split())}", file=sys.stderr)
         sys.exit(1)
     except KeyboardInterrupt:
         sys.exit(130)
@@ -906,12 +992,13 @@ def _sets_of_records(given: Sequence[str]) -> list[Any]:
 def _segmenter(given: str) -> Any:
     """What MODULE:FUNCTION names."""
     module, _, name = given.partition(":")
-    sys.path.insert(0, os.getcwd())
+    sys.path.append(os.getcwd())  # last: no file there stands for an installed package, in the workers too
     try:
         return getattr(importlib.import_module(module), name)
     except (ImportError, AttributeError, ValueError) as error:
+        found = getattr(sys.modules.get(module), "__file__", None)
         raise BertKerasError(
-            f"--segmenter {given}: {error}; give MODULE:FUNCTION that can be imported."
+            f"--segmenter {given}: {error}{f' of {found}' if found else ''}; give MODULE:FUNCTION that can be imported."
         ) from error
 
 

@@ -13,6 +13,7 @@ from typing import Any
 
 from bert_keras.errors import BertKerasError, MissingFileError
 from bert_keras.json_files import is_finite, is_whole, or_null, read_object, short, whole
+from bert_keras.paths import path_of
 
 ACTIVATIONS = ("gelu_tanh", "gelu_erf", "relu", "silu", "tanh", "linear")
 
@@ -229,7 +230,7 @@ class BertConfig:
 
         Raises FileNotFoundError where there is none and ValueError where it is not such a file.
         """
-        path = pathlib.Path(path)
+        path = path_of(path)
         if path.is_dir():
             found = [path / name for name in ("config.json", "bert_config.json") if (path / name).is_file()]
             if not found:

@@ -6,6 +6,7 @@ whose weights are the module's own variables: Keras counts, trains, freezes and 
 Source: TensorFlow Hub, "Reusable SavedModels" and "Common SavedModel APIs for text tasks".
 """
 
+import atexit
 import contextlib
 import inspect
 import pathlib
@@ -20,6 +21,7 @@ from keras.src.saving.serialization_lib import in_safe_mode
 
 import bert_keras.tokenizers  # noqa: F401 (TensorFlow Text's ops, which preprocessors are made of)
 from bert_keras.errors import BertKerasError, MissingFileError
+from bert_keras.paths import for_tensorflow, path_of
 
 
 @keras.saving.register_keras_serializable("bert_keras")
@@ -56,7 +58,7 @@ class HubLayer(keras.layers.Layer):
             )
         super().__init__(name=name, dtype=dtype)
         self.supports_jit = False  # XLA takes no strings, and what else is inside is not known
-        self.module_path, self.endpoint = str(path), endpoint
+        self.module_path, self.endpoint = str(path_of(path)), endpoint
         self.outputs_wanted = outputs if outputs is None or isinstance(outputs, str) else tuple(outputs)
         self.arguments = dict(arguments or {})
         self.module = _load(self.module_path)
@@ -127,7 +129,10 @@ def _load(path: str) -> Any:
             f"no SavedModel at {path}; give the folder that holds its saved_model.pb, and keep it there as long as "
             "saved Keras models name it."
         )
-    return tf.saved_model.load(path)
+    # What the module keeps of its assets is their path: a link to them lasts as long as the process.
+    links = contextlib.ExitStack()
+    atexit.register(links.close)
+    return tf.saved_model.load(str(links.enter_context(for_tensorflow(pathlib.Path(path)))))
 
 
 def _endpoint(module: Any, name: str, path: str) -> tuple[Any, Callable[..., Any]]:

@@ -14,6 +14,8 @@ from __future__ import annotations
 import dataclasses
 import functools
 import hashlib
+import importlib.machinery
+import os
 import re
 import sys
 import unicodedata
@@ -26,6 +28,30 @@ import tensorflow as tf
 from bert_keras.errors import BertKerasError, MissingFileError, MissingPackageError
 from bert_keras.vocabulary_files import MAX_VOCABULARY_BYTES, SENTENCEPIECE, pieces_of
 
+_FORMATS_ITS_DOCSTRINGS = (
+    "tensorflow_text.python.ops.wordshape_ops"  # so that `python -OO` cannot import it as it is
+)
+
+
+class _WithDocstrings(importlib.machinery.SourceFileLoader):
+    """Compiles a module with docstrings, whatever -OO says."""
+
+    def get_code(self, fullname: str) -> Any:
+        path = self.get_filename(fullname)
+        return compile(self.get_data(path), path, "exec", dont_inherit=True, optimize=0)
+
+    @classmethod
+    def find_spec(cls, name: str, path: Any = None, target: Any = None) -> Any:
+        spec = (
+            importlib.machinery.PathFinder.find_spec(name, path) if name == _FORMATS_ITS_DOCSTRINGS else None
+        )
+        if spec is not None:
+            spec.loader = cls(name, spec.origin or "")
+        return spec
+
+
+if sys.flags.optimize > 1:
+    sys.meta_path.insert(0, _WithDocstrings)
 try:
     import tensorflow_text as tf_text
 except ImportError as error:
@@ -560,6 +586,7 @@ def _checked_model(model: bytes, *, source: str) -> tuple[Any, Callable[[str], l
 
 def read_sentencepiece(path: str) -> bytes:
     """Reads a `spiece.model`. Raises FileNotFoundError, and ValueError that names the file where it is no model."""
+    path = os.path.expanduser(path)
     if not tf.io.gfile.exists(path):
         raise MissingFileError(
             f"no SentencePiece model at {path}; give the path of the model's {SENTENCEPIECE}"
@@ -623,6 +650,7 @@ def read_vocabulary(path: str) -> list[str]:
 
     Raises FileNotFoundError, and ValueError that names the file and line.
     """
+    path = os.path.expanduser(path)
     if not tf.io.gfile.exists(path):
         raise MissingFileError(f"no vocabulary file at {path}; give the path of the model's vocab.txt")
     with tf.io.gfile.GFile(path, "rb") as file:

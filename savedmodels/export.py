@@ -16,7 +16,9 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
+from bert_keras.checkpoint_formats import file_errors
 from bert_keras.errors import BertKerasError
+from bert_keras.paths import for_tensorflow, path_of
 from bert_keras.preprocessing import Preprocessor
 from savedmodels import kit, reload, servers
 from savedmodels.servable import Servable
@@ -49,7 +51,7 @@ def export(run: Run, directory: str | pathlib.Path, *, target: str | None = None
     Raises ValueError, before anything is written, where the target lacks one; where the folder cannot be written; ExportError
     where the reloaded model answers otherwise. Nothing is left behind then and no version that was there is touched.
     """
-    directory = pathlib.Path(directory)
+    directory = path_of(directory)
     servable = servable_of(run)
     if target is not None:
         servers.check(ops_of(servable), target)
@@ -124,15 +126,6 @@ def save(run: Run, servable: Servable, folder: pathlib.Path, *, name: str, versi
         kit.write_extra(folder, run, signatures, texts, name=name, version=version)
 
 
-@contextlib.contextmanager
-def file_errors() -> Iterator[None]:
-    """TensorFlow's errors of writing, as Python's: OSError."""
-    try:
-        yield
-    except tf.errors.OpError as error:
-        raise OSError(str(error).split("\n")[0]) from error
-
-
 def compare_in_fresh_process(run: Run, servable: Servable, folder: pathlib.Path) -> None:
     """Raises ExportError unless a fresh process answers SAMPLES as this one does."""
     raw = sample_inputs(run.task.signature())
@@ -161,13 +154,14 @@ def ask(directory: str | pathlib.Path, raw: Mapping[str, Sequence[Any]]) -> dict
 
     Raises ExportError where that process fails.
     """
-    process = subprocess.run(
-        [sys.executable, reload.__file__, str(pathlib.Path(directory).resolve())],
-        input=json.dumps({name: list(texts) for name, texts in raw.items()}),
-        capture_output=True,
-        text=True,
-        cwd="/",
-    )
+    with for_tensorflow(path_of(directory).resolve()) as found:
+        process = subprocess.run(
+            [sys.executable, reload.__file__, str(found)],
+            input=json.dumps({name: list(texts) for name, texts in raw.items()}),
+            capture_output=True,
+            text=True,
+            cwd="/",
+        )
     if process.returncode:
         reason = process.stderr.strip().splitlines() or [f"it ended with code {process.returncode}"]
         raise ExportError(f"a fresh process could not answer from {directory}: {reason[-1]}")

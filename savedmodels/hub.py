@@ -20,7 +20,7 @@ import keras
 import tensorflow as tf
 
 from bert_keras import checkpoints
-from bert_keras.checkpoint_formats import Checkpoint
+from bert_keras.checkpoint_formats import Checkpoint, file_errors
 from bert_keras.encoder import BertEncoder
 from bert_keras.errors import BertKerasError, TakenError
 from bert_keras.features import (
@@ -32,9 +32,10 @@ from bert_keras.features import (
     SEQUENCE_OUTPUT,
 )
 from bert_keras.heads import MaskedLMHead
+from bert_keras.paths import path_of
 from bert_keras.preprocessing import MAX_SEGMENTS, Features, Preprocessor
 from bert_keras.tokenizers import Tokenizer, WordPiece
-from savedmodels.export import SAMPLES, ask, compare, file_errors, workplace
+from savedmodels.export import SAMPLES, ask, compare, workplace
 
 PREPROCESS, ENCODER = "preprocess", "encoder"  # the two folders
 SENTENCES = "sentences"  # string [B], what the preprocessor takes
@@ -85,7 +86,7 @@ def write_pair(
     fewer than seq_length positions, and as `tokenizer_of` and `assign` do; ExportError where the fresh process answers
     otherwise. Nothing is left behind then.
     """
-    directory = pathlib.Path(directory)
+    directory = path_of(directory)
     if taken := [name for name in (PREPROCESS, ENCODER) if (directory / name).exists()]:
         raise TakenError(f"{directory / taken[0]} is there already; give another folder.")
     if seq_length > (most := checkpoint.config.max_length):

@@ -26,6 +26,7 @@ import tensorflow as tf
 
 from bert_keras.errors import BertKerasError, MissingFileError
 from bert_keras.json_files import ANYTHING, MEASURE, OBJECT, object_of, read_object, typed, whole
+from bert_keras.paths import path_of
 from savedmodels import servers
 from tasks.files import write_json
 from tasks.fill_mask import FillMask
@@ -329,7 +330,7 @@ def verify(folder: str | pathlib.Path) -> dict[str, Any]:
 
     Raises FileNotFoundError where there is no manifest, ValueError naming the files that are missing, changed or not in it.
     """
-    folder = pathlib.Path(folder)
+    folder = path_of(folder)
     path = folder / EXTRA / MANIFEST
     if not path.is_file():
         raise MissingFileError(f"{folder} has no {EXTRA}/{MANIFEST}; give the folder of an exported version.")

@@ -6,7 +6,6 @@ In: {"sentence": ["...", ...], ...}, the signature's inputs by name. Out: the an
 Run as a file, it can import neither bert_keras nor Keras: what it answers, a server can answer.
 """
 
-import glob
 import json
 import os
 import sys
@@ -27,8 +26,7 @@ def load_kernels() -> None:
             "tensorflow-text is not installed; pip install tensorflow-text of TensorFlow's minor."
         )
     for library in KERNELS:
-        (path,) = glob.glob(os.path.join(os.path.dirname(spec.origin), "python", "ops", library))
-        tf.load_op_library(path)
+        tf.load_op_library(os.path.join(os.path.dirname(spec.origin), "python", "ops", library))
 
 
 def main(directory: str) -> None:

@@ -22,6 +22,7 @@ from typing import Any, NamedTuple
 from bert_keras import checkpoints
 from bert_keras.errors import BertKerasError
 from bert_keras.json_files import MEASURE, OBJECT, list_of, read_object, typed
+from bert_keras.paths import path_of
 from bert_keras.tokenizers import Tokenizer
 from tasks.bilstm import TaggerHparams, train_tagger
 from tasks.conll import Conll
@@ -259,7 +260,7 @@ def run_ablation(
     for given, known in ((name, ABLATIONS), (scale, SCALES)):
         if given not in known:
             raise BertKerasError(f"there is no {given!r}; wanted is one of {', '.join(known)}.")
-    output, chosen = pathlib.Path(output), SCALES[scale]
+    output, chosen = path_of(output), SCALES[scale]
     tasks, restarts = tuple(tasks or chosen.tasks[name]), chosen.restarts if restarts is None else restarts
     if restarts < 1:
         raise BertKerasError(f"restarts is {restarts}; give at least 1.")

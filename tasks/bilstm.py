@@ -21,6 +21,7 @@ from bert_keras.config import LIMITS, BertConfig
 from bert_keras.errors import BertKerasError, MissingFileError
 from bert_keras.json_files import NUMBER, OBJECT, one_of, read_object, typed, whole
 from bert_keras.optimization import GlobalMean, cross_entropy
+from bert_keras.paths import path_of
 from tasks import metrics
 from tasks.conll import TAGS, Conll
 from tasks.feature_based import LAYERS, Cache, places_of
@@ -231,7 +232,7 @@ def train_tagger(
 
     Raises ValueError where the caches were not made alike, or `output` holds a tagger.
     """
-    hparams, output = hparams or TaggerHparams(), pathlib.Path(output)
+    hparams, output = hparams or TaggerHparams(), path_of(output)
     check_equal(dev.path, _made_with(dev), _made_with(train))
     if (output / TAGGER).exists():
         raise BertKerasError(
@@ -296,7 +297,7 @@ _HPARAMS = {
 
 def load_tagger(path: str | pathlib.Path) -> Tagger:
     """The tagger that `train_tagger` left in a folder. Raises FileNotFoundError where there is none."""
-    path = pathlib.Path(path)
+    path = path_of(path)
     if not (path / TAGGER).is_file():
         raise MissingFileError(f"no {TAGGER} in {path}; give the folder that a tagger was trained into.")
     kept = typed(

@@ -24,6 +24,7 @@ from bert_keras.heads import TokenHead
 from bert_keras.json_files import TEXT as WORD
 from bert_keras.json_files import list_of, one_of, short, typed, whole
 from bert_keras.optimization import GlobalMean, cross_entropy
+from bert_keras.paths import path_of
 from tasks import metrics
 from tasks.task import (
     ERRORS_SHOWN,
@@ -147,7 +148,7 @@ def read(path: str | Path) -> Corpus:
     documents: list[list[Sentence]] = [[]]
     marked, wanted, open_sentence = False, 0, False
     place = f"{path}, line"
-    for number, line in numbered_lines(Path(path)):
+    for number, line in numbered_lines(path_of(path)):
         columns = re.split("[ \t]+", line.strip(" \t\r"))
         if columns == [""]:
             open_sentence = False

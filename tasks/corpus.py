@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple
 
 from bert_keras.errors import BertKerasError, MissingFileError, MissingPackageError
+from bert_keras.paths import path_of
 from tasks.task import bounded_lines, load_tfds
 
 Document = list[str]
@@ -103,7 +104,7 @@ class Corpus:
         if isinstance(self.source, str) and self.source.startswith(TFDS):
             return []
         sources = [self.source] if isinstance(self.source, str | Path) else list(self.source)
-        files = [file for source in sources for file in _files_of(Path(source))]
+        files = [file for source in sources for file in _files_of(path_of(source))]
         if not files:
             raise MissingFileError(f"there is no file in {self.source}; give files, folders or {TFDS}NAME.")
         return files

@@ -37,9 +37,10 @@ from bert_keras.features import (
 )
 from bert_keras.json_files import OBJECT, list_of, one_of, read_object, typed, whole
 from bert_keras.json_files import TEXT as WORD
+from bert_keras.paths import path_of
 from bert_keras.preprocessing import Preprocessor
 from tasks.conll import TEXT, Conll, text_of, words_of
-from tasks.files import check_equal, write_json
+from tasks.files import TEMPORARY, check_equal, record_writer, whole_file, write_json
 from tasks.task import Features, Raw, model_inputs
 from tasks.train import check_sizes
 
@@ -318,7 +319,7 @@ def open_cache(path: str | pathlib.Path) -> Cache:
     Raises FileNotFoundError where there is none, ValueError where it is of another format or not complete: it lacks a file, or a
     file has more or fewer examples than the header says.
     """
-    path = pathlib.Path(path)
+    path = path_of(path)
     if not (path / HEADER).is_file():
         raise MissingFileError(f"{path} has no {HEADER}; give a folder that features were written to.")
     cache = Cache(path, _read_header(path))
@@ -332,7 +333,7 @@ def open_cache(path: str | pathlib.Path) -> Cache:
 
 
 def _check_shard(path: pathlib.Path, length: int) -> None:
-    """Raises ValueError where a file has not `length` records. Only their lengths are read.
+    """Raises ValueError where a file has not `length` records, or a checksum is not that of its data.
 
     A TFRecord is its length in 8 bytes, 4 of checksum, the data and 4 of checksum.
     """
@@ -347,6 +348,12 @@ def _check_shard(path: pathlib.Path, length: int) -> None:
             f"{path} is damaged: it has {found} whole examples, and {HEADER} says {length}; "
             "remove this file and extract again."
         )
+    try:
+        tf.data.TFRecordDataset(str(path)).reduce(np.int64(0), lambda count, record: count + 1)
+    except tf.errors.DataLossError as error:
+        raise BertKerasError(
+            f"{path} is damaged: a checksum is not that of its data; remove this file and extract again."
+        ) from error
 
 
 def _read_header(path: pathlib.Path) -> dict[str, Any]:
@@ -401,6 +408,8 @@ def _write_cache(
     header = json.loads(json.dumps(header))  # as it will be read
     if (path / HEADER).exists():
         check_equal(path, _read_header(path), header)
+        for left in path.glob(f"*{TEMPORARY}"):
+            left.unlink()
     else:
         path.mkdir(parents=True, exist_ok=True)
         if any(path.iterdir()):
@@ -437,8 +446,7 @@ def _described(examples: Iterable[Example]) -> tuple[list[str], str, int]:
 
 
 def _write_shard(path: pathlib.Path, raw: Iterable[Example], found: Iterable[Mapping[str, Any]]) -> None:
-    temporary = path.with_suffix(".tmp")
-    with tf.io.TFRecordWriter(str(temporary)) as writer:
+    with record_writer(path) as write:
         for texts, listed in zip(raw, found, strict=True):
             columns = {name: _bytes(text) for name, text in texts.items()}
             for name, values in listed.items():
@@ -448,8 +456,7 @@ def _write_shard(path: pathlib.Path, raw: Iterable[Example], found: Iterable[Map
                     else tf.train.Feature(int64_list=tf.train.Int64List(value=values))
                 )
             example = tf.train.Example(features=tf.train.Features(feature=columns))
-            writer.write(example.SerializeToString(deterministic=True))
-    os.replace(temporary, path)
+            write(example.SerializeToString(deterministic=True))
 
 
 def _bytes(value: bytes) -> tf.train.Feature:
@@ -488,7 +495,7 @@ def extract(
         batch_size=batch_size,
     )
     return _write_cache(
-        pathlib.Path(output),
+        path_of(output),
         extractor,
         examples.as_numpy_iterator,
         shard_examples=shard_examples,
@@ -525,7 +532,7 @@ def extract_file(
     Work in progress is a cache beside `output`, under the name with ".part"; the same call goes on from there.
     Raises ValueError where `output` exists, or what is in progress was begun otherwise.
     """
-    source, output = pathlib.Path(source), pathlib.Path(output)
+    source, output = path_of(source), path_of(output)
     for name, value, known in (("level", level, LEVELS), ("format", format, tuple(WRITERS))):
         if value not in known:
             raise BertKerasError(f"{name} is {value!r}; wanted one of {', '.join(known)}.")
@@ -553,9 +560,10 @@ def extract_file(
         about={},
         progress=progress,
     )
-    made = part / f"made.{format}"
     tokenizer = extractor.preprocess.tokenizer
-    WRITERS[format](made, lambda: _spoken(cache, layers, tokenizer.vocabulary))
+    made = part / f"made.{format}"
+    with whole_file(made) as temporary:
+        WRITERS[format](temporary, lambda: _spoken(cache, layers, tokenizer.vocabulary))
     os.replace(made, output)
     shutil.rmtree(part)
     return sum(cache.header["shards"])

@@ -21,6 +21,7 @@ from bert_keras.encoder import BertEncoder
 from bert_keras.errors import BertKerasError, MissingFileError
 from bert_keras.json_files import FLAG, OBJECT, TEXT, Kind, list_of, one_of, or_null, short, typed
 from bert_keras.optimization import GlobalMean, cross_entropy, squared_error
+from bert_keras.paths import path_of
 from tasks.metrics import MEASURES
 from tasks.task import (
     ERRORS_SHOWN,
@@ -460,7 +461,7 @@ def _one(source: Source) -> str | Path:
 
 def _folder(source: str | Path, official: str) -> Path:
     """`source`, or the official folder in it. Raises FileNotFoundError."""
-    source = Path(source)
+    source = path_of(source)
     if not source.is_dir():
         raise MissingFileError(f"{source} is not a folder; pass the folder that holds the TSV files.")
     return source / official if (source / official).is_dir() else source

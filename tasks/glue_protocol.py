@@ -27,6 +27,7 @@ import numpy as np
 from bert_keras.checkpoint_formats import SAFETENSORS
 from bert_keras.errors import BertKerasError
 from bert_keras.json_files import MEASURE, OBJECT, TEXT, object_of, or_null, read_object, typed
+from bert_keras.paths import path_of
 from tasks.files import write_json
 from tasks.glue import IDX, LABEL, ROWS, SCORES, Glue, GlueRow
 from tasks.metrics import MEASURES
@@ -137,7 +138,7 @@ def run_protocol(
         raise BertKerasError(
             f"{restarts} restarts of {len(learning_rates)} learning rates; at least one of each is wanted."
         )
-    output = pathlib.Path(output)
+    output = path_of(output)
     tasks = {name: Glue(ROWS[name], data, pooling=pooling) for name in names}
     for task in tasks.values():  # bad data ends here, not after the runs of other tasks
         for split in ("train", *task.validation_splits):
@@ -195,7 +196,7 @@ def _outcome(
     settings = {
         "task": json.loads(json.dumps(task.to_json())),
         "data": None if task.folder is None else str(task.folder.resolve()),
-        "checkpoint": str(pathlib.Path(checkpoint).resolve()),
+        "checkpoint": str(path_of(checkpoint).resolve()),
         "hparams": dataclasses.asdict(hparams),
         "strategy": strategy_name,
     }

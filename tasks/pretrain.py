@@ -49,6 +49,7 @@ from bert_keras.objectives import (
     label,
 )
 from bert_keras.optimization import LAMB, AdamW, WarmupLinearDecay
+from bert_keras.paths import path_of
 from bert_keras.preprocessing import Preprocessor, pad_batches
 from bert_keras.tokenizers import Tokenizer
 from tasks.files import write_json
@@ -910,7 +911,7 @@ def _read_start(
     """The checkpoint to start from, and the one of an ELECTRA's generator that a run has beside it."""
     if checkpoint is None or isinstance(checkpoint, checkpoints.Checkpoint):
         return checkpoint, None
-    beside = pathlib.Path(checkpoint) / GENERATOR
+    beside = path_of(checkpoint) / GENERATOR
     wanted = "replaced_token" in recipe.objectives and beside.is_dir()
     return checkpoints.read(checkpoint), checkpoints.read(beside) if wanted else None
 
@@ -972,7 +973,7 @@ def pretrain(
     Equal arguments give equal bits on one device where ops are deterministic, however often the run was killed.
     Raises ValueError or FileNotFoundError, before any training, on data, sizes, settings or folders that cannot work.
     """
-    output, hparams = pathlib.Path(output), recipe.hparams
+    output, hparams = path_of(output), recipe.hparams
     check_save_every(save_every)
     check_output(output, resumes=True)
     distribution = strategy(strategy_name)

@@ -35,9 +35,10 @@ from bert_keras.features import (
 )
 from bert_keras.json_files import FLAG, OBJECT, TEXT, list_of, or_null, read_object, typed, whole
 from bert_keras.masking import Masking, Pieces, mask
+from bert_keras.paths import path_of
 from bert_keras.preprocessing import Features
 from bert_keras.tokenizers import Tokenizer
-from tasks.files import check_equal, write_json
+from tasks.files import TEMPORARY, check_equal, record_writer, write_json
 from tasks.instances import (
     SAMPLERS,
     SHARD_BYTES,
@@ -51,7 +52,6 @@ from tasks.instances import (
 
 FORMAT_VERSION = 1
 MANIFEST = "manifest.json"
-TEMPORARY = ".tmp"  # ends the name of a file that is not complete
 FILES = 8  # that are read at a time where the order is random
 BLOCK = 10_000  # records that are shuffled together
 LABEL_RATE_TOLERANCE = 0.1  # from one half, beyond which the summary warns
@@ -163,19 +163,18 @@ class _Worker:
             seed=[job.seed, number],
         )
         target = job.path / shard_name(number, compress=job.compress)
-        temporary = target.with_name(f"{target.name}.{os.getpid()}{TEMPORARY}")  # each process its own
+        compression = "GZIP" if job.compress else ""
         instances = positions = ones = 0
-        with tf.io.TFRecordWriter(str(temporary), "GZIP" if job.compress else "") as writer:
+        with record_writer(target, compression) as write:
             for batch, features in enumerate(batches):
                 if self._mask is not None:
                     seed = np.random.SeedSequence([job.seed, number, batch]).generate_state(2)
                     features = self._mask(features, seed=tf.constant(seed.astype("int32")))
                 for record in _records(features):
-                    writer.write(record)
+                    write(record)
                 instances += len(features[NEXT_SENTENCE_LABEL])
                 positions += int(tf.reduce_sum(features[INPUT_MASK]))
                 ones += int(tf.reduce_sum(features[NEXT_SENTENCE_LABEL]))
-        os.replace(temporary, target)
         size = target.stat().st_size
         return Shard(size, digest_of_documents(texts), len(texts), instances, positions, ones, skipped)
 
@@ -241,7 +240,7 @@ def write_records(
     Raises ValueError naming the field where the folder was made of another text, vocabulary or setting; and on text that
     gives no instance.
     """
-    path = pathlib.Path(path)
+    path = path_of(path)
     job = _Job(path, make_tokenizer, settings, masking, segment, seed, compress)
     tokenizer = make_tokenizer()
     identity = {
@@ -310,7 +309,7 @@ def read_manifest(path: str | pathlib.Path) -> dict[str, Any]:
 
     Raises FileNotFoundError where there is none, ValueError where it is not of that form.
     """
-    file = pathlib.Path(path) / MANIFEST
+    file = path_of(path) / MANIFEST
     if not file.is_file():
         raise MissingFileError(f"there is no {file}; give a folder of instances.")
     kinds = {
@@ -459,13 +458,13 @@ def _in_random_order(values: tf.Tensor, seed: tf.Tensor) -> tf.Tensor:
 
 def manifest_of(source: RecordFiles) -> pathlib.Path | None:
     """The manifest of a folder of `write_records`; None for anything else."""
-    found = pathlib.Path(source) / MANIFEST if isinstance(source, str | pathlib.Path) else None
+    found = path_of(source) / MANIFEST if isinstance(source, str | pathlib.Path) else None
     return found if found is not None and found.is_file() else None
 
 
 def listed(source: RecordFiles) -> list[pathlib.Path]:
     """The files of a source that has no manifest. Raises FileNotFoundError where there is none."""
-    files = [pathlib.Path(file) for file in ([source] if isinstance(source, str | pathlib.Path) else source)]
+    files = [path_of(file) for file in ([source] if isinstance(source, str | pathlib.Path) else source)]
     if len(files) == 1 and files[0].is_dir():
         inside = sorted(file for file in files[0].iterdir() if not file.name.startswith("."))
         if not inside:

@@ -9,6 +9,7 @@ Exactly the same bits take deterministic ops (`tf.config.experimental.enable_op_
 seed and step.
 """
 
+import contextlib
 import hashlib
 import json
 import pathlib
@@ -19,8 +20,10 @@ import keras
 import numpy as np
 import tensorflow as tf
 
+from bert_keras.checkpoint_formats import file_errors
 from bert_keras.errors import BertKerasError
 from bert_keras.json_files import read_object
+from bert_keras.paths import for_tensorflow
 from tasks.files import check_equal, write_json
 
 TASK_FILE, RESULTS_FILE, LOGS = "task.json", "results.json", "logs"
@@ -134,7 +137,11 @@ class Saver(keras.callbacks.Callback):
         self._memory = tf.Variable("", dtype=tf.string)
         variables = (*model.variables, *model.optimizer.variables, *model.metrics_variables)
         kept = tf.train.Checkpoint(memory=self._memory, variables=[one.value for one in variables])
-        self._manager = tf.train.CheckpointManager(kept, str(path / CHECKPOINTS), max_to_keep=KEPT)
+        self._folder = path / CHECKPOINTS
+        self._folder.mkdir(parents=True, exist_ok=True)
+        self._links = contextlib.ExitStack()  # lasts as long as the callback
+        folder = self._links.enter_context(for_tensorflow(self._folder))
+        self._manager = tf.train.CheckpointManager(kept, str(folder), max_to_keep=KEPT)
 
     def restore(self) -> Any:
         """What was remembered at the last save, `step` and every variable as they were then; None where nothing was saved.
@@ -151,9 +158,7 @@ class Saver(keras.callbacks.Callback):
             self._measures = [one.numpy() for one in self._model.metrics_variables]
             return memory
         if self._manager.checkpoints:
-            raise BertKerasError(
-                f"no save in {self._manager.directory} can be read ({reason}); remove the run."
-            )
+            raise BertKerasError(f"no save in {self._folder} can be read ({reason}); remove the run.")
         return None
 
     def on_epoch_begin(self, epoch: int, logs: dict[str, float] | None = None) -> None:
@@ -175,5 +180,6 @@ class Saver(keras.callbacks.Callback):
 
     def _save(self) -> None:
         self._memory.assign(json.dumps([self.step, self._remember()]))
-        self._manager.save(checkpoint_number=self.step)
+        with file_errors():
+            self._manager.save(checkpoint_number=self.step)
         self._due = False

@@ -32,6 +32,7 @@ from bert_keras.features import (
 )
 from bert_keras.heads import ClassifierHead, ConcatClassifierHead
 from bert_keras.optimization import SCHEDULES
+from bert_keras.paths import path_of
 from bert_keras.preprocessing import pad_batches
 
 Features = dict[str, tf.Tensor]
@@ -245,7 +246,7 @@ def split_file(source: Source, split: str, names: Mapping[str, tuple[str, ...]])
                 f"no file was given for the {split} split; there is one for {', '.join(source)}."
             )
         return split_file(source[split], split, names)
-    path = Path(source)
+    path = path_of(source)
     if path.is_dir():
         found = next((path / name for name in names[split] if (path / name).is_file()), None)
         if found is None:

@@ -25,6 +25,7 @@ from bert_keras.errors import BertKerasError, MissingFileError
 from bert_keras.features import POOLED_OUTPUT
 from bert_keras.json_files import MAX_JSON_BYTES, OBJECT, one_of, read_bounded, read_object, typed, whole
 from bert_keras.optimization import SCHEDULES, AdamW
+from bert_keras.paths import path_of
 from bert_keras.preprocessing import TRUNCATION, Preprocessor
 from bert_keras.tokenizers import Tokenizer
 from tasks.conll import Conll
@@ -205,7 +206,7 @@ def save_task(path: pathlib.Path, task: Task, preprocess: Preprocessor) -> None:
 
 def is_run(path: str | pathlib.Path) -> bool:
     """Whether a folder is a run. KerasHub's presets have a task.json too, which names a registered class."""
-    file = pathlib.Path(path) / TASK_FILE
+    file = path_of(path) / TASK_FILE
     return file.is_file() and b'"registered_name"' not in read_bounded(file, MAX_JSON_BYTES)
 
 
@@ -214,7 +215,7 @@ def load_run(path: str | pathlib.Path, *, data: str | pathlib.Path | None = None
 
     Raises FileNotFoundError or ValueError, naming what is missing or wrong.
     """
-    path = pathlib.Path(path)
+    path = path_of(path)
     file = path / TASK_FILE
     if not is_run(path):
         raise MissingFileError(
@@ -259,7 +260,7 @@ def run_of(
     model = task.model(encoder)
     checkpoints.assign(checkpoint, encoder, **heads_of(model))
     preprocess = Preprocessor(tokenizer, seq_length=seq_length, truncation=truncation, pad_to_longest=True)
-    return Run(task=task, preprocess=preprocess, model=model, path=pathlib.Path(path))
+    return Run(task=task, preprocess=preprocess, model=model, path=path_of(path))
 
 
 class Ensemble(keras.Model):
@@ -475,7 +476,7 @@ def finetune(
 
     Raises ValueError or FileNotFoundError, before any training, on data, sizes or folders that cannot work.
     """
-    output = pathlib.Path(output)
+    output = path_of(output)
     check_save_every(save_every)
     dev_split = dev_split or next(iter(task.validation_splits), "validation")
     source = checkpoint if isinstance(checkpoint, checkpoints.Checkpoint) else checkpoints.read(checkpoint)

@@ -7,18 +7,17 @@ the tokenizer that will read it, and equal text and settings give equal bytes.
 import collections
 import io
 import itertools
-import os
 import pathlib
 import random
-import shutil
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 from bert_keras.checkpoint_formats import Checkpoint, write_tokenizer
-from bert_keras.checkpoints import with_tokenizer
+from bert_keras.checkpoints import check_new_folder, whole_folder, with_tokenizer
 from bert_keras.config import BertConfig
 from bert_keras.errors import BertKerasError, MissingPackageError
+from bert_keras.paths import path_of
 from bert_keras.tokenizers import (
     CONTINUATION,
     END,
@@ -182,11 +181,10 @@ def write_vocabulary(
 
     Raises ValueError where the folder holds files, and as the learners do; nothing is written then.
     """
-    path = pathlib.Path(path)
+    path = path_of(path)
     if kind not in KINDS:
         raise BertKerasError(f"kind is {kind!r}; choose one of {', '.join(KINDS)}.")
-    if path.exists() and not (path.is_dir() and not any(path.iterdir())):
-        raise BertKerasError(f"{path} is there already and not empty; give another folder.")
+    check_new_folder(path)
     normalizer, learn = KINDS[kind]
     count = 0
 
@@ -204,12 +202,6 @@ def write_vocabulary(
 
     tokenizer = learn(texts(), size=size, lower_case=lower_case, **settings)
     empty = Checkpoint(config=BertConfig(vocab_size=tokenizer.vocab_size), tensors={})
-    path.parent.mkdir(parents=True, exist_ok=True)
-    partial = path.with_name(f".{path.name}.partial-{os.getpid()}")
-    partial.mkdir()
-    try:
+    with whole_folder(path) as partial:
         write_tokenizer(with_tokenizer(empty, tokenizer), partial)
-        partial.replace(path)
-    finally:
-        shutil.rmtree(partial, ignore_errors=True)
     return Summary(tokenizer, count)

@@ -22,6 +22,7 @@ FLOORS = (
         "contract",
         [
             "bert_keras.errors",
+            "bert_keras.paths",
             "bert_keras.features",
             "bert_keras.json_files",
             "bert_keras.config",

@@ -430,3 +430,105 @@ def test_a_run_is_left_as_it_was(command, sst2):
     command("evaluate", "--run", sst2.run, "--data", sst2.data)
     command("info", sst2.run)
     assert contents(sst2.folder) == before
+
+
+# -----------------------------------------------------------------------------------------------------------
+# A current folder with modules of a user's own
+
+
+@pytest.fixture
+def invoke(tmp_path):
+    """A folder as Invoke's and Celery's users have it, with a tasks.py that must not run, and a text."""
+    (tmp_path / "tasks.py").write_text('raise SystemExit("tasks.py was run")\n')
+    (tmp_path / "words.py").write_text("def of(line):\n    return line.split()\n")
+    (tmp_path / "corpus.txt").write_text(
+        "good film\ndull plot\nbad actor\n\nwarm scene\nthe plot\nis dull\n" * 9
+    )
+    return tmp_path
+
+
+def run_in(folder, *command, **environment) -> subprocess.CompletedProcess:
+    return subprocess.run(
+        [sys.executable, *map(str, command)],
+        cwd=folder,
+        env=bare_environment() | environment,
+        capture_output=True,
+        text=True,
+    )
+
+
+def test_a_users_own_tasks_py_does_not_stand_for_ours(invoke, sst2):
+    settings = ("--vocab", sst2.checkpoint, "--seq-length", "16", "--masks", "--set", "whole_word=true")
+    done = run_in(
+        invoke,
+        *("-m", "bert_keras", "instances", "--text", "corpus.txt", "--output", "out", *settings),
+        *("--segmenter", "words:of", "--workers", "2"),
+    )
+    assert done.returncode == 0 and "tasks.py was run" not in done.stderr, done.stderr
+    assert json.loads((invoke / "out" / "manifest.json").read_text())["summary"]["documents"] == 10
+
+
+@pytest.mark.parametrize("module", ["tasks", "savedmodels"])
+def test_another_module_under_one_of_our_names_is_named(invoke, module):
+    (invoke / "tasks.py").rename(invoke / f"{module}.py")
+    done = run_in(invoke, "-m", "bert_keras", "info", PYTHONPATH=str(invoke))
+    assert (done.returncode, done.stdout, done.stderr.count("\n")) == (1, "", 1), done.stderr
+    assert done.stderr.startswith(f"bert-keras: error: the module {module} is {invoke / module}.py; ")
+    assert "PYTHONPATH" in done.stderr
+    if module == "tasks":  # and for a script beside it
+        done = run_in(invoke, "-c", "import savedmodels.export")
+        assert done.returncode == 1 and "Error: the module tasks is " in done.stderr.splitlines()[-1]
+
+
+def test_a_segmenter_that_an_installed_module_hides_is_named(invoke, sst2, command, monkeypatch):
+    monkeypatch.chdir(invoke)
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    arguments = ("--text", "corpus.txt", "--output", "out", "--vocab", sst2.checkpoint)
+    code, _, err = command("instances", *arguments, "--segmenter", "tasks:of")
+    assert (code, err.count("\n")) == (1, 1)
+    assert f"of {ROOT / 'tasks' / '__init__.py'}; give MODULE:FUNCTION" in err
+
+
+# -----------------------------------------------------------------------------------------------------------
+# How the process is started, and where its output goes
+
+
+@pytest.mark.parametrize(
+    ("streams", "code", "said"),
+    [
+        ("info RUN >&-", 0, ""),
+        ("info RUN 2>&-", 0, "hidden_size"),
+        ("info nowhere >&- 2>&- <&-", 1, ""),
+    ],
+)
+def test_closed_streams(sst2, streams, code, said):
+    line = f"{sys.executable} -m bert_keras {streams.replace('RUN', str(sst2.run))}"
+    done = subprocess.run(
+        ["bash", "-c", f"set -o pipefail; {line}"],
+        cwd=ROOT,
+        env=bare_environment(),
+        capture_output=True,
+        text=True,
+    )
+    assert (done.returncode, done.stderr) == (code, "")
+    assert said in done.stdout
+
+
+def test_without_docstrings_and_asserts(sst2):
+    done = run_in(
+        ROOT, "-OO", "-m", "bert_keras", "evaluate", "--run", sst2.run, "--data", sst2.data, "--json"
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "accuracy" in json.loads(done.stdout)["validation"]
+
+
+@pytest.mark.parametrize("error", [ValueError("a bug"), UnicodeError("of Keras")])
+def test_an_error_that_is_not_ours_keeps_its_traceback(command, monkeypatch, capfd, error):
+    def fails(args):
+        raise error
+
+    monkeypatch.setattr(cli, "_info", fails)
+    with pytest.raises(type(error)) as raised:
+        command("info")
+    assert raised.value is error
+    assert "bert-keras: error" not in capfd.readouterr().err

@@ -11,12 +11,14 @@ import tensorflow as tf
 
 from bert_keras import checkpoints
 from bert_keras.encoder import BertEncoder
+from bert_keras.errors import BertKerasError
 from bert_keras.features import EMBEDDING_OUTPUT, ENCODER_INPUTS, ENCODER_OUTPUTS
 from bert_keras.preprocessing import Preprocessor
 from tasks.bilstm import ScalarMix, TaggerHparams, load_tagger, tagger_model, train_tagger
 from tasks.conll import Conll
 from tasks.feature_based import (
     LAYERS,
+    WRITERS,
     Extractor,
     Pieces,
     Words,
@@ -25,6 +27,7 @@ from tasks.feature_based import (
     open_cache,
     places_of,
 )
+from tasks.files import record_writer
 from tasks.metrics import entity_scores
 
 LABELS = ("O", "B-LOC", "B-PER", "I-LOC", "I-PER")
@@ -438,3 +441,47 @@ def test_what_the_command_refuses(capfd, checkpoint, text, tmp_path):
         code, out, err = runs.run_command(capfd, "features", *given)
         assert code == 1 and not out and message in err and len(err.splitlines()) == 1
     assert there.read_text() == "kept" and not new.exists()
+
+
+def test_a_full_disk_leaves_no_temporary_file(tmp_path):
+    path = tmp_path / "x.tfrecord"
+    with (
+        runs.full_disk(1000),
+        pytest.raises(OSError, match="cannot write .*x.tfrecord"),
+        record_writer(path) as write,
+    ):
+        for _ in range(100):
+            write(b"x" * 10_000)
+    assert not [*tmp_path.iterdir()]
+    with record_writer(path) as write:
+        write(b"x")
+    with pytest.raises(KeyError), record_writer(path) as write:
+        raise KeyError  # not of the disk: as it is, and the file as it was
+    assert [*tmp_path.iterdir()] == [path]
+    assert [*tf.data.TFRecordDataset(str(path)).as_numpy_iterator()] == [b"x"]
+
+
+def test_a_flipped_bit_in_cached_vectors_is_named(tmp_path, monkeypatch):
+    checkpoint = runs.write_checkpoint(tmp_path / "checkpoint")
+    source, output = tmp_path / "lines.txt", tmp_path / "out.jsonl"
+    source.write_text("".join(f"{text}\n" for text in runs.texts(6, seed=1)))
+    arguments = {"checkpoint": checkpoint, "shard_examples": 3}
+    extract_file(source, tmp_path / "whole.jsonl", **arguments)
+
+    def killed(path, records):
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setitem(WRITERS, "jsonl", killed)
+        extract_file(source, output, **arguments)
+    damaged = tmp_path / "out.jsonl.part" / "00001.tfrecord"
+    content = bytearray(damaged.read_bytes())
+    content[len(content) // 2] ^= 1
+    damaged.write_bytes(content)
+    with pytest.raises(
+        BertKerasError, match="00001.tfrecord is damaged: .*; remove this file and extract again"
+    ):
+        extract_file(source, output, **arguments)
+    damaged.unlink()
+    assert extract_file(source, output, **arguments) == 6
+    assert output.read_bytes() == (tmp_path / "whole.jsonl").read_bytes()

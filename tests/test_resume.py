@@ -187,3 +187,14 @@ def test_a_fine_tuning_of_other_settings_is_not_gone_on_with(tmp_path):
     (tmp_path / "data" / "train.tsv").write_text(lines)
     with pytest.raises(ValueError, match="was made with another train_examples"):
         finetune()
+
+
+def test_a_full_disk_leaves_the_saves_before(tmp_path):
+    model = model_of()
+    saver = Saver(tmp_path, model, every=1, remember=lambda: saver.step)
+    fit(model, saver, 3)
+    before = runs.contents(tmp_path / CHECKPOINTS)
+    with runs.full_disk(100), pytest.raises(OSError, match="cannot write .*; (File too large|No space left)"):
+        saver._save()
+    assert runs.contents(tmp_path / CHECKPOINTS) == before
+    assert Saver(tmp_path, model_of(), every=1, remember=dict).restore() == 3

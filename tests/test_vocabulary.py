@@ -150,6 +150,21 @@ def test_nothing_is_overwritten(tmp_path):
         write_vocabulary(documents(), tmp_path / "new", kind="bpe")
 
 
+def test_a_vocabulary_through_a_link_and_into_a_mount(tmp_path):
+    (tmp_path / "empty").mkdir()
+    (tmp_path / "to-empty").symlink_to("empty")
+    (tmp_path / "to-new").symlink_to("new")
+    for link in ("to-empty", "to-new"):
+        write_vocabulary(documents(3), tmp_path / link, size=150)
+        assert (tmp_path / link).is_symlink() and checkpoints.load_tokenizer(
+            tmp_path / link
+        ).vocab_size <= 150
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["empty", "new", "to-empty", "to-new"]
+    with runs.mounted(tmp_path / "disk", size=1_000_000) as disk:
+        write_vocabulary(documents(3), disk, size=150)
+        assert sorted(file.name for file in disk.iterdir()) == ["tokenizer_config.json", "vocab.txt"]
+
+
 def test_the_command_reports_what_cannot_be(tmp_path, capfd):
     corpus = tmp_path / "corpus.txt"
     corpus.write_text("low lower lowest\n")

@@ -21,6 +21,7 @@ from tensorflow.core.protobuf import saved_model_pb2
 from tensorflow.python.eager import cancellation  # private to TensorFlow; tests/test_server_limits.py pins it
 
 from bert_keras.errors import BertKerasError, MissingFileError
+from bert_keras.paths import for_tensorflow, path_of
 from savedmodels.kit import EXAMPLE, EXTRA
 from savedmodels.reload import load_kernels
 
@@ -269,7 +270,7 @@ def load(path: str | pathlib.Path, *, name: str | None = None) -> Served:
 
     Raises FileNotFoundError where there is no SavedModel.
     """
-    path = pathlib.Path(path).resolve()
+    path = path_of(path).resolve()
     versions = [path] if (path / "saved_model.pb").is_file() else []
     if not versions and path.is_dir():
         versions = [
@@ -281,7 +282,8 @@ def load(path: str | pathlib.Path, *, name: str | None = None) -> Served:
         raise MissingFileError(f"{path} holds no SavedModel; give the folder that `bert-keras export` wrote.")
     folder = max(versions, key=lambda folder: int(folder.name) if folder.name.isdecimal() else 0)
     load_kernels()
-    loaded = tf.saved_model.load(str(folder))
+    with for_tensorflow(folder) as found:
+        loaded = tf.saved_model.load(str(found))
     base = folder.parent if folder.name.isdecimal() else folder
     return Served(
         name=name or base.name,

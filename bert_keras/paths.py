@@ -1,0 +1,72 @@
+"""Paths as users give them, as TensorFlow reads them, and the paths that this package's own modules come from."""
+
+import contextlib
+import importlib.util
+import os
+import pathlib
+import sys
+import tempfile
+from collections.abc import Iterator
+
+from bert_keras.errors import BertKerasError, MissingPackageError
+
+ROOT = pathlib.Path(__file__).parents[1]
+OWN = ("tasks", "savedmodels")  # our packages beside this one; others use these names too
+PATTERN = frozenset("*?[]\\")  # TensorFlow reads a checkpoint's path that holds one of them as a pattern
+
+
+def path_of(given: str | os.PathLike[str]) -> pathlib.Path:
+    """A path with `~` and `~user` expanded; a name of no user stays as it is."""
+    return pathlib.Path(os.path.expanduser(given))
+
+
+@contextlib.contextmanager
+def for_tensorflow(path: pathlib.Path) -> Iterator[pathlib.Path]:
+    """A name of `path` that TensorFlow does not read as a pattern: itself, or links in a temporary folder.
+
+    path: a folder, or the prefix that the names of a checkpoint's files begin with
+
+    What is written into a folder under its link is in that folder. Raises ValueError where the temporary folder has such a name
+    too.
+    """
+    if not _is_pattern(path):
+        yield path
+        return
+    with tempfile.TemporaryDirectory(prefix="bert-keras-") as folder:
+        if _is_pattern(folder):
+            raise BertKerasError(
+                f"TensorFlow reads {path} as a pattern, and {folder} too; rename one, or set TMPDIR to another folder."
+            )
+        for found in path.absolute().parent.iterdir():
+            if found.name == path.name or found.name.startswith(f"{path.name}."):
+                (pathlib.Path(folder) / f"link{found.name.removeprefix(path.name)}").symlink_to(found)
+        yield pathlib.Path(folder) / "link"
+
+
+def _is_pattern(path: str | os.PathLike[str]) -> bool:
+    return not PATTERN.isdisjoint(os.fspath(path))
+
+
+def import_current_folder_last() -> None:
+    """Moves the current folder, which `python -m` puts first, behind the installed packages.
+
+    It stays first where this package itself was imported from it: a checkout is not to be mixed with an installed version.
+    """
+    current = os.getcwd()
+    if not sys.flags.safe_path and sys.path[:1] == [current] and not ROOT.samefile(current):
+        sys.path.append(sys.path.pop(0))
+
+
+def check_own_packages() -> None:
+    """Raises ImportError, in one line, where `tasks` or `savedmodels` is another file's. That file is not run."""
+    for name in OWN:
+        spec = importlib.util.find_spec(name)
+        found = (
+            (spec.origin or list(spec.submodule_search_locations or ["nothing"])[0]) if spec else "nothing"
+        )
+        own = ROOT / name / "__init__.py"
+        if not (os.path.isfile(found) and own.samefile(found)):
+            raise MissingPackageError(
+                f"the module {name} is {found}; wanted is {own}: rename the first, work in another folder, or take "
+                "its folder out of PYTHONPATH."
+            )
