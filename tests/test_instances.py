@@ -868,3 +868,11 @@ def test_command(tmp_path, vocab, capfd, monkeypatch):
     assert code == 1 and "num_layers says nothing to instances" in err
     code, _, err = runs.run_command(capfd, *other[:-1], "letters:none")
     assert code == 1 and "has no attribute 'none'; give MODULE:FUNCTION" in err
+
+
+def test_a_full_disk_leaves_the_files_before_and_no_temporary_ones(vocab, tmp_path):
+    with runs.full_disk(5_000), pytest.raises(OSError, match=r"cannot write .*00000.tfrecord.*; "):
+        write(tmp_path / "out", vocab)
+    assert [file.name for file in (tmp_path / "out").iterdir()] == ["manifest.json"]
+    summary = write(tmp_path / "out", vocab)  # the same call, now that there is room
+    assert summary == write(tmp_path / "other", vocab)
