@@ -149,10 +149,10 @@ def _our_finetune(case: Case, folder: pathlib.Path) -> Prepared:
     from bert_keras import checkpoints
     from bert_keras.encoder import BertEncoder
     from bert_keras.optimization import AdamW, WarmupLinearDecay
-    from bert_keras.preprocessing import Preprocessor
-    from tasks.glue import ROWS, Glue
+    from bert_keras.text.preprocessing import Preprocessor
+    from tasks.glue.task import ROWS, Glue
     from tasks.task import dataset
-    from tasks.train import heads_of
+    from tasks.training.train import heads_of
 
     task = Glue(ROWS["sst2"])
     checkpoint = checkpoints.read(folder / case.size)
@@ -181,7 +181,7 @@ def _our_finetune(case: Case, folder: pathlib.Path) -> Prepared:
 
 
 def _our_tokenize(case: Case, folder: pathlib.Path, *, method: str) -> Prepared:
-    from bert_keras.tokenizers import WordPiece
+    from bert_keras.text.tokenizers import WordPiece
 
     tokenizer = WordPiece.from_file(str(folder / "vocab.txt"))
     call = _mapped(getattr(tokenizer, method), folder)
@@ -194,10 +194,10 @@ def _our_serving(case: Case, folder: pathlib.Path) -> Prepared:
 
     from bert_keras import checkpoints
     from bert_keras.encoder import BertEncoder
-    from bert_keras.preprocessing import Preprocessor
+    from bert_keras.text.preprocessing import Preprocessor
     from savedmodels.export import export
-    from tasks.glue import ROWS, Glue
-    from tasks.train import Run, heads_of
+    from tasks.glue.task import ROWS, Glue
+    from tasks.training.train import Run, heads_of
 
     served = folder / f"{case.size}-served"
     if not served.exists():

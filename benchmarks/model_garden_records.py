@@ -19,11 +19,11 @@ import numpy as np
 from official.nlp.data.pretrain_dataloader import BertPretrainDataConfig, BertPretrainDataLoader
 
 from bert_keras.features import NEXT_SENTENCE_LABEL
-from bert_keras.masking import Masking
-from bert_keras.tokenizers import WordPiece
-from tasks.corpus import Corpus
-from tasks.instances import Settings
-from tasks.records import read_records, write_records
+from bert_keras.text.masking import Masking
+from bert_keras.text.tokenizers import WordPiece
+from tasks.pretraining.corpus import Corpus
+from tasks.pretraining.instances import Settings
+from tasks.pretraining.records import read_records, write_records
 
 SEQ_LENGTH, PREDICTIONS, BATCH = 128, 20, 16
 THEIR_NAMES = {NEXT_SENTENCE_LABEL: "next_sentence_labels"}  # where their batches have another than ours

@@ -33,14 +33,15 @@ import keras
 from rich.console import Console
 from rich.table import Table
 
-from bert_keras import checkpoints, demo
+from bert_keras import checkpoints
+from savedmodels import demo
 from tasks import metrics
-from tasks.bilstm import TaggerHparams, train_tagger
-from tasks.conll import Conll
-from tasks.feature_based import LAYERS, extract
-from tasks.squad import Squad
-from tasks.swag import Swag
-from tasks.train import evaluate, load_run
+from tasks.choice import Swag
+from tasks.features.extract import LAYERS, extract
+from tasks.features.tagger import TaggerHparams, train_tagger
+from tasks.ner.conll import Conll
+from tasks.squad.task import Squad
+from tasks.training.train import evaluate, load_run
 
 CONLL_SENTENCES = 1_000
 XQUAD = "squad/xquad.en.json"

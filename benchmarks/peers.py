@@ -33,7 +33,7 @@ from rich.console import Console
 from rich.table import Table
 
 from bert_keras import checkpoints
-from bert_keras.checkpoint_formats import Checkpoint, read_vocabulary, variable_shapes
+from bert_keras.checkpoints.formats import Checkpoint, read_vocabulary, variable_shapes
 from bert_keras.config import BertConfig
 
 CASES = {

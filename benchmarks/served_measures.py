@@ -23,9 +23,9 @@ from rich.progress import track
 from rich.table import Table
 
 from savedmodels.export import export
-from tasks.conll import TEXT, text_of
+from tasks.ner.conll import TEXT, text_of
 from tasks.task import concatenated, predict
-from tasks.train import load_run
+from tasks.training.train import load_run
 
 BATCH = 16
 # What is cut out of which input, and where it starts and ends.

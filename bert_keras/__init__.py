@@ -6,8 +6,8 @@ from typing import Any
 _HOMES = {
     "bert_keras.errors": ("BertKerasError",),
     "bert_keras.config": ("BertConfig",),
-    "bert_keras.tokenizers": ("SentencePiece", "WordPiece"),
-    "bert_keras.preprocessing": ("Preprocessor", "pad_batches"),
+    "bert_keras.text.tokenizers": ("SentencePiece", "WordPiece"),
+    "bert_keras.text.preprocessing": ("Preprocessor", "pad_batches"),
     "bert_keras.encoder": ("BertEncoder", "encoder_inputs"),
     "bert_keras.heads": (
         "MaskedLMHead",
@@ -19,7 +19,7 @@ _HOMES = {
         "TokenHead",
         "ReplacedTokenHead",
     ),
-    "bert_keras.masking": ("Masking", "Pieces"),
+    "bert_keras.text.masking": ("Masking", "Pieces"),
     "bert_keras.objectives": (
         "ElectraPretrainer",
         "LeftToRight",

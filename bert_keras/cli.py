@@ -679,7 +679,7 @@ def _start(*, deterministic: bool = False) -> Any:
         except ImportError as error:
             raise MissingPackageError(f"{error}; pip install tensorflow.") from error
 
-        import bert_keras.tokenizers  # noqa: F401 (tensorflow-text, or what to do without it)
+        import bert_keras.text.tokenizers  # noqa: F401 (tensorflow-text, or what to do without it)
 
         tf.config.list_logical_devices()
         tf.get_logger().setLevel("ERROR")
@@ -717,8 +717,8 @@ def _progress(text: str, total: int | None) -> Iterator[Any]:
 def _finetune(args: argparse.Namespace) -> None:
     _start(deterministic=True)
     from bert_keras import checkpoints
-    from tasks import train
     from tasks.task import Hparams
+    from tasks.training import train
 
     given = vars(args)
     if args.data and not args.dev_data and pathlib.Path(args.data).is_file():
@@ -752,8 +752,8 @@ def _finetune(args: argparse.Namespace) -> None:
 def _pretrain(args: argparse.Namespace) -> None:
     _start(deterministic=True)
     from bert_keras import checkpoints
-    from tasks.corpus import open_corpora
-    from tasks.pretrain import RECIPES, pretrain
+    from tasks.pretraining.corpus import open_corpora
+    from tasks.pretraining.pretrain import RECIPES, pretrain
 
     held_out = args.held_out and _share(args.held_out)
     if args.held_out and held_out is None:
@@ -788,8 +788,8 @@ def _pretrain(args: argparse.Namespace) -> None:
 def _ablate(args: argparse.Namespace) -> None:
     _start(deterministic=True)
     from bert_keras import checkpoints
-    from tasks import ablations
-    from tasks.corpus import open_corpora
+    from tasks.experiments import ablations
+    from tasks.pretraining.corpus import open_corpora
 
     outcomes = ablations.run_ablation(
         args.ablation,
@@ -834,7 +834,7 @@ def _share(given: str) -> float | None:
 
 def _glue(args: argparse.Namespace) -> None:
     _start(deterministic=True)
-    from tasks import glue_protocol
+    from tasks.experiments import glue_protocol
     from tasks.task import Hparams
 
     given = vars(args)
@@ -860,8 +860,8 @@ def _glue(args: argparse.Namespace) -> None:
 
 def _evaluate(args: argparse.Namespace) -> None:
     _start()
-    from tasks import train
     from tasks.task import cardinality, predict
+    from tasks.training import train
 
     run = train.load_runs(args.run, data=args.data)
     task, measured, tables = run.task, {}, []
@@ -885,7 +885,7 @@ def _evaluate(args: argparse.Namespace) -> None:
 
 def _predict(args: argparse.Namespace) -> None:
     _start()
-    from tasks import train
+    from tasks.training import train
 
     run = train.load_runs(args.run)
     signature = run.task.signature()
@@ -924,8 +924,8 @@ def _records(
 
 def _fill_mask(args: argparse.Namespace) -> None:
     _start()
-    from tasks import train
     from tasks.fill_mask import MASK, TEXT, FillMask
+    from tasks.training import train
 
     if unmasked := [text for text in args.text if MASK not in text]:
         raise BertKerasError(f"there is no {MASK} in {unmasked[0]!r}; write it where a word is asked.")
@@ -1005,11 +1005,11 @@ def _segmenter(given: str) -> Any:
 def _instances(args: argparse.Namespace) -> None:
     _start()
     from bert_keras import checkpoints
-    from bert_keras.masking import Masking
-    from tasks.corpus import open_corpora
-    from tasks.instances import Settings
-    from tasks.pretrain import RECIPES
-    from tasks.records import write_records
+    from bert_keras.text.masking import Masking
+    from tasks.pretraining.corpus import open_corpora
+    from tasks.pretraining.instances import Settings
+    from tasks.pretraining.pretrain import RECIPES
+    from tasks.pretraining.records import write_records
 
     settings = dict(map(_setting, args.set))
     known = {field.name for kind in (Settings, Masking) for field in dataclasses.fields(kind)} - {
@@ -1049,8 +1049,8 @@ def _instances(args: argparse.Namespace) -> None:
 
 def _vocab(args: argparse.Namespace) -> None:
     _start()
-    from tasks.corpus import open_corpora
-    from tasks.vocabulary import write_vocabulary
+    from tasks.pretraining.corpus import open_corpora
+    from tasks.pretraining.vocabulary import write_vocabulary
 
     names = ("unused", "alphabet")
     settings = {name: getattr(args, name) for name in names if getattr(args, name) is not None}
@@ -1200,7 +1200,7 @@ def _run_to_export(args: argparse.Namespace) -> Any:
     """The run of --run, or a task that a checkpoint answers as it is. Raises ValueError unless one of the two is asked for."""
     from tasks.embedding import Embedding, WordEmbedding
     from tasks.fill_mask import FillMask
-    from tasks.train import load_runs, run_of
+    from tasks.training.train import load_runs, run_of
 
     of_vectors = {"--l2": args.l2, "--layers": args.layers}
     of_checkpoint = {
@@ -1273,7 +1273,7 @@ def _convert(args: argparse.Namespace) -> None:
 
 def _features(args: argparse.Namespace) -> None:
     _start()
-    from tasks.feature_based import extract_file
+    from tasks.features.extract import extract_file
 
     names = ("checkpoint", "layers", "level", "format", "dtype", "seq_length", "doc_stride", "batch_size")
     total = None
@@ -1289,7 +1289,7 @@ def _features(args: argparse.Namespace) -> None:
 
 def _demo(args: argparse.Namespace) -> None:
     _start(deterministic=True)
-    from bert_keras import demo
+    from savedmodels import demo
 
     demo.run(
         pathlib.Path(args.work),
@@ -1323,8 +1323,8 @@ def _info(args: argparse.Namespace) -> None:
         _table(("file", "bytes", "SHA-256"), rows, title=f"{args.path}: every file is as it was written")
         return
     from bert_keras import checkpoints
-    from bert_keras.checkpoint_formats import lower_cases
-    from tasks.train import is_run, load_run
+    from bert_keras.checkpoints.formats import lower_cases
+    from tasks.training.train import is_run, load_run
 
     checkpoint = checkpoints.read(args.path)
     count = sum(tensor.size for tensor in checkpoint.tensors.values())

@@ -31,8 +31,8 @@ from bert_keras.features import (
     SEQUENCE_OUTPUT,
 )
 from bert_keras.heads import MaskedLMHead, NextSentenceHead, ReplacedTokenHead
-from bert_keras.masking import Masking, Pieces, ask_next, mask
 from bert_keras.optimization import GlobalMean, cross_entropy, known_weights
+from bert_keras.text.masking import Masking, Pieces, ask_next, mask
 
 Features = dict[str, Any]
 

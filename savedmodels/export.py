@@ -16,13 +16,13 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from bert_keras.checkpoint_formats import file_errors
+from bert_keras.checkpoints.formats import file_errors
 from bert_keras.errors import BertKerasError
 from bert_keras.paths import for_tensorflow, path_of
-from bert_keras.preprocessing import Preprocessor
+from bert_keras.text.preprocessing import Preprocessor
 from savedmodels import kit, reload, servers
 from savedmodels.servable import Servable
-from tasks.train import Run
+from tasks.training.train import Run
 
 # What the reloaded model must answer as this process does: plain, empty, accented, CJK, emoji and long text.
 SAMPLES = (

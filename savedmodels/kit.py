@@ -30,9 +30,9 @@ from bert_keras.paths import path_of
 from savedmodels import servers
 from tasks.files import write_json
 from tasks.fill_mask import FillMask
-from tasks.resume import RESULTS_FILE
 from tasks.task import Task
-from tasks.train import Ensemble, Run, encoder_of
+from tasks.training.saver import RESULTS_FILE
+from tasks.training.train import Ensemble, Run, encoder_of
 
 EXTRA = "assets.extra"
 MANIFEST, CARD, EXAMPLE = "manifest.json", "model_card.md", "example.json"

@@ -9,7 +9,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from bert_keras.checkpoint_formats import file_errors
+from bert_keras.checkpoints.formats import file_errors
 from bert_keras.errors import BertKerasError
 
 TEMPORARY = ".tmp"  # ends the name of a file that is not complete

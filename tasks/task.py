@@ -33,7 +33,7 @@ from bert_keras.features import (
 from bert_keras.heads import ClassifierHead, ConcatClassifierHead
 from bert_keras.optimization import SCHEDULES
 from bert_keras.paths import path_of
-from bert_keras.preprocessing import pad_batches
+from bert_keras.text.preprocessing import pad_batches
 
 Features = dict[str, tf.Tensor]
 Raw = dict[str, tf.Tensor]

@@ -30,14 +30,14 @@ from bert_keras.features import (  # noqa: E402
     POOLED_OUTPUT,
     SEQUENCE_OUTPUT,
 )
-from bert_keras.masking import Masking, Pieces  # noqa: E402
 from bert_keras.objectives import MaskedLM, SentencePair, label  # noqa: E402
 from bert_keras.optimization import LAMB, AdamW  # noqa: E402
-from bert_keras.preprocessing import pad_batches  # noqa: E402
-from bert_keras.tokenizers import SpecialTokens  # noqa: E402
-from tasks import pretrain  # noqa: E402
-from tasks.resume import Saver  # noqa: E402
-from tasks.train import differ_between_replicas, rows_for, strategy  # noqa: E402
+from bert_keras.text.masking import Masking, Pieces  # noqa: E402
+from bert_keras.text.preprocessing import pad_batches  # noqa: E402
+from bert_keras.text.tokenizers import SpecialTokens  # noqa: E402
+from tasks.pretraining import pretrain  # noqa: E402
+from tasks.training.saver import Saver  # noqa: E402
+from tasks.training.train import differ_between_replicas, rows_for, strategy  # noqa: E402
 
 CONFIG = BertConfig(
     vocab_size=60,

@@ -23,12 +23,12 @@ from bert_keras.config import BertConfig  # noqa: E402
 from bert_keras.encoder import BertEncoder  # noqa: E402
 from bert_keras.features import ENCODER_INPUTS  # noqa: E402
 from bert_keras.optimization import AdamW, GlobalMean, WarmupLinearDecay, cross_entropy  # noqa: E402
-from bert_keras.preprocessing import Preprocessor, pad_batches  # noqa: E402
-from tasks.conll import Conll  # noqa: E402
-from tasks.glue import ROWS, Glue  # noqa: E402
-from tasks.swag import Swag  # noqa: E402
+from bert_keras.text.preprocessing import Preprocessor, pad_batches  # noqa: E402
+from tasks.choice import Swag  # noqa: E402
+from tasks.glue.task import ROWS, Glue  # noqa: E402
+from tasks.ner.conll import Conll  # noqa: E402
 from tasks.task import Hparams, classifier_model, dataset  # noqa: E402
-from tasks.train import (  # noqa: E402
+from tasks.training.train import (  # noqa: E402
     GradualUnfreezing,
     _compiled_model,
     encoder_of,

@@ -15,17 +15,17 @@ from runs import ROOT, write_checkpoint
 from bert_keras import checkpoints
 from bert_keras.encoder import BertEncoder
 from bert_keras.features import POOLED_OUTPUT
-from bert_keras.preprocessing import Preprocessor
+from bert_keras.text.preprocessing import Preprocessor
 from savedmodels import kit
 from savedmodels.export import servable_of
-from tasks.conll import Conll
+from tasks.choice import Swag
 from tasks.embedding import Embedding, WordEmbedding
 from tasks.fill_mask import FillMask
-from tasks.glue import ROWS, Glue
-from tasks.squad import Squad
-from tasks.swag import Swag
+from tasks.glue.task import ROWS, Glue
+from tasks.ner.conll import Conll
+from tasks.squad.task import Squad
 from tasks.task import Task
-from tasks.train import Run
+from tasks.training.train import Run
 
 DOCUMENT = ROOT / "docs" / "serving.md"
 OPENS, CLOSES = "<!-- tables: tests/exports.py writes them -->\n", "<!-- end of tables -->\n"

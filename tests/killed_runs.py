@@ -15,12 +15,12 @@ from pathlib import Path
 import runs
 import tensorflow as tf
 
-from bert_keras.tokenizers import WordPiece
-from tasks.glue import ROWS, Glue
-from tasks.pretrain import RECIPES, pretrain
-from tasks.resume import Saver
+from bert_keras.text.tokenizers import WordPiece
+from tasks.glue.task import ROWS, Glue
+from tasks.pretraining.pretrain import RECIPES, pretrain
 from tasks.task import Hparams
-from tasks.train import finetune
+from tasks.training.saver import Saver
+from tasks.training.train import finetune
 
 STEPS, SAVE_EVERY = 24, 5
 SETTINGS = {

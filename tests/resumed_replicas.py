@@ -22,13 +22,13 @@ tf.config.set_logical_device_configuration(
     tf.config.list_physical_devices("CPU")[0], [tf.config.LogicalDeviceConfiguration()] * 2
 )
 
-from bert_keras.tokenizers import WordPiece  # noqa: E402
-from tasks.glue import ROWS, Glue  # noqa: E402
-from tasks.pretrain import RECIPES, pretrain  # noqa: E402
-from tasks.resume import CHECKPOINTS  # noqa: E402
-from tasks.squad import Squad  # noqa: E402
+from bert_keras.text.tokenizers import WordPiece  # noqa: E402
+from tasks.glue.task import ROWS, Glue  # noqa: E402
+from tasks.pretraining.pretrain import RECIPES, pretrain  # noqa: E402
+from tasks.squad.task import Squad  # noqa: E402
 from tasks.task import Hparams  # noqa: E402
-from tasks.train import finetune  # noqa: E402
+from tasks.training.saver import CHECKPOINTS  # noqa: E402
+from tasks.training.train import finetune  # noqa: E402
 
 HOW = {"strategy_name": "mirrored", "save_every": 2, "verbose": 0}
 HPARAMS = Hparams(

@@ -1,6 +1,6 @@
 """Runs that train in seconds, for tests of what reads a run, and the command line that makes and reads them.
 
-In: a row of tasks.glue. Out: a checkpoint folder, the row's TSV files, a run; what a command printed.
+In: a row of tasks.glue.task. Out: a checkpoint folder, the row's TSV files, a run; what a command printed.
 """
 
 import contextlib
@@ -83,7 +83,7 @@ def texts(count: int, *, seed: int) -> list[str]:
 
 def write_data(folder: Path, name: str, *, count: int = 48) -> Path:
     """The files of a GLUE row that have labels; the first word of the last segment says the label."""
-    from tasks.glue import ROWS
+    from tasks.glue.task import ROWS
 
     folder.mkdir(parents=True)
     labels = ROWS[name].file_labels or ("0.0", "5.0")

@@ -7,10 +7,10 @@ import pytest
 from runs import VOCABULARY, texts, write_data
 
 from bert_keras import checkpoints
-from bert_keras.tokenizers import WordPiece
-from tasks import ablations
-from tasks.ablations import ABLATIONS, SCALES, Outcome, Row, Scale, as_json, run_ablation, tables
-from tasks.pretrain import RECIPES
+from bert_keras.text.tokenizers import WordPiece
+from tasks.experiments import ablations
+from tasks.experiments.ablations import ABLATIONS, SCALES, Outcome, Row, Scale, as_json, run_ablation, tables
+from tasks.pretraining.pretrain import RECIPES
 
 TINY = {
     "num_layers": 1,
@@ -95,7 +95,7 @@ def test_a_batch_that_replicas_do_not_divide(tmp_path, small, monkeypatch):
     """Refused for all rows before the first is pre-trained."""
     write_data(tmp_path / "data", "sst2")
     three = types.SimpleNamespace(num_replicas_in_sync=3)
-    monkeypatch.setattr("tasks.ablations.strategy", lambda name: three)
+    monkeypatch.setattr("tasks.experiments.ablations.strategy", lambda name: three)
     with pytest.raises(ValueError, match=r"batch_size is \d+ and there are 3 replicas; give a multiple of 3"):
         run_ablation("steps", **arguments(tmp_path))
     assert not (tmp_path / "out").exists()

@@ -26,17 +26,25 @@ FLOORS = (
             "bert_keras.features",
             "bert_keras.json_files",
             "bert_keras.config",
-            "bert_keras.vocabulary_files",
+            "bert_keras.text.vocabulary_files",
         ],
     ),
-    ("string column", ["bert_keras.tokenizers", "bert_keras.preprocessing", "bert_keras.masking"]),
+    (
+        "string column",
+        [
+            "bert_keras.text",
+            "bert_keras.text.tokenizers",
+            "bert_keras.text.preprocessing",
+            "bert_keras.text.masking",
+        ],
+    ),
     ("tensor column", ["bert_keras.layers", "bert_keras.encoder", "bert_keras.heads"]),
     (
         "floor 2",
         [
             "bert_keras.optimization",
             "bert_keras.objectives",
-            "bert_keras.checkpoint_formats",
+            "bert_keras.checkpoints.formats",
             "bert_keras.checkpoints",
             "bert_keras.hub_layer",
             "bert_keras",
@@ -50,22 +58,29 @@ FLOORS = (
             "tasks.task",
             "tasks.metrics",
             "tasks.glue",
+            "tasks.glue.task",
             "tasks.squad",
-            "tasks.swag",
-            "tasks.conll",
+            "tasks.squad.task",
+            "tasks.choice",
+            "tasks.ner",
+            "tasks.ner.conll",
             "tasks.fill_mask",
-            "tasks.feature_based",
+            "tasks.features",
+            "tasks.features.extract",
             "tasks.embedding",
-            "tasks.bilstm",
-            "tasks.train",
-            "tasks.glue_protocol",
-            "tasks.corpus",
-            "tasks.instances",
-            "tasks.records",
-            "tasks.resume",
-            "tasks.pretrain",
-            "tasks.ablations",
-            "tasks.vocabulary",
+            "tasks.features.tagger",
+            "tasks.training",
+            "tasks.training.train",
+            "tasks.experiments",
+            "tasks.experiments.glue_protocol",
+            "tasks.pretraining",
+            "tasks.pretraining.corpus",
+            "tasks.pretraining.instances",
+            "tasks.pretraining.records",
+            "tasks.training.saver",
+            "tasks.pretraining.pretrain",
+            "tasks.experiments.ablations",
+            "tasks.pretraining.vocabulary",
         ],
     ),
     (
@@ -85,7 +100,7 @@ FLOORS = (
             "savedmodels.server",
         ],
     ),
-    ("floor 5", ["bert_keras.demo", "bert_keras.cli", "bert_keras.__main__"]),
+    ("floor 5", ["savedmodels.demo", "bert_keras.cli", "bert_keras.__main__"]),
 )
 FLOOR_OF = {module: floor for floor, (_, modules) in enumerate(FLOORS) for module in modules}
 STRINGS, TENSORS = ("tensorflow", "tensorflow_text"), ("keras", "keras_hub", "keras_nlp")
@@ -97,7 +112,7 @@ BANNED = {
 
 
 def module_name(path: Path) -> str:
-    """`tasks/glue.py` -> `tasks.glue`, `tasks/__init__.py` -> `tasks`."""
+    """`tasks/glue/task.py` -> `tasks.glue.task`, `tasks/__init__.py` -> `tasks`."""
     return ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__")
 
 
@@ -136,8 +151,8 @@ def build_rules() -> dict[str, dict]:
         rules[rule["name"]] = rule
 
     names = dict.fromkeys(("py_library", "py_binary", "py_test", "filegroup"), note)
-    rest = dict.fromkeys(("package", "licenses", "exports_files"), lambda *_, **__: None)
-    exec((ROOT / "BUILD").read_text(), {**names, **rest, "glob": lambda include, exclude=(): include})
+    rest = dict.fromkeys(("load", "package", "licenses", "exports_files"), lambda *_, **__: None)
+    exec((ROOT / "BUILD").read_text(), {**names, **rest, "glob": lambda include, exclude=(): [*include]})
     return rules
 
 

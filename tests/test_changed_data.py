@@ -8,17 +8,17 @@ import runs
 import tensorflow as tf
 from runs import Begun, no_training
 
-from bert_keras.checkpoint_formats import SAFETENSORS
+from bert_keras.checkpoints.formats import SAFETENSORS
 from bert_keras.errors import BertKerasError
-from bert_keras.tokenizers import WordPiece
-from tasks import ablations
-from tasks.ablations import Row, Scale, run_ablation
-from tasks.glue import ROWS, Glue
-from tasks.instances import Settings
-from tasks.pretrain import RECIPES, pretrain
-from tasks.records import write_records
+from bert_keras.text.tokenizers import WordPiece
+from tasks.experiments import ablations
+from tasks.experiments.ablations import Row, Scale, run_ablation
+from tasks.glue.task import ROWS, Glue
+from tasks.pretraining.instances import Settings
+from tasks.pretraining.pretrain import RECIPES, pretrain
+from tasks.pretraining.records import write_records
 from tasks.task import Hparams
-from tasks.train import finetune
+from tasks.training.train import finetune
 
 ROWS_READ = 1000  # by the digest that let changes behind them pass
 SIZES = {

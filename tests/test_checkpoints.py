@@ -12,8 +12,9 @@ import numpy as np
 import pytest
 from parity import assert_equal, hugging_face, hugging_face_outputs, random_features, random_weights, seeded
 
-from bert_keras import checkpoint_formats, checkpoints
-from bert_keras.checkpoint_formats import FORMATS, Checkpoint, head_shapes, variable_shapes
+from bert_keras import checkpoints
+from bert_keras.checkpoints import formats as checkpoint_formats
+from bert_keras.checkpoints.formats import FORMATS, Checkpoint, head_shapes, variable_shapes
 from bert_keras.config import MODEL_TYPES, BertConfig
 from bert_keras.encoder import BertEncoder
 from bert_keras.features import POOLED_OUTPUT, SEQUENCE_OUTPUT

@@ -18,11 +18,14 @@ from runs import ROOT, VOCABULARY, bare_environment, contents, run_command, shel
 from bert_keras import checkpoints, cli
 from bert_keras.config import BertConfig
 from savedmodels.export import ask
-from tasks import ablations, conll, feature_based, pretrain
-from tasks.squad import Squad
-from tasks.swag import Swag
+from tasks.choice import Swag
+from tasks.experiments import ablations
+from tasks.features import extract as feature_based
+from tasks.ner import conll
+from tasks.pretraining import pretrain
+from tasks.squad.task import Squad
 from tasks.task import Hparams
-from tasks.train import TASKS, load_run
+from tasks.training.train import TASKS, load_run
 
 COMMANDS = (
     *(

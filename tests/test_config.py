@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from bert_keras.checkpoint_formats import variable_shapes
+from bert_keras.checkpoints.formats import variable_shapes
 from bert_keras.config import ACTIVATIONS, MODEL_TYPES, SIZES, VARIANTS, BertConfig
 
 SMALL = BertConfig(

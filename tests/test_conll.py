@@ -12,13 +12,13 @@ from seqeval.metrics import f1_score, precision_score, recall_score
 from seqeval.metrics.sequence_labeling import get_entities
 
 from bert_keras.features import EXAMPLE_INDEX, INPUT_MASK, WORD_INDEX
-from bert_keras.preprocessing import Preprocessor
-from bert_keras.tokenizers import WordPiece
+from bert_keras.text.preprocessing import Preprocessor
+from bert_keras.text.tokenizers import WordPiece
 from savedmodels.export import ask, compare
 from savedmodels.servable import Servable
-from tasks import train
-from tasks.conll import SCHEMES, Conll, convert, entities_of, split_text, split_tokens, tags_of
+from tasks.ner.conll import SCHEMES, Conll, convert, entities_of, split_text, split_tokens, tags_of
 from tasks.task import Hparams, dataset, predict
+from tasks.training import train
 
 LABELS = ("O", "B-LOC", "B-PER", "I-LOC", "I-PER")
 OF_WORD = {"actor": "PER", "plot": "LOC", "film": "LOC"}  # what the training file has to teach

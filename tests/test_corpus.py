@@ -12,8 +12,8 @@ import zipfile
 import pytest
 import tensorflow as tf
 
-from tasks import corpus
-from tasks.corpus import Corpus, open_corpora, split_sentences, wiki_paragraphs
+from tasks.pretraining import corpus
+from tasks.pretraining.corpus import Corpus, open_corpora, split_sentences, wiki_paragraphs
 
 TEXT = "Ann saw Dr. Bo. He ran.\nIt rained.\n\n\nA new one\ngoes on.\n"
 DOCUMENTS = {

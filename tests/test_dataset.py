@@ -16,9 +16,9 @@ from bert_keras.features import (
     POOLED_OUTPUT,
     START_BYTES,
 )
-from bert_keras.preprocessing import Preprocessor, pad_batches
-from bert_keras.tokenizers import WordPiece
-from tasks.glue import ROWS, Glue
+from bert_keras.text.preprocessing import Preprocessor, pad_batches
+from bert_keras.text.tokenizers import WordPiece
+from tasks.glue.task import ROWS, Glue
 from tasks.task import Hparams, batches, cardinality, dataset, predict, predictor, take_examples
 
 SEQ_LENGTH = 32

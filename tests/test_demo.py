@@ -10,7 +10,7 @@ import zipfile
 
 import pytest
 
-from bert_keras import demo
+from savedmodels import demo
 
 
 @pytest.fixture

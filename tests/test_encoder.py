@@ -111,7 +111,7 @@ def test_equals_transformers_at_real_weights(activation):
     """MiniLM-L6 out of the demo's cache, with its own gelu (erf) and with the other; its heads are random."""
     pytest.importorskip("torch")
     pytest.importorskip("transformers")
-    from bert_keras import demo
+    from savedmodels import demo
 
     folder = demo.cache_folder() / f"{demo.WEIGHTS.name}-{demo.WEIGHTS.version}"
     if not (folder / "model.safetensors").is_file():

@@ -20,15 +20,15 @@ from runs import SIZES, VOCABULARY, contents, full_disk, run_command, texts
 from tensorflow.core.protobuf import saved_model_pb2
 
 from bert_keras.features import INPUT_MASK
-from bert_keras.tokenizers import WordPiece
+from bert_keras.text.tokenizers import WordPiece
 from savedmodels import kit, reload, servers
 from savedmodels.export import SAMPLES, ExportError, ask, compare, export, ops_of, servable_of
 from tasks.embedding import Embedding, WordEmbedding
 from tasks.fill_mask import FillMask
-from tasks.glue import ROWS, Glue
-from tasks.pretrain import RECIPES, pretrain
+from tasks.glue.task import ROWS, Glue
+from tasks.pretraining.pretrain import RECIPES, pretrain
 from tasks.task import model_inputs, predict
-from tasks.train import Run, load_run, load_runs, run_of, save_run
+from tasks.training.train import Run, load_run, load_runs, run_of, save_run
 
 TEXTS = [*texts(20, seed=1), "", "Naïve ﬁlm: 真好 \N{GRINNING FACE}", "[SEP] good [MASK]", "bad " * 200]
 

@@ -13,10 +13,8 @@ from bert_keras import checkpoints
 from bert_keras.encoder import BertEncoder
 from bert_keras.errors import BertKerasError
 from bert_keras.features import EMBEDDING_OUTPUT, ENCODER_INPUTS, ENCODER_OUTPUTS
-from bert_keras.preprocessing import Preprocessor
-from tasks.bilstm import ScalarMix, TaggerHparams, load_tagger, tagger_model, train_tagger
-from tasks.conll import Conll
-from tasks.feature_based import (
+from bert_keras.text.preprocessing import Preprocessor
+from tasks.features.extract import (
     LAYERS,
     WRITERS,
     Extractor,
@@ -27,8 +25,10 @@ from tasks.feature_based import (
     open_cache,
     places_of,
 )
+from tasks.features.tagger import ScalarMix, TaggerHparams, load_tagger, tagger_model, train_tagger
 from tasks.files import record_writer
 from tasks.metrics import entity_scores
+from tasks.ner.conll import Conll
 
 LABELS = ("O", "B-LOC", "B-PER", "I-LOC", "I-PER")
 OF_WORD = {"actor": "B-PER", "plot": "B-LOC", "film": "B-LOC"}

@@ -16,7 +16,7 @@ import tensorflow as tf
 from golden.make_metrics_golden import DEFINITIONS
 
 from bert_keras.features import POOLED_OUTPUT, SEQUENCE_OUTPUT
-from tasks.glue import ROWS, Glue, row_from_folder
+from tasks.glue.task import ROWS, Glue, row_from_folder
 
 BINARY = {"0": 0, "1": 1}
 ENTAILED = {"entailment": 0, "not_entailment": 1}
@@ -248,7 +248,7 @@ def test_both_sources_have_one_form(data_dir, tmp_path):
 def test_no_tensorflow_datasets():
     """Where it cannot store its files, as where it cannot download them, one line says what to do instead."""
     pytest.importorskip("tensorflow_datasets")
-    code = "from tasks.glue import *\ntry: Glue(ROWS['rte']).examples('train')\nexcept OSError as e: print(e)"
+    code = "from tasks.glue.task import *\ntry: Glue(ROWS['rte']).examples('train')\nexcept OSError as e: print(e)"
     env = os.environ | {"TFDS_DATA_DIR": os.path.join(os.devnull, "none")}
     root = Path(__file__).parents[1]
     done = subprocess.run(

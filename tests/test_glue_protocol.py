@@ -10,9 +10,8 @@ import numpy as np
 import pytest
 import runs
 
-from tasks import glue_protocol
-from tasks.glue import ROWS, Glue
-from tasks.glue_protocol import (
+from tasks.experiments import glue_protocol
+from tasks.experiments.glue_protocol import (
     SCORED,
     SUBMISSION,
     Outcome,
@@ -25,8 +24,9 @@ from tasks.glue_protocol import (
     summarize,
     tables,
 )
+from tasks.glue.task import ROWS, Glue
 from tasks.task import Hparams, predict
-from tasks.train import evaluate, load_run
+from tasks.training.train import evaluate, load_run
 
 HPARAMS = Hparams(epochs=1, batch_size=16, seq_length=40, seed=5)
 NAMES, RATES = ("mnli", "stsb"), (1e-3,)

@@ -29,11 +29,19 @@ from bert_keras.features import (
     NEXT_SENTENCE_LABEL,
     WORD_STARTS,
 )
-from bert_keras.masking import Masking
-from bert_keras.tokenizers import WordPiece
-from tasks.corpus import Corpus
-from tasks.instances import SAMPLERS, Place, Settings, make_instances, shards, stream, tokenize_documents
-from tasks.records import check_batch, read_manifest, read_records, write_records
+from bert_keras.text.masking import Masking
+from bert_keras.text.tokenizers import WordPiece
+from tasks.pretraining.corpus import Corpus
+from tasks.pretraining.instances import (
+    SAMPLERS,
+    Place,
+    Settings,
+    make_instances,
+    shards,
+    stream,
+    tokenize_documents,
+)
+from tasks.pretraining.records import check_batch, read_manifest, read_records, write_records
 
 ROOT = Path(__file__).parents[1]
 SEP = 0  # in the documents below, whose ids are from 1
@@ -804,11 +812,11 @@ def test_real_articles(data_dir):
 
 MEASURE = """
 import functools, json, resource, sys
-from bert_keras.masking import Masking
-from bert_keras.tokenizers import WordPiece
-from tasks.corpus import Corpus
-from tasks.instances import Settings
-from tasks.records import write_records
+from bert_keras.text.masking import Masking
+from bert_keras.text.tokenizers import WordPiece
+from tasks.pretraining.corpus import Corpus
+from tasks.pretraining.instances import Settings
+from tasks.pretraining.records import write_records
 if __name__ == "__main__":
     files, vocab, out = json.loads(sys.argv[1]), sys.argv[2], sys.argv[3]
     make = functools.partial(WordPiece.from_file, vocab)

@@ -15,9 +15,9 @@ from bert_keras.features import (
     MASKED_LM_WEIGHTS,
     WORD_STARTS,
 )
-from bert_keras.masking import Masking, Pieces, ask_next, count_asked, mask
-from bert_keras.preprocessing import Preprocessor
-from bert_keras.tokenizers import WordPiece
+from bert_keras.text.masking import Masking, Pieces, ask_next, count_asked, mask
+from bert_keras.text.preprocessing import Preprocessor
+from bert_keras.text.tokenizers import WordPiece
 
 VOCABULARY = [
     "[PAD]",

@@ -25,7 +25,6 @@ from bert_keras.features import (
     POOLED_OUTPUT,
     SEQUENCE_OUTPUT,
 )
-from bert_keras.masking import Masking, Pieces
 from bert_keras.objectives import (
     REPLACED,
     ElectraPretrainer,
@@ -39,7 +38,8 @@ from bert_keras.objectives import (
     label,
 )
 from bert_keras.optimization import AdamW
-from bert_keras.tokenizers import SpecialTokens
+from bert_keras.text.masking import Masking, Pieces
+from bert_keras.text.tokenizers import SpecialTokens
 
 BOTH = (SEQUENCE_OUTPUT, POOLED_OUTPUT)
 CONFIG = BertConfig(

@@ -14,12 +14,12 @@ from bert_keras import checkpoints, cli
 from bert_keras.config import BertConfig
 from bert_keras.hub_layer import HubLayer
 from bert_keras.paths import for_tensorflow
-from bert_keras.tokenizers import WordPiece
+from bert_keras.text.tokenizers import WordPiece
 from savedmodels import serve
 from savedmodels.export import ask
-from tasks.corpus import Corpus
-from tasks.resume import CHECKPOINTS, Saver
-from tasks.train import load_run
+from tasks.pretraining.corpus import Corpus
+from tasks.training.saver import CHECKPOINTS, Saver
+from tasks.training.train import load_run
 
 PATTERNS = ["a[1]", "run*", "run?", "b\\c"]
 PATHS = {"data", "dev_data", "checkpoint", "output", "vocab", "records", "held_out", "run"}

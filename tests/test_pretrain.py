@@ -26,17 +26,17 @@ from bert_keras.features import (
     NEXT_SENTENCE_LABEL,
     TFRECORD_NAMES,
 )
-from bert_keras.masking import Masking, Pieces
 from bert_keras.objectives import MaskedLM
 from bert_keras.optimization import AdamW
-from bert_keras.tokenizers import WordPiece
-from tasks.corpus import Corpus
-from tasks.glue import ROWS, Glue
-from tasks.instances import Settings
-from tasks.pretrain import RECIPES, SETTINGS, PretrainHparams, Share, _held_out, pretrain
-from tasks.records import read_records, write_records
+from bert_keras.text.masking import Masking, Pieces
+from bert_keras.text.tokenizers import WordPiece
+from tasks.glue.task import ROWS, Glue
+from tasks.pretraining.corpus import Corpus
+from tasks.pretraining.instances import Settings
+from tasks.pretraining.pretrain import RECIPES, SETTINGS, PretrainHparams, Share, _held_out, pretrain
+from tasks.pretraining.records import read_records, write_records
 from tasks.task import Hparams
-from tasks.train import finetune
+from tasks.training.train import finetune
 
 SMALL = {
     "hidden_size": 32,
@@ -433,7 +433,7 @@ def test_a_corpus_shorter_than_a_batch(tmp_path):
 
 def test_a_batch_that_replicas_do_not_divide(tmp_path, monkeypatch):
     three = types.SimpleNamespace(num_replicas_in_sync=3)
-    monkeypatch.setattr("tasks.pretrain.strategy", lambda name: three)
+    monkeypatch.setattr("tasks.pretraining.pretrain.strategy", lambda name: three)
     match = "batch_size is 8 and there are 3 replicas; give a multiple of 3"
     refused(tmp_path, match, documents=iter(()))
 

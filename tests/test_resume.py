@@ -11,10 +11,10 @@ import numpy as np
 import pytest
 import runs
 
-from tasks import train
-from tasks.glue import ROWS, Glue
-from tasks.resume import CHECKPOINTS, RESULTS_FILE, SETTINGS, Saver, prepare_output
+from tasks.glue.task import ROWS, Glue
 from tasks.task import Hparams
+from tasks.training import train
+from tasks.training.saver import CHECKPOINTS, RESULTS_FILE, SETTINGS, Saver, prepare_output
 
 TESTS = Path(__file__).parent
 KILLED = -9

@@ -19,12 +19,12 @@ from interrupted import ALIVE, KILLS
 from runs import Begun, contents, no_training, run_command
 from tensorflow.python.framework import config as tensorflow_config
 
-from bert_keras.checkpoint_formats import SAFETENSORS
+from bert_keras.checkpoints.formats import SAFETENSORS
 from bert_keras.errors import BertKerasError
-from tasks.glue import ROWS, Glue
-from tasks.resume import CHECKPOINTS, RESULTS_FILE
+from tasks.glue.task import ROWS, Glue
 from tasks.task import Hparams
-from tasks.train import finetune, load_run
+from tasks.training.saver import CHECKPOINTS, RESULTS_FILE
+from tasks.training.train import finetune, load_run
 
 pytestmark = pytest.mark.timeout(600)
 

@@ -17,15 +17,15 @@ from bert_keras import checkpoints
 from bert_keras.config import BertConfig
 from bert_keras.encoder import BertEncoder
 from bert_keras.heads import MaskedLMHead
-from bert_keras.masking import Pieces
-from bert_keras.preprocessing import Preprocessor
-from bert_keras.tokenizers import SPACE, SentencePiece
+from bert_keras.text.masking import Pieces
+from bert_keras.text.preprocessing import Preprocessor
+from bert_keras.text.tokenizers import SPACE, SentencePiece
 from savedmodels.export import export
-from tasks.corpus import Corpus
 from tasks.fill_mask import FillMask
+from tasks.pretraining.corpus import Corpus
+from tasks.pretraining.vocabulary import learn_sentencepiece, sentencepiece_texts
 from tasks.task import predict
-from tasks.train import load_run, load_runs, run_of, save_run
-from tasks.vocabulary import learn_sentencepiece, sentencepiece_texts
+from tasks.training.train import load_run, load_runs, run_of, save_run
 
 CASES = {"uncased": True, "cased": False}
 # What normalizing, splitting and the rule of digits and commas may trip over.

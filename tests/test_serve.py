@@ -19,14 +19,14 @@ from tensorflow.core.framework.tensor_pb2 import TensorProto
 
 from bert_keras import checkpoints
 from bert_keras.encoder import BertEncoder
-from bert_keras.preprocessing import Preprocessor
+from bert_keras.text.preprocessing import Preprocessor
 from savedmodels import kit
 from savedmodels.export import export
 from savedmodels.server import Server
 from savedmodels.server.served import example_of, load, reason_of
 from tasks.fill_mask import FillMask
-from tasks.glue import ROWS, Glue
-from tasks.train import Run
+from tasks.glue.task import ROWS, Glue
+from tasks.training.train import Run
 
 ROWS_OF_TEXT = [
     {"premise": premise, "hypothesis": hypothesis}

@@ -13,12 +13,12 @@ from bert_keras import checkpoints
 from bert_keras.config import BertConfig
 from bert_keras.encoder import BertEncoder
 from bert_keras.features import ENCODER_INPUTS, INPUT_MASK, INPUT_TYPE_IDS, INPUT_WORD_IDS, POOLED_OUTPUT
-from bert_keras.preprocessing import Preprocessor
-from bert_keras.tokenizers import WordPiece
+from bert_keras.text.preprocessing import Preprocessor
+from bert_keras.text.tokenizers import WordPiece
 from savedmodels.export import ask, export
-from tasks.swag import Swag
+from tasks.choice import Swag
 from tasks.task import Hparams, dataset, predict
-from tasks.train import finetune, load_run, strategy
+from tasks.training.train import finetune, load_run, strategy
 
 HEADER = "video-id,fold-ind,startphrase,sent1,sent2,gold-source,ending0,ending1,ending2,ending3,label\n"
 FIRST = 'v,1,A film. It,"A ""good"" film, ok.",It,gold,is good,is bad,"ends,\rslowly",is dull,2\r\n'

@@ -11,7 +11,7 @@ import unicodedata
 import pytest
 import tensorflow as tf
 
-from bert_keras.tokenizers import MAX_WORD_CHARACTERS, WordPiece, read_vocabulary
+from bert_keras.text.tokenizers import MAX_WORD_CHARACTERS, WordPiece, read_vocabulary
 
 GOLDEN = json.loads(pathlib.Path(__file__).with_name("golden").joinpath("tokenizer.json").read_text())
 ROOT = pathlib.Path(__file__).parents[1]
@@ -116,7 +116,7 @@ class TestIds:
     def test_locale_does_not_matter(self):
         """A Turkish machine would make a dotless letter of I."""
         code = (
-            "from bert_keras.tokenizers import WordPiece\n"
+            "from bert_keras.text.tokenizers import WordPiece\n"
             f"found = WordPiece({VOCABULARY + ['i', '##i']!r}).tokenize_with_offsets(['I İ É'])\n"
             "print([row.to_list() for row in found])"
         )

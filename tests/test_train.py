@@ -17,11 +17,11 @@ import tensorflow as tf
 from bert_keras import checkpoints
 from bert_keras.errors import BertKerasError
 from savedmodels.servable import Servable
-from tasks import train
-from tasks.conll import Conll
-from tasks.glue import ROWS, Glue
+from tasks.glue.task import ROWS, Glue
+from tasks.ner.conll import Conll
 from tasks.task import Hparams, predict
-from tasks.train import evaluate, finetune, load_run, load_runs
+from tasks.training import train
+from tasks.training.train import evaluate, finetune, load_run, load_runs
 
 TESTS = Path(__file__).parent
 QUICK = Hparams(epochs=1, batch_size=8, learning_rate=1e-3, seq_length=40)

@@ -21,24 +21,25 @@ import pytest
 import tensorflow as tf
 from runs import VOCABULARY, write_checkpoint
 
-import tasks.corpus
+import tasks.pretraining.corpus
 import tasks.task
-from bert_keras import checkpoints, config, json_files, tokenizers, vocabulary_files
+from bert_keras import checkpoints, config, json_files
 from bert_keras.config import BertConfig
 from bert_keras.errors import BertKerasError
+from bert_keras.text import tokenizers, vocabulary_files
 from savedmodels import kit
-from tasks.bilstm import load_tagger
-from tasks.conll import Conll
-from tasks.corpus import Corpus
+from tasks.choice import Swag
 from tasks.embedding import Embedding, WordEmbedding
-from tasks.feature_based import open_cache
+from tasks.features.extract import open_cache
+from tasks.features.tagger import load_tagger
 from tasks.fill_mask import FillMask
-from tasks.glue import ROWS, Glue
-from tasks.records import read_manifest, read_records
-from tasks.resume import prepare_output
-from tasks.squad import Squad
-from tasks.swag import Swag
-from tasks.train import load_run
+from tasks.glue.task import ROWS, Glue
+from tasks.ner.conll import Conll
+from tasks.pretraining.corpus import Corpus
+from tasks.pretraining.records import read_manifest, read_records
+from tasks.squad.task import Squad
+from tasks.training.saver import prepare_output
+from tasks.training.train import load_run
 
 ROOT = Path(__file__).parents[1]
 DEEP = b"[" * 100_000
@@ -466,7 +467,7 @@ def test_an_xz_file_that_asks_for_a_large_dictionary(tmp_path):
 @pytest.mark.parametrize("text", [b"x" * LONG, b"<![CDATA[" + b"</revision>" * (LONG // 11) + b"]]>"])
 def test_a_dump_whose_revision_does_not_end(tmp_path, monkeypatch, text):
     pytest.importorskip("mwxml")
-    monkeypatch.setattr(tasks.corpus, "MAX_REVISION_BYTES", 100_000)
+    monkeypatch.setattr(tasks.pretraining.corpus, "MAX_REVISION_BYTES", 100_000)
     page = b"<page><title>a</title><ns>0</ns><id>1</id><revision><id>1</id><text>%s</text></revision></page>"
     (tmp_path / "wiki.xml.gz").write_bytes(gzip.compress(b"<mediawiki><siteinfo></siteinfo>" + page % text))
     refused("wiki.xml: a revision has over 100,000 bytes", list, Corpus(tmp_path / "wiki.xml.gz"))
@@ -502,10 +503,10 @@ def test_the_limits_in_the_document_are_the_codes():
         "task.MAX_LINE_BYTES": tasks.task.MAX_LINE_BYTES,
         "task.MAX_UNPACKED_BYTES": tasks.task.MAX_UNPACKED_BYTES,
         "task.MAX_OPTION": tasks.task.MAX_OPTION,
-        "swag.MAX_CHOICES": tasks.swag.MAX_CHOICES,
-        "corpus.MAX_DOCUMENT": tasks.corpus.MAX_DOCUMENT,
-        "corpus.MAX_REVISION_BYTES": tasks.corpus.MAX_REVISION_BYTES,
-        "corpus.MAX_UNPACKER_BYTES": tasks.corpus.MAX_UNPACKER_BYTES,
+        "swag.MAX_CHOICES": tasks.choice.MAX_CHOICES,
+        "corpus.MAX_DOCUMENT": tasks.pretraining.corpus.MAX_DOCUMENT,
+        "corpus.MAX_REVISION_BYTES": tasks.pretraining.corpus.MAX_REVISION_BYTES,
+        "corpus.MAX_UNPACKER_BYTES": tasks.pretraining.corpus.MAX_UNPACKER_BYTES,
         **{f"config.{name}": most for name, most in config.LIMITS.items()},
     }
     assert table == {name: f"{value:,}" for name, value in constants.items()}

@@ -11,10 +11,10 @@ import runs
 import tensorflow as tf
 
 from bert_keras import checkpoints
-from bert_keras.tokenizers import MAX_WORD_CHARACTERS, SentencePiece, WordPiece, wordpiece_words
-from tasks import vocabulary
-from tasks.corpus import Corpus
-from tasks.vocabulary import KINDS, learn_wordpiece, write_vocabulary
+from bert_keras.text.tokenizers import MAX_WORD_CHARACTERS, SentencePiece, WordPiece, wordpiece_words
+from tasks.pretraining import vocabulary
+from tasks.pretraining.corpus import Corpus
+from tasks.pretraining.vocabulary import KINDS, learn_wordpiece, write_vocabulary
 
 SPECIAL = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
 STEMS = "low new wide small great cold warm bright quick slow".split()

@@ -17,8 +17,8 @@ from bert_keras.features import (
     START_BYTES,
     WORD_INDEX,
 )
-from bert_keras.preprocessing import Preprocessor
-from bert_keras.tokenizers import WordPiece
+from bert_keras.text.preprocessing import Preprocessor
+from bert_keras.text.tokenizers import WordPiece
 
 PIECES = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "a", "b", "c", "##a", "##b", "##c", "猫", "は"]
 PAD, UNK, CLS, SEP, A, B, C = 0, 1, 2, 3, 5, 6, 7

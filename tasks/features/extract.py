@@ -3,7 +3,7 @@
     examples -> extract -> cache: header.json and TFRecord shards, [N, K, H] an example: N words, K layers
     text file -> extract_file -> JSONL, NPZ or Parquet
 
-tasks/bilstm.py learns from a cache.
+tasks/features/tagger.py learns from a cache.
 
 Source: Devlin et al. 2019, sec. 5.3 and Table 7.
 """
@@ -38,11 +38,11 @@ from bert_keras.features import (
 from bert_keras.json_files import OBJECT, list_of, one_of, read_object, typed, whole
 from bert_keras.json_files import TEXT as WORD
 from bert_keras.paths import path_of
-from bert_keras.preprocessing import Preprocessor
-from tasks.conll import TEXT, Conll, text_of, words_of
+from bert_keras.text.preprocessing import Preprocessor
 from tasks.files import TEMPORARY, check_equal, record_writer, whole_file, write_json
+from tasks.ner.conll import TEXT, Conll, text_of, words_of
 from tasks.task import Features, Raw, model_inputs
-from tasks.train import check_sizes
+from tasks.training.train import check_sizes
 
 FORMAT_VERSION = 1
 HEADER = "header.json"

@@ -37,7 +37,7 @@ from bert_keras.json_files import (
     typed,
 )
 from bert_keras.paths import for_tensorflow
-from bert_keras.vocabulary_files import MAX_VOCABULARY_BYTES, SENTENCEPIECE, pieces_of
+from bert_keras.text.vocabulary_files import MAX_VOCABULARY_BYTES, SENTENCEPIECE, pieces_of
 
 
 class Vocabulary(NamedTuple):
@@ -470,7 +470,7 @@ def lower_cases(checkpoint: Checkpoint) -> bool:
         return checkpoint.lower_case
     pieces = checkpoint.vocabulary
     if pieces is None and checkpoint.sentencepiece is not None:
-        from bert_keras.tokenizers import SentencePiece
+        from bert_keras.text.tokenizers import SentencePiece
 
         pieces = SentencePiece(checkpoint.sentencepiece).vocabulary
     tokens = [piece for piece in pieces or () if not _SPECIAL_TOKEN.fullmatch(piece)]

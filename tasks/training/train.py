@@ -2,7 +2,7 @@
 
 A run directory is `config.json`, `vocab.txt`, `model.safetensors` (Hugging Face's names), `tokenizer_config.json`, `task.json`
 (the task, its labels and preprocessing), `results.json` (measures and history), `logs/` for TensorBoard and, where asked for,
-`checkpoints/` (tasks/resume.py).
+`checkpoints/` (tasks/training/saver.py).
 """
 
 import dataclasses
@@ -26,13 +26,16 @@ from bert_keras.features import POOLED_OUTPUT
 from bert_keras.json_files import MAX_JSON_BYTES, OBJECT, one_of, read_bounded, read_object, typed, whole
 from bert_keras.optimization import SCHEDULES, AdamW
 from bert_keras.paths import path_of
-from bert_keras.preprocessing import TRUNCATION, Preprocessor
-from bert_keras.tokenizers import Tokenizer
-from tasks.conll import Conll
+from bert_keras.text.preprocessing import TRUNCATION, Preprocessor
+from bert_keras.text.tokenizers import Tokenizer
+from tasks.choice import Swag
 from tasks.files import write_json
 from tasks.fill_mask import FillMask
-from tasks.glue import Glue
-from tasks.resume import (
+from tasks.glue.task import Glue
+from tasks.ner.conll import Conll
+from tasks.squad.task import Squad
+from tasks.task import Hparams, Source, Task, cardinality, count, dataset, predict, take_examples
+from tasks.training.saver import (
     LOGS,
     RESULTS_FILE,
     TASK_FILE,
@@ -42,9 +45,6 @@ from tasks.resume import (
     digest_of_tensors,
     prepare_output,
 )
-from tasks.squad import Squad
-from tasks.swag import Swag
-from tasks.task import Hparams, Source, Task, cardinality, count, dataset, predict, take_examples
 
 # What task.json's "kind" names. A new task is a line here.
 TASKS: dict[str, type[Task]] = {task.kind: task for task in (Glue, Squad, Swag, Conll, FillMask)}

@@ -1,15 +1,15 @@
 """Pre-training: text or files of instances in; a run directory out, which fine-tuning starts from.
 
-    documents -> tasks/instances.py ----
+    documents -> tasks/pretraining/instances.py ----
                                         |-> label(objectives) -> Pretrainer.fit -> RUN
-    TFRecord files -> tasks/records.py -
+    TFRecord files -> tasks/pretraining/records.py -
 
 A recipe is a row of RECIPES: its objectives, and settings of the model, the instances, the masks and the training in one flat
 namespace, `SETTINGS`. The batch of a step is a function of the seed and the step alone.
 
 RUN is `config.json`, `vocab.txt`, `model.safetensors` with the heads, `task.json` (fill-mask, where a head can), `results.json`
-(measures, baselines, history), `curves.png`, `logs/` for TensorBoard and `checkpoints/` (tasks/resume.py). ELECTRA's generator
-has such a folder inside: `generator/`.
+(measures, baselines, history), `curves.png`, `logs/` for TensorBoard and `checkpoints/`
+(tasks/training/saver.py). ELECTRA's generator has such a folder inside: `generator/`.
 """
 
 import contextlib
@@ -36,7 +36,6 @@ from bert_keras.config import BertConfig
 from bert_keras.encoder import BertEncoder
 from bert_keras.errors import BertKerasError
 from bert_keras.features import INPUT_MASK, INPUT_WORD_IDS, MASKED_LM_IDS, NEXT_SENTENCE_LABEL
-from bert_keras.masking import Masking, Pieces
 from bert_keras.objectives import (
     ElectraPretrainer,
     LeftToRight,
@@ -50,13 +49,14 @@ from bert_keras.objectives import (
 )
 from bert_keras.optimization import LAMB, AdamW, WarmupLinearDecay
 from bert_keras.paths import path_of
-from bert_keras.preprocessing import Preprocessor, pad_batches
-from bert_keras.tokenizers import Tokenizer
+from bert_keras.text.masking import Masking, Pieces
+from bert_keras.text.preprocessing import Preprocessor, pad_batches
+from bert_keras.text.tokenizers import Tokenizer
 from tasks.files import write_json
 from tasks.fill_mask import FillMask
-from tasks.instances import BEGINNING, SAMPLERS, Place, Segmenter, Text, shards, stream
-from tasks.instances import Settings as Sampling
-from tasks.records import (
+from tasks.pretraining.instances import BEGINNING, SAMPLERS, Place, Segmenter, Text, shards, stream
+from tasks.pretraining.instances import Settings as Sampling
+from tasks.pretraining.records import (
     LABEL_RATE_TOLERANCE,
     RecordFiles,
     check_batch,
@@ -66,7 +66,8 @@ from tasks.records import (
     read_manifest,
     read_records,
 )
-from tasks.resume import (
+from tasks.task import check_settings
+from tasks.training.saver import (
     LOGS,
     RESULTS_FILE,
     Saver,
@@ -75,8 +76,7 @@ from tasks.resume import (
     digest_of_tensors,
     prepare_output,
 )
-from tasks.task import check_settings
-from tasks.train import (
+from tasks.training.train import (
     check_sizes,
     differ_between_replicas,
     rows_for,

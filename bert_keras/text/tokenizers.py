@@ -26,7 +26,7 @@ import numpy as np
 import tensorflow as tf
 
 from bert_keras.errors import BertKerasError, MissingFileError, MissingPackageError
-from bert_keras.vocabulary_files import MAX_VOCABULARY_BYTES, SENTENCEPIECE, pieces_of
+from bert_keras.text.vocabulary_files import MAX_VOCABULARY_BYTES, SENTENCEPIECE, pieces_of
 
 _FORMATS_ITS_DOCSTRINGS = (
     "tensorflow_text.python.ops.wordshape_ops"  # so that `python -OO` cannot import it as it is

@@ -1,7 +1,7 @@
 """From documents to what a pre-training step reads.
 
     documents -> shards -> make_instances -> pack -> tf.data, unmasked and anew in every epoch: stream
-                                                  -> mask -> TFRecord files: tasks/records.py
+                                                  -> mask -> TFRecord files: tasks/pretraining/records.py
 
 A shard is what is in memory at a time. `make_instances` is a pure function of its documents and a seed, so whatever runs
 the shards, and in which order, the instances are the same.
@@ -27,8 +27,8 @@ from bert_keras.features import (
     NEXT_SENTENCE_LABEL,
     WORD_STARTS,
 )
-from bert_keras.preprocessing import Features, Preprocessor, longest_first
-from bert_keras.tokenizers import Tokenizer
+from bert_keras.text.preprocessing import Features, Preprocessor, longest_first
+from bert_keras.text.tokenizers import Tokenizer
 from tasks.task import check_settings
 
 ROWS = 1024  # instances that are packed and masked together; lines that are tokenized together

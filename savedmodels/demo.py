@@ -21,9 +21,9 @@ from rich.table import Table
 from bert_keras import checkpoints
 from bert_keras.errors import BertKerasError
 from savedmodels.export import ask, export
-from tasks.glue import Glue, row_from_folder
+from tasks.glue.task import Glue, row_from_folder
 from tasks.task import Hparams
-from tasks.train import finetune, load_run
+from tasks.training.train import finetune, load_run
 
 DEV_SHARE = 0.1
 

@@ -13,12 +13,12 @@ import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
-from bert_keras.checkpoint_formats import Checkpoint, write_tokenizer
 from bert_keras.checkpoints import check_new_folder, whole_folder, with_tokenizer
+from bert_keras.checkpoints.formats import Checkpoint, write_tokenizer
 from bert_keras.config import BertConfig
 from bert_keras.errors import BertKerasError, MissingPackageError
 from bert_keras.paths import path_of
-from bert_keras.tokenizers import (
+from bert_keras.text.tokenizers import (
     CONTINUATION,
     END,
     MASK,

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from bert_keras.checkpoint_formats import (
+from bert_keras.checkpoints.formats import (
     ARCHITECTURES,
     FORMATS,
     HEAD_ARCHITECTURES,
@@ -48,14 +48,14 @@ from bert_keras.features import (
 )
 from bert_keras.json_files import read_bounded
 from bert_keras.paths import path_of
-from bert_keras.vocabulary_files import MAX_VOCABULARY_BYTES, SENTENCEPIECE
+from bert_keras.text.vocabulary_files import MAX_VOCABULARY_BYTES, SENTENCEPIECE
 
 # Keras and TensorFlow are imported by the functions that need them: reading a safetensors file needs neither.
 if TYPE_CHECKING:
     import keras
 
     from bert_keras.encoder import BertEncoder
-    from bert_keras.tokenizers import Tokenizer
+    from bert_keras.text.tokenizers import Tokenizer
 
 Path = str | pathlib.Path
 _MAY_LACK = ("pooler", "bilstm")  # what `assign` may start at random
@@ -468,7 +468,7 @@ def _tokenizer_fields(vocabulary: Vocabulary) -> dict[str, Any]:
 
 def with_tokenizer(checkpoint: Checkpoint, tokenizer: "Tokenizer") -> Checkpoint:
     """The checkpoint with that tokenizer, which `tokenizer_of` gives back."""
-    from bert_keras.tokenizers import SentencePiece
+    from bert_keras.text.tokenizers import SentencePiece
 
     if isinstance(tokenizer, SentencePiece):
         vocabulary = Vocabulary(sentencepiece=tokenizer.model, lower_case=tokenizer.lower_case)
@@ -479,7 +479,7 @@ def with_tokenizer(checkpoint: Checkpoint, tokenizer: "Tokenizer") -> Checkpoint
 
 def tokenizer_of(checkpoint: Checkpoint, *, lower_case: bool | None = None) -> "Tokenizer":
     """The tokenizer that a checkpoint carries, as `load_tokenizer` makes it. ValueError without one."""
-    from bert_keras.tokenizers import SentencePiece, WordPiece
+    from bert_keras.text.tokenizers import SentencePiece, WordPiece
 
     if checkpoint.vocabulary is None and checkpoint.other_tokenizer is not None:
         raise BertKerasError(

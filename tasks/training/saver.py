@@ -20,14 +20,14 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from bert_keras.checkpoint_formats import file_errors
+from bert_keras.checkpoints.formats import file_errors
 from bert_keras.errors import BertKerasError
 from bert_keras.json_files import read_object
 from bert_keras.paths import for_tensorflow
 from tasks.files import check_equal, write_json
 
 TASK_FILE, RESULTS_FILE, LOGS = "task.json", "results.json", "logs"
-PROTOCOL_FILE = "protocol.json"  # tasks/glue_protocol.py's, written before the run begins
+PROTOCOL_FILE = "protocol.json"  # tasks/experiments/glue_protocol.py's, written before the run begins
 CHECKPOINTS, SETTINGS = "checkpoints", "settings.json"
 EXAMPLES = 1000  # that tell one data set from another
 KEPT = 2  # checkpoints: the one before the last, should a disk spoil that

@@ -1,6 +1,6 @@
 """Pre-training instances in files: sharded TFRecord under Google's feature names, with a manifest.
 
-    documents -> batches of tasks/instances.py -> mask -> write_records: 00000.tfrecord ..., manifest.json
+    documents -> batches of tasks/pretraining/instances.py -> mask -> write_records: 00000.tfrecord ..., manifest.json
     files, ours or Google's -> read_records -> Features and labels
 
 The manifest says what was counted in each file and of which text, vocabulary, settings and seed it was made.
@@ -34,12 +34,12 @@ from bert_keras.features import (
     WORD_STARTS,
 )
 from bert_keras.json_files import FLAG, OBJECT, TEXT, list_of, or_null, read_object, typed, whole
-from bert_keras.masking import Masking, Pieces, mask
 from bert_keras.paths import path_of
-from bert_keras.preprocessing import Features
-from bert_keras.tokenizers import Tokenizer
+from bert_keras.text.masking import Masking, Pieces, mask
+from bert_keras.text.preprocessing import Features
+from bert_keras.text.tokenizers import Tokenizer
 from tasks.files import TEMPORARY, check_equal, record_writer, write_json
-from tasks.instances import (
+from tasks.pretraining.instances import (
     SAMPLERS,
     SHARD_BYTES,
     SHARD_DOCUMENTS,

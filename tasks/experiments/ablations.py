@@ -2,7 +2,7 @@
 
 In: a key of ABLATIONS, text, a tokenizer, the tasks' data. Out: a folder
 
-    OUTPUT/<row>/pretraining/          a run of tasks/pretrain.py; a row that shares another's weights has none
+    OUTPUT/<row>/pretraining/          a run of tasks/pretraining/pretrain.py; a row that shares another's weights has none
     OUTPUT/<row>/<task>-<seed>/        runs of `finetune`, or a BiLSTM on frozen features
     OUTPUT/ablation.json               what all of it was asked for
     OUTPUT/results.json, results.png   every figure; a dot for every run
@@ -23,19 +23,19 @@ from bert_keras import checkpoints
 from bert_keras.errors import BertKerasError
 from bert_keras.json_files import MEASURE, OBJECT, list_of, read_object, typed
 from bert_keras.paths import path_of
-from bert_keras.tokenizers import Tokenizer
-from tasks.bilstm import TaggerHparams, train_tagger
-from tasks.conll import Conll
-from tasks.feature_based import extract
+from bert_keras.text.tokenizers import Tokenizer
+from tasks.features.extract import extract
+from tasks.features.tagger import TaggerHparams, train_tagger
 from tasks.files import check_equal, write_json
-from tasks.instances import Text
 from tasks.metrics import Ordering, ordering
-from tasks.pretrain import RECIPES, SNAPSHOTS, Recipe, check_replicas, pretrain
-from tasks.records import digest_of_documents
-from tasks.resume import RESULTS_FILE, digest_of_examples
-from tasks.squad import Squad  # whose scorers count in percent
+from tasks.ner.conll import Conll
+from tasks.pretraining.instances import Text
+from tasks.pretraining.pretrain import RECIPES, SNAPSHOTS, Recipe, check_replicas, pretrain
+from tasks.pretraining.records import digest_of_documents
+from tasks.squad.task import Squad  # whose scorers count in percent
 from tasks.task import Hparams, Source, Table, Task, take_examples
-from tasks.train import finetune, free_memory, open_task, strategy
+from tasks.training.saver import RESULTS_FILE, digest_of_examples
+from tasks.training.train import finetune, free_memory, open_task, strategy
 
 ABLATION_FILE = "ablation.json"
 PERPLEXITY = "held_out_masked_lm_perplexity"

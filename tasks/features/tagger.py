@@ -1,6 +1,6 @@
 """A BiLSTM tagger on cached vectors; no encoder in memory.
 
-    cache of tasks/feature_based.py -> train_tagger -> tagger.json, tagger.safetensors, results.json
+    cache of tasks/features/extract.py -> train_tagger -> tagger.json, tagger.safetensors, results.json
 
 Source: Devlin et al. 2019, sec. 5.3 and Table 7.
 """
@@ -23,11 +23,11 @@ from bert_keras.json_files import NUMBER, OBJECT, one_of, read_object, typed, wh
 from bert_keras.optimization import GlobalMean, cross_entropy
 from bert_keras.paths import path_of
 from tasks import metrics
-from tasks.conll import TAGS, Conll
-from tasks.feature_based import LAYERS, Cache, places_of
+from tasks.features.extract import LAYERS, Cache, places_of
 from tasks.files import check_equal, write_json
-from tasks.resume import RESULTS_FILE
+from tasks.ner.conll import TAGS, Conll
 from tasks.task import MAX_OPTION, check_settings, count
+from tasks.training.saver import RESULTS_FILE
 
 BUCKETS = (9, 17, 25, 33, 49, 65)  # words: sentences between two of them share batches
 PREDICT_BATCH = 128  # sentences; a BiLSTM's step costs nearly the same for 32

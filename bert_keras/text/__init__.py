@@ -1,0 +1,1 @@
+"""The string column: text to features, in graph."""

@@ -1,0 +1,1 @@
+"""Many trainings by one protocol: a grid of runs and its tables."""

@@ -1,0 +1,1 @@
+"""The feature-based approach: vectors of a frozen encoder, and what learns from them."""
