@@ -152,7 +152,7 @@ def _our_finetune(case: Case, folder: pathlib.Path) -> Prepared:
     from bert_keras.text.preprocessing import Preprocessor
     from tasks.glue.task import ROWS, Glue
     from tasks.task import dataset
-    from tasks.training.train import heads_of
+    from tasks.training.run import heads_of
 
     task = Glue(ROWS["sst2"])
     checkpoint = checkpoints.read(folder / case.size)
@@ -197,7 +197,7 @@ def _our_serving(case: Case, folder: pathlib.Path) -> Prepared:
     from bert_keras.text.preprocessing import Preprocessor
     from savedmodels.export import export
     from tasks.glue.task import ROWS, Glue
-    from tasks.training.train import Run, heads_of
+    from tasks.training.run import Run, heads_of
 
     served = folder / f"{case.size}-served"
     if not served.exists():

@@ -41,7 +41,7 @@ from tasks.features.extract import LAYERS, extract
 from tasks.features.tagger import TaggerHparams, train_tagger
 from tasks.ner.conll import Conll
 from tasks.squad.task import Squad
-from tasks.training.train import evaluate, load_run
+from tasks.training.run import evaluate, load_run
 
 CONLL_SENTENCES = 1_000
 XQUAD = "squad/xquad.en.json"

@@ -25,7 +25,7 @@ from rich.table import Table
 from savedmodels.export import export
 from tasks.ner.conll import TEXT, text_of
 from tasks.task import concatenated, predict
-from tasks.training.train import load_run
+from tasks.training.run import load_run
 
 BATCH = 16
 # What is cut out of which input, and where it starts and ends.

@@ -718,19 +718,20 @@ def _finetune(args: argparse.Namespace) -> None:
     _start(deterministic=True)
     from bert_keras import checkpoints
     from tasks.task import Hparams
-    from tasks.training import train
+    from tasks.training.finetune import finetune
+    from tasks.training.run import open_task
 
     given = vars(args)
     if args.data and not args.dev_data and pathlib.Path(args.data).is_file():
         raise BertKerasError(f"{args.data} is one file; give the file of the dev split too, as --dev-data.")
     source = {"train": args.data, "validation": args.dev_data} if args.dev_data else args.data
     options = {name: given[name] for name in TASK_OPTIONS if name in given}
-    task = train.open_task(args.task, source, **options)
+    task = open_task(args.task, source, **options)
     hparams = Hparams(**(dict(task.defaults) | {name: given[name] for name in HPARAMS if name in given}))
     checkpoint = checkpoints.read(args.checkpoint)
     if args.random_weights:
         checkpoint = dataclasses.replace(checkpoint, tensors={})
-    results = train.finetune(
+    results = finetune(
         task,
         checkpoint=checkpoint,
         output=args.output,
@@ -753,7 +754,8 @@ def _pretrain(args: argparse.Namespace) -> None:
     _start(deterministic=True)
     from bert_keras import checkpoints
     from tasks.pretraining.corpus import open_corpora
-    from tasks.pretraining.pretrain import RECIPES, pretrain
+    from tasks.pretraining.pretrain import pretrain
+    from tasks.pretraining.recipes import RECIPES
 
     held_out = args.held_out and _share(args.held_out)
     if args.held_out and held_out is None:
@@ -861,9 +863,9 @@ def _glue(args: argparse.Namespace) -> None:
 def _evaluate(args: argparse.Namespace) -> None:
     _start()
     from tasks.task import cardinality, predict
-    from tasks.training import train
+    from tasks.training.run import load_runs
 
-    run = train.load_runs(args.run, data=args.data)
+    run = load_runs(args.run, data=args.data)
     task, measured, tables = run.task, {}, []
     for split in [args.split] if args.split else task.validation_splits:
         examples = task.examples(split)
@@ -885,9 +887,9 @@ def _evaluate(args: argparse.Namespace) -> None:
 
 def _predict(args: argparse.Namespace) -> None:
     _start()
-    from tasks.training import train
+    from tasks.training.run import load_runs
 
-    run = train.load_runs(args.run)
+    run = load_runs(args.run)
     signature = run.task.signature()
     lists = {name: spec.shape[1] for name, spec in signature.items() if len(spec.shape) > 1}
     as_table = (args.format or ("table" if sys.stdout.isatty() else "jsonl")) == "table"
@@ -925,20 +927,20 @@ def _records(
 def _fill_mask(args: argparse.Namespace) -> None:
     _start()
     from tasks.fill_mask import MASK, TEXT, FillMask
-    from tasks.training import train
+    from tasks.training.run import is_run, load_run, run_of
 
     if unmasked := [text for text in args.text if MASK not in text]:
         raise BertKerasError(f"there is no {MASK} in {unmasked[0]!r}; write it where a word is asked.")
     path = pathlib.Path(args.checkpoint)
-    if train.is_run(path):
-        run = train.load_run(path)
+    if is_run(path):
+        run = load_run(path)
         if not isinstance(run.task, FillMask):
             raise BertKerasError(
                 f"{path} is a run of {run.task.name}; give a checkpoint with a masked LM head."
             )
         run = dataclasses.replace(run, task=FillMask(top_k=args.top_k))
     else:
-        run = train.run_of(FillMask(top_k=args.top_k), path)
+        run = run_of(FillMask(top_k=args.top_k), path)
     given = iter([{TEXT: text} for text in args.text])
     examples = given if args.text else _read_examples(sys.stdin.buffer, "-", (TEXT,))
     with _progress("filling", None) as advance:
@@ -1008,7 +1010,7 @@ def _instances(args: argparse.Namespace) -> None:
     from bert_keras.text.masking import Masking
     from tasks.pretraining.corpus import open_corpora
     from tasks.pretraining.instances import Settings
-    from tasks.pretraining.pretrain import RECIPES
+    from tasks.pretraining.recipes import RECIPES
     from tasks.pretraining.records import write_records
 
     settings = dict(map(_setting, args.set))
@@ -1200,7 +1202,7 @@ def _run_to_export(args: argparse.Namespace) -> Any:
     """The run of --run, or a task that a checkpoint answers as it is. Raises ValueError unless one of the two is asked for."""
     from tasks.embedding import Embedding, WordEmbedding
     from tasks.fill_mask import FillMask
-    from tasks.training.train import load_runs, run_of
+    from tasks.training.run import load_runs, run_of
 
     of_vectors = {"--l2": args.l2, "--layers": args.layers}
     of_checkpoint = {
@@ -1324,7 +1326,7 @@ def _info(args: argparse.Namespace) -> None:
         return
     from bert_keras import checkpoints
     from bert_keras.checkpoints.formats import lower_cases
-    from tasks.training.train import is_run, load_run
+    from tasks.training.run import is_run, load_run
 
     checkpoint = checkpoints.read(args.path)
     count = sum(tensor.size for tensor in checkpoint.tensors.values())

@@ -3,9 +3,11 @@
     BertKerasError       a value, a file's content or a combination of settings that cannot work
     MissingFileError     a file or folder that is not there
     MissingPackageError  an optional package that is not installed
+    TakenError           an output that is there already
+    LossDiverged         a training whose loss or weights became infinite or NaN
 
-All derive from ValueError. The last two also derive from the error that Python itself would raise. Any other error is a bug or
-comes from another library: the command line shows its traceback.
+All derive from ValueError; the second to the fourth also from the error that Python itself would raise. Any other error is a
+bug or comes from another library: the command line shows its traceback.
 """
 
 
@@ -23,3 +25,14 @@ class TakenError(FileExistsError, BertKerasError):
 
 class MissingPackageError(ImportError, BertKerasError):
     """An optional package that is not installed."""
+
+
+class LossDiverged(BertKerasError):
+    """A training whose loss or weights became infinite or NaN.
+
+    what: what is not finite, in words; step: the optimizer step, from 1
+    """
+
+    def __init__(self, what: str, *, step: int) -> None:
+        super().__init__(f"{what} at step {step}; give a lower learning_rate or a longer warm-up.")
+        self.what, self.step = what, step

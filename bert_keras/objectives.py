@@ -33,6 +33,7 @@ from bert_keras.features import (
 from bert_keras.heads import MaskedLMHead, NextSentenceHead, ReplacedTokenHead
 from bert_keras.optimization import GlobalMean, cross_entropy, known_weights
 from bert_keras.text.masking import Masking, Pieces, ask_next, mask
+from bert_keras.training_model import TrainingSteps
 
 Features = dict[str, Any]
 
@@ -223,7 +224,7 @@ def _check_output(objective: Objective, encoder: BertEncoder) -> None:
         )
 
 
-class Pretrainer(keras.Model):
+class Pretrainer(TrainingSteps, keras.Model):
     """An encoder with a head for each objective: Features -> {objective: logits}.
 
     objective_weights: what each objective's mean is multiplied by in the sum that is minimised; 1 unless given.

@@ -23,7 +23,8 @@ from bert_keras.errors import BertKerasError
 from savedmodels.export import ask, export
 from tasks.glue.task import Glue, row_from_folder
 from tasks.task import Hparams
-from tasks.training.train import finetune, load_run
+from tasks.training.finetune import finetune
+from tasks.training.run import load_run
 
 DEV_SHARE = 0.1
 

@@ -22,7 +22,7 @@ from bert_keras.paths import for_tensorflow, path_of
 from bert_keras.text.preprocessing import Preprocessor
 from savedmodels import kit, reload, servers
 from savedmodels.servable import Servable
-from tasks.training.train import Run
+from tasks.training.run import Run
 
 # What the reloaded model must answer as this process does: plain, empty, accented, CJK, emoji and long text.
 SAMPLES = (

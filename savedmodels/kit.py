@@ -25,14 +25,14 @@ from typing import Any
 import tensorflow as tf
 
 from bert_keras.errors import BertKerasError, MissingFileError
+from bert_keras.files import write_json
 from bert_keras.json_files import ANYTHING, MEASURE, OBJECT, object_of, read_object, typed, whole
 from bert_keras.paths import path_of
 from savedmodels import servers
-from tasks.files import write_json
 from tasks.fill_mask import FillMask
 from tasks.task import Task
-from tasks.training.saver import RESULTS_FILE
-from tasks.training.train import Ensemble, Run, encoder_of
+from tasks.training.loop import RESULTS_FILE
+from tasks.training.run import Ensemble, Run, encoder_of
 
 EXTRA = "assets.extra"
 MANIFEST, CARD, EXAMPLE = "manifest.json", "model_card.md", "example.json"

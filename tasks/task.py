@@ -534,7 +534,10 @@ def predictor(
         return task.decode(outputs, features, raw)
 
     def call(
-        examples: tf.data.Dataset, *, batch_size: int, progress: Callable[[int], None]
+        examples: tf.data.Dataset,
+        *,
+        batch_size: int,
+        progress: Callable[[int], None] = lambda done: None,
     ) -> tuple[Arrays, Arrays]:
         numbered = examples.enumerate().map(lambda row, raw: raw | {_ROW: row})
         made = dataset(task, preprocess, numbered, batch_size=batch_size, labelled=False)

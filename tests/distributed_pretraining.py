@@ -36,8 +36,9 @@ from bert_keras.text.masking import Masking, Pieces  # noqa: E402
 from bert_keras.text.preprocessing import pad_batches  # noqa: E402
 from bert_keras.text.tokenizers import SpecialTokens  # noqa: E402
 from tasks.pretraining import pretrain  # noqa: E402
+from tasks.pretraining.recipes import PretrainHparams  # noqa: E402
 from tasks.training.saver import Saver  # noqa: E402
-from tasks.training.train import differ_between_replicas, rows_for, strategy  # noqa: E402
+from tasks.training.strategies import differ_between_replicas, rows_for, strategy  # noqa: E402
 
 CONFIG = BertConfig(
     vocab_size=60,
@@ -103,13 +104,20 @@ def pretrainer(config):
 
 
 def watch(model, folder):
-    """The callback of `pretrain`, which evaluates on batches of five and of two; a second passes between two of its looks."""
+    """The monitor of `pretrain`, which evaluates on batches of five and of two; a second passes between two of its looks."""
     pretrain.time = types.SimpleNamespace(monotonic=itertools.count().__next__)
-    made = pretrain._Watch(
-        Path(folder), pretrain.PretrainHparams(steps=STEPS, log_every=4), snapshots=(), save=lambda path: None
-    )
     held_out = data().unbatch().take(7).batch(5)
-    made.held_out = pad_batches(held_out, multiple_of=rows_for(model.distribute_strategy, 5))
+    prepared = pretrain._Prepared(
+        source=None,
+        hparams=PretrainHparams(steps=STEPS, log_every=4),
+        objectives=[OBJECTIVES],
+        held_out=[pad_batches(held_out, multiple_of=rows_for(model.distribute_strategy, 5))],
+        snapshots=(),
+        save=lambda path: None,
+        strategy_name="",
+        identity={},
+    )
+    made = pretrain.PretrainingMonitor(Path(folder), plan=prepared, log=print, verbose=0)
     made.set_model(model)
     return made
 
@@ -156,7 +164,7 @@ def seeds_around_an_evaluation():
     differ_between_replicas(model)
     with tempfile.TemporaryDirectory() as folder:
         callback, before = watch(model, folder), seeds(model)
-        callback._evaluate()
+        callback._evaluate(callback._plan.held_out[0])
     return before, seeds(model)
 
 

@@ -28,16 +28,9 @@ from tasks.choice import Swag  # noqa: E402
 from tasks.glue.task import ROWS, Glue  # noqa: E402
 from tasks.ner.conll import Conll  # noqa: E402
 from tasks.task import Hparams, classifier_model, dataset  # noqa: E402
-from tasks.training.train import (  # noqa: E402
-    GradualUnfreezing,
-    _compiled_model,
-    encoder_of,
-    evaluate,
-    finetune,
-    load_run,
-    rows_for,
-    strategy,
-)
+from tasks.training.finetune import GradualUnfreezing, _compiled_model, finetune  # noqa: E402
+from tasks.training.run import encoder_of, evaluate, load_run  # noqa: E402
+from tasks.training.strategies import rows_for, strategy  # noqa: E402
 
 CONFIG = BertConfig(
     vocab_size=60,

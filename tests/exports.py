@@ -25,7 +25,7 @@ from tasks.glue.task import ROWS, Glue
 from tasks.ner.conll import Conll
 from tasks.squad.task import Squad
 from tasks.task import Task
-from tasks.training.train import Run
+from tasks.training.run import Run
 
 DOCUMENT = ROOT / "docs" / "serving.md"
 OPENS, CLOSES = "<!-- tables: tests/exports.py writes them -->\n", "<!-- end of tables -->\n"

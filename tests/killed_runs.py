@@ -17,10 +17,11 @@ import tensorflow as tf
 
 from bert_keras.text.tokenizers import WordPiece
 from tasks.glue.task import ROWS, Glue
-from tasks.pretraining.pretrain import RECIPES, pretrain
+from tasks.pretraining.pretrain import pretrain
+from tasks.pretraining.recipes import RECIPES
 from tasks.task import Hparams
+from tasks.training.finetune import finetune
 from tasks.training.saver import Saver
-from tasks.training.train import finetune
 
 STEPS, SAVE_EVERY = 24, 5
 SETTINGS = {

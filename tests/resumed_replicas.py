@@ -24,11 +24,12 @@ tf.config.set_logical_device_configuration(
 
 from bert_keras.text.tokenizers import WordPiece  # noqa: E402
 from tasks.glue.task import ROWS, Glue  # noqa: E402
-from tasks.pretraining.pretrain import RECIPES, pretrain  # noqa: E402
+from tasks.pretraining.pretrain import pretrain  # noqa: E402
+from tasks.pretraining.recipes import RECIPES  # noqa: E402
 from tasks.squad.task import Squad  # noqa: E402
 from tasks.task import Hparams  # noqa: E402
+from tasks.training.finetune import finetune  # noqa: E402
 from tasks.training.saver import CHECKPOINTS  # noqa: E402
-from tasks.training.train import finetune  # noqa: E402
 
 HOW = {"strategy_name": "mirrored", "save_every": 2, "verbose": 0}
 HPARAMS = Hparams(

@@ -10,7 +10,7 @@ from bert_keras import checkpoints
 from bert_keras.text.tokenizers import WordPiece
 from tasks.experiments import ablations
 from tasks.experiments.ablations import ABLATIONS, SCALES, Outcome, Row, Scale, as_json, run_ablation, tables
-from tasks.pretraining.pretrain import RECIPES
+from tasks.pretraining.recipes import RECIPES
 
 TINY = {
     "num_layers": 1,

@@ -15,10 +15,11 @@ from tasks.experiments import ablations
 from tasks.experiments.ablations import Row, Scale, run_ablation
 from tasks.glue.task import ROWS, Glue
 from tasks.pretraining.instances import Settings
-from tasks.pretraining.pretrain import RECIPES, pretrain
+from tasks.pretraining.pretrain import pretrain
+from tasks.pretraining.recipes import RECIPES
 from tasks.pretraining.records import write_records
 from tasks.task import Hparams
-from tasks.training.train import finetune
+from tasks.training.finetune import finetune
 
 ROWS_READ = 1000  # by the digest that let changes behind them pass
 SIZES = {
@@ -78,7 +79,6 @@ def inputs(tmp_path_factory):
     return folder
 
 
-@unnoticed("a row beyond the first 1,000 has no part in the digest")
 def test_a_label_far_down_is_noticed_on_resume(inputs, tmp_path):
     def start():
         finetune(
@@ -99,7 +99,6 @@ def test_a_label_far_down_is_noticed_on_resume(inputs, tmp_path):
     assert not refusal(start), "what did not change is gone on with"
 
 
-@unnoticed("of a folder of records only the manifest has a part in the digest")
 def test_records_under_the_same_manifest_are_noticed_on_resume(tmp_path):
     documents = [runs.texts(8, seed=seed) for seed in range(40)]
     settings = Settings(seq_length=32, sampler="next_sentence", dupe_factor=1)

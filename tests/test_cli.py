@@ -22,10 +22,10 @@ from tasks.choice import Swag
 from tasks.experiments import ablations
 from tasks.features import extract as feature_based
 from tasks.ner import conll
-from tasks.pretraining import pretrain
+from tasks.pretraining.recipes import RECIPES, SETTINGS
 from tasks.squad.task import Squad
 from tasks.task import Hparams
-from tasks.training.train import TASKS, load_run
+from tasks.training.run import TASKS, load_run
 
 COMMANDS = (
     *(
@@ -81,7 +81,7 @@ def test_help_lists_every_command(command):
 
 
 def test_what_help_says_without_tensorflow_is_so():
-    assert cli.RECIPES == tuple(pretrain.RECIPES)
+    assert cli.RECIPES == tuple(RECIPES)
     assert cli.LAYERS == tuple(feature_based.LAYERS)
     assert [*cli.HPARAMS] == [field.name for field in dataclasses.fields(Hparams)]
     assert {*cli.TASK_OPTIONS} == {option for task in TASKS.values() for option in task.options}
@@ -128,7 +128,7 @@ def test_help_says_what_tasks_have_for_defaults():
 def test_help_names_every_setting_of_pre_training():
     words = {*re.findall(r"\w+", cli.PRETRAIN_NOTES)}
     fields = {field.name for field in dataclasses.fields(BertConfig)}
-    assert {*pretrain.SETTINGS} - fields <= words
+    assert {*SETTINGS} - fields <= words
 
 
 @pytest.mark.parametrize(

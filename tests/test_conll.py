@@ -18,7 +18,8 @@ from savedmodels.export import ask, compare
 from savedmodels.servable import Servable
 from tasks.ner.conll import SCHEMES, Conll, convert, entities_of, split_text, split_tokens, tags_of
 from tasks.task import Hparams, dataset, predict
-from tasks.training import train
+from tasks.training.finetune import finetune
+from tasks.training.run import evaluate, load_run
 
 LABELS = ("O", "B-LOC", "B-PER", "I-LOC", "I-PER")
 OF_WORD = {"actor": "PER", "plot": "LOC", "film": "LOC"}  # what the training file has to teach
@@ -83,7 +84,7 @@ def run(folder, tmp_path_factory):
     place = tmp_path_factory.mktemp("run")
     task = Conll.open("conll2003", folder, doc_stride=8)
     hparams = Hparams(batch_size=4, epochs=1, learning_rate=1e-3, seq_length=24)
-    results = train.finetune(
+    results = finetune(
         task,
         checkpoint=runs.write_checkpoint(place / "checkpoint"),
         output=place / "run",
@@ -91,7 +92,7 @@ def run(folder, tmp_path_factory):
         verbose=0,
         log=lambda line: None,
     )
-    return train.load_run(place / "run", data=folder), results
+    return load_run(place / "run", data=folder), results
 
 
 def test_schemes_as_seqeval_reads_them():
@@ -341,7 +342,7 @@ def test_measures_are_seqevals():
 def test_training_learns_and_reloads(run):
     loaded, results = run
     assert results["measures"]["val_f1"] > 0.9
-    assert train.evaluate(loaded, "validation")["f1"] == pytest.approx(results["measures"]["val_f1"])
+    assert evaluate(loaded, "validation")["f1"] == pytest.approx(results["measures"]["val_f1"])
     kept = loaded.task.to_json()
     assert kept == {
         "name": "conll2003",

@@ -9,7 +9,7 @@ from runs import texts, write_checkpoint
 from bert_keras.features import ENCODER_OUTPUTS, EXAMPLE_INDEX, INPUT_MASK, WORD_INDEX
 from tasks.embedding import Embedding, WordEmbedding
 from tasks.task import model_inputs, predict
-from tasks.training.train import run_of
+from tasks.training.run import run_of
 
 TEXTS = [*texts(4, seed=3), "", "good " * 60]
 

@@ -26,9 +26,10 @@ from savedmodels.export import SAMPLES, ExportError, ask, compare, export, ops_o
 from tasks.embedding import Embedding, WordEmbedding
 from tasks.fill_mask import FillMask
 from tasks.glue.task import ROWS, Glue
-from tasks.pretraining.pretrain import RECIPES, pretrain
+from tasks.pretraining.pretrain import pretrain
+from tasks.pretraining.recipes import RECIPES
 from tasks.task import model_inputs, predict
-from tasks.training.train import Run, load_run, load_runs, run_of, save_run
+from tasks.training.run import Run, load_run, load_runs, run_of, save_run
 
 TEXTS = [*texts(20, seed=1), "", "Naïve ﬁlm: 真好 \N{GRINNING FACE}", "[SEP] good [MASK]", "bad " * 200]
 

@@ -26,9 +26,9 @@ from tasks.features.extract import (
     places_of,
 )
 from tasks.features.tagger import ScalarMix, TaggerHparams, load_tagger, tagger_model, train_tagger
-from tasks.files import record_writer
 from tasks.metrics import entity_scores
 from tasks.ner.conll import Conll
+from tasks.tfrecord import record_writer
 
 LABELS = ("O", "B-LOC", "B-PER", "I-LOC", "I-PER")
 OF_WORD = {"actor": "B-PER", "plot": "B-LOC", "film": "B-LOC"}
@@ -240,7 +240,7 @@ def test_a_cache_of_something_else_is_refused(checkpoint, task, tmp_path):
         open_cache(tmp_path / "full")
     header = tmp_path / "cache" / "header.json"
     header.write_text(header.read_text().replace('"format_version": 1', '"format_version": 9'))
-    with pytest.raises(ValueError, match="another format_version: 9, wanted is 1"):
+    with pytest.raises(ValueError, match="another format_version: 9, not 1"):
         open_cache(tmp_path / "cache")
 
 
@@ -300,7 +300,7 @@ def test_what_a_tagger_refuses(tagger, caches, checkpoint, task, tmp_path):
         seq_length=32,
         layers=["last"],
     )
-    with pytest.raises(ValueError, match="other was made with another seq_length: 32, wanted is 24"):
+    with pytest.raises(ValueError, match="other was made with another seq_length: 32, not 24"):
         load_tagger(folder).predict(other)
     with pytest.raises(ValueError, match="seq_length"):
         train_tagger(train, other, layers="last", output=tmp_path / "new")

@@ -24,7 +24,8 @@ from bert_keras.text.preprocessing import Preprocessor
 from bert_keras.text.tokenizers import WordPiece
 from tasks.fill_mask import FillMask
 from tasks.task import Hparams, dataset, predict
-from tasks.training.train import TASKS, Run, evaluate, finetune, load_run, run_of
+from tasks.training.finetune import finetune
+from tasks.training.run import TASKS, Run, evaluate, load_run, run_of
 
 PIECES = "[PAD] [UNK] [CLS] [SEP] [MASK] the film is good bad ##ly dull [ ] mask ."
 TEXTS = ("the film is [MASK].", "[MASK] film is [MASK]", "no mask at all", "", "[mask] [CLS] [MASK]")

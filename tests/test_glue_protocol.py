@@ -26,7 +26,7 @@ from tasks.experiments.glue_protocol import (
 )
 from tasks.glue.task import ROWS, Glue
 from tasks.task import Hparams, predict
-from tasks.training.train import evaluate, load_run
+from tasks.training.run import evaluate, load_run
 
 HPARAMS = Hparams(epochs=1, batch_size=16, seq_length=40, seed=5)
 NAMES, RATES = ("mnli", "stsb"), (1e-3,)

@@ -18,8 +18,8 @@ from bert_keras.text.tokenizers import WordPiece
 from savedmodels import serve
 from savedmodels.export import ask
 from tasks.pretraining.corpus import Corpus
+from tasks.training.run import load_run
 from tasks.training.saver import CHECKPOINTS, Saver
-from tasks.training.train import load_run
 
 PATTERNS = ["a[1]", "run*", "run?", "b\\c"]
 PATHS = {"data", "dev_data", "checkpoint", "output", "vocab", "records", "held_out", "run"}

@@ -33,10 +33,12 @@ from bert_keras.text.tokenizers import WordPiece
 from tasks.glue.task import ROWS, Glue
 from tasks.pretraining.corpus import Corpus
 from tasks.pretraining.instances import Settings
-from tasks.pretraining.pretrain import RECIPES, SETTINGS, PretrainHparams, Share, _held_out, pretrain
+from tasks.pretraining.pretrain import _held_out, pretrain
+from tasks.pretraining.recipes import RECIPES, SETTINGS, PretrainHparams
 from tasks.pretraining.records import read_records, write_records
+from tasks.pretraining.sources import Share
 from tasks.task import Hparams
-from tasks.training.train import finetune
+from tasks.training.finetune import finetune
 
 SMALL = {
     "hidden_size": 32,
@@ -681,7 +683,7 @@ def test_a_folder_of_something_else_stays_as_it_is(tmp_path):
     started = tmp_path / "checkpoint"
     runs.write_checkpoint(started)
     was = {file.name: file.read_bytes() for file in started.iterdir()}
-    with pytest.raises(ValueError, match="checkpoint is not empty: it holds config.json; give a new folder"):
+    with pytest.raises(ValueError, match="checkpoint is neither empty nor a run: it holds config.json"):
         train(started, checkpoint=started)
     assert {file.name: file.read_bytes() for file in started.iterdir()} == was
 
@@ -695,7 +697,7 @@ def test_what_is_cheap_is_checked_before_the_text_is_read(changes, tmp_path):
     refused(tmp_path, "and the encoder", documents=Unread(), changes=changes)
     (tmp_path / "full").mkdir()
     (tmp_path / "full" / "notes.txt").write_text("mine")
-    with pytest.raises(ValueError, match="full is not empty: it holds notes.txt"):
+    with pytest.raises(ValueError, match="full is neither empty nor a run: it holds notes.txt"):
         train(tmp_path / "full", documents=Unread())
 
 

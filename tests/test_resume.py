@@ -11,10 +11,12 @@ import numpy as np
 import pytest
 import runs
 
+from bert_keras.errors import BertKerasError
+from tasks.folders import Folder
 from tasks.glue.task import ROWS, Glue
 from tasks.task import Hparams
-from tasks.training import train
-from tasks.training.saver import CHECKPOINTS, RESULTS_FILE, SETTINGS, Saver, prepare_output
+from tasks.training.loop import RESULTS_FILE, RUN
+from tasks.training.saver import CHECKPOINTS, SETTINGS, Saver
 
 TESTS = Path(__file__).parent
 KILLED = -9
@@ -57,41 +59,42 @@ def test_killed_runs_end_with_the_same_bits(tmp_path):
     tuned = start(tmp_path, "finetune:tuned")
     assert tuned.returncode == 0, tuned.stderr
     for done in (again, last, tuned):
-        assert "going on with" in done.stdout
+        assert "resuming" in done.stdout
 
     assert len(results(tmp_path / "whole")["history"]) == 24 + 6, "a row for each step and each evaluation"
     for killed, unbroken in (("killed", "whole"), ("tuned", "tuned-whole")):
         assert results(tmp_path / killed) == results(tmp_path / unbroken), (first, second)
         weights = [(tmp_path / run / "model.safetensors").read_bytes() for run in (killed, unbroken)]
         assert weights[0] == weights[1], (first, second)
-        assert (tmp_path / killed / CHECKPOINTS / "checkpoint").is_file(), "deleted by no success"
+        assert list((tmp_path / killed / CHECKPOINTS).glob("ckpt-*.index")), "deleted by no success"
 
 
 # -----------------------------------------------------------------------------------------------------------
 # The folder
 
 
-def test_a_folder_is_of_its_settings(tmp_path):
-    settings = {"steps": 10, "phases": ((8, 1.0),), "text": "ab"}
-    prepare_output(tmp_path / "run", settings=settings)
-    prepare_output(tmp_path / "run", settings=dict(settings))
-    for name, value in (("steps", 11), ("text", "cd")):
-        with pytest.raises(ValueError, match=f"was made with another {name}"):
-            prepare_output(tmp_path / "run", settings=settings | {name: value})
-    with pytest.raises(ValueError, match="was made with another new"):
-        prepare_output(tmp_path / "run", settings=settings | {"new": 1})
-    with pytest.raises(ValueError, match="holds an unfinished run; go on with it by save_every"):
-        prepare_output(tmp_path / "run")
+def begin(path, identity):
+    with Folder(path, RUN).begin(identity) as begun:
+        return begun
+
+
+def test_a_folder_is_of_its_identity(tmp_path):
+    identity = {"steps": 10, "phases": ((8, 1.0),), "text": "ab"}
+    assert not begin(tmp_path / "run", identity)
+    assert begin(tmp_path / "run", dict(identity))
+    for name, value in (("steps", 11), ("text", "cd"), ("new", 1)):
+        with pytest.raises(BertKerasError, match=f"was made with another {name}"):
+            begin(tmp_path / "run", identity | {name: value})
     (tmp_path / "run" / RESULTS_FILE).write_text("{}")
-    with pytest.raises(ValueError, match="already holds a run"):
-        prepare_output(tmp_path / "run", settings=settings)
+    with pytest.raises(BertKerasError, match="already holds a run"):
+        begin(tmp_path / "run", identity)
 
 
-def test_settings_that_are_no_json(tmp_path):
-    prepare_output(tmp_path, settings={"steps": 10})
+def test_a_folder_whose_identity_is_damaged(tmp_path):
+    begin(tmp_path, {"steps": 10})
     (tmp_path / CHECKPOINTS / SETTINGS).write_text("{")
-    with pytest.raises(ValueError, match="is not a JSON file"):
-        prepare_output(tmp_path, settings={"steps": 10})
+    with pytest.raises(BertKerasError, match="settings.json"):
+        begin(tmp_path, {"steps": 10})
 
 
 # -----------------------------------------------------------------------------------------------------------
@@ -160,13 +163,13 @@ def test_a_spoilt_save_falls_back_to_the_one_before(tmp_path):
 # Fine-tuning
 
 
-def test_a_fine_tuning_of_other_settings_is_not_gone_on_with(tmp_path):
+def test_a_fine_tuning_of_other_settings_is_not_resumed(tmp_path):
     runs.write_checkpoint(tmp_path / "checkpoint")
     runs.write_data(tmp_path / "data", "sst2")
     quick = {"epochs": 1, "batch_size": 8, "learning_rate": 1e-3, "seq_length": 40}
 
-    def finetune(save_every=2, **changes):
-        train.finetune(
+    def start(save_every=2, **changes):
+        finetune(
             Glue(ROWS["sst2"], tmp_path / "data"),
             checkpoint=tmp_path / "checkpoint",
             output=tmp_path / "run",
@@ -175,18 +178,16 @@ def test_a_fine_tuning_of_other_settings_is_not_gone_on_with(tmp_path):
             verbose=0,
         )
 
-    finetune()
+    start()
     with pytest.raises(ValueError, match="already holds a run"):
-        finetune()
+        start()
     (tmp_path / "run" / RESULTS_FILE).unlink()
-    with pytest.raises(ValueError, match="was made with another learning_rate: 0.001, wanted is 0.002"):
-        finetune(learning_rate=2e-3)
-    with pytest.raises(ValueError, match="go on with it by save_every"):
-        finetune(save_every=None)
+    with pytest.raises(ValueError, match="was made with another learning_rate: 0.001, not 0.002"):
+        start(learning_rate=2e-3)
     lines = (tmp_path / "data" / "train.tsv").read_text().replace("good", "warm")
     (tmp_path / "data" / "train.tsv").write_text(lines)
     with pytest.raises(ValueError, match="was made with another train_examples"):
-        finetune()
+        start()
 
 
 def test_a_full_disk_leaves_the_saves_before(tmp_path):

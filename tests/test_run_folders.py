@@ -23,8 +23,10 @@ from bert_keras.checkpoints.formats import SAFETENSORS
 from bert_keras.errors import BertKerasError
 from tasks.glue.task import ROWS, Glue
 from tasks.task import Hparams
-from tasks.training.saver import CHECKPOINTS, RESULTS_FILE
-from tasks.training.train import finetune, load_run
+from tasks.training.finetune import finetune
+from tasks.training.loop import RESULTS_FILE
+from tasks.training.run import load_run
+from tasks.training.saver import CHECKPOINTS
 
 pytestmark = pytest.mark.timeout(600)
 

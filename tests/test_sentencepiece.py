@@ -25,7 +25,7 @@ from tasks.fill_mask import FillMask
 from tasks.pretraining.corpus import Corpus
 from tasks.pretraining.vocabulary import learn_sentencepiece, sentencepiece_texts
 from tasks.task import predict
-from tasks.training.train import load_run, load_runs, run_of, save_run
+from tasks.training.run import load_run, load_runs, run_of, save_run
 
 CASES = {"uncased": True, "cased": False}
 # What normalizing, splitting and the rule of digits and commas may trip over.

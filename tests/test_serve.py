@@ -26,7 +26,7 @@ from savedmodels.server import Server
 from savedmodels.server.served import example_of, load, reason_of
 from tasks.fill_mask import FillMask
 from tasks.glue.task import ROWS, Glue
-from tasks.training.train import Run
+from tasks.training.run import Run
 
 ROWS_OF_TEXT = [
     {"premise": premise, "hypothesis": hypothesis}

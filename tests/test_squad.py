@@ -29,8 +29,9 @@ from bert_keras.text.tokenizers import WordPiece
 from savedmodels.export import export
 from tasks.squad.task import PADDING_LOGIT, VERSIONS, Squad
 from tasks.task import Hparams, dataset, model_inputs, plain, predict
-from tasks.training.saver import RESULTS_FILE, TASK_FILE
-from tasks.training.train import Run, evaluate, finetune, load_run, load_runs
+from tasks.training.finetune import finetune
+from tasks.training.loop import RESULTS_FILE, TASK_FILE
+from tasks.training.run import Run, evaluate, load_run, load_runs
 
 NORMANS = "The Normans gave their name to Normandy, a region in France. Rollo led them."
 CHINESE = "北京是中华人民共和国的首都,位于华北平原的北部。全市常住人口为2189万人,面积16410平方公里。"

@@ -18,7 +18,9 @@ from bert_keras.text.tokenizers import WordPiece
 from savedmodels.export import ask, export
 from tasks.choice import Swag
 from tasks.task import Hparams, dataset, predict
-from tasks.training.train import finetune, load_run, strategy
+from tasks.training.finetune import finetune
+from tasks.training.run import load_run
+from tasks.training.strategies import strategy
 
 HEADER = "video-id,fold-ind,startphrase,sent1,sent2,gold-source,ending0,ending1,ending2,ending3,label\n"
 FIRST = 'v,1,A film. It,"A ""good"" film, ok.",It,gold,is good,is bad,"ends,\rslowly",is dull,2\r\n'

@@ -33,13 +33,14 @@ from tasks.embedding import Embedding, WordEmbedding
 from tasks.features.extract import open_cache
 from tasks.features.tagger import load_tagger
 from tasks.fill_mask import FillMask
+from tasks.folders import Folder
 from tasks.glue.task import ROWS, Glue
 from tasks.ner.conll import Conll
 from tasks.pretraining.corpus import Corpus
 from tasks.pretraining.records import read_manifest, read_records
 from tasks.squad.task import Squad
-from tasks.training.saver import prepare_output
-from tasks.training.train import load_run
+from tasks.training.loop import RUN
+from tasks.training.run import load_run
 
 ROOT = Path(__file__).parents[1]
 DEEP = b"[" * 100_000
@@ -342,7 +343,7 @@ OURS = [
     ("header.json", HEADER | {"config": {"x": 1}}, open_cache, "config: unknown configuration field x"),
     ("header.json", HEADER | {"shards": [-1]}, open_cache, "shards is"),
     ("tagger.json", {"layers": "last", "hparams": 5, "made_with": {}}, load_tagger, "hparams is 5"),
-    ("checkpoints/settings.json", 5, lambda path: prepare_output(path, settings={}), "holds a number, 5"),
+    ("checkpoints/settings.json", 5, lambda path: Folder(path, RUN).begin({}).__enter__(), "holds a number, 5"),
     ("assets.extra/manifest.json", {"files": [1]}, kit.verify, r"files is \[1\]; wanted an object"),
 ]  # fmt: skip
 

@@ -21,21 +21,26 @@ from typing import Any, NamedTuple
 
 from bert_keras import checkpoints
 from bert_keras.errors import BertKerasError
+from bert_keras.files import write_json
 from bert_keras.json_files import MEASURE, OBJECT, list_of, read_object, typed
 from bert_keras.paths import path_of
 from bert_keras.text.tokenizers import Tokenizer
 from tasks.features.extract import extract
 from tasks.features.tagger import TaggerHparams, train_tagger
-from tasks.files import check_equal, write_json
+from tasks.folders import check_equal
 from tasks.metrics import Ordering, ordering
 from tasks.ner.conll import Conll
 from tasks.pretraining.instances import Text
-from tasks.pretraining.pretrain import RECIPES, SNAPSHOTS, Recipe, check_replicas, pretrain
+from tasks.pretraining.pretrain import SNAPSHOTS, check_replicas, pretrain
+from tasks.pretraining.recipes import RECIPES, Recipe
 from tasks.pretraining.records import digest_of_documents
 from tasks.squad.task import Squad  # whose scorers count in percent
 from tasks.task import Hparams, Source, Table, Task, take_examples
-from tasks.training.saver import RESULTS_FILE, digest_of_examples
-from tasks.training.train import finetune, free_memory, open_task, strategy
+from tasks.training.finetune import finetune
+from tasks.training.identity import digest_of_examples
+from tasks.training.loop import RESULTS_FILE
+from tasks.training.run import free_memory, open_task
+from tasks.training.strategies import strategy
 
 ABLATION_FILE = "ablation.json"
 PERPLEXITY = "held_out_masked_lm_perplexity"

@@ -26,14 +26,15 @@ import numpy as np
 
 from bert_keras.checkpoints.formats import SAFETENSORS
 from bert_keras.errors import BertKerasError
+from bert_keras.files import write_json
 from bert_keras.json_files import MEASURE, OBJECT, TEXT, object_of, or_null, read_object, typed
 from bert_keras.paths import path_of
-from tasks.files import write_json
 from tasks.glue.task import IDX, LABEL, ROWS, SCORES, Glue, GlueRow
 from tasks.metrics import MEASURES
 from tasks.task import Hparams, Table, predict
-from tasks.training.saver import PROTOCOL_FILE, RESULTS_FILE
-from tasks.training.train import Run, evaluate, finetune, free_memory, load_run
+from tasks.training.finetune import finetune
+from tasks.training.loop import PROTOCOL_FILE, RESULTS_FILE
+from tasks.training.run import Run, evaluate, free_memory, load_run
 
 LEARNING_RATES = (5e-5, 4e-5, 3e-5, 2e-5)
 # The tasks that the score is the mean of.

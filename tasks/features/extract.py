@@ -35,14 +35,16 @@ from bert_keras.features import (
     MAX_CONTEXT,
     WORD_INDEX,
 )
+from bert_keras.files import TEMPORARY, whole_file, write_json
 from bert_keras.json_files import OBJECT, list_of, one_of, read_object, typed, whole
 from bert_keras.json_files import TEXT as WORD
 from bert_keras.paths import path_of
 from bert_keras.text.preprocessing import Preprocessor
-from tasks.files import TEMPORARY, check_equal, record_writer, whole_file, write_json
+from tasks.folders import check_equal
 from tasks.ner.conll import TEXT, Conll, text_of, words_of
 from tasks.task import Features, Raw, model_inputs
-from tasks.training.train import check_sizes
+from tasks.tfrecord import record_writer
+from tasks.training.run import check_sizes
 
 FORMAT_VERSION = 1
 HEADER = "header.json"

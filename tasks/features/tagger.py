@@ -19,15 +19,16 @@ from keras import ops
 
 from bert_keras.config import LIMITS, BertConfig
 from bert_keras.errors import BertKerasError, MissingFileError
+from bert_keras.files import write_json
 from bert_keras.json_files import NUMBER, OBJECT, one_of, read_object, typed, whole
 from bert_keras.optimization import GlobalMean, cross_entropy
 from bert_keras.paths import path_of
 from tasks import metrics
 from tasks.features.extract import LAYERS, Cache, places_of
-from tasks.files import check_equal, write_json
+from tasks.folders import check_equal
 from tasks.ner.conll import TAGS, Conll
 from tasks.task import MAX_OPTION, check_settings, count
-from tasks.training.saver import RESULTS_FILE
+from tasks.training.loop import RESULTS_FILE
 
 BUCKETS = (9, 17, 25, 33, 49, 65)  # words: sentences between two of them share batches
 PREDICT_BATCH = 128  # sentences; a BiLSTM's step costs nearly the same for 32

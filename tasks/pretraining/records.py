@@ -33,12 +33,13 @@ from bert_keras.features import (
     TFRECORD_NAMES,
     WORD_STARTS,
 )
+from bert_keras.files import TEMPORARY, write_json
 from bert_keras.json_files import FLAG, OBJECT, TEXT, list_of, or_null, read_object, typed, whole
 from bert_keras.paths import path_of
 from bert_keras.text.masking import Masking, Pieces, mask
 from bert_keras.text.preprocessing import Features
 from bert_keras.text.tokenizers import Tokenizer
-from tasks.files import TEMPORARY, check_equal, record_writer, write_json
+from tasks.folders import check_equal
 from tasks.pretraining.instances import (
     SAMPLERS,
     SHARD_BYTES,
@@ -49,6 +50,7 @@ from tasks.pretraining.instances import (
     packed_batches,
     shards,
 )
+from tasks.tfrecord import record_writer
 
 FORMAT_VERSION = 1
 MANIFEST = "manifest.json"

@@ -1,0 +1,128 @@
+"""Output folders: what they were begun with, who writes to them, what they may hold.
+
+    check   is cheap and changes nothing: call it before long work
+    begin   takes the folder for this process, and writes what it is begun with, or finds that it was begun with the same
+    finish  writes the results
+
+A folder is finished, unfinished or empty. One that holds anything else is refused, so that nothing in it is lost.
+"""
+
+import contextlib
+import dataclasses
+import json
+import pathlib
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from bert_keras.errors import BertKerasError
+from bert_keras.files import TEMPORARY, locked, remove_temporary, write_json
+from bert_keras.json_files import read_object
+from bert_keras.paths import path_of
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Layout:
+    """The files by which a kind of folder is known.
+
+    name: what errors call it, as in "a run"
+    identity: what it was begun with, a JSON object; in a folder inside, perhaps
+    results: what a finished one has, a JSON object
+    early: names that may be there without `identity`: what older versions wrote first
+    """
+
+    name: str
+    identity: str
+    results: str
+    early: tuple[str, ...] = ()
+
+
+class Folder:
+    """One output of a layout."""
+
+    def __init__(self, path: str | pathlib.Path, layout: Layout) -> None:
+        self.path, self.layout = path_of(path), layout
+
+    @property
+    def finished(self) -> bool:
+        """Whether the results are there."""
+        return (self.path / self.layout.results).is_file()
+
+    @property
+    def begun(self) -> bool:
+        """Whether it says what it was begun with."""
+        return (self.path / self.layout.identity).is_file()
+
+    def check(self) -> None:
+        """Raises BertKerasError where the folder holds anything but an unfinished output of this layout."""
+        if self.path.exists() and not self.path.is_dir():
+            raise BertKerasError(f"{self.path} is a file; give a folder.")
+        if self.finished:
+            raise BertKerasError(
+                f"{self.path} already holds {self.layout.name}; give another folder, or remove this one first."
+            )
+        if self.begun or not self.path.is_dir():
+            return
+        others = [
+            name
+            for name in sorted(file.name for file in self.path.iterdir())
+            if name not in self.layout.early and not name.startswith(".") and not name.endswith(TEMPORARY)
+        ]
+        if others:
+            raise BertKerasError(
+                f"{self.path} is neither empty nor {self.layout.name}: it holds {others[0]}; give a new folder, or an empty one."
+            )
+
+    @contextlib.contextmanager
+    def begin(self, identity: Mapping[str, Any]) -> Iterator[bool]:
+        """Holds the folder while its output is made; yields whether it was begun before.
+
+        identity: all that decides the output, plain JSON
+
+        Raises BertKerasError as `check` does, where another process has the folder, where it was begun with another identity,
+        naming the first field that differs, and where it cannot be written.
+        """
+        self.check()
+        identity = json.loads(json.dumps(identity))  # as it will be read
+        with contextlib.ExitStack() as stack:
+            try:
+                stack.enter_context(locked(self.path))
+                remove_temporary(self.path)
+                self.check()  # another process may have finished meanwhile
+                begun = self.begun
+                if not begun:
+                    (self.path / self.layout.identity).parent.mkdir(exist_ok=True)
+                    write_json(self.path / self.layout.identity, identity)
+            except OSError as error:
+                raise BertKerasError(
+                    f"cannot write to {self.path}: {error.strerror}; give a folder that can be written."
+                ) from error
+            if begun:
+                check_equal(self.path, self.identity(), identity)
+            yield begun
+
+    def identity(self) -> dict[str, Any]:
+        """What it was begun with."""
+        return read_object(self.path / self.layout.identity)
+
+    def results(self) -> dict[str, Any]:
+        """The results of a finished one."""
+        return read_object(self.path / self.layout.results)
+
+    def finish(self, results: Mapping[str, Any]) -> None:
+        """Writes the results: the last file."""
+        write_json(self.path / self.layout.results, results)
+
+
+def check_equal(path: pathlib.Path, found: Mapping[str, Any], wanted: Mapping[str, Any]) -> None:
+    """Raises BertKerasError naming the first field in which what a folder was made with is not what is wanted."""
+    for field in (*wanted, *found):
+        if field not in found or field not in wanted or found[field] != wanted[field]:
+            raise BertKerasError(
+                f"{path} was made with another {field}: {_short(found.get(field))}, not {_short(wanted.get(field))}; "
+                "give the same, or another folder, or remove this one."
+            )
+
+
+def _short(value: Any) -> str:
+    text = json.dumps(value)
+    return text if len(text) <= 80 else f"{text[:77]}..."

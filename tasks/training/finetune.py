@@ -1,0 +1,306 @@
+"""Fine-tuning: a task, a checkpoint and settings in; a plan, and by `finetune` a run directory, out."""
+
+import dataclasses
+import functools
+import pathlib
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from bert_keras import checkpoints
+from bert_keras.encoder import BertEncoder
+from bert_keras.errors import BertKerasError
+from bert_keras.features import POOLED_OUTPUT
+from bert_keras.optimization import SCHEDULES, AdamW
+from bert_keras.text.preprocessing import Preprocessor
+from bert_keras.training_model import TrainingModel
+from tasks.folders import Folder
+from tasks.task import Hparams, Task, cardinality, count, dataset, predictor, take_examples
+from tasks.training.identity import digest_of_examples, digest_of_tensors
+from tasks.training.loop import LOGS, RUN, check_save_every, train
+from tasks.training.plan import Monitor, Plan, Stage
+from tasks.training.run import FILES, Run, check_sizes, digests, heads_of, save_run
+from tasks.training.strategies import rows_for, strategy
+
+# Not every checkpoint has them: a pre-training on the masked LM alone trains no pooler, and a BiLSTM is added later.
+NEW_PARTS = ("pooler", "bilstm")
+
+
+def check_labelled(task: Task, preprocess: Preprocessor, examples: tf.data.Dataset, split: str) -> None:
+    """Raises BertKerasError where a split has no label to learn or to measure."""
+    batches = dataset(task, preprocess, examples, batch_size=256)
+    if not any(bool(tf.reduce_any(weights > 0)) for _, _, weights in batches):
+        raise BertKerasError(
+            f"no example in the {split} split of {task.name} has a label; give a labelled split."
+        )
+
+
+class GradualUnfreezing(keras.callbacks.Callback):
+    """Epoch e, counted from 1, trains heads, pooler and the top e blocks; epoch L + 1 the embeddings too.
+
+    For a model whose optimizer is `AdamW(gradual=True)`. Source: Howard and Ruder 2018, sec. 3.3.
+    """
+
+    def on_epoch_begin(self, epoch: int, logs: dict[str, float] | None = None) -> None:
+        self.model.optimizer.learn_to_depth(epoch + 1)
+
+
+class FineTuningMonitor(Monitor):
+    """Measures the dev split after every epoch and keeps the best epoch's weights on disk."""
+
+    def __init__(
+        self,
+        path: pathlib.Path,
+        *,
+        run: Run,
+        dev: tf.data.Dataset,
+        hparams: Hparams,
+        about: Mapping[str, Any],
+        log: Callable[[str], None],
+    ) -> None:
+        super().__init__()
+        self._run, self._dev, self._hparams = run, dev, hparams
+        self._path, self._about, self._log = path, about, log
+        self._predict = predictor(run.task, run.preprocess, run.model)
+        self.others = [keras.callbacks.TensorBoard(path / LOGS, write_graph=False)]
+        if hparams.unfreeze == "gradual":
+            self.others.append(GradualUnfreezing())
+        self.history: list[dict[str, float]] = []
+        self.best: dict[str, Any] | None = None  # value, epoch from 0, SHA-256 of the files of that epoch
+
+    def memory(self) -> Any:
+        return self.history, self.best
+
+    def recall(self, memory: Any) -> None:
+        self.history, self.best = memory
+        if self.best is not None:
+            self._check_kept(lambda name: (self._path / name).is_file())
+
+    def on_epoch_end(self, epoch: int, logs: dict[str, float] | None = None) -> None:
+        run = self._run
+        predictions, raw = self._predict(self._dev, batch_size=self._hparams.batch_size)
+        measures = dict(run.task.evaluate(run.task.calibrate(predictions, raw), raw))
+        logs = {} if logs is None else logs
+        logs.update({f"val_{name}": value for name, value in measures.items()})
+        self.history.append({name: float(value) for name, value in logs.items()})
+        value = measures[run.task.measure]
+        if self.best is None or value > self.best["value"]:
+            save_run(self._path, run.task, run.preprocess, run.model)
+            self.best = {"value": float(value), "epoch": epoch, FILES: digests(self._path)}
+        listed = ", ".join(f"{name} {value:.4f}" for name, value in measures.items())
+        self._log(f"epoch {epoch + 1}/{self._hparams.epochs}: {listed}")
+
+    def results(self) -> Mapping[str, Any]:
+        assert self.best is not None  # every epoch is measured
+        kept, wanted = digests(self._path), self.best[FILES]
+        self._check_kept(lambda name: kept.get(name) == wanted[name])
+        best = self.history[self.best["epoch"]]
+        measures = {name: value for name, value in best.items() if name.startswith("val_")}
+        return {
+            "task": self._run.task.name,
+            "measures": measures,
+            "best_epoch": self.best["epoch"] + 1,
+            "history": self.history,
+            **self._about,
+            FILES: self.best[FILES],
+        }
+
+    def _check_kept(self, is_kept: Callable[[str], bool]) -> None:
+        """Raises BertKerasError where a file of the best epoch is missing or another one."""
+        assert self.best is not None
+        for name in self.best[FILES]:
+            if not is_kept(name):
+                raise BertKerasError(
+                    f"{self._path / name}, which holds the best epoch, is missing or was changed; remove {self._path} and "
+                    "train again."
+                )
+
+
+def _in_order_of(task: Task, source: checkpoints.Checkpoint, heads: Sequence[str]) -> checkpoints.Checkpoint:
+    """The checkpoint with what its heads have for each label in the task's order.
+
+    Raises ValueError where the checkpoint does not name the task's labels, in upper or lower case: its order is unknown then.
+    """
+    wanted, there = task.label_names, source.labels or ()
+    if not wanted or not any(name.split("/")[0] in heads for name in source.tensors):  # `assign` says so
+        return source
+    places = {label.casefold(): place for place, label in enumerate(there)}
+    order = [places.get(label.casefold(), -1) for label in wanted]
+    if sorted(order) != list(range(len(there))):
+        named = f"labels are {', '.join(there)} and" if there else "labels have no names;"
+        convert = "" if source.format in ("", "hugging-face") else "convert it to hugging-face and "
+        raise BertKerasError(
+            f"the checkpoint's {named} those of {task.name} are {', '.join(wanted)}; leave keep_head out, or "
+            f"{convert}name them in config.json's id2label as the task does, in the head's order."
+        )
+    tensors = {
+        name: value[..., order]
+        if name.split("/")[0] in heads and value.shape[-1] == len(order)  # else `assign` says so
+        else value
+        for name, value in source.tensors.items()
+    }
+    return dataclasses.replace(source, tensors=tensors, labels=tuple(wanted))
+
+
+def _compiled_model(
+    task: Task,
+    source: checkpoints.Checkpoint,
+    hparams: Hparams,
+    *,
+    total_steps: int,
+    keep_head: bool,
+    log: Callable[[str], None],
+) -> keras.Model:
+    """The task's model with the checkpoint's weights and BERT's optimizer; make it in the strategy's scope."""
+    encoder = BertEncoder(source.config, outputs=task.outputs)
+    made = task.model(encoder)
+    model = TrainingModel(made.input, made.output, name=made.name)
+    if source.tensors:
+        heads = heads_of(model)
+        if keep_head:
+            ordered = _in_order_of(task, source, list(heads))
+            log(str(checkpoints.assign(ordered, encoder, fresh=NEW_PARTS, **heads)))
+        else:
+            kept = heads if task.pretrained_head else {}
+            log(str(checkpoints.assign(source, encoder, fresh=(*NEW_PARTS, *heads), **kept)))
+    else:
+        log("weights: random, no checkpoint was given")
+    encoder.trainable = hparams.freeze != "encoder"
+    if POOLED_OUTPUT not in task.outputs:  # without a gradient, Keras would warn
+        encoder.pooler.trainable = False
+    warmup_steps = int(total_steps * hparams.warmup_proportion)
+    optimizer = AdamW(
+        SCHEDULES[hparams.schedule](
+            hparams.learning_rate, total_steps=total_steps, warmup_steps=warmup_steps
+        ),
+        weight_decay=hparams.weight_decay,
+        clip_norm=hparams.clip_norm,
+        bias_correction=hparams.bias_correction,
+        layer_decay=hparams.layer_decay,
+        gradual=hparams.unfreeze == "gradual",
+    )
+    # Variables made inside `fit` would have it trace the step twice.
+    optimizer.build(model.trainable_variables)
+    # XLA is no gain on CPU, and fails under MirroredStrategy.
+    model.compile(optimizer=optimizer, loss=task.loss(), jit_compile=False)
+    return model
+
+
+def plan_finetuning(
+    task: Task,
+    *,
+    checkpoint: str | pathlib.Path | checkpoints.Checkpoint,
+    hparams: Hparams,
+    strategy_name: str = "one",
+    dev_split: str | None = None,
+    keep_head: bool = False,
+) -> Plan:
+    """Reads and checks everything, builds the model with the checkpoint's weights, and trains nothing.
+
+    Arguments and errors: those of `finetune`
+    """
+    distribution = strategy(strategy_name)
+    source = checkpoint if isinstance(checkpoint, checkpoints.Checkpoint) else checkpoints.read(checkpoint)
+    tokenizer = checkpoints.tokenizer_of(source)
+    check_sizes(source.config, vocab_size=tokenizer.vocab_size, seq_length=hparams.seq_length)
+    keras.utils.set_random_seed(hparams.seed)  # of the examples drawn and of their order too
+    dev_split = dev_split or next(iter(task.validation_splits), "validation")
+    dev, examples = task.examples(dev_split), task.examples("train")
+    about_data = [digest_of_examples(examples), digest_of_examples(dev)]
+    examples = take_examples(examples, count=hparams.max_examples, seed=hparams.seed)
+    example_count, dev_count = cardinality(examples), cardinality(dev)
+    preprocess = Preprocessor(tokenizer, seq_length=hparams.seq_length, pad_to_longest=True)
+    for split, some in (("train", examples), (dev_split, dev)):
+        check_labelled(task, preprocess, some, split)
+        task.check(preprocess, some)
+    fixed = strategy_name == "tpu"  # one shape
+    batches = functools.partial(
+        dataset,
+        task,
+        Preprocessor(tokenizer, seq_length=hparams.seq_length, pad_to_longest=not fixed),
+        examples,
+        batch_size=hparams.batch_size,
+        seed=hparams.seed,
+        multiple_of=rows_for(distribution, hparams.batch_size),
+    )
+    steps = count(batches())
+    lines: list[str] = []
+    with distribution.scope():
+        model = _compiled_model(
+            task, source, hparams, total_steps=steps * hparams.epochs, keep_head=keep_head, log=lines.append
+        )
+    lines.append(
+        f"training {task.name} on {example_count:,} examples, {steps * hparams.epochs:,} steps; dev {dev_count:,} examples"
+    )
+    identity = {
+        "task": {"kind": task.kind, **task.to_json()},
+        **dataclasses.asdict(hparams),
+        "train_examples": [example_count, about_data[0]],
+        "dev_examples": [dev_count, about_data[1]],
+        "vocabulary": tokenizer.digest,
+        "lower_case": tokenizer.lower_case,
+        "config": source.config.to_dict(),
+        "checkpoint": digest_of_tensors(source.tensors),
+        "keep_head": keep_head,
+        "strategy": strategy_name,
+    }
+    about = {
+        "train_examples": example_count,
+        "dev_examples": dev_count,
+        "strategy": strategy_name,
+        "hparams": dataclasses.asdict(hparams),
+    }
+
+    def monitor(path: pathlib.Path, *, log: Callable[[str], None], **_: Any) -> Monitor:
+        trained = Run(task=task, preprocess=preprocess, model=model, path=path)
+        return FineTuningMonitor(path, run=trained, dev=dev, hparams=hparams, about=about, log=log)
+
+    stage = Stage(
+        steps=steps,
+        epochs=hparams.epochs,
+        # A new data set each time: the order of an epoch follows from the seed and how many came before.
+        batches=lambda done: batches().repeat().skip(done),
+    )
+    return Plan(identity=identity, model=model, stages=[stage], monitor=monitor, lines=lines)
+
+
+def finetune(
+    task: Task,
+    *,
+    checkpoint: str | pathlib.Path | checkpoints.Checkpoint,
+    output: str | pathlib.Path,
+    hparams: Hparams,
+    strategy_name: str = "one",
+    dev_split: str | None = None,
+    keep_head: bool = False,
+    save_every: int | None = None,
+    verbose: int | str = "auto",
+    log: Callable[[str], None] = print,
+) -> dict[str, Any]:
+    """Trains `task` from `checkpoint`, keeps the best epoch in the run directory `output`, returns the content of results.json.
+
+    A run in `output` that was killed is resumed from its last save if everything else is the same.
+
+    checkpoint: a path that `checkpoints.read` takes, or a Checkpoint; one without tensors starts at random
+    dev_split: measured after every epoch; None takes the task's first validation split
+    keep_head: start the head from the checkpoint too, as for one question-answering set after another; its labels are
+        brought into the task's order, so it must name them (`id2label` in config.json)
+    save_every: steps between two saves in `checkpoints/`, each three times the size of the weights; None saves nothing
+    verbose: 0 for silence, 1 for a progress bar; "auto" is 1 in a terminal, else 0
+    log: receives lines for a person: the weights that were loaded, each epoch's measures
+
+    Raises BertKerasError or MissingFileError, before any training, on data, sizes or folders that cannot work; LossDiverged.
+    """
+    check_save_every(save_every)
+    Folder(output, RUN).check()
+    plan = plan_finetuning(
+        task,
+        checkpoint=checkpoint,
+        hparams=hparams,
+        strategy_name=strategy_name,
+        dev_split=dev_split,
+        keep_head=keep_head,
+    )
+    return train(plan, output, save_every=save_every, verbose=verbose, log=log)

@@ -1,0 +1,138 @@
+"""The training loop: a plan in, a run's folder out. It is Keras' `fit`, once for each stage, and twice where a stage is resumed.
+
+A folder that holds an unfinished run of the same identity is resumed from its last save, to the same bits.
+"""
+
+import math
+import pathlib
+import sys
+import time
+from collections.abc import Callable
+from typing import Any
+
+import keras
+
+from bert_keras.errors import BertKerasError, LossDiverged
+from tasks.folders import Folder, Layout
+from tasks.training.plan import Plan, Stage
+from tasks.training.saver import CHECKPOINTS, SETTINGS, Saver, check_finite
+from tasks.training.strategies import differ_between_replicas
+
+RESULTS_FILE, LOGS, TASK_FILE = "results.json", "logs", "task.json"
+PROTOCOL_FILE = "protocol.json"  # what a grid of runs writes into a run's folder before the run begins
+RUN = Layout(
+    name="a run",
+    identity=f"{CHECKPOINTS}/{SETTINGS}",
+    results=RESULTS_FILE,
+    early=(LOGS, CHECKPOINTS, PROTOCOL_FILE),
+)
+
+
+class StopOnDivergence(keras.callbacks.Callback):
+    """Raises LossDiverged at the first loss, and after an epoch whose weights, are not finite. Nothing is saved then.
+
+    It is the first of the callbacks.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.step = 0
+
+    def on_train_batch_end(self, batch: int, logs: dict[str, float] | None = None) -> None:
+        self.step += 1
+        loss = float((logs or {}).get("loss", 0.0))
+        if not math.isfinite(loss):
+            raise LossDiverged(f"the loss is {loss}", step=self.step)
+
+    def on_epoch_end(self, epoch: int, logs: dict[str, float] | None = None) -> None:
+        check_finite(self.model, step=self.step)
+
+
+def check_save_every(every: int | None) -> None:
+    """Raises BertKerasError where saves are no steps apart; None saves nothing."""
+    if every is not None and every < 1:
+        raise BertKerasError(f"save_every is {every}; give at least 1 step.")
+
+
+def train(
+    plan: Plan,
+    output: str | pathlib.Path,
+    *,
+    save_every: int | None,
+    verbose: int | str = "auto",
+    log: Callable[[str], None] = print,
+) -> dict[str, Any]:
+    """Trains as planned, or resumes the unfinished run of the same plan in `output`; returns what results.json says.
+
+    save_every: steps between two saves; None saves nothing, and a killed run starts again
+    verbose: 0 for silence, 1 for a progress bar, 2 for lines; "auto" is 1 in a terminal, else 2
+
+    Raises BertKerasError where the folder holds anything else or is in use, and LossDiverged.
+    """
+    folder = Folder(output, RUN)
+    if verbose == "auto":
+        verbose = 1 if sys.stdout.isatty() else 2
+    with folder.begin(plan.identity) as begun:
+        for line in plan.lines:
+            log(line)
+        monitor, stop = plan.monitor(folder.path, log=log, verbose=verbose), StopOnDivergence()
+        saver = Saver(
+            folder.path, plan.model, every=save_every, remember=lambda: [seconds(), monitor.memory()]
+        )
+        before, began = 0.0, time.monotonic()
+
+        def seconds() -> float:
+            return before + time.monotonic() - began
+
+        if (memory := saver.restore(log=log)) is not None:
+            before, remembered = memory
+            monitor.recall(remembered)
+            log(f"resuming {folder.path} at step {saver.step:,} of {plan.steps:,}")
+        elif begun:
+            log(f"{folder.path} was begun and has no save; training starts at step 0")
+        stop.step = saver.step
+        differ_between_replicas(plan.model)
+        first = 0
+        for number, stage in enumerate(plan.stages):
+            done = saver.step - first
+            if done < stage.total:
+                monitor.begin(number, saver.step)
+                _fit(
+                    plan.model,
+                    stage,
+                    done,
+                    callbacks=[stop, monitor, *monitor.others, saver],
+                    verbose=verbose,
+                )
+            first += stage.total
+        results = {**monitor.results(), "steps": plan.steps, "seconds": round(seconds(), 1)}
+        folder.finish(results)
+    return results
+
+
+def _fit(
+    model: keras.Model,
+    stage: Stage,
+    done: int,
+    *,
+    callbacks: list[keras.callbacks.Callback],
+    verbose: int | str,
+) -> None:
+    """The rest of a stage after `done` steps."""
+    # Traced for this stage alone, as in a process that starts here: a graph for any length rounds differently.
+    model.make_train_function(force=True)
+    model.make_test_function(force=True)
+    while done < stage.total:  # once, or twice where an epoch was begun
+        epoch, begun = divmod(done, stage.steps)
+        last = epoch + 1 if begun else stage.epochs
+        with stage.reading():
+            model.fit(
+                stage.batches(done),
+                initial_epoch=epoch,
+                epochs=last,
+                steps_per_epoch=stage.steps - begun,
+                callbacks=callbacks,
+                verbose=int(verbose == 1),
+                shuffle=False,
+            )
+        done = last * stage.steps

@@ -1,0 +1,286 @@
+"""A run on disk: what a training leaves, and what evaluate, predict, features and export read.
+
+`config.json`, `vocab.txt`, `model.safetensors` (Hugging Face's names), `tokenizer_config.json`, `task.json` (the task, its labels
+and preprocessing), `results.json` (measures, history and the files' SHA-256), `logs/` for TensorBoard and `checkpoints/`
+(tasks/training/saver.py).
+"""
+
+import dataclasses
+import gc
+import pathlib
+import statistics
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import keras
+
+from bert_keras import checkpoints
+from bert_keras.config import LIMITS, BertConfig
+from bert_keras.encoder import BertEncoder
+from bert_keras.errors import BertKerasError, MissingFileError
+from bert_keras.features import POOLED_OUTPUT
+from bert_keras.files import digest_of_file, write_json
+from bert_keras.json_files import (
+    MAX_JSON_BYTES,
+    OBJECT,
+    TEXT,
+    object_of,
+    one_of,
+    read_bounded,
+    read_object,
+    typed,
+    whole,
+)
+from bert_keras.paths import path_of
+from bert_keras.text.preprocessing import TRUNCATION, Preprocessor
+from bert_keras.text.tokenizers import Tokenizer
+from bert_keras.text.vocabulary_files import SENTENCEPIECE
+from tasks.choice import Swag
+from tasks.fill_mask import FillMask
+from tasks.glue.task import Glue
+from tasks.ner.conll import Conll
+from tasks.squad.task import Squad
+from tasks.task import Source, Task, predict
+from tasks.training.loop import LOGS, RESULTS_FILE, TASK_FILE
+
+# task.json's "kind" -> the task. A new task is a line here.
+TASKS: dict[str, type[Task]] = {task.kind: task for task in (Glue, Squad, Swag, Conll, FillMask)}
+FILES = "files"  # in results.json: names of the run's files -> their SHA-256
+CHECKED = ("model.safetensors", "vocab.txt", SENTENCEPIECE)
+
+
+def open_task(name: str, source: Source | None, **options: Any) -> Task:
+    """The task of that name. Raises BertKerasError on another name, or an option that the task does not have."""
+    task = next((task for task in TASKS.values() if name in task.names), None)
+    if task is None:
+        listed = ", ".join(name for task in TASKS.values() for name in task.names)
+        raise BertKerasError(f"no task named {name!r}; the tasks are {listed}.")
+    if unknown := [f"--{option.replace('_', '-')}" for option in options if option not in task.options]:
+        raise BertKerasError(f"{', '.join(unknown)} does not apply to the task {name}; leave it out.")
+    return task.open(name, source, **options)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Run:
+    """A trained task, ready to predict, evaluate or export."""
+
+    task: Task
+    preprocess: Preprocessor
+    model: keras.Model
+    path: pathlib.Path
+
+    @property
+    def encoder(self) -> BertEncoder:
+        """The encoder inside the model."""
+        return encoder_of(self.model)
+
+
+def encoder_of(model: keras.Model) -> BertEncoder:
+    """The one BertEncoder in a task's model."""
+    return next(layer for layer in model.layers if isinstance(layer, BertEncoder))
+
+
+def heads_of(model: keras.Model) -> dict[str, keras.layers.Layer]:
+    """The layers of a task's model that have weights and are not the encoder, by name."""
+    return {
+        layer.name: layer for layer in model.layers if layer.weights and not isinstance(layer, BertEncoder)
+    }
+
+
+def free_memory() -> None:
+    """Releases the models and graphs of earlier runs."""
+    keras.utils.clear_session()
+    gc.collect()
+
+
+def check_sizes(config: BertConfig, *, vocab_size: int, seq_length: int) -> None:
+    """Raises BertKerasError where a token or a position would have no row in the encoder's embeddings."""
+    if vocab_size > config.vocab_size:
+        raise BertKerasError(
+            f"the vocabulary has {vocab_size} tokens and the encoder {config.vocab_size} embedding rows; "
+            "give the vocabulary that the checkpoint was trained with."
+        )
+    if seq_length > config.max_length:
+        raise BertKerasError(
+            f"seq_length is {seq_length} and the encoder has {config.max_length} positions; "
+            f"give seq_length {config.max_length} or less."
+        )
+
+
+def save_weights(
+    path: pathlib.Path,
+    tokenizer: Tokenizer,
+    encoder: BertEncoder,
+    heads: Mapping[str, keras.layers.Layer],
+    *,
+    without: Sequence[str] = (),
+    labels: Sequence[str] = (),
+) -> None:
+    """Writes an encoder with its heads, config and vocabulary.
+
+    without: parts that are left out because nothing has trained them
+    labels: the names of a classifier's classes, in the order of its logits
+
+    Raises OSError where the disk is full; earlier files stay. Raises BertKerasError where a weight is not a finite number.
+    """
+    checkpoint = checkpoints.collect(encoder.config, encoder, **heads)
+    kept = {name: value for name, value in checkpoint.tensors.items() if name.split("/")[0] not in without}
+    checkpoint = dataclasses.replace(checkpoint, tensors=kept, labels=tuple(labels) or None)
+    checkpoint = checkpoints.with_tokenizer(checkpoint, tokenizer)
+    checkpoints.write(checkpoint, path, format="hugging-face", overwrite=True)
+
+
+def save_run(path: pathlib.Path, task: Task, preprocess: Preprocessor, model: keras.Model) -> None:
+    """Writes weights, config, vocabulary and task.json. Raises as `save_weights`."""
+    encoder, heads = encoder_of(model), heads_of(model)
+    save_weights(path, preprocess.tokenizer, encoder, heads, labels=task.label_names)
+    save_task(path, task, preprocess)
+
+
+def save_task(path: pathlib.Path, task: Task, preprocess: Preprocessor) -> None:
+    """Writes the task.json of a run."""
+    content = {"kind": task.kind, "task": task.to_json()}
+    write_json(
+        path / TASK_FILE, content | {"seq_length": preprocess.seq_length, "truncation": preprocess.truncation}
+    )
+
+
+def digests(path: pathlib.Path) -> dict[str, str]:
+    """The SHA-256 of a run's weights and vocabulary, by the files' names."""
+    return {name: digest_of_file(path / name) for name in CHECKED if (path / name).is_file()}
+
+
+def is_run(path: str | pathlib.Path) -> bool:
+    """Whether a folder is a run. KerasHub's presets have a task.json too, which names a registered class."""
+    file = path_of(path) / TASK_FILE
+    return file.is_file() and b'"registered_name"' not in read_bounded(file, MAX_JSON_BYTES)
+
+
+def _digests_in(results: pathlib.Path) -> dict[str, str]:
+    kinds = {FILES: object_of(TEXT)}
+    return typed(read_object(results), kinds, where=results, optional=kinds, others=True).get(FILES) or {}
+
+
+def check_finished(path: pathlib.Path) -> None:
+    """Raises BertKerasError where a run was killed, or where a file is not the one that its training wrote."""
+    results = path / RESULTS_FILE
+    if not results.is_file():
+        if (path / LOGS).is_dir():
+            raise BertKerasError(
+                f"{path} is an unfinished run: it has no {RESULTS_FILE}; run the command that began it again, which resumes it."
+            )
+        return  # a snapshot, or an ELECTRA's generator
+    for name, wanted in _digests_in(results).items():
+        if not (path / name).is_file():
+            raise MissingFileError(f"{path} has no {name}, which its training wrote; train again.")
+        if digest_of_file(path / name) != wanted:
+            raise BertKerasError(
+                f"{path / name} is not the file that the training wrote (its SHA-256 differs from {RESULTS_FILE}); train again, "
+                f"or remove {FILES!r} from {RESULTS_FILE} where you changed it yourself."
+            )
+
+
+def load_run(path: str | pathlib.Path, *, data: str | pathlib.Path | None = None) -> Run:
+    """The run that `finetune` left in a folder, with the task's examples in `data` (None: TensorFlow Datasets).
+
+    Raises FileNotFoundError or ValueError, naming what is missing or wrong.
+    """
+    path = path_of(path)
+    file = path / TASK_FILE
+    if not is_run(path):
+        raise MissingFileError(
+            f"no {TASK_FILE} in {path}; give the folder that `bert-keras finetune --output` wrote."
+        )
+    check_finished(path)
+    kinds = {
+        "kind": one_of(TASKS),
+        "task": OBJECT,
+        "seq_length": whole(1, LIMITS["max_positions"]),
+        "truncation": one_of(TRUNCATION),
+    }
+    content = typed(read_object(file), kinds, where=f"{file} is not the {TASK_FILE} of a run", others=True)
+    try:
+        task = TASKS[content["kind"]].from_json(content["task"], data)
+    except FileNotFoundError:  # of the data
+        raise
+    except BertKerasError as error:
+        raise BertKerasError(f"{file} is not the {TASK_FILE} of a run: {error}") from error
+    return run_of(task, path, seq_length=content["seq_length"], truncation=content["truncation"])
+
+
+def run_of(
+    task: Task,
+    path: str | pathlib.Path,
+    *,
+    seq_length: int | None = None,
+    truncation: str = "longest_first",
+) -> Run:
+    """The run of a task with the weights of a checkpoint as they are, its heads' among them.
+
+    seq_length: in wordpieces; None takes all positions of the encoder
+
+    Raises FileNotFoundError or ValueError, naming what is missing or wrong.
+    """
+    checkpoint = checkpoints.read(path)
+    tokenizer = checkpoints.tokenizer_of(checkpoint)
+    seq_length = checkpoint.config.max_length if seq_length is None else seq_length
+    check_sizes(checkpoint.config, vocab_size=tokenizer.vocab_size, seq_length=seq_length)
+    encoder = BertEncoder(checkpoint.config, outputs=task.outputs)
+    # Nothing would train the pooler of a model that does not read it.
+    encoder.pooler.trainable = POOLED_OUTPUT in task.outputs
+    model = task.model(encoder)
+    checkpoints.assign(checkpoint, encoder, **heads_of(model))
+    preprocess = Preprocessor(tokenizer, seq_length=seq_length, truncation=truncation, pad_to_longest=True)
+    return Run(task=task, preprocess=preprocess, model=model, path=path_of(path))
+
+
+class Ensemble(keras.Model):
+    """The mean of several models' outputs."""
+
+    def __init__(self, models: Sequence[keras.Model]) -> None:
+        super().__init__(name="ensemble")
+        self.members = list(models)
+        self.built = True
+
+    def call(self, inputs: Any, training: bool = False) -> Any:
+        outputs = [member(inputs, training=training) for member in self.members]
+        return keras.tree.map_structure(lambda *parts: sum(parts) / len(parts), *outputs)
+
+
+def load_runs(paths: Sequence[str | pathlib.Path], *, data: str | pathlib.Path | None = None) -> Run:
+    """One run, or several runs of one task as an ensemble: their outputs and their calibrated numbers are averaged.
+
+    Raises as `load_run`, and BertKerasError where the runs differ in more than that.
+    """
+    runs = [load_run(path, data=data) for path in paths]
+    first = runs[0]
+    for run in runs[1:]:
+        if _reads(run) != _reads(first):
+            raise BertKerasError(
+                f"{run.path} differs from {first.path} in its task, labels or preprocessing; "
+                "an ensemble takes runs that differ in their weights alone."
+            )
+    if len(runs) == 1:
+        return first
+    kept = [run.task.to_json() for run in runs]
+    means = {name: statistics.fmean(one[name] for one in kept) for name in first.task.calibrated}
+    task = type(first.task).from_json(kept[0] | means, data)
+    return dataclasses.replace(first, task=task, model=Ensemble([run.model for run in runs]))
+
+
+def _reads(run: Run) -> Any:
+    """What must be equal in the runs of an ensemble."""
+    tokenizer, task = run.preprocess.tokenizer, run.task
+    return (
+        (task.kind, {name: value for name, value in task.to_json().items() if name not in task.calibrated}),
+        (run.preprocess.seq_length, run.preprocess.truncation),
+        (tokenizer.digest, tokenizer.lower_case),
+    )
+
+
+def evaluate(run: Run, split: str, *, batch_size: int = 32) -> dict[str, float]:
+    """The task's measures on one split, from what `decode` returns."""
+    examples = run.task.examples(split)
+    run.task.check(run.preprocess, examples)
+    predictions, raw = predict(run.task, run.preprocess, run.model, examples, batch_size=batch_size)
+    return dict(run.task.evaluate(predictions, raw))
