@@ -1,7 +1,7 @@
 """Fine-tunes real weights on the paper's tasks, beside random controls; prints dev figures with their spread.
 
-    python benchmarks/paper_tasks.py --data ../shared/data
-    python benchmarks/paper_tasks.py --data ../shared/data --groups sst2 --picture docs/sst2.png
+    python benchmarks/paper_tasks.py --data $BERT_KERAS_TEST_DATA
+    python benchmarks/paper_tasks.py --data $BERT_KERAS_TEST_DATA --groups sst2 --picture docs/sst2.png
 
 In: a folder with `glue/`, `squad/`, `swag/`, `conll2003/` and `weights/`; MiniLM-L6 comes from the demo's cache (it is fetched
 when it is not there). Out: a table for each group of CASES. Every run is one `bert-keras finetune` in a process of its own,

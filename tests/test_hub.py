@@ -544,6 +544,7 @@ def test_another_backend_is_one_clear_error():
 # TensorFlow Hub's own loaders, which need the `hub` extra
 
 
+@pytest.mark.hub
 @pytest.mark.filterwarnings("ignore")  # theirs
 def test_hub_load(pair, features, expected):
     tensorflow_hub = pytest.importorskip("tensorflow_hub")
@@ -554,6 +555,7 @@ def test_hub_load(pair, features, expected):
     np.testing.assert_allclose(found, expected["pooled_output"], rtol=0, atol=1e-6)
 
 
+@pytest.mark.hub
 @pytest.mark.filterwarnings("ignore")  # theirs
 def test_hub_keras_layer_trains_it(pair):
     tensorflow_hub = pytest.importorskip("tensorflow_hub")
