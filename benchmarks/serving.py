@@ -1,6 +1,6 @@
 """Thousands of requests, real and hostile, to a served classifier: nothing crashes, no answer is wrong, memory stays flat.
 
-    python benchmarks/serving.py --run runs/sst2 --served served/sst2 --text ../shared/data/glue/SST-2/dev.tsv
+    python benchmarks/serving.py --run runs/sst2 --served served/sst2 --text $BERT_KERAS_TEST_DATA/glue/SST-2/dev.tsv
 
 In: a run of one text and its export, and a file of real lines. `bert-keras serve` runs in a process of its own; each request
 goes over REST or gRPC, has one to eight texts, and one in ten is malformed. Out: a table of what was sent and how it was

@@ -20,8 +20,8 @@ from savedmodels.servable import Servable
 from tasks.glue.task import ROWS, Glue
 from tasks.ner.conll import Conll
 from tasks.task import Hparams, predict
-from tasks.training.finetune import _compiled_model, finetune
-from tasks.training.run import evaluate, heads_of, load_run, load_runs, save_run
+from tasks.training.finetune import _compiled_model, finetune, plan_finetuning
+from tasks.training.run import encoder_of, evaluate, heads_of, load_run, load_runs, save_run
 from tasks.training.strategies import strategy
 
 TESTS = Path(__file__).parent
@@ -515,6 +515,18 @@ def test_loss_that_is_no_number(place):
     with pytest.raises(ValueError, match=r"the loss is nan at step \d; give a lower learning_rate"):
         start(Glue(ROWS["sst2"], place / "reviews"), place, output="nan", hparams=hparams)
     assert not (place / "nan" / "model.safetensors").exists()
+
+
+def test_planning_trains_nothing(place):
+    """The plan's model has the checkpoint's weights, and no file is written."""
+    before = runs.contents(place)
+    task = Glue(ROWS["sst2"], place / "reviews")
+    plan = plan_finetuning(task, checkpoint=place / "checkpoint", hparams=QUICK)
+    assert (plan.steps, plan.identity["train_examples"][0]) == (12, 96)
+    encoder = checkpoints.collect(encoder_of(plan.model).config, encoder_of(plan.model)).tensors
+    given = checkpoints.read(place / "checkpoint").tensors
+    assert_same_weights({name: encoder[name] for name in given}, given)
+    assert runs.contents(place) == before
 
 
 # Refused before any training

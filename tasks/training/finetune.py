@@ -4,7 +4,7 @@ import dataclasses
 import functools
 import pathlib
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import keras
 import tensorflow as tf
@@ -18,7 +18,7 @@ from bert_keras.text.preprocessing import Preprocessor
 from bert_keras.training_model import TrainingModel
 from tasks.folders import Folder
 from tasks.task import Hparams, Task, cardinality, count, dataset, predictor, take_examples
-from tasks.training.identity import digest_of_examples, digest_of_tensors
+from tasks.training.identity import digest_of_examples, identity_of_checkpoint
 from tasks.training.loop import LOGS, RUN, check_save_every, train
 from tasks.training.plan import Monitor, Plan, Stage
 from tasks.training.run import FILES, Run, check_sizes, digests, heads_of, save_run
@@ -55,14 +55,14 @@ class FineTuningMonitor(Monitor):
         path: pathlib.Path,
         *,
         run: Run,
-        dev: tf.data.Dataset,
+        examples: "_Examples",
         hparams: Hparams,
-        about: Mapping[str, Any],
+        strategy_name: str,
         log: Callable[[str], None],
     ) -> None:
         super().__init__()
-        self._run, self._dev, self._hparams = run, dev, hparams
-        self._path, self._about, self._log = path, about, log
+        self._run, self._examples, self._hparams = run, examples, hparams
+        self._path, self._strategy_name, self._log = path, strategy_name, log
         self._predict = predictor(run.task, run.preprocess, run.model)
         self.others = [keras.callbacks.TensorBoard(path / LOGS, write_graph=False)]
         if hparams.unfreeze == "gradual":
@@ -80,7 +80,7 @@ class FineTuningMonitor(Monitor):
 
     def on_epoch_end(self, epoch: int, logs: dict[str, float] | None = None) -> None:
         run = self._run
-        predictions, raw = self._predict(self._dev, batch_size=self._hparams.batch_size)
+        predictions, raw = self._predict(self._examples.dev, batch_size=self._hparams.batch_size)
         measures = dict(run.task.evaluate(run.task.calibrate(predictions, raw), raw))
         logs = {} if logs is None else logs
         logs.update({f"val_{name}": value for name, value in measures.items()})
@@ -103,7 +103,10 @@ class FineTuningMonitor(Monitor):
             "measures": measures,
             "best_epoch": self.best["epoch"] + 1,
             "history": self.history,
-            **self._about,
+            "train_examples": self._examples.train_count,
+            "dev_examples": self._examples.dev_count,
+            "strategy": self._strategy_name,
+            "hparams": dataclasses.asdict(self._hparams),
             FILES: self.best[FILES],
         }
 
@@ -188,6 +191,37 @@ def _compiled_model(
     return model
 
 
+class _Examples(NamedTuple):
+    """What a run learns from and is measured on.
+
+    about: for the identity of the run, how many examples each split has and their SHA-256
+    """
+
+    train: tf.data.Dataset
+    dev: tf.data.Dataset
+    train_count: int
+    dev_count: int
+    about: dict[str, Any]
+
+
+def _read_examples(
+    task: Task, preprocess: Preprocessor, hparams: Hparams, dev_split: str | None
+) -> _Examples:
+    """Reads both splits once. Raises BertKerasError where one is empty or has no label."""
+    dev_split = dev_split or next(iter(task.validation_splits), "validation")
+    dev, everything = task.examples(dev_split), task.examples("train")
+    train = take_examples(everything, count=hparams.max_examples, seed=hparams.seed)
+    counts = cardinality(train), cardinality(dev)
+    about = {
+        "train_examples": [counts[0], digest_of_examples(everything)],
+        "dev_examples": [counts[1], digest_of_examples(dev)],
+    }
+    for split, some in (("train", train), (dev_split, dev)):
+        check_labelled(task, preprocess, some, split)
+        task.check(preprocess, some)
+    return _Examples(train, dev, *counts, about)
+
+
 def plan_finetuning(
     task: Task,
     *,
@@ -206,56 +240,39 @@ def plan_finetuning(
     tokenizer = checkpoints.tokenizer_of(source)
     check_sizes(source.config, vocab_size=tokenizer.vocab_size, seq_length=hparams.seq_length)
     keras.utils.set_random_seed(hparams.seed)  # of the examples drawn and of their order too
-    dev_split = dev_split or next(iter(task.validation_splits), "validation")
-    dev, examples = task.examples(dev_split), task.examples("train")
-    about_data = [digest_of_examples(examples), digest_of_examples(dev)]
-    examples = take_examples(examples, count=hparams.max_examples, seed=hparams.seed)
-    example_count, dev_count = cardinality(examples), cardinality(dev)
     preprocess = Preprocessor(tokenizer, seq_length=hparams.seq_length, pad_to_longest=True)
-    for split, some in (("train", examples), (dev_split, dev)):
-        check_labelled(task, preprocess, some, split)
-        task.check(preprocess, some)
+    examples = _read_examples(task, preprocess, hparams, dev_split)
     fixed = strategy_name == "tpu"  # one shape
     batches = functools.partial(
         dataset,
         task,
         Preprocessor(tokenizer, seq_length=hparams.seq_length, pad_to_longest=not fixed),
-        examples,
+        examples.train,
         batch_size=hparams.batch_size,
         seed=hparams.seed,
         multiple_of=rows_for(distribution, hparams.batch_size),
     )
-    steps = count(batches())
-    lines: list[str] = []
+    steps, lines = count(batches()), list[str]()
     with distribution.scope():
         model = _compiled_model(
             task, source, hparams, total_steps=steps * hparams.epochs, keep_head=keep_head, log=lines.append
         )
     lines.append(
-        f"training {task.name} on {example_count:,} examples, {steps * hparams.epochs:,} steps; dev {dev_count:,} examples"
+        f"training {task.name} on {examples.train_count:,} examples, {steps * hparams.epochs:,} steps; "
+        f"dev {examples.dev_count:,} examples"
     )
-    identity = {
+    settings = {
         "task": {"kind": task.kind, **task.to_json()},
         **dataclasses.asdict(hparams),
-        "train_examples": [example_count, about_data[0]],
-        "dev_examples": [dev_count, about_data[1]],
-        "vocabulary": tokenizer.digest,
-        "lower_case": tokenizer.lower_case,
-        "config": source.config.to_dict(),
-        "checkpoint": digest_of_tensors(source.tensors),
         "keep_head": keep_head,
         "strategy": strategy_name,
-    }
-    about = {
-        "train_examples": example_count,
-        "dev_examples": dev_count,
-        "strategy": strategy_name,
-        "hparams": dataclasses.asdict(hparams),
     }
 
     def monitor(path: pathlib.Path, *, log: Callable[[str], None], **_: Any) -> Monitor:
         trained = Run(task=task, preprocess=preprocess, model=model, path=path)
-        return FineTuningMonitor(path, run=trained, dev=dev, hparams=hparams, about=about, log=log)
+        return FineTuningMonitor(
+            path, run=trained, examples=examples, hparams=hparams, strategy_name=strategy_name, log=log
+        )
 
     stage = Stage(
         steps=steps,
@@ -263,6 +280,7 @@ def plan_finetuning(
         # A new data set each time: the order of an epoch follows from the seed and how many came before.
         batches=lambda done: batches().repeat().skip(done),
     )
+    identity = settings | examples.about | identity_of_checkpoint(source, tokenizer)
     return Plan(identity=identity, model=model, stages=[stage], monitor=monitor, lines=lines)
 
 

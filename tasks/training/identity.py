@@ -1,11 +1,15 @@
-"""Digests of what decides a training's result."""
+"""What decides a training's result, as digests."""
 
+import itertools
 from collections.abc import Mapping
+from typing import Any
 
 import numpy as np
 import tensorflow as tf
 
+from bert_keras.checkpoints import Checkpoint
 from bert_keras.files import digest
+from bert_keras.text.tokenizers import Tokenizer
 
 BATCH = 1024  # examples that are read together
 
@@ -23,4 +27,14 @@ def digest_of_examples(examples: tf.data.Dataset) -> str:
         lambda batch: [tf.io.serialize_tensor(batch[name]) for name in names],
         num_parallel_calls=tf.data.AUTOTUNE,
     )
-    return digest([*names, *(part for row in rows.as_numpy_iterator() for part in row)])
+    return digest(itertools.chain(names, itertools.chain.from_iterable(rows.as_numpy_iterator())))
+
+
+def identity_of_checkpoint(source: Checkpoint, tokenizer: Tokenizer) -> dict[str, Any]:
+    """The fields of an identity that say which weights, configuration and vocabulary a training starts from."""
+    return {
+        "vocabulary": tokenizer.digest,
+        "lower_case": tokenizer.lower_case,
+        "config": source.config.to_dict(),
+        "checkpoint": digest_of_tensors(source.tensors),
+    }
