@@ -273,7 +273,7 @@ def test_tasks_of_two_texts_split_at_the_first_tab():
             b'["a"]',
             "x.jsonl, line 1: a JSON list, no object; wanted a and b, in UTF-8, in an object a line.",
         ),
-        ("x.jsonl", b'\n{"a": ', "x.jsonl, line 2: Expecting value"),
+        ("x.jsonl", b'\n{"a": ', "x.jsonl, line 2: the line is not JSON"),
         ("x.jsonl", b'{"a": "\\ud800", "b": ""}', "x.jsonl, line 1: 'utf-8' codec can't encode"),
     ],
 )
