@@ -8,6 +8,8 @@ All derive from ValueError. The last two also derive from the error that Python 
 comes from another library: the command line shows its traceback.
 """
 
+from collections.abc import Iterable
+
 
 class BertKerasError(ValueError):
     """An input that the package refuses."""
@@ -23,3 +25,15 @@ class TakenError(FileExistsError, BertKerasError):
 
 class MissingPackageError(ImportError, BertKerasError):
     """An optional package that is not installed."""
+
+
+def first_line(error: BaseException) -> str:
+    """The first line of another library's error, to quote in an error of one line."""
+    return str(getattr(error, "message", error)).strip().split("\n")[0]
+
+
+def listed(names: Iterable[str], limit: int = 8) -> str:
+    """The first names and the number of the rest, for an error of one line."""
+    names = list(names)
+    rest = f" and {len(names) - limit} more" if len(names) > limit else ""
+    return ", ".join(names[:limit]) + rest if names else "none"

@@ -9,8 +9,8 @@ from typing import Any
 
 import tensorflow as tf
 
-from bert_keras.checkpoints.formats import file_errors
 from bert_keras.errors import BertKerasError
+from bert_keras.tensorflow_errors import file_errors
 
 TEMPORARY = ".tmp"  # ends the name of a file that is not complete
 

@@ -13,9 +13,10 @@ import pytest
 from parity import assert_equal, hugging_face, hugging_face_outputs, random_features, random_weights, seeded
 
 from bert_keras import checkpoints
-from bert_keras.checkpoints import formats as checkpoint_formats
-from bert_keras.checkpoints.formats import FORMATS, Checkpoint, head_shapes, variable_shapes
-from bert_keras.config import MODEL_TYPES, BertConfig
+from bert_keras.checkpoints import FORMATS
+from bert_keras.checkpoints.names import Checkpoint, Row, head_shapes, numpy_dtype, variable_shapes
+from bert_keras.config import BertConfig
+from bert_keras.config_files import MODEL_TYPES
 from bert_keras.encoder import BertEncoder
 from bert_keras.features import POOLED_OUTPUT, SEQUENCE_OUTPUT
 from bert_keras.heads import (
@@ -157,7 +158,7 @@ def test_a_layout_there_and_back_changes_nothing(names, config):
 )
 def test_layouts_by_hand(layout, theirs):
     config = dataclasses.replace(TINY, hidden_size=2)
-    row = checkpoint_formats.Row(ours="k", theirs="k", shape=(2, 2), layout=layout)
+    row = Row(ours="k", theirs="k", shape=(2, 2), layout=layout)
     assert row.to_ours(np.array(theirs)).tolist() == [[1, 2], [3, 4]]
     assert row.to_theirs(np.array([[1, 2], [3, 4]]), config).tolist() == theirs
 
@@ -212,10 +213,7 @@ def test_round_trip_of_every_head(tmp_path, form):
 @pytest.mark.parametrize("form", ["hugging-face", "google"])
 def test_round_trip_keeps_the_dtype(tmp_path, form, dtype):
     checkpoint = random_checkpoint(heads=())
-    narrow = {
-        name: tensor.astype(checkpoint_formats.numpy_dtype(dtype))
-        for name, tensor in checkpoint.tensors.items()
-    }
+    narrow = {name: tensor.astype(numpy_dtype(dtype)) for name, tensor in checkpoint.tensors.items()}
     checkpoint = dataclasses.replace(checkpoint, tensors=narrow)
     checkpoints.write(checkpoint, tmp_path / "out", format=form)
     assert_same(checkpoints.read(tmp_path / "out"), checkpoint)
@@ -538,7 +536,7 @@ def test_pytorch_files_are_read_without_running_them(tmp_path):
     assert_same(checkpoints.read(tmp_path), checkpoint)
 
     torch.save({name: tensor.bfloat16() for name, tensor in theirs.items()}, tmp_path / "pytorch_model.bin")
-    narrow = checkpoint_formats.numpy_dtype("bfloat16")
+    narrow = numpy_dtype("bfloat16")
     cast = {name: tensor.astype(narrow) for name, tensor in checkpoint.tensors.items()}
     assert_same(checkpoints.read(tmp_path), dataclasses.replace(checkpoint, tensors=cast))
 

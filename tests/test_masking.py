@@ -17,7 +17,7 @@ from bert_keras.features import (
 )
 from bert_keras.text.masking import Masking, Pieces, ask_next, count_asked, mask
 from bert_keras.text.preprocessing import Preprocessor
-from bert_keras.text.tokenizers import WordPiece
+from bert_keras.text.wordpiece import WordPiece
 
 VOCABULARY = [
     "[PAD]",

@@ -14,7 +14,7 @@ from bert_keras import checkpoints, cli
 from bert_keras.config import BertConfig
 from bert_keras.hub_layer import HubLayer
 from bert_keras.paths import for_tensorflow
-from bert_keras.text.tokenizers import WordPiece
+from bert_keras.text.wordpiece import WordPiece
 from savedmodels import serve
 from savedmodels.export import ask
 from tasks.pretraining.corpus import Corpus

@@ -19,7 +19,7 @@ from interrupted import ALIVE, KILLS
 from runs import Begun, contents, no_training, run_command
 from tensorflow.python.framework import config as tensorflow_config
 
-from bert_keras.checkpoints.formats import SAFETENSORS
+from bert_keras.checkpoints.hugging_face import SAFETENSORS
 from bert_keras.errors import BertKerasError
 from tasks.glue.task import ROWS, Glue
 from tasks.task import Hparams

@@ -18,7 +18,7 @@ from bert_keras.features import (
     WORD_INDEX,
 )
 from bert_keras.text.preprocessing import Preprocessor
-from bert_keras.text.tokenizers import WordPiece
+from bert_keras.text.wordpiece import WordPiece
 
 PIECES = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "a", "b", "c", "##a", "##b", "##c", "猫", "は"]
 PAD, UNK, CLS, SEP, A, B, C = 0, 1, 2, 3, 5, 6, 7

@@ -27,7 +27,7 @@ from bert_keras.features import (
     MASKED_LM_WEIGHTS,
     WORD_STARTS,
 )
-from bert_keras.text.tokenizers import SpecialTokens, Tokenizer
+from bert_keras.text.tokenizer import SpecialTokens, Tokenizer
 
 Features = dict[str, tf.Tensor]
 RANDOM_PIECES = ("vocabulary", "real")

@@ -29,7 +29,7 @@ from bert_keras.features import (
     START_BYTES,
     WORD_INDEX,
 )
-from bert_keras.text.tokenizers import Tokenizer
+from bert_keras.text.tokenizer import Tokenizer
 
 Features = dict[str, tf.Tensor]
 MAX_SEGMENTS = 2  # BERT has two type ids

@@ -51,7 +51,7 @@ from bert_keras.optimization import LAMB, AdamW, WarmupLinearDecay
 from bert_keras.paths import path_of
 from bert_keras.text.masking import Masking, Pieces
 from bert_keras.text.preprocessing import Preprocessor, pad_batches
-from bert_keras.text.tokenizers import Tokenizer
+from bert_keras.text.tokenizer import Tokenizer
 from tasks.files import write_json
 from tasks.fill_mask import FillMask
 from tasks.pretraining.instances import BEGINNING, SAMPLERS, Place, Segmenter, Text, shards, stream

@@ -20,10 +20,10 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from bert_keras.checkpoints.formats import file_errors
 from bert_keras.errors import BertKerasError
 from bert_keras.json_files import read_object
 from bert_keras.paths import for_tensorflow
+from bert_keras.tensorflow_errors import file_errors
 from tasks.files import check_equal, write_json
 
 TASK_FILE, RESULTS_FILE, LOGS = "task.json", "results.json", "logs"

@@ -27,7 +27,7 @@ from bert_keras.json_files import MAX_JSON_BYTES, OBJECT, one_of, read_bounded, 
 from bert_keras.optimization import SCHEDULES, AdamW
 from bert_keras.paths import path_of
 from bert_keras.text.preprocessing import TRUNCATION, Preprocessor
-from bert_keras.text.tokenizers import Tokenizer
+from bert_keras.text.tokenizer import Tokenizer
 from tasks.choice import Swag
 from tasks.files import write_json
 from tasks.fill_mask import FillMask
