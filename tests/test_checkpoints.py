@@ -18,6 +18,7 @@ from bert_keras.checkpoints.names import Checkpoint, Row, head_shapes, numpy_dty
 from bert_keras.config import BertConfig
 from bert_keras.config_files import MODEL_TYPES
 from bert_keras.encoder import BertEncoder
+from bert_keras.errors import BertKerasError
 from bert_keras.features import POOLED_OUTPUT, SEQUENCE_OUTPUT
 from bert_keras.heads import (
     ChoiceHead,
@@ -220,6 +221,41 @@ def test_round_trip_keeps_the_dtype(tmp_path, form, dtype):
     encoder = checkpoints.load_encoder(tmp_path / "out", log=lambda line: None)
     table = np.asarray(encoder.embedding_table)
     np.testing.assert_array_equal(table, narrow["embeddings/word_embeddings"].astype("float32"))
+
+
+def spoiled(checkpoint: Checkpoint, value: float, dtype: str = "float32") -> Checkpoint:
+    """One bias of the second block with one wrong number."""
+    tensors = {name: tensor.astype(numpy_dtype(dtype)) for name, tensor in checkpoint.tensors.items()}
+    tensors["block_1/attention/query/bias"][-1] = value
+    return dataclasses.replace(checkpoint, tensors=tensors)
+
+
+@pytest.mark.parametrize("form", [*FORMATS])
+def test_weights_that_are_nan_or_infinite_are_not_written(tmp_path, form):
+    for value in (np.nan, -np.inf):
+        with pytest.raises(
+            BertKerasError, match="block_1/attention/query/bias.* 1 .*NaN or infinite"
+        ) as error:
+            checkpoints.write(spoiled(random_checkpoint(heads=()), value), tmp_path / "out", format=form)
+        assert str(tmp_path / "out") in str(error.value) and not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32", "float64"])
+@pytest.mark.parametrize(
+    ("form", "theirs"),
+    [
+        ("hugging-face", "bert.encoder.layer.1.attention.self.query.bias"),
+        ("google", "bert/encoder/layer_1/attention/self/query/bias"),
+    ],
+)
+def test_weights_that_are_nan_or_infinite_are_not_read(tmp_path, monkeypatch, form, theirs, dtype):
+    with monkeypatch.context() as patch:
+        patch.setattr(checkpoints, "refuse_not_finite", lambda *args, **kwargs: None)
+        bad = spoiled(random_checkpoint(heads=()), np.inf, dtype)
+        checkpoints.write(bad, tmp_path / "given", format=form)
+    with pytest.raises(BertKerasError, match="NaN or infinite") as error:
+        checkpoints.read(tmp_path / "given")
+    assert str(error.value).startswith(f"{theirs} in {tmp_path / 'given'}")
 
 
 PADDING_SECOND = ("[UNK]", "[PAD]", *PIECES[2:])

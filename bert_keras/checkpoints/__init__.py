@@ -22,7 +22,7 @@ from bert_keras.checkpoints.model_garden import MODEL_GARDEN
 from bert_keras.checkpoints.models import Report, assign, collect, prefix_of, refuse_lacking
 from bert_keras.checkpoints.names import ARCHITECTURES, HEADS, Checkpoint, Format, variable_shapes
 from bert_keras.checkpoints.reference import check_reference, differences
-from bert_keras.checkpoints.tensors import read_tensors
+from bert_keras.checkpoints.tensors import read_tensors, refuse_not_finite
 from bert_keras.config import BertConfig
 from bert_keras.errors import BertKerasError, MissingFileError, listed
 from bert_keras.paths import path_of
@@ -61,7 +61,7 @@ def read(path: Path) -> Checkpoint:
     path: a Hugging Face folder, a KerasHub preset folder, or the folder or prefix of a TensorFlow checkpoint
 
     Raises FileNotFoundError where there is no checkpoint, and ValueError for one that is cut short, does not fit its config,
-    or is of another format.
+    is of another format, or has NaN or infinite weights.
     """
     form, root = _locate(path_of(path))
     config = form.load_config(root)
@@ -99,7 +99,7 @@ def write(checkpoint: Checkpoint, path: Path, *, format: str, overwrite: bool = 
 
     All files are written under a temporary name first. For Hugging Face we write the first of MODEL_TYPES that computes the
     same numbers. Returns our names of the tensors that the format cannot hold: heads, or the pooler of an ELECTRA. Raises
-    ValueError if the format's library would compute other numbers from the config,
+    ValueError if a weight is NaN or infinite or the format's library would compute other numbers from the config,
     FileExistsError where the folder is not empty, OSError where it cannot be written.
     """
     form, path, config = _format(format), path_of(path), checkpoint.config
@@ -113,6 +113,8 @@ def write(checkpoint: Checkpoint, path: Path, *, format: str, overwrite: bool = 
         raise BertKerasError(
             f"{prefix_of(checkpoint)}the checkpoint lacks {listed(lacking)}; an encoder has every one of them."
         )
+    for name, array in checkpoint.tensors.items():
+        refuse_not_finite(np.asarray(array), named=f"{prefix_of(checkpoint)}{name}, to be written to {path},")
     check_new_folder(path, overwrite=overwrite)
     theirs = {
         rows[name].theirs: rows[name].to_theirs(np.asarray(array), config)

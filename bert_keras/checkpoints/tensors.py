@@ -1,4 +1,4 @@
-"""The tensors of an open file under our names: shapes and dtypes are checked, tied weights compared."""
+"""The tensors of an open file under our names: shapes, dtypes and values are checked, tied weights compared."""
 
 import pathlib
 
@@ -14,7 +14,7 @@ def read_tensors(
 ) -> tuple[dict[str, np.ndarray], tuple[str, ...]]:
     """Our name -> array in our layout, and the file's names that no row of the table has.
 
-    Raises BertKerasError for a tensor of another shape or dtype, or unlike its second name.
+    Raises BertKerasError for a tensor of another shape or dtype, with NaN or infinite numbers, or unlike its second name.
     """
     names = form.names_in(where)
     known, unknown = _known_rows(names, config, source, where=where)
@@ -27,6 +27,7 @@ def read_tensors(
             raise BertKerasError(
                 f"{raw} in {where} is {array.dtype}; wanted float16, bfloat16, float32 or float64."
             )
+        refuse_not_finite(array, named=f"{raw} in {where}")
         if row.ours in tensors and not np.array_equal(tensors[row.ours], array):
             if row.theirs not in names.duplicates:
                 raise BertKerasError(
@@ -44,6 +45,15 @@ def read_tensors(
         unknown += [raw for raw, row in known if _is_masked_lm(row, names)]
         tensors = {name: tensor for name, tensor in tensors.items() if not name.startswith("masked_lm/")}
     return tensors, tuple(sorted(unknown))
+
+
+def refuse_not_finite(array: np.ndarray, *, named: str) -> None:
+    """Raises BertKerasError for an array with NaN or infinite numbers; `named` is the prefix of the error."""
+    if (wrong := array.size - np.count_nonzero(np.isfinite(array))) > 0:
+        raise BertKerasError(
+            f"{named} has {wrong:,} numbers that are NaN or infinite, of {array.size:,}; wanted finite weights: "
+            "bring another copy, or train the model again."
+        )
 
 
 def _known_rows(
