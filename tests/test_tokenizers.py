@@ -280,6 +280,13 @@ class TestVocabulary:
         assert message in str(error.value) and path in str(error.value)
         assert "\n" not in str(error.value)
 
+    def test_an_address_that_only_tensorflow_reads(self):
+        with tf.io.gfile.GFile("ram://vocab.txt", "wb") as file:
+            file.write("\n".join(VOCABULARY).encode())
+        assert list(WordPiece.from_file("ram://vocab.txt").vocabulary) == list(VOCABULARY)
+        with pytest.raises(FileNotFoundError, match="no vocabulary file at ram://nowhere.txt"):
+            WordPiece.from_file("ram://nowhere.txt")
+
     def test_no_file(self, tmp_path):
         with pytest.raises(FileNotFoundError, match="no vocabulary file"):
             WordPiece.from_file(str(tmp_path / "nowhere.txt"))
