@@ -181,7 +181,7 @@ def _our_finetune(case: Case, folder: pathlib.Path) -> Prepared:
 
 
 def _our_tokenize(case: Case, folder: pathlib.Path, *, method: str) -> Prepared:
-    from bert_keras.text.tokenizers import WordPiece
+    from bert_keras.text.wordpiece import WordPiece
 
     tokenizer = WordPiece.from_file(str(folder / "vocab.txt"))
     call = _mapped(getattr(tokenizer, method), folder)

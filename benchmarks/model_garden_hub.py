@@ -33,7 +33,7 @@ from bert_keras.features import (
 from bert_keras.heads import MaskedLMHead
 from bert_keras.hub_layer import HubLayer
 from bert_keras.text.preprocessing import Preprocessor
-from bert_keras.text.tokenizers import WordPiece
+from bert_keras.text.wordpiece import WordPiece
 
 BOUND = 1e-5
 WORDS = "[PAD] [UNK] [CLS] [SEP] [MASK] good bad film play the a ##s ##ing , . !".split()

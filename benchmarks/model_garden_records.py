@@ -20,7 +20,7 @@ from official.nlp.data.pretrain_dataloader import BertPretrainDataConfig, BertPr
 
 from bert_keras.features import NEXT_SENTENCE_LABEL
 from bert_keras.text.masking import Masking
-from bert_keras.text.tokenizers import WordPiece
+from bert_keras.text.wordpiece import WordPiece
 from tasks.pretraining.corpus import Corpus
 from tasks.pretraining.instances import Settings
 from tasks.pretraining.records import read_records, write_records

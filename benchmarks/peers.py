@@ -33,8 +33,9 @@ from rich.console import Console
 from rich.table import Table
 
 from bert_keras import checkpoints
-from bert_keras.checkpoints.formats import Checkpoint, read_vocabulary, variable_shapes
+from bert_keras.checkpoints.names import Checkpoint, variable_shapes
 from bert_keras.config import BertConfig
+from bert_keras.text.vocabulary_files import read_pieces
 
 CASES = {
     case.name: case
@@ -110,7 +111,7 @@ def english_vocabulary(data: pathlib.Path) -> tuple[str, ...]:
     """BERT's uncased pieces; without data the paragraph's words and letters."""
     path = data / "vocab/uncased_30522.txt"
     if path.is_file():
-        return read_vocabulary(path)
+        return read_pieces(path)
     words = sorted({*PARAGRAPH.lower().replace(".", " ").replace(",", " ").split()})
     letters = sorted({*PARAGRAPH.lower()} - {" ", "\n"})
     special = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]

@@ -6,7 +6,8 @@ from typing import Any
 _HOMES = {
     "bert_keras.errors": ("BertKerasError",),
     "bert_keras.config": ("BertConfig",),
-    "bert_keras.text.tokenizers": ("SentencePiece", "WordPiece"),
+    "bert_keras.text.sentencepiece": ("SentencePiece",),
+    "bert_keras.text.wordpiece": ("WordPiece",),
     "bert_keras.text.preprocessing": ("Preprocessor", "pad_batches"),
     "bert_keras.encoder": ("BertEncoder", "encoder_inputs"),
     "bert_keras.heads": (

@@ -679,7 +679,7 @@ def _start(*, deterministic: bool = False) -> Any:
         except ImportError as error:
             raise MissingPackageError(f"{error}; pip install tensorflow.") from error
 
-        import bert_keras.text.tokenizers  # noqa: F401 (tensorflow-text, or what to do without it)
+        import bert_keras.text.text_ops  # noqa: F401 (tensorflow-text, or what to do without it)
 
         tf.config.list_logical_devices()
         tf.get_logger().setLevel("ERROR")
@@ -1325,7 +1325,7 @@ def _info(args: argparse.Namespace) -> None:
         _table(("file", "bytes", "SHA-256"), rows, title=f"{args.path}: every file is as it was written")
         return
     from bert_keras import checkpoints
-    from bert_keras.checkpoints.formats import lower_cases
+    from bert_keras.checkpoints.letter_case import lower_cases
     from tasks.training.run import is_run, load_run
 
     checkpoint = checkpoints.read(args.path)

@@ -10,6 +10,8 @@ All derive from ValueError; the second to the fourth also from the error that Py
 bug or comes from another library: the command line shows its traceback.
 """
 
+from collections.abc import Iterable
+
 
 class BertKerasError(ValueError):
     """An input that the package refuses."""
@@ -36,3 +38,15 @@ class LossDiverged(BertKerasError):
     def __init__(self, what: str, *, step: int) -> None:
         super().__init__(f"{what} at step {step}; give a lower learning_rate or a longer warm-up.")
         self.what, self.step = what, step
+
+
+def first_line(error: BaseException) -> str:
+    """The first line of another library's error, to quote in an error of one line."""
+    return str(getattr(error, "message", error)).strip().split("\n")[0]
+
+
+def listed(names: Iterable[str], limit: int = 8) -> str:
+    """The first names and the number of the rest, for an error of one line."""
+    names = list(names)
+    rest = f" and {len(names) - limit} more" if len(names) > limit else ""
+    return ", ".join(names[:limit]) + rest if names else "none"

@@ -1,4 +1,4 @@
-"""JSON of strangers, read with limits, and its fields checked by type before anything is made of them.
+"""JSON files: those of others are read with limits, and the type of each field is checked before it is used.
 
 In: a file, or text. Out: plain values, or BertKerasError in one line: the file, the field, what was found, what is wanted.
 """
@@ -82,6 +82,11 @@ def read_object(path: str | pathlib.Path) -> dict[str, Any]:
     if not isinstance(value, dict):
         raise BertKerasError(f"{path} holds {_named(value)}; wanted an object of named fields.")
     return value
+
+
+def write_json(content: Mapping[str, Any], path: pathlib.Path) -> None:
+    """Writes a JSON file, indented."""
+    path.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
 
 
 _NAMES = {
@@ -177,9 +182,9 @@ def typed(
 ) -> dict[str, Any]:
     """The fields of an object, each of its kind.
 
-    where: opens the error: the file, or the place in it
+    where: the start of the error: the file, or the place in it
     optional: fields that may be missing
-    others: whether fields that `kinds` does not name are passed over
+    others: True ignores fields that `kinds` does not name
 
     Raises BertKerasError at the first field that is missing, of another kind or unknown.
     """

@@ -16,9 +16,9 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from bert_keras.checkpoints.formats import file_errors
 from bert_keras.errors import BertKerasError
 from bert_keras.paths import for_tensorflow, path_of
+from bert_keras.tensorflow_errors import file_errors
 from bert_keras.text.preprocessing import Preprocessor
 from savedmodels import kit, reload, servers
 from savedmodels.servable import Servable

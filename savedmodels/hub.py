@@ -20,7 +20,7 @@ import keras
 import tensorflow as tf
 
 from bert_keras import checkpoints
-from bert_keras.checkpoints.formats import Checkpoint, file_errors
+from bert_keras.checkpoints.names import Checkpoint
 from bert_keras.encoder import BertEncoder
 from bert_keras.errors import BertKerasError, TakenError
 from bert_keras.features import (
@@ -33,8 +33,10 @@ from bert_keras.features import (
 )
 from bert_keras.heads import MaskedLMHead
 from bert_keras.paths import path_of
+from bert_keras.tensorflow_errors import file_errors
 from bert_keras.text.preprocessing import MAX_SEGMENTS, Features, Preprocessor
-from bert_keras.text.tokenizers import Tokenizer, WordPiece
+from bert_keras.text.tokenizer import Tokenizer
+from bert_keras.text.wordpiece import WordPiece
 from savedmodels.export import SAMPLES, ask, compare, workplace
 
 PREPROCESS, ENCODER = "preprocess", "encoder"  # the two folders

@@ -6,8 +6,8 @@ from collections.abc import Callable, Iterator
 
 import tensorflow as tf
 
-from bert_keras.checkpoints.formats import file_errors
 from bert_keras.files import whole_file
+from bert_keras.tensorflow_errors import file_errors
 
 
 @contextlib.contextmanager

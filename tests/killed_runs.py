@@ -15,7 +15,7 @@ from pathlib import Path
 import runs
 import tensorflow as tf
 
-from bert_keras.text.tokenizers import WordPiece
+from bert_keras.text.wordpiece import WordPiece
 from tasks.glue.task import ROWS, Glue
 from tasks.pretraining.pretrain import pretrain
 from tasks.pretraining.recipes import RECIPES

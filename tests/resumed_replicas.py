@@ -22,7 +22,7 @@ tf.config.set_logical_device_configuration(
     tf.config.list_physical_devices("CPU")[0], [tf.config.LogicalDeviceConfiguration()] * 2
 )
 
-from bert_keras.text.tokenizers import WordPiece  # noqa: E402
+from bert_keras.text.wordpiece import WordPiece  # noqa: E402
 from tasks.glue.task import ROWS, Glue  # noqa: E402
 from tasks.pretraining.pretrain import pretrain  # noqa: E402
 from tasks.pretraining.recipes import RECIPES  # noqa: E402

@@ -7,7 +7,7 @@ import pytest
 from runs import VOCABULARY, texts, write_data
 
 from bert_keras import checkpoints
-from bert_keras.text.tokenizers import WordPiece
+from bert_keras.text.wordpiece import WordPiece
 from tasks.experiments import ablations
 from tasks.experiments.ablations import ABLATIONS, SCALES, Outcome, Row, Scale, as_json, run_ablation, tables
 from tasks.pretraining.recipes import RECIPES

@@ -8,9 +8,9 @@ import runs
 import tensorflow as tf
 from runs import Begun, no_training
 
-from bert_keras.checkpoints.formats import SAFETENSORS
+from bert_keras.checkpoints.hugging_face import SAFETENSORS
 from bert_keras.errors import BertKerasError
-from bert_keras.text.tokenizers import WordPiece
+from bert_keras.text.wordpiece import WordPiece
 from tasks.experiments import ablations
 from tasks.experiments.ablations import Row, Scale, run_ablation
 from tasks.glue.task import ROWS, Glue

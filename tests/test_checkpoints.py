@@ -13,10 +13,12 @@ import pytest
 from parity import assert_equal, hugging_face, hugging_face_outputs, random_features, random_weights, seeded
 
 from bert_keras import checkpoints
-from bert_keras.checkpoints import formats as checkpoint_formats
-from bert_keras.checkpoints.formats import FORMATS, Checkpoint, head_shapes, variable_shapes
-from bert_keras.config import MODEL_TYPES, BertConfig
+from bert_keras.checkpoints import FORMATS
+from bert_keras.checkpoints.names import Checkpoint, Row, head_shapes, numpy_dtype, variable_shapes
+from bert_keras.config import BertConfig
+from bert_keras.config_files import MODEL_TYPES
 from bert_keras.encoder import BertEncoder
+from bert_keras.errors import BertKerasError
 from bert_keras.features import POOLED_OUTPUT, SEQUENCE_OUTPUT
 from bert_keras.heads import (
     ChoiceHead,
@@ -157,7 +159,7 @@ def test_a_layout_there_and_back_changes_nothing(names, config):
 )
 def test_layouts_by_hand(layout, theirs):
     config = dataclasses.replace(TINY, hidden_size=2)
-    row = checkpoint_formats.Row(ours="k", theirs="k", shape=(2, 2), layout=layout)
+    row = Row(ours="k", theirs="k", shape=(2, 2), layout=layout)
     assert row.to_ours(np.array(theirs)).tolist() == [[1, 2], [3, 4]]
     assert row.to_theirs(np.array([[1, 2], [3, 4]]), config).tolist() == theirs
 
@@ -212,16 +214,48 @@ def test_round_trip_of_every_head(tmp_path, form):
 @pytest.mark.parametrize("form", ["hugging-face", "google"])
 def test_round_trip_keeps_the_dtype(tmp_path, form, dtype):
     checkpoint = random_checkpoint(heads=())
-    narrow = {
-        name: tensor.astype(checkpoint_formats.numpy_dtype(dtype))
-        for name, tensor in checkpoint.tensors.items()
-    }
+    narrow = {name: tensor.astype(numpy_dtype(dtype)) for name, tensor in checkpoint.tensors.items()}
     checkpoint = dataclasses.replace(checkpoint, tensors=narrow)
     checkpoints.write(checkpoint, tmp_path / "out", format=form)
     assert_same(checkpoints.read(tmp_path / "out"), checkpoint)
     encoder = checkpoints.load_encoder(tmp_path / "out", log=lambda line: None)
     table = np.asarray(encoder.embedding_table)
     np.testing.assert_array_equal(table, narrow["embeddings/word_embeddings"].astype("float32"))
+
+
+def spoiled(checkpoint: Checkpoint, value: float, dtype: str = "float32") -> Checkpoint:
+    """One bias of the second block with one wrong number."""
+    tensors = {name: tensor.astype(numpy_dtype(dtype)) for name, tensor in checkpoint.tensors.items()}
+    tensors["block_1/attention/query/bias"][-1] = value
+    return dataclasses.replace(checkpoint, tensors=tensors)
+
+
+@pytest.mark.parametrize("form", [*FORMATS])
+def test_weights_that_are_nan_or_infinite_are_not_written(tmp_path, form):
+    for value in (np.nan, -np.inf):
+        with pytest.raises(
+            BertKerasError, match="block_1/attention/query/bias.* 1 .*NaN or infinite"
+        ) as error:
+            checkpoints.write(spoiled(random_checkpoint(heads=()), value), tmp_path / "out", format=form)
+        assert str(tmp_path / "out") in str(error.value) and not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32", "float64"])
+@pytest.mark.parametrize(
+    ("form", "theirs"),
+    [
+        ("hugging-face", "bert.encoder.layer.1.attention.self.query.bias"),
+        ("google", "bert/encoder/layer_1/attention/self/query/bias"),
+    ],
+)
+def test_weights_that_are_nan_or_infinite_are_not_read(tmp_path, monkeypatch, form, theirs, dtype):
+    with monkeypatch.context() as patch:
+        patch.setattr(checkpoints, "refuse_not_finite", lambda *args, **kwargs: None)
+        bad = spoiled(random_checkpoint(heads=()), np.inf, dtype)
+        checkpoints.write(bad, tmp_path / "given", format=form)
+    with pytest.raises(BertKerasError, match="NaN or infinite") as error:
+        checkpoints.read(tmp_path / "given")
+    assert str(error.value).startswith(f"{theirs} in {tmp_path / 'given'}")
 
 
 PADDING_SECOND = ("[UNK]", "[PAD]", *PIECES[2:])
@@ -538,7 +572,7 @@ def test_pytorch_files_are_read_without_running_them(tmp_path):
     assert_same(checkpoints.read(tmp_path), checkpoint)
 
     torch.save({name: tensor.bfloat16() for name, tensor in theirs.items()}, tmp_path / "pytorch_model.bin")
-    narrow = checkpoint_formats.numpy_dtype("bfloat16")
+    narrow = numpy_dtype("bfloat16")
     cast = {name: tensor.astype(narrow) for name, tensor in checkpoint.tensors.items()}
     assert_same(checkpoints.read(tmp_path), dataclasses.replace(checkpoint, tensors=cast))
 

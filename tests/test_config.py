@@ -10,8 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from bert_keras.checkpoints.formats import variable_shapes
-from bert_keras.config import ACTIVATIONS, MODEL_TYPES, SIZES, VARIANTS, BertConfig
+from bert_keras.checkpoints.names import variable_shapes
+from bert_keras.config import ACTIVATIONS, SIZES, VARIANTS, BertConfig
+from bert_keras.config_files import MODEL_TYPES
 
 SMALL = BertConfig(
     vocab_size=20, hidden_size=8, num_layers=2, num_heads=2, intermediate_size=12, max_positions=10

@@ -17,7 +17,7 @@ from bert_keras.features import (
     START_BYTES,
 )
 from bert_keras.text.preprocessing import Preprocessor, pad_batches
-from bert_keras.text.tokenizers import WordPiece
+from bert_keras.text.wordpiece import WordPiece
 from tasks.glue.task import ROWS, Glue
 from tasks.task import Hparams, batches, cardinality, dataset, predict, predictor, take_examples
 

@@ -20,7 +20,7 @@ from runs import SIZES, VOCABULARY, contents, full_disk, run_command, texts
 from tensorflow.core.protobuf import saved_model_pb2
 
 from bert_keras.features import INPUT_MASK
-from bert_keras.text.tokenizers import WordPiece
+from bert_keras.text.wordpiece import WordPiece
 from savedmodels import kit, reload, servers
 from savedmodels.export import SAMPLES, ExportError, ask, compare, export, ops_of, servable_of
 from tasks.embedding import Embedding, WordEmbedding

@@ -21,7 +21,7 @@ from bert_keras.features import (
 )
 from bert_keras.heads import MaskedLMHead
 from bert_keras.text.preprocessing import Preprocessor
-from bert_keras.text.tokenizers import WordPiece
+from bert_keras.text.wordpiece import WordPiece
 from tasks.fill_mask import FillMask
 from tasks.task import Hparams, dataset, predict
 from tasks.training.finetune import finetune

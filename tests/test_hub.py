@@ -15,7 +15,7 @@ from runs import ROOT, SIZES, VOCABULARY, contents, full_disk, run_command, shel
 from tensorflow.core.protobuf import saved_model_pb2
 
 from bert_keras import checkpoints
-from bert_keras.checkpoints.formats import Checkpoint
+from bert_keras.checkpoints.names import Checkpoint
 from bert_keras.config import BertConfig
 from bert_keras.encoder import BertEncoder
 from bert_keras.features import ENCODER_INPUTS, INPUT_WORD_IDS, MASKED_LM_POSITIONS
@@ -23,7 +23,7 @@ from bert_keras.heads import MaskedLMHead
 from bert_keras.hub_layer import HubLayer
 from bert_keras.optimization import AdamW
 from bert_keras.text.preprocessing import Preprocessor
-from bert_keras.text.tokenizers import WordPiece
+from bert_keras.text.wordpiece import WordPiece
 from savedmodels import hub, reload
 from savedmodels.export import ask
 from tasks.pretraining.vocabulary import write_vocabulary

@@ -30,7 +30,7 @@ from bert_keras.features import (
     WORD_STARTS,
 )
 from bert_keras.text.masking import Masking
-from bert_keras.text.tokenizers import WordPiece
+from bert_keras.text.wordpiece import WordPiece
 from tasks.pretraining.corpus import Corpus
 from tasks.pretraining.instances import (
     SAMPLERS,
@@ -813,7 +813,7 @@ def test_real_articles(data_dir):
 MEASURE = """
 import functools, json, resource, sys
 from bert_keras.text.masking import Masking
-from bert_keras.text.tokenizers import WordPiece
+from bert_keras.text.wordpiece import WordPiece
 from tasks.pretraining.corpus import Corpus
 from tasks.pretraining.instances import Settings
 from tasks.pretraining.records import write_records

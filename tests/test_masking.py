@@ -17,7 +17,7 @@ from bert_keras.features import (
 )
 from bert_keras.text.masking import Masking, Pieces, ask_next, count_asked, mask
 from bert_keras.text.preprocessing import Preprocessor
-from bert_keras.text.tokenizers import WordPiece
+from bert_keras.text.wordpiece import WordPiece
 
 VOCABULARY = [
     "[PAD]",
@@ -336,8 +336,8 @@ def test_a_data_set_knows_the_shapes(tokenizer, pieces):
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"share": 0.0}, "share is 0.0; give a share over 0"),
-        ({"share": 1.5}, "share is 1.5; give a share over 0 and at most 1"),
+        ({"share": 0.0}, "share is 0.0; give a fraction over 0"),
+        ({"share": 1.5}, "share is 1.5; give a fraction over 0 and at most 1"),
         ({"max_predictions": 0}, "max_predictions is 0; give at least 1"),
         ({"max_ngram": 0}, "max_ngram is 0; give at least 1"),
         (

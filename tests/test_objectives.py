@@ -39,7 +39,7 @@ from bert_keras.objectives import (
 )
 from bert_keras.optimization import AdamW
 from bert_keras.text.masking import Masking, Pieces
-from bert_keras.text.tokenizers import SpecialTokens
+from bert_keras.text.tokenizer import SpecialTokens
 
 BOTH = (SEQUENCE_OUTPUT, POOLED_OUTPUT)
 CONFIG = BertConfig(

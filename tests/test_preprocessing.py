@@ -8,7 +8,7 @@ import tensorflow_text as tf_text
 
 from bert_keras.features import INPUT_MASK, INPUT_TYPE_IDS, INPUT_WORD_IDS
 from bert_keras.text.preprocessing import Preprocessor, longest_first
-from bert_keras.text.tokenizers import WordPiece
+from bert_keras.text.wordpiece import WordPiece
 
 PIECES = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "a", "b", "c"]
 PAD, CLS, SEP, A, B, C = 0, 2, 3, 5, 6, 7

@@ -29,7 +29,7 @@ from bert_keras.features import (
 from bert_keras.objectives import MaskedLM
 from bert_keras.optimization import AdamW
 from bert_keras.text.masking import Masking, Pieces
-from bert_keras.text.tokenizers import WordPiece
+from bert_keras.text.wordpiece import WordPiece
 from tasks.glue.task import ROWS, Glue
 from tasks.pretraining.corpus import Corpus
 from tasks.pretraining.instances import Settings

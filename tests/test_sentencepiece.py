@@ -19,7 +19,7 @@ from bert_keras.encoder import BertEncoder
 from bert_keras.heads import MaskedLMHead
 from bert_keras.text.masking import Pieces
 from bert_keras.text.preprocessing import Preprocessor
-from bert_keras.text.tokenizers import SPACE, SentencePiece
+from bert_keras.text.sentencepiece import SPACE, SentencePiece
 from savedmodels.export import export
 from tasks.fill_mask import FillMask
 from tasks.pretraining.corpus import Corpus
@@ -192,7 +192,7 @@ def test_bytes_that_are_no_model_are_refused(model, tmp_path):
         with pytest.raises(ValueError, match="is no SentencePiece model|is missing"):
             SentencePiece(bad)
     for wrong, message in (
-        (set_type("[MASK]", 4), r"\[MASK\] is a USER_DEFINED piece, wanted is a CONTROL piece"),
+        (set_type("[MASK]", 4), r"\[MASK\] is a USER_DEFINED piece; wanted a CONTROL piece"),
         (set_type("<pad>", 1), "<pad> is a NORMAL piece"),
         (lambda proto: proto.pieces.pop(2), r"\[CLS\] is missing"),
         (

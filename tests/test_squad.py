@@ -25,7 +25,7 @@ from bert_keras.features import (
     START_BYTES,
 )
 from bert_keras.text.preprocessing import Preprocessor
-from bert_keras.text.tokenizers import WordPiece
+from bert_keras.text.wordpiece import WordPiece
 from savedmodels.export import export
 from tasks.squad.task import PADDING_LOGIT, VERSIONS, Squad
 from tasks.task import Hparams, dataset, model_inputs, plain, predict

@@ -11,7 +11,7 @@ import unicodedata
 import pytest
 import tensorflow as tf
 
-from bert_keras.text.tokenizers import MAX_WORD_CHARACTERS, WordPiece, read_vocabulary
+from bert_keras.text.wordpiece import MAX_WORD_CHARACTERS, WordPiece
 
 GOLDEN = json.loads(pathlib.Path(__file__).with_name("golden").joinpath("tokenizer.json").read_text())
 ROOT = pathlib.Path(__file__).parents[1]
@@ -116,7 +116,7 @@ class TestIds:
     def test_locale_does_not_matter(self):
         """A Turkish machine would make a dotless letter of I."""
         code = (
-            "from bert_keras.text.tokenizers import WordPiece\n"
+            "from bert_keras.text.wordpiece import WordPiece\n"
             f"found = WordPiece({VOCABULARY + ['i', '##i']!r}).tokenize_with_offsets(['I İ É'])\n"
             "print([row.to_list() for row in found])"
         )
@@ -276,9 +276,16 @@ class TestVocabulary:
     def test_errors_name_the_line(self, tmp_path, raw, message):
         path = self.write(tmp_path, raw)
         with pytest.raises(ValueError) as error:
-            read_vocabulary(path)
+            WordPiece.from_file(path)
         assert message in str(error.value) and path in str(error.value)
         assert "\n" not in str(error.value)
+
+    def test_an_address_that_only_tensorflow_reads(self):
+        with tf.io.gfile.GFile("ram://vocab.txt", "wb") as file:
+            file.write("\n".join(VOCABULARY).encode())
+        assert list(WordPiece.from_file("ram://vocab.txt").vocabulary) == list(VOCABULARY)
+        with pytest.raises(FileNotFoundError, match="no vocabulary file at ram://nowhere.txt"):
+            WordPiece.from_file("ram://nowhere.txt")
 
     def test_no_file(self, tmp_path):
         with pytest.raises(FileNotFoundError, match="no vocabulary file"):

@@ -26,7 +26,9 @@ import tasks.task
 from bert_keras import checkpoints, config, json_files
 from bert_keras.config import BertConfig
 from bert_keras.errors import BertKerasError
-from bert_keras.text import tokenizers, vocabulary_files
+from bert_keras.text import vocabulary_files
+from bert_keras.text.vocabulary_files import read_model, read_pieces
+from bert_keras.text.wordpiece import MAX_PIECE_BYTES, MAX_PIECES, WordPiece
 from savedmodels import kit
 from tasks.choice import Swag
 from tasks.embedding import Embedding, WordEmbedding
@@ -245,23 +247,19 @@ def test_a_pytorch_file_that_inflates(checkpoint):
 )
 def test_pieces_that_the_kernel_refuses(checkpoint, piece, message):
     (checkpoint / "vocab.txt").write_text("\n".join([*VOCABULARY, piece]), encoding="utf-8")
-    refused(message, tokenizers.WordPiece.from_file, str(checkpoint / "vocab.txt"))
+    refused(message, WordPiece.from_file, str(checkpoint / "vocab.txt"))
     change(checkpoint / "config.json", vocab_size=len(VOCABULARY) + 1)
     refused(message, checkpoints.load_tokenizer, checkpoint / "vocab.txt")
 
 
 def test_the_longest_piece_is_the_kernels():
-    longest = "##" + "x" * tokenizers.MAX_PIECE_BYTES
-    assert tokenizers.WordPiece([*VOCABULARY, longest]).vocabulary[-1] == longest
+    longest = "##" + "x" * MAX_PIECE_BYTES
+    assert WordPiece([*VOCABULARY, longest]).vocabulary[-1] == longest
 
 
 def test_a_vocabulary_over_the_limit_is_not_read(tmp_path, monkeypatch):
-    for module in (tokenizers, checkpoints):
-        monkeypatch.setattr(module, "MAX_VOCABULARY_BYTES", 1000)
-    for name, call in (
-        ("vocab.txt", tokenizers.read_vocabulary),
-        ("spiece.model", tokenizers.read_sentencepiece),
-    ):
+    monkeypatch.setattr(vocabulary_files, "MAX_VOCABULARY_BYTES", 1000)
+    for name, call in (("vocab.txt", read_pieces), ("spiece.model", read_model)):
         (tmp_path / name).write_bytes(b"x\n" * 600)
         refused(f"{name} has over 1,000 bytes", call, str(tmp_path / name))
     refused("spiece.model has over 1,000 bytes", checkpoints.load_tokenizer, tmp_path / "spiece.model")
@@ -499,8 +497,8 @@ def test_the_limits_in_the_document_are_the_codes():
         "json_files.MAX_JSON_BYTES": json_files.MAX_JSON_BYTES,
         "json_files.MAX_JSON_DEPTH": json_files.MAX_JSON_DEPTH,
         "vocabulary_files.MAX_VOCABULARY_BYTES": vocabulary_files.MAX_VOCABULARY_BYTES,
-        "tokenizers.MAX_PIECES": tokenizers.MAX_PIECES,
-        "tokenizers.MAX_PIECE_BYTES": tokenizers.MAX_PIECE_BYTES,
+        "wordpiece.MAX_PIECES": MAX_PIECES,
+        "wordpiece.MAX_PIECE_BYTES": MAX_PIECE_BYTES,
         "task.MAX_LINE_BYTES": tasks.task.MAX_LINE_BYTES,
         "task.MAX_UNPACKED_BYTES": tasks.task.MAX_UNPACKED_BYTES,
         "task.MAX_OPTION": tasks.task.MAX_OPTION,

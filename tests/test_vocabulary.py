@@ -11,7 +11,8 @@ import runs
 import tensorflow as tf
 
 from bert_keras import checkpoints
-from bert_keras.text.tokenizers import MAX_WORD_CHARACTERS, SentencePiece, WordPiece, wordpiece_words
+from bert_keras.text.sentencepiece import SentencePiece
+from bert_keras.text.wordpiece import MAX_WORD_CHARACTERS, WordPiece, wordpiece_words
 from tasks.pretraining import vocabulary
 from tasks.pretraining.corpus import Corpus
 from tasks.pretraining.vocabulary import KINDS, learn_wordpiece, write_vocabulary

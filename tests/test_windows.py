@@ -18,7 +18,7 @@ from bert_keras.features import (
     WORD_INDEX,
 )
 from bert_keras.text.preprocessing import Preprocessor
-from bert_keras.text.tokenizers import WordPiece
+from bert_keras.text.wordpiece import WordPiece
 
 PIECES = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "a", "b", "c", "##a", "##b", "##c", "猫", "は"]
 PAD, UNK, CLS, SEP, A, B, C = 0, 1, 2, 3, 5, 6, 7
@@ -216,7 +216,7 @@ def test_unequal_batches(tokenizer):
 
 def test_no_room(tokenizer):
     preprocess, texts = Preprocessor(tokenizer, seq_length=12), tf.constant(["a"])
-    with pytest.raises(ValueError, match="seq_length 12 leaves no room .* beside 9 pieces .* at least 13"):
+    with pytest.raises(ValueError, match="seq_length 12 leaves no room .* beside 9 tokens .* at least 13"):
         preprocess.windows(texts, question=texts, max_query_length=9)
     assert preprocess.windows(texts, question=texts, max_query_length=8)[INPUT_MASK].shape == [1, 12]
     for method in (preprocess.windows, lambda text, **more: preprocess.words(text, starts(text), **more)):

@@ -1,4 +1,4 @@
-"""From strings to the three tensors that an encoder takes.
+"""Turns strings into the three tensors that an encoder takes.
 
 In: one or two string tensors [B], the segments. Out: `Features`, a dict of int32 [B, S] under the names of features.py:
 
@@ -6,9 +6,9 @@ In: one or two string tensors [B], the segments. Out: `Features`, a dict of int3
       1   1 1 1   1   1 1   1     0     0        input_mask
       0   0 0 0   0   1 1   1     0     0        input_type_ids
 
-Or one context [B], longer than an encoder can see, and perhaps a question [B]: windows [W] that overlap.
+A context [B] that is longer than the encoder's input, with an optional question [B], becomes overlapping windows [W].
 
-`pad_batches` gives the batches of a training set a number of rows that replicas can share.
+`pad_batches` pads batches so that the replicas divide their rows.
 """
 
 from __future__ import annotations
@@ -29,16 +29,16 @@ from bert_keras.features import (
     START_BYTES,
     WORD_INDEX,
 )
-from bert_keras.text.tokenizers import Tokenizer
+from bert_keras.text.tokenizer import Tokenizer
 
 Features = dict[str, tf.Tensor]
 MAX_SEGMENTS = 2  # BERT has two type ids
 
 
 def longest_first(first: tf.Tensor, second: tf.Tensor, *, room: int) -> tuple[tf.Tensor, tf.Tensor]:
-    """Lengths that are left when the longer segment loses its last piece until both fit; of two equals, the second does.
+    """The lengths after the longer segment has lost its last tokens until both fit; of two equals the second loses one.
 
-    first, second: int [B], pieces. The loop of google-research/bert run_classifier.py (`_truncate_seq_pair`) in
+    first, second: int [B], tokens. The loop of google-research/bert run_classifier.py (`_truncate_seq_pair`) in
     closed form.
     """
     kept = tf.minimum(first, tf.maximum((room + 1) // 2, room - second))
@@ -46,7 +46,7 @@ def longest_first(first: tf.Tensor, second: tf.Tensor, *, room: int) -> tuple[tf
 
 
 def waterfall(first: tf.Tensor, second: tf.Tensor, *, room: int) -> tuple[tf.Tensor, tf.Tensor]:
-    """Lengths that are left when the first segment takes what it needs and the second gets the rest. int [B], pieces."""
+    """The lengths if the first segment gets all the room it needs and the second the rest. int [B], tokens."""
     kept = tf.minimum(first, room)
     return kept, tf.minimum(second, room - kept)
 
@@ -60,11 +60,11 @@ TRUNCATION: dict[str, Callable[..., tuple[tf.Tensor, tf.Tensor]]] = {
 class Preprocessor(tf.Module):
     """Tokenizes one or two segments, cuts them to fit, frames them with special tokens and pads.
 
-    seq_length: positions S that an encoder will see, special tokens included; in a graph int32 [] too, for `pack`.
+    seq_length: S, positions, special tokens included; for `pack` in a graph also int32 [].
     pad_to_longest: pad to the batch's longest row (S is then at most seq_length) instead of to seq_length.
     multiple_of: with pad_to_longest, S is rounded up to a multiple of this, at most to seq_length.
     truncation: how two segments share the room, a key of TRUNCATION.
-    Raises ValueError for a seq_length without room for one piece of each segment, a multiple under 1 or an unknown truncation.
+    Raises ValueError for a seq_length without room for one token of each segment, a multiple under 1 or an unknown truncation.
     """
 
     def __init__(
@@ -97,7 +97,7 @@ class Preprocessor(tf.Module):
         return self.pack(*[self.tokenizer.tokenize(segment) for segment in segments])
 
     def pack(self, *segments: tf.RaggedTensor) -> Features:
-        """The half after tokenizing. segments: one or two ragged int32 [B, (T)], ids -> Features, int32 [B, S].
+        """The part of `__call__` after tokenizing. segments: one or two ragged int32 [B, (T)], ids -> Features, int32 [B, S].
 
         Raises ValueError for another number of segments, InvalidArgumentError for segments of different batch sizes.
         """
@@ -113,15 +113,15 @@ class Preprocessor(tf.Module):
         doc_stride: int = 128,
         max_query_length: int = 64,
     ) -> Features:
-        """Cuts each context into windows that overlap; the question, its end cut off, opens each of them.
+        """Cuts each context into overlapping windows; each starts with the truncated question.
 
         context, question: string [B].
-        doc_stride: pieces from the start of one window to the start of the next (fewer where fewer fit).
-        max_query_length: pieces of the question that are kept.
-        Returns the encoder's inputs [W, S], `example_index` [W] in rising order, and `start_bytes`, `end_bytes` and
-        `max_context` [W, S]. Every piece of a context is in some window, and has the maximum context in exactly one; an empty
-        context has one window.
-        Raises ValueError where doc_stride is under 1 or no room is left for the context.
+        doc_stride: tokens from the start of one window to the start of the next (fewer if fewer fit).
+        max_query_length: the most tokens of the question; the rest is cut off.
+        Returns the encoder's inputs [W, S], `example_index` [W] in ascending order, and `start_bytes`, `end_bytes` and
+        `max_context` [W, S]. Every token of a context is in at least one window, and has the maximum context in exactly one; an
+        empty context has one window.
+        Raises ValueError for a doc_stride under 1, or if no room is left for the context.
         Source: google-research/bert run_squad.py, convert_examples_to_features and _check_is_max_context.
         """
         return self._windows(
@@ -129,12 +129,11 @@ class Preprocessor(tf.Module):
         )
 
     def words(self, text: tf.Tensor, starts: tf.RaggedTensor, *, doc_stride: int = 128) -> Features:
-        """Windows of text whose words are known.
+        """Cuts text with known words into windows.
 
-        text: string [B]; starts: ragged int32 [B, (N)], the byte where each word starts, rising.
-        Returns what `windows` does, and `word_index` [W, S]: at the first piece of a word, in the one window that shows it with
-        the most context, the word's place in `starts`; -1 elsewhere. A word without a piece (of control characters
-        alone) is nowhere.
+        text: string [B]; starts: ragged int32 [B, (N)], the first byte of each word, ascending.
+        Returns the result of `windows`, and `word_index` [W, S]: the word's index in `starts` at its first token, in the one
+        window with the most context for it; -1 elsewhere. A word without tokens (only control characters) has no index.
         """
         return self._windows(text, word_starts=starts, doc_stride=doc_stride)
 
@@ -147,38 +146,37 @@ class Preprocessor(tf.Module):
         max_query_length: int = 0,
         word_starts: tf.RaggedTensor | None = None,
     ) -> Features:
-        special_pieces = 2 if question is None else 3
-        room = self.seq_length - special_pieces - (0 if question is None else max_query_length)
+        special_tokens = 2 if question is None else 3
+        room = self.seq_length - special_tokens - (0 if question is None else max_query_length)
         if room < 1:
             raise BertKerasError(
-                f"seq_length {self.seq_length} leaves no room for the context beside {max_query_length} pieces of "
+                f"seq_length {self.seq_length} leaves no room for the context beside {max_query_length} tokens of "
                 f"question; give at least {self.seq_length + 1 - room}, or a lower max_query_length"
             )
         if doc_stride < 1:
             raise BertKerasError(f"doc_stride is {doc_stride}; give at least 1")
         if question is not None:
-            # Unequal batches get a clean error here: some ragged kernels read past the shorter one.
+            # Stacking refuses unequal batch sizes; some ragged kernels would read past the shorter batch.
             context, question = tf.unstack(tf.stack([context, question]))
         ids, starts, ends = self.tokenizer.tokenize_with_offsets(context)
-        asked = None
-        rooms = tf.fill([ids.nrows()], self.seq_length - special_pieces)
+        query = None
+        rooms = tf.fill([ids.nrows()], self.seq_length - special_tokens)
         if question is not None:
-            asked = self.tokenizer.tokenize(question)
-            asked = _heads(asked, tf.minimum(_lengths(asked), max_query_length))
-            rooms -= _lengths(asked)
+            query = self.tokenizer.tokenize(question)
+            query = _heads(query, tf.minimum(_lengths(query), max_query_length))
+            rooms -= _lengths(query)
         window = _Windows(_lengths(ids), rooms=rooms, doc_stride=doc_stride)
         segments = [window.cut(ids)]
-        before = tf.ones_like(
-            window.example
-        )  # positions before the context: [CLS], and [SEP] after a question
-        if asked is not None:
-            segments.insert(0, tf.gather(asked, window.example))
+        # The number of positions before the context: [CLS], the question and its [SEP].
+        before = tf.ones_like(window.example)
+        if query is not None:
+            segments.insert(0, tf.gather(query, window.example))
             before += _lengths(segments[0]) + 1
         features = self._framed(segments)
         width = self._width(features[INPUT_WORD_IDS])
 
         def placed(values: tf.RaggedTensor, default: int) -> tf.Tensor:
-            """Values of the context's pieces at their positions: ragged [W, (T)] -> [W, S]."""
+            """The values of the context's tokens at their positions: ragged [W, (T)] -> [W, S]."""
             positions = tf.ragged.range(before, before + _lengths(values))
             at = tf.stack([tf.cast(values.value_rowids(), tf.int32), positions.values], axis=1)
             return tf.tensor_scatter_nd_update(tf.fill([tf.size(before), width], default), at, values.values)
@@ -191,38 +189,36 @@ class Preprocessor(tf.Module):
             MAX_CONTEXT: placed(max_context, 0),
         }
         if word_starts is not None:
-            words = window.cut(_first_pieces(starts, word_starts))
+            words = window.cut(_first_tokens(starts, word_starts))
             words = words.with_values(tf.where(max_context.values > 0, words.values, -1))
             features[WORD_INDEX] = placed(words, -1)
         return features
 
     def _framed(self, segments: list[tf.RaggedTensor]) -> Features:
-        """Segments that fit -> special tokens, padding, mask and types."""
+        """Adds special tokens, padding, mask and types to segments that fit."""
         special = self.tokenizer.special
         rows = _frame(segments, opening=special.start, closing=special.end)
         shape = None if self.pad_to_longest else tf.stack([-1, self.seq_length])
         word_ids = rows.to_tensor(special.padding, shape=shape)
         if self.pad_to_longest:
-            # A batch without rows has no longest one, and an encoder reads position 0.
+            # An empty batch has no longest row, but an encoder reads position 0.
             longest = tf.maximum(tf.shape(word_ids)[1], 1)
             rounded = tf.minimum(-(-longest // self.multiple_of) * self.multiple_of, self.seq_length)
             padding = [[0, 0], [0, rounded - tf.shape(word_ids)[1]]]
             word_ids = tf.pad(word_ids, padding, constant_values=special.padding)
         width = self._width(word_ids)
         mask = tf.sequence_mask(_lengths(rows), width, tf.int32)
-        first_segment = tf.sequence_mask(
-            _lengths(segments[0]) + 2, width, tf.int32
-        )  # [CLS] and [SEP] with it
+        first_segment = tf.sequence_mask(_lengths(segments[0]) + 2, width, tf.int32)  # with [CLS] and [SEP]
         return {INPUT_WORD_IDS: word_ids, INPUT_MASK: mask, INPUT_TYPE_IDS: mask - first_segment}
 
     def _width(self, word_ids: tf.Tensor) -> int | tf.Tensor:
-        """S of int32 [B, S], as a number where it is known."""
+        """S of int32 [B, S], as a Python number if it is known."""
         return tf.shape(word_ids)[1] if self.pad_to_longest else self.seq_length
 
     def _cut(self, segments: tuple[tf.RaggedTensor, ...]) -> list[tf.RaggedTensor]:
-        """Cuts the ends off, so that all segments and their special tokens fit into seq_length."""
+        """Truncates segments so that they and their special tokens fit into seq_length."""
         room = self.seq_length - 1 - len(segments)
-        # Stacking checks that the batch sizes agree, which some ragged kernels do not: they read past the shorter one.
+        # Stacking refuses unequal batch sizes; some ragged kernels would read past the shorter batch.
         lengths = tf.unstack(tf.stack([_lengths(segment) for segment in segments]), num=len(segments))
         kept = [tf.minimum(lengths[0], room)]
         if len(segments) == 2:
@@ -231,9 +227,9 @@ class Preprocessor(tf.Module):
 
 
 class _Windows:
-    """Where windows lie in rows of pieces.
+    """The windows over rows of tokens.
 
-    lengths, rooms: int32 [B], the pieces of each row and the pieces that a window of it holds.
+    lengths, rooms: int32 [B], the tokens of each row and the tokens that fit into one of its windows.
     """
 
     def __init__(self, lengths: tf.Tensor, *, rooms: tf.Tensor, doc_stride: int) -> None:
@@ -248,37 +244,37 @@ class _Windows:
         self._row_starts = tf.gather(tf.cumsum(lengths, exclusive=True), self.example)
         self._total = tf.reduce_sum(lengths)
 
-    def _pieces(self) -> tf.RaggedTensor:
-        """The place of each piece among those of all rows: ragged int32 [W, (T)]."""
+    def _tokens(self) -> tf.RaggedTensor:
+        """The index of each token among the tokens of all rows: ragged int32 [W, (T)]."""
         first = self._row_starts + self._start
         return tf.ragged.range(first, first + self._lengths)
 
     def cut(self, rows: tf.RaggedTensor) -> tf.RaggedTensor:
         """Ragged [B, (T)] -> ragged [W, (T)]."""
-        return tf.gather(rows.values, self._pieces())
+        return tf.gather(rows.values, self._tokens())
 
     def max_context(self) -> tf.RaggedTensor:
-        """1 where a piece has the most context, the lesser of both sides; of equals the longer window, then the first."""
-        pieces = self._pieces()
-        window = pieces.value_rowids()
+        """1 where a token has the most context (the smaller of both sides); ties go to the longer window, then to the first."""
+        tokens = self._tokens()
+        window = tokens.value_rowids()
         left = tf.ragged.range(self._lengths).values
         lengths = tf.gather(self._lengths, window)
-        # A hundredth for each piece of the window's length, in whole numbers.
+        # The original adds 0.01 times the window's length; times 100, the score is a whole number.
         score = tf.cast(100 * tf.minimum(left, lengths - 1 - left) + lengths, tf.int64)
         score = score * tf.cast(tf.size(self._rank) + 1, tf.int64) - tf.cast(
             tf.gather(self._rank, window), tf.int64
         )
-        best = tf.math.unsorted_segment_max(score, pieces.values, self._total)
-        return pieces.with_values(tf.cast(score == tf.gather(best, pieces.values), tf.int32))
+        best = tf.math.unsorted_segment_max(score, tokens.values, self._total)
+        return tokens.with_values(tf.cast(score == tf.gather(best, tokens.values), tf.int32))
 
 
-def _first_pieces(starts: tf.RaggedTensor, word_starts: tf.RaggedTensor) -> tf.RaggedTensor:
-    """The word's place at its first piece, -1 at other pieces. Both ragged int32 [B, (T)] and [B, (N)], bytes."""
-    # Rows laid end to end, far enough apart that one sorted list serves them all.
+def _first_tokens(starts: tf.RaggedTensor, word_starts: tf.RaggedTensor) -> tf.RaggedTensor:
+    """The word's index at its first token, -1 at other tokens. starts: ragged int32 [B, (T)], word_starts: [B, (N)], bytes."""
+    # Rows are laid end to end, with gaps so that one sorted list serves all.
     apart = 1 + tf.cast(tf.maximum(_last(starts.values), _last(word_starts.values)), tf.int64)
-    places = tf.cast(starts.values, tf.int64) + starts.value_rowids() * apart
+    offsets = tf.cast(starts.values, tf.int64) + starts.value_rowids() * apart
     words = tf.cast(word_starts.values, tf.int64) + word_starts.value_rowids() * apart
-    before = tf.searchsorted(words, places, side="right") - 1  # among the words of all rows
+    before = tf.searchsorted(words, offsets, side="right") - 1  # among the words of all rows
     row_starts = tf.cast(tf.gather(word_starts.row_starts(), starts.value_rowids()), tf.int32)
     first = tf.not_equal(before, tf.concat([[-1], before[:-1]], axis=0)) & (before >= row_starts)
     return starts.with_values(tf.where(first, before - row_starts, -1))
@@ -290,12 +286,12 @@ def pad_batches(dataset: tf.data.Dataset, *, multiple_of: int) -> tf.data.Datase
     dataset: batches (features, labels) or (features, labels, weights), each a tensor or a nest of tensors [B, ...]
     multiple_of: rows; the number of replicas, or the batch size to fill the last batch of an epoch too
 
-    Returns (features, labels, weights) [B', ...], B' the next multiple. Missing weights are float32 [B], 1 in each row. An
+    Returns (features, labels, weights) [B', ...], B' the next multiple. Missing weights become float32 [B], 1 in each row. An
     added row repeats the features and labels of the first row.
 
     Under a weighted mean, as of `GlobalMean`, the added rows change neither loss nor gradients. Pass metrics as
     `weighted_metrics`; the `loss` that Keras logs for an epoch weighs each batch by its rows, added rows included.
-    Raises ValueError where `multiple_of` is under 1.
+    Raises ValueError for a `multiple_of` under 1.
     """
     if multiple_of < 1:
         raise BertKerasError(f"multiple_of is {multiple_of}; give at least 1 row.")

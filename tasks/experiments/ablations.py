@@ -24,7 +24,7 @@ from bert_keras.errors import BertKerasError
 from bert_keras.files import write_json
 from bert_keras.json_files import MEASURE, OBJECT, list_of, read_object, typed
 from bert_keras.paths import path_of
-from bert_keras.text.tokenizers import Tokenizer
+from bert_keras.text.tokenizer import Tokenizer
 from tasks.features.extract import extract
 from tasks.features.tagger import TaggerHparams, train_tagger
 from tasks.folders import check_equal

@@ -24,7 +24,7 @@ from typing import Any
 
 import numpy as np
 
-from bert_keras.checkpoints.formats import SAFETENSORS
+from bert_keras.checkpoints.hugging_face import SAFETENSORS
 from bert_keras.errors import BertKerasError
 from bert_keras.files import write_json
 from bert_keras.json_files import MEASURE, OBJECT, TEXT, object_of, or_null, read_object, typed

@@ -28,7 +28,7 @@ from bert_keras.features import (
     WORD_STARTS,
 )
 from bert_keras.text.preprocessing import Features, Preprocessor, longest_first
-from bert_keras.text.tokenizers import Tokenizer
+from bert_keras.text.tokenizer import Tokenizer
 from tasks.task import check_settings
 
 ROWS = 1024  # instances that are packed and masked together; lines that are tokenized together

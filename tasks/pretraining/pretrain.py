@@ -42,7 +42,7 @@ from bert_keras.objectives import (
 from bert_keras.paths import path_of
 from bert_keras.text.masking import Pieces
 from bert_keras.text.preprocessing import Preprocessor, pad_batches
-from bert_keras.text.tokenizers import Tokenizer
+from bert_keras.text.tokenizer import Tokenizer
 from tasks.fill_mask import FillMask
 from tasks.folders import Folder
 from tasks.pretraining.instances import Segmenter, Text

@@ -38,7 +38,7 @@ from bert_keras.json_files import FLAG, OBJECT, TEXT, list_of, or_null, read_obj
 from bert_keras.paths import path_of
 from bert_keras.text.masking import Masking, Pieces, mask
 from bert_keras.text.preprocessing import Features
-from bert_keras.text.tokenizers import Tokenizer
+from bert_keras.text.tokenizer import Tokenizer
 from tasks.folders import check_equal
 from tasks.pretraining.instances import (
     SAMPLERS,

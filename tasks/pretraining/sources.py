@@ -23,7 +23,7 @@ from bert_keras.objectives import (
     label,
 )
 from bert_keras.text.masking import Masking
-from bert_keras.text.tokenizers import Tokenizer
+from bert_keras.text.tokenizer import Tokenizer
 from tasks.pretraining.instances import BEGINNING, SAMPLERS, Place, Segmenter, Text, shards, stream
 from tasks.pretraining.instances import Settings as Sampling
 from tasks.pretraining.recipes import FIELDS, Recipe

@@ -13,26 +13,16 @@ import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
-from bert_keras.checkpoints import check_new_folder, whole_folder, with_tokenizer
-from bert_keras.checkpoints.formats import Checkpoint, write_tokenizer
+from bert_keras.checkpoints import with_tokenizer
+from bert_keras.checkpoints.hugging_face_tokenizer import write_tokenizer
+from bert_keras.checkpoints.names import Checkpoint
 from bert_keras.config import BertConfig
 from bert_keras.errors import BertKerasError, MissingPackageError
 from bert_keras.paths import path_of
-from bert_keras.text.tokenizers import (
-    CONTINUATION,
-    END,
-    MASK,
-    PADDING,
-    SENTENCEPIECE_TOKENS,
-    START,
-    UNKNOWN,
-    Normalizer,
-    SentencePiece,
-    Tokenizer,
-    WordPiece,
-    sentencepiece_texts,
-    wordpiece_words,
-)
+from bert_keras.text.sentencepiece import SENTENCEPIECE_TOKENS, SentencePiece, sentencepiece_texts
+from bert_keras.text.tokenizer import END, MASK, PADDING, START, UNKNOWN, Normalizer, Tokenizer
+from bert_keras.text.wordpiece import CONTINUATION, WordPiece, wordpiece_words
+from bert_keras.whole_folder import check_new_folder, whole_folder
 
 Document = Sequence[str]
 Progress = Callable[[int], None]

@@ -9,7 +9,7 @@ import tensorflow as tf
 
 from bert_keras.checkpoints import Checkpoint
 from bert_keras.files import digest
-from bert_keras.text.tokenizers import Tokenizer
+from bert_keras.text.tokenizer import Tokenizer
 
 BATCH = 1024  # examples that are read together
 

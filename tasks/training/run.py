@@ -33,7 +33,7 @@ from bert_keras.json_files import (
 )
 from bert_keras.paths import path_of
 from bert_keras.text.preprocessing import TRUNCATION, Preprocessor
-from bert_keras.text.tokenizers import Tokenizer
+from bert_keras.text.tokenizer import Tokenizer
 from bert_keras.text.vocabulary_files import SENTENCEPIECE
 from tasks.choice import Swag
 from tasks.fill_mask import FillMask

@@ -19,10 +19,10 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from bert_keras.checkpoints.formats import file_errors
 from bert_keras.errors import BertKerasError, LossDiverged
 from bert_keras.files import sync
 from bert_keras.paths import for_tensorflow
+from bert_keras.tensorflow_errors import file_errors
 
 CHECKPOINTS, SETTINGS = "checkpoints", "settings.json"
 KEPT = 2  # saves: the one before the last, should a disk damage that

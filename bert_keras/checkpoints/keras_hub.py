@@ -1,0 +1,219 @@
+"""The presets of KerasHub, read and written through the library: its file numbers the layers, its model names them."""
+
+import contextlib
+import json
+import math
+import pathlib
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+
+from bert_keras.checkpoints.letter_case import lower_cases
+from bert_keras.checkpoints.names import (
+    EINSUM,
+    ORIGINAL,
+    Checkpoint,
+    Format,
+    Names,
+    Source,
+    slashed,
+    variable_shapes,
+)
+from bert_keras.config import BertConfig
+from bert_keras.errors import BertKerasError, MissingFileError, first_line
+from bert_keras.json_files import (
+    FLAG,
+    NUMBER,
+    OBJECT,
+    TEXT,
+    Kind,
+    list_of,
+    or_null,
+    read_object,
+    short,
+    typed,
+)
+from bert_keras.text.vocabulary_files import Vocabulary, read_pieces
+
+_TABLE = {
+    "embeddings/word_embeddings": "token_embedding/embeddings",
+    "embeddings/position_embeddings": "position_embedding/embeddings",
+    "embeddings/type_embeddings": "segment_embedding/embeddings",
+    "embeddings/layer_norm": "embeddings_layer_norm",
+    "block_{i}/attention/query": "transformer_layer_{i}/self_attention_layer/query",
+    "block_{i}/attention/key": "transformer_layer_{i}/self_attention_layer/key",
+    "block_{i}/attention/value": "transformer_layer_{i}/self_attention_layer/value",
+    "block_{i}/attention/output": "transformer_layer_{i}/self_attention_layer/attention_output",
+    "block_{i}/attention_layer_norm": "transformer_layer_{i}/self_attention_layer_norm",
+    "block_{i}/feed_forward/intermediate": "transformer_layer_{i}/feedforward_intermediate_dense",
+    "block_{i}/feed_forward/output": "transformer_layer_{i}/feedforward_output_dense",
+    "block_{i}/feed_forward_layer_norm": "transformer_layer_{i}/feedforward_layer_norm",
+    "pooler": "pooled_dense",
+}
+_WEIGHTS = ("model.weights.h5", "model.weights.json")  # the second lists shards
+_HEADS = "task.weights.h5"  # no table reads these
+_FILES = Kind(
+    "a file's name or a list of such",
+    lambda value: TEXT.accepts(value) or list_of(TEXT).accepts(value),
+)
+_KEYS = {
+    "vocabulary_size": "vocab_size",
+    "hidden_dim": "hidden_size",
+    "num_layers": "num_layers",
+    "num_heads": "num_heads",
+    "intermediate_dim": "intermediate_size",
+    "dropout": "hidden_dropout",
+    "max_sequence_length": "max_positions",
+    "num_segments": "type_vocab_size",
+}
+
+
+def _find(path: pathlib.Path) -> pathlib.Path | None:
+    folder = path if path.is_dir() else path.parent
+    found = any((folder / name).is_file() and path in (folder, folder / name) for name in _WEIGHTS)
+    return folder if found else None
+
+
+def keras_hub() -> Any:
+    """The keras_hub library. Raises ValueError where it is not installed."""
+    try:
+        import keras_hub as library
+    except ImportError as error:
+        raise BertKerasError(
+            "a keras-hub checkpoint needs keras-hub, which is not installed: pip install keras-hub."
+        ) from error
+    return library
+
+
+def _load_config(folder: pathlib.Path) -> BertConfig:
+    path = folder / "config.json"
+    if not path.is_file():
+        raise MissingFileError(f"no config.json in {folder}, which holds a KerasHub preset.")
+    content = read_object(path)
+    if content.get("class_name") != "BertBackbone" or not isinstance(content.get("config"), dict):
+        raise BertKerasError(
+            f"{path} is of class {short(content.get('class_name'))}; wanted a KerasHub BertBackbone."
+        )
+    fields = content["config"]
+    typed(
+        fields,
+        dict.fromkeys(_KEYS, NUMBER),
+        where=f"the config of {path}",
+        others=True,
+        optional=_KEYS,
+    )
+    if "Quantized" in json.dumps(fields.get("dtype")):
+        raise BertKerasError(f"the weights of {path} are quantized, by its dtype; wanted a preset of floats.")
+    if missing := sorted(set(_KEYS) - set(fields)):
+        raise BertKerasError(f"{', '.join(missing)} missing from {path}.")
+    ours = {name: fields[key] for key, name in _KEYS.items()}
+    # Both dropouts have one rate there; its layers fix tanh gelu and epsilon 1e-12.
+    try:
+        return BertConfig(**ours, attention_dropout=ours["hidden_dropout"])
+    except ValueError as error:
+        # The error starts with our name of the field.
+        theirs = {name: f"{key} in " for key, name in _KEYS.items() if key != name}
+        raise BertKerasError(f"{theirs.get(str(error).split()[0], '')}{path}: {error}") from error
+
+
+def _backbone(config: BertConfig) -> Any:
+    return keras_hub().models.BertBackbone(
+        **{key: getattr(config, name) for key, name in _KEYS.items()}, dtype="float32"
+    )
+
+
+@contextlib.contextmanager
+def _open(folder: pathlib.Path, config: BertConfig) -> Iterator[Source]:
+    file = next(folder / name for name in _WEIGHTS if (folder / name).is_file())
+    if file.suffix == ".json":
+        _check_shards(file)
+    numbers = sum(math.prod(shape) for shape in variable_shapes(config).values())
+    size = sum(part.stat().st_size for part in folder.glob("model*.weights.h5"))
+    if size < numbers:  # under one byte per number; checked before the model is made
+        raise BertKerasError(
+            f"{file} has {size:,} bytes and its config asks for {numbers:,} numbers: it is cut short."
+        )
+    backbone = _backbone(config)
+    try:
+        backbone.load_weights(file)
+    except (ValueError, OSError, KeyError) as error:
+        raise BertKerasError(f"{file} does not hold this config's weights: {first_line(error)}") from error
+    variables = {variable.path: variable for variable in backbone.weights}
+    shapes = {name: tuple(variable.shape) for name, variable in variables.items()}
+    shapes |= _heads(folder / _HEADS)
+    yield Source(shapes=shapes, get=lambda name: np.array(variables[name].numpy()))
+
+
+def _check_shards(file: pathlib.Path) -> None:
+    """Raises BertKerasError for a list of shards with a file outside its folder, which Keras would open."""
+    content = typed(read_object(file), {"weight_map": OBJECT}, where=file, others=True)
+    names = content["weight_map"].values()
+    typed({"weight_map": list(names)}, {"weight_map": list_of(_FILES)}, where=file)
+    for name in {name for found in names for name in (found if isinstance(found, list) else [found])}:
+        if pathlib.PurePath(name).name != name or not (file.parent / name).is_file():
+            raise BertKerasError(f"{file} names the shard {short(name)}, which is no file of its folder.")
+
+
+def _heads(file: pathlib.Path) -> dict[str, tuple[int, ...]]:
+    """Name -> shape of the weights of a task's layers; a name starts with the file's."""
+    if not file.is_file():
+        return {}
+    import h5py
+
+    found = {}
+
+    def look(name: str, entry: Any) -> None:
+        if isinstance(entry, h5py.Dataset) and not name.startswith("optimizer/"):
+            found[f"{file.name}/{name}"] = tuple(entry.shape)
+
+    try:
+        with h5py.File(file) as opened:
+            opened.visititems(look)
+    except OSError as error:
+        raise BertKerasError(f"{file} is cut short or no HDF5 file: {first_line(error)}") from error
+    return found
+
+
+def _load_tokenizer(folder: pathlib.Path) -> Vocabulary:
+    path = folder / "assets" / "tokenizer" / "vocabulary.txt"
+    settings = folder / "tokenizer.json"
+    lower_case = None
+    if settings.is_file():
+        content = typed(
+            read_object(settings), {"config": OBJECT}, where=settings, optional=("config",), others=True
+        )
+        known = {"lowercase": or_null(FLAG)}
+        found = typed(content.get("config", {}), known, where=settings, optional=known, others=True)
+        lower_case = found.get("lowercase")
+    return Vocabulary(pieces=read_pieces(path) if path.is_file() else None, lower_case=lower_case)
+
+
+def _save(checkpoint: Checkpoint, names: Names, tensors: dict[str, np.ndarray], folder: pathlib.Path) -> None:
+    backbone = _backbone(checkpoint.config)
+    for variable in backbone.weights:
+        if variable.path not in tensors:
+            raise BertKerasError(
+                f"the checkpoint has no {variable.path}, which a keras-hub preset must have."
+            )
+        variable.assign(tensors[variable.path])
+    backbone.save_to_preset(str(folder))
+    if checkpoint.vocabulary is not None:
+        lower_case = lower_cases(checkpoint)
+        tokenizer = keras_hub().models.BertTokenizer(
+            vocabulary=list(checkpoint.vocabulary), lowercase=lower_case, strip_accents=lower_case
+        )
+        tokenizer.save_to_preset(str(folder))
+
+
+KERAS_HUB = Format(
+    name="keras-hub",
+    names=(slashed(table=_TABLE, layouts=EINSUM, current=lambda name: name),),
+    keeps=ORIGINAL | {"activation": "gelu_tanh", "attention_dropout": "hidden_dropout"},
+    files=" or ".join(_WEIGHTS),
+    find=_find,
+    load_config=_load_config,
+    load_tokenizer=_load_tokenizer,
+    open=_open,
+    save=_save,
+)

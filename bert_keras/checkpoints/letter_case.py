@@ -1,0 +1,36 @@
+"""The decision to lower-case text where a checkpoint's files do not say."""
+
+import re
+import warnings
+
+from bert_keras.checkpoints.names import Checkpoint
+
+# A vocabulary is cased from this fraction of upper case on, among tokens with letters. BERT's English cased vocabulary has
+# 0.31, its multilingual one 0.23, its uncased one 0, or 0.04 with domain terms in place of all [unusedN].
+_CASED = 0.05
+_SPECIAL_TOKEN = re.compile(r"[\[<].*[\]>]")
+
+
+def lower_cases(checkpoint: Checkpoint) -> bool:
+    """True to lower-case text: as the folder says, else guessed from the vocabulary, with a warning.
+
+    Raises ValueError where the checkpoint's SentencePiece model is not a model.
+    """
+    if checkpoint.lower_case is not None:
+        return checkpoint.lower_case
+    pieces = checkpoint.vocabulary
+    if pieces is None and checkpoint.sentencepiece is not None:
+        from bert_keras.text.sentencepiece import SentencePiece
+
+        pieces = SentencePiece(checkpoint.sentencepiece).vocabulary
+    tokens = [piece for piece in pieces or () if not _SPECIAL_TOKEN.fullmatch(piece)]
+    lettered = [token for token in tokens if token.lower() != token.upper()]
+    upper = sum(token != token.lower() for token in lettered)
+    guessed = upper < _CASED * max(1, len(lettered))
+    where = f"the files of {checkpoint.path} do" if checkpoint.path else "the vocabulary's files do"
+    warnings.warn(
+        f"{where} not say whether to lower-case text; guessed lower_case={guessed}: {upper:,} of its {len(lettered):,} tokens "
+        'with letters have upper case. "do_lower_case" in a tokenizer_config.json beside the vocabulary settles it.',
+        stacklevel=1,  # one place, so that Python warns once
+    )
+    return guessed

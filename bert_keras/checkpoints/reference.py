@@ -1,0 +1,165 @@
+"""A checkpoint here and in the format's own library, on the same random tokens."""
+
+import pathlib
+from typing import Any
+
+import numpy as np
+
+from bert_keras.checkpoints.keras_hub import keras_hub
+from bert_keras.checkpoints.models import assign
+from bert_keras.checkpoints.names import Checkpoint, Format, Names
+from bert_keras.config import BertConfig
+from bert_keras.errors import BertKerasError
+from bert_keras.features import (
+    EMBEDDING_OUTPUT,
+    ENCODER_OUTPUTS,
+    INPUT_MASK,
+    INPUT_TYPE_IDS,
+    INPUT_WORD_IDS,
+    POOLED_OUTPUT,
+    SEQUENCE_OUTPUT,
+)
+
+
+def check_reference(form: Format) -> None:
+    """Raises BertKerasError for a format that no library can run."""
+    if form.name not in _REFERENCES:
+        raise BertKerasError(
+            f"no library here runs a {form.name} checkpoint; {' and '.join(_REFERENCES)} can be compared."
+        )
+
+
+def differences(
+    checkpoint: Checkpoint, form: Format, folder: pathlib.Path, *, seed: int = 0
+) -> dict[str, float]:
+    """Output name -> max |ours - theirs| over the tokens that are not padding."""
+    features = random_features(checkpoint.config, seed=seed)
+    theirs = _REFERENCES[form.name](checkpoint, form.names_in(folder), folder, features)
+    ours = _our_outputs(checkpoint, features)
+    real = features[INPUT_MASK].astype(bool)
+    found = {name: np.abs(ours[name] - reference) for name, reference in theirs.items()}
+    return {
+        name: float(np.max(values[real] if values.shape[:2] == real.shape else values))
+        for name, values in found.items()
+    }
+
+
+def random_features(config: BertConfig, *, seed: int) -> dict[str, np.ndarray]:
+    """Three rows of random tokens and types, the second and third padded."""
+    random, length = np.random.default_rng(seed), min(24, config.max_length)
+    lengths = np.array([length, max(1, length // 2), 1])
+    return {
+        # RoBERTa gives the padding id, which lies under the offset, no position of its own.
+        INPUT_WORD_IDS: random.integers(config.position_offset, config.vocab_size, (3, length)).astype(
+            "int32"
+        ),
+        INPUT_MASK: (np.arange(length) < lengths[:, None]).astype("int32"),
+        INPUT_TYPE_IDS: random.integers(0, config.type_vocab_size, (3, length)).astype("int32"),
+    }
+
+
+def _parts(checkpoint: Checkpoint) -> set[str]:
+    return {name.split("/")[0] for name in checkpoint.tensors}
+
+
+def _our_outputs(checkpoint: Checkpoint, features: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+    from bert_keras.encoder import ALL, BertEncoder
+    from bert_keras.heads import MaskedLMHead, NextSentenceHead, ReplacedTokenHead
+
+    parts = _parts(checkpoint)
+    wanted = ALL if "pooler" in parts else tuple(name for name in ALL if name != POOLED_OUTPUT)
+    encoder = BertEncoder(checkpoint.config, outputs=wanted)
+    heads: dict[str, Any] = {
+        "masked_lm": MaskedLMHead(encoder),
+        "next_sentence": NextSentenceHead(config=checkpoint.config),
+        "replaced_token": ReplacedTokenHead(config=checkpoint.config),
+    }
+    assign(checkpoint, encoder, **{name: head for name, head in heads.items() if name in parts})
+    outputs = encoder(features)
+    rows, length = features[INPUT_WORD_IDS].shape
+    everywhere = np.tile(np.arange(length, dtype="int32"), (rows, 1))
+    found = {"embeddings": outputs[EMBEDDING_OUTPUT]}
+    found |= {f"block_{i}": states for i, states in enumerate(outputs[ENCODER_OUTPUTS])}
+    found["masked_lm"] = heads["masked_lm"](outputs[SEQUENCE_OUTPUT], everywhere)
+    found["replaced_token"] = heads["replaced_token"](outputs[SEQUENCE_OUTPUT])
+    if "pooler" in parts:
+        found[POOLED_OUTPUT] = outputs[POOLED_OUTPUT]
+        found["next_sentence"] = heads["next_sentence"](outputs[POOLED_OUTPUT])
+    return {name: np.asarray(value) for name, value in found.items()}
+
+
+# model_type -> our head -> the class of transformers that has the head, and its output.
+_LOGITS = {
+    "bert": {
+        "masked_lm": ("ForMaskedLM", "logits"),
+        "next_sentence": ("ForNextSentencePrediction", "logits"),
+    },
+    "albert": {"masked_lm": ("ForMaskedLM", "logits"), "next_sentence": ("ForPreTraining", "sop_logits")},
+    "electra": {"masked_lm": ("ForMaskedLM", "logits"), "replaced_token": ("ForPreTraining", "logits")},
+    "roberta": {"masked_lm": ("ForMaskedLM", "logits")},
+}
+
+
+def _transformers_outputs(
+    checkpoint: Checkpoint, names: Names, folder: pathlib.Path, features: dict[str, np.ndarray]
+) -> dict[str, np.ndarray]:
+    try:
+        import torch
+        import transformers
+    except ImportError as error:
+        raise BertKerasError(
+            "comparing a hugging-face checkpoint needs torch and transformers: install the parity extra."
+        ) from error
+    model_type = names.model_type
+    if model_type not in _LOGITS:
+        raise BertKerasError(
+            f"transformers has no model of model_type {model_type!r}: none of {', '.join(_LOGITS)} computes this configuration."
+        )
+    word_ids, mask, type_ids = (torch.from_numpy(array.astype("int64")) for array in features.values())
+
+    def run(architecture: str) -> Any:
+        """The outputs of one class; ignores heads that the checkpoint lacks."""
+        model = getattr(transformers, model_type.capitalize() + architecture).from_pretrained(
+            folder, attn_implementation="eager", dtype=torch.float32
+        )
+        with torch.no_grad():
+            return model.eval()(
+                word_ids, attention_mask=mask, token_type_ids=type_ids, output_hidden_states=True
+            )
+
+    parts, verbosity = _parts(checkpoint), transformers.logging.get_verbosity()
+    transformers.logging.set_verbosity_error()  # it reports the heads that the checkpoint lacks
+    try:
+        outputs = run("Model")
+        embedded, *blocks = outputs.hidden_states
+        found = {"embeddings": embedded} | {f"block_{i}": states for i, states in enumerate(blocks)}
+        if "pooler" in parts:
+            found[POOLED_OUTPUT] = outputs.pooler_output
+        for head, (architecture, output) in _LOGITS[model_type].items():
+            if head in parts and (head != "next_sentence" or "pooler" in parts):
+                found[head] = getattr(run(architecture), output)
+    finally:
+        transformers.logging.set_verbosity(verbosity)
+    return {name: value.numpy() for name, value in found.items()}
+
+
+def _keras_hub_outputs(
+    checkpoint: Checkpoint, names: Names, folder: pathlib.Path, features: dict[str, np.ndarray]
+) -> dict[str, np.ndarray]:
+    import keras
+
+    backbone = keras_hub().models.BertBackbone.from_preset(str(folder), dtype="float32")
+    layers = {f"block_{i}": f"transformer_layer_{i}" for i in range(checkpoint.config.num_layers)}
+    outputs = {
+        name: backbone.get_layer(layer).output
+        for name, layer in ({"embeddings": "embeddings_layer_norm"} | layers).items()
+    }
+    model = keras.Model(backbone.inputs, outputs | {POOLED_OUTPUT: backbone.get_layer("pooled_dense").output})
+    inputs = dict(zip(("token_ids", "padding_mask", "segment_ids"), features.values(), strict=True))
+    # By name: Keras flattens a dict in another order.
+    return {
+        name: np.asarray(value) for name, value in model([inputs[one.name] for one in model.inputs]).items()
+    }
+
+
+_REFERENCES = {"hugging-face": _transformers_outputs, "keras-hub": _keras_hub_outputs}

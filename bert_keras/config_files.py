@@ -1,0 +1,235 @@
+"""Google's `bert_config.json` and Hugging Face's `config.json` (BERT, ALBERT, ELECTRA, RoBERTa): their keys, words and defaults.
+
+In: the contents of such a file. Out: the fields of a BertConfig; and back. The form decides the meaning of a word: `gelu` is the
+tanh form in a Google file, the erf form in a Hugging Face file.
+"""
+
+import dataclasses
+import warnings
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from bert_keras.errors import BertKerasError
+from bert_keras.json_files import is_whole, short
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Form:
+    """One published form of a configuration file: its keys and words, mapped to ours."""
+
+    name: str
+    keys: dict[str, str]  # theirs -> ours
+    optional: frozenset[str]  # theirs, written only if the value is not our default
+    required: tuple[str, ...]  # theirs
+    defaults: dict[str, Any]  # theirs -> the meaning of an absent key, where it is not our default
+    activations: dict[str, str]  # theirs -> ours; the first spelling of each is written
+    fixed: dict[str, tuple[Any, ...]]  # theirs -> the values that change nothing; any other is an error
+    metadata: frozenset[str]  # theirs, known to change no number
+    # theirs -> the property of ours that is written for a field that may be None
+    written_as: dict[str, str] = dataclasses.field(default_factory=dict)
+    # theirs -> the number to add to make it ours
+    shifts: dict[str, int] = dataclasses.field(default_factory=dict)
+    # ours -> the value that every file of this form implies
+    means: dict[str, Any] = dataclasses.field(default_factory=dict)
+    # True if embeddings as wide as the hidden states are projected too, which our encoder does not do
+    projects: bool = False
+
+    def says(self, ours: Mapping[str, Any], defaults: Mapping[str, Any]) -> bool:
+        """True if a file of this form can hold the configuration.
+
+        ours: every field of a configuration; defaults: their default values
+        """
+        factorised = ours["embedding_size"] not in (None, ours["hidden_size"])
+        ours = dict(ours) if factorised else {**ours, "embedding_size": None}
+        unsaid = {**defaults, **self.means}
+        return (
+            (factorised or not self.projects)
+            and all(ours[self.keys[key]] >= shift for key, shift in self.shifts.items())
+            and all(ours[name] == unsaid[name] for name in set(ours) - set(self.keys.values()))
+        )
+
+    def read(self, fields: Mapping[str, Any]) -> dict[str, Any]:
+        """The contents of a file -> our fields.
+
+        Raises BertKerasError for a missing key, and for a value with which a model of this form computes other numbers.
+        Warns of unknown keys.
+        """
+        if missing := [key for key in self.required if key not in fields]:
+            raise BertKerasError(
+                f"{', '.join(missing)} missing from a {self.name}; its keys are {_some(fields) or 'none'}."
+            )
+        for key, allowed in self.fixed.items():
+            if key in fields and fields[key] not in allowed:
+                raise BertKerasError(
+                    f"{key} is {short(fields[key])} in a {self.name}, which changes the numbers and is not supported; "
+                    f"wanted {' or '.join(repr(value) for value in allowed)}."
+                )
+        known = set(self.keys) | set(self.fixed) | self.metadata
+        if unknown := sorted(set(fields) - known):
+            warnings.warn(f"ignoring unknown key {_some(unknown)} in a {self.name}", stacklevel=4)
+        ours = {
+            self.keys[key]: value for key, value in (self.defaults | dict(fields)).items() if key in self.keys
+        } | self.means
+        for key, shift in self.shifts.items():
+            name = self.keys[key]
+            ours[name] = ours[name] + shift if is_whole(ours[name]) else ours[name]
+        ours["activation"] = self._activation(ours.get("activation", "gelu"))
+        self._refuse_projection(ours)
+        if ours.get("embedding_size") == ours["hidden_size"]:
+            ours["embedding_size"] = None
+        return ours
+
+    def _activation(self, theirs: Any) -> str:
+        if not isinstance(theirs, str) or theirs not in self.activations:
+            raise BertKerasError(
+                f"hidden_act is {short(theirs)} in a {self.name}; wanted one of {', '.join(self.activations)}."
+            )
+        return self.activations[theirs]
+
+    def _refuse_projection(self, ours: Mapping[str, Any]) -> None:
+        if self.projects and ours["embedding_size"] == ours["hidden_size"]:
+            raise BertKerasError(
+                f"embedding_size is hidden_size, {ours['hidden_size']}, in a {self.name} of this model_type, which projects "
+                "embeddings of any width; that is not supported: wanted another width."
+            )
+
+    def write(self, ours: Mapping[str, Any], defaults: Mapping[str, Any]) -> dict[str, Any]:
+        """Our fields, with embedding_width and head_dropout -> the contents of a file."""
+        written = {}
+        for key, name in self.keys.items():
+            if key not in self.optional or ours[name] != defaults[name]:
+                written[key] = ours[self.written_as.get(key, name)]
+        for key, shift in self.shifts.items():
+            written[key] -= shift
+        written["hidden_act"] = next(
+            theirs for theirs, name in self.activations.items() if name == ours["activation"]
+        )
+        return written
+
+
+def _some(names: Iterable[str]) -> str:
+    """Names for an error of one line, cut to its length."""
+    return ", ".join(sorted(names))[:2000]
+
+
+_KEYS = {
+    "vocab_size": "vocab_size",
+    "hidden_size": "hidden_size",
+    "num_hidden_layers": "num_layers",
+    "num_attention_heads": "num_heads",
+    "intermediate_size": "intermediate_size",
+    "max_position_embeddings": "max_positions",
+    "type_vocab_size": "type_vocab_size",
+    "hidden_act": "activation",
+    "hidden_dropout_prob": "hidden_dropout",
+    "attention_probs_dropout_prob": "attention_dropout",
+    "initializer_range": "initializer_range",
+    "layer_norm_eps": "norm_epsilon",
+}
+_CLASSIFIER_DROPOUT = {"classifier_dropout": "classifier_dropout"}
+# Keys that only this package writes, where the value is not the default.
+_OURS = {name: name for name in ("embedding_size", "share_layers", "causal", "position_offset", "bilstm")}
+_REQUIRED = ("vocab_size", "hidden_size", "num_hidden_layers", "num_attention_heads", "intermediate_size")
+_FIXED = {
+    "position_embedding_type": ("absolute",),
+    "is_decoder": (False,),
+    "is_encoder_decoder": (False,),
+    "add_cross_attention": (False,),
+    "pruned_heads": ({}, None),
+    "quantization_config": (None,),
+}
+_METADATA = frozenset(
+    """
+    transformers_version architectures directionality finetuning_task problem_type num_labels id2label label2id
+    pooler_fc_size pooler_num_attention_heads pooler_num_fc_layers pooler_size_per_head pooler_type
+    _name_or_path name_or_path _attn_implementation attn_implementation _attn_implementation_autoset
+    torch_dtype dtype torchscript use_bfloat16 use_cache gradient_checkpointing chunk_size_feed_forward
+    output_attentions output_hidden_states output_past return_dict
+    pad_token_id bos_token_id eos_token_id sep_token_id cls_token_id decoder_start_token_id forced_bos_token_id
+    forced_eos_token_id tokenizer_class prefix task_specific_params language auto_map sentence_transformers
+    max_length min_length do_sample early_stopping num_beams num_beam_groups diversity_penalty temperature top_k top_p
+    typical_p repetition_penalty length_penalty no_repeat_ngram_size encoder_no_repeat_ngram_size bad_words_ids
+    num_return_sequences output_scores return_dict_in_generate remove_invalid_values suppress_tokens
+    begin_suppress_tokens exponential_decay_length_penalty cross_attention_hidden_size tie_encoder_decoder
+    tf_legacy_loss use_return_dict model_name backward tie_word_embeddings
+    summary_type summary_use_proj summary_activation summary_last_dropout
+    net_structure_type gap_size num_memory_blocks down_scale_factor
+    """.split()
+)
+GOOGLE = Form(
+    name="bert_config.json (Google)",
+    keys=_KEYS | _CLASSIFIER_DROPOUT | _OURS,
+    optional=frozenset(_OURS) | {"classifier_dropout", "layer_norm_eps"},
+    required=_REQUIRED,
+    defaults={"type_vocab_size": 16},  # modeling.py's own default; the released files all say 2
+    # Only we write "gelu_erf": google-research/bert refuses it, which is better than computing another function.
+    activations={
+        "gelu": "gelu_tanh",
+        "relu": "relu",
+        "tanh": "tanh",
+        "linear": "linear",
+        "gelu_erf": "gelu_erf",
+        "silu": "silu",
+    },
+    fixed=_FIXED | {"model_type": ("bert",)},
+    metadata=_METADATA,
+)
+_BERT = Form(
+    name="config.json (Hugging Face)",
+    keys=_KEYS | _CLASSIFIER_DROPOUT,
+    optional=frozenset(_CLASSIFIER_DROPOUT),
+    required=_REQUIRED,
+    defaults={"hidden_act": "gelu"},
+    activations={
+        "gelu": "gelu_erf",
+        "gelu_new": "gelu_tanh",
+        "gelu_pytorch_tanh": "gelu_tanh",
+        "gelu_fast": "gelu_tanh",
+        "gelu_python": "gelu_erf",
+        "relu": "relu",
+        "silu": "silu",
+        "swish": "silu",
+        "tanh": "tanh",
+        "linear": "linear",
+    },
+    fixed=_FIXED,
+    metadata=_METADATA | {"model_type"},
+)
+_EMBEDDING_SIZE = {"embedding_size": "embedding_size"}
+# By model_type. We write the first that can hold a configuration; the last, our own, can hold all.
+HUGGING_FACE = {
+    "bert": _BERT,
+    "albert": dataclasses.replace(
+        _BERT,
+        keys=_KEYS | _EMBEDDING_SIZE | {"classifier_dropout_prob": "classifier_dropout"},
+        optional=frozenset(),
+        defaults={
+            "embedding_size": 128,
+            "hidden_act": "gelu_new",
+            "hidden_dropout_prob": 0.0,
+            "attention_probs_dropout_prob": 0.0,
+            "classifier_dropout_prob": 0.1,
+        },
+        fixed=_FIXED | {"num_hidden_groups": (1,), "inner_group_num": (1,)},
+        written_as={"classifier_dropout_prob": "head_dropout"},
+        means={"share_layers": True},
+        projects=True,
+    ),
+    "electra": dataclasses.replace(
+        _BERT,
+        keys=_BERT.keys | _EMBEDDING_SIZE,
+        defaults={"embedding_size": 128, "hidden_act": "gelu"},
+        written_as={"embedding_size": "embedding_width"},
+    ),
+    "roberta": dataclasses.replace(
+        _BERT,
+        # Positions start one after the padding id.
+        keys=_BERT.keys | {"pad_token_id": "position_offset"},
+        defaults={"pad_token_id": 1, "hidden_act": "gelu"},
+        shifts={"pad_token_id": 1},
+    ),
+    "bert_keras": dataclasses.replace(
+        _BERT, keys=_BERT.keys | _OURS, optional=_BERT.optional | frozenset(_OURS)
+    ),
+}
+MODEL_TYPES = tuple(HUGGING_FACE)

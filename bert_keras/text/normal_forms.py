@@ -1,0 +1,154 @@
+"""Normal forms of text in graph, as BERT and ALBERT define them, and the way back from their offsets to the text's.
+
+In: string [B]. Out: string [B], the normal forms; and byte offsets in them, moved to byte offsets in the strings given.
+"""
+
+from __future__ import annotations
+
+import functools
+import sys
+import unicodedata
+from collections.abc import Sequence
+
+import tensorflow as tf
+
+from bert_keras.text.text_ops import tf_text
+from bert_keras.text.tokenizer import SpecialTokens
+
+# A code point that Unicode promises never to assign, so that no vocabulary has it.
+NOT_A_MARKER = "\ufdd5"
+
+# WordPiece removes control characters (but tab, newline and carriage return are spaces), format characters and U+FFFD.
+_REMOVED = r"\x{0}-\x{8}\x{B}\x{C}\x{E}-\x{1F}\x{7F}-\x{9F}\p{Cf}\x{FFFD}"
+# Rows of these characters alone are their own normal form after their ASCII is lower-cased, and skip the normalizer.
+# The uncased pattern lists common characters: ASCII, Latin letters that do not decompose, punctuation, currency, CJK ideographs.
+SIMPLE_CASED = rf"[^{_REMOVED}\p{{Cs}}]*"
+SIMPLE_UNCASED = (
+    r"[\t\n\r -~\x{A0}-\x{AC}\x{AE}-\x{BF}\x{D7}\x{DF}\x{E6}\x{F0}\x{F7}\x{F8}\x{FE}\x{2010}-\x{2027}\x{2030}-\x{205E}"
+    r"\x{20A0}-\x{20BF}\x{3001}-\x{3029}\x{3400}-\x{4DBF}\x{4E00}-\x{9FFF}\x{FF01}-\x{FF20}]*"
+)
+
+# The characters that Python's str.split() splits at, as ALBERT does.
+_WHITESPACE = r"\t-\r\x1C- \x{85}\x{A0}\x{1680}\x{2000}-\x{200A}\x{2028}\x{2029}\x{202F}\x{205F}\x{3000}"
+# Fills the second byte where two quotes become one. Every normalizer of SentencePiece but `identity` removes it from text.
+_FILLER = "\x01"
+# Rows that are their own normal form after their ASCII is lower-cased.
+SIMPLE_SENTENCEPIECE = r"[ -~\x{A3}\x{20AC}\x{2013}\x{2014}\x{2018}-\x{201F}\x{4E00}-\x{9FFF}]*"
+
+
+class Normalizing(tf.Module):
+    """Normalizes text in graph, and moves offsets in the normal form back to offsets in the text.
+
+    _simple: a pattern; a row that matches it after its ASCII is lower-cased is its own normal form
+    _attached: a pattern of characters that normalizing removes and that belong to the character before them
+    """
+
+    _simple: str
+    _attached: str
+
+    def __init__(self, vocabulary: Sequence[str], *, special: SpecialTokens, lower_case: bool) -> None:
+        super().__init__()
+        self.special = special
+        self.vocab_size = len(vocabulary)
+        self.lower_case = lower_case
+        # Behind a function: TensorFlow would visit every item of a tuple each time it lists the module's variables.
+        fixed = tuple(vocabulary)
+        self._vocabulary = lambda: fixed
+        # No decorator: it holds the instance weakly, and `WordPiece(...).tokenize(...)` would find it deleted.
+        for method in (self.tokenize, self.tokenize_with_offsets):
+            graph = tf.function(method, input_signature=[tf.TensorSpec([None], tf.string)], autograph=False)
+            setattr(self, method.__name__, graph)
+
+    @property
+    def vocabulary(self) -> tuple[str, ...]:
+        """The tokens in the order of their ids."""
+        return self._vocabulary()
+
+    def tokenize(self, text: tf.Tensor) -> tf.RaggedTensor:
+        raise NotImplementedError
+
+    def tokenize_with_offsets(self, text: tf.Tensor) -> tuple[tf.RaggedTensor, ...]:
+        raise NotImplementedError
+
+    def _normal_form(self, text: tf.Tensor) -> tf.Tensor:
+        raise NotImplementedError
+
+    def _normalize(self, text: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+        """Normal forms, string [B], and a mask of the rows whose offsets did not change, bool [B]."""
+        if self.lower_case:
+            text = tf.strings.lower(text)
+        simple = tf.strings.regex_full_match(text, self._simple)
+        rest = self._normal_form(tf.boolean_mask(text, ~simple))
+        return tf.tensor_scatter_nd_update(text, tf.where(~simple), rest), simple
+
+    def _locate(
+        self, text: tf.Tensor, simple: tf.Tensor, starts: tf.RaggedTensor, ends: tf.RaggedTensor
+    ) -> tuple[tf.RaggedTensor, tf.RaggedTensor]:
+        """Moves offsets in the normal form to offsets in `text`; simple rows keep their offsets."""
+        rows = tf.cumsum(tf.cast(~simple, tf.int32), exclusive=True)  # index among the rows to move
+        moving = tf.where(~tf.gather(simple, starts.value_rowids()))
+        row = tf.gather(rows, tf.gather_nd(starts.value_rowids(), moving))
+
+        # The characters of those rows, laid end to end: the bytes of each in `text` and in the normal form. A character's
+        # normal form depends on its neighbours in one case only, the final sigma, and both sigmas have two bytes.
+        codes, places = tf.strings.unicode_decode_with_offsets(
+            tf.boolean_mask(text, ~simple), "UTF-8", errors="ignore"
+        )
+        distinct, which = tf.unique(codes.values)
+        characters = tf.strings.unicode_encode(distinct[:, tf.newaxis], "UTF-8")
+        original_starts = tf.cast(places.values, tf.int32)
+        original_ends = original_starts + tf.gather(tf.strings.length(characters), which)
+        normal_ends = tf.cumsum(tf.gather(tf.strings.length(self._normal_form(characters)), which))
+
+        # A stripped accent belongs to the letter before it, unless it is the first character of the row.
+        accent = tf.gather(tf.strings.regex_full_match(characters, self._attached), which)
+        opens = tf.equal(tf.range(codes.row_splits[-1]), tf.gather(codes.row_starts(), codes.value_rowids()))
+        letter = tf.cumsum(tf.cast(opens | ~accent, tf.int32)) - 1
+        original_ends = tf.gather(tf.math.segment_max(original_ends, letter), letter)
+
+        row_shift = tf.gather(tf.concat([[0], normal_ends], axis=0), tf.gather(codes.row_starts(), row))
+        start, end = tf.gather_nd(starts.values, moving), tf.gather_nd(ends.values, moving)
+        first = tf.searchsorted(normal_ends, row_shift + start, side="right")
+        first = tf.minimum(first, tf.size(normal_ends) - 1)  # a token without bytes may be the last
+        last = tf.searchsorted(normal_ends, row_shift + end - 1, side="right")
+        starts_moved = tf.tensor_scatter_nd_update(starts.values, moving, tf.gather(original_starts, first))
+        ends_moved = tf.tensor_scatter_nd_update(ends.values, moving, tf.gather(original_ends, last))
+        return starts.with_values(starts_moved), ends.with_values(ends_moved)
+
+
+def wordpiece_form(text: tf.Tensor, *, lower_case: bool) -> tf.Tensor:
+    """Valid UTF-8 without control characters; with `lower_case` also lower-cased and without accents."""
+    text = tf.strings.unicode_transcode(text, "UTF-8", "UTF-8", errors="ignore")
+    text = tf.strings.regex_replace(text, f"[{_REMOVED}]", "")
+    if lower_case:
+        # ASCII first: the second step follows the machine's locale, where a Turkish I would lose its dot.
+        text = tf.strings.lower(tf.strings.lower(text), encoding="utf-8")
+        text = tf.strings.regex_replace(tf_text.normalize_utf8(text, "NFD"), r"\p{Mn}", "")
+    return text
+
+
+def one_quote(text: tf.Tensor) -> tf.Tensor:
+    """`` and '' become a double quote; the offsets of later bytes do not change."""
+    return tf.strings.regex_replace(text, "``|''", '"' + _FILLER)
+
+
+def sentencepiece_form(text: tf.Tensor, *, lower_case: bool) -> tf.Tensor:
+    """Valid UTF-8 without accents, with spaces for all whitespace; the kernel keeps one space between words."""
+    text = tf.strings.unicode_transcode(text, "UTF-8", "UTF-8", errors="ignore")
+    # Lower-casing stops at a NUL. No vocabulary has the character that replaces it.
+    text = tf.strings.regex_replace(text, r"\x00", NOT_A_MARKER)
+    text = tf_text.normalize_utf8(tf.strings.regex_replace(text, f"[{_WHITESPACE}]", " "), "NFKD")
+    text = tf.strings.regex_replace(text, vanishing(), "")
+    if lower_case:
+        text = tf.strings.lower(tf.strings.lower(text), encoding="utf-8")  # twice: see wordpiece_form
+    return text
+
+
+@functools.cache
+def vanishing() -> str:
+    """A pattern of the characters that ALBERT strips (those of a combining class over 0) and of the filler."""
+    codes = [code for code in range(sys.maxunicode + 1) if unicodedata.combining(chr(code))]
+    starts = [code for code in codes if not unicodedata.combining(chr(code - 1))]
+    ends = [code for code in codes if not unicodedata.combining(chr(code + 1))]
+    ranges = (rf"\x{{{start:X}}}-\x{{{end:X}}}" for start, end in zip(starts, ends, strict=True))
+    return f"[{''.join(ranges)}{_FILLER}]"

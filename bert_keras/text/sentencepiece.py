@@ -1,0 +1,219 @@
+"""ALBERT's tokenizer in graph: TensorFlow Text's SentencePiece kernel after ALBERT's own normalizing.
+
+In: the bytes of a model, then string [B], text as it comes. Out: ragged int32 [B, (T)], ids and, on request, the start and end
+of each token in bytes of the strings given.
+"""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from bert_keras.errors import BertKerasError
+from bert_keras.text.normal_forms import (
+    SIMPLE_SENTENCEPIECE,
+    Normalizing,
+    one_quote,
+    sentencepiece_form,
+    vanishing,
+)
+from bert_keras.text.text_ops import tf_text
+from bert_keras.text.tokenizer import END, MASK, START, Normalizer, SpecialTokens
+from bert_keras.text.vocabulary_files import read_model
+
+# ALBERT's names of the special tokens.
+SENTENCEPIECE_TOKENS = {
+    "padding": "<pad>",
+    "unknown": "<unk>",
+    "start": START,
+    "end": END,
+    "mask": MASK,
+}
+SPACE = "\u2581"  # marks the space before a word
+# A token of these alone continues a word, unless it is a single sign (google-research/albert create_pretraining_data.py).
+_LETTERS = frozenset("abcdefghijklmnopqrstuvwxyz")
+_SIGNS = frozenset('!"#$%&()*+,-./:;?@[\\]^_`{|}~£€')
+
+
+class SentencePiece(Normalizing):
+    """ALBERT's tokenizer: a unigram model over text whose spaces are characters.
+
+    model: a serialized SentencePiece model, whose [CLS], [SEP], [MASK] and <pad> are control symbols, which text cannot
+        contain.
+    lower_case: lower-case, as the published models do. Accents are stripped either way, and `` and '' are double quotes.
+
+    A digit and a comma are never one token: "9," becomes "9" and ",".
+    Raises ValueError for bytes that are not such a model.
+    Source: google-research/albert tokenization.py (`preprocess_text`, `encode_pieces`); the quotes: transformers.
+    """
+
+    _simple = SIMPLE_SENTENCEPIECE
+
+    def __init__(self, model: bytes, *, lower_case: bool = True):
+        proto, encode = _checked_model(model, source="model")
+        vocabulary = [piece.piece for piece in proto.pieces]
+        ids = {piece: i for i, piece in enumerate(vocabulary)}
+        special = SpecialTokens(**{name: ids[token] for name, token in SENTENCEPIECE_TOKENS.items()})
+        super().__init__(vocabulary, special=special, lower_case=lower_case)
+        self.model = model
+        self._attached = vanishing()
+        occurring = (proto.SentencePiece.NORMAL, proto.SentencePiece.USER_DEFINED)
+        self._real = np.array([i for i, piece in enumerate(proto.pieces) if piece.type in occurring], "int32")
+        parts = [_without_comma(piece, encode) for piece in vocabulary]
+        with tf.device("CPU"):
+            # Each piece is read as one or several parts: their ids, and the bytes of text from each part to the end of the piece.
+            self._part_splits = tf.constant(np.cumsum([0, *map(len, parts)]), tf.int64)
+            self._part_ids = tf.constant([ids.get(part, special.unknown) for row in parts for part in row])
+            self._part_bytes = tf.constant([length for row in parts for length in _bytes_to_end(row)])
+
+    @classmethod
+    def from_file(cls, path: str, *, lower_case: bool = True) -> SentencePiece:
+        """Reads a `spiece.model`. Raises FileNotFoundError, or ValueError for a file that is not a model."""
+        model = read_model(path)
+        _checked_model(model, source=path)
+        return cls(model, lower_case=lower_case)
+
+    @property
+    def digest(self) -> str:
+        """SHA-256 of the model."""
+        return hashlib.sha256(self.model).hexdigest()
+
+    @property
+    def continues(self) -> np.ndarray:
+        """Bool [V], tokens that continue a word: English letters and signs without the space."""
+        return np.array([_continues(piece) for piece in self.vocabulary])
+
+    @property
+    def real(self) -> np.ndarray:
+        """Int32 [R], ids that can occur in text: no control symbols, no <unk>."""
+        return self._real
+
+    def tokenize(self, text: tf.Tensor) -> tf.RaggedTensor:
+        """Ids alone, the fast path. text: string [B], UTF-8 -> ragged int32 [B, (T)]. Invalid bytes are dropped."""
+        normal, _ = self._normalize(one_quote(text))
+        parts = self._parts(self._kernel().tokenize(normal))
+        return parts.with_values(tf.gather(self._part_ids, parts.values))
+
+    def tokenize_with_offsets(self, text: tf.Tensor) -> tuple[tf.RaggedTensor, ...]:
+        """Ids and offsets. text: string [B] -> three ragged int32 [B, (T)]: ids, start bytes, end bytes (exclusive).
+
+        Offsets count bytes of `text` as given, without the space before a word. A token of that space alone starts where its
+        word starts and has no bytes.
+        """
+        marked = one_quote(text)
+        normal, simple = self._normalize(marked)
+        ids, starts, ends = self._kernel().tokenize_with_offsets(normal)
+        parts, (starts, ends) = (
+            self._parts(ids),
+            self._trim(normal, tf.cast(starts, tf.int32), tf.cast(ends, tf.int32)),
+        )
+
+        # The parts follow each other up to the end of their piece.
+        piece = tf.repeat(tf.range(tf.size(ids.values)), self._part_counts(ids))
+        first = tf.not_equal(piece, tf.concat([[-1], piece[:-1]], axis=0))
+        piece_starts, piece_ends = tf.gather(starts, piece), tf.gather(ends, piece)
+        begins = tf.maximum(piece_ends - tf.gather(self._part_bytes, parts.values), piece_starts)
+        begins = tf.where(first, piece_starts, begins)
+        stops = tf.where(
+            tf.concat([first[1:], [True]], axis=0), piece_ends, tf.concat([begins[1:], [0]], axis=0)
+        )
+        begun, stopped = self._locate(marked, simple, parts.with_values(begins), parts.with_values(stops))
+        stopped = stopped.with_values(tf.where(begins == stops, begun.values, stopped.values))
+        return parts.with_values(tf.gather(self._part_ids, parts.values)), begun, stopped
+
+    def _normal_form(self, text: tf.Tensor) -> tf.Tensor:
+        return sentencepiece_form(text, lower_case=self.lower_case)
+
+    def _kernel(self) -> tf_text.SentencepieceTokenizer:
+        """The parsed model, made in the graph that uses it: TensorFlow may clear a cached kernel from outside."""
+        return tf_text.SentencepieceTokenizer(self.model, out_type=tf.int32)
+
+    def _part_counts(self, ids: tf.RaggedTensor) -> tf.Tensor:
+        return tf.gather(self._part_splits, ids.values + 1) - tf.gather(self._part_splits, ids.values)
+
+    def _parts(self, ids: tf.RaggedTensor) -> tf.RaggedTensor:
+        """Ragged [B, (T)], pieces -> ragged [B, (T)], indices into the table of parts."""
+        first = tf.gather(self._part_splits, ids.values)
+        places = tf.ragged.range(first, first + self._part_counts(ids))
+        return tf.RaggedTensor.from_row_splits(
+            tf.cast(places.values, tf.int32), tf.gather(places.row_splits, ids.row_splits), validate=False
+        )
+
+    def _trim(
+        self, text: tf.Tensor, starts: tf.RaggedTensor, ends: tf.RaggedTensor
+    ) -> tuple[tf.Tensor, tf.Tensor]:
+        """Offsets int32 [T] of all rows, without leading spaces."""
+        row_starts = tf.gather(tf.cumsum(tf.strings.length(text), exclusive=True), starts.value_rowids())
+        letters = tf.where(tf.io.decode_raw(tf.strings.reduce_join(text), tf.uint8) != ord(" "))[:, 0]
+        letters = tf.concat([tf.cast(letters, tf.int32), [tf.int32.max]], axis=0)
+        next_letter = tf.gather(letters, tf.searchsorted(letters, starts.values + row_starts)) - row_starts
+        return tf.minimum(next_letter, ends.values), ends.values
+
+
+def _without_comma(piece: str, encode: Callable[[str], list[str]]) -> list[str]:
+    """Splits a piece that ends with a digit and a comma as ALBERT does; keeps any other piece."""
+    if len(piece) < 2 or piece[-1] != "," or not piece[-2].isdigit():
+        return [piece]
+    first, *rest = encode(piece[:-1].replace(SPACE, ""))
+    if not piece.startswith(SPACE):
+        first = first.removeprefix(SPACE)
+    return [*([first] if first else []), *rest, ","]
+
+
+def _bytes_to_end(parts: list[str]) -> list[int]:
+    """Bytes of text from the start of each part to the end of the last."""
+    lengths = [len(part.replace(SPACE, "").encode()) for part in parts]
+    return [sum(lengths[i:]) for i in range(len(parts))]
+
+
+def _continues(piece: str) -> bool:
+    characters = set(piece.lower())
+    return piece not in _SIGNS and characters <= _LETTERS | _SIGNS
+
+
+def _checked_model(model: bytes, *, source: str) -> tuple[Any, Callable[[str], list[str]]]:
+    """The parsed model and its encoder. Raises ValueError for bytes that would crash the process in the kernel."""
+    import sentencepiece
+    from google.protobuf.message import DecodeError
+    from sentencepiece import sentencepiece_model_pb2
+
+    try:
+        messages: Any = sentencepiece_model_pb2  # its classes are made when it is imported
+        proto = messages.ModelProto.FromString(model)
+        processor = sentencepiece.SentencePieceProcessor(model_proto=model)
+    except (DecodeError, RuntimeError) as error:
+        reason = str(error).split("\n")[0]
+        raise BertKerasError(f"{source} is no SentencePiece model ({reason}); fetch it again") from error
+    types = {piece.piece: piece.type for piece in proto.pieces}
+    kind = proto.SentencePiece
+    for name, token in SENTENCEPIECE_TOKENS.items():
+        wanted = kind.UNKNOWN if name == "unknown" else kind.CONTROL
+        if types.get(token) != wanted:
+            found = "missing" if token not in types else f"a {kind.Type.Name(types[token])} piece"
+            raise BertKerasError(
+                f"{source}: {token} is {found}; wanted a {kind.Type.Name(wanted)} piece; ALBERT needs "
+                f"{' '.join(SENTENCEPIECE_TOKENS.values())}, which no text may contain"
+            )
+    normalizer = proto.normalizer_spec
+    if not (normalizer.add_dummy_prefix and normalizer.remove_extra_whitespaces) or (
+        proto.trainer_spec.treat_whitespace_as_suffix
+    ):
+        raise BertKerasError(
+            f"{source} does not put one space before each word; train it with ALBERT's settings"
+        )
+    return proto, functools.partial(processor.encode, out_type=str)
+
+
+def sentencepiece_texts(*, lower_case: bool) -> Normalizer:
+    """Texts -> the normal forms that SentencePiece gives its model."""
+
+    @tf.function(input_signature=[tf.TensorSpec([None], tf.string)], autograph=False)
+    def normal(text: tf.Tensor) -> tf.Tensor:
+        return sentencepiece_form(one_quote(text), lower_case=lower_case)
+
+    return lambda texts: [text.decode() for text in normal(tf.constant(texts, tf.string)).numpy()]

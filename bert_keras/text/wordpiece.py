@@ -1,0 +1,264 @@
+"""BERT's tokenizer in graph: WordPiece.
+
+In: a vocabulary, then string [B], text as it comes. Out: ragged int32 [B, (T)], ids and, on request, the start and end of each
+token in bytes of the strings given.
+
+The ids are those of google-research/bert's tokenization.py (`FullTokenizer`). TensorFlow Text's own BERT tokenizers differ from
+it in case folding, control characters, invalid UTF-8 and the word limit, so only two of its kernels serve here,
+`NormalizeUTF8` and `FastWordpieceTokenizeWithOffsets`, both linked into TensorFlow Serving since 2.10.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import re
+from collections.abc import Sequence
+
+import numpy as np
+import tensorflow as tf
+
+from bert_keras.errors import BertKerasError
+from bert_keras.text.normal_forms import (
+    NOT_A_MARKER,
+    SIMPLE_CASED,
+    SIMPLE_UNCASED,
+    Normalizing,
+    wordpiece_form,
+)
+from bert_keras.text.text_ops import tf_text
+from bert_keras.text.tokenizer import END, MASK, PADDING, START, UNKNOWN, Normalizer, SpecialTokens
+from bert_keras.text.vocabulary_files import read_pieces
+
+CONTINUATION = "##"  # the prefix of every token that continues a word
+_UNUSED = re.compile(r"\[unused\d+\]")
+
+# A longer word is one [UNK] (google-research/bert tokenization.py), counted in characters after normalizing. The kernel's own
+# limit is in bytes; at four bytes per character it never applies to a word of 200 characters.
+MAX_WORD_CHARACTERS = 200
+MAX_WORD_BYTES = 4 * MAX_WORD_CHARACTERS
+# The kernel's limits for a vocabulary.
+MAX_PIECE_BYTES = 256  # without its ##
+MAX_PIECES = 4_194_304
+
+# Rows that may have a word over the limit. The pattern finds too many: it knows only the most common separators.
+_LONG_WORD = (
+    r"(?s).*[^\t\n\r -/:-@\x{2010}-\x{2027}\x{3000}-\x{3003}\x{3400}-\x{4DBF}\x{4E00}-\x{9FFF}\x{FF01}-\x{FF0F}]"
+    rf"{{{MAX_WORD_CHARACTERS + 1}}}.*"
+)
+# These replace literal special tokens while the kernel runs: code points that Unicode promises never to assign.
+_MARKERS = {PADDING: "\ufdd0", UNKNOWN: "\ufdd1", START: "\ufdd2", END: "\ufdd3", MASK: "\ufdd4"}
+
+
+class WordPiece(Normalizing):
+    """BERT's tokenizer: split at spaces, punctuation and CJK ideographs, then match the longest token first.
+
+    vocabulary: the tokens in the order of their ids.
+    lower_case: lower-case and strip accents, as the uncased models do.
+    special_tokens_in_text: True reads a literal "[MASK]" (also [CLS], [SEP], [PAD], [UNK]) as that token. False splits it as
+        any other text, as the original does, so that a text cannot inject a separator.
+    Raises ValueError for a vocabulary that lacks a special token or has a blank or repeated token or one with a space.
+    Source: google-research/bert tokenization.py; Song et al. 2021 (Fast WordPiece Tokenization) for the matching.
+    """
+
+    def __init__(
+        self, vocabulary: Sequence[str], *, lower_case: bool = True, special_tokens_in_text: bool = False
+    ):
+        ids = _checked_ids(vocabulary, source="vocabulary")
+        special = SpecialTokens(
+            padding=ids[PADDING], unknown=ids[UNKNOWN], start=ids[START], end=ids[END], mask=ids[MASK]
+        )
+        super().__init__(vocabulary, special=special, lower_case=lower_case)
+        self.special_tokens_in_text = special_tokens_in_text
+        self._simple = SIMPLE_UNCASED if lower_case else SIMPLE_CASED
+        self._attached = r"\p{Mn}" if lower_case else ""
+        # A token of whitespace (the Chinese vocabulary has U+2028) must never match; the kernel would match it. Brackets split.
+        pieces = [
+            f"[space{i}]" if any(map(str.isspace, piece)) else piece for i, piece in enumerate(vocabulary)
+        ]
+        if special_tokens_in_text:
+            pieces += _MARKERS.values()
+        with tf.device("CPU"):
+            self._goes_on = tf.constant([piece.startswith(CONTINUATION) for piece in pieces])
+            self._marker_ids = tf.constant([ids[token] for token in _MARKERS])
+            self._marker_bytes = tf.constant([len(token) for token in _MARKERS])
+            self._kernel = tf_text.FastWordpieceTokenizer(
+                vocab=pieces,
+                suffix_indicator=CONTINUATION,
+                max_bytes_per_word=MAX_WORD_BYTES,
+                token_out_type=tf.int32,
+                unknown_token=UNKNOWN,
+            )
+
+    @classmethod
+    def from_file(
+        cls, path: str, *, lower_case: bool = True, special_tokens_in_text: bool = False
+    ) -> WordPiece:
+        """Reads a `vocab.txt`, one token per line. Raises FileNotFoundError, or ValueError that names the line."""
+        vocabulary = read_pieces(path)
+        _checked_ids(vocabulary, source=path)
+        return cls(vocabulary, lower_case=lower_case, special_tokens_in_text=special_tokens_in_text)
+
+    @property
+    def digest(self) -> str:
+        """SHA-256 of the vocabulary file, one token per line."""
+        return hashlib.sha256("".join(f"{piece}\n" for piece in self.vocabulary).encode()).hexdigest()
+
+    @property
+    def continues(self) -> np.ndarray:
+        """Bool [V], tokens that continue a word: they start with ##."""
+        return np.array([piece.startswith(CONTINUATION) for piece in self.vocabulary])
+
+    @property
+    def real(self) -> np.ndarray:
+        """Int32 [R], ids that can occur in text: no special tokens, no [unused7]."""
+        left_out = set(dataclasses.astuple(self.special))
+        pieces = enumerate(self.vocabulary)
+        return np.array(
+            [i for i, piece in pieces if i not in left_out and not _UNUSED.fullmatch(piece)], "int32"
+        )
+
+    def tokenize(self, text: tf.Tensor) -> tf.RaggedTensor:
+        """Ids alone, the fast path. text: string [B], UTF-8 -> ragged int32 [B, (T)]. Invalid bytes are dropped."""
+        normal, _ = self._normalize(self._mark(text))
+        ids, _, _ = self._unmark(*self._match(normal))
+        return ids
+
+    def tokenize_with_offsets(self, text: tf.Tensor) -> tuple[tf.RaggedTensor, ...]:
+        """Ids and offsets. text: string [B] -> three ragged int32 [B, (T)]: ids, start bytes, end bytes (exclusive).
+
+        Offsets count bytes of `text` as given, before any normalizing. A token's bytes include stripped accents that follow
+        its last letter. The tokens of one character that normalizing split (a Hangul syllable) all have its bytes.
+        """
+        marked = self._mark(text)
+        normal, simple = self._normalize(marked)
+        ids, starts, ends = self._match(normal)
+        starts, ends = self._locate(marked, simple, starts, ends)
+        return self._unmark(ids, starts, ends)
+
+    def _normal_form(self, text: tf.Tensor) -> tf.Tensor:
+        return wordpiece_form(text, lower_case=self.lower_case)
+
+    def _match(self, text: tf.Tensor) -> tuple[tf.RaggedTensor, ...]:
+        """Ids, start bytes and end bytes in the normal form."""
+        ids, starts, ends = self._kernel.tokenize_with_offsets(text)
+        pieces = ids, tf.cast(starts, tf.int32), tf.cast(ends, tf.int32)
+        suspect = tf.reduce_any(tf.strings.regex_full_match(text, _LONG_WORD))
+        return tf.cond(suspect, lambda: self._limit_words(text, *pieces), lambda: pieces)
+
+    def _limit_words(
+        self, text: tf.Tensor, ids: tf.RaggedTensor, starts: tf.RaggedTensor, ends: tf.RaggedTensor
+    ) -> tuple[tf.RaggedTensor, ...]:
+        """Makes each word of more than MAX_WORD_CHARACTERS characters a single [UNK]."""
+        first = ~tf.gather(self._goes_on, ids.values)
+        word = tf.cumsum(tf.cast(first, tf.int32)) - 1  # of each token
+        word_starts = tf.boolean_mask(starts.values, first)
+        word_ends = tf.math.segment_max(ends.values, word)
+
+        # Rows are laid end to end, so that one sorted list of character starts serves all words.
+        _, places = tf.strings.unicode_decode_with_offsets(text, "UTF-8")
+        row_starts = tf.cumsum(tf.strings.length(text), exclusive=True)
+        characters = tf.cast(places.values, tf.int32) + tf.gather(row_starts, places.value_rowids())
+        shift = tf.gather(row_starts, tf.boolean_mask(ids.value_rowids(), first))
+        length = tf.searchsorted(characters, shift + word_ends) - tf.searchsorted(
+            characters, shift + word_starts
+        )
+
+        too_long = tf.gather(length > MAX_WORD_CHARACTERS, word)
+        ids = ids.with_values(tf.where(too_long, self.special.unknown, ids.values))
+        ends = ends.with_values(tf.where(too_long, tf.gather(word_ends, word), ends.values))
+        keep = ids.with_values(first | ~too_long)
+        return tuple(tf.ragged.boolean_mask(values, keep) for values in (ids, starts, ends))
+
+    def _mark(self, text: tf.Tensor) -> tf.Tensor:
+        """Replaces literal special tokens by markers between spaces; the offsets of later bytes do not change."""
+        if not self.special_tokens_in_text:
+            return text
+        text = tf.strings.regex_replace(text, f"[{''.join(_MARKERS.values())}]", NOT_A_MARKER)
+        for token, marker in _MARKERS.items():
+            spaces = " " * (len(token) - 1 - len(marker.encode()))
+            text = tf.strings.regex_replace(text, re.escape(token), f" {marker}{spaces}")
+        return text
+
+    def _unmark(
+        self, ids: tf.RaggedTensor, starts: tf.RaggedTensor, ends: tf.RaggedTensor
+    ) -> tuple[tf.RaggedTensor, ...]:
+        """Turns markers, which the kernel numbers after the vocabulary, into the ids and offsets of their tokens."""
+        if not self.special_tokens_in_text:
+            return ids, starts, ends
+        marked = ids.values >= self.vocab_size
+        which = tf.maximum(ids.values - self.vocab_size, 0)
+        token_starts = starts.values - tf.cast(marked, tf.int32)
+        token_ends = token_starts + tf.gather(self._marker_bytes, which)
+        return (
+            ids.with_values(tf.where(marked, tf.gather(self._marker_ids, which), ids.values)),
+            starts.with_values(token_starts),
+            ends.with_values(tf.where(marked, token_ends, ends.values)),
+        )
+
+
+def _checked_ids(vocabulary: Sequence[str], *, source: str) -> dict[str, int]:
+    """Token -> id. Raises ValueError, naming the line (from 1), for a vocabulary that would silently give wrong ids."""
+    ids: dict[str, int] = {}
+    if len(vocabulary) > MAX_PIECES:
+        raise BertKerasError(f"{source} has {len(vocabulary):,} pieces; wanted at most {MAX_PIECES:,}")
+    for id_, piece in enumerate(vocabulary):
+        line = id_ + 1
+        if not piece.strip(" \t\r"):
+            raise BertKerasError(
+                f"{source}, line {line}: blank; every line must hold one piece, remove or fill it"
+            )
+        if " " in piece or "\n" in piece:
+            raise BertKerasError(
+                f"{source}, line {line}: {piece!r} holds a space; a piece is part of one word"
+            )
+        if "\0" in piece:
+            raise BertKerasError(
+                f"{source}, line {line}: {piece[:40]!r} holds a byte 0, which no text has; remove it"
+            )
+        # A character has 4 bytes at most.
+        if (
+            len(piece) > MAX_PIECE_BYTES // 4
+            and (size := len(piece.removeprefix(CONTINUATION).encode("utf-8", "surrogatepass")))
+            > MAX_PIECE_BYTES
+        ):
+            raise BertKerasError(
+                f"{source}, line {line}: the piece {piece[:40]!r}... has {size:,} bytes; wanted at most {MAX_PIECE_BYTES}"
+            )
+        if piece in ids:
+            raise BertKerasError(
+                f"{source}, line {line}: {piece!r} stands on line {ids[piece] + 1} already; remove one of the two"
+            )
+        ids[piece] = id_
+    missing = [token for token in _MARKERS if token not in ids]
+    if missing:
+        raise BertKerasError(f"{source}: {', '.join(missing)} missing; BERT needs {' '.join(_MARKERS)}")
+    return ids
+
+
+def wordpiece_words(*, lower_case: bool) -> Normalizer:
+    """Texts -> the words of each text as WordPiece sees them before it looks for tokens, joined by spaces.
+
+    Words over MAX_WORD_CHARACTERS are left out.
+    """
+    # Without words in the vocabulary, every word is one [UNK]. The kernel needs one token; no text has this one.
+    tokenizer = WordPiece([*_MARKERS, NOT_A_MARKER], lower_case=lower_case)
+
+    @tf.function(input_signature=[tf.TensorSpec([None], tf.string)], autograph=False)
+    def offsets(text: tf.Tensor) -> tuple[tf.Tensor, ...]:
+        normal, _ = tokenizer._normalize(text)
+        _, starts, ends = tokenizer._match(normal)
+        return normal, starts.values, ends.values, starts.row_splits
+
+    def words(texts: Sequence[str]) -> list[str]:
+        normal, starts, ends, splits = (found.numpy() for found in offsets(tf.constant(texts, tf.string)))
+        found = []
+        for row, first, last in zip(normal, splits, splits[1:], strict=False):
+            cut = (
+                row[start:end].decode()
+                for start, end in zip(starts[first:last], ends[first:last], strict=True)
+            )
+            found.append(" ".join(word for word in cut if len(word) <= MAX_WORD_CHARACTERS))
+        return found
+
+    return words
