@@ -18,6 +18,7 @@ from bert_keras.checkpoints.formats import FORMATS, Checkpoint, head_shapes, var
 from bert_keras.config import MODEL_TYPES, BertConfig
 from bert_keras.encoder import BertEncoder
 from bert_keras.features import POOLED_OUTPUT, SEQUENCE_OUTPUT
+from bert_keras.folders import PARTIAL
 from bert_keras.heads import (
     ChoiceHead,
     ClassifierHead,
@@ -855,9 +856,9 @@ def test_what_the_other_library_would_compute_differently_is_refused(tmp_path, f
 
 
 @pytest.mark.parametrize("made", [False, True])
-def test_what_a_killed_process_left_is_removed(tmp_path, made):
+def test_leftovers_of_a_killed_process_are_removed(tmp_path, made):
     out = tmp_path / "out[1]"
-    left = (out if made else tmp_path) / f".{out.name}.partial-1"
+    left = out / PARTIAL if made else tmp_path / f".{out.name}{PARTIAL}"
     left.mkdir(parents=True)
     (left / "model.safetensors").write_bytes(b"half")
     checkpoints.write(random_checkpoint(), out, format="hugging-face")

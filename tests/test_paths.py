@@ -16,7 +16,7 @@ from bert_keras.hub_layer import HubLayer
 from bert_keras.paths import for_tensorflow
 from bert_keras.text.tokenizers import WordPiece
 from savedmodels import serve
-from savedmodels.export import ask
+from savedmodels.publish import ask
 from tasks.pretraining.corpus import Corpus
 from tasks.training.run import load_run
 from tasks.training.saver import CHECKPOINTS, Saver

@@ -6,14 +6,10 @@
 The forms themselves are in checkpoint_formats.py.
 """
 
-import contextlib
 import dataclasses
-import glob
 import math
-import os
 import pathlib
-import shutil
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -36,7 +32,7 @@ from bert_keras.checkpoints.formats import (
     variable_shapes,
 )
 from bert_keras.config import BertConfig
-from bert_keras.errors import BertKerasError, MissingFileError, TakenError
+from bert_keras.errors import BertKerasError, MissingFileError
 from bert_keras.features import (
     EMBEDDING_OUTPUT,
     ENCODER_OUTPUTS,
@@ -46,6 +42,7 @@ from bert_keras.features import (
     POOLED_OUTPUT,
     SEQUENCE_OUTPUT,
 )
+from bert_keras.folders import whole_folder
 from bert_keras.json_files import read_bounded
 from bert_keras.paths import path_of
 from bert_keras.text.vocabulary_files import MAX_VOCABULARY_BYTES, SENTENCEPIECE
@@ -200,14 +197,16 @@ def _is_float(array: np.ndarray) -> bool:
 
 
 def write(checkpoint: Checkpoint, path: Path, *, format: str, overwrite: bool = False) -> tuple[str, ...]:
-    """Writes a folder of another form, or the same: weights, config, vocabulary.
+    """Writes a checkpoint folder in any format: weights, config, vocabulary.
 
-    path: the folder; where it holds files, `overwrite=True` replaces those of the same names, leaves the rest
+    path: the folder; where it holds files, `overwrite=True` replaces those of the same names and keeps the others
 
-    Everything is written under a temporary name first. Hugging Face's model_type is the first of MODEL_TYPES that computes what
-    the checkpoint does. Returns what was left out: our names of the heads, or of an ELECTRA's pooler, that the form has no
-    place for. Raises ValueError where the form's library would compute other numbers from the
-    config, FileExistsError where the folder is not empty, OSError where it cannot be written.
+    Everything is written under a temporary name first, under the folder's lock. In Hugging Face's format, model_type is the first
+    of MODEL_TYPES that computes the same numbers. Returns our names of the tensors that the format has no place for: heads, an
+    ELECTRA's pooler.
+
+    Raises BertKerasError where the format's library would compute other numbers from the config, TakenError where the folder is
+    not empty, OSError where it cannot be written.
     """
     form, path, config = _format(format), path_of(path), checkpoint.config
     _refuse_inexpressible(form, config)
@@ -219,59 +218,14 @@ def write(checkpoint: Checkpoint, path: Path, *, format: str, overwrite: bool = 
         raise BertKerasError(
             f"{_named(checkpoint)}the checkpoint lacks {_listed(lacking)}; an encoder has every one of them."
         )
-    check_new_folder(path, overwrite=overwrite)
-    theirs = {
-        rows[name].theirs: rows[name].to_theirs(np.asarray(array), config)
-        for name, array in checkpoint.tensors.items()
-        if name in rows
-    }
-    with whole_folder(path) as partial:
-        form.save(checkpoint, theirs, partial)
+    with whole_folder(path, existing="overwrite" if overwrite else "refuse") as new:
+        theirs = {
+            rows[name].theirs: rows[name].to_theirs(np.asarray(array), config)
+            for name, array in checkpoint.tensors.items()
+            if name in rows
+        }
+        form.save(checkpoint, theirs, new)
     return tuple(name for name in checkpoint.tensors if name not in rows)
-
-
-def _temporary_of(path: pathlib.Path) -> tuple[pathlib.Path, str]:
-    """Where the temporary folders of an output are, and how their names begin."""
-    # Inside the folder where there is one: it may be a mount, and a rename stays on one disk.
-    return path if path.exists() else path.parent, f".{path.name}.partial-"
-
-
-def check_new_folder(path: pathlib.Path, *, overwrite: bool = False) -> None:
-    """Removes what a process that was killed left of `whole_folder`. Raises FileExistsError where other files are there."""
-    place, temporary = _temporary_of(path.resolve())
-    for left in place.glob(f"{glob.escape(temporary)}*"):
-        shutil.rmtree(left, ignore_errors=True)
-    if path.exists() and not (path.is_dir() and (overwrite or not any(path.iterdir()))):
-        raise TakenError(f"{path} is there already and not empty; give another folder.")
-
-
-@contextlib.contextmanager
-def whole_folder(path: pathlib.Path) -> Iterator[pathlib.Path]:
-    """An empty folder to write in; after the block its files are those of `path`, after an error nothing is left.
-
-    path: a folder that is not there yet, a mount point, or a link to one of them
-    """
-    path = path.resolve()  # a folder cannot be renamed to a link
-    path.parent.mkdir(parents=True, exist_ok=True)
-    place, temporary = _temporary_of(path)
-    partial = place / f"{temporary}{os.getpid()}"
-    partial.mkdir()
-    try:
-        yield partial
-        _move_in(partial, path)
-    finally:
-        shutil.rmtree(partial, ignore_errors=True)
-
-
-def _move_in(partial: pathlib.Path, path: pathlib.Path) -> None:
-    if not path.exists():
-        partial.rename(path)
-        return
-    # Files one by one: a run's folder holds more than the weights.
-    for file in sorted(found for found in partial.rglob("*") if found.is_file()):
-        target = path / file.relative_to(partial)
-        target.parent.mkdir(parents=True, exist_ok=True)
-        os.replace(file, target)
 
 
 def _refuse_inexpressible(form: Format, config: BertConfig) -> None:

@@ -13,10 +13,11 @@ import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
-from bert_keras.checkpoints import check_new_folder, whole_folder, with_tokenizer
+from bert_keras.checkpoints import with_tokenizer
 from bert_keras.checkpoints.formats import Checkpoint, write_tokenizer
 from bert_keras.config import BertConfig
 from bert_keras.errors import BertKerasError, MissingPackageError
+from bert_keras.folders import whole_folder
 from bert_keras.paths import path_of
 from bert_keras.text.tokenizers import (
     CONTINUATION,
@@ -184,7 +185,6 @@ def write_vocabulary(
     path = path_of(path)
     if kind not in KINDS:
         raise BertKerasError(f"kind is {kind!r}; choose one of {', '.join(KINDS)}.")
-    check_new_folder(path)
     normalizer, learn = KINDS[kind]
     count = 0
 
@@ -200,8 +200,8 @@ def write_vocabulary(
         while batch := list(itertools.islice(every, LINES)):
             yield from normal(batch)
 
-    tokenizer = learn(texts(), size=size, lower_case=lower_case, **settings)
-    empty = Checkpoint(config=BertConfig(vocab_size=tokenizer.vocab_size), tensors={})
-    with whole_folder(path) as partial:
-        write_tokenizer(with_tokenizer(empty, tokenizer), partial)
+    with whole_folder(path) as new:  # before the long work: it may be refused
+        tokenizer = learn(texts(), size=size, lower_case=lower_case, **settings)
+        empty = Checkpoint(config=BertConfig(vocab_size=tokenizer.vocab_size), tensors={})
+        write_tokenizer(with_tokenizer(empty, tokenizer), new)
     return Summary(tokenizer, count)
