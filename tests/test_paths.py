@@ -15,8 +15,8 @@ from bert_keras.config import BertConfig
 from bert_keras.hub_layer import HubLayer
 from bert_keras.paths import for_tensorflow
 from bert_keras.text.tokenizers import WordPiece
-from savedmodels import serve
 from savedmodels.publish import ask
+from savedmodels.server import served as serve
 from tasks.pretraining.corpus import Corpus
 from tasks.training.run import load_run
 from tasks.training.saver import CHECKPOINTS, Saver
