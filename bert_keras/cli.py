@@ -1304,7 +1304,7 @@ def _info(args: argparse.Namespace) -> None:
     if args.path is None:
         tf = _start()
         from bert_keras.config import SIZES, VARIANTS, BertConfig
-        from savedmodels.kit import version_of
+        from savedmodels.model_card import version_of
 
         names = ("bert-keras", "tensorflow", "tensorflow-text", "keras", "keras-nlp", "numpy")
         _table(("package", "version"), [(name, version_of(name)) for name in names])
@@ -1318,9 +1318,9 @@ def _info(args: argparse.Namespace) -> None:
         return
     _start()
     if (pathlib.Path(args.path) / "saved_model.pb").is_file():
-        from savedmodels import kit
+        from savedmodels.manifest import verify
 
-        files = kit.verify(args.path)
+        files = verify(args.path)
         rows = [(name, f"{file['bytes']:,}", file["sha256"][:12]) for name, file in files.items()]
         _table(("file", "bytes", "SHA-256"), rows, title=f"{args.path}: every file is as it was written")
         return

@@ -57,21 +57,28 @@ def remove_temporary(folder: pathlib.Path) -> None:
 
 
 @contextlib.contextmanager
-def locked(folder: pathlib.Path) -> Iterator[None]:
-    """Makes a folder and keeps every other process out of it. Raises BertKerasError where another one is in it."""
+def locked(folder: pathlib.Path, *, output: pathlib.Path | None = None) -> Iterator[None]:
+    """Makes a folder and keeps every other process out of it; the thread that holds it may enter it again.
+
+    output: the folder that the error names, if another one
+
+    Raises BertKerasError where another process is in it.
+    """
     folder.mkdir(parents=True, exist_ok=True)
-    lock = filelock.FileLock(folder / LOCK, blocking=False, is_singleton=True)
+    # By the resolved path: filelock knows a lock that this process holds by its name.
+    file = folder.resolve() / LOCK
+    lock = filelock.FileLock(file, blocking=False, is_singleton=True)
     try:
         lock.acquire()
     except filelock.Timeout as error:
         raise BertKerasError(
-            f"another process is writing to {folder}; wait until it ends, or give another folder."
+            f"another process is writing to {output or folder}; wait until it ends, or give another folder."
         ) from error
     try:
         yield
     finally:
         if lock.lock_counter == 1:
-            (folder / LOCK).unlink(missing_ok=True)  # filelock takes no lock on a file without a name
+            file.unlink(missing_ok=True)  # filelock takes no lock on a file without a name
         lock.release()
 
 

@@ -2,4 +2,4 @@
 
 from bert_keras.paths import check_own_packages
 
-check_own_packages()  # its modules import `tasks`, which is also what many projects call a file of theirs
+check_own_packages()  # its modules import `tasks`, a name that many projects use for a file

@@ -20,7 +20,8 @@ from rich.table import Table
 
 from bert_keras import checkpoints
 from bert_keras.errors import BertKerasError
-from savedmodels.export import ask, export
+from savedmodels.export import export
+from savedmodels.publish import ask
 from tasks.glue.task import Glue, row_from_folder
 from tasks.task import Hparams
 from tasks.training.finetune import finetune

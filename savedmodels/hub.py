@@ -8,8 +8,8 @@ and `bert_keras.HubLayer`:
     encoder      Features -> pooled_output, sequence_output, encoder_outputs, default
       .mlm       Features and masked_lm_positions -> mlm_logits too
 
-Source: TensorFlow Hub, "Reusable SavedModels" and "Common SavedModel APIs for text tasks"; what goes beyond those (`.mlm`,
-`encoder_outputs`, the special tokens) is named as Model Garden's official/nlp/tools/export_tfhub_lib.py names it.
+Source: TensorFlow Hub, "Reusable SavedModels" and "Common SavedModel APIs for text tasks"; the names that go beyond these
+(`.mlm`, `encoder_outputs`, the special tokens) come from Model Garden's official/nlp/tools/export_tfhub_lib.py.
 """
 
 import pathlib
@@ -37,29 +37,30 @@ from bert_keras.tensorflow_errors import file_errors
 from bert_keras.text.preprocessing import MAX_SEGMENTS, Features, Preprocessor
 from bert_keras.text.tokenizer import Tokenizer
 from bert_keras.text.wordpiece import WordPiece
-from savedmodels.export import SAMPLES, ask, compare, workplace
+from savedmodels.export import SAMPLES, ask, compare
+from savedmodels.publish import SAMPLES, ask, compare, publishing
 
 PREPROCESS, ENCODER = "preprocess", "encoder"  # the two folders
-SENTENCES = "sentences"  # string [B], what the preprocessor takes
+SENTENCES = "sentences"  # string [B], the preprocessor's input
 DEFAULT, MLM_LOGITS = "default", "mlm_logits"
 _OUTPUTS = (POOLED_OUTPUT, SEQUENCE_OUTPUT, ENCODER_OUTPUTS)
 
 
 class Reusable(tf.Module):
-    """A callable that is saved, with the attributes that whoever loads it looks for.
+    """A callable to save, with the attributes that `hub.load` and `hub.KerasLayer` expect.
 
-    function: what it computes
-    layers: those whose variables it uses
+    function: the call
+    layers: the layers whose variables it uses
     """
 
-    # Plain attributes in place of tf.Module's properties: attributes are saved, properties are not.
+    # Plain attributes instead of tf.Module's properties: a SavedModel keeps attributes only.
     variables: Any = None
     trainable_variables: Any = None
 
     def __init__(self, function: Callable[..., Any], *layers: keras.layers.Layer) -> None:
         super().__init__()
         self.__call__ = tf.function(function, autograph=False)
-        # Every state, dropout's seeds among them: a trace with training=True cannot be saved without these.
+        # All variables, dropout's seeds too: a trace with training=True cannot be saved without them.
         self.variables = [variable.value for layer in layers for variable in layer.variables]
         self.trainable_variables = [
             variable.value for layer in layers for variable in layer.trainable_variables
@@ -67,7 +68,7 @@ class Reusable(tf.Module):
         self.regularization_losses: list[Callable[[], tf.Tensor]] = []
 
     def trace(self, *inputs: Any, **keywords: Any) -> Any:
-        """Makes calls of this form part of what is saved. Returns the concrete function."""
+        """Adds a trace for calls of this form. Returns the concrete function."""
         return self.__call__.get_concrete_function(*inputs, **keywords)
 
 
@@ -79,38 +80,36 @@ def write_pair(
     fresh: Iterable[str] = (),
     log: Callable[[str], None] = print,
 ) -> None:
-    """Writes directory/preprocess and directory/encoder, after a fresh process answered from both as this one does.
+    """Writes directory/preprocess and directory/encoder, after a fresh process gave the same answers from both.
 
-    seq_length: positions that the preprocessor cuts and pads to, where a call does not say another number
-    fresh, log: as of `load_encoder`
+    seq_length: the preprocessor's default length, in tokens
+    fresh, log: see `load_encoder`
 
-    Raises FileExistsError where one of the two is there already; ValueError where the folder cannot be written or the encoder has
-    fewer than seq_length positions, and as `tokenizer_of` and `assign` do; ExportError where the fresh process answers
-    otherwise. Nothing is left behind then.
+    Raises TakenError where one of the two exists; BertKerasError where the folder cannot be written, another process writes to
+    it, or the encoder has fewer than seq_length positions, and as `tokenizer_of` and `assign` do; ExportError where the fresh
+    process answers differently. The folder then stays as it was.
     """
     directory = path_of(directory)
-    if taken := [name for name in (PREPROCESS, ENCODER) if (directory / name).exists()]:
-        raise TakenError(f"{directory / taken[0]} is there already; give another folder.")
     if seq_length > (most := checkpoint.config.max_length):
         raise BertKerasError(
             f"seq_length is {seq_length} and the encoder has {most} positions; give at most {most}."
         )
-    modules = {
-        PREPROCESS: preprocessor(checkpoints.tokenizer_of(checkpoint), seq_length=seq_length),
-        ENCODER: encoder(checkpoint, fresh=fresh, log=log),
-    }
-    with workplace(directory) as (temporary, _):
+    with publishing(directory) as new:
+        if taken := [name for name in (PREPROCESS, ENCODER) if (directory / name).exists()]:
+            raise TakenError(f"{directory / taken[0]} is there already; give another folder.")
+        modules = {
+            PREPROCESS: preprocessor(checkpoints.tokenizer_of(checkpoint), seq_length=seq_length),
+            ENCODER: encoder(checkpoint, fresh=fresh, log=log),
+        }
         inputs: dict[str, list[Any]] = {SENTENCES: list(SAMPLES)}
         for name, (module, serve) in modules.items():
             with file_errors():
-                tf.saved_model.save(module, str(temporary / name), signatures={"serving_default": serve})
+                tf.saved_model.save(module, str(new / name), signatures={"serving_default": serve})
             outputs = serve(**{key: tf.constant(rows) for key, rows in inputs.items()})
             expected = {key: value.numpy() for key, value in outputs.items()}
-            compare(expected, ask(temporary / name, inputs))
-            # The preprocessor's features are what the encoder is asked with.
+            compare(expected, ask(new / name, inputs))
+            # The preprocessor's outputs are the encoder's inputs.
             inputs = {key: rows.tolist() for key, rows in expected.items()}
-        for name in modules:
-            (temporary / name).rename(directory / name)
 
 
 def preprocessor(tokenizer: Tokenizer, *, seq_length: int) -> tuple[Reusable, Callable[..., Features]]:
@@ -122,21 +121,21 @@ def preprocessor(tokenizer: Tokenizer, *, seq_length: int) -> tuple[Reusable, Ca
         return _by_word(tokenizer, tokenizer.tokenize(sentences))[0]
 
     def tokenize_with_offsets(sentences: tf.Tensor) -> list[tf.RaggedTensor]:
-        ids, *places = tokenizer.tokenize_with_offsets(sentences)
-        return _by_word(tokenizer, ids, *(tf.cast(place, tf.int64) for place in places))
+        ids, *offsets = tokenizer.tokenize_with_offsets(sentences)
+        return _by_word(tokenizer, ids, *(tf.cast(offset, tf.int64) for offset in offsets))
 
     def pack(inputs: Sequence[tf.RaggedTensor], seq_length: int | tf.Tensor = seq_length) -> Features:
         shortest = tf.debugging.assert_greater(
             seq_length,
             2 * len(inputs),
-            f"seq_length has to hold [CLS], a piece and [SEP] for {len(inputs)} segments",
+            f"seq_length must hold [CLS], a token and [SEP] for {len(inputs)} segments",
         )
         with tf.control_dependencies([shortest]):
             room = Preprocessor(tokenizer, seq_length=tf.identity(seq_length))
         return room.pack(*[one.merge_dims(1, -1) if one.ragged_rank > 1 else one for one in inputs])
 
     root = Reusable(preprocess)
-    root._tokenizer = tokenizer  # a SentencePiece model is a resource, which has to be on the root
+    root._tokenizer = tokenizer  # a SentencePiece model is a resource: the root must hold it
     root.tokenize = Reusable(tokenize)
     root.tokenize_with_offsets = Reusable(tokenize_with_offsets)
     for part in (root.tokenize, root.tokenize_with_offsets):
@@ -151,12 +150,12 @@ def preprocessor(tokenizer: Tokenizer, *, seq_length: int) -> tuple[Reusable, Ca
 
 
 def _by_word(tokenizer: Tokenizer, ids: tf.RaggedTensor, *others: tf.RaggedTensor) -> list[tf.RaggedTensor]:
-    """Ragged [B, (T)] -> ragged [B, (words), (pieces)]; the published SentencePiece modules keep [B, (T)], and so do these."""
+    """Ragged [B, (T)] -> ragged [B, (words), (tokens)]; of SentencePiece [B, (T)], like the published modules."""
     if not isinstance(tokenizer, WordPiece):
         return [ids, *others]
     first = ~tf.gather(tf.constant(tokenizer.continues), ids.values)
     starts = tf.concat([tf.where(first)[:, 0], [tf.size(first, tf.int64)]], axis=0)
-    words_before = tf.concat([[0], tf.cumsum(tf.cast(first, tf.int64))], axis=0)  # each piece
+    words_before = tf.concat([[0], tf.cumsum(tf.cast(first, tf.int64))], axis=0)  # [T + 1], of each token
     rows = tf.gather(words_before, ids.row_splits)
     return [tf.RaggedTensor.from_nested_row_splits(one.values, (rows, starts)) for one in (ids, *others)]
 
@@ -178,7 +177,7 @@ def _special_tokens(tokenizer: Tokenizer) -> Reusable:
 def encoder(
     checkpoint: Checkpoint, *, fresh: Iterable[str] = (), log: Callable[[str], None] = print
 ) -> tuple[Reusable, Callable[..., dict[str, tf.Tensor]]]:
-    """The encoder, with `.mlm` where the checkpoint has that head, and its serving signature, which lists no blocks.
+    """The encoder, with `.mlm` where the checkpoint has a masked-LM head, and its serving signature without encoder_outputs.
 
     Raises as `assign` does.
     """

@@ -1,9 +1,9 @@
-"""Answers from an exported folder in a process that has TensorFlow, tf.text's kernels and nothing of ours.
+"""Answers from an exported folder, with TensorFlow and TensorFlow Text's kernels, without this package.
 
     python reload.py DIR < inputs.json > outputs.json
 
 In: {"sentence": ["...", ...], ...}, the signature's inputs by name. Out: the answers of `serving_default` by name, as JSON.
-Run as a file, it can import neither bert_keras nor Keras: what it answers, a server can answer.
+Run as a script, it can import neither bert_keras nor Keras, so a server can give the same answers.
 """
 
 import json
@@ -15,7 +15,7 @@ FORBIDDEN = ("bert_keras", "tasks", "savedmodels", "keras", "tf_keras", "tensorf
 
 
 def load_kernels() -> None:
-    """Registers tf.text's ops as a server has them linked in: the libraries alone, no Python of theirs."""
+    """Registers TensorFlow Text's ops from their libraries, without its Python code, as in a server."""
     import importlib.util
 
     import tensorflow as tf
@@ -23,16 +23,16 @@ def load_kernels() -> None:
     spec = importlib.util.find_spec("tensorflow_text")
     if spec is None or spec.origin is None:
         raise ModuleNotFoundError(
-            "tensorflow-text is not installed; pip install tensorflow-text of TensorFlow's minor."
+            "tensorflow-text is not installed; pip install the version with TensorFlow's minor number."
         )
     for library in KERNELS:
         tf.load_op_library(os.path.join(os.path.dirname(spec.origin), "python", "ops", library))
 
 
 def main(directory: str) -> None:
-    """Reads inputs, loads, answers."""
+    """Loads a SavedModel and answers the inputs from standard input."""
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
-    # Python puts this file's folder first: its neighbours are not to be found under their short names.
+    # Python puts this script's folder first on sys.path: its neighbours would shadow other modules.
     sys.path = [path for path in sys.path if path != os.path.dirname(os.path.abspath(__file__))]
     import tensorflow as tf
 

@@ -1,7 +1,7 @@
 """Servable: a task that takes raw strings, as one TensorFlow module.
 
-In: strings [B] under the task's own names. Out: what `Task.decode` says, by name. Variables, vocabulary and
-text processing travel with it, so `tf.saved_model.save` writes all that answering needs.
+In: strings [B] by the task's input names. Out: the outputs of `Task.decode`, by name. The module holds the variables, the
+vocabulary and the text processing, so a SavedModel of it needs nothing else.
 """
 
 from collections.abc import Callable, Mapping
@@ -14,28 +14,28 @@ from bert_keras.features import ENCODER_INPUTS, INPUT_MASK
 from tasks.task import Features, Raw, Task, model_inputs
 
 EXAMPLES = "examples"  # the signature of serialized tf.Example, and its input
-WINDOWS = 32  # of long texts that the model sees at a time: memory does not grow with a text
+WINDOWS = 32  # windows of long texts in one batch of the model: memory does not grow with a text
 
 
 class Servable(tf.Module):
     """preprocess + model + decode behind string signatures.
 
-    task, preprocess, model: as a Run holds them
+    task, preprocess, model: of a Run
 
     After `tf.saved_model.load` the object has `signatures`, `variables`, `trainable_variables`, and is callable:
     `loaded({"sentence": strings}, training=True)` gives the model's outputs, with dropout, for fine-tuning.
     """
 
-    # Plain attributes in place of tf.Module's properties: attributes are saved, properties are not.
+    # Plain attributes instead of tf.Module's properties: a SavedModel keeps attributes only.
     variables: Any = None
     trainable_variables: Any = None
 
     def __init__(self, task: Task, preprocess: Callable[..., Features], model: keras.Model) -> None:
         super().__init__(name="servable")
-        # Behind functions, so that what is saved is the variables once and not a Keras model beside them.
+        # Behind functions, so that the SavedModel holds the variables once, without a Keras model beside them.
         self._task, self._model = lambda: task, lambda: model
         self.preprocess = preprocess
-        # Every state, dropout's seeds among them: a trace with training=True cannot be saved without these.
+        # All variables, dropout's seeds too: a trace with training=True cannot be saved without them.
         self.variables = [variable.value for variable in model.variables]
         self.trainable_variables = [variable.value for variable in model.trainable_variables]
         self.functions()
@@ -48,7 +48,7 @@ class Servable(tf.Module):
 
     @tf.function(autograph=False)
     def serve(self, **raw: tf.Tensor) -> Raw:
-        """Strings [B] by name -> what is served, [B, ...] by name."""
+        """Strings [B] by name -> the decoded outputs [B, ...] by name."""
         task, raw = self._task(), _of_one_size(raw)
         features = task.features(self.preprocess, raw)
         run = self._in_groups if task.windowed else self._run
@@ -58,10 +58,10 @@ class Servable(tf.Module):
         return self._model()(features, training=False)
 
     def _in_groups(self, features: Features) -> tf.Tensor:
-        """The model's outputs of any number of windows."""
+        """The model's outputs for any number of windows, WINDOWS at a time."""
         count = tf.shape(features[INPUT_MASK])[0]
-        groups = tf.maximum(1, -(-count // WINDOWS))  # one of no windows where there is none
-        shapes = []  # the list of outputs would forget them
+        groups = tf.maximum(1, -(-count // WINDOWS))  # without windows, one empty group
+        shapes = []  # static shapes, which a TensorArray loses
 
         def step(i: tf.Tensor, outputs: tf.TensorArray) -> tuple[tf.Tensor, tf.TensorArray]:
             group = slice(i * WINDOWS, (i + 1) * WINDOWS)
@@ -75,13 +75,11 @@ class Servable(tf.Module):
 
     @tf.function(autograph=False)
     def serve_examples(self, **raw: tf.Tensor) -> Raw:
-        """Serialized tf.Example [B] with the strings as bytes features -> what `serve` says of them."""
+        """Serialized tf.Example [B] with the strings as bytes features -> the outputs of `serve`."""
         examples = _of_one_size(raw)[EXAMPLES]
-        # TensorFlow's own error repeats the bytes. Every message but an empty one opens with the tag of its one field.
+        # TensorFlow's own error would repeat the bytes. A message is empty or starts with the tag of its only field.
         message = tf.strings.regex_full_match(tf.strings.substr(examples, 0, 1), "\n?")
-        checked = tf.debugging.Assert(
-            tf.reduce_all(message), [f"{EXAMPLES}: wanted is serialized tf.Example"]
-        )
+        checked = tf.debugging.Assert(tf.reduce_all(message), [f"{EXAMPLES}: expected serialized tf.Example"])
         with tf.control_dependencies([checked]):
             examples = tf.identity(examples)
         columns = {
@@ -92,15 +90,15 @@ class Servable(tf.Module):
 
     @tf.function(autograph=False)
     def serve_features(self, **features: tf.Tensor) -> Raw:
-        """What a model reads, int32 [B, S], or [B, K, S] of a choice -> what needs no text."""
+        """Features int32 [B, S], or [B, K, S] of choices -> the outputs that need no text."""
         same = _of_one_size({name: features[name] for name in ENCODER_INPUTS}, whole=True)
         features = _of_one_size(features | same)
-        # The kernel refuses what is too large, and would count what is negative from the end.
+        # The kernel refuses ids that are too large, but counts negative ids from the end of the table.
         counted = tf.reduce_all([tf.reduce_all(value >= 0) for value in features.values()])
-        masks = tf.reduce_all(features[INPUT_MASK] <= 1)  # attention would add what is more to its scores
+        masks = tf.reduce_all(features[INPUT_MASK] <= 1)  # attention would add larger values to its scores
         checked = (
-            tf.debugging.Assert(counted, [f"{', '.join(features)}: a number is under 0"]),
-            tf.debugging.Assert(masks, [f"{INPUT_MASK}: a number is over 1"]),
+            tf.debugging.Assert(counted, [f"{', '.join(features)}: a number is below 0"]),
+            tf.debugging.Assert(masks, [f"{INPUT_MASK}: a number is above 1"]),
         )
         with tf.control_dependencies(checked):
             features = {name: tf.identity(value) for name, value in features.items()}
@@ -108,7 +106,7 @@ class Servable(tf.Module):
 
     @tf.function(autograph=False)
     def serve_ragged(self, **raw: tf.Tensor) -> Raw:
-        """As `serve`, but lists [B, N] are [M], those of all examples in a row, with NAME_row_splits int64 [B + 1]."""
+        """Like `serve`, but lists [B, N] are concatenated to [M], with NAME_row_splits int64 [B + 1]."""
         answers = self.serve(**raw)
         for prefix, filling in self._task().lists.items():
             real = answers[filling] >= 0
@@ -119,7 +117,7 @@ class Servable(tf.Module):
         return answers
 
     def functions(self) -> list[Any]:
-        """The traces that are saved: those of the signatures, and of calls with and without dropout."""
+        """The traces to save: the signatures, and the calls with and without dropout."""
         calls = [
             self.__call__.get_concrete_function(self._task().signature(), training=training)
             for training in (False, True)
@@ -127,7 +125,7 @@ class Servable(tf.Module):
         return [*calls, *self.signatures().values()]
 
     def signatures(self) -> dict[str, Any]:
-        """What `tf.saved_model.save` publishes, by name."""
+        """The signatures of the SavedModel, by name."""
         task = self._task()
         text = task.signature()
         read = tf.function(lambda **raw: model_inputs(task.features(self.preprocess, raw)), autograph=False)
@@ -148,9 +146,9 @@ class Servable(tf.Module):
 
 
 def _of_one_size(tensors: Mapping[str, tf.Tensor], *, whole: bool = False) -> dict[str, tf.Tensor]:
-    """The tensors, behind a check of their ranks and batch sizes, or whole shapes: some kernels read past the shorter one.
+    """The tensors, after a check at run time that their batch sizes are equal; with `whole`, their shapes.
 
-    Raises InvalidArgumentError when run.
+    Some kernels read past the end of the shorter tensor. Raises InvalidArgumentError when run.
     """
     tensors = {name: tf.ensure_shape(value, value.shape) for name, value in tensors.items()}
     shapes = [tf.shape(value) if whole else tf.shape(value)[:1] for value in tensors.values()]

@@ -16,8 +16,8 @@ from bert_keras import checkpoints
 from bert_keras.encoder import BertEncoder
 from bert_keras.features import POOLED_OUTPUT
 from bert_keras.text.preprocessing import Preprocessor
-from savedmodels import kit
 from savedmodels.export import servable_of
+from savedmodels.model_card import answers_of, signature_table
 from tasks.choice import Swag
 from tasks.embedding import Embedding, WordEmbedding
 from tasks.fill_mask import FillMask
@@ -57,7 +57,7 @@ def untrained(task: Task, checkpoint: Path) -> Run:
 
 def section(title: str, signatures: Mapping[str, Any]) -> str:
     """What a case's outputs mean, and its signatures."""
-    return f"### {title}\n\n{kit.answers_of(CASES[title])}\n\n{kit.signature_table(signatures)}\n\n"
+    return f"### {title}\n\n{answers_of(CASES[title])}\n\n{signature_table(signatures)}\n\n"
 
 
 def written(document: str) -> str:

@@ -14,9 +14,10 @@ from pathlib import Path
 import runs
 
 KILLED, HALFWAY, ALIVE = "killed", "halfway", "alive"
-# The write at which a process is killed: the first, or the first of several that fill a folder. `convert` finds it empty.
+# The write at which a process is killed: the first, or the second of several that fill a folder. `convert` finds it empty, and
+# writes a list of the files before it moves them.
 KILLS = [(KILLED, name, 1) for name in ("convert", "instances", "features", "ablate", "glue")]
-KILLS += [(HALFWAY, "convert", 2)]
+KILLS += [(HALFWAY, "convert", 3)]
 
 
 def write_inputs(folder: Path, *, run: Path) -> Path:

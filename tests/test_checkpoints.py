@@ -20,6 +20,7 @@ from bert_keras.config_files import MODEL_TYPES
 from bert_keras.encoder import BertEncoder
 from bert_keras.errors import BertKerasError
 from bert_keras.features import POOLED_OUTPUT, SEQUENCE_OUTPUT
+from bert_keras.folders import PARTIAL
 from bert_keras.heads import (
     ChoiceHead,
     ClassifierHead,
@@ -889,9 +890,9 @@ def test_what_the_other_library_would_compute_differently_is_refused(tmp_path, f
 
 
 @pytest.mark.parametrize("made", [False, True])
-def test_what_a_killed_process_left_is_removed(tmp_path, made):
+def test_leftovers_of_a_killed_process_are_removed(tmp_path, made):
     out = tmp_path / "out[1]"
-    left = (out if made else tmp_path) / f".{out.name}.partial-1"
+    left = out / PARTIAL if made else tmp_path / f".{out.name}{PARTIAL}"
     left.mkdir(parents=True)
     (left / "model.safetensors").write_bytes(b"half")
     checkpoints.write(random_checkpoint(), out, format="hugging-face")

@@ -17,7 +17,7 @@ from runs import ROOT, VOCABULARY, bare_environment, contents, run_command, shel
 
 from bert_keras import checkpoints, cli
 from bert_keras.config import BertConfig
-from savedmodels.export import ask
+from savedmodels.publish import ask
 from tasks.choice import Swag
 from tasks.experiments import ablations
 from tasks.features import extract as feature_based

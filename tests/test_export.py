@@ -20,9 +20,14 @@ from runs import SIZES, VOCABULARY, contents, full_disk, run_command, texts
 from tensorflow.core.protobuf import saved_model_pb2
 
 from bert_keras.features import INPUT_MASK
+from bert_keras.folders import PARTIAL
 from bert_keras.text.wordpiece import WordPiece
-from savedmodels import kit, reload, servers
+from savedmodels import op_support, reload
 from savedmodels.export import SAMPLES, ExportError, ask, compare, export, ops_of, servable_of
+from savedmodels.manifest import CARD, verify
+from savedmodels.model_card import model_card, tensors_of
+from savedmodels.publish import SAMPLES, ExportError, ask, compare
+from savedmodels.server_config import BATCHING, MODELS, server_files
 from tasks.embedding import Embedding, WordEmbedding
 from tasks.fill_mask import FillMask
 from tasks.glue.task import ROWS, Glue
@@ -70,7 +75,7 @@ def meta_graph(folder: Path):
 def test_signature(exported):
     loaded = tf.saved_model.load(str(exported.folder))
     assert sorted(loaded.signatures) == ["examples", "features", "serving_default"]
-    assert [*kit.tensors_of(loaded.signatures["serving_default"])] == [
+    assert [*tensors_of(loaded.signatures["serving_default"])] == [
         ("input", "sentence", "string", "[?]"),
         ("output", "label", "string", "[?]"),
         ("output", "probabilities", "float32", "[?, 2]"),
@@ -129,9 +134,7 @@ class Undecided(Glue):
 def test_versions_count_up_and_failures_leave_no_trace(exported, tmp_path):
     directory = tmp_path / "new" / "served"
     undecided = dataclasses.replace(exported.run, task=Undecided(ROWS["sst2"]))
-    with pytest.raises(
-        ExportError, match="^probabilities differs by .* after reloading; at most 1e-06 is wanted"
-    ):
+    with pytest.raises(ExportError, match="^probabilities differs by .*1e-06"):
         export(undecided, directory)
     assert not list(tmp_path.iterdir())
 
@@ -139,26 +142,24 @@ def test_versions_count_up_and_failures_leave_no_trace(exported, tmp_path):
     (directory / "2").mkdir()
     (directory / "2" / "kept").write_text("as it was")
     (directory / "notes").write_text("not a version")
-    (directory / ".export-killed" / "variables").mkdir(parents=True)
+    (directory / PARTIAL / "new" / "3").mkdir(parents=True)
     with full_disk(100_000), pytest.raises(ValueError, match=r"cannot export to .*served: .*; give a folder"):
         export(exported.run, directory)
     assert contents(directory) == {"2/kept": b"as it was", "notes": b"not a version"}
     assert sorted(path.name for path in directory.iterdir()) == ["2", "notes"]
 
-    (directory / kit.BATCHING).write_text("# mine")
+    (directory / BATCHING).write_text("# mine")
     assert export(exported.run, directory) == directory / "3"
-    names = ["2", "3", kit.BATCHING, kit.MODELS, "notes"]
+    names = ["2", "3", BATCHING, MODELS, "notes"]
     assert sorted(path.name for path in directory.iterdir()) == names
-    assert (directory / kit.BATCHING).read_text() == "# mine"
+    assert (directory / BATCHING).read_text() == "# mine"
     assert (directory / "3").stat().st_mode & 0o777 == 0o755
 
 
 def test_a_folder_that_cannot_be_made(exported, tmp_path):
     (tmp_path / "file").write_text("as it was")
     for place in ("file", "file/below"):
-        with pytest.raises(
-            ValueError, match=rf"cannot export to .*{place}: .*; give a folder that can be written"
-        ):
+        with pytest.raises(ValueError, match=rf"{place}\b.*; give a folder"):
             export(exported.run, tmp_path / place)
     assert contents(tmp_path) == {"file": b"as it was"}
 
@@ -170,9 +171,9 @@ def test_a_folder_that_cannot_be_made(exported, tmp_path):
         ({"label": ["good"], "score": [0.5 + 9e-7]}, None),
         ({"label": ["good"], "score": [0.5 + 2e-6]}, "score differs by 2.0e-06"),
         ({"label": ["good"], "score": [float("nan")]}, "score differs by nan"),
-        ({"label": ["bad"], "score": [0.5]}, "label is another"),
+        ({"label": ["bad"], "score": [0.5]}, "label changed"),
         ({"label": ["good", "good"], "score": [0.5]}, "label has shape"),
-        ({"label": ["good"]}, "answers \\['label'\\]; wanted \\['label', 'score'\\]"),
+        ({"label": ["good"]}, "returns \\['label'\\]; expected \\['label', 'score'\\]"),
     ],
 )
 def test_compare(answers, message):
@@ -197,22 +198,20 @@ class Trimmed(Glue):
 
 def test_a_server_without_an_op_is_refused_before_anything_is_written(sst2, tmp_path):
     run = untrained(Trimmed(ROWS["mnli"]), sst2.checkpoint)
-    with pytest.raises(
-        ValueError, match="^tfserving-2.19 has not RoundRobinTrim, which comes with 2.20; choose"
-    ):
+    with pytest.raises(ValueError, match="^tfserving-2.19 .*RoundRobinTrim, .* 2.20;"):
         export(run, tmp_path / "new" / "served", target="tfserving-2.19")
     assert not list(tmp_path.iterdir())
-    servers.check(ops_of(servable_of(run)), "tfserving-2.20")
-    with pytest.raises(ValueError, match="^target is 'tfserving-2.9'; wanted is one of tfserving-2.10, "):
+    op_support.check(ops_of(servable_of(run)), "tfserving-2.20")
+    with pytest.raises(ValueError, match="^target is 'tfserving-2.9'; .* tfserving-2.10, "):
         export(run, tmp_path / "served", target="tfserving-2.9")
 
 
 @pytest.mark.parametrize(
     ("op", "target", "message"),
     [
-        ("SegmentSumV2", "tfserving-2.11", "tfserving-2.11 has not SegmentSumV2, which comes with 2.12"),
+        ("SegmentSumV2", "tfserving-2.11", "tfserving-2.11 .*SegmentSumV2, .* 2.12"),
         ("SegmentSumV2", "tfserving-2.12", None),
-        ("DecodeJxl", "tfserving-2.20", "tfserving-2.20 has not DecodeJxl, which no server up to 2.20"),
+        ("DecodeJxl", "tfserving-2.20", "tfserving-2.20 .*DecodeJxl, .*no server up to 2.20"),
         ("FastBertNormalize", "tfserving-2.11", "FastBertNormalize, which comes with 2.12"),
         ("SentencepieceTokenizeOp", "tfserving-2.10", None),
         ("MyOwnOp", "tfserving-2.20", "MyOwnOp, which no server up to 2.20 is known to have"),
@@ -220,23 +219,23 @@ def test_a_server_without_an_op_is_refused_before_anything_is_written(sst2, tmp_
 )
 def test_ops_of_servers(op, target, message):
     if message is None:
-        servers.check({op, "MatMul"}, target)
+        op_support.check({op, "MatMul"}, target)
     else:
         with pytest.raises(ValueError, match=message):
-            servers.check({op, "MatMul"}, target)
+            op_support.check({op, "MatMul"}, target)
 
 
 def test_newer_ops_are_ops():
     """Ops of other accelerators than this wheel's are not in it."""
-    assert {op for op in servers.CORE_OPS if hasattr(tf.raw_ops, op)} == {*servers.CORE_OPS}
-    assert {*servers.CORE_OPS.values(), *servers.TEXT_OPS.values()} <= {*servers.VERSIONS, "2.21"}
+    assert {op for op in op_support.CORE_OPS if hasattr(tf.raw_ops, op)} == {*op_support.CORE_OPS}
+    assert {*op_support.CORE_OPS.values(), *op_support.TEXT_OPS.values()} <= {*op_support.VERSIONS, "2.21"}
 
 
 # What lies beside the graph
 
 
 def test_the_manifest_holds(exported, tmp_path):
-    files = kit.verify(exported.folder)
+    files = verify(exported.folder)
     assert {path: len(data) for path, data in contents(exported.folder).items()} == {
         **{path: file["bytes"] for path, file in files.items()},
         "assets.extra/manifest.json": (exported.folder / "assets.extra" / "manifest.json").stat().st_size,
@@ -248,9 +247,9 @@ def test_the_manifest_holds(exported, tmp_path):
     (changed / "variables" / "variables.index").unlink()
     (changed / "new").write_text("")
     with pytest.raises(ValueError, match="new, saved_model.pb, variables/variables.index missing, changed"):
-        kit.verify(changed)
+        verify(changed)
     with pytest.raises(FileNotFoundError, match="has no assets.extra/manifest.json; give the folder"):
-        kit.verify(tmp_path)
+        verify(tmp_path)
 
 
 def test_info_verifies(exported, capfd, tmp_path):
@@ -258,13 +257,13 @@ def test_info_verifies(exported, capfd, tmp_path):
     assert code == 0 and "every file is as it was written" in " ".join(out.split())
     assert "saved_model.pb" in out
     changed = shutil.copytree(exported.folder, tmp_path / "changed")
-    (changed / "assets.extra" / kit.CARD).write_text("other")
+    (changed / "assets.extra" / CARD).write_text("other")
     code, _, err = run_command(capfd, "info", changed)
     assert code == 1 and "assets.extra/model_card.md missing, changed or added" in err
 
 
 def test_the_card_says_what_it_is(exported, sst2):
-    card = (exported.folder / "assets.extra" / kit.CARD).read_text()
+    card = (exported.folder / "assets.extra" / CARD).read_text()
     results = json.loads((sst2.run / "results.json").read_text())
     digest = hashlib.sha256((sst2.run / "vocab.txt").read_bytes()).hexdigest()
     for part in (
@@ -278,12 +277,12 @@ def test_the_card_says_what_it_is(exported, sst2):
         'tf.saved_model.load("served/1")',
     ):
         assert part in card, part
-    assert exported.base.keys() == {kit.MODELS, kit.BATCHING}
-    assert b'base_path: "/models/served"' in exported.base[kit.MODELS]
+    assert exported.base.keys() == {MODELS, BATCHING}
+    assert b'base_path: "/models/served"' in exported.base[MODELS]
 
 
 def card_of(run: Run, name: str = "served") -> str:
-    return kit.model_card(run, {}, name=name, version=1, size=1)
+    return model_card(run, {}, name=name, version=1, size=1)
 
 
 def test_an_ensemble(exported, sst2, tmp_path):
@@ -291,6 +290,9 @@ def test_an_ensemble(exported, sst2, tmp_path):
     for variable in second.model.trainable_variables:
         variable.assign(0.5 * variable)
     save_run(second.path, second.task, second.preprocess, second.model)
+    results = json.loads((second.path / "results.json").read_text())
+    del results["files"]  # of the weights before the change
+    (second.path / "results.json").write_text(json.dumps(results))
     both = load_runs([sst2.run, second.path])
     folder = export(both, tmp_path / "both")
     answers = ask(folder, {"sentence": TEXTS})["probabilities"]
@@ -299,8 +301,8 @@ def test_an_ensemble(exported, sst2, tmp_path):
     np.testing.assert_allclose(answers, tf.nn.softmax((logits[0] + logits[1]) / 2), atol=1e-5)
     assert np.abs(answers - tf.nn.softmax(logits[0])).max() > 1e-3
 
-    card = (folder / "assets.extra" / kit.CARD).read_text()
-    assert "| ensemble | of 2 models, the mean of their outputs |" in card
+    card = (folder / "assets.extra" / CARD).read_text()
+    assert "| ensemble | 2 models, outputs averaged |" in card
     parameters = both.model.count_params()
     assert parameters == 2 * second.model.count_params()
     assert f"| encoder | 2 layers of 48, {parameters:,} parameters |" in card
@@ -374,7 +376,7 @@ def test_warm_up_records_are_requests_that_are_answered(exported):
 def test_the_server_files_are_protocol_buffers(exported):
     config = pytest.importorskip("tensorflow_serving.config.model_server_config_pb2")
     odd = 'a "name", é\\'
-    for name, text in (("served", exported.base[kit.MODELS]), (odd, kit.server_files(odd)[kit.MODELS])):
+    for name, text in (("served", exported.base[MODELS]), (odd, server_files(odd)[MODELS])):
         (model,) = text_format.Parse(text, config.ModelServerConfig()).model_config_list.config
         assert (model.name, model.base_path) == (name, f"/models/{name}")
 

@@ -25,7 +25,7 @@ from bert_keras.optimization import AdamW
 from bert_keras.text.preprocessing import Preprocessor
 from bert_keras.text.wordpiece import WordPiece
 from savedmodels import hub, reload
-from savedmodels.export import ask
+from savedmodels.publish import ask
 from tasks.pretraining.vocabulary import write_vocabulary
 
 SEQ_LENGTH = 24
@@ -238,7 +238,7 @@ def test_unequal_batches_are_an_error(module):
 @pytest.mark.parametrize(("segments", "seq_length"), [(1, 2), (2, 4), (1, 0)])
 def test_a_length_without_room_is_an_error(segments, seq_length, module):
     ids = module.tokenize(tf.constant(["good"]))
-    with pytest.raises(tf.errors.InvalidArgumentError, match="seq_length has to hold"):
+    with pytest.raises(tf.errors.InvalidArgumentError, match="seq_length must hold"):
         module.bert_pack_inputs([ids] * segments, seq_length=seq_length)
 
 

@@ -20,8 +20,9 @@ from tensorflow.core.framework.tensor_pb2 import TensorProto
 from bert_keras import checkpoints
 from bert_keras.encoder import BertEncoder
 from bert_keras.text.preprocessing import Preprocessor
-from savedmodels import kit
 from savedmodels.export import export
+from savedmodels.manifest import CARD, EXAMPLE, EXTRA
+from savedmodels.model_card import model_card
 from savedmodels.server import Server
 from savedmodels.server.served import example_of, load, reason_of
 from tasks.fill_mask import FillMask
@@ -132,7 +133,7 @@ def test_a_name_is_quoted_in_an_address(served, path):
 
 
 def test_the_request_in_the_card_is_answered(served, run):
-    card = kit.model_card(run, served.signatures, name=ODD, version=1, size=1)
+    card = model_card(run, served.signatures, name=ODD, version=1, size=1)
     (request,) = [line for line in card.splitlines() if line.startswith("    curl")]
     with Server(dataclasses.replace(served, name=ODD), port=0, grpc_port=None) as running:
         request = request.replace("localhost:8501", f"127.0.0.1:{running.port}")
@@ -161,10 +162,10 @@ def of_example(data):
     return {"signature_name": "examples", "instances": [{"b64": base64.b64encode(data).decode()}]}
 
 
-INT32 = "from -2147483648 to 2147483647"
+INT32 = "between -2147483648 and 2147483647"
 REFUSED = {
-    "no JSON": (PREDICT, b"{", 400, "no JSON"),
-    "no UTF-8": (PREDICT, b'{"instances": ["\xff"]}', 400, "no JSON"),
+    "no JSON": (PREDICT, b"{", 400, "not JSON"),
+    "no UTF-8": (PREDICT, b'{"instances": ["\xff"]}', 400, "not JSON"),
     "deep": (PREDICT, nested(40), 400, "too deep"),
     "too deep for a tensor": (PREDICT, nested(600), 400, "too deep"),
     "too deep for JSON": (PREDICT, nested(100_000), 400, "too deep"),
@@ -172,10 +173,10 @@ REFUSED = {
     "no instance": (PREDICT, {"instances": []}, 400, "at least one"),
     "one text of two": (PREDICT, {"instances": [{"premise": "a"}]}, 400, "takes"),
     "unlike rows": (PREDICT, {"instances": [PAIR, {"premise": "a"}]}, 400, "each instance"),
-    "a number": (PREDICT, {"instances": [PAIR | {"premise": 3}]}, 400, "no string tensor"),
-    "a null": (PREDICT, {"instances": [PAIR | {"premise": None}]}, 400, "no string tensor"),
+    "a number": (PREDICT, {"instances": [PAIR | {"premise": 3}]}, 400, "not a tensor of string"),
+    "a null": (PREDICT, {"instances": [PAIR | {"premise": None}]}, 400, "not a tensor of string"),
     "no base64": (PREDICT, {"instances": [PAIR | {"premise": {"b64": "?"}}]}, 400, "b64"),
-    "wrong rank": (PREDICT, {"inputs": {"premise": [["a"]], "hypothesis": [["b"]]}}, 400, "wanted is"),
+    "wrong rank": (PREDICT, {"inputs": {"premise": [["a"]], "hypothesis": [["b"]]}}, 400, "expected "),
     "unequal batches": (
         PREDICT,
         {"inputs": {"premise": ["a", "b"], "hypothesis": ["c"]}},
@@ -184,12 +185,12 @@ REFUSED = {
     ),
     "unequal features": (PREDICT, of_ids(5, masks=2), 400, "differ in shape"),
     "an id too large": (PREDICT, of_ids(5, 10**7), 400, f"= 10000000 is not in [0, {len(VOCABULARY)})"),
-    "an id under 0": (PREDICT, of_ids(-1), 400, "a number is under 0"),
+    "an id under 0": (PREDICT, of_ids(-1), 400, "a number is below 0"),
     "an id that would wrap": (PREDICT, of_ids(2**32 + 5), 400, f"4294967301 is not {INT32}"),
-    "the first that would wrap": (PREDICT, of_ids(2**31), 400, "input_word_ids is no int32 tensor"),
+    "the first that would wrap": (PREDICT, of_ids(2**31), 400, "input_word_ids is not a tensor of int32"),
     "the last that would wrap": (PREDICT, of_ids(-(2**31) - 1), 400, f"-2147483649 is not {INT32}"),
     "an infinite id": (PREDICT, of_ids(float("inf")), 400, f"inf is not {INT32}"),
-    "no example": (PREDICT, of_example(b"ab"), 400, "examples: wanted is serialized tf.Example"),
+    "no example": (PREDICT, of_example(b"ab"), 400, "examples: expected serialized tf.Example"),
     "an empty example": (
         PREDICT,
         of_example(b""),
@@ -204,9 +205,9 @@ REFUSED = {
         PREDICT,
         {"signature_name": 1, "inputs": {}},
         400,
-        "wanted is a string",
+        "expected a string",
     ),
-    "unknown model": ("/v1/models/other:predict", {"instances": [PAIR]}, 404, "nli version 1 is served"),
+    "unknown model": ("/v1/models/other:predict", {"instances": [PAIR]}, 404, "nli version 1"),
     "unknown version": ("/v1/models/nli/versions/7:predict", {"instances": [PAIR]}, 404, "version 7"),
     "unknown address": ("/v1/model", None, 404, "/v1/models/nli"),
     "unknown method": ("/v1/models/nli", {"instances": [PAIR]}, 400, ":predict"),
@@ -339,9 +340,9 @@ def test_the_example_of_fill_mask_has_a_mask(run, tmp_path):
     example = example_of(served)
     asked = served.signatures["serving_default"](text=tf.constant([example]))
     assert asked["mask_start_byte"].numpy().tolist() == [[example.index("[MASK]")]]
-    card = (folder / kit.EXTRA / kit.CARD).read_text()
+    card = (folder / EXTRA / CARD).read_text()
     assert json.dumps({"instances": [{"text": example}]}) in card
-    (folder / kit.EXTRA / kit.EXAMPLE).unlink()
+    (folder / EXTRA / EXAMPLE).unlink()
     assert example_of(served) == "a text"  # of a SavedModel from elsewhere
 
 

@@ -18,7 +18,7 @@ from tensorflow.core.framework.types_pb2 import DT_STRING
 
 from bert_keras.errors import BertKerasError
 from savedmodels import reload
-from savedmodels.kit import EXAMPLE, EXTRA
+from savedmodels.manifest import EXAMPLE, EXTRA
 from savedmodels.server import Server
 from savedmodels.server.served import ROWS_AT_A_TIME, Limits, load
 
@@ -343,7 +343,7 @@ def test_the_error_of_a_damaged_example_does_not_repeat_it(server):
 
 @pytest.mark.parametrize("changes", [{"rows": 0}, {"text_bytes": -1}, {"seconds": float("nan")}])
 def test_a_limit_is_over_0(changes):
-    with pytest.raises(BertKerasError, match=f"limit of {next(iter(changes))} is .*over 0"):
+    with pytest.raises(BertKerasError, match=f"limit of {next(iter(changes))} is .*above 0"):
         Limits(**changes)
 
 
@@ -360,7 +360,7 @@ def test_the_command_ends_cleanly(folder, capfd, monkeypatch, name):
 
 def test_the_command_refuses_a_limit_of_0(folder, capfd):
     code, _, err = run_command(capfd, "serve", folder, "--max-rows", "0")
-    assert (code, err) == (1, "bert-keras: error: the limit of rows is 0; give a number over 0.\n")
+    assert (code, err) == (1, "bert-keras: error: the limit of rows is 0; give a number above 0.\n")
 
 
 # -----------------------------------------------------------------------------------------------------------
@@ -400,7 +400,7 @@ UNKNOWN_RANK.tensor_shape.unknown_rank = True
 REFUSED = {
     "rows that unfold": (predict_request(text=strings(9_999_999)), "text has 9,999,999 rows"),
     "columns that unfold": (predict_request(text=strings(1, 9_999_999)), "9,999,999 elements"),
-    "sizes that cancel out": (predict_request(text=strings(0, 10**12)), "elements; at most"),
+    "sizes that cancel out": (predict_request(text=strings(0, 10**12)), "elements; send at most"),
     "text that unfolds": (
         predict_request(text=strings(500, values=[b"a" * 10_000])),
         "the texts have 5,000,000 bytes",

@@ -13,7 +13,7 @@ from exports import CASES, DOCUMENT, section, untrained, written
 from runs import ROOT, texts, write_checkpoint
 from tensorflow.core.protobuf import saved_model_pb2
 
-from savedmodels import reload, servers
+from savedmodels import op_support, reload
 from savedmodels.export import save, servable_of
 from tasks.task import model_inputs, predict
 
@@ -151,10 +151,10 @@ REFUSED = {
     "another batch": "InvalidArgumentError.* differ in shape",
     "another length": "InvalidArgumentError.* differ in shape",
     "an id too large": r"InvalidArgumentError.*indices\[.*\] = 10000000 is not in \[0, ",
-    "a negative id": "InvalidArgumentError.*: a number is under 0",
+    "a negative id": "InvalidArgumentError.*: a number is below 0",
     "a type too large": "InvalidArgumentError",
     "longer than the encoder": "InvalidArgumentError",
-    "garbage": "InvalidArgumentError.*examples: wanted is serialized tf.Example",
+    "garbage": "InvalidArgumentError.*examples: expected serialized tf.Example",
     "no feature": r"InvalidArgumentError.*Feature: \w+ \(data type: string\) is required",
     "half of an example": "InvalidArgumentError",
     "dtype": "InvalidArgumentError.*expected to be a string tensor",
@@ -177,9 +177,9 @@ def test_wrong_requests_are_refused(case):
 def test_ops_of_every_server_since_2_10(case):
     saved = saved_model_pb2.SavedModel()
     saved.ParseFromString((case["wanted"]["folder"] / "saved_model.pb").read_bytes())
-    ops = servers.ops_of(saved.meta_graphs[0].graph_def)
-    assert servers.foreign_ops(ops) == {"NormalizeUTF8", "FastWordpieceTokenizeWithOffsets"}
-    servers.check(ops, "tfserving-2.10")
+    ops = op_support.ops_of(saved.meta_graphs[0].graph_def)
+    assert op_support.foreign_ops(ops) == {"NormalizeUTF8", "FastWordpieceTokenizeWithOffsets"}
+    op_support.check(ops, "tfserving-2.10")
 
 
 def test_it_can_be_trained_on(case):

@@ -16,6 +16,7 @@ from bert_keras.features import ENCODER_INPUTS, INPUT_MASK, INPUT_TYPE_IDS, INPU
 from bert_keras.text.preprocessing import Preprocessor
 from bert_keras.text.wordpiece import WordPiece
 from savedmodels.export import ask, export
+from savedmodels.publish import ask
 from tasks.choice import Swag
 from tasks.task import Hparams, dataset, predict
 from tasks.training.finetune import finetune

@@ -29,7 +29,7 @@ from bert_keras.errors import BertKerasError
 from bert_keras.text import vocabulary_files
 from bert_keras.text.vocabulary_files import read_model, read_pieces
 from bert_keras.text.wordpiece import MAX_PIECE_BYTES, MAX_PIECES, WordPiece
-from savedmodels import kit
+from savedmodels.manifest import verify
 from tasks.choice import Swag
 from tasks.embedding import Embedding, WordEmbedding
 from tasks.features.extract import open_cache
@@ -342,7 +342,7 @@ OURS = [
     ("header.json", HEADER | {"shards": [-1]}, open_cache, "shards is"),
     ("tagger.json", {"layers": "last", "hparams": 5, "made_with": {}}, load_tagger, "hparams is 5"),
     ("checkpoints/settings.json", 5, lambda path: Folder(path, RUN).begin({}).__enter__(), "holds a number, 5"),
-    ("assets.extra/manifest.json", {"files": [1]}, kit.verify, r"files is \[1\]; wanted an object"),
+    ("assets.extra/manifest.json", {"files": [1]}, verify, r"files is \[1\]; wanted an object"),
 ]  # fmt: skip
 
 
@@ -481,7 +481,7 @@ def test_a_mask_over_one_is_refused_by_the_features_signature(untouched):
     ids = tf.constant(np.full((1, 4), 7, "int32"))
     features = {"input_word_ids": ids, "input_mask": tf.ones_like(ids), "input_type_ids": ids * 0}
     assert servable.serve_features(**features)["label"].shape == [1]
-    with pytest.raises(tf.errors.InvalidArgumentError, match="input_mask: a number is over 1"):
+    with pytest.raises(tf.errors.InvalidArgumentError, match="input_mask: a number is above 1"):
         servable.serve_features(**features | {"input_mask": ids * 0 + 5})
 
 

@@ -25,9 +25,9 @@ from bert_keras.checkpoints.reference import check_reference, differences
 from bert_keras.checkpoints.tensors import read_tensors, refuse_not_finite
 from bert_keras.config import BertConfig
 from bert_keras.errors import BertKerasError, MissingFileError, listed
+from bert_keras.folders import whole_folder
 from bert_keras.paths import path_of
 from bert_keras.text.vocabulary_files import SENTENCEPIECE, VOCAB_TXT, Vocabulary, read_vocabulary
-from bert_keras.whole_folder import check_new_folder, whole_folder
 
 # Keras and TensorFlow are imported by the functions that need them: reading a safetensors file needs neither.
 if TYPE_CHECKING:
@@ -93,14 +93,16 @@ def read(path: Path) -> Checkpoint:
 
 
 def write(checkpoint: Checkpoint, path: Path, *, format: str, overwrite: bool = False) -> tuple[str, ...]:
-    """Writes a folder of any format: weights, config, vocabulary.
+    """Writes a checkpoint folder in any format: weights, config, vocabulary.
 
-    path: the folder; with `overwrite=True` it may hold files: those of the same names are replaced, others stay
+    path: the folder; where it holds files, `overwrite=True` replaces those of the same names and keeps the others
 
-    All files are written under a temporary name first. For Hugging Face we write the first of MODEL_TYPES that computes the
-    same numbers. Returns our names of the tensors that the format cannot hold: heads, or the pooler of an ELECTRA. Raises
-    ValueError if a weight is NaN or infinite or the format's library would compute other numbers from the config,
-    FileExistsError where the folder is not empty, OSError where it cannot be written.
+    Everything is written under a temporary name first, under the folder's lock. In Hugging Face's format, model_type is the first
+    of MODEL_TYPES that computes the same numbers. Returns our names of the tensors that the format has no place for: heads, an
+    ELECTRA's pooler.
+
+    Raises BertKerasError where a weight is NaN or infinite or the format's library would compute other numbers from the config, TakenError where the folder is
+    not empty, OSError where it cannot be written.
     """
     form, path, config = _format(format), path_of(path), checkpoint.config
     _refuse_inexpressible(form, config)
@@ -115,14 +117,13 @@ def write(checkpoint: Checkpoint, path: Path, *, format: str, overwrite: bool = 
         )
     for name, array in checkpoint.tensors.items():
         refuse_not_finite(np.asarray(array), named=f"{prefix_of(checkpoint)}{name}, to be written to {path},")
-    check_new_folder(path, overwrite=overwrite)
-    theirs = {
-        rows[name].theirs: rows[name].to_theirs(np.asarray(array), config)
-        for name, array in checkpoint.tensors.items()
-        if name in rows
-    }
-    with whole_folder(path) as partial:
-        form.save(checkpoint, names, theirs, partial)
+    with whole_folder(path, existing="overwrite" if overwrite else "refuse") as new:
+        theirs = {
+            rows[name].theirs: rows[name].to_theirs(np.asarray(array), config)
+            for name, array in checkpoint.tensors.items()
+            if name in rows
+        }
+        form.save(checkpoint, names, theirs, new)
     return tuple(name for name in checkpoint.tensors if name not in rows)
 
 

@@ -4,8 +4,8 @@
     GET  /v1/models/NAME[/versions/N][/metadata]
     gRPC PredictionService Predict and GetModelMetadata, ModelService GetModelStatus
 
-It has limits on rows, text and time, but no batching and no second model: TensorFlow Serving is for production. gRPC needs the
-`serving` extra.
+It limits rows, text and time, but neither batches requests nor serves a second model: use TensorFlow Serving in production.
+gRPC needs the `serving` extra.
 
 Source: TensorFlow Serving, RESTful API and tensorflow_serving/apis.
 """
@@ -20,17 +20,17 @@ from bert_keras.errors import MissingPackageError
 from savedmodels.server.http import Http
 from savedmodels.server.served import HOST, Limits, Served
 
-WORKERS = 8  # requests that are decoded and encoded at a time; the model runs one batch at a time
+WORKERS = 8  # requests decoded or encoded at the same time; the model runs one batch at a time
 
 
 class Server:
-    """Both servers on threads of their own, from `with` to its end.
+    """A context manager that runs the REST and the gRPC server, each on its own thread.
 
-    port, grpc_port: of REST and gRPC; 0 takes a free one, a grpc_port of None has no gRPC
+    port, grpc_port: of REST and gRPC; 0 chooses a free port, a grpc_port of None turns gRPC off
     limits: of every request
-    hosts: names in a Host header that are answered besides localhost, 127.0.0.1 and [::1]
+    hosts: names that a Host header may have besides localhost, 127.0.0.1 and [::1]
 
-    Raises OSError where a port is taken, ImportError where gRPC is wanted without the `serving` extra.
+    Raises OSError where a port is in use, MissingPackageError for gRPC without the `serving` extra.
     """
 
     def __init__(
@@ -75,7 +75,7 @@ class Server:
 
 
 def _grpc(served: Served, port: int, limits: Limits, work: concurrent.futures.Executor) -> tuple[Any, int]:
-    """A gRPC server that listens, and its port."""
+    """A listening gRPC server, and its port."""
     try:
         from savedmodels.server.grpc import serve
     except ImportError as error:

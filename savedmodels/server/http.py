@@ -1,4 +1,4 @@
-"""REST over HTTP: addresses, methods, and who may ask. aiohttp reads the requests.
+"""REST over HTTP: addresses, methods, and the check of the sender. aiohttp reads the requests.
 
 In: a `Served` and a port of this machine. Out: JSON, for errors too.
 """
@@ -30,25 +30,25 @@ HTTP_OF = {
 }
 HOSTS = ("localhost", "127.0.0.1", "[::1]")
 BACKLOG = 128  # connections that wait to be accepted
-LINGER = 2.0  # seconds in which the rest of a refused body is read, so that its client sees the answer
-GRACE = 0.2  # seconds that running requests get when the server ends
+LINGER = 2.0  # seconds to read the rest of a refused body, so that its client sees the answer
+GRACE = 0.2  # seconds for running requests when the server ends
 _PATH = re.compile(
     r"/v1/models/(?P<name>[^/:]+)(?:/versions/(?P<version>[0-9]+)|/labels/(?P<label>[^/:]+))?"
     r"(?P<verb>:predict|:classify|:regress|/metadata)?"
 )
 _SENDER = re.compile(r"(?:https?://)?(?P<host>\[[^\]]*\]|[^:/@\[\]]+)(?::[0-9]*)?")
 
-# aiohttp logs a traceback of every request that is no HTTP: who sends them could fill a disk.
+# aiohttp logs a traceback for every malformed request, which could fill a disk.
 _quiet = logging.Logger("http")
 _quiet.addHandler(logging.NullHandler())
 
 
 class Http:
-    """A listening socket, and from `start` to `close` a thread that answers it.
+    """A listening socket; from `start` to `close`, a thread answers it.
 
-    work: runs what would block the other requests
+    work: runs the model, which would block the other requests
 
-    Raises OSError where the port is taken.
+    Raises OSError where the port is in use.
     """
 
     def __init__(
@@ -74,12 +74,12 @@ class Http:
         self._runner: web.AppRunner | None = None
 
     def start(self) -> None:
-        """Answers from now on."""
+        """Starts to answer."""
         self._thread.start()
         self._await(self._listen())
 
     def close(self) -> None:
-        """Stops the requests that run, and the thread."""
+        """Stops the running requests and the thread."""
         if self._runner is not None:
             self._await(self._runner.cleanup())
             self._loop.call_soon_threadsafe(self._loop.stop)
@@ -107,7 +107,7 @@ class Http:
 
     async def _handle(self, request: web.Request) -> web.Response:
         if request.method not in ("GET", "POST"):
-            return _json(405, f"{request.method} is not answered; ask with GET or POST.", Allow="GET, POST")
+            return _json(405, f"{request.method} is not supported; use GET or POST.", Allow="GET, POST")
         call = Call(self._limits)
         try:
             async with asyncio.timeout(self._limits.seconds):
@@ -121,15 +121,15 @@ class Http:
             return _json(504, f"no answer within {self._limits.seconds:g} seconds.")
         except web.RequestPayloadError as error:
             return _json(400, f"the body is damaged ({error}).")
-        except Exception as error:  # one request must not end the connection of the next
+        except Exception as error:  # a request must not end the connection of the next request
             return _json(500, f"{type(error).__name__}: {error}")
         finally:
             call.stop()
 
     def _check_sender(self, request: web.Request) -> None:
-        """Raises RequestError unless a program of this machine asks: a web page may reach it by a name of its own.
+        """Raises RequestError unless the sender is on this machine: a web page may reach it under another name.
 
-        Browsers send an Origin with every POST of a page, and ask before they send JSON to another one.
+        Browsers send an Origin with every POST of a page, and a preflight before JSON to another origin.
         """
         for header in ("Host", "Origin"):
             if (value := request.headers.get(header)) is None and header == "Origin":
@@ -138,20 +138,20 @@ class Http:
             if sender is None or sender["host"].lower() not in self._hosts:
                 raise RequestError(
                     "PERMISSION_DENIED",
-                    f"{header} is {value}; answered are {', '.join(sorted(self._hosts))}; --allow-host adds one.",
+                    f"{header} is {value}; allowed: {', '.join(sorted(self._hosts))}; --allow-host adds a name.",
                 )
         if "Origin" in request.headers and request.method == "POST":
             if request.content_type != "application/json":
                 raise RequestError(
                     "PERMISSION_DENIED",
-                    f"Content-Type is {request.content_type}; from a page it must be application/json.",
+                    f"Content-Type is {request.content_type}; a page must send application/json.",
                 )
 
     def _verb(self, request: web.Request) -> str | None:
         path = request.raw_path.partition("?")[0]
         match = _PATH.fullmatch(path)
         if match is None:
-            raise RequestError("NOT_FOUND", f"{path[:80]} is no address here; see {self._served.address}.")
+            raise RequestError("NOT_FOUND", f"there is no address {path[:80]}; see {self._served.address}.")
         version, label = match["version"], match["label"]
         if version is not None and (len(version) > 19 or int(version) >= 2**63):
             raise RequestError("INVALID_ARGUMENT", f"Failed to convert version: {version[:20]} to numeric.")
@@ -165,21 +165,19 @@ class Http:
     async def _describe(self, request: web.Request, call: Call) -> str:
         verb = self._verb(request)
         if verb is not None and verb != "/metadata":
-            raise RequestError("INVALID_ARGUMENT", f"{verb} takes a POST.")
+            raise RequestError("INVALID_ARGUMENT", f"{verb} needs a POST.")
         return json.dumps(rest.metadata_of(self._served) if verb else self._served.status())
 
     async def _predict(self, request: web.Request, call: Call) -> str:
         verb = self._verb(request)
         if verb in (":classify", ":regress"):
             raise RequestError(
-                "UNIMPLEMENTED", f"{verb} is not answered; ask {self._served.address}:predict."
+                "UNIMPLEMENTED", f"{verb} is not supported; use {self._served.address}:predict."
             )
         if verb != ":predict":
-            raise RequestError("INVALID_ARGUMENT", f"POST goes to {self._served.address}:predict.")
+            raise RequestError("INVALID_ARGUMENT", f"send a POST to {self._served.address}:predict.")
         most = self._limits.message_bytes
-        too_long = RequestError(
-            "RESOURCE_EXHAUSTED", f"the body is too long; {most:,} bytes at most are read."
-        )
+        too_long = RequestError("RESOURCE_EXHAUSTED", f"the body is too long; send at most {most:,} bytes.")
         if (request.content_length or 0) > most:
             raise too_long
         try:
@@ -193,5 +191,5 @@ class Http:
 
 
 def _json(status: int, error: str, **headers: str) -> web.Response:
-    """An error as TensorFlow Serving sends it."""
+    """An error in TensorFlow Serving's form."""
     return web.json_response({"error": error}, status=status, headers=headers)

@@ -1,6 +1,6 @@
 """REST's JSON: the body of a :predict request -> the body of its response; a model's metadata.
 
-In: bytes. Out: an object for `json.dumps`. Strings are UTF-8, other bytes {"b64": ...}.
+In: bytes. Out: an object for `json.dumps`. Strings are UTF-8, other bytes are {"b64": ...}.
 """
 
 import base64
@@ -16,14 +16,14 @@ from google.protobuf import json_format
 from bert_keras.errors import BertKerasError
 from savedmodels.server.served import DEFAULT_SIGNATURE, MAX_ELEMENTS, Call, Limits, RequestError, Served
 
-MAX_DEPTH = 32  # of lists and objects in a body: more than any tensor has
-MAX_LISTS = 100_000  # and objects in a body
+MAX_DEPTH = 32  # of nested lists and objects: deeper than any tensor
+MAX_LISTS = 100_000  # lists and objects in a body
 
 
 def answer(served: Served, body: bytes, call: Call) -> dict[str, Any]:
     """The JSON of a :predict request -> the JSON of its response. Raises RequestError."""
     most = MAX_LISTS + call.limits.text_bytes  # a text may have brackets too
-    if body.count(b"[") + body.count(b"{") > most:  # Python takes seconds for so many
+    if body.count(b"[") + body.count(b"{") > most:  # Python would need seconds to parse them
         raise RequestError("INVALID_ARGUMENT", f"the body has over {most:,} brackets; send fewer lists.")
     request = _read(body)
     forms = [form for form in ("instances", "inputs") if isinstance(request, dict) and form in request]
@@ -33,7 +33,7 @@ def answer(served: Served, body: bytes, call: Call) -> dict[str, Any]:
     _check_sizes(form, request[form], call.limits)
     signature = request.get("signature_name", "")
     if not isinstance(signature, str):
-        raise RequestError("INVALID_ARGUMENT", f"signature_name is {signature!r}; wanted is a string.")
+        raise RequestError("INVALID_ARGUMENT", f"signature_name is {signature!r}; expected a string.")
     signature = signature or DEFAULT_SIGNATURE
     specs = served.inputs_of(signature)
     columns = _COLUMNS[form](request[form], tuple(specs))
@@ -46,7 +46,7 @@ def answer(served: Served, body: bytes, call: Call) -> dict[str, Any]:
     rows = {array.shape[:1] for array in outputs.values()}
     if len(rows) != 1 or () in rows:
         raise RequestError(
-            "INVALID_ARGUMENT", "the outputs are not of one batch; ask with inputs, not instances."
+            "INVALID_ARGUMENT", "the outputs have no common batch dimension; send inputs, not instances."
         )
     if len(lists) == 1:
         return {"predictions": next(iter(lists.values()))}
@@ -54,23 +54,24 @@ def answer(served: Served, body: bytes, call: Call) -> dict[str, Any]:
 
 
 def _read(body: bytes) -> Any:
-    """The JSON of a body. Raises RequestError where it is none."""
+    """The value of a JSON body. Raises RequestError on any other body."""
     try:
         return json.loads(body)
-    except ValueError as error:  # bytes that are no UTF-8 too
-        raise RequestError("INVALID_ARGUMENT", f"the body is no JSON ({error}).") from error
+    except ValueError as error:  # also of bytes that are not UTF-8
+        raise RequestError("INVALID_ARGUMENT", f"the body is not JSON ({error}).") from error
     except RecursionError as error:
         raise _too_deep() from error
 
 
 def _too_deep() -> RequestError:
     return RequestError(
-        "INVALID_ARGUMENT", f"the body is nested too deep: over {MAX_DEPTH} lists and objects in each other."
+        "INVALID_ARGUMENT",
+        f"the body is nested too deep; send at most {MAX_DEPTH} levels of lists and objects.",
     )
 
 
 def _check_sizes(form: str, values: Any, limits: Limits) -> None:
-    """Raises RequestError on too many rows or elements, and on what is nested over MAX_DEPTH deep, before a tensor is made."""
+    """Raises RequestError on too many rows or elements, and on a body nested deeper than MAX_DEPTH, before a tensor is made."""
     columns = values if form == "inputs" and isinstance(values, dict) else {form: values}
     for name, column in columns.items():
         if isinstance(column, list):
@@ -89,9 +90,9 @@ def _check_sizes(form: str, values: Any, limits: Limits) -> None:
 
 
 def _rows(rows: Any, names: tuple[str, ...]) -> dict[str, Any]:
-    """The row format: a list of values of the only input, or of objects."""
+    """The row format: a list of objects, or of values of the only input."""
     if not isinstance(rows, list) or not rows:
-        raise RequestError("INVALID_ARGUMENT", "instances must be a list of at least one.")
+        raise RequestError("INVALID_ARGUMENT", "instances must be a list with at least one instance.")
     if len(names) == 1 and not all(isinstance(row, dict) and set(row) == set(names) for row in rows):
         return {names[0]: rows}
     if any(not isinstance(row, dict) or set(row) != set(rows[0]) for row in rows):
@@ -100,7 +101,7 @@ def _rows(rows: Any, names: tuple[str, ...]) -> dict[str, Any]:
 
 
 def _columns(columns: Any, names: tuple[str, ...]) -> dict[str, Any]:
-    """The column format: an object of lists, or the list of the only input."""
+    """The column format: an object of lists, or the list of the only input's values."""
     if isinstance(columns, dict) and set(columns) != {"b64"}:
         return columns
     if len(names) != 1:
@@ -123,17 +124,17 @@ def _tensor(name: str, value: Any, spec: tf.TensorSpec) -> tf.Tensor:
         reason = str(error).split("\n")[0]
         raise RequestError(
             "INVALID_ARGUMENT",
-            f"{name} is no {spec.dtype.name} tensor of shape {list(spec.shape)} ({reason}).",
+            f"{name} is not a tensor of {spec.dtype.name} {list(spec.shape)} ({reason}).",
         ) from error
 
 
 def _check_numbers(values: Iterable[Any], dtype: tf.DType) -> None:
-    """Raises TypeError on what is no number, ValueError on what an integer dtype does not hold: `tf.constant` would wrap it."""
+    """Raises TypeError on non-numbers, ValueError on integers out of the dtype's range, which `tf.constant` would wrap."""
     for value in values:
         if isinstance(value, str | bool | dict | None):
-            raise TypeError("a value is no number")
+            raise TypeError("a value is not a number")
         if dtype.is_integer and not dtype.min <= value <= dtype.max:
-            raise BertKerasError(f"{value} is not from {dtype.min} to {dtype.max}")
+            raise BertKerasError(f"{value} is not between {dtype.min} and {dtype.max}")
 
 
 def _bytes(value: Any) -> Any:
@@ -146,8 +147,8 @@ def _bytes(value: Any) -> Any:
         except binascii.Error as error:
             raise BertKerasError(f"b64: {error}") from error
     if not isinstance(value, str):
-        raise TypeError("a value is no string")
-    return value.encode("utf-8", "replace")  # a JSON escape can stand for half a character
+        raise TypeError("a value is not a string")
+    return value.encode("utf-8", "replace")  # a JSON escape may be half of a surrogate pair
 
 
 def _jsonable(name: str, array: np.ndarray) -> Any:
@@ -165,7 +166,7 @@ def _jsonable(name: str, array: np.ndarray) -> Any:
 
 
 def metadata_of(served: Served) -> dict[str, Any]:
-    """Name, version and signatures, spelled as TensorFlow Serving prints them: the protos' own names, defaults too."""
+    """Name, version and signatures in TensorFlow Serving's form: the protos' own field names, defaults included."""
     kept = {
         name: json_format.MessageToDict(
             value, preserving_proto_field_name=True, always_print_fields_with_no_presence=True

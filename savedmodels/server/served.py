@@ -1,4 +1,4 @@
-"""The loaded model: its version, its signatures, and running a request within limits.
+"""The loaded model: its version, its signatures, and requests that run within limits.
 
 In: a folder of versions, or one version. Out: a `Served`, whose `predict` takes tensors by name and returns arrays by name.
 """
@@ -22,28 +22,28 @@ from tensorflow.python.eager import cancellation  # private to TensorFlow; tests
 
 from bert_keras.errors import BertKerasError, MissingFileError
 from bert_keras.paths import for_tensorflow, path_of
-from savedmodels.kit import EXAMPLE, EXTRA
+from savedmodels.manifest import EXAMPLE, EXTRA
 from savedmodels.reload import load_kernels
 
 HOST = "127.0.0.1"
 DEFAULT_SIGNATURE = "serving_default"
-ROWS_AT_A_TIME = 32  # that the model sees: memory does not grow with a request
+ROWS_AT_A_TIME = 32  # rows in a batch of the model: memory does not grow with a request
 MAX_ELEMENTS = 2_000_000  # numbers, strings and lists in a request
 MAX_REASON = 400  # characters of an error: TensorFlow's may repeat the input
-BODY_PER_TEXT = 8  # bytes of a message for each byte of text: JSON may write a letter as six
-SPLITS = "_row_splits"  # ends the name of an output that counts the lists of all rows
+BODY_PER_TEXT = 8  # bytes of a message for each byte of text: JSON may need six for a letter
+SPLITS = "_row_splits"  # suffix of outputs with the offsets of concatenated lists
 FILLING: dict[str, Any] = {
     "O": b"",
     "i": -1,
-}  # of lists that are shorter than others, by kind of dtype; else 0
-# Text before and after the reason in a message of TensorFlow's: nodes, how many errors there are, the value that was refused.
+}  # padding of shorter lists, by kind of dtype; else 0
+# Text around the reason in TensorFlow's messages: nodes, the number of errors, the refused value.
 _BEFORE_REASON = re.compile(
     r"(?:Graph execution error:\s*|Detected at node [^\n]*\n|<stack traces unavailable>\n"
     r"|\d+ root error\(s\) found\.\s*|\(0\) [A-Z_]+:\s*|\{\{\w+ [^}]*\}\}\s*)*"
 )
 _AFTER_REASON = re.compile(r"\n\t \[\[|\s\[Op:|, value: '")
 
-_one_at_a_time = threading.Lock()  # who holds it runs a model: TensorFlow has one cancellation for a process
+_one_at_a_time = threading.Lock()  # held to run a model: TensorFlow has one cancellation manager in a process
 
 
 class RequestError(Exception):
@@ -56,7 +56,7 @@ class RequestError(Exception):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Limits:
-    """The most that one request may ask. Raises BertKerasError unless all are over 0.
+    """The limits of one request. Raises BertKerasError unless all are above 0.
 
     rows: examples
     text_bytes: bytes of all strings together
@@ -70,7 +70,7 @@ class Limits:
     def __post_init__(self) -> None:
         for name, value in dataclasses.asdict(self).items():
             if not value > 0:
-                raise BertKerasError(f"the limit of {name} is {value}; give a number over 0.")
+                raise BertKerasError(f"the limit of {name} is {value}; give a number above 0.")
 
     @property
     def message_bytes(self) -> int:
@@ -81,7 +81,7 @@ class Limits:
         """Raises RequestError where an input has too many rows."""
         if rows > self.rows:
             raise RequestError(
-                "INVALID_ARGUMENT", f"{name} has {rows:,} rows; a request may have {self.rows:,} at most."
+                "INVALID_ARGUMENT", f"{name} has {rows:,} rows; a request may have at most {self.rows:,}."
             )
 
     def check_text(self, size: int) -> None:
@@ -89,33 +89,32 @@ class Limits:
         if size > self.text_bytes:
             raise RequestError(
                 "INVALID_ARGUMENT",
-                f"the texts have {size:,} bytes; a request may have {self.text_bytes:,} at most.",
+                f"the texts have {size:,} bytes; a request may have at most {self.text_bytes:,}.",
             )
 
 
 class Call:
-    """One request: its limits, and an end that any thread may put to its work."""
+    """One request: its limits, and a `stop` that any thread may call."""
 
     def __init__(self, limits: Limits) -> None:
         self.limits = limits
-        self._stopped = threading.Event()  # TensorFlow cancels the manager itself where an op fails
+        self._stopped = (
+            threading.Event()
+        )  # the manager does not tell: TensorFlow also cancels it when an op fails
         self._manager = cancellation.CancellationManager()
 
     def stop(self) -> None:
-        """Ends the work: loops of the graph at their next step, all else before the next rows."""
+        """Ends the work: a loop of the graph at its next step, other work before the next rows."""
         self._stopped.set()
         self._manager.start_cancel()
 
     def check(self) -> None:
-        """Raises RequestError where nobody waits for the answer."""
+        """Raises RequestError after `stop`."""
         if self._stopped.is_set():
-            raise RequestError("CANCELLED", "the request was stopped: its client left, or its time was over.")
+            raise RequestError("CANCELLED", "the request was stopped: its client left, or its time ran out.")
 
     def running(self) -> contextlib.AbstractContextManager[None]:
-        """A context in which `stop` reaches TensorFlow.
-
-        It is global: `stop` also ends functions of TensorFlow that other threads call meanwhile.
-        """
+        """A context in which `stop` cancels TensorFlow's functions, also those of other threads: TensorFlow's state is global."""
         return cancellation.CancellationManagerContext(self._manager)
 
 
@@ -131,7 +130,7 @@ class Served:
 
     @property
     def address(self) -> str:
-        """The model's path in REST, quoted: a name may hold characters that no address does."""
+        """The model's path in REST, with the name quoted."""
         return f"/v1/models/{urllib.parse.quote(self.name, safe='')}"
 
     @functools.cached_property
@@ -143,24 +142,25 @@ class Served:
 
     @functools.cached_property
     def _by_rows(self) -> bool:
-        """True of exports of ours: an answer depends on its own row alone."""
+        """True for exports of this package: each answer depends only on its own row."""
         return (self.folder / EXTRA / EXAMPLE).is_file()
 
     def check(self, name: str, version: int | None = None, label: str | None = None) -> None:
-        """Raises RequestError unless a request means this model."""
+        """Raises RequestError unless a request names this model and version, without a label."""
         if name != self.name or version not in (None, self.version):
             wanted = name if version is None else f"{name} version {version}"
             raise RequestError(
-                "NOT_FOUND", f"there is no model {wanted}; {self.name} version {self.version} is served."
+                "NOT_FOUND",
+                f"there is no model {wanted}; this server has {self.name} version {self.version}.",
             )
         if label is not None:
             raise RequestError(
                 "INVALID_ARGUMENT",
-                f"Unrecognized servable version label: {label}; no labels are kept here, ask for version {self.version}.",
+                f"Unrecognized servable version label: {label}; this server has no labels, give version {self.version}.",
             )
 
     def inputs_of(self, signature: str) -> dict[str, tf.TensorSpec]:
-        """The inputs of a signature. Raises RequestError where there is none of that name."""
+        """The inputs of a signature. Raises RequestError on an unknown signature."""
         if signature not in self.signatures:
             raise RequestError(
                 "INVALID_ARGUMENT",
@@ -169,7 +169,7 @@ class Served:
         return dict(self.signatures[signature].structured_input_signature[1])  # type: ignore[attr-defined]
 
     def check_names(self, signature: str, names: Iterable[str]) -> None:
-        """Raises RequestError unless these are the inputs of a signature."""
+        """Raises RequestError unless `names` are the inputs of the signature."""
         given, wanted = set(names), self.inputs_of(signature)
         if given != set(wanted):
             raise RequestError(
@@ -180,7 +180,7 @@ class Served:
     def predict(self, signature: str, inputs: Mapping[str, tf.Tensor], call: Call) -> dict[str, np.ndarray]:
         """Answers by name, strings as bytes in object arrays.
 
-        Raises RequestError on names, dtypes and shapes that the signature does not take, over a limit, and when stopped.
+        Raises RequestError on names, dtypes and shapes that the signature does not accept, above a limit, and when stopped.
         """
         self.check_names(signature, inputs)
         for name, spec in self.inputs_of(signature).items():
@@ -188,7 +188,7 @@ class Served:
             if given.dtype != spec.dtype or not spec.shape.is_compatible_with(given.shape):
                 raise RequestError(
                     "INVALID_ARGUMENT",
-                    f"{name} is {given.dtype.name} {list(given.shape)}; wanted is {spec.dtype.name} {list(spec.shape)}.",
+                    f"{name} is {given.dtype.name} {list(given.shape)}; expected {spec.dtype.name} {list(spec.shape)}.",
                 )
             call.limits.check_rows(name, given.shape[0] if given.shape.rank else 1)
         texts = [tensor for tensor in inputs.values() if tensor.dtype == tf.string]
@@ -206,7 +206,7 @@ class Served:
         )
 
     def _run(self, signature: str, inputs: Mapping[str, tf.Tensor], call: Call) -> dict[str, np.ndarray]:
-        """The model on rows that it can take at once."""
+        """Runs the model on one batch."""
         with _one_at_a_time:
             call.check()
             try:
@@ -217,12 +217,12 @@ class Served:
                 call.check()
                 code = "INVALID_ARGUMENT" if isinstance(error, tf.errors.InvalidArgumentError) else "INTERNAL"
                 raise RequestError(code, reason_of(str(error.message))) from error
-            except UnicodeDecodeError as error:  # TensorFlow's message holds bytes of the input
+            except UnicodeDecodeError as error:  # TensorFlow's message repeats bytes of the input
                 reason = reason_of(error.object.decode("utf-8", "replace"))
                 raise RequestError("INVALID_ARGUMENT", reason) from error
 
     def status(self) -> dict[str, Any]:
-        """The GetModelStatusResponse of a model that is ready, as JSON."""
+        """The GetModelStatusResponse of an available model, as JSON."""
         status = {"error_code": "OK", "error_message": ""}
         return {
             "model_version_status": [{"version": str(self.version), "state": "AVAILABLE", "status": status}]
@@ -235,11 +235,11 @@ def _array(tensor: tf.Tensor) -> np.ndarray:
 
 
 def _joined(parts: list[dict[str, np.ndarray]]) -> dict[str, np.ndarray]:
-    """The answers to some rows after those to the rows before them, [B, ...] by name."""
+    """Concatenates the answers to consecutive rows, [B, ...] by name; pads shorter lists."""
 
     def join(name: str) -> np.ndarray:
         arrays = [part[name] for part in parts]
-        if name.endswith(SPLITS):  # each counts from 0
+        if name.endswith(SPLITS):  # the offsets of each part start at 0
             sizes = np.concatenate([np.diff(splits) for splits in arrays])
             return np.concatenate([[0], np.cumsum(sizes)]).astype(arrays[0].dtype)
         width = np.max([array.shape[1:] for array in arrays], axis=0)
@@ -257,18 +257,18 @@ def _joined(parts: list[dict[str, np.ndarray]]) -> dict[str, np.ndarray]:
 
 
 def reason_of(message: str) -> str:
-    """A message of TensorFlow's -> its reason in one line, without the graph's nodes and without the value it refuses."""
+    """TensorFlow's message -> its reason in one line, without the graph's nodes and the refused value."""
     before = _BEFORE_REASON.match(message)
     reason = _AFTER_REASON.split(message[before.end() if before else 0 :], maxsplit=1)[0]
     return textwrap.shorten(reason, MAX_REASON, placeholder=" ...") or "the model refuses this input."
 
 
 def load(path: str | pathlib.Path, *, name: str | None = None) -> Served:
-    """The newest version in a folder, or the version that the folder is.
+    """Loads a version, or the newest version in a folder.
 
-    name: of the model in requests; the folder's name unless given
+    name: of the model in requests; default: the folder's name
 
-    Raises FileNotFoundError where there is no SavedModel.
+    Raises MissingFileError where there is no SavedModel.
     """
     path = path_of(path).resolve()
     versions = [path] if (path / "saved_model.pb").is_file() else []
@@ -295,7 +295,7 @@ def load(path: str | pathlib.Path, *, name: str | None = None) -> Served:
 
 
 def example_of(served: Served) -> Any:
-    """An instance that the default signature takes: the one that was exported with it, where there is one."""
+    """An instance for the default signature: the export's own example, else a placeholder."""
 
     def of(spec: tf.TensorSpec) -> Any:
         value: Any = "a text" if spec.dtype == tf.string else 0

@@ -18,11 +18,11 @@ from bert_keras.checkpoints.hugging_face_tokenizer import write_tokenizer
 from bert_keras.checkpoints.names import Checkpoint
 from bert_keras.config import BertConfig
 from bert_keras.errors import BertKerasError, MissingPackageError
+from bert_keras.folders import whole_folder
 from bert_keras.paths import path_of
 from bert_keras.text.sentencepiece import SENTENCEPIECE_TOKENS, SentencePiece, sentencepiece_texts
 from bert_keras.text.tokenizer import END, MASK, PADDING, START, UNKNOWN, Normalizer, Tokenizer
 from bert_keras.text.wordpiece import CONTINUATION, WordPiece, wordpiece_words
-from bert_keras.whole_folder import check_new_folder, whole_folder
 
 Document = Sequence[str]
 Progress = Callable[[int], None]
@@ -174,7 +174,6 @@ def write_vocabulary(
     path = path_of(path)
     if kind not in KINDS:
         raise BertKerasError(f"kind is {kind!r}; choose one of {', '.join(KINDS)}.")
-    check_new_folder(path)
     normalizer, learn = KINDS[kind]
     count = 0
 
@@ -190,8 +189,8 @@ def write_vocabulary(
         while batch := list(itertools.islice(every, LINES)):
             yield from normal(batch)
 
-    tokenizer = learn(texts(), size=size, lower_case=lower_case, **settings)
-    empty = Checkpoint(config=BertConfig(vocab_size=tokenizer.vocab_size), tensors={})
-    with whole_folder(path) as partial:
-        write_tokenizer(with_tokenizer(empty, tokenizer), partial)
+    with whole_folder(path) as new:  # before the long work: it may be refused
+        tokenizer = learn(texts(), size=size, lower_case=lower_case, **settings)
+        empty = Checkpoint(config=BertConfig(vocab_size=tokenizer.vocab_size), tensors={})
+        write_tokenizer(with_tokenizer(empty, tokenizer), new)
     return Summary(tokenizer, count)

@@ -1,6 +1,6 @@
-"""Which ops each official TensorFlow Serving has, and whether a graph keeps to them.
+"""The ops that each version of TensorFlow Serving supports, and a check of a graph against them.
 
-In: a graph, and a target such as "tfserving-2.10". Out: nothing, or a ValueError that names the op and the version.
+In: a graph, and a target such as "tfserving-2.10". Out: nothing, or an error that names the missing ops and the version.
 """
 
 from collections.abc import Collection, Iterator
@@ -13,8 +13,8 @@ from bert_keras.errors import BertKerasError
 VERSIONS = tuple(f"2.{minor}" for minor in range(10, 21))
 TARGETS = {f"tfserving-{version}": version for version in VERSIONS}
 
-# The ops of TensorFlow Text that servers link in, and the first version that has each. A server's ops are those of
-# `ops_lib` in tensorflow_text/BUILD at the version that the server pins (2.7.3 and 2.8.2 in 2.10 and 2.11, 2.12.1 from 2.12 to
+# The ops of TensorFlow Text in TensorFlow Serving, with the first version that has each. A server links the ops of `ops_lib`
+# in tensorflow_text/BUILD at the version that it pins (2.7.3 and 2.8.2 in 2.10 and 2.11, 2.12.1 from 2.12 to
 # 2.19, 2.20.0 in 2.20); tensorflow-text's wheels of 2.7.3, 2.8.2, 2.12.1 and 2.20.0 register these names.
 TEXT_OPS = {
     "NormalizeUTF8": "2.10",
@@ -30,9 +30,9 @@ TEXT_OPS = {
     "RoundRobinTrim": "2.20",
 }
 
-# TensorFlow's own ops that are not in 2.10, by the version from which on they are there: tf.raw_ops of the wheels of
-# tensorflow-cpu 2.10.1, 2.11.1, 2.12.1, 2.13.1, 2.14.1, 2.15.1, 2.16.2, 2.17.1, 2.18.1, 2.19.1, 2.20.0 and 2.21.0. All
-# others of 2.21 are in each. Version 2.19 added none; ops of TPUs are left out.
+# TensorFlow's own ops that 2.10 lacks, with the first version that has each, from tf.raw_ops in the wheels of tensorflow-cpu
+# 2.10.1, 2.11.1, 2.12.1, 2.13.1, 2.14.1, 2.15.1, 2.16.2, 2.17.1, 2.18.1, 2.19.1, 2.20.0 and 2.21.0. Every version has the
+# other ops of 2.21. Version 2.19 added no op; TPU ops are left out.
 CORE_OPS = {
     op: version
     for version, ops in {
@@ -56,19 +56,19 @@ CORE_OPS = {
 
 
 def ops_of(graph: graph_pb2.GraphDef) -> set[str]:
-    """The ops of a graph and of all functions in its library, TensorFlow Text's without their prefix `TFText>`."""
+    """The ops of a graph and of the functions in its library; TensorFlow Text's without their prefix `TFText>`."""
     functions = {function.signature.name for function in graph.library.function}
     nodes = [*graph.node, *(node for function in graph.library.function for node in function.node_def)]
     return {node.op.rpartition(">")[2] for node in nodes} - functions
 
 
 def foreign_ops(ops: Collection[str]) -> set[str]:
-    """Those that are not TensorFlow's own."""
+    """The ops that TensorFlow itself does not have."""
     return {op for op in ops if not hasattr(tf.raw_ops, op)}
 
 
 def missing(ops: Collection[str], target: str) -> Iterator[str]:
-    """What a target lacks of ops, each with the version that has it."""
+    """Describes each op that a target lacks, with the first version that has it."""
     wanted, foreign = VERSIONS.index(TARGETS[target]), foreign_ops(ops)
     for op in sorted(ops):
         first = TEXT_OPS.get(op) if op in foreign else CORE_OPS.get(op, VERSIONS[0])
@@ -79,10 +79,10 @@ def missing(ops: Collection[str], target: str) -> Iterator[str]:
 
 
 def check(ops: Collection[str], target: str) -> None:
-    """Raises ValueError on an unknown target, and where it lacks an op, naming each and its version."""
+    """Raises BertKerasError on an unknown target, and where the target lacks an op; names these ops and their versions."""
     if target not in TARGETS:
-        raise BertKerasError(f"target is {target!r}; wanted is one of {', '.join(TARGETS)}.")
+        raise BertKerasError(f"target is {target!r}; give one of {', '.join(TARGETS)}.")
     if lacking := list(missing(ops, target)):
         raise BertKerasError(
-            f"{target} has not {'; '.join(lacking)}; choose a later target, or a model without these ops."
+            f"{target} lacks {'; '.join(lacking)}; choose a later target, or a model without these ops."
         )

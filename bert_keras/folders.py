@@ -1,0 +1,118 @@
+"""Folders that are there whole or not at all, written by one process at a time.
+
+In: a folder and a way to fill it. Out: the folder, every file synced to the disk; after an error, the folder as it was.
+
+    OUT does not exist   files are written to .OUT.partial/new beside it, which is then renamed to OUT
+    OUT exists           files are written to OUT/.partial/new (OUT may be a mount point) and renamed into OUT one after another;
+                         OUT/.partial/moving.json lists their names, so that the next writer can undo half a move
+
+`tasks.folders` has outputs that are resumed; these here are written in one go.
+"""
+
+import contextlib
+import os
+import pathlib
+import shutil
+from collections.abc import Iterator
+from typing import Literal
+
+from bert_keras.errors import TakenError
+from bert_keras.files import LOCK, locked, sync, write_json
+from bert_keras.json_files import TEXT, list_of, read_object, typed
+
+PARTIAL = ".partial"  # ends the name of the folder that holds incomplete files
+NEW, JOURNAL = "new", "moving.json"  # in that folder
+
+
+@contextlib.contextmanager
+def whole_folder(
+    path: pathlib.Path, *, existing: Literal["refuse", "keep", "overwrite"] = "refuse"
+) -> Iterator[pathlib.Path]:
+    """An empty folder to write to; at the end of the block its content is moved to `path`, unless the block raises.
+
+    existing: refuse a folder that holds files; or keep them and refuse equal names; or overwrite those of equal names
+
+    The folder is locked during the block, and files that a killed process left are removed first. Raises TakenError as
+    `existing` says, BertKerasError where another process writes to the folder, OSError where it cannot be written.
+    """
+    path = path.resolve()  # a folder cannot be renamed to a link
+    if path.exists() and not path.is_dir():
+        raise TakenError(f"{path} is a file; give a folder.")
+    there = path.is_dir()
+    work = path / PARTIAL if there else path.with_name(f".{path.name}{PARTIAL}")
+    made = [parent for parent in path.parents if not parent.exists()]
+    try:
+        with locked(path if there else work, output=path):
+            try:
+                _undo(path, work)
+                _check(path, there=there, existing=existing)
+                (work / NEW).mkdir(parents=True)
+                yield work / NEW
+                _publish(path, work, there=there, existing=existing)
+            finally:
+                _undo(path, work)
+    except BaseException:
+        _remove_empty(work, *made)
+        raise
+    _remove_empty(work)
+
+
+def _check(path: pathlib.Path, *, there: bool, existing: str) -> None:
+    """Raises TakenError where files that have to stay are in the way."""
+    if path.exists() != there:
+        raise TakenError(f"{path} was written by another process at the same time; give another folder.")
+    if there and existing == "refuse" and set(os.listdir(path)) - {LOCK, PARTIAL}:
+        raise TakenError(f"{path} is there already and not empty; give another folder.")
+
+
+def _publish(path: pathlib.Path, work: pathlib.Path, *, there: bool, existing: str) -> None:
+    """Syncs the new files, then gives them their names."""
+    new = work / NEW
+    for found in (*new.rglob("*"), new):
+        sync(found)
+    if not there:
+        os.rename(new, path)
+        sync(path.parent)
+    elif existing == "overwrite":
+        # Files one by one: the folders that hold them may hold others.
+        for file in sorted(found for found in new.rglob("*") if found.is_file()):
+            target = path / file.relative_to(new)
+            target.parent.mkdir(parents=True, exist_ok=True)
+            os.replace(file, target)
+            sync(target.parent)
+    else:
+        names = sorted(os.listdir(new))
+        if taken := [name for name in names if os.path.lexists(path / name)]:
+            raise TakenError(f"{path / taken[0]} is there already; give another folder.")
+        write_json(work / JOURNAL, {"names": names})
+        for name in names:
+            os.rename(new / name, path / name)
+        sync(path)
+
+
+def _undo(path: pathlib.Path, work: pathlib.Path) -> None:
+    """Removes incomplete files, and those of an incomplete move that have their names already. Call it under the lock."""
+    journal = work / JOURNAL
+    if journal.is_file():
+        names = typed(read_object(journal), {"names": list_of(TEXT)}, where=journal)["names"]
+        left = {name for name in names if os.path.lexists(work / NEW / name)}
+        moved = [path / name for name in names if name not in left and name == os.path.basename(name)]
+        for target in moved if left else ():  # with none left, the move was complete
+            _remove(target)
+    for name in (NEW, *os.listdir(work)) if work.is_dir() else ():
+        if name != LOCK:
+            _remove(work / name)
+
+
+def _remove(path: pathlib.Path) -> None:
+    if path.is_dir() and not path.is_symlink():
+        shutil.rmtree(path, ignore_errors=True)
+    else:
+        path.unlink(missing_ok=True)
+
+
+def _remove_empty(*folders: pathlib.Path) -> None:
+    """Removes folders that hold nothing, the first one first."""
+    for folder in folders:
+        with contextlib.suppress(OSError):  # it holds files, perhaps another process's
+            folder.rmdir()

@@ -1,0 +1,222 @@
+"""The model card of an exported version, in Markdown: the task, its measures, the signatures, and requests to copy.
+
+In: a Run and its signatures. Out: the text of assets.extra/model_card.md, and the example that its requests send.
+"""
+
+import inspect
+import json
+import platform
+import shlex
+import urllib.parse
+from collections.abc import Iterator, Mapping
+from importlib import metadata
+from typing import Any
+
+import tensorflow as tf
+
+from bert_keras.json_files import ANYTHING, MEASURE, object_of, read_object, typed, whole
+from savedmodels.op_support import VERSIONS
+from savedmodels.server_config import BATCHING, MODELS
+from tasks.fill_mask import FillMask
+from tasks.task import Task
+from tasks.training.loop import RESULTS_FILE
+from tasks.training.run import Ensemble, Run, encoder_of
+
+CARD_TEMPLATE = """# {name}
+
+| | |
+|---|---|
+{facts}
+
+{measures}
+## Signatures
+
+`?` is any size; the first dimension is the number of examples.
+
+{signatures}
+
+`examples` takes serialized `tf.Example` protos with the inputs of `serving_default` as bytes features. `features` takes token
+ids from clients that tokenize.{ragged}
+
+`serving_default` returns:
+
+{answers}
+
+## Serving
+
+    docker run -p 8500:8500 -p 8501:8501 -v "$PWD"/{volume} tensorflow/serving:{server} \\
+        --model_config_file={config} \\
+        --enable_batching --batching_parameters_file={batching}
+
+REST:
+
+    curl -d '{{"instances": [{example}]}}' http://localhost:8501/v1/models/{address}:predict
+
+gRPC, with `pip install tensorflow-serving-api`:
+
+    import grpc
+    import tensorflow as tf
+    from tensorflow_serving.apis import predict_pb2, prediction_service_pb2_grpc
+
+    request = predict_pb2.PredictRequest()
+    request.model_spec.name = {quoted}
+{grpc}
+    channel = grpc.insecure_channel("localhost:8500")
+    response = prediction_service_pb2_grpc.PredictionServiceStub(channel).Predict(request, timeout=10)
+    print({{name: tf.make_ndarray(value) for name, value in response.outputs.items()}})
+
+Python, with TensorFlow and TensorFlow Text alone:
+
+    import tensorflow as tf
+    import tensorflow_text
+
+    model = tf.saved_model.load({path})
+    model.signatures["serving_default"]({python})
+
+A SavedModel is code: load it only if you trust its source. `bert-keras info {shell_path}` compares its files with their
+checksums.
+"""
+
+# By input, for tasks without example texts.
+EXAMPLES = {
+    "text": "Ada Lovelace was born in London.",
+    "question": "Where was Ada Lovelace born?",
+    "context": "Ada Lovelace was born in London.",
+}
+
+RAGGED = """ `ragged` returns the same as `serving_default`, but the lists of all
+examples are concatenated, with the offset of each example's list. Its outputs have no batch dimension: use `serving_default`
+with a server that batches, and with REST's `instances`."""
+
+
+def model_card(run: Run, signatures: Mapping[str, Any], *, name: str, version: int, size: int) -> str:
+    """The text of the card. size: of the graph and the weights, in bytes."""
+    example = example_of(run.task)
+    return CARD_TEMPLATE.format(
+        name=name,
+        volume=shlex.quote(f"{name}:/models/{name}"),
+        config=shlex.quote(f"/models/{name}/{MODELS}"),
+        batching=shlex.quote(f"/models/{name}/{BATCHING}"),
+        address=urllib.parse.quote(name, safe=""),
+        quoted=json.dumps(name, ensure_ascii=False),
+        path=json.dumps(f"{name}/{version}", ensure_ascii=False),
+        shell_path=shlex.quote(f"{name}/{version}"),
+        facts="\n".join(f"| {key} | {value} |" for key, value in _facts(run, size).items()),
+        measures=_measures(run),
+        signatures=signature_table(signatures),
+        ragged=RAGGED if "ragged" in signatures else "",
+        answers=answers_of(run.task),
+        server=f"{VERSIONS[-1]}.0",
+        example=json.dumps(example),
+        grpc="\n".join(
+            f'    request.inputs["{key}"].CopyFrom(tf.make_tensor_proto([{json.dumps(value)}]))'
+            for key, value in example.items()
+        ),
+        python=", ".join(f"{key}=tf.constant([{json.dumps(value)}])" for key, value in example.items()),
+    )
+
+
+def example_of(task: Task) -> dict[str, Any]:
+    """An example text for each input, or a list of it for an input of choices."""
+    texts = {**EXAMPLES, **task.example_texts}
+    example = {}
+    for name, spec in task.signature().items():
+        text = texts.get(name, "A charming and often affecting journey.")
+        example[name] = text if len(spec.shape) == 1 else [text] * spec.shape[1]
+    return example
+
+
+def answers_of(task: Any) -> str:
+    """The description of a task's outputs: the docstring of its `decode`."""
+    return inspect.cleandoc(type(task).decode.__doc__ or "")
+
+
+def tensors_of(signature: Any) -> Iterator[tuple[str, str, str, str]]:
+    """Yields ("input" or "output", name, dtype, shape) for each tensor of a concrete function; "?" is any size."""
+    _, inputs = signature.structured_input_signature
+    for side, specs in (("input", inputs), ("output", signature.structured_outputs)):
+        for name, spec in sorted(specs.items()):
+            sizes = ", ".join("?" if size is None else str(size) for size in spec.shape)
+            yield side, name, spec.dtype.name, f"[{sizes}]"
+
+
+def signature_table(signatures: Mapping[str, Any]) -> str:
+    """A Markdown table with a row for every tensor of every signature."""
+    rows = [
+        f"| `{signature}` | {side} | `{name}` | {dtype} | {shape} |"
+        for signature, function in signatures.items()
+        for side, name, dtype, shape in tensors_of(function)
+    ]
+    return "\n".join(["| signature | | name | dtype | shape |", "|---|---|---|---|---|", *rows])
+
+
+def _facts(run: Run, size: int) -> dict[str, Any]:
+    task, tokenizer = run.task.to_json(), run.preprocess.tokenizer
+    members = run.model.members if isinstance(run.model, Ensemble) else [run.model]
+    configs = [encoder_of(member).config for member in members]
+    sizes = dict.fromkeys(f"{config.num_layers} layers of {config.hidden_size}" for config in configs)
+    facts = {
+        "task": f"{run.task.name} ({run.task.kind})",
+        "labels": ", ".join(map(str, task.get("labels") or ())),
+        "settings": ", ".join(
+            f"{key} {value}"
+            for key, value in task.items()
+            if isinstance(value, int | float | str) and key != "name"
+        ),
+        "ensemble": f"{len(members)} models, outputs averaged" if len(members) > 1 else "",
+        "encoder": f"{' and '.join(sizes)}, {run.model.count_params():,} parameters",
+        "longest text": f"{run.preprocess.seq_length} tokens",
+        "vocabulary": f"{tokenizer.vocab_size:,} tokens",
+        "SHA-256 of its file": tokenizer.digest,
+        "lower-cased": tokenizer.lower_case,
+        "size": f"{size / 1e6:.1f} MB",
+        "made with": f"bert-keras {version_of('bert-keras')}, TensorFlow {tf.__version__}, Python {platform.python_version()}",
+    }
+    return {name: value for name, value in facts.items() if value != ""}
+
+
+def version_of(package: str) -> str:
+    """The version of an installed package, else "(sources)"."""
+    try:
+        return metadata.version(package)
+    except metadata.PackageNotFoundError:  # run from its sources
+        return "(sources)"
+
+
+def _measures(run: Run) -> str:
+    """The section of the exported task's measures; empty where results.json has none."""
+    path = run.path / RESULTS_FILE
+    # An ensemble itself was not measured, only its members.
+    if isinstance(run.model, Ensemble) or not path.is_file():
+        return ""
+    kinds = {
+        "task": ANYTHING,
+        "dev_examples": whole(0, 2**63 - 1),
+        "measures": object_of(MEASURE),
+        "majority_baselines": object_of(MEASURE),
+    }
+    results = typed(read_object(path), kinds, where=path, optional=kinds, others=True)
+    if results.get("task") == run.task.name:
+        of = f"On the dev split ({results.get('dev_examples', '?')} examples):"
+        measures = {name.removeprefix("val_"): value for name, value in results.get("measures", {}).items()}
+    elif run.task.kind == FillMask.kind and "majority_baselines" in results:
+        of = "On instances held out of pre-training; a majority baseline always predicts the most frequent answer:"
+        measures = _held_out(results)
+    else:
+        return ""
+    if not measures:
+        return ""
+    rows = [f"| {name} | {value:.4f} |" for name, value in measures.items()]
+    return "\n".join(["## Measures", "", of, "", "| measure | value |", "|---|---|", *rows, "", ""])
+
+
+def _held_out(results: Mapping[str, Any]) -> dict[str, float]:
+    """The held-out measures of a pre-training run, then its majority baselines, by name."""
+    prefix = "held_out_"
+    held_out = {
+        name.removeprefix(prefix): value
+        for name, value in results.get("measures", {}).items()
+        if name.startswith(prefix)
+    }
+    baselines = results["majority_baselines"].items()
+    return held_out | {f"{name}, majority baseline": value for name, value in baselines}

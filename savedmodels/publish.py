@@ -1,0 +1,93 @@
+"""SavedModels get their names only after a fresh process has given the same answers.
+
+In: a folder, and example inputs with the answers of this process. Out: the complete folder, or an error and the folder as it was.
+"""
+
+import contextlib
+import json
+import pathlib
+import subprocess
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from bert_keras.errors import BertKerasError
+from bert_keras.folders import whole_folder
+from bert_keras.paths import for_tensorflow, path_of
+from savedmodels import reload
+
+# Texts that both processes must answer alike: plain, empty, accented, CJK, emoji and long.
+SAMPLES = (
+    "a charming and often affecting journey",
+    "",
+    "Çà et là, ﬁne œuvres: naïve façade?",
+    "这部电影很好看。",
+    "so-so \N{GRINNING FACE} [SEP] [MASK] ...",
+    "word " * 600,
+)
+TOLERANCE = 1e-6  # of probabilities and scores
+
+
+class ExportError(BertKerasError):
+    """The reloaded model does not answer like the exported model."""
+
+
+@contextlib.contextmanager
+def publishing(directory: pathlib.Path) -> Iterator[pathlib.Path]:
+    """An empty folder to write to; at the end of the block its entries move to `directory`, which may hold others.
+
+    Raises BertKerasError as `whole_folder` does, and in place of an OSError in the block.
+    """
+    try:
+        with whole_folder(directory, existing="keep") as new:
+            yield new
+    except BertKerasError:
+        raise
+    except OSError as error:
+        raise BertKerasError(
+            f"cannot export to {directory}: {error.strerror or error}; "
+            "give a folder that can be written, with room for the model."
+        ) from error
+
+
+def ask(directory: str | pathlib.Path, raw: Mapping[str, Sequence[Any]]) -> dict[str, Any]:
+    """The answers of an exported folder in a fresh process, as lists by name.
+
+    raw: strings, or rows of numbers, by input
+
+    Raises ExportError where that process fails.
+    """
+    with for_tensorflow(path_of(directory).resolve()) as found:
+        process = subprocess.run(
+            [sys.executable, reload.__file__, str(found)],
+            input=json.dumps({name: list(texts) for name, texts in raw.items()}),
+            capture_output=True,
+            text=True,
+            cwd="/",
+        )
+    if process.returncode:
+        reason = process.stderr.strip().splitlines() or [f"it ended with code {process.returncode}"]
+        raise ExportError(f"a fresh process could not answer from {directory}: {reason[-1]}")
+    return json.loads(process.stdout)
+
+
+def compare(expected: Mapping[str, np.ndarray], answers: Mapping[str, Any]) -> None:
+    """Raises ExportError unless the strings are equal and the numbers differ by at most TOLERANCE."""
+    if set(expected) != set(answers):
+        raise ExportError(f"the reloaded model returns {sorted(answers)}; expected {sorted(expected)}.")
+    for name, value in expected.items():
+        answer = np.asarray(answers[name])
+        if value.shape != answer.shape:
+            raise ExportError(f"{name} has shape {answer.shape} after reloading; expected {value.shape}.")
+        if value.dtype == object:
+            if [text.decode("utf-8", "replace") for text in value.ravel()] != answer.ravel().tolist():
+                raise ExportError(
+                    f"{name} changed after reloading: {answer.tolist()}; expected {value.tolist()}."
+                )
+        elif not np.allclose(value, answer, rtol=0, atol=TOLERANCE):
+            difference = np.abs(value - answer).max()
+            raise ExportError(
+                f"{name} differs by {difference:.1e} after reloading; the tolerance is {TOLERANCE:.0e}."
+            )

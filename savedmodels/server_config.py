@@ -1,0 +1,34 @@
+"""Configuration files for tensorflow_model_server.
+
+In: a model's name. Out: models.config (for --model_config_file) and batching_parameters.txt (for --batching_parameters_file).
+"""
+
+import json
+
+MODELS, BATCHING = "models.config", "batching_parameters.txt"
+
+MODELS_CONFIG = """model_config_list {{
+  config {{
+    name: {name}
+    base_path: {path}
+    model_platform: "tensorflow"
+  }}
+}}
+"""
+
+BATCHING_PARAMETERS = """# Requests that arrive together run as one batch, padded to its longest text.
+max_batch_size { value: 32 }
+batch_timeout_micros { value: 1000 }
+max_enqueued_batches { value: 100 }
+# Batches that run at the same time: start with the number of the server's cores.
+num_batch_threads { value: 4 }
+"""
+
+
+def server_files(name: str) -> dict[str, str]:
+    """The texts of the files that stand beside the versions, by file name."""
+    quoted = {
+        key: json.dumps(value, ensure_ascii=False)
+        for key, value in {"name": name, "path": f"/models/{name}"}.items()
+    }
+    return {MODELS: MODELS_CONFIG.format(**quoted), BATCHING: BATCHING_PARAMETERS}

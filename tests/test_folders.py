@@ -1,0 +1,158 @@
+"""Folders that are there whole or not at all: neighbours, kills between two renames, errors, one process that enters twice."""
+
+import contextlib
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from runs import ROOT, contents
+
+from bert_keras.errors import BertKerasError, TakenError
+from bert_keras.files import LOCK, locked
+from bert_keras.folders import PARTIAL, whole_folder
+
+FILES = {"a.txt": b"a", "b/c.txt": b"c", "d.txt": b"d"}
+
+
+def fill(folder: Path) -> None:
+    for name, content in FILES.items():
+        (folder / name).parent.mkdir(exist_ok=True)
+        (folder / name).write_bytes(content)
+
+
+class Killed(BaseException):
+    """The end of the process, which cleans nothing up."""
+
+
+def kill_at_rename(output: Path, number: int, existing: str) -> bool:
+    """Writes FILES in a child that dies before a rename. False: it finished before."""
+    child = os.fork()
+    if not child:
+        left = number
+
+        def dying(rename):
+            def counted(source, target):
+                nonlocal left
+                left -= 1
+                if not left:
+                    os._exit(7)
+                return rename(source, target)
+
+            return counted
+
+        os.replace, os.rename = dying(os.replace), dying(os.rename)
+        with contextlib.suppress(BaseException), whole_folder(output, existing=existing) as new:
+            fill(new)
+        os._exit(0)
+    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 7
+
+
+OTHERS = {"kept.txt": b"kept"}
+
+
+@pytest.mark.parametrize(
+    ("existing", "before", "renames"),
+    [
+        ("refuse", None, 1),  # the whole folder
+        ("keep", None, 1),
+        ("overwrite", None, 1),
+        ("refuse", {}, 4),  # the journal and three entries
+        ("keep", {}, 4),
+        ("keep", OTHERS, 4),
+        ("overwrite", OTHERS, 3),  # the files
+    ],
+)
+def test_a_kill_at_any_rename_is_repaired_by_the_next_writer(tmp_path, existing, before, renames):
+    number = 1
+    while True:
+        output = tmp_path / str(number) / "out"
+        if before is not None:
+            output.mkdir(parents=True)
+            for name, content in before.items():
+                (output / name).write_bytes(content)
+        if not kill_at_rename(output, number, existing):
+            break
+        with whole_folder(output, existing=existing) as new:
+            fill(new)
+        assert contents(output.parent) == {f"out/{name}": b for name, b in ((before or {}) | FILES).items()}
+        number += 1
+    assert number == renames + 1
+
+
+@pytest.mark.parametrize("there", [False, True])
+def test_a_neighbour_is_left_alone(tmp_path, there):
+    output = tmp_path / "out"
+    if there:
+        output.mkdir()
+    code = f"""
+import pathlib, sys
+from bert_keras.folders import whole_folder
+with whole_folder(pathlib.Path({str(output)!r})) as new:
+    (new / "a.txt").write_text("theirs")
+    print("ready", flush=True)
+    sys.stdin.read()
+"""
+    neighbour = subprocess.Popen(
+        [sys.executable, "-c", code], cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    )
+    with neighbour:
+        assert neighbour.stdout.readline() == b"ready\n"
+        before = contents(tmp_path)
+        for existing in ("refuse", "keep", "overwrite"):
+            with pytest.raises(BertKerasError, match=rf"another process is writing to {output};"):
+                with whole_folder(output, existing=existing):
+                    raise RuntimeError("not refused")
+        assert contents(tmp_path) == before
+        neighbour.stdin.close()
+    assert contents(tmp_path) == {"out/a.txt": b"theirs"}
+
+
+def test_a_process_overwrites_in_the_folder_that_it_holds(monkeypatch, tmp_path):
+    """By any of its names."""
+    (tmp_path / "run").mkdir()
+    (tmp_path / "link").symlink_to("run")
+    (tmp_path / "run" / "a.txt").write_text("old")
+    monkeypatch.chdir(tmp_path)
+    with locked(Path("run")):
+        for name in ("run", "link", tmp_path / "run"):
+            with whole_folder(Path(name), existing="overwrite") as new:
+                fill(new)
+            assert (tmp_path / "run" / LOCK).exists()
+    assert contents(tmp_path / "run") == FILES
+
+
+def test_an_error_leaves_the_folder_as_it_was(tmp_path):
+    (tmp_path / "there").mkdir()
+    (tmp_path / "there" / "a.txt").write_text("mine")
+    before = contents(tmp_path)
+    for name, existing in (("there", "keep"), ("there", "overwrite"), ("new/below/out", "refuse")):
+        with pytest.raises(Killed), whole_folder(tmp_path / name, existing=existing) as new:
+            fill(new)
+            raise Killed
+    with (
+        pytest.raises(TakenError, match="there is there already and not empty"),
+        whole_folder(tmp_path / "there"),
+    ):
+        raise RuntimeError("not refused")
+    with pytest.raises(TakenError, match=r"a\.txt is there already"):
+        with whole_folder(tmp_path / "there", existing="keep") as new:
+            fill(new)
+    with pytest.raises(TakenError, match=r"a\.txt is a file"), whole_folder(tmp_path / "there" / "a.txt"):
+        raise RuntimeError("not refused")
+    assert contents(tmp_path) == before
+    assert [path.name for path in tmp_path.iterdir()] == ["there"]
+
+
+def test_a_journal_of_strangers_removes_nothing_else(tmp_path):
+    (tmp_path / "mine").write_text("kept")
+    work = tmp_path / "out" / PARTIAL
+    (work / "new").mkdir(parents=True)
+    (work / "new" / "left").write_text("")
+    (work / "moving.json").write_text('{"names": ["left", "../mine", "..", "."]}')
+    with whole_folder(tmp_path / "out") as new:
+        fill(new)
+    assert contents(tmp_path) == {"mine": b"kept"} | {
+        f"out/{name}": content for name, content in FILES.items()
+    }
