@@ -63,7 +63,9 @@ MEASURES: dict[str, Callable[[np.ndarray, np.ndarray], float]] = {
 }
 
 
-IN_PERCENT = ("squad",)  # kinds of task whose official scorers count in percent; the measures of all others are fractions
+IN_PERCENT = (
+    "squad",
+)  # kinds of task whose official scorers count in percent; the measures of all others are fractions
 
 
 def in_percent(value: float, *, kind: str) -> float:

@@ -223,7 +223,9 @@ def test_a_run_whose_loss_is_no_number(place, done, tmp_path):
     assert summary.best.learning_rate == 1e-3 and (summary.best.path / "model.safetensors").exists()
     assert summary.outcomes[0].measures == {}
     _, stuck = tables([summary])
-    assert stuck.rows[0][:2] == ("stsb", "1e+30, 5") and stuck.rows[0][2].startswith("the loss is nan at step ")
+    assert stuck.rows[0][:2] == ("stsb", "1e+30, 5") and stuck.rows[0][2].startswith(
+        "the loss is nan at step "
+    )
     json.dumps(as_json([summary]), allow_nan=False)
 
 
@@ -235,13 +237,15 @@ def test_a_run_whose_loss_is_no_number(place, done, tmp_path):
             "another batch_size: 16, not 8",
         ),
         ({"pooling": "concat"}, "another task: "),
-        ({"strategy_name": "mirrored"}, "another strategy: \"one\", not \"mirrored\""),
+        ({"strategy_name": "mirrored"}, 'another strategy: "one", not "mirrored"'),
     ],
     ids=["hparams", "task", "strategy"],
 )
 def test_other_settings_are_an_error(place, done, settings, message):
     before = runs.contents(place / "runs")
-    with pytest.raises(ValueError, match=rf"lr-0.001_seed-5 was made with {message}.*; give the same, or another folder"):
+    with pytest.raises(
+        ValueError, match=rf"lr-0.001_seed-5 was made with {message}.*; give the same, or another folder"
+    ):
         start(place, names=("mnli",), **settings)
     assert runs.contents(place / "runs") == before
 

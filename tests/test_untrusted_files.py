@@ -30,7 +30,7 @@ from bert_keras.text import tokenizers, vocabulary_files
 from savedmodels import kit
 from tasks.choice import Swag
 from tasks.embedding import Embedding, WordEmbedding
-from tasks.features.extract import open_cache
+from tasks.features.cache import open_cache
 from tasks.features.tagger import load_tagger
 from tasks.fill_mask import FillMask
 from tasks.folders import Folder
