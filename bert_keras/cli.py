@@ -1275,7 +1275,7 @@ def _convert(args: argparse.Namespace) -> None:
 
 def _features(args: argparse.Namespace) -> None:
     _start()
-    from tasks.features.extract import extract_file
+    from tasks.features.text_file import extract_file
 
     names = ("checkpoint", "layers", "level", "format", "dtype", "seq_length", "doc_stride", "batch_size")
     total = None

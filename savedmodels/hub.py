@@ -37,7 +37,6 @@ from bert_keras.tensorflow_errors import file_errors
 from bert_keras.text.preprocessing import MAX_SEGMENTS, Features, Preprocessor
 from bert_keras.text.tokenizer import Tokenizer
 from bert_keras.text.wordpiece import WordPiece
-from savedmodels.export import SAMPLES, ask, compare
 from savedmodels.publish import SAMPLES, ask, compare, publishing
 
 PREPROCESS, ENCODER = "preprocess", "encoder"  # the two folders

@@ -16,7 +16,8 @@ from bert_keras.encoder import BertEncoder, encoder_inputs, gather_positions, po
 from bert_keras.errors import BertKerasError
 from bert_keras.features import EMBEDDING_OUTPUT, ENCODER_OUTPUTS, EXAMPLE_INDEX, INPUT_MASK, WORD_INDEX
 from bert_keras.json_files import FLAG, Kind, one_of, typed, whole
-from tasks.features.extract import LAYERS, Words, places_of
+from tasks.features.extract import Words
+from tasks.features.layers import LAYERS, places_of
 from tasks.ner.conll import TEXT, words_of
 from tasks.task import MAX_OPTION, Features, Raw, Source, Task
 

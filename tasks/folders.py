@@ -52,11 +52,14 @@ class Folder:
         """Whether it says what it was begun with."""
         return (self.path / self.layout.identity).is_file()
 
-    def check(self) -> None:
-        """Raises BertKerasError where the folder holds anything but an unfinished output of this layout."""
+    def check(self, *, reopen: bool = False) -> None:
+        """Raises BertKerasError where the folder holds anything but an unfinished output of this layout.
+
+        reopen: accept a finished one too
+        """
         if self.path.exists() and not self.path.is_dir():
             raise BertKerasError(f"{self.path} is a file; give a folder.")
-        if self.finished:
+        if self.finished and not reopen:
             raise BertKerasError(
                 f"{self.path} already holds {self.layout.name}; give another folder, or remove this one first."
             )
@@ -73,21 +76,22 @@ class Folder:
             )
 
     @contextlib.contextmanager
-    def begin(self, identity: Mapping[str, Any]) -> Iterator[bool]:
+    def begin(self, identity: Mapping[str, Any], *, reopen: bool = False) -> Iterator[bool]:
         """Holds the folder while its output is made; yields whether it was begun before.
 
         identity: all that decides the output, plain JSON
+        reopen: accept a finished output too, to read it or to write its results anew
 
         Raises BertKerasError as `check` does, where another process has the folder, where it was begun with another identity,
         naming the first field that differs, and where it cannot be written.
         """
-        self.check()
+        self.check(reopen=reopen)
         identity = json.loads(json.dumps(identity))  # as it will be read
         with contextlib.ExitStack() as stack:
             try:
                 stack.enter_context(locked(self.path))
                 remove_temporary(self.path)
-                self.check()  # another process may have finished meanwhile
+                self.check(reopen=reopen)  # another process may have finished meanwhile
                 begun = self.begun
                 if not begun:
                     (self.path / self.layout.identity).parent.mkdir(exist_ok=True)

@@ -63,6 +63,16 @@ MEASURES: dict[str, Callable[[np.ndarray, np.ndarray], float]] = {
 }
 
 
+IN_PERCENT = (
+    "squad",
+)  # kinds of task whose official scorers count in percent; the measures of all others are fractions
+
+
+def in_percent(value: float, *, kind: str) -> float:
+    """A measure of a task of that kind, in percent."""
+    return value if kind in IN_PERCENT else 100 * value
+
+
 _PUNCTUATION = str.maketrans("", "", string.punctuation)
 _ARTICLES = re.compile(r"\b(a|an|the)\b")
 

@@ -19,8 +19,8 @@ from bert_keras import checkpoints, cli
 from bert_keras.config import BertConfig
 from savedmodels.publish import ask
 from tasks.choice import Swag
-from tasks.experiments import ablations
-from tasks.features import extract as feature_based
+from tasks.experiments import paper_tables
+from tasks.features.layers import LAYERS
 from tasks.ner import conll
 from tasks.pretraining.recipes import RECIPES, SETTINGS
 from tasks.squad.task import Squad
@@ -82,13 +82,13 @@ def test_help_lists_every_command(command):
 
 def test_what_help_says_without_tensorflow_is_so():
     assert cli.RECIPES == tuple(RECIPES)
-    assert cli.LAYERS == tuple(feature_based.LAYERS)
+    assert cli.LAYERS == tuple(LAYERS)
     assert [*cli.HPARAMS] == [field.name for field in dataclasses.fields(Hparams)]
     assert {*cli.TASK_OPTIONS} == {option for task in TASKS.values() for option in task.options}
     (commands,) = (action.choices for action in cli._parser()._actions if action.dest == "command")
     choices = {action.dest: action.choices for action in commands["ablate"]._actions}
-    assert choices["scale"] == tuple(ablations.SCALES)
-    assert choices["ablation"] == tuple(ablations.ABLATIONS)
+    assert choices["scale"] == tuple(paper_tables.SCALES)
+    assert choices["ablation"] == tuple(paper_tables.ABLATIONS)
 
 
 def test_help_says_the_defaults():

@@ -14,7 +14,6 @@ from seqeval.metrics.sequence_labeling import get_entities
 from bert_keras.features import EXAMPLE_INDEX, INPUT_MASK, WORD_INDEX
 from bert_keras.text.preprocessing import Preprocessor
 from bert_keras.text.wordpiece import WordPiece
-from savedmodels.export import ask, compare
 from savedmodels.publish import ask, compare
 from savedmodels.servable import Servable
 from tasks.ner.conll import SCHEMES, Conll, convert, entities_of, split_text, split_tokens, tags_of

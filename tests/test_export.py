@@ -23,7 +23,7 @@ from bert_keras.features import INPUT_MASK
 from bert_keras.folders import PARTIAL
 from bert_keras.text.wordpiece import WordPiece
 from savedmodels import op_support, reload
-from savedmodels.export import SAMPLES, ExportError, ask, compare, export, ops_of, servable_of
+from savedmodels.export import export, ops_of, servable_of
 from savedmodels.manifest import CARD, verify
 from savedmodels.model_card import model_card, tensors_of
 from savedmodels.publish import SAMPLES, ExportError, ask, compare

@@ -3,6 +3,8 @@
 import dataclasses
 import json
 import random
+import subprocess
+import sys
 
 import numpy as np
 import pytest
@@ -14,18 +16,11 @@ from bert_keras.encoder import BertEncoder
 from bert_keras.errors import BertKerasError
 from bert_keras.features import EMBEDDING_OUTPUT, ENCODER_INPUTS, ENCODER_OUTPUTS
 from bert_keras.text.preprocessing import Preprocessor
-from tasks.features.extract import (
-    LAYERS,
-    WRITERS,
-    Extractor,
-    Pieces,
-    Words,
-    extract,
-    extract_file,
-    open_cache,
-    places_of,
-)
+from tasks.features.cache import extract, open_cache
+from tasks.features.extract import Extractor, Pieces, Words
+from tasks.features.layers import LAYERS, places_of
 from tasks.features.tagger import ScalarMix, TaggerHparams, load_tagger, tagger_model, train_tagger
+from tasks.features.text_file import WRITERS, extract_file
 from tasks.metrics import entity_scores
 from tasks.ner.conll import Conll
 from tasks.tfrecord import record_writer
@@ -215,6 +210,43 @@ def test_an_interrupted_extraction_goes_on(checkpoint, task, tmp_path):
     shard.unlink()
     extract(task, texts, output=part, **settings)
     assert runs.contents(part) == runs.contents(tmp_path / "whole")
+
+
+def test_a_killed_first_write_and_a_second_process(checkpoint, task, tmp_path):
+    """Leftovers of a kill are no obstacle; a cache that is being written is."""
+    settings = {"checkpoint": checkpoint, "seq_length": 24, "layers": ["last"], "output": tmp_path / "cache"}
+    (tmp_path / "cache").mkdir()
+    (tmp_path / "cache" / ".header.json.7.tmp").write_text("{")
+    (tmp_path / "cache" / ".lock").write_text("")
+    made = extract(task, examples(3, seed=1), **settings)
+    assert made.header == open_cache(tmp_path / "cache").header
+    assert {path.name for path in made.path.iterdir()} == {"header.json", "00000.tfrecord", "results.json"}
+    code = "import pathlib, sys; from bert_keras.files import locked\n"
+    code += "with locked(pathlib.Path(sys.argv[1])): print(flush=True); input()"
+    with subprocess.Popen(
+        [sys.executable, "-c", code, made.path], stdin=subprocess.PIPE, stdout=subprocess.PIPE, cwd=runs.ROOT
+    ) as other:
+        other.stdout.readline()
+        with pytest.raises(BertKerasError, match="another process is writing to .*cache;"):
+            extract(task, examples(3, seed=1), **settings)
+        other.communicate(b"\n")
+    extract(task, examples(3, seed=1), **settings)
+
+
+def test_vectors_that_float16_does_not_hold(checkpoint, task, tmp_path):
+    """Refused by layer and text before a shard is written; float32 then needs no other folder."""
+    source = checkpoints.read(checkpoint)
+    scale = f"block_{BLOCKS - 1}/feed_forward_layer_norm/gamma"
+    assert scale in source.tensors, sorted(source.tensors)
+    large = source.tensors | {scale: source.tensors[scale] * 1e6}
+    large = dataclasses.replace(source, tensors=large)
+    settings = {"checkpoint": large, "seq_length": 24, "layers": ["last"], "output": tmp_path / "cache"}
+    message = rf"a vector of layer {BLOCKS} for '.*' is infinite or NaN in float16; give dtype float32"
+    with pytest.raises(BertKerasError, match=message):
+        extract(task, examples(3, seed=1), **settings)
+    assert not [*(tmp_path / "cache").iterdir()]
+    made = extract(task, examples(3, seed=1), dtype="float32", **settings)
+    assert all(np.isfinite(record["vectors"]).all() for record in made.records().as_numpy_iterator())
 
 
 def test_a_cache_of_something_else_is_refused(checkpoint, task, tmp_path):

@@ -81,8 +81,9 @@ def test_folders(place, done):
     for path in made:
         asked = json.loads((place / "runs" / path / "protocol.json").read_text())
         results = json.loads((place / "runs" / path / "results.json").read_text())
-        assert asked["hparams"] == results["hparams"] and asked["hparams"]["seed"] == 5
-        assert asked["checkpoint"] == str(place / "checkpoint")
+        assert {name: asked[name] for name in results["hparams"]} == results["hparams"]
+        assert asked["seed"] == 5 and str(place) not in json.dumps(asked)
+        assert json.loads((place / "runs" / path / "outcome.json").read_text()) == {"degenerate": None}
     assert (place / "runs" / "results.png").stat().st_size > 1000
 
 
@@ -162,16 +163,13 @@ def test_finished_runs_are_read(place, done):
 
 
 def test_restarts_and_a_run_cut_short(place, done, tmp_path):
-    """Seed 5 has finished; of seed 6 there is half a run, which goes. The weights of the better one are left."""
+    """Seed 5 has finished; the run of seed 6 is killed as it begins, and resumed. The weights of the better one are left."""
     finished, half = (Path("stsb", f"lr-0.001_seed-{seed}") for seed in (5, 6))
     shutil.copytree(place / "runs" / finished, tmp_path / finished)
-    (tmp_path / half).mkdir()
-    asked = json.loads((tmp_path / finished / "protocol.json").read_text())
-    del asked["degenerate"]
-    asked["hparams"]["seed"] = 6
-    (tmp_path / half / "protocol.json").write_text(json.dumps(asked))
-    (tmp_path / half / "results.json").write_text("half of a fi")
     settings = {"names": ("stsb",), "output": tmp_path, "restarts": 2, "best_only": True}
+    with runs.no_training(), pytest.raises(runs.Begun):
+        start(place, **settings)
+    assert (tmp_path / half / "protocol.json").is_file() and not (tmp_path / half / "results.json").exists()
     ((summary,), lines) = start(place, **settings)
     assert sum("is finished already" in line for line in lines) == 1
     assert [one.seed for one in summary.outcomes] == [5, 6]
@@ -187,10 +185,19 @@ def test_restarts_and_a_run_cut_short(place, done, tmp_path):
         start(place, **settings | alone)
 
 
+def test_a_run_killed_before_it_was_judged_is_not_trained_again(place, done, tmp_path):
+    run = shutil.copytree(place / "runs" / "stsb" / "lr-0.001_seed-5", tmp_path / "stsb" / "lr-0.001_seed-5")
+    (run / "outcome.json").unlink()
+    with runs.no_training():
+        ((summary,), lines) = start(place, names=("stsb",), output=tmp_path)
+    assert summary.outcomes[0].measures == done[0][1].outcomes[0].measures
+    assert not any("is finished already" in line for line in lines)
+    assert (run / "outcome.json").is_file()
+
+
 def as_if_asked(folder, **hparams):
     """Makes a finished run one of other settings."""
-    asked = json.loads((folder / "protocol.json").read_text())
-    asked["hparams"] |= hparams
+    asked = json.loads((folder / "protocol.json").read_text()) | hparams
     (folder / "protocol.json").write_text(json.dumps(asked))
 
 
@@ -203,8 +210,8 @@ def test_a_run_whose_loss_is_no_number(place, done, tmp_path):
     for finished in (1, 2):
         ((mnli,), lines) = start(place, names=("stsb", "mnli"), **settings)
         assert sum("is finished already" in line for line in lines) == finished
-        assert any(line.startswith("degenerate: its loss is nan after step ") for line in lines)
-        assert lines[-1].startswith("no run of stsb has a measure: the loss of every one")
+        assert any(line.startswith("degenerate: the loss is nan at step ") for line in lines)
+        assert lines[-1].startswith("no run of stsb has a measure: the loss of every run")
         results = json.loads((tmp_path / "results.json").read_text())
         assert results["failed"] == ["stsb"] and [*results["tasks"]] == ["mnli"] == [mnli.row.name]
     with pytest.raises(ValueError, match=r"^no run of stsb has a measure: .*; give lower learning rates\.$"):
@@ -216,7 +223,9 @@ def test_a_run_whose_loss_is_no_number(place, done, tmp_path):
     assert summary.best.learning_rate == 1e-3 and (summary.best.path / "model.safetensors").exists()
     assert summary.outcomes[0].measures == {}
     _, stuck = tables([summary])
-    assert stuck.rows[0][:2] == ("stsb", "1e+30, 5") and stuck.rows[0][2].startswith("its loss is nan after")
+    assert stuck.rows[0][:2] == ("stsb", "1e+30, 5") and stuck.rows[0][2].startswith(
+        "the loss is nan at step "
+    )
     json.dumps(as_json([summary]), allow_nan=False)
 
 
@@ -225,16 +234,18 @@ def test_a_run_whose_loss_is_no_number(place, done, tmp_path):
     [
         (
             {"hparams": Hparams(epochs=2, batch_size=8, seq_length=40, seed=5)},
-            "with another batch_size and epochs",
+            "another batch_size: 16, not 8",
         ),
-        ({"pooling": "concat"}, "with another task"),
-        ({"strategy_name": "mirrored"}, "with another strategy"),
+        ({"pooling": "concat"}, "another task: "),
+        ({"strategy_name": "mirrored"}, 'another strategy: "one", not "mirrored"'),
     ],
     ids=["hparams", "task", "strategy"],
 )
 def test_other_settings_are_an_error(place, done, settings, message):
     before = runs.contents(place / "runs")
-    with pytest.raises(ValueError, match=rf"lr-0.001_seed-5 was run {message}; give another output"):
+    with pytest.raises(
+        ValueError, match=rf"lr-0.001_seed-5 was made with {message}.*; give the same, or another folder"
+    ):
         start(place, names=("mnli",), **settings)
     assert runs.contents(place / "runs") == before
 
@@ -242,7 +253,7 @@ def test_other_settings_are_an_error(place, done, settings, message):
 def test_a_folder_that_is_not_ours_stays(place, tmp_path):
     (tmp_path / "mnli" / "lr-0.001_seed-5").mkdir(parents=True)
     (tmp_path / "mnli" / "lr-0.001_seed-5" / "thesis.txt").write_text("mine")
-    with pytest.raises(ValueError, match="has no protocol.json: not a run of this protocol; remove it first"):
+    with pytest.raises(ValueError, match="neither empty nor a run of this grid: it holds thesis.txt"):
         start(place, names=("mnli",), output=tmp_path)
     assert runs.contents(tmp_path) == {"mnli/lr-0.001_seed-5/thesis.txt": b"mine"}
 
@@ -441,4 +452,4 @@ def test_by_command(place, done, capfd):
     score = glue_score(done[0])
     assert f"GLUE score on dev: {score:.4f}, the mean of 2 of 9 tasks" in out
     code, _, err = runs.run_command(capfd, "glue", "--tasks", "mnli", *flags, "--epochs", 2)
-    assert code == 1 and "was run with another epochs; give another output" in err
+    assert code == 1 and "was made with another epochs: 1, not 2; give the same, or another folder" in err

@@ -15,7 +15,6 @@ from bert_keras.config import BertConfig
 from bert_keras.hub_layer import HubLayer
 from bert_keras.paths import for_tensorflow
 from bert_keras.text.wordpiece import WordPiece
-from savedmodels.export import ask
 from savedmodels.publish import ask
 from savedmodels.server import served as serve
 from tasks.pretraining.corpus import Corpus

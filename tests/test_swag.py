@@ -15,7 +15,7 @@ from bert_keras.encoder import BertEncoder
 from bert_keras.features import ENCODER_INPUTS, INPUT_MASK, INPUT_TYPE_IDS, INPUT_WORD_IDS, POOLED_OUTPUT
 from bert_keras.text.preprocessing import Preprocessor
 from bert_keras.text.wordpiece import WordPiece
-from savedmodels.export import ask, export
+from savedmodels.export import export
 from savedmodels.publish import ask
 from tasks.choice import Swag
 from tasks.task import Hparams, dataset, predict

@@ -32,7 +32,7 @@ from bert_keras.text.wordpiece import MAX_PIECE_BYTES, MAX_PIECES, WordPiece
 from savedmodels.manifest import verify
 from tasks.choice import Swag
 from tasks.embedding import Embedding, WordEmbedding
-from tasks.features.extract import open_cache
+from tasks.features.cache import open_cache
 from tasks.features.tagger import load_tagger
 from tasks.fill_mask import FillMask
 from tasks.folders import Folder

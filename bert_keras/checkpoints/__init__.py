@@ -101,8 +101,8 @@ def write(checkpoint: Checkpoint, path: Path, *, format: str, overwrite: bool = 
     of MODEL_TYPES that computes the same numbers. Returns our names of the tensors that the format has no place for: heads, an
     ELECTRA's pooler.
 
-    Raises BertKerasError where a weight is NaN or infinite or the format's library would compute other numbers from the config, TakenError where the folder is
-    not empty, OSError where it cannot be written.
+    Raises BertKerasError where a weight is NaN or infinite, or the format's library would compute other numbers from the config;
+    TakenError where the folder is not empty; OSError where it cannot be written.
     """
     form, path, config = _format(format), path_of(path), checkpoint.config
     _refuse_inexpressible(form, config)

@@ -2,7 +2,7 @@
 
 In: names of GLUE tasks, their data, a checkpoint. Out: a folder
 
-    OUTPUT/<task>/lr-<rate>_seed-<seed>/   run directories of `finetune`, and protocol.json, which says what each was asked for
+    OUTPUT/<task>/lr-<rate>_seed-<seed>/   cells of tasks/experiments/grid.py, each a run of `finetune`
     OUTPUT/results.json                    the measures of every run, the best, the median, the spread, the score
     OUTPUT/submission/<task>.tsv           the best run's answers to the test files that are there; submission.zip holds them
     OUTPUT/results.png                     a dot for every run
@@ -12,11 +12,10 @@ Source: Devlin et al. 2019, sec. 4.1 (learning rates chosen on dev, random resta
 
 import contextlib
 import dataclasses
-import json
+import functools
+import itertools
 import math
 import pathlib
-import re
-import shutil
 import statistics
 import zipfile
 from collections.abc import Callable, Mapping, Sequence
@@ -24,25 +23,25 @@ from typing import Any
 
 import numpy as np
 
+from bert_keras import checkpoints
 from bert_keras.checkpoints.hugging_face import SAFETENSORS
 from bert_keras.errors import BertKerasError
-from bert_keras.files import write_json
-from bert_keras.json_files import MEASURE, OBJECT, TEXT, object_of, or_null, read_object, typed
+from bert_keras.files import locked, write_json
 from bert_keras.paths import path_of
+from tasks.experiments.grid import Cell, identity_of_checkpoint, identity_of_data, run_cells
+from tasks.experiments.grid import Outcome as CellOutcome
 from tasks.glue.task import IDX, LABEL, ROWS, SCORES, Glue, GlueRow
 from tasks.metrics import MEASURES
 from tasks.task import Hparams, Table, predict
 from tasks.training.finetune import finetune
-from tasks.training.loop import PROTOCOL_FILE, RESULTS_FILE
-from tasks.training.run import Run, evaluate, free_memory, load_run
+from tasks.training.loop import RESULTS_FILE
+from tasks.training.run import Run, evaluate, load_run
 
 LEARNING_RATES = (5e-5, 4e-5, 3e-5, 2e-5)
 # The tasks that the score is the mean of.
 SCORED = ("cola", "sst2", "mrpc", "stsb", "qqp", "mnli", "qnli", "rte", "wnli")
-# A share or measure this near to what a run that learned nothing has is that of one.
+# A measure within this of the trivial baseline counts as degenerate.
 WHISKER = 0.005
-# What `finetune` raises at such a loss begins so.
-LOST = re.compile(r"the loss (is (nan|-?inf)\b[^;]*)")
 ADVICE = "more epochs, --bias-correction, a lower learning rate or more restarts help"
 
 # Task, split and the name that the leaderboard gives the file.
@@ -115,20 +114,52 @@ def run_protocol(
     verbose: int | str = 0,
     log: Callable[[str], None] = print,
 ) -> list[Summary]:
-    """Runs what has not been run, then writes the files of this module.
+    """Runs all runs that have not finished, then writes the files of this module.
 
     names: of tasks in SCORED
     data: the folder of GLUE's folders; None for TensorFlow Datasets
     hparams: of every run, except the learning rate; the restarts count its seed up
     best_only: remove the weights of all runs but each task's best
 
-    A run that was cut short is begun again; one whose loss is no number is degenerate. A task that has only such runs has no
-    summary: it is named in results.json, under "failed", and by the last line for a person.
+    A run whose loss diverged is degenerate. A task that has only such runs has no summary: it is named in results.json, under
+    "failed", and by the last line for a person.
 
-    Raises ValueError on a name that is not in SCORED, where `output` holds a run with other settings or a folder that is none of
-    ours, where every task failed, and where `best_only` removed the weights of the best of the runs that are asked for now;
-    and what `finetune` raises.
+    Raises BertKerasError on a name that is not in SCORED, where another process writes to `output`, where `output` holds a run
+    of other data, of another checkpoint or of other settings, or a folder that is none of ours, where every task failed, and
+    where `best_only` removed the weights of the best of the runs that are asked for now; and as `finetune` does.
     """
+    _check_names(names, learning_rates, restarts)
+    output = path_of(output)
+    tasks = _open_tasks(names, data, pooling=pooling)
+    source = checkpoints.read(checkpoint)
+    start = identity_of_checkpoint(source) | {"strategy": strategy_name}
+    cells = []
+    for name, task in tasks.items():
+        about = {"task": task.to_json(), **identity_of_data(task), **start}
+        for rate, seed in itertools.product(learning_rates, range(hparams.seed, hparams.seed + restarts)):
+            settings = dataclasses.replace(hparams, learning_rate=rate, seed=seed)
+            train = functools.partial(
+                finetune, task, checkpoint=source, hparams=settings, strategy_name=strategy_name
+            )
+            cell = Cell(
+                name=f"{name}: learning rate {rate:g}, seed {seed}",
+                path=output / name / f"lr-{rate:g}_seed-{seed}",
+                identity=dataclasses.asdict(settings) | about,
+                train=functools.partial(train, verbose=verbose, log=log),
+                judge=functools.partial(_degenerate_run, task),
+            )
+            cells.append(cell)
+    with locked(output):
+        found: dict[str, list[Outcome]] = {name: [] for name in tasks}
+        for ran in run_cells(cells, log=log):
+            outcomes = found[ran.cell.path.parent.name]
+            outcomes.append(_outcome(ran))
+            if best_only:
+                _remove_weights(outcomes, row=ROWS[ran.cell.path.parent.name])
+        return _report(tasks, found, data=data, output=output, log=log)
+
+
+def _check_names(names: Sequence[str], learning_rates: Sequence[float], restarts: int) -> None:
     if unknown := [name for name in names if name not in SCORED]:
         raise BertKerasError(
             f"{', '.join(unknown)} given; the tasks that are trained on are {', '.join(SCORED)}."
@@ -139,140 +170,52 @@ def run_protocol(
         raise BertKerasError(
             f"{restarts} restarts of {len(learning_rates)} learning rates; at least one of each is wanted."
         )
-    output = path_of(output)
+
+
+def _open_tasks(names: Sequence[str], data: str | pathlib.Path | None, *, pooling: str) -> dict[str, Glue]:
+    """The tasks by name. Reads all their splits, so that bad data ends here, not after the runs of other tasks."""
     tasks = {name: Glue(ROWS[name], data, pooling=pooling) for name in names}
-    for task in tasks.values():  # bad data ends here, not after the runs of other tasks
+    for task in tasks.values():
         for split in ("train", *task.validation_splits):
             task.examples(split)
     for name, split, _ in _test_splits(names):
-        with contextlib.suppress(FileNotFoundError):  # what is not there is not answered
+        with contextlib.suppress(FileNotFoundError):  # a test file may be missing
             Glue(ROWS[name], data).examples(split)
-    summaries, failed = [], []
-    for name, task in tasks.items():
-        outcomes: list[Outcome] = []
-        for rate in learning_rates:
-            for seed in range(hparams.seed, hparams.seed + restarts):
-                path = output / name / f"lr-{rate:g}_seed-{seed}"
-                log(f"{name}: learning rate {rate:g}, seed {seed}")
-                settings = dataclasses.replace(hparams, learning_rate=rate, seed=seed)
-                outcomes.append(
-                    _outcome(
-                        task,
-                        path,
-                        hparams=settings,
-                        checkpoint=checkpoint,
-                        strategy_name=strategy_name,
-                        verbose=verbose,
-                        log=log,
-                    )
-                )
-                if best_only:
-                    _remove_weights(outcomes, row=task.row)
-        if any(outcome.measures for outcome in outcomes):
-            summaries.append(summarize(task, outcomes, data=data))
-        else:
-            failed.append(name)
-    about = f"no run of {', '.join(failed)} has a measure: the loss of every one became infinite or no number"
-    if not summaries:
+    return tasks
+
+
+def _outcome(ran: CellOutcome) -> Outcome:
+    asked = ran.cell.identity
+    return Outcome(
+        learning_rate=asked["learning_rate"],
+        seed=asked["seed"],
+        path=ran.cell.path,
+        measures=ran.measures,
+        degenerate=ran.degenerate,
+    )
+
+
+def _report(
+    tasks: Mapping[str, Glue],
+    found: Mapping[str, Sequence[Outcome]],
+    *,
+    data: str | pathlib.Path | None,
+    output: pathlib.Path,
+    log: Callable[[str], None],
+) -> list[Summary]:
+    """Summarizes the tasks that have a measure, and writes the files."""
+    measured = [name for name in tasks if any(outcome.measures for outcome in found[name])]
+    failed = [name for name in tasks if name not in measured]
+    about = f"no run of {', '.join(failed)} has a measure: the loss of every run diverged"
+    if not measured:
         raise BertKerasError(f"{about}; give lower learning rates.")
+    summaries = [summarize(tasks[name], found[name], data=data) for name in measured]
     write_json(output / RESULTS_FILE, as_json(summaries) | {"failed": failed})
     submit(summaries, data=data, output=output, log=log)
     _draw(summaries, output / "results.png")
     if failed:
         log(f"{about}; it has no part in what follows; give lower learning rates")
     return summaries
-
-
-def _outcome(
-    task: Glue,
-    path: pathlib.Path,
-    *,
-    hparams: Hparams,
-    checkpoint: str | pathlib.Path,
-    strategy_name: str,
-    verbose: int | str,
-    log: Callable[[str], None],
-) -> Outcome:
-    """Reads the run that is in the folder, or makes it."""
-    settings = {
-        "task": json.loads(json.dumps(task.to_json())),
-        "data": None if task.folder is None else str(task.folder.resolve()),
-        "checkpoint": str(path_of(checkpoint).resolve()),
-        "hparams": dataclasses.asdict(hparams),
-        "strategy": strategy_name,
-    }
-    finished = _prepare(path, settings)
-    if finished is None:
-        lost = None
-        try:
-            finetune(
-                task,
-                checkpoint=checkpoint,
-                output=path,
-                hparams=hparams,
-                strategy_name=strategy_name,
-                verbose=verbose,
-                log=log,
-            )
-        except ValueError as error:
-            lost = LOST.match(str(error))
-            if lost is None:
-                raise
-        why = _degenerate_run(task, path) if lost is None else f"its loss {lost[1]}"
-        finished = settings | {"degenerate": why}
-        write_json(path / PROTOCOL_FILE, finished)
-        free_memory()
-    else:
-        log(f"{path} is finished already")
-    if finished["degenerate"]:
-        log(f"degenerate: {finished['degenerate']}")
-    results = path / RESULTS_FILE  # not there where the loss was lost
-    kinds = {"measures": object_of(MEASURE)}
-    measured = (
-        typed(read_object(results), kinds, where=results, others=True)["measures"]
-        if results.is_file()
-        else {}
-    )
-    return Outcome(
-        learning_rate=hparams.learning_rate,
-        seed=hparams.seed,
-        path=path,
-        measures={name.removeprefix("val_"): value for name, value in measured.items()},
-        degenerate=finished["degenerate"],
-    )
-
-
-def _prepare(path: pathlib.Path, settings: dict[str, Any]) -> dict[str, Any] | None:
-    """What protocol.json says of a finished run; None after making the folder ready for a new one.
-
-    Raises ValueError where the folder is not ours, or was made with other settings; both stay as they are.
-    """
-    file = path / PROTOCOL_FILE
-    if path.exists() and not file.is_file() and any(path.iterdir()):
-        raise BertKerasError(
-            f"{path} is there and has no {PROTOCOL_FILE}: not a run of this protocol; remove it first."
-        )
-    if file.is_file():
-        kinds = {"hparams": or_null(OBJECT), "degenerate": or_null(TEXT)}
-        typed(found := read_object(file), kinds, where=file, optional=kinds, others=True)
-        asked = {name: found.get(name) for name in settings}
-        if differing := _differences(asked, settings):
-            raise BertKerasError(
-                f"{path} was run with another {' and '.join(differing)}; give another output, or remove it first."
-            )
-        if "degenerate" in found:  # written last
-            return found
-        shutil.rmtree(path)
-    path.mkdir(parents=True, exist_ok=True)
-    write_json(file, settings)
-    return None
-
-
-def _differences(found: Mapping[str, Any], wanted: Mapping[str, Any]) -> list[str]:
-    """The settings that differ, those of Hparams by their own names."""
-    hparams = found["hparams"] or {}
-    inner = [name for name, value in wanted["hparams"].items() if hparams.get(name) != value]
-    return inner + [name for name in wanted if name != "hparams" and found[name] != wanted[name]]
 
 
 def _degenerate_run(task: Glue, path: pathlib.Path) -> str | None:

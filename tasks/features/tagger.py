@@ -24,7 +24,8 @@ from bert_keras.json_files import NUMBER, OBJECT, one_of, read_object, typed, wh
 from bert_keras.optimization import GlobalMean, cross_entropy
 from bert_keras.paths import path_of
 from tasks import metrics
-from tasks.features.extract import LAYERS, Cache, places_of
+from tasks.features.cache import Cache
+from tasks.features.layers import LAYERS, places_of
 from tasks.folders import check_equal
 from tasks.ner.conll import TAGS, Conll
 from tasks.task import MAX_OPTION, check_settings, count

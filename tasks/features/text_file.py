@@ -1,0 +1,196 @@
+"""The vectors of a text file's words or tokens: text file -> extract_file -> JSONL, NPZ or Parquet."""
+
+import itertools
+import json
+import math
+import os
+import pathlib
+import shutil
+import zipfile
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import numpy as np
+
+from bert_keras import checkpoints
+from bert_keras.errors import BertKerasError, MissingFileError
+from bert_keras.files import sync, whole_file
+from bert_keras.paths import path_of
+from tasks.features.cache import Cache, Example, writing_cache
+from tasks.features.extract import LEVELS, Extractor, Pieces, Words
+from tasks.features.layers import LAYERS
+from tasks.ner.conll import TEXT
+
+
+def extract_file(
+    source: str | pathlib.Path,
+    output: str | pathlib.Path,
+    *,
+    checkpoint: str | pathlib.Path | checkpoints.Checkpoint,
+    layers: str = "last",
+    level: str = "word",
+    format: str = "jsonl",
+    dtype: str = "float32",
+    seq_length: int | None = None,
+    doc_stride: int = 128,
+    batch_size: int = 8,
+    shard_examples: int = 256,
+    progress: Callable[[int], None] = lambda done: None,
+) -> int:
+    """The vectors of every word or piece of a UTF-8 text, a line an example; returns how many examples there are.
+
+    layers: of LAYERS; a weighted sum is the one that training starts from, the mean
+    level: of LEVELS; format: of WRITERS
+    seq_length: wordpieces of a window; None takes 512, or all positions of an encoder that has fewer
+
+    Work in progress is a cache beside `output`, under its name with ".part"; the same call resumes it.
+    Raises BertKerasError where `output` exists, where another process writes it, and where the work in progress was begun with
+    other arguments.
+    """
+    source, output = path_of(source), path_of(output)
+    _check_arguments(source, output, level=level, format=format)
+    if not isinstance(checkpoint, checkpoints.Checkpoint):
+        checkpoint = checkpoints.read(checkpoint)
+    units = (Words if level == "word" else Pieces)(doc_stride=doc_stride)
+    extractor = Extractor(
+        checkpoint,
+        units=units,
+        layers=[layers],
+        dtype=dtype,
+        seq_length=seq_length or min(checkpoint.config.max_length, 512),
+        batch_size=batch_size,
+    )
+    part = output.with_name(output.name + ".part")
+    with writing_cache(
+        part,
+        extractor,
+        lambda: _lines(source),
+        shard_examples=shard_examples,
+        about={},
+        progress=progress,
+    ) as cache:
+        made, vocabulary = part / f"made.{format}", extractor.preprocess.tokenizer.vocabulary
+        with whole_file(made) as temporary:
+            WRITERS[format](temporary, lambda: _spoken(cache, layers, vocabulary))
+        os.replace(made, output)
+        sync(output.parent)
+        shutil.rmtree(part)
+    return sum(cache.header["shards"])
+
+
+def _check_arguments(source: pathlib.Path, output: pathlib.Path, *, level: str, format: str) -> None:
+    for name, value, known in (("level", level, LEVELS), ("format", format, tuple(WRITERS))):
+        if value not in known:
+            raise BertKerasError(f"{name} is {value!r}; wanted one of {', '.join(known)}.")
+    if output.exists():
+        raise BertKerasError(f"{output} is there already; give another name, or remove it first.")
+    if not source.is_file():
+        raise MissingFileError(f"no file at {source}; give a file of text.")
+
+
+def _lines(path: pathlib.Path) -> Iterator[Example]:
+    """A text file's lines without their ends. Raises ValueError naming the line that is not UTF-8."""
+    with path.open("rb") as file:
+        for number, line in enumerate(file, start=1):
+            text = line.removesuffix(b"\n").removesuffix(b"\r")
+            text = text.removeprefix(b"\xef\xbb\xbf") if number == 1 else text
+            try:
+                text.decode()
+            except UnicodeDecodeError as error:
+                raise BertKerasError(
+                    f"{path}, line {number}: 0x{text[error.start]:02x} is not UTF-8; save it as UTF-8."
+                ) from error
+            yield {TEXT: text}
+
+
+def _spoken(cache: Cache, layers: str, vocabulary: Sequence[str]) -> Iterator[dict[str, Any]]:
+    """Each example's text, its words or pieces, their bytes and their vectors [N, D]."""
+    for record in cache.records().as_numpy_iterator():
+        text, vectors = record[TEXT], record["vectors"]
+        if "ids" in record:
+            tokens = [vocabulary[id_] for id_ in record["ids"]]
+        else:
+            tokens = [
+                text[start:end].decode() for start, end in zip(record["starts"], record["ends"], strict=True)
+            ]
+        if LAYERS[layers].mixed:
+            vectors = vectors.mean(axis=1, dtype=np.float32).astype(vectors.dtype)
+        yield {
+            "text": text.decode(),
+            "tokens": tokens,
+            "starts": record["starts"],
+            "ends": record["ends"],
+            "vectors": vectors.reshape(len(tokens), math.prod(vectors.shape[1:])),
+        }
+
+
+Records = Callable[[], Iterator[dict[str, Any]]]
+
+
+def _write_jsonl(path: pathlib.Path, records: Records) -> None:
+    """An object a line; numbers as short as they can be without becoming another of their type."""
+    with path.open("w", encoding="utf-8") as file:
+        for record in records():
+            vectors = [[float(str(value)) for value in row] for row in record["vectors"]]
+            line = record | {
+                "starts": record["starts"].tolist(),
+                "ends": record["ends"].tolist(),
+                "vectors": vectors,
+            }
+            file.write(json.dumps(line, ensure_ascii=False) + "\n")
+
+
+def _write_npz(path: pathlib.Path, records: Records) -> None:
+    """All examples in a row: "vectors" [T, D], "starts" and "ends" int64 [T]; "row_splits" int64 [N + 1].
+
+    Example i, line i of the text counted from 0, has the rows from row_splits[i] to row_splits[i + 1].
+    """
+    splits, width, dtype = [0], 0, np.dtype("float32")
+    for record in records():
+        splits.append(splits[-1] + len(record["starts"]))
+        width, dtype = record["vectors"].shape[1], record["vectors"].dtype
+    columns: dict[str, tuple[np.dtype, tuple[int, ...]]] = {"vectors": (dtype, (splits[-1], width))}
+    columns |= dict.fromkeys(("starts", "ends"), (np.dtype("int64"), (splits[-1],)))
+    with zipfile.ZipFile(path, "w") as archive:
+        # Written as they come: all vectors together may be more than memory holds.
+        for name, (kind, shape) in columns.items():
+            with archive.open(f"{name}.npy", "w", force_zip64=True) as file:
+                header = {"descr": kind.str, "fortran_order": False, "shape": shape}
+                np.lib.format.write_array_header_1_0(file, header)
+                for record in records():
+                    file.write(record[name].tobytes())
+        with archive.open("row_splits.npy", "w") as file:
+            np.lib.format.write_array(file, np.array(splits, np.int64))
+
+
+def _write_parquet(path: pathlib.Path, records: Records) -> None:
+    """A row an example, 256 rows a group."""
+    # Imported here: slow to import, and not needed otherwise.
+    import pyarrow
+    import pyarrow.parquet
+
+    rows = records()
+    first = next(rows)
+    number = pyarrow.from_numpy_dtype(first["vectors"].dtype)
+    schema = pyarrow.schema(
+        {
+            "text": pyarrow.string(),
+            "tokens": pyarrow.list_(pyarrow.string()),
+            "starts": pyarrow.list_(pyarrow.int64()),
+            "ends": pyarrow.list_(pyarrow.int64()),
+            "vectors": pyarrow.list_(pyarrow.list_(number)),
+        }.items()
+    )
+    rows = itertools.chain([first], rows)
+    with pyarrow.parquet.ParquetWriter(path, schema) as writer:
+        for group in iter(lambda: list(itertools.islice(rows, 256)), []):
+            columns = {name: [record[name] for record in group] for name in schema.names}
+            columns["vectors"] = [list(vectors) for vectors in columns["vectors"]]
+            writer.write_table(pyarrow.table(columns, schema=schema))
+
+
+WRITERS: dict[str, Callable[[pathlib.Path, Records], None]] = {
+    "jsonl": _write_jsonl,
+    "npz": _write_npz,
+    "parquet": _write_parquet,
+}
