@@ -32,16 +32,12 @@ from bert_keras.features import (
 from bert_keras.text.masking import Masking
 from bert_keras.text.tokenizers import WordPiece
 from tasks.pretraining.corpus import Corpus
-from tasks.pretraining.instances import (
-    SAMPLERS,
-    Place,
-    Settings,
-    make_instances,
-    shards,
-    stream,
-    tokenize_documents,
-)
-from tasks.pretraining.records import check_batch, read_manifest, read_records, write_records
+from tasks.pretraining.manifest import read_manifest
+from tasks.pretraining.read_records import read_records
+from tasks.pretraining.samplers import SAMPLERS, Settings, make_instances
+from tasks.pretraining.sources import check_batch
+from tasks.pretraining.stream import Place, shards, stream, tokenize_documents
+from tasks.pretraining.write_records import write_records
 
 ROOT = Path(__file__).parents[1]
 SEP = 0  # in the documents below, whose ids are from 1
@@ -452,7 +448,7 @@ def test_an_interrupted_folder_is_completed(written, vocab, tmp_path):
         write(path, vocab, progress=interrupt)
     kept = ["00000.tfrecord", "00001.tfrecord", "manifest.json"]
     assert sorted(os.listdir(path)) == kept
-    with pytest.raises(ValueError, match="is not complete; write its instances again"):
+    with pytest.raises(ValueError, match="is not complete; .*resume"):
         read_records(path)
     (path / "00002.tfrecord.1.tmp").write_bytes(b"half a file")
     times = [(path / name).stat().st_mtime_ns for name in kept[:2]]
@@ -608,7 +604,7 @@ def test_sentences_apart_are_warned_of(tmp_path, vocab):
     apart = [[line] for text in texts_of() for line in text]
     summary = write(tmp_path / "a", vocab, apart)
     assert summary.label_rate == 1
-    assert re.match(r"100.0% of the labels are 1, wanted is about 50 %", *summary.warnings)
+    assert re.match(r"100.0% of the labels are 1, .* 50 %", *summary.warnings)
     assert read_manifest(tmp_path / "a")["summary"]["warnings"] == list(summary.warnings)
     with pytest.raises(ValueError, match=r"gave no instance and \d+ chunks of one segment were skipped"):
         write(tmp_path / "b", vocab, apart, settings={"strict": True})
@@ -815,8 +811,8 @@ import functools, json, resource, sys
 from bert_keras.text.masking import Masking
 from bert_keras.text.tokenizers import WordPiece
 from tasks.pretraining.corpus import Corpus
-from tasks.pretraining.instances import Settings
-from tasks.pretraining.records import write_records
+from tasks.pretraining.samplers import Settings
+from tasks.pretraining.write_records import write_records
 if __name__ == "__main__":
     files, vocab, out = json.loads(sys.argv[1]), sys.argv[2], sys.argv[3]
     make = functools.partial(WordPiece.from_file, vocab)
