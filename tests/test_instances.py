@@ -12,6 +12,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import filelock
 import numpy as np
 import pytest
 import runs
@@ -455,6 +456,53 @@ def test_an_interrupted_folder_is_completed(written, vocab, tmp_path):
     assert write(path, vocab) == written[1]
     assert digests(path) == digests(written[0])
     assert [(path / name).stat().st_mtime_ns for name in kept[:2]] == times
+
+
+GOLDEN = Path(__file__).parent / "golden" / "instances"
+
+
+def write_golden(path):
+    """The call that version 0.1 was interrupted in, after two of its shards."""
+    return write_records(
+        texts_of(16),
+        path,
+        make_tokenizer=functools.partial(WordPiece, PIECES),
+        settings=Settings(seq_length=16, dupe_factor=1),
+        masking=Masking(max_predictions=2),
+        shard_bytes=600,
+        shard_documents=3,
+    )
+
+
+def test_a_folder_of_an_older_version_is_resumed(tmp_path):
+    shutil.copytree(GOLDEN, tmp_path / "old")
+    done = {file.name: file.stat().st_mtime_ns for file in (tmp_path / "old").glob("*.tfrecord")}
+    assert len(done) == len(read_manifest(GOLDEN)["shards"]) == 2
+    assert write_golden(tmp_path / "old") == write_golden(tmp_path / "new")
+    assert digests(tmp_path / "old") == digests(tmp_path / "new")
+    assert {name: (tmp_path / "old" / name).stat().st_mtime_ns for name in done} == done
+
+
+def test_a_folder_that_was_just_begun_is_resumed(written, vocab, tmp_path):
+    """The manifest has no shards yet, and a temporary file is left."""
+    path = tmp_path / "records"
+    path.mkdir()
+    begun = {
+        name: value for name, value in read_manifest(written[0]).items() if name not in ("shards", "summary")
+    }
+    (path / "manifest.json").write_text(json.dumps(begun))
+    (path / ".00000.tfrecord.1.tmp").write_bytes(b"half a file")
+    with pytest.raises(ValueError, match="is not complete"):
+        read_records(path)
+    assert write(path, vocab) == written[1]
+    assert digests(path) == digests(written[0])
+
+
+def test_a_folder_in_use_is_refused(vocab, tmp_path):
+    lock = filelock.FileLock(tmp_path / ".lock")  # another object than ours counts as another process
+    with lock, pytest.raises(ValueError, match="another process is writing to"):
+        write(tmp_path, vocab)
+    assert [*tmp_path.glob("*.json"), *tmp_path.glob("*.tfrecord")] == []
 
 
 KILLED = """

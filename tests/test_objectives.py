@@ -34,7 +34,7 @@ from bert_keras.objectives import (
     label,
 )
 from bert_keras.optimizers import AdamW
-from bert_keras.pretrainers import REPLACED, ElectraPretrainer, Pretrainer, generator_config
+from bert_keras.pretrainers import REPLACED, ElectraPretrainer, Pretrainer, generator_config, pretrainer_of
 from bert_keras.text.masking import Masking, Pieces
 from bert_keras.text.tokenizers import SpecialTokens
 
@@ -129,6 +129,50 @@ def test_masks_from_a_file_stay():
     x, y, _ = label(stored, objectives=[MASKED_LM], seed=SEED + 7)
     np.testing.assert_array_equal(x[INPUT_WORD_IDS], stored[INPUT_WORD_IDS])
     np.testing.assert_array_equal(y["masked_lm"], stored[MASKED_LM_IDS])
+
+
+# Checks of data, baselines, models ----------------------------------------------------------------------------
+
+
+def sample(ones, count=20, **more):
+    """Instances of 8 positions, of which so many have label 1."""
+    labels = np.arange(count) < ones
+    return {INPUT_WORD_IDS: np.ones((count, 8), "int32"), NEXT_SENTENCE_LABEL: labels.astype("int32")} | more
+
+
+def test_pairs_need_both_labels():
+    assert [*SentencePair().check(sample(10))] == []
+    (warning,) = SentencePair().check(sample(14))
+    assert "70.0% of 20" in warning
+    for ones, label_ in ((20, 1), (0, 0)):
+        with pytest.raises(ValueError, match=f"all of 20 .* labels are {label_}, .* seq_length, 8"):
+            [*SentencePair().check(sample(ones))]
+
+
+def test_left_to_right_refuses_masks():
+    masked = sample(10, **{MASKED_LM_IDS: np.ones((20, 2), "int32")})
+    assert [*LeftToRight().check(sample(10)), *MASKED_LM.check(masked)] == []
+    with pytest.raises(ValueError, match="records have masks"):
+        [*LeftToRight().check(masked)]
+
+
+def test_the_baseline_is_the_most_frequent_label():
+    labels, weights = np.array([[5, 5, 9], [9, 7, 9]]), np.array([[1.0, 1, 0], [0, 1, 0]])
+    assert MASKED_LM.baseline(labels, weights) == pytest.approx(2 / 3)
+    assert MASKED_LM.baseline(labels, np.zeros_like(weights)) is None
+    assert ReplacedTokens().baseline(labels, weights) is None
+
+
+def test_objectives_choose_their_model():
+    assert pretrainer_of([MaskedLM, SentencePair]) is Pretrainer
+    assert pretrainer_of([MaskedLM, ReplacedTokens]) is ElectraPretrainer
+    encoder = BertEncoder(CONFIG, outputs=[SEQUENCE_OUTPUT])
+    replaced = ReplacedTokens(replaced_weight=3.0, generator_share=0.5)
+    model = ElectraPretrainer.of(encoder, [MASKED_LM, replaced])
+    assert model.objective_weights == {"masked_lm": 1, "replaced_token": 3}
+    assert model.generator.config.hidden_size == CONFIG.hidden_size / 2
+    with pytest.raises(ValueError, match="objectives are SentencePair, ReplacedTokens; give"):
+        ElectraPretrainer.of(encoder, [SentencePair(), replaced])
 
 
 # Losses -----------------------------------------------------------------------------------------------------

@@ -34,7 +34,7 @@ from tasks.glue.task import ROWS, Glue
 from tasks.pretraining.corpus import Corpus
 from tasks.pretraining.pretrain import _held_out, pretrain
 from tasks.pretraining.read_records import read_records
-from tasks.pretraining.recipes import RECIPES, SETTINGS, PretrainHparams
+from tasks.pretraining.recipes import OBJECTIVES, RECIPES, SETTINGS, PretrainHparams
 from tasks.pretraining.samplers import Settings
 from tasks.pretraining.sources import Share
 from tasks.pretraining.write_records import write_records
@@ -197,6 +197,28 @@ def test_recipes_are_the_papers():
 def test_settings_that_cannot_be(changes, match):
     with pytest.raises(ValueError, match=match):
         RECIPES["bert"].changed(**changes)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class OwnObjective(MaskedLM):
+    """An objective with a check, a baseline and a setting of the training."""
+
+    log_every: int
+
+    def check(self, sample):
+        yield f"{len(sample[INPUT_WORD_IDS])} instances, logged every {self.log_every} steps"
+
+    def baseline(self, labels, weights):
+        return float((weights > 0).all())
+
+
+def test_a_new_objective_is_a_class_and_its_rows(tmp_path, monkeypatch):
+    monkeypatch.setitem(OBJECTIVES, "own", OwnObjective)
+    monkeypatch.setitem(RECIPES, "own", dataclasses.replace(RECIPES["bert-no-nsp"], objectives=("own",)))
+    lines = []
+    results = train(tmp_path / "run", "own", held_out=0.2, changes={"steps": 1}, lines=lines)
+    assert any("instances, logged every 10 steps" in line for line in lines)
+    assert results["majority_baselines"] == {"masked_lm_accuracy": 0.0}
 
 
 def test_settings_are_one_namespace():
@@ -374,14 +396,17 @@ def test_trains_on_records(masking, tmp_path):
 
 
 def test_a_set_of_records_for_each_phase(tmp_path):
+    """The second set alone has positions from 24 to 39: only the second phase trains them."""
     sets = [write(tmp_path / str(n), settings={"seq_length": n}) for n in (24, 40)]
-    lines = []
-    train(
-        tmp_path / "run",
-        records=sets,
-        changes={"phases": ((8, 0.5), (8, 0.5)), "steps": 6, "log_every": 1},
-        lines=lines,
+    changes = {"phases": ((8, 0.5), (8, 0.5)), "steps": 6, "log_every": 1}
+    train(tmp_path / "run", records=sets, changes=changes, snapshots=[3])
+    before, after = (
+        checkpoints.read(folder).tensors["embeddings/position_embeddings"]
+        for folder in (tmp_path / "run" / "snapshots" / "3", tmp_path / "run")
     )
+    decay = np.median(after[40:] / before[40:])
+    moved = np.abs(after - before * decay).max(axis=1)
+    assert (moved[:40] > 1e-4).all() and (moved[40:] < 1e-6).all()
     with pytest.raises(ValueError, match="3 sets of records were given for 2 phases; give one for all"):
         train(tmp_path / "other", records=[*sets, sets[0]], changes={"phases": ((8, 0.5), (8, 0.5))})
 

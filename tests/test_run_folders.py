@@ -94,8 +94,19 @@ def others(inputs):
 # Two at the same time
 
 
-@pytest.mark.parametrize("name", ["finetune", "pretrain", "instances", "features", "glue", "ablate"])
-@wanted("an output is not locked")
+locked = wanted("an output is not locked")
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "instances",
+        *(
+            pytest.param(name, marks=locked)
+            for name in ("finetune", "pretrain", "features", "glue", "ablate")
+        ),
+    ],
+)
 def test_a_second_run_into_one_folder_is_refused(capfd, inputs, others, name):
     arguments = interrupted.commands(inputs, inputs / ALIVE)[name]
     place = Path(arguments[-1])
@@ -128,13 +139,14 @@ def test_a_folder_is_free_when_its_process_is_dead(capfd, inputs, others, name):
 # -----------------------------------------------------------------------------------------------------------
 # After a kill
 
+WORKS_AFTER_A_KILL = [("killed", "convert"), ("killed", "instances")]
 refused = wanted("what a killed process left is taken for the user's")
 
 
 @pytest.mark.parametrize(
     ("place", "name"),
     [
-        pytest.param(place, name, marks=() if (place, name) == ("killed", "convert") else refused)
+        pytest.param(place, name, marks=() if (place, name) in WORKS_AFTER_A_KILL else refused)
         for place, name, _ in KILLS
     ],
 )
@@ -426,8 +438,12 @@ def written(inputs, disk):
     return {name: inputs / "written" / name for name in WRITERS}
 
 
-@pytest.mark.parametrize("name", WRITERS)
-@wanted("nothing is synced")
+unsynced = wanted("nothing is synced")
+
+
+@pytest.mark.parametrize(
+    "name", [name if name == "instances" else pytest.param(name, marks=unsynced) for name in WRITERS]
+)
 def test_files_are_on_the_disk_before_they_have_their_names(disk, written, name):
     faults, renames = disk.faults(written[name])
     if not renames:
