@@ -148,7 +148,8 @@ def _our_finetune(case: Case, folder: pathlib.Path) -> Prepared:
 
     from bert_keras import checkpoints
     from bert_keras.encoder import BertEncoder
-    from bert_keras.optimization import AdamW, WarmupLinearDecay
+    from bert_keras.optimizers import AdamW
+    from bert_keras.schedules import WarmupLinearDecay
     from bert_keras.text.preprocessing import Preprocessor
     from tasks.glue.task import ROWS, Glue
     from tasks.task import dataset

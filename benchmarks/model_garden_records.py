@@ -22,8 +22,9 @@ from bert_keras.features import NEXT_SENTENCE_LABEL
 from bert_keras.text.masking import Masking
 from bert_keras.text.wordpiece import WordPiece
 from tasks.pretraining.corpus import Corpus
-from tasks.pretraining.instances import Settings
-from tasks.pretraining.records import read_records, write_records
+from tasks.pretraining.read_records import read_records
+from tasks.pretraining.samplers import Settings
+from tasks.pretraining.write_records import write_records
 
 SEQ_LENGTH, PREDICTIONS, BATCH = 128, 20, 16
 THEIR_NAMES = {NEXT_SENTENCE_LABEL: "next_sentence_labels"}  # where their batches have another than ours

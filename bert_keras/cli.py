@@ -1009,9 +1009,9 @@ def _instances(args: argparse.Namespace) -> None:
     from bert_keras import checkpoints
     from bert_keras.text.masking import Masking
     from tasks.pretraining.corpus import open_corpora
-    from tasks.pretraining.instances import Settings
     from tasks.pretraining.recipes import RECIPES
-    from tasks.pretraining.records import write_records
+    from tasks.pretraining.samplers import Settings
+    from tasks.pretraining.write_records import write_records
 
     settings = dict(map(_setting, args.set))
     known = {field.name for kind in (Settings, Masking) for field in dataclasses.fields(kind)} - {

@@ -11,6 +11,9 @@ MASKED_LM_POSITIONS = "masked_lm_positions"  # int32 [B, P], positions asked of 
 MASKED_LM_IDS = "masked_lm_ids"  # int32 [B, P], what is to be predicted there
 MASKED_LM_WEIGHTS = "masked_lm_weights"  # float32 [B, P], 0 on what fills up to P
 NEXT_SENTENCE_LABEL = "next_sentence_labels"  # int32 [B] or [B, 1], 0: the second segment follows the first
+LABEL_RATE_TOLERANCE = (
+    0.1  # distance from one half of the fraction of next-sentence labels 1, beyond which we warn
+)
 WORD_STARTS = "word_starts"  # int32 [B, S], 1 where a segmenter starts a word; for whole-word masking
 
 # What every encoder takes, in this order. The names are TF Hub's.

@@ -21,7 +21,7 @@ from bert_keras.errors import BertKerasError
 from bert_keras.features import DTYPE, ENCODER_INPUTS, POOLED_OUTPUT
 from bert_keras.heads import ChoiceHead
 from bert_keras.json_files import one_of, parse_json, typed, whole
-from bert_keras.optimization import GlobalMean, cross_entropy
+from bert_keras.losses import GlobalMean, cross_entropy
 from tasks.metrics import accuracy
 from tasks.task import (
     ERRORS_SHOWN,

@@ -27,7 +27,7 @@ from bert_keras.features import (
 )
 from bert_keras.heads import MaskedLMHead
 from bert_keras.json_files import parse_json, typed, whole
-from bert_keras.optimization import GlobalMean, cross_entropy
+from bert_keras.losses import GlobalMean, cross_entropy
 from bert_keras.text.sentencepiece import SPACE
 from bert_keras.text.tokenizer import MASK, Tokenizer
 from bert_keras.text.wordpiece import CONTINUATION

@@ -31,9 +31,11 @@ from bert_keras.features import (
     SEQUENCE_OUTPUT,
 )
 from bert_keras.heads import ClassifierHead, ConcatClassifierHead
-from bert_keras.optimization import SCHEDULES
 from bert_keras.paths import path_of
+from bert_keras.schedules import SCHEDULES
 from bert_keras.text.preprocessing import pad_batches
+from tasks.reading import bounded_lines
+from tasks.settings import check_settings
 
 Features = dict[str, tf.Tensor]
 Raw = dict[str, tf.Tensor]
@@ -42,7 +44,6 @@ Source = str | Path | Mapping[str, str | Path]
 
 # Batches whose examples are sorted by length together: enough for like lengths, few enough for random order.
 POOL = 50
-MAX_LINE_BYTES = 100_000_000  # of a text that is read line by line
 MAX_UNPACKED_BYTES = 250_000_000  # of a file that is read as a whole, and of a packed one that is examples
 MAX_OPTION = 1_000_000  # of a task's settings that count something
 ERRORS_SHOWN = 10  # of the errors that a report lists
@@ -183,13 +184,6 @@ def _cell(value: Any) -> str:
     return f"{value:.4f}" if isinstance(value, float) else str(value)
 
 
-def check_settings(settings: Any, wanted: Mapping[str, tuple[bool, str]]) -> None:
-    """Raises ValueError at the first field that is not good; `wanted`: whether it is, and what it must be, by name."""
-    for name, (good, want) in wanted.items():
-        if not good:
-            raise BertKerasError(f"{name} is {getattr(settings, name)!r}; {name} must be {want}.")
-
-
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Hparams:
     """The settings of one fine-tuning (defaults: Devlin et al. 2019, sec. 4.1 and A.3)."""
@@ -300,18 +294,6 @@ def _not_utf8(path: Path, line: int, byte: int, value: int) -> BertKerasError:
     return BertKerasError(f"{where}: 0x{value:02x} is not UTF-8; save the file as UTF-8.")
 
 
-def bounded_lines(file: IO[bytes], name: object) -> Iterator[bytes]:
-    """The lines of a file with their ends. Raises ValueError at a line over MAX_LINE_BYTES, before it is in memory."""
-    number = 0
-    while line := file.readline(MAX_LINE_BYTES + 1):
-        number += 1
-        if len(line) > MAX_LINE_BYTES:
-            raise BertKerasError(
-                f"{name}, line {number}: over {MAX_LINE_BYTES:,} bytes; wanted text in lines of at most that."
-            )
-        yield line
-
-
 def numbered_lines(path: Path) -> Iterator[tuple[int, str]]:
     """The lines of a file, and their numbers from 1. Only a newline ends a line: U+2028 is text.
 
@@ -341,23 +323,6 @@ def check_text(where: str, *texts: str) -> None:
     except UnicodeEncodeError as error:
         half = f"\\u{ord(error.object[error.start]):04x}"
         raise BertKerasError(f"{where}: {half} is half a character; wanted is text.") from error
-
-
-def load_tfds(name: str, split: str, *, instead: str) -> tuple[tf.data.Dataset, Any]:
-    """A split of TensorFlow Datasets, and its builder's info.
-
-    Raises FileNotFoundError where it cannot be had; `instead` is what to give then.
-    """
-    # Imported here: slow to import, and not needed with files.
-    import tensorflow_datasets as tfds
-
-    try:
-        return tfds.load(name, split=split, with_info=True)
-    except Exception as error:  # whatever downloading, unpacking and writing can raise
-        reason = str(error).split("\n")[0]
-        raise MissingFileError(
-            f"{name} cannot be had from TensorFlow Datasets ({type(error).__name__}: {reason}); pass {instead}."
-        ) from error
 
 
 def model_inputs(features: Features) -> Features:

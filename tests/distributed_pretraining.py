@@ -31,11 +31,12 @@ from bert_keras.features import (  # noqa: E402
     SEQUENCE_OUTPUT,
 )
 from bert_keras.objectives import MaskedLM, SentencePair, label  # noqa: E402
-from bert_keras.optimization import LAMB, AdamW  # noqa: E402
+from bert_keras.optimizers import LAMB, AdamW  # noqa: E402
+from bert_keras.pretrainers import Pretrainer  # noqa: E402
 from bert_keras.text.masking import Masking, Pieces  # noqa: E402
 from bert_keras.text.preprocessing import pad_batches  # noqa: E402
 from bert_keras.text.tokenizer import SpecialTokens  # noqa: E402
-from tasks.pretraining import pretrain  # noqa: E402
+from tasks.pretraining import monitor  # noqa: E402
 from tasks.pretraining.recipes import PretrainHparams  # noqa: E402
 from tasks.training.saver import Saver  # noqa: E402
 from tasks.training.strategies import differ_between_replicas, rows_for, strategy  # noqa: E402
@@ -100,14 +101,14 @@ def data():
 def pretrainer(config):
     """A model that `pretrain` trains."""
     encoder = BertEncoder(config, outputs=(SEQUENCE_OUTPUT, POOLED_OUTPUT))
-    return pretrain._CountsTokens(encoder, OBJECTIVES)
+    return Pretrainer(encoder, OBJECTIVES, count_tokens=True)
 
 
 def watch(model, folder):
     """The monitor of `pretrain`, which evaluates on batches of five and of two; a second passes between two of its looks."""
-    pretrain.time = types.SimpleNamespace(monotonic=itertools.count().__next__)
+    monitor.time = types.SimpleNamespace(monotonic=itertools.count().__next__)
     held_out = data().unbatch().take(7).batch(5)
-    prepared = pretrain._Prepared(
+    prepared = monitor.Prepared(
         source=None,
         hparams=PretrainHparams(steps=STEPS, log_every=4),
         objectives=[OBJECTIVES],
@@ -117,7 +118,7 @@ def watch(model, folder):
         strategy_name="",
         identity={},
     )
-    made = pretrain.PretrainingMonitor(Path(folder), plan=prepared, log=print, verbose=0)
+    made = monitor.PretrainingMonitor(Path(folder), plan=prepared, log=print, verbose=0)
     made.set_model(model)
     return made
 

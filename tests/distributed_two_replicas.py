@@ -22,7 +22,9 @@ from bert_keras import checkpoints  # noqa: E402
 from bert_keras.config import BertConfig  # noqa: E402
 from bert_keras.encoder import BertEncoder  # noqa: E402
 from bert_keras.features import ENCODER_INPUTS  # noqa: E402
-from bert_keras.optimization import AdamW, GlobalMean, WarmupLinearDecay, cross_entropy  # noqa: E402
+from bert_keras.losses import GlobalMean, cross_entropy  # noqa: E402
+from bert_keras.optimizers import AdamW  # noqa: E402
+from bert_keras.schedules import WarmupLinearDecay  # noqa: E402
 from bert_keras.text.preprocessing import Preprocessor, pad_batches  # noqa: E402
 from tasks.choice import Swag  # noqa: E402
 from tasks.glue.task import ROWS, Glue  # noqa: E402

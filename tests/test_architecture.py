@@ -49,9 +49,12 @@ FLOORS = (
     (
         "floor 2",
         [
-            "bert_keras.optimization",
+            "bert_keras.schedules",
+            "bert_keras.losses",
+            "bert_keras.optimizers",
             "bert_keras.training_model",
             "bert_keras.objectives",
+            "bert_keras.pretrainers",
             "bert_keras.tensorflow_errors",
             "bert_keras.checkpoints.names",
             "bert_keras.checkpoints.letter_case",
@@ -75,6 +78,8 @@ FLOORS = (
         [
             "tasks",
             "tasks.folders",
+            "tasks.settings",
+            "tasks.reading",
             "tasks.tfrecord",
             "tasks.task",
             "tasks.metrics",
@@ -104,12 +109,18 @@ FLOORS = (
             "tasks.experiments.grid",
             "tasks.experiments.glue_protocol",
             "tasks.pretraining",
+            "tasks.pretraining.sentences",
+            "tasks.pretraining.wiki",
             "tasks.pretraining.corpus",
-            "tasks.pretraining.instances",
-            "tasks.pretraining.records",
+            "tasks.pretraining.samplers",
+            "tasks.pretraining.stream",
+            "tasks.pretraining.manifest",
+            "tasks.pretraining.write_records",
+            "tasks.pretraining.read_records",
             "tasks.training.saver",
             "tasks.pretraining.recipes",
             "tasks.pretraining.sources",
+            "tasks.pretraining.monitor",
             "tasks.pretraining.pretrain",
             "tasks.experiments.paper_tables",
             "tasks.experiments.ablations",
@@ -156,9 +167,13 @@ def module_name(path: Path) -> str:
 SOURCES = {module_name(path): path for package in PACKAGES for path in sorted((ROOT / package).rglob("*.py"))}
 
 
-def imports(path: Path) -> Iterator[str]:
-    """Every module that a file imports anywhere in it, `from package import module` as `package.module`."""
-    for node in ast.walk(ast.parse(path.read_text())):
+def imports(path: Path, *, nested: bool = True) -> Iterator[str]:
+    """Every module that a file imports, `from package import module` as `package.module`.
+
+    nested: False leaves out imports inside functions and conditions
+    """
+    tree = ast.parse(path.read_text())
+    for node in ast.walk(tree) if nested else tree.body:
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)
         elif isinstance(node, ast.ImportFrom):
@@ -234,6 +249,27 @@ def test_columns_know_nothing_of_each_other(module):
     banned = BANNED[FLOORS[FLOOR_OF[module]][0]]
     met = {name for name in imports(SOURCES[module]) if name.partition(".")[0] in banned}
     assert not met, f"{module} imports {sorted(met)}"
+
+
+# Preparing text for pre-training needs no model.
+TEXT_HALF = [
+    f"tasks.pretraining.{name}"
+    for name in "sentences wiki corpus samplers stream manifest write_records read_records".split()
+]
+
+
+def test_the_text_half_imports_no_keras():
+    importers: dict[str, str] = {}  # every module that is imported, and by which one
+    waiting = [(module, "the test") for module in TEXT_HALF]
+    while waiting:
+        module, importer = waiting.pop()
+        if module in SOURCES and module not in importers:
+            parents = [module.rsplit(".", depth)[0] for depth in range(1, module.count(".") + 1)]
+            found = [*imports(SOURCES[module], nested=False), *parents]
+            waiting += [(name, module) for name in found]
+        importers.setdefault(module, importer)
+    met = {name: by for name, by in importers.items() if name.partition(".")[0] in TENSORS}
+    assert not met and {*TEXT_HALF} <= {*importers}
 
 
 def test_nothing_imports_the_command_line():

@@ -14,10 +14,10 @@ from bert_keras.text.wordpiece import WordPiece
 from tasks.experiments.ablations import run_ablation
 from tasks.experiments.paper_tables import SCALES, Row, Scale
 from tasks.glue.task import ROWS, Glue
-from tasks.pretraining.instances import Settings
 from tasks.pretraining.pretrain import pretrain
 from tasks.pretraining.recipes import RECIPES
-from tasks.pretraining.records import write_records
+from tasks.pretraining.samplers import Settings
+from tasks.pretraining.write_records import write_records
 from tasks.task import Hparams
 from tasks.training.finetune import finetune
 

@@ -13,7 +13,6 @@ from keras import ops
 from parity import array
 
 import bert_keras
-from bert_keras import objectives, optimization
 from bert_keras.config import BertConfig
 from bert_keras.encoder import BertEncoder, encoder_inputs
 from bert_keras.features import MASKED_LM_POSITIONS, POOLED_OUTPUT, SEQUENCE_OUTPUT
@@ -29,6 +28,8 @@ from bert_keras.heads import (
     concat_pool,
 )
 from bert_keras.layers import ACTIVATIONS
+from bert_keras.objectives import LeftToRight, MaskedLM, ReplacedTokens, SentencePair
+from bert_keras.schedules import SCHEDULES
 
 CONFIG = parity.GOLDEN_CONFIG  # V 67, H 32
 RNG = np.random.default_rng(0)
@@ -292,8 +293,8 @@ def test_a_config_is_named(head):
     "of_one_kind",
     [
         [MaskedLMHead, *{type(head) for head in REBUILT}],
-        optimization.SCHEDULES.values(),
-        [objectives.MaskedLM, objectives.LeftToRight, objectives.SentencePair, objectives.ReplacedTokens],
+        SCHEDULES.values(),
+        [MaskedLM, LeftToRight, SentencePair, ReplacedTokens],
     ],
     ids=["heads", "schedules", "objectives"],
 )

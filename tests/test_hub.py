@@ -21,7 +21,7 @@ from bert_keras.encoder import BertEncoder
 from bert_keras.features import ENCODER_INPUTS, INPUT_WORD_IDS, MASKED_LM_POSITIONS
 from bert_keras.heads import MaskedLMHead
 from bert_keras.hub_layer import HubLayer
-from bert_keras.optimization import AdamW
+from bert_keras.optimizers import AdamW
 from bert_keras.text.preprocessing import Preprocessor
 from bert_keras.text.wordpiece import WordPiece
 from savedmodels import hub, reload

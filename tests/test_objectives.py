@@ -26,18 +26,15 @@ from bert_keras.features import (
     SEQUENCE_OUTPUT,
 )
 from bert_keras.objectives import (
-    REPLACED,
-    ElectraPretrainer,
     LeftToRight,
     MaskedLM,
-    Pretrainer,
     ReplacedTokens,
     SentencePair,
     binary_cross_entropy,
-    generator_config,
     label,
 )
-from bert_keras.optimization import AdamW
+from bert_keras.optimizers import AdamW
+from bert_keras.pretrainers import REPLACED, ElectraPretrainer, Pretrainer, generator_config, pretrainer_of
 from bert_keras.text.masking import Masking, Pieces
 from bert_keras.text.tokenizer import SpecialTokens
 
@@ -134,6 +131,50 @@ def test_masks_from_a_file_stay():
     np.testing.assert_array_equal(y["masked_lm"], stored[MASKED_LM_IDS])
 
 
+# Checks of data, baselines, models ----------------------------------------------------------------------------
+
+
+def sample(ones, count=20, **more):
+    """Instances of 8 positions, of which so many have label 1."""
+    labels = np.arange(count) < ones
+    return {INPUT_WORD_IDS: np.ones((count, 8), "int32"), NEXT_SENTENCE_LABEL: labels.astype("int32")} | more
+
+
+def test_pairs_need_both_labels():
+    assert [*SentencePair().check(sample(10))] == []
+    (warning,) = SentencePair().check(sample(14))
+    assert "70.0% of 20" in warning
+    for ones, label_ in ((20, 1), (0, 0)):
+        with pytest.raises(ValueError, match=f"all of 20 .* labels are {label_}, .* seq_length, 8"):
+            [*SentencePair().check(sample(ones))]
+
+
+def test_left_to_right_refuses_masks():
+    masked = sample(10, **{MASKED_LM_IDS: np.ones((20, 2), "int32")})
+    assert [*LeftToRight().check(sample(10)), *MASKED_LM.check(masked)] == []
+    with pytest.raises(ValueError, match="records have masks"):
+        [*LeftToRight().check(masked)]
+
+
+def test_the_baseline_is_the_most_frequent_label():
+    labels, weights = np.array([[5, 5, 9], [9, 7, 9]]), np.array([[1.0, 1, 0], [0, 1, 0]])
+    assert MASKED_LM.baseline(labels, weights) == pytest.approx(2 / 3)
+    assert MASKED_LM.baseline(labels, np.zeros_like(weights)) is None
+    assert ReplacedTokens().baseline(labels, weights) is None
+
+
+def test_objectives_choose_their_model():
+    assert pretrainer_of([MaskedLM, SentencePair]) is Pretrainer
+    assert pretrainer_of([MaskedLM, ReplacedTokens]) is ElectraPretrainer
+    encoder = BertEncoder(CONFIG, outputs=[SEQUENCE_OUTPUT])
+    replaced = ReplacedTokens(replaced_weight=3.0, generator_share=0.5)
+    model = ElectraPretrainer.of(encoder, [MASKED_LM, replaced])
+    assert model.objective_weights == {"masked_lm": 1, "replaced_token": 3}
+    assert model.generator.config.hidden_size == CONFIG.hidden_size / 2
+    with pytest.raises(ValueError, match="objectives are SentencePair, ReplacedTokens; give"):
+        ElectraPretrainer.of(encoder, [SentencePair(), replaced])
+
+
 # Losses -----------------------------------------------------------------------------------------------------
 
 
@@ -214,12 +255,12 @@ def test_only_asked_positions_meet_the_vocabulary():
     [
         (lambda: pretrainer(), "give one or more objectives of different names"),
         (lambda: pretrainer(MASKED_LM, MASKED_LM), "give one or more objectives of different names"),
-        (lambda: pretrainer(MASKED_LM, objective_weights={"sop": 1.0}), "and weights for these alone"),
+        (lambda: pretrainer(MASKED_LM, objective_weights={"sop": 1.0}), "weights for these only"),
         (
             lambda: Pretrainer(BertEncoder(CONFIG, outputs=[SEQUENCE_OUTPUT]), [SentencePair()]),
             r"next_sentence reads pooled_output; this encoder computes sequence_output: add it",
         ),
-        (lambda: pretrainer(LeftToRight()), "LeftToRight on an encoder that sees what follows"),
+        (lambda: pretrainer(LeftToRight()), r"LeftToRight .* BertConfig\(causal=True\)"),
     ],
 )
 def test_wrong_objectives(build, message):

@@ -8,7 +8,7 @@ import tensorflow as tf
 
 from bert_keras import checkpoints
 from bert_keras.features import INPUT_MASK, INPUT_WORD_IDS, NEXT_SENTENCE_LABEL
-from tasks.pretraining.records import read_records
+from tasks.pretraining.read_records import read_records
 from tasks.task import model_inputs
 from tasks.training.run import load_run
 

@@ -98,8 +98,7 @@ def others(inputs):
 @pytest.mark.parametrize(
     "name",
     [
-        *("finetune", "pretrain", "features", "glue", "ablate"),
-        pytest.param("instances", marks=wanted("an output is not locked")),
+        *("finetune", "pretrain", "instances", "features", "glue", "ablate"),
     ],
 )
 def test_a_second_run_into_one_folder_is_refused(capfd, inputs, others, name):

@@ -22,6 +22,8 @@ import tensorflow as tf
 from runs import VOCABULARY, write_checkpoint
 
 import tasks.pretraining.corpus
+import tasks.pretraining.wiki
+import tasks.reading
 import tasks.task
 from bert_keras import checkpoints, config, json_files
 from bert_keras.config import BertConfig
@@ -39,7 +41,8 @@ from tasks.folders import Folder
 from tasks.glue.task import ROWS, Glue
 from tasks.ner.conll import Conll
 from tasks.pretraining.corpus import Corpus
-from tasks.pretraining.records import read_manifest, read_records
+from tasks.pretraining.manifest import read_manifest
+from tasks.pretraining.read_records import read_records
 from tasks.squad.task import Squad
 from tasks.training.loop import RUN
 from tasks.training.run import load_run
@@ -407,7 +410,7 @@ def packed(suffix: str, path: Path, data: bytes) -> Path:
 
 @pytest.mark.parametrize("suffix", ["", ".gz", ".bz2", ".xz", ".zip"])
 def test_a_line_over_the_limit_is_refused_before_it_is_in_memory(tmp_path, monkeypatch, suffix):
-    monkeypatch.setattr(tasks.task, "MAX_LINE_BYTES", 100_000)
+    monkeypatch.setattr(tasks.reading, "MAX_LINE_BYTES", 100_000)
     path = packed(suffix, tmp_path / "text.txt", b"good\n" + b"x" * LONG)
     call = lambda: refused(r"text.txt.*, line 2: over 100,000 bytes", list, Corpus(path))  # noqa: E731
     assert peak(call) < LONG
@@ -429,7 +432,7 @@ def test_packed_data_over_the_limit_is_refused_before_it_is_in_memory(
 ):
     if task.kind == "squad":  # read as a whole
         limit = "MAX_UNPACKED_BYTES"
-    monkeypatch.setattr(tasks.task, limit, 100_000)
+    monkeypatch.setattr(tasks.reading if limit == "MAX_LINE_BYTES" else tasks.task, limit, 100_000)
     line = (
         b'{"startphrase": "a", "choices": ["a", "b", "c", "d"], "answer": 0}\n'
         if task.kind == "swag"
@@ -466,7 +469,7 @@ def test_an_xz_file_that_asks_for_a_large_dictionary(tmp_path):
 @pytest.mark.parametrize("text", [b"x" * LONG, b"<![CDATA[" + b"</revision>" * (LONG // 11) + b"]]>"])
 def test_a_dump_whose_revision_does_not_end(tmp_path, monkeypatch, text):
     pytest.importorskip("mwxml")
-    monkeypatch.setattr(tasks.pretraining.corpus, "MAX_REVISION_BYTES", 100_000)
+    monkeypatch.setattr(tasks.pretraining.wiki, "MAX_REVISION_BYTES", 100_000)
     page = b"<page><title>a</title><ns>0</ns><id>1</id><revision><id>1</id><text>%s</text></revision></page>"
     (tmp_path / "wiki.xml.gz").write_bytes(gzip.compress(b"<mediawiki><siteinfo></siteinfo>" + page % text))
     refused("wiki.xml: a revision has over 100,000 bytes", list, Corpus(tmp_path / "wiki.xml.gz"))
@@ -499,12 +502,12 @@ def test_the_limits_in_the_document_are_the_codes():
         "vocabulary_files.MAX_VOCABULARY_BYTES": vocabulary_files.MAX_VOCABULARY_BYTES,
         "wordpiece.MAX_PIECES": MAX_PIECES,
         "wordpiece.MAX_PIECE_BYTES": MAX_PIECE_BYTES,
-        "task.MAX_LINE_BYTES": tasks.task.MAX_LINE_BYTES,
+        "reading.MAX_LINE_BYTES": tasks.reading.MAX_LINE_BYTES,
         "task.MAX_UNPACKED_BYTES": tasks.task.MAX_UNPACKED_BYTES,
         "task.MAX_OPTION": tasks.task.MAX_OPTION,
         "swag.MAX_CHOICES": tasks.choice.MAX_CHOICES,
         "corpus.MAX_DOCUMENT": tasks.pretraining.corpus.MAX_DOCUMENT,
-        "corpus.MAX_REVISION_BYTES": tasks.pretraining.corpus.MAX_REVISION_BYTES,
+        "wiki.MAX_REVISION_BYTES": tasks.pretraining.wiki.MAX_REVISION_BYTES,
         "corpus.MAX_UNPACKER_BYTES": tasks.pretraining.corpus.MAX_UNPACKER_BYTES,
         **{f"config.{name}": most for name, most in config.LIMITS.items()},
     }

@@ -30,10 +30,10 @@ from tasks.features.tagger import TaggerHparams, train_tagger
 from tasks.folders import Folder, Layout
 from tasks.metrics import Ordering, in_percent, ordering
 from tasks.ner.conll import Conll
-from tasks.pretraining.instances import Text
-from tasks.pretraining.pretrain import SNAPSHOTS, check_replicas, pretrain
+from tasks.pretraining.monitor import SNAPSHOTS
+from tasks.pretraining.pretrain import check_replicas, pretrain
 from tasks.pretraining.recipes import RECIPES, Recipe
-from tasks.pretraining.records import digest_of_documents
+from tasks.pretraining.stream import Text, digest_of_documents
 from tasks.task import Hparams, Source, Table, Task, take_examples
 from tasks.training.finetune import finetune
 from tasks.training.loop import RESULTS_FILE

@@ -21,14 +21,15 @@ from bert_keras.config import LIMITS, BertConfig
 from bert_keras.errors import BertKerasError, MissingFileError
 from bert_keras.files import write_json
 from bert_keras.json_files import NUMBER, OBJECT, one_of, read_object, typed, whole
-from bert_keras.optimization import GlobalMean, cross_entropy
+from bert_keras.losses import GlobalMean, cross_entropy
 from bert_keras.paths import path_of
 from tasks import metrics
 from tasks.features.cache import Cache
 from tasks.features.layers import LAYERS, places_of
 from tasks.folders import check_equal
 from tasks.ner.conll import TAGS, Conll
-from tasks.task import MAX_OPTION, check_settings, count
+from tasks.settings import check_settings
+from tasks.task import MAX_OPTION, count
 from tasks.training.loop import RESULTS_FILE
 
 BUCKETS = (9, 17, 25, 33, 49, 65)  # words: sentences between two of them share batches

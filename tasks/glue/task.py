@@ -20,9 +20,10 @@ import tensorflow as tf
 from bert_keras.encoder import BertEncoder
 from bert_keras.errors import BertKerasError, MissingFileError
 from bert_keras.json_files import FLAG, OBJECT, TEXT, Kind, list_of, one_of, or_null, short, typed
-from bert_keras.optimization import GlobalMean, cross_entropy, squared_error
+from bert_keras.losses import GlobalMean, cross_entropy, squared_error
 from bert_keras.paths import path_of
 from tasks.metrics import MEASURES
+from tasks.reading import load_tfds
 from tasks.task import (
     ERRORS_SHOWN,
     POOLINGS,
@@ -32,7 +33,6 @@ from tasks.task import (
     Table,
     Task,
     classifier_model,
-    load_tfds,
     numbered_lines,
     plain,
 )

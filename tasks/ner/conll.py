@@ -23,9 +23,10 @@ from bert_keras.features import EXAMPLE_INDEX, SEQUENCE_OUTPUT, WORD_INDEX
 from bert_keras.heads import TokenHead
 from bert_keras.json_files import TEXT as WORD
 from bert_keras.json_files import list_of, one_of, short, typed, whole
-from bert_keras.optimization import GlobalMean, cross_entropy
+from bert_keras.losses import GlobalMean, cross_entropy
 from bert_keras.paths import path_of
 from tasks import metrics
+from tasks.reading import load_tfds
 from tasks.task import (
     ERRORS_SHOWN,
     MAX_OPTION,
@@ -34,7 +35,6 @@ from tasks.task import (
     Source,
     Table,
     Task,
-    load_tfds,
     numbered_lines,
     plain,
     split_file,

@@ -1,4 +1,4 @@
-"""Text in any form that a corpus comes in, as a stream of documents.
+"""A text corpus as a stream of documents.
 
 In: a file, a folder, an archive, a MediaWiki dump or a name of TensorFlow Datasets. Out: documents one at a time, each a list of
 strings: its sentences or paragraphs, in order. One document of each source is in memory at a time, never the corpus.
@@ -13,27 +13,28 @@ import heapq
 import io
 import lzma
 import re
-import xml.etree.ElementTree
 import zipfile
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple
 
-from bert_keras.errors import BertKerasError, MissingFileError, MissingPackageError
+from bert_keras.errors import BertKerasError, MissingFileError
 from bert_keras.paths import path_of
-from tasks.task import bounded_lines, load_tfds
+from tasks.pretraining.sentences import split_sentences
+from tasks.pretraining.wiki import wiki_documents
+from tasks.reading import bounded_lines, load_tfds
 
 Document = list[str]
-TFDS = "tfds:"  # opens a name of TensorFlow Datasets
-TFDS_TEXT = "text"  # what most of its data sets call their text
+TFDS = "tfds:"  # prefix of a name in TensorFlow Datasets
+TFDS_TEXT = "text"  # the text field of most of its data sets
 
 
 class Lines(NamedTuple):
-    """What the lines of a plain text are.
+    """The structure of a plain text file.
 
-    split: whether paragraphs are split into sentences
-    document: one is what stands between "blank" lines, a "line" or a "file", whose paragraphs run over lines up to a blank one
+    split: True splits paragraphs into sentences
+    document: "blank" lines separate documents, or each "line" or "file" is a document; in a "file", blank lines end paragraphs
     """
 
     split: bool
@@ -46,24 +47,23 @@ LINES = {
     "wrapped": Lines(split=True, document="file"),
     "document": Lines(split=True, document="line"),
 }
-MAX_UNPACKER_BYTES = 268_435_456  # that an .xz file may ask for as its dictionary; `xz -9` asks for a quarter
-MAX_REVISION_BYTES = 100_000_000  # of an article in a dump; MediaWiki's own limit is 2 million
+MAX_UNPACKER_BYTES = 268_435_456  # of the dictionary of an .xz file; `xz -9` uses a quarter of this
 MAX_DOCUMENT = 100_000_000  # characters: some thirty times the longest novels
 
 
 @dataclasses.dataclass(frozen=True)
 class Corpus:
-    """Documents of a source; each iteration reads it anew, in one order.
+    """Documents of a source; each iteration reads it again, in the same order.
 
     source: a file, a folder (every file in it but hidden ones, by name), several of both, or "tfds:NAME". Files are plain
-        text; `.xml` is a MediaWiki dump, of which articles are read (the `wikipedia` extra); `.gz`, `.bz2` and `.xz` are
-        unpacked, and `.zip` is read as a folder
-    lines: a key of LINES. Of dumps and TensorFlow Datasets, an example is a document and a line never runs on
-    encoding: of plain text; a newline must be one byte in it
+        text; the articles of a MediaWiki dump, `.xml`, are read (the `wikipedia` extra); `.gz`, `.bz2` and `.xz` are unpacked,
+        and `.zip` is read as a folder
+    lines: a key of LINES. In dumps and TensorFlow Datasets, an example is a document, and each line a paragraph
+    encoding: of plain text; its newline must be one byte
     split: of a TensorFlow Dataset
 
-    Raises ValueError on a wrong setting, and FileNotFoundError where there is no file. Iterating raises ValueError naming
-    file, line and byte where text is not of the encoding, or a file that cannot be unpacked or parsed.
+    Raises ValueError on a wrong setting, and FileNotFoundError where there is no file. Iterating raises ValueError, which names
+    file, line and byte where text does not match the encoding, or the file that cannot be unpacked or parsed.
     """
 
     source: str | Path | Sequence[str | Path]
@@ -73,7 +73,7 @@ class Corpus:
 
     def __post_init__(self) -> None:
         if self.lines not in LINES:
-            raise BertKerasError(f"lines are {self.lines!r}; choose one of {', '.join(LINES)}.")
+            raise BertKerasError(f"lines is {self.lines!r}; choose one of {', '.join(LINES)}.")
         try:
             newlines = "\n\n".encode(self.encoding)
         except LookupError as error:
@@ -93,7 +93,7 @@ class Corpus:
                 yield sentences
 
     def _paragraphs(self) -> Iterator[Document]:
-        """Documents as they stand in the source, their paragraphs not split."""
+        """Documents as lists of paragraphs."""
         if isinstance(self.source, str) and self.source.startswith(TFDS):
             yield from _tfds_documents(self.source.removeprefix(TFDS), self.split)
         for file in self._files():
@@ -112,10 +112,10 @@ class Corpus:
 
 @dataclasses.dataclass(frozen=True)
 class Corpora:
-    """Several corpora as one, each read as it is written.
+    """Several corpora as one.
 
-    They are read side by side, so that any stretch holds of each its share: the next document is that of the part of which the
-    smallest share of its characters was read. For these shares, several parts are read once more, before the first document.
+    They are read side by side, so that every stretch has the same mix: the next document comes from the part of which the
+    smallest fraction of characters was read. To know these fractions, several parts are read once before the first document.
     """
 
     parts: Sequence[Corpus]
@@ -132,12 +132,12 @@ class Corpora:
         readers = [iter(part) for part in self.parts]
         read = [(0.0, index) for index in range(len(readers))]  # a heap
         while read:
-            share, index = read[0]
+            fraction, index = read[0]
             document = next(readers[index], None)
             if document is None:
                 heapq.heappop(read)
             else:
-                heapq.heapreplace(read, (share + _characters(document) / self._sizes[index], index))
+                heapq.heapreplace(read, (fraction + _characters(document) / self._sizes[index], index))
                 yield document
 
 
@@ -149,9 +149,9 @@ _SETTING = re.compile(r",(lines|encoding|split)=([^,=]*)$")
 
 
 def open_corpora(specs: Sequence[str]) -> Corpora:
-    """Corpora as a command line names them: "SOURCE[,lines=KEY][,encoding=NAME][,split=NAME]" each.
+    """Opens corpora by their names on a command line: "SOURCE[,lines=KEY][,encoding=NAME][,split=NAME]" each.
 
-    Raises ValueError where a setting is given twice or none is named, and as Corpus does.
+    Raises ValueError without a name and where a setting is given twice, and the errors of Corpus.
     """
     if not specs:
         raise BertKerasError(f"no text was given; give files, folders or {TFDS}NAME.")
@@ -189,11 +189,11 @@ UNPACK: Mapping[str, Callable[[BinaryIO], Any]] = {
     ".xz": lambda file: io.BufferedReader(_Xz(file)),
 }
 ARCHIVE = ".zip"
-_DUMP = re.compile(r"\.xml(-p\d+p\d+)?$")  # of a dump in parts, whose names end in the range of its pages
+_DUMP = re.compile(r"\.xml(-p\d+p\d+)?$")  # a part of a dump ends in the range of its pages
 
 
 class _Xz(io.RawIOBase):
-    """The bytes in an .xz file, as LZMAFile gives them, under a limit of memory."""
+    """The unpacked bytes of an .xz file, as in LZMAFile, with a limit on memory."""
 
     def __init__(self, file: BinaryIO) -> None:
         self._file, self._decoder = file, self._new()
@@ -207,7 +207,7 @@ class _Xz(io.RawIOBase):
     def readinto(self, buffer: Any) -> int:
         while True:
             packed, after = b"", self._decoder.eof
-            if after:  # streams may stand one after another, zeros between them
+            if after:  # streams may follow one another, with zeros between them
                 packed = self._decoder.unused_data.lstrip(b"\0") or self._file.read(io.DEFAULT_BUFFER_SIZE)
                 self._decoder = self._new()
             elif self._decoder.needs_input:
@@ -227,22 +227,22 @@ def _file_documents(path: Path, *, form: Lines, encoding: str) -> Iterator[Docum
     try:
         for name, stream in _streams(path):
             if _DUMP.search(name.lower()):
-                yield from _wiki_documents(name, stream)
+                yield from wiki_documents(name, stream)
             else:
                 yield from _plain_documents(name, _decoded(name, stream, encoding), form)
     except (EOFError, OSError, RuntimeError, lzma.LZMAError, zlib.error, zipfile.BadZipFile) as error:
-        if isinstance(error, OSError) and error.errno is not None:  # of the disk, not of what is on it
+        if isinstance(error, OSError) and error.errno is not None:  # an error of the disk, not of the content
             raise
         raise BertKerasError(f"{path} cannot be unpacked ({error}); fetch it again.") from error
 
 
 def _streams(path: Path) -> Iterator[tuple[str, BinaryIO]]:
-    """What is in a file, unpacked: each text's name, without the suffix of its packing, and its bytes."""
+    """The unpacked content of a file: for each text its name, without the suffix of its compression, and its bytes."""
     if path.suffix.lower() == ARCHIVE:
         with zipfile.ZipFile(path) as archive:
             for member in sorted(archive.namelist()):
                 if archive.getinfo(member).compress_type == zipfile.ZIP_LZMA:
-                    raise BertKerasError(f"{path}, {member}: packed by LZMA; pack it by deflate.")
+                    raise BertKerasError(f"{path}, {member}: compressed by LZMA; compress it by deflate.")
                 if not member.endswith("/") and not _hidden(member):
                     with archive.open(member) as file:
                         yield _unpacked(f"{path}, {member}", file)
@@ -256,12 +256,14 @@ def _unpacked(name: str, file: Any) -> tuple[str, BinaryIO]:
     if suffix.lower() in UNPACK:
         name, file = name.removesuffix(suffix), UNPACK[suffix.lower()](file)
     if name.lower().endswith(ARCHIVE):
-        raise BertKerasError(f"{name}: an archive inside a packed file is not read; unpack the outer one.")
+        raise BertKerasError(
+            f"{name}: an archive inside a compressed file is not read; unpack the outer one."
+        )
     return name, file
 
 
 def _decoded(name: str, stream: BinaryIO, encoding: str) -> Iterator[str]:
-    """Lines as strings, without a byte order mark and spaces around."""
+    """Lines as strings, without byte order mark and surrounding spaces."""
     for number, line in enumerate(bounded_lines(stream, name), 1):
         mark = len(codecs.BOM_UTF8) if number == 1 and line.startswith(codecs.BOM_UTF8) else 0
         try:
@@ -274,10 +276,10 @@ def _decoded(name: str, stream: BinaryIO, encoding: str) -> Iterator[str]:
             ) from error
         if "\0" in text:
             raise BertKerasError(
-                f"{name}, line {number}: a byte is 0, so that it is no text; unpack it, or leave it out."
+                f"{name}, line {number}: a byte is 0, so it is not text; unpack it, or leave it out."
             )
         if number == 1 and "\r" in text and not line.endswith(b"\n"):
-            raise BertKerasError(f"{name}: carriage returns end its lines; save it with newlines.")
+            raise BertKerasError(f"{name}: its lines end in carriage returns; save it with newlines.")
         yield text
 
 
@@ -293,14 +295,14 @@ def _plain_documents(name: str, lines: Iterable[str], form: Lines) -> Iterator[D
 
 
 def _bounded(name: str, lines: Iterable[str], form: Lines) -> Iterator[str]:
-    """The lines. Raises ValueError where a document grows over MAX_DOCUMENT."""
+    """The lines. Raises ValueError at a document over MAX_DOCUMENT."""
     length = 0
     for number, line in enumerate(lines, 1):
         length = length + len(line) if line or form.document == "file" else 0
         if length > MAX_DOCUMENT:
             raise BertKerasError(
-                f"{name}, line {number}: the document so far has over {MAX_DOCUMENT:,} characters, and is in memory as a whole; "
-                "put blank lines between documents, or give lines=document where each is one."
+                f"{name}, line {number}: the document has over {MAX_DOCUMENT:,} characters, and must fit in memory; separate "
+                "documents by blank lines, or give lines=document if each line is a document."
             )
         yield line
 
@@ -329,7 +331,7 @@ def _tfds_documents(name: str, split: str) -> Iterator[Document]:
     if field is None:
         there = ", ".join(strings) or "none"
         raise BertKerasError(
-            f"{name} has no field {TFDS_TEXT!r}, its strings are {there}; write the text to files."
+            f"{name} has no field {TFDS_TEXT!r}; its string fields are {there}; write the text to files."
         )
     for number, example in enumerate(examples.as_numpy_iterator(), 1):
         try:
@@ -341,158 +343,5 @@ def _tfds_documents(name: str, split: str) -> Iterator[Document]:
         yield [line for raw in text.split("\n") if (line := raw.strip())]
 
 
-# -----------------------------------------------------------------------------------------------------------
-# MediaWiki
-
-ARTICLES = 0  # the namespace of articles
-_FILES = ("file", "image", "category")  # how any wiki may call these namespaces, beside its own names
-_INTERLANGUAGE = re.compile(r"[a-z]{2,3}(-[a-z-]+)?:")
-_SWITCH = re.compile(r"__[A-Z]+__")  # such as __NOTOC__
-_LIST = "\0"  # marks a line of a list
-# Tags whose text is part of the sentence; what stands in others (tables, references, galleries, formulas) is left out.
-INLINE = frozenset(
-    "b i em strong small big span sub sup u s del ins abbr cite q code tt var div p center blockquote".split()
-)
-
-
-class _Dump:
-    """The bytes of a dump. Raises ValueError where no revision ends within MAX_REVISION_BYTES: the parser keeps it whole."""
-
-    _END = b"</revision>"
-
-    def __init__(self, name: str, stream: BinaryIO) -> None:
-        self._name, self._stream = name, stream
-        self._since, self._before, self._plain = 0, b"", True
-
-    def read(self, size: int = -1) -> bytes:
-        chunk = self._stream.read(size)
-        seen = self._before + chunk
-        # In a comment or in CDATA, which no dump has, the mark would end nothing.
-        self._plain &= b"<!" not in seen
-        at = seen.rfind(self._END) if self._plain else -1
-        self._since = len(seen) - at if at >= 0 else self._since + len(chunk)
-        if self._since > MAX_REVISION_BYTES:
-            raise BertKerasError(
-                f"{self._name}: a revision has over {MAX_REVISION_BYTES:,} bytes; wanted at most that for an article."
-            )
-        self._before = seen[-len(self._END) :]
-        return chunk
-
-
-def _wiki_documents(name: str, stream: BinaryIO) -> Iterator[Document]:
-    """Articles of a dump, their paragraphs; redirects have none."""
-    try:
-        import mwxml
-    except ImportError as error:
-        raise MissingPackageError(
-            f"{name} is a MediaWiki dump; pip install 'bert-keras[wikipedia]'."
-        ) from error
-    bad = (xml.etree.ElementTree.ParseError, mwxml.errors.MalformedXML, AssertionError, AttributeError)
-    for text, elsewhere in _articles(name, stream, mwxml.Dump, (*bad, TypeError, ValueError)):
-        yield wiki_paragraphs(text, elsewhere=elsewhere.union(_FILES))
-
-
-def _articles(
-    name: str, stream: BinaryIO, parser: Any, bad: tuple[type[Exception], ...]
-) -> Iterator[tuple[str, set[str]]]:
-    """The text of each article, and the namespaces that are no articles."""
-    try:
-        dump = parser.from_file(_Dump(name, stream))
-        elsewhere = {
-            str(space.name).casefold() for space in dump.site_info.namespaces or () if space.id != ARTICLES
-        }
-        for page in dump:
-            if page.namespace == ARTICLES and not page.redirect:
-                text = ""
-                for revision in page:  # the last is the newest
-                    text = revision.text or ""
-                yield text, elsewhere
-    except BertKerasError:
-        raise
-    except bad as error:
-        reason = str(error) or "its root is no mediawiki"  # of which mwxml only asserts
-        raise BertKerasError(f"{name} is no MediaWiki dump ({reason}); fetch it again.") from error
-
-
-def wiki_paragraphs(text: str, *, elsewhere: Iterable[str] = _FILES) -> list[str]:
-    """Text passages of an article: no lists, tables, headers, templates or references (Devlin et al. 2019, sec. 3.1).
-
-    elsewhere: namespaces, in lower case, that a link may name; a link there is no text
-    """
-    import mwparserfromhell
-
-    found = _SWITCH.sub("", _text_of(mwparserfromhell.parse(text), frozenset(elsewhere)))
-    lines = (" ".join(line.split()) for line in found.splitlines())
-    return [line for line in lines if line and not line.startswith(_LIST)]
-
-
-def _text_of(code: Any, elsewhere: frozenset[str]) -> str:
-    """What a reader sees of parsed wikitext, a list's items marked."""
-    from mwparserfromhell import nodes
-
-    def link(node: Any) -> str:
-        namespace, colon, _ = str(node.title).strip().partition(":")
-        if colon and (
-            namespace.strip().casefold() in elsewhere or _INTERLANGUAGE.fullmatch(namespace + colon)
-        ):
-            return ""
-        return _text_of(node.text, elsewhere) if node.text is not None else str(node.title).lstrip(":")
-
-    def tag(node: Any) -> str:
-        if str(node.tag) in ("li", "dt", "dd"):
-            return _LIST
-        inline = str(node.tag).lower() in INLINE and node.contents is not None
-        return _text_of(node.contents, elsewhere) if inline else "\n" if str(node.tag) == "br" else ""
-
-    shown: dict[type, Callable[[Any], str]] = {
-        nodes.Text: lambda node: node.value,
-        # Numbers that are no character, &#xD800;, become "?".
-        nodes.HTMLEntity: lambda node: node.normalize().encode("utf-8", "replace").decode(),
-        nodes.ExternalLink: lambda node: _text_of(node.title, elsewhere) if node.title else "",
-        nodes.Wikilink: link,
-        nodes.Tag: tag,
-    }
-    return "".join(shown[type(node)](node) for node in code.nodes if type(node) in shown)
-
-
-# -----------------------------------------------------------------------------------------------------------
-# Sentences
-
-_BREAK = re.compile(r"([.!?…]+)[\"'”’»)\]]*\s+|[。！？]+[」』”’）]*\s*")
-_OPENING = "\"'“‘«([¿¡—- "
-_FIRST = re.compile(f"[{re.escape(_OPENING)}]*(.?)", re.DOTALL)
-ABBREVIATIONS = frozenset(
-    "adm al approx ave bros capt cf ch col corp cpl dept dr ed eq est fig figs fr gen gov hon inc jr lt ltd maj messrs mr "
-    "mrs ms mt no nos op pp pres prof pt rep rev sec sen sgt sr st supt viz vol vols vs".split()
-)
-
-
 def _whole(line: str) -> list[str]:
     return [line]
-
-
-def split_sentences(paragraph: str) -> list[str]:
-    """Sentences of a paragraph, by a rule of a few lines; joined by spaces they are the paragraph again.
-
-    A sentence ends at `.`, `!`, `?` or `…`, with the quotes and brackets that close it, where space follows and then no
-    lower-case letter; or at `。`, `！` or `？`. A single full stop ends none after one of ABBREVIATIONS, a single
-    capital ("J.") or a word with a full stop inside ("U.S.").
-    """
-    found, start = [], 0
-    for match in _BREAK.finditer(paragraph):
-        stops = match[1]
-        following = _FIRST.match(paragraph, match.end())[1] if stops else ""  # type: ignore[index]
-        word = max(start, paragraph.rfind(" ", start, match.start()) + 1)
-        if following.islower() or (stops == "." and _abbreviates(paragraph[word : match.start()])):
-            continue
-        found.append(paragraph[start : match.end()].strip())
-        start = match.end()
-    return [sentence for sentence in (*found, paragraph[start:].strip()) if sentence]
-
-
-def _abbreviates(word: str) -> bool:
-    """Whether a full stop after this word belongs to it."""
-    word = word.lstrip(_OPENING)
-    return (
-        word.casefold() in ABBREVIATIONS or "." in word or (len(word) == 1 and word.isupper() and word != "I")
-    )

@@ -1,55 +1,43 @@
-"""Pre-training: text or files of instances in; a run directory out, which fine-tuning starts from.
+"""Pre-training: text or files of instances in; a run directory out, from which fine-tuning starts.
 
-    documents -> tasks/pretraining/instances.py ----
-                                        |-> label(objectives) -> Pretrainer.fit -> RUN
-    TFRecord files -> tasks/pretraining/records.py -
+    documents -> tasks/pretraining/stream.py -------
+                                                   |-> label(objectives) -> Pretrainer.fit -> RUN
+    TFRecord files -> tasks/pretraining/read_records.py
 
-A recipe is a row of RECIPES: its objectives, and settings of the model, the instances, the masks and the training in one flat
-namespace, `SETTINGS`. The batch of a step is a function of the seed and the step alone.
+A recipe is a row of RECIPES: its objectives, and settings of model, instances, masks and training in one flat namespace,
+`SETTINGS`. The batch of a step is a function of the seed and the step alone.
 
-RUN is `config.json`, `vocab.txt`, `model.safetensors` with the heads, `task.json` (fill-mask, where a head can), `results.json`
-(measures, baselines, history), `curves.png`, `logs/` for TensorBoard and `checkpoints/`
-(tasks/training/saver.py). ELECTRA's generator has such a folder inside: `generator/`.
+RUN is `config.json`, `vocab.txt`, `model.safetensors` with the heads, `task.json` (fill-mask, where a head can fill masks),
+`results.json` (measures, baselines, history), `curves.png`, `logs/` for TensorBoard and `checkpoints/`
+(tasks/training/saver.py). ELECTRA's generator has a folder of this form inside: `generator/`.
 """
 
 import dataclasses
 import functools
-import itertools
 import json
 import math
 import pathlib
-import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import keras
-import numpy as np
 import tensorflow as tf
 
 from bert_keras import checkpoints
 from bert_keras.config import BertConfig
 from bert_keras.encoder import BertEncoder
 from bert_keras.errors import BertKerasError
-from bert_keras.features import INPUT_MASK
-from bert_keras.objectives import (
-    ElectraPretrainer,
-    MaskedLM,
-    Objective,
-    Pretrainer,
-    ReplacedTokens,
-    generator_config,
-)
+from bert_keras.objectives import Objective
 from bert_keras.paths import path_of
+from bert_keras.pretrainers import Pretrainer, pretrainer_of
 from bert_keras.text.masking import Pieces
 from bert_keras.text.preprocessing import Preprocessor, pad_batches
 from bert_keras.text.tokenizer import Tokenizer
 from tasks.fill_mask import FillMask
 from tasks.folders import Folder
-from tasks.pretraining.instances import Segmenter, Text
-from tasks.pretraining.recipes import OBJECTIVES, OPTIMIZERS, PretrainHparams, Recipe
-from tasks.pretraining.records import (
-    RecordFiles,
-)
+from tasks.pretraining.monitor import Prepared, PretrainingMonitor
+from tasks.pretraining.read_records import RecordFiles
+from tasks.pretraining.recipes import OPTIMIZERS, PretrainHparams, Recipe
 from tasks.pretraining.sources import (
     HELD_OUT_SEED,
     Documents,
@@ -58,48 +46,47 @@ from tasks.pretraining.sources import (
     batches_of,
     check_data,
 )
+from tasks.pretraining.stream import Segmenter, Text
 from tasks.training.identity import digest_of_tensors
-from tasks.training.loop import LOGS, RUN, check_save_every, train
-from tasks.training.plan import Monitor, Plan, Stage
-from tasks.training.run import FILES, check_sizes, digests, save_task, save_weights
-from tasks.training.strategies import drawing_from, rows_for, strategy
+from tasks.training.loop import RUN, check_save_every, train
+from tasks.training.plan import Plan, Stage
+from tasks.training.run import check_sizes, save_task, save_weights
+from tasks.training.strategies import rows_for, strategy
 
-CURVES, GENERATOR, SNAPSHOTS = "curves.png", "generator", "snapshots"
-SAMPLE = 1000  # instances that are looked at before training
-SAMPLE_BYTES = 200_000  # of text that they are made of, at least
 HELD_OUT_BATCH = 32
-HELD_OUT_BATCH = 32
-LONG_STEP = 2.0  # in learning rates: longer steps are warned of
+LONG_STEP = 2.0  # in learning rates: longer updates are warned of
 
 
-class _CountsTokens(Pretrainer):
-    """A Pretrainer that logs how many tokens it read, padding not counted."""
+@dataclasses.dataclass(frozen=True)
+class _Start:
+    """Initial weights: the checkpoint, and those of a Pretrainer's `companions` in folders inside it."""
 
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
-        super().__init__(*args, **kwargs)
-        self.tokens = keras.metrics.Sum(name="tokens")
+    checkpoint: checkpoints.Checkpoint | None
+    companions: Mapping[str, checkpoints.Checkpoint]
 
-    def compute_metrics(self, x: Any, y: Any, y_pred: Any, sample_weight: Any = None) -> dict[str, Any]:
-        self.tokens.update_state(x[INPUT_MASK])
-        return super().compute_metrics(x, y, y_pred, sample_weight)
+    @property
+    def config(self) -> BertConfig | None:
+        """The checkpoint's configuration."""
+        return None if self.checkpoint is None else self.checkpoint.config
+
+    def about(self) -> dict[str, Any]:
+        """Digests of the tensors."""
+        found = {name: digest_of_tensors(one.tensors) for name, one in self.companions.items()}
+        return {"checkpoint": self.checkpoint and digest_of_tensors(self.checkpoint.tensors), **found}
 
 
-class _Electra(_CountsTokens, ElectraPretrainer):
-    pass
+def _read_start(given: str | pathlib.Path | checkpoints.Checkpoint | None, recipe: Recipe) -> _Start:
+    if given is None or isinstance(given, checkpoints.Checkpoint):
+        return _Start(given, {})
+    names = (name for name in pretrainer_of(recipe.kinds).companions if (path_of(given) / name).is_dir())
+    return _Start(checkpoints.read(given), {name: checkpoints.read(path_of(given) / name) for name in names})
 
 
-def _model(recipe: Recipe, config: BertConfig, objectives: Sequence[Objective]) -> Pretrainer:
-    """Compiled, model and optimizer built; make it in the strategy's scope."""
+def _build(recipe: Recipe, config: BertConfig, objectives: Sequence[Objective]) -> Pretrainer:
+    """A compiled model, with its optimizer built; call it in the strategy's scope."""
     hparams = recipe.hparams
-    wanted = tuple(dict.fromkeys(one.reads for one in objectives))
-    encoder = BertEncoder(config, outputs=wanted)
-    if "replaced_token" in recipe.objectives:
-        masked_lm = next(one for one in objectives if isinstance(one, MaskedLM))
-        generator = generator_config(config, share=hparams.generator_share)
-        weight = hparams.replaced_weight
-        model: Pretrainer = _Electra(encoder, masked_lm, generator=generator, replaced_weight=weight)
-    else:
-        model = _CountsTokens(encoder, objectives)
+    encoder = BertEncoder(config, outputs=tuple(dict.fromkeys(one.reads for one in objectives)))
+    model = pretrainer_of(recipe.kinds).of(encoder, objectives, count_tokens=True)
     optimizer = OPTIMIZERS[hparams.optimizer](
         hparams.schedule(),
         weight_decay=hparams.weight_decay,
@@ -108,24 +95,40 @@ def _model(recipe: Recipe, config: BertConfig, objectives: Sequence[Objective]) 
         bias_correction=hparams.bias_correction,
     )
     optimizer.build(model.trainable_variables)
-    # XLA is no gain on CPU, and fails under MirroredStrategy.
+    # XLA is not faster on CPU, and fails under MirroredStrategy.
     model.compile(optimizer, jit_compile=False)
     return model
 
 
+def _assign(start: _Start, model: Pretrainer) -> list[str]:
+    """Assigns the initial weights; returns lines for a person."""
+    if start.checkpoint is None:
+        return []
+    lines = []
+    if start.checkpoint.tensors:
+        heads = _heads(model, model.encoder)
+        report = checkpoints.assign(start.checkpoint, model.encoder, fresh=("pooler", *heads), **heads)
+        lines.append(str(report))
+    for name in model.companions:
+        encoder = getattr(model, name)
+        if name in start.companions:
+            checkpoints.assign(start.companions[name], encoder, **_heads(model, encoder))
+        else:
+            lines.append(f"the {name} is randomly initialized: the checkpoint has no {name}/")
+    return lines
+
+
 def _heads(model: Pretrainer, encoder: BertEncoder) -> dict[str, keras.layers.Layer]:
-    """The heads that stand on this encoder."""
+    """The heads that read this encoder."""
     return {name: head for name, head in model.heads.items() if model.encoders[name] is encoder}
 
 
 def _save(
     path: pathlib.Path, model: Pretrainer, preprocess: Preprocessor, *, start: checkpoints.Checkpoint | None
 ) -> None:
-    """A run directory's weights, and the generator's where there is one; poolers only where they are not random."""
-    encoders = {path: model.encoder}
-    if isinstance(model, ElectraPretrainer):
-        encoders[path / GENERATOR] = model.generator
-    masked = any(isinstance(one, MaskedLM) for one in model.objectives)
+    """Writes the weights of a run directory and of its companions, without poolers that are still random."""
+    encoders = {path: model.encoder, **{path / name: getattr(model, name) for name in model.companions}}
+    fills_masks = {one.name for one in model.objectives if one.fills_masks}
     for folder, encoder in encoders.items():
         heads = _heads(model, encoder)
         known = encoder.pooler.trainable or (
@@ -133,160 +136,12 @@ def _save(
         )
         without = () if known else ("pooler",)
         save_weights(folder, preprocess.tokenizer, encoder, heads, without=without)
-        if masked and MaskedLM.name in heads:
+        if fills_masks & {*heads}:
             save_task(folder, FillMask(), preprocess)
 
 
-class PretrainingMonitor(Monitor):
-    """Logs, measures the held-out instances and keeps snapshots.
-
-    history: a row for each time something was logged: step, rate, tokens_per_second, measures; those of the held-out
-        instances have `held_out_` before their names
-    """
-
-    def __init__(
-        self,
-        path: pathlib.Path,
-        *,
-        plan: "_Prepared",
-        log: Callable[[str], None],
-        verbose: int | str,
-    ) -> None:
-        super().__init__()
-        self._path, self._plan = path, plan
-        self._log_line = log if verbose == 2 else lambda line: None
-        self._writer = tf.summary.create_file_writer(str(path / LOGS))
-        self.history: list[dict[str, float]] = []
-        self.step = 0
-        self._phase = 0
-        self._since = time.monotonic()
-
-    def begin(self, stage: int, step: int) -> None:
-        self._phase, self.step = stage, step
-        self._since = time.monotonic()
-
-    def memory(self) -> Any:
-        """The rows, and what makes it cheap to read on from this step."""
-        phase = next(phase for phase in self._plan.source.phases if self.step <= phase.end)
-        read = (self.step - phase.start) * self._plan.hparams.batch_size
-        return self.history, self._plan.source.place(read)
-
-    def recall(self, memory: Any) -> None:
-        self.history, self._plan.place = memory
-
-    def on_train_batch_end(self, batch: int, logs: dict[str, float] | None = None) -> None:
-        hparams, held_out = self._plan.hparams, self._plan.held_out[self._phase]
-        self.step += 1
-        last = batch + 1 == self.params["steps"]  # of the phase
-        evaluates = held_out is not None and (last or self.step % hparams.eval_every == 0)
-        if last or evaluates or self.step % hparams.log_every == 0:
-            self._log({name: float(value) for name, value in (logs or {}).items()})
-            if held_out is not None and evaluates:
-                self._evaluate(held_out)
-            self.model.reset_metrics()
-            self._since = time.monotonic()
-        if self.step in self._plan.snapshots:
-            self._plan.save(self._path / SNAPSHOTS / str(self.step))
-
-    def _log(self, measures: dict[str, float]) -> None:
-        seconds = time.monotonic() - self._since
-        rate = float(self._plan.hparams.schedule()(self.step - 1))
-        tokens = measures.pop("tokens")
-        self._add({"learning_rate": rate, "tokens_per_second": tokens / seconds, **measures})
-
-    def _add(self, measures: dict[str, float]) -> None:
-        self.history.append({"step": self.step, **measures})
-        figures = (f"{name} {value:.4g}" for name, value in measures.items())
-        self._log_line(f"step {self.step:,}: {', '.join(figures)}")
-        with self._writer.as_default():
-            for name, value in measures.items():
-                tf.summary.scalar(name, value, step=self.step)
-
-    def _evaluate(self, held_out: tf.data.Dataset) -> None:
-        """With the same random draws each time, and none of the training's."""
-        with drawing_from(self.model, HELD_OUT_SEED % 2**16):
-            measures = self.model.evaluate(held_out, verbose=0, return_dict=True)
-        measures.pop("tokens")
-        self._add({f"held_out_{name}": float(value) for name, value in measures.items()})
-
-    def results(self) -> Mapping[str, Any]:
-        plan = self._plan
-        plan.save(self._path)
-        evaluated = [
-            (batches, objectives)
-            for batches, objectives in zip(plan.held_out, plan.objectives, strict=True)
-            if batches is not None
-        ]
-        draw_curves(self.history, self._path / CURVES)
-        return {
-            "measures": dict(itertools.chain.from_iterable(row.items() for row in self.history)),
-            "majority_baselines": _baselines(*evaluated[-1])
-            if evaluated
-            else {},  # of the last phase that has them
-            "history": self.history,
-            "strategy": plan.strategy_name,
-            "settings": plan.identity,
-            FILES: digests(self._path),
-        }
-
-
-@dataclasses.dataclass(kw_only=True)
-class _Prepared:
-    """What a pre-training's monitor and stages share.
-
-    objectives, held_out: by phase
-    place: where the source reads on, for the first stage that runs
-    """
-
-    source: Source
-    hparams: PretrainHparams
-    objectives: Sequence[Sequence[Objective]]
-    held_out: Sequence[tf.data.Dataset | None]
-    snapshots: Sequence[int]
-    save: Callable[[pathlib.Path], None]
-    strategy_name: str
-    identity: Mapping[str, Any]
-    place: Sequence[int] | None = None
-
-
-def _baselines(batches: Iterable[Any], objectives: Sequence[Objective]) -> dict[str, float]:
-    """The accuracy of always answering what is commonest, for every objective whose labels do not depend on the model."""
-    counts: dict[str, dict[int, float]] = {}
-    for _, labels, weights in batches:
-        for one in objectives:
-            if isinstance(one, ReplacedTokens):
-                continue
-            found = counts.setdefault(one.name, {})
-            asked = labels[one.name].numpy()[weights[one.name].numpy() > 0]
-            for value, count in zip(*np.unique(asked, return_counts=True), strict=True):
-                found[int(value)] = found.get(int(value), 0) + int(count)
-    return {f"{name}_accuracy": max(found.values()) / sum(found.values()) for name, found in counts.items()}
-
-
-def draw_curves(history: Sequence[Mapping[str, float]], path: pathlib.Path) -> None:
-    """Loss and accuracy of training and of the held-out instances over the steps, as a picture."""
-    from matplotlib.figure import Figure  # slow to import
-
-    figure = Figure(figsize=(10, 4), layout="constrained")
-    measures = [
-        [name for name in dict.fromkeys(itertools.chain(*history)) if name.endswith(ending)]
-        for ending in ("_loss", "_accuracy")
-    ]
-    for axes, names, title in zip(figure.subplots(1, 2), measures, ("loss", "accuracy"), strict=True):
-        for name in names:
-            rows = [row for row in history if name in row]
-            style = "o--" if name.startswith("held_out_") else "-"
-            axes.plot(
-                [row["step"] for row in rows], [row[name] for row in rows], style, markersize=3, label=name
-            )
-        axes.set(xlabel="step", title=title)
-        axes.grid(alpha=0.3)
-        axes.legend(fontsize="small")
-    figure.savefig(path, dpi=120)
-
-
 def check_replicas(hparams: PretrainHparams, distribution: tf.distribute.Strategy) -> None:
-    """Raises ValueError where the replicas do not divide a batch."""
+    """Raises ValueError where the number of replicas does not divide the batch size."""
     replicas = distribution.num_replicas_in_sync
     if hparams.batch_size % replicas:
         raise BertKerasError(
@@ -304,12 +159,12 @@ def _source(
     segment: Segmenter | None,
 ) -> Source:
     if (documents is None) == (records is None):
-        raise BertKerasError("give documents or records, one of the two.")
+        raise BertKerasError("give either documents or records.")
     if documents is not None:
         return Documents(documents, held_out, recipe=recipe, tokenizer=tokenizer, segment=segment)
     assert records is not None
     if segment is not None:
-        raise BertKerasError("records are made of words already; give segment where they are written.")
+        raise BertKerasError("segment applies only to text; give segment where the records are written.")
     sets = [records] if isinstance(records, str | pathlib.Path) else records
     return RecordFileSource(sets, held_out, recipe=recipe, tokenizer=tokenizer)
 
@@ -323,7 +178,7 @@ def _held_out(
     hparams: PretrainHparams,
     multiple_of: int = 1,
 ) -> tf.data.Dataset | None:
-    """Batches to evaluate on, padded to a multiple of so many rows, or None where nothing is held out."""
+    """Evaluation batches, padded to a multiple of some rows; None where nothing is held out."""
     instances = source.held_out(phase)
     if instances is None:
         return None
@@ -340,27 +195,16 @@ def _held_out(
         count = sum(1 for _ in batches)
     if not count:
         raise BertKerasError(
-            "nothing held out gives an instance; hold out more, or documents of several lines each, ended by a blank line."
+            "the held-out data gives no instance; hold out more, or documents of several lines, separated by blank lines."
         )
     return batches.apply(tf.data.experimental.assert_cardinality(count))
 
 
-def _read_start(
-    checkpoint: str | pathlib.Path | checkpoints.Checkpoint | None, recipe: Recipe
-) -> tuple[checkpoints.Checkpoint | None, checkpoints.Checkpoint | None]:
-    """The checkpoint to start from, and the one of an ELECTRA's generator that a run has beside it."""
-    if checkpoint is None or isinstance(checkpoint, checkpoints.Checkpoint):
-        return checkpoint, None
-    beside = path_of(checkpoint) / GENERATOR
-    wanted = "replaced_token" in recipe.objectives and beside.is_dir()
-    return checkpoints.read(checkpoint), checkpoints.read(beside) if wanted else None
-
-
 def _tokenizer(given: Tokenizer | None, start: checkpoints.Checkpoint | None) -> Tokenizer:
-    """The one to train with. Raises ValueError where there is none, or the checkpoint's own is another."""
+    """The tokenizer to train with. Raises ValueError without one, and where it differs from the checkpoint's."""
     if given is None:
         if start is None:
-            raise BertKerasError("there is no tokenizer and no checkpoint that has one; give a vocabulary.")
+            raise BertKerasError("there is neither a tokenizer nor a checkpoint with one; give a vocabulary.")
         return checkpoints.tokenizer_of(start)
     if start is None or (start.vocabulary is None and start.sentencepiece is None):
         return given
@@ -369,14 +213,45 @@ def _tokenizer(given: Tokenizer | None, start: checkpoints.Checkpoint | None) ->
     )
     if given.digest != own.digest:
         raise BertKerasError(
-            "the checkpoint's own vocabulary is another, and its weights are of that; leave the vocabulary out."
+            "the checkpoint has another vocabulary, on which its weights depend; leave the vocabulary out."
         )
     if given.lower_case != own.lower_case:
         raise BertKerasError(
-            f"the checkpoint's tokenizer has lower_case={own.lower_case}, the one given {given.lower_case}; leave the "
+            f"the checkpoint's tokenizer has lower_case={own.lower_case}, the given one {given.lower_case}; leave the "
             "vocabulary out."
         )
     return given
+
+
+def _check_lengths(config: BertConfig, lengths: Iterable[int], *, tokenizer: Tokenizer) -> None:
+    for length in lengths:
+        check_sizes(config, vocab_size=tokenizer.vocab_size, seq_length=length)
+
+
+def _check_snapshots(snapshots: Sequence[int], hparams: PretrainHparams) -> None:
+    if wrong := [step for step in snapshots if not 1 <= step <= hparams.steps]:
+        raise BertKerasError(f"snapshots has {wrong[0]}; give steps from 1 to {hparams.steps}.")
+
+
+def _check_phases(
+    source: Source, objectives: Sequence[Sequence[Objective]], *, config: BertConfig, batch_size: int
+) -> list[str]:
+    """Warnings about every phase's data. Raises ValueError on data that cannot be trained on."""
+    return [
+        line
+        for phase, those in enumerate(objectives)
+        for line in check_data(source, phase, objectives=those, config=config, batch_size=batch_size)
+    ]
+
+
+def _warn_of_long_steps(hparams: PretrainHparams) -> list[str]:
+    if (longest := hparams.longest_step()) <= LONG_STEP:
+        return []
+    return [
+        f"warning: updates may be {longest:.1f}x the learning rate in a warm-up of {hparams.warmup_steps:,} steps without bias "
+        "correction, and a masked LM may learn no more than token frequencies; set bias_correction=true, or a larger "
+        "warmup_proportion"
+    ]
 
 
 def plan_pretraining(
@@ -391,103 +266,83 @@ def plan_pretraining(
     snapshots: Sequence[int] = (),
     strategy_name: str = "one",
 ) -> Plan:
-    """Reads and checks everything, builds the model, and trains nothing.
-
-    Arguments and errors: those of `pretrain`
-    """
+    """Reads and checks everything and builds the model, without training. Arguments and errors: those of `pretrain`."""
     hparams, distribution = recipe.hparams, strategy(strategy_name)
     check_replicas(hparams, distribution)
-    if wrong := [step for step in snapshots if not 1 <= step <= hparams.steps]:
-        raise BertKerasError(f"snapshots has {wrong[0]}; give steps from 1 to {hparams.steps}.")
-    start, generator = _read_start(checkpoint, recipe)
-    tokenizer = _tokenizer(tokenizer, start)
-    config = recipe.config(vocab_size=tokenizer.vocab_size, source=None if start is None else start.config)
-    if documents is not None:  # which are read as a whole, once, by _source
-        for length, _ in hparams.phases:
-            check_sizes(config, vocab_size=tokenizer.vocab_size, seq_length=length)
+    _check_snapshots(snapshots, hparams)
+    start = _read_start(checkpoint, recipe)
+    tokenizer = _tokenizer(tokenizer, start.checkpoint)
+    config = recipe.config(vocab_size=tokenizer.vocab_size, source=start.config)
+    if documents is not None:  # before _source reads the whole text
+        _check_lengths(config, [length for length, _ in hparams.phases], tokenizer=tokenizer)
     source = _source(documents, records, held_out, recipe=recipe, tokenizer=tokenizer, segment=segment)
-    for phase in source.phases:
-        check_sizes(config, vocab_size=tokenizer.vocab_size, seq_length=phase.seq_length)
+    lengths = [phase.seq_length for phase in source.phases]
+    _check_lengths(config, lengths, tokenizer=tokenizer)
+    objectives = [recipe.objectives_for(length, pieces=Pieces.of(tokenizer)) for length in lengths]
+    lines = [
+        *_check_phases(source, objectives, config=config, batch_size=hparams.batch_size),
+        *_warn_of_long_steps(hparams),
+    ]
+    evaluate_on = functools.partial(
+        _held_out,
+        source,
+        vocab_size=config.vocab_size,
+        hparams=hparams,
+        multiple_of=rows_for(distribution, HELD_OUT_BATCH),
+    )
+    held = [evaluate_on(phase, objectives=those) for phase, those in enumerate(objectives)]
+    keras.utils.set_random_seed(hparams.seed)
+    with distribution.scope():
+        model = _build(recipe, config, objectives[0])
+        lines += _assign(start, model)
+    preprocess = Preprocessor(tokenizer, seq_length=lengths[-1])
+    prepared = Prepared(
+        source=source,
+        hparams=hparams,
+        objectives=objectives,
+        held_out=held,
+        snapshots=snapshots,
+        save=functools.partial(_save, model=model, preprocess=preprocess, start=start.checkpoint),
+        strategy_name=strategy_name,
+        identity=_identity(recipe, config, tokenizer, segment=segment)
+        | source.about
+        | start.about()
+        | {"snapshots": list(snapshots), "strategy": strategy_name},
+    )
+    return _plan(prepared, model, lines, vocab_size=config.vocab_size)
+
+
+def _identity(
+    recipe: Recipe, config: BertConfig, tokenizer: Tokenizer, *, segment: Segmenter | None
+) -> dict[str, Any]:
+    """The settings that decide the result, beside data, checkpoint, snapshots and strategy; plain JSON."""
     about = {
         "objectives": list(recipe.objectives),
-        **{name: value for name, value in sorted(recipe.all_settings.items())},
+        **dict(sorted(recipe.all_settings.items())),
         "config": config.to_dict(),
         "vocabulary": tokenizer.digest,
         "lower_case": tokenizer.lower_case,
         "segmenter": segment is not None,
-        **source.about,
-        "checkpoint": start and digest_of_tensors(start.tensors),
-        **({} if generator is None else {"generator": digest_of_tensors(generator.tensors)}),
-        "snapshots": list(snapshots),
-        "strategy": strategy_name,
     }
-    settings = json.loads(json.dumps(about))  # as they are read again
-    pieces = Pieces.of(tokenizer)
-    asked = [
-        [OBJECTIVES[name](pieces, recipe.masking(phase.seq_length)) for name in recipe.objectives]
-        for phase in source.phases
-    ]
-    held, lines = [], list[str]()
-    for i, objectives in enumerate(asked):
-        for line in check_data(
-            source, i, objectives=objectives, config=config, batch_size=hparams.batch_size
-        ):
-            lines.append(line)
-        held.append(
-            _held_out(
-                source,
-                i,
-                objectives=objectives,
-                vocab_size=config.vocab_size,
-                hparams=hparams,
-                multiple_of=rows_for(distribution, HELD_OUT_BATCH),
-            )
-        )
+    return dict(json.loads(json.dumps(about)))
 
-    if (longest := hparams.longest_step()) > LONG_STEP:
-        lines.append(
-            f"warning: in a warm-up of {hparams.warmup_steps:,} steps, steps of AdamW without bias correction are up to "
-            f"{longest:.1f} times as long as learning_rate says, where a masked LM may learn no more than how common each "
-            "piece is; set bias_correction=true, or a larger warmup_proportion"
-        )
-    keras.utils.set_random_seed(hparams.seed)
-    with distribution.scope():
-        model = _model(recipe, config, asked[0])
-        if start is not None and start.tensors:
-            heads = _heads(model, model.encoder)
-            lines.append(str(checkpoints.assign(start, model.encoder, fresh=("pooler", *heads), **heads)))
-        if generator is not None:
-            assert isinstance(model, ElectraPretrainer)
-            checkpoints.assign(generator, model.generator, **_heads(model, model.generator))
-        elif start is not None and isinstance(model, ElectraPretrainer):
-            lines.append(f"the generator starts at random: the checkpoint has no {GENERATOR}/")
-    preprocess = Preprocessor(tokenizer, seq_length=source.phases[-1].seq_length)
-    prepared = _Prepared(
-        source=source,
-        hparams=hparams,
-        objectives=asked,
-        held_out=held,
-        snapshots=snapshots,
-        save=functools.partial(_save, model=model, preprocess=preprocess, start=start),
-        strategy_name=strategy_name,
-        identity=settings,
-    )
-    count = sum(math.prod(one.shape) for one in model.trainable_variables)
-    lines.append(
-        f"pre-training {count:,} parameters, {hparams.steps:,} steps of {hparams.batch_size} instances"
-    )
+
+def _plan(prepared: Prepared, model: Pretrainer, lines: Sequence[str], *, vocab_size: int) -> Plan:
+    hparams, count = prepared.hparams, sum(math.prod(one.shape) for one in model.trainable_variables)
+    phases = range(len(prepared.source.phases))
     return Plan(
-        identity=settings,
+        identity=prepared.identity,
         model=model,
-        stages=[
-            _stage(prepared, number, vocab_size=config.vocab_size) for number in range(len(source.phases))
-        ],
+        stages=[_stage(prepared, number, vocab_size=vocab_size) for number in phases],
         monitor=functools.partial(PretrainingMonitor, plan=prepared),
-        lines=lines,
+        lines=[
+            *lines,
+            f"pre-training {count:,} parameters, {hparams.steps:,} steps of {hparams.batch_size} instances",
+        ],
     )
 
 
-def _stage(prepared: _Prepared, number: int, *, vocab_size: int) -> Stage:
+def _stage(prepared: Prepared, number: int, *, vocab_size: int) -> Stage:
     """The training of one phase."""
     source, hparams, phase = prepared.source, prepared.hparams, prepared.source.phases[number]
 
@@ -525,23 +380,22 @@ def pretrain(
     verbose: int | str = "auto",
     log: Callable[[str], None] = print,
 ) -> dict[str, Any]:
-    """Pre-trains by a recipe, or goes on with the unfinished run in `output`; returns what results.json says.
+    """Pre-trains by a recipe, or resumes the unfinished run in `output`; returns the content of results.json.
 
-    documents: a `Corpus`, or anything that gives documents anew at each iteration; or
-    records: a folder of `write_records` or TFRecord files; several for as many phases, whose lengths are those of the records
-    held_out: documents, or records, to evaluate on, or the share of the documents that are held out; with records of one length
-        only the phases of that length are evaluated
+    documents: a `Corpus`, or another iterable that can be read several times; or
+    records: a folder of `write_records`, or TFRecord files; several for as many phases, which take the lengths of the records
+    held_out: documents or records to evaluate on, or the fraction of the documents to hold out; records of one length evaluate
+        only the phases of that length
     tokenizer: None takes the checkpoint's
     segment: splits a line into words, for whole-word masking
-    checkpoint: what to start from, with the heads that it has, and of an ELECTRA's run with the generator; its configuration
-        counts, not the recipe's
-    save_every: steps between two saves, from which a killed run goes on
-    snapshots: steps after which the weights are kept in `snapshots/STEP`, too
-    verbose: 0 for silence, 1 for a progress bar, 2 for a line each time something is measured; "auto" is 1 in a terminal, else 2
+    checkpoint: initial weights with heads, and a generator from a run of ELECTRA; its configuration replaces the recipe's
+    save_every: steps between two saves, from which a killed run is resumed
+    snapshots: steps after which the weights are also written to `snapshots/STEP`
+    verbose: 0 for silence, 1 for a progress bar, 2 for a line for each log; "auto" is 1 in a terminal, else 2
     log: receives lines for a person
 
     Equal arguments give equal bits on one device where ops are deterministic, however often the run was killed.
-    Raises ValueError or FileNotFoundError, before any training, on data, sizes, settings or folders that cannot work.
+    Raises ValueError or FileNotFoundError, before any training, on wrong data, sizes, settings or folders.
     """
     check_save_every(save_every)
     Folder(output, RUN).check()

@@ -4,24 +4,19 @@ import dataclasses
 import math
 import types
 import typing
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 
 from bert_keras.config import BertConfig
 from bert_keras.errors import BertKerasError
-from bert_keras.objectives import (
-    LeftToRight,
-    MaskedLM,
-    Objective,
-    ReplacedTokens,
-    SentencePair,
-)
-from bert_keras.optimization import LAMB, AdamW, WarmupLinearDecay
+from bert_keras.objectives import LeftToRight, MaskedLM, Objective, ReplacedTokens, SentencePair
+from bert_keras.optimizers import LAMB, AdamW
+from bert_keras.schedules import WarmupLinearDecay
 from bert_keras.text.masking import Masking, Pieces
-from tasks.pretraining.instances import Settings as Sampling
-from tasks.task import check_settings
+from tasks.pretraining.samplers import Settings as Sampling
+from tasks.settings import check_settings
 
 OPTIMIZERS = {"adamw": AdamW, "lamb": LAMB}
 
@@ -100,8 +95,7 @@ class PretrainHparams:
         return [round(self.steps * sum(shares[: i + 1])) for i in range(count)]
 
 
-# The one namespace of settings: names to the class that has the field. A phase decides the length of instances, and with the
-# training's `max_predictions` that of masks, which the last class here overrides.
+# Setting -> the class that has the field. A phase sets `seq_length`; the last class here overrides `max_predictions` of Masking.
 FIELDS = {
     field.name: kind
     for kind in (BertConfig, Sampling, Masking, PretrainHparams)
@@ -115,7 +109,7 @@ SETTINGS = tuple(sorted({*FIELDS, *_SHORT}))
 
 
 def _typed(name: str, value: Any) -> Any:
-    """The value as its field wants it. Raises ValueError on another type."""
+    """The value in the type of its field. Raises ValueError on another type."""
     wanted = _SHORT.get(name, _TYPES.get(name))
     if name == "phases":
         try:
@@ -133,12 +127,12 @@ def _typed(name: str, value: Any) -> Any:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Recipe:
-    """How to pre-train.
+    """The objectives and settings of a pre-training.
 
-    objectives: keys of OBJECTIVES; with "replaced_token" the masked LM is learned by a generator beside the encoder
-    settings: by name, any of SETTINGS, where they differ from the defaults of their classes
-    changes: settings that a user gave; they count before `settings` and, where training starts from a checkpoint, alone decide
-        what of its configuration is another
+    objectives: keys of OBJECTIVES; with "replaced_token", a generator beside the encoder learns the masked LM
+    settings: any of SETTINGS, by name, that differ from the defaults of their classes
+    changes: the user's settings, which override `settings`. Where training starts from a checkpoint, only these override the
+        checkpoint's configuration
     """
 
     objectives: tuple[str, ...]
@@ -167,45 +161,58 @@ class Recipe:
 
     @property
     def all_settings(self) -> dict[str, Any]:
-        """The row's settings with the user's before them."""
+        """The recipe's settings, overridden by the user's."""
         return {**self.settings, **self.changes}
 
     @property
+    def kinds(self) -> tuple[type[Objective], ...]:
+        """The classes of the objectives."""
+        return tuple(OBJECTIVES[name] for name in self.objectives)
+
+    def objectives_for(self, seq_length: int, *, pieces: Pieces) -> list[Objective]:
+        """The objectives for texts of a length, their fields set by name from `pieces`, `masking` and `hparams`."""
+        known = {"pieces": pieces, "masking": self.masking(seq_length), **vars(self.hparams)}
+        return [
+            kind(**{field.name: known[field.name] for field in dataclasses.fields(kind)})  # type: ignore[arg-type]
+            for kind in self.kinds
+        ]
+
+    @property
     def hparams(self) -> PretrainHparams:
-        """How to train."""
+        """The settings of the training."""
         return PretrainHparams(**self._of(PretrainHparams, self.all_settings))
 
     def sampling(self, seq_length: int) -> Sampling:
-        """How instances of a length are made of documents; one pass is an epoch, since masks are new in each."""
+        """The settings of instances of a length; an epoch is one pass, since its masks are new."""
         return Sampling(**({"dupe_factor": 1} | self._of(Sampling, self.all_settings)), seq_length=seq_length)
 
     def masking(self, seq_length: int) -> Masking:
-        """How texts of a length are masked."""
+        """The masking of texts of a length."""
         made = Masking(**self._of(Masking, self.all_settings))
         most = self.hparams.max_predictions or max(1, math.ceil(made.share * seq_length))
         return dataclasses.replace(made, max_predictions=most)
 
     def config(self, *, vocab_size: int, source: BertConfig | None = None) -> BertConfig:
-        """The encoder's configuration: that of a checkpoint where there is one, else of `size`.
+        """The encoder's configuration: the checkpoint's if there is one, else that of `size`.
 
         Raises ValueError where both are given.
         """
         if source is not None:
             if "size" in self.changes:
-                raise BertKerasError("size is that of the checkpoint; leave one of the two out.")
+                raise BertKerasError("size and a checkpoint were given; leave one out.")
             return dataclasses.replace(source, **self._of(BertConfig, self.changes))
         fields = {"vocab_size": vocab_size} | self._of(BertConfig, self.all_settings)
         return BertConfig.named(self.all_settings.get("size", "base"), **fields)
 
 
-OBJECTIVES: dict[str, Callable[[Pieces, Masking], Objective]] = {
-    "masked_lm": lambda pieces, masking: MaskedLM(pieces=pieces, masking=masking),
-    "left_to_right": lambda pieces, masking: LeftToRight(),
-    "sentence_pair": lambda pieces, masking: SentencePair(),
-    "replaced_token": lambda pieces, masking: ReplacedTokens(),
+OBJECTIVES: dict[str, type[Objective]] = {
+    "masked_lm": MaskedLM,
+    "left_to_right": LeftToRight,
+    "sentence_pair": SentencePair,
+    "replaced_token": ReplacedTokens,
 }
 
-# Two phases: 128 positions for 90 % of the steps, 512 for the rest (Devlin et al. 2019, A.2), where at most 20 and 77 are asked.
+# Two phases: 128 positions for 90 % of the steps, 512 for the rest (Devlin et al. 2019, A.2), with at most 20 and 77 masks.
 RECIPES = {
     # Devlin et al. 2019, A.2: the defaults of PretrainHparams.
     "bert": Recipe(objectives=("masked_lm", "sentence_pair"), settings={}),
@@ -227,7 +234,7 @@ RECIPES = {
             "clip_norm": None,
             "bias_correction": True,
             "type_vocab_size": 1,
-            "position_offset": 1,  # as fairseq counts: from the id of padding on, which is 0 here and 1 there
+            "position_offset": 1,  # fairseq counts positions from the padding id, which is 1 there and 0 here
             "max_positions": 513,
             "activation": "gelu_erf",
             "norm_epsilon": 1e-5,
@@ -250,7 +257,7 @@ RECIPES = {
             "share_layers": True,
         },
     ),
-    # Clark et al. 2020, table 6 (small); google-research/electra configure_pretraining.py. 85 % hidden: its pretrain_helpers.py;
+    # Clark et al. 2020, table 6 (small); google-research/electra configure_pretraining.py. 85 % [MASK]: its pretrain_helpers.py;
     # the erf gelu: its modeling.py.
     "electra": Recipe(
         objectives=("masked_lm", "replaced_token"),

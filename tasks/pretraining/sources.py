@@ -1,4 +1,4 @@
-"""The instances of any step of a pre-training: from text, sampled anew in every epoch, or from TFRecord files."""
+"""The instances of any step of a pre-training: from text, sampled again in every epoch, or from TFRecord files."""
 
 import contextlib
 import dataclasses
@@ -14,33 +14,31 @@ import tensorflow as tf
 
 from bert_keras.config import BertConfig
 from bert_keras.errors import BertKerasError
-from bert_keras.features import INPUT_WORD_IDS, MASKED_LM_IDS, NEXT_SENTENCE_LABEL
+from bert_keras.features import INPUT_WORD_IDS, MASKED_LM_IDS
 from bert_keras.files import digest, digest_of_file
-from bert_keras.objectives import (
-    LeftToRight,
-    Objective,
-    SentencePair,
-    label,
-)
+from bert_keras.objectives import Objective, label
 from bert_keras.text.masking import Masking
 from bert_keras.text.tokenizer import Tokenizer
-from tasks.pretraining.instances import BEGINNING, SAMPLERS, Place, Segmenter, Text, shards, stream
-from tasks.pretraining.instances import Settings as Sampling
+from tasks.pretraining.manifest import read_manifest
+from tasks.pretraining.read_records import RecordFiles, listed, manifest_of, read_records
 from tasks.pretraining.recipes import FIELDS, Recipe
-from tasks.pretraining.records import (
-    LABEL_RATE_TOLERANCE,
-    RecordFiles,
-    check_batch,
+from tasks.pretraining.samplers import SAMPLERS
+from tasks.pretraining.samplers import Settings as Sampling
+from tasks.pretraining.stream import (
+    BEGINNING,
+    Place,
+    Segmenter,
+    Text,
     digest_of_documents,
-    listed,
-    manifest_of,
-    read_manifest,
-    read_records,
+    shards,
+    stream,
 )
 
-SAMPLE = 1000  # instances that are looked at before training
-SAMPLE_BYTES = 200_000  # of text that they are made of, at least
-HELD_OUT_SEED = 20181011  # of the held-out instances and masks, whatever the run's seed: runs can be compared
+SAMPLE = 1000  # instances that are checked before training
+SAMPLE_BYTES = 200_000  # the least text to sample them from
+HELD_OUT_SEED = (
+    20181011  # of held-out instances and masks, for every seed of a run, so that runs can be compared
+)
 
 
 class Phase(NamedTuple):
@@ -56,7 +54,7 @@ class Phase(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class Share:
-    """The documents of one side of a split by their own hash, so that the split is the same on every start."""
+    """The documents of one side of a split by hash, which is the same in every process."""
 
     documents: Iterable[Text]
     share: float
@@ -70,38 +68,38 @@ class Share:
 
 
 class Source:
-    """Where instances come from.
+    """The origin of instances.
 
     phases: of the training
-    about: what identifies the data
+    about: the identity of the data
     """
 
     phases: list[Phase]
     about: dict[str, Any]
 
     def train(self, phase: int, *, skip: int, place: Sequence[int] | None) -> tf.data.Dataset:
-        """A phase's instances without end, from the one numbered `skip`; `place` as it was returned for that number."""
+        """A phase's endless instances from number `skip` on; `place` is that of this number."""
         raise NotImplementedError
 
     def place(self, skip: int) -> Sequence[int] | None:
-        """What makes it cheap to start at that instance."""
+        """A hint that makes it cheap to start at that instance."""
         return None
 
     def sample(self, phase: int) -> tf.data.Dataset:
-        """Some of a phase's instances, or all where there are few."""
+        """A part of a phase's instances, or all of a few."""
         raise NotImplementedError
 
     def held_out(self, phase: int) -> tf.data.Dataset | None:
-        """Instances of a phase's length, always the same; None where there are none of it."""
+        """Instances of a phase's length, always the same; None without any of that length."""
         raise NotImplementedError
 
     def reading(self, phase: int | None, *, vocab_size: int) -> contextlib.AbstractContextManager[None]:
-        """Raises ValueError for what TensorFlow finds wrong as a phase's instances are read, or those held out (None)."""
+        """Raises ValueError for TensorFlow's errors in reading a phase's instances, or held-out instances (None)."""
         return contextlib.nullcontext()
 
 
 class Documents(Source):
-    """Text: instances are sampled anew in every epoch."""
+    """Text, from which instances are sampled again in every epoch."""
 
     def __init__(
         self,
@@ -122,7 +120,7 @@ class Documents(Source):
         if isinstance(held_out, float):
             if not 0 < held_out < 1:
                 raise BertKerasError(
-                    f"held_out is {held_out}; give a share of the documents between 0 and 1."
+                    f"held_out is {held_out}; give a fraction of the documents between 0 and 1."
                 )
             self._documents = Share(documents, held_out, inside=False)
             self._held_out = Share(documents, held_out, inside=True)
@@ -149,7 +147,7 @@ class Documents(Source):
         return instances.skip(skip - start.instances)
 
     def place(self, skip: int) -> Sequence[int] | None:
-        """The shard that the instance is in."""
+        """The shard of the instance."""
         before = [place for place in self._places if place.instances <= skip]
         del self._places[: len(before) - 1]  # the stream runs ahead and appends meanwhile
         return before[-1]
@@ -170,7 +168,7 @@ class Documents(Source):
         try:
             return self._make(self._held_out, settings=sampling, seed=HELD_OUT_SEED, epochs=1)
         except ValueError as error:
-            raise BertKerasError(f"of the held-out documents: {error}") from error
+            raise BertKerasError(f"the held-out documents: {error}") from error
 
     @contextlib.contextmanager
     def reading(self, phase: int | None, *, vocab_size: int) -> Iterator[None]:
@@ -183,7 +181,7 @@ class Documents(Source):
 
 
 class RecordFileSource(Source):
-    """TFRecord files, a folder or list for each phase; their masks, where they have some, are kept."""
+    """TFRecord files, a folder or list for each phase; masks in them are kept."""
 
     def __init__(
         self,
@@ -196,7 +194,7 @@ class RecordFileSource(Source):
         hparams = recipe.hparams
         if isinstance(held_out, float):
             raise BertKerasError(
-                "held_out is a share and records have no documents to draw; give files of other instances."
+                "held_out is a fraction, and records have no documents to draw from; give files of other instances."
             )
         if len(records) not in (1, len(hparams.phases)):
             raise BertKerasError(
@@ -214,7 +212,7 @@ class RecordFileSource(Source):
         if self._held_out is not None and _length(self._held_out) not in lengths:
             wanted = " or ".join(map(str, lengths))
             raise BertKerasError(
-                f"the held-out records have {_length(self._held_out)} positions and those trained on {wanted}; give held-out "
+                f"the held-out records have {_length(self._held_out)} positions and the training records {wanted}; give held-out "
                 f"records of {wanted}."
             )
         ends = hparams.phase_steps(len(records))
@@ -247,12 +245,12 @@ class RecordFileSource(Source):
             if PARSING not in str(error):
                 raise
             raise BertKerasError(
-                f"{name}: a record has features of other lengths than the first; give files of one form."
+                f"{name}: a record has features of other lengths than the first record; give files of one form."
             ) from error
 
 
 def _check_written(source: RecordFiles, recipe: Recipe, *, masked: bool) -> None:
-    """Raises ValueError where a recipe wants instances, or masks, that are not those of the files."""
+    """Raises ValueError where a recipe's settings contradict the instances or masks in the files."""
     file = manifest_of(source)
     made = {} if file is None else read_manifest(file.parent)
     made |= made.get("masking") or {}
@@ -261,14 +259,14 @@ def _check_written(source: RecordFiles, recipe: Recipe, *, masked: bool) -> None
         if FIELDS.get(name) in kinds and (name not in made or made[name] != value):
             known = f" ({name} {json.dumps(made[name])})" if name in made else ""
             raise BertKerasError(
-                f"{name} is {json.dumps(value)}, and {_name(source)} is written already{known}; leave it out, or write "
+                f"{name} is {json.dumps(value)}, and {_name(source)} is already written{known}; leave it out, or write "
                 "instances with it."
             )
     sampler = recipe.sampling(128).sampler
-    if "sentence_pair" in recipe.objectives and made.get("sampler", sampler) != sampler:
+    if any(kind.pair_labels for kind in recipe.kinds) and made.get("sampler", sampler) != sampler:
         raise BertKerasError(
-            f"the labels of {_name(source)} are of the sampler {made['sampler']}, and the recipe's is {sampler}; give instances "
-            f"of that, or set sampler={made['sampler']}."
+            f"the labels of {_name(source)} are from the sampler {made['sampler']}, and the recipe has {sampler}; give instances "
+            f"from {sampler}, or set sampler={made['sampler']}."
         )
 
 
@@ -277,13 +275,13 @@ def _length(instances: tf.data.Dataset) -> int:
 
 
 def _name(source: RecordFiles) -> str:
-    """What errors call a set."""
+    """The name of a set in errors."""
     files = [source] if isinstance(source, str | pathlib.Path) else source
     return str(files[0]) + (f" and {len(files) - 1} more" if len(files) > 1 else "")
 
 
 def _digest_of_files(source: RecordFiles) -> str:
-    """SHA-256 of all files, and of a folder's manifest, which has the digests of text and vocabulary."""
+    """SHA-256 of all files, with the folder's manifest, which has the digests of text and vocabulary."""
     manifest = manifest_of(source)
     files = listed(source) if manifest is None else sorted(manifest.parent.glob("*.tfrecord*"))
     return digest(digest_of_file(file) for file in (*files, *([] if manifest is None else [manifest])))
@@ -299,9 +297,9 @@ def batches_of(
     start: int = 0,
     drop_remainder: bool = True,
 ) -> tf.data.Dataset:
-    """What `fit` takes. Masks are those of (seed, number of the batch, counted from `start`).
+    """Batches for `fit`. Their masks depend on (seed, number of the batch); `start` is the first number.
 
-    Reading it raises InvalidArgumentError, with WRONG_IDS in it, on a token whose id is not under `vocab_size`.
+    Reading them raises InvalidArgumentError, with WRONG_IDS in its message, on an id that is not under `vocab_size`.
     """
 
     def labelled(number: tf.Tensor, features: dict[str, tf.Tensor]) -> Any:
@@ -315,7 +313,7 @@ def batches_of(
 
 
 WRONG_IDS = "an id is too large"
-PARSING = "ParseExample"  # the op that an error of parsing names
+PARSING = "ParseExample"  # the op named by errors of parsing
 
 
 def _wrong_ids(found: str, vocab_size: int) -> BertKerasError:
@@ -325,33 +323,25 @@ def _wrong_ids(found: str, vocab_size: int) -> BertKerasError:
     )
 
 
+def check_batch(instances: int, *, batch_size: int) -> None:
+    """Raises ValueError where the instances do not fill a batch."""
+    if instances < batch_size:
+        raise BertKerasError(
+            f"there are {instances} instances, fewer than a batch of {batch_size}; give more text or a smaller batch."
+        )
+
+
 def check_data(
     source: Source, phase: int, *, objectives: Sequence[Objective], config: BertConfig, batch_size: int
 ) -> Iterator[str]:
-    """Looks at some instances. Yields warnings; raises ValueError on what cannot be trained on."""
-    reading = functools.partial(source.reading, phase, vocab_size=config.vocab_size)
-    with reading():
+    """Checks a sample of a phase's instances. Yields warnings; raises ValueError on data that cannot be trained on."""
+    with source.reading(phase, vocab_size=config.vocab_size):
         sample = source.sample(phase)
-    if MASKED_LM_IDS in sample.element_spec and any(isinstance(one, LeftToRight) for one in objectives):
-        raise BertKerasError(
-            "these records have masks, and left to right reads whole text; write records without masks."
-        )
-    with reading():
         rows = list(sample.take(max(SAMPLE, batch_size)).as_numpy_iterator())
     check_batch(len(rows), batch_size=batch_size)
-    names = [name for name in (INPUT_WORD_IDS, MASKED_LM_IDS) if name in sample.element_spec]
-    highest = max(int(row[name].max()) for row in rows for name in names)
+    columns = {name: np.stack([row[name] for row in rows]) for name in sample.element_spec}
+    highest = max(int(columns[name].max()) for name in (INPUT_WORD_IDS, MASKED_LM_IDS) if name in columns)
     if highest >= config.vocab_size:
         raise _wrong_ids(f"there is a token of id {highest}", config.vocab_size)
-    if any(isinstance(one, SentencePair) for one in objectives):
-        rate = float(np.mean([row[NEXT_SENTENCE_LABEL] for row in rows]))
-        if rate in (0.0, 1.0):
-            raise BertKerasError(
-                f"all of {len(rows):,} labels of pairs are {rate:.0f}, and both are wanted; give documents of several "
-                f"lines, ended by a blank line, and lines shorter than seq_length, {source.phases[phase].seq_length}."
-            )
-        if abs(rate - 0.5) > LABEL_RATE_TOLERANCE:
-            yield (
-                f"warning: {rate:.1%} of {len(rows):,} labels of pairs are 1, wanted is about 50 %; documents of few lines do "
-                "that: separate only documents by blank lines, or set strict=true"
-            )
+    for one in objectives:
+        yield from one.check(columns)

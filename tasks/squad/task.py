@@ -33,8 +33,9 @@ from bert_keras.features import (
 )
 from bert_keras.heads import SpanHead
 from bert_keras.json_files import NUMBER, is_whole, one_of, parse_json, short, typed, whole
-from bert_keras.optimization import GlobalMean, cross_entropy
+from bert_keras.losses import GlobalMean, cross_entropy
 from tasks.metrics import answer_scores, best_threshold
+from tasks.reading import load_tfds
 from tasks.task import (
     ERRORS_SHOWN,
     MAX_OPTION,
@@ -45,7 +46,6 @@ from tasks.task import (
     Task,
     check_text,
     count,
-    load_tfds,
     plain,
     read_text,
     split_file,

@@ -13,7 +13,8 @@ from bert_keras import checkpoints
 from bert_keras.encoder import BertEncoder
 from bert_keras.errors import BertKerasError
 from bert_keras.features import POOLED_OUTPUT
-from bert_keras.optimization import SCHEDULES, AdamW
+from bert_keras.optimizers import AdamW
+from bert_keras.schedules import SCHEDULES
 from bert_keras.text.preprocessing import Preprocessor
 from bert_keras.training_model import TrainingModel
 from tasks.folders import Folder

@@ -1,0 +1,65 @@
+"""Learning rate schedules: an optimizer step in, its rate out."""
+
+from typing import Any
+
+import keras
+from keras import ops
+
+from bert_keras.errors import BertKerasError
+
+
+@keras.saving.register_keras_serializable("bert_keras")
+class WarmupLinearDecay(keras.optimizers.schedules.LearningRateSchedule):
+    """Linear warm-up to `peak`, then linear decay to 0, both counted from step 0.
+
+    peak: the highest rate; total_steps, warmup_steps: in optimizer steps
+
+    After the warm-up the rate at step n is peak * (1 - n / total_steps), as in google-research/bert optimization.py.
+    Raises ValueError where the warm-up is longer than the training.
+    """
+
+    def __init__(self, peak: float, *, total_steps: int, warmup_steps: int) -> None:
+        if total_steps < 1 or not 0 <= warmup_steps <= total_steps:
+            raise BertKerasError(
+                f"warmup_steps is {warmup_steps} and total_steps is {total_steps}; "
+                "give 0 <= warmup_steps <= total_steps and total_steps over 0."
+            )
+        self.peak, self.total_steps, self.warmup_steps = peak, total_steps, warmup_steps
+
+    def __call__(self, step: Any) -> Any:
+        """Step, a scalar -> rate, float32."""
+        step = ops.cast(step, "float32")
+        rising = self.peak * step / max(1, self.warmup_steps)
+        falling = self.peak * ops.maximum(0.0, 1.0 - step / self.total_steps)
+        return ops.where(step < self.warmup_steps, rising, falling)
+
+    def get_config(self) -> dict[str, Any]:
+        """The constructor's arguments."""
+        return {"peak": self.peak, "total_steps": self.total_steps, "warmup_steps": self.warmup_steps}
+
+
+@keras.saving.register_keras_serializable("bert_keras")
+class SlantedTriangular(WarmupLinearDecay):
+    """Linear rise from `peak` / `ratio` to `peak`, then linear fall back (Howard and Ruder 2018, sec. 3.2).
+
+    peak, total_steps, warmup_steps: as in WarmupLinearDecay. The paper calls total_steps T and warmup_steps cut; its cut_frac,
+        warmup_steps / total_steps, is 0.1
+
+        p = t / cut if t < cut, else 1 - (t - cut) / (T - cut);  rate = peak * (1 + p * (ratio - 1)) / ratio
+    """
+
+    ratio = 32  # the paper's
+
+    def __call__(self, step: Any) -> Any:
+        """Step, a scalar -> rate, float32."""
+        step, cut = ops.cast(step, "float32"), self.warmup_steps
+        rising = step / max(1, cut)
+        falling = 1.0 - (step - cut) / max(1, self.total_steps - cut)
+        fraction = ops.where(step < cut, rising, ops.maximum(0.0, falling))
+        return self.peak * (1.0 + fraction * (self.ratio - 1)) / self.ratio
+
+
+SCHEDULES: dict[str, type[WarmupLinearDecay]] = {
+    "linear": WarmupLinearDecay,
+    "slanted_triangular": SlantedTriangular,
+}

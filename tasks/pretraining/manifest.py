@@ -1,0 +1,149 @@
+"""The form of a folder of instances: names of files and features, and the manifest.
+
+00000.tfrecord ..., manifest.json: identity (text, vocabulary, settings, seed), shards, and the summary of a complete folder
+"""
+
+import pathlib
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+from bert_keras.errors import BertKerasError, MissingFileError
+from bert_keras.features import LABEL_RATE_TOLERANCE, TFRECORD_NAMES, WORD_STARTS
+from bert_keras.files import write_json
+from bert_keras.json_files import FLAG, OBJECT, TEXT, list_of, or_null, read_object, typed, whole
+from bert_keras.paths import path_of
+from tasks.folders import Folder, Layout, check_equal
+from tasks.pretraining.samplers import SAMPLERS, Settings
+
+FORMAT_VERSION = 1
+MANIFEST = "manifest.json"
+SHARDS, SUMMARY = "shards", "summary"  # fields of the manifest beside the identity
+INSTANCES = Layout(name="a folder of instances", identity=MANIFEST, results=MANIFEST)
+
+# Google's feature names, and `word_starts`, which Google's files do not have.
+RECORD_NAMES = {**TFRECORD_NAMES, WORD_STARTS: WORD_STARTS}
+
+
+class Shard(NamedTuple):
+    """A file of records: its size, the SHA-256 of its text, and counts of its content.
+
+    bytes: of the file
+    positions: without padding, over all instances
+    ones: labels that are 1
+    skipped: chunks of one segment that made no instance
+    """
+
+    bytes: int
+    text: str
+    documents: int
+    instances: int
+    positions: int
+    ones: int
+    skipped: int
+
+
+class Summary(NamedTuple):
+    """The summary of all shards.
+
+    label_rate: the fraction of labels 1; None without labels
+    mean_length: positions of an instance, without padding
+    padding: the fraction of positions that are padding
+    skipped: chunks of one segment that made no instance
+    warnings: likely mistakes, a sentence each
+    """
+
+    documents: int
+    instances: int
+    label_rate: float | None
+    mean_length: float
+    padding: float
+    skipped: int
+    warnings: tuple[str, ...]
+
+
+class InstancesFolder(Folder):
+    """A folder of instances. Its manifest grows with the shards."""
+
+    def __init__(self, path: str | pathlib.Path) -> None:
+        super().__init__(path, INSTANCES)
+
+    @property
+    def finished(self) -> bool:
+        """False: a complete folder may be written again, which compares it with the text and changes nothing."""
+        return False
+
+    def identity(self) -> dict[str, Any]:
+        """The fields that decide the instances, except the text."""
+        manifest = read_manifest(self.path)
+        return {name: value for name, value in manifest.items() if name not in (SHARDS, SUMMARY)}
+
+    def shards(self) -> list[Shard]:
+        """The shards that are done: the first ones of the text."""
+        return shards_of(read_manifest(self.path))
+
+    def write(
+        self, identity: Mapping[str, Any], made: Sequence[Shard], summary: Summary | None = None
+    ) -> None:
+        """Writes the manifest; only a complete folder has a summary."""
+        content = {SHARDS: [shard._asdict() for shard in made], SUMMARY: summary and summary._asdict()}
+        write_json(self.path / MANIFEST, {**identity, **content})
+
+
+def read_manifest(path: str | pathlib.Path) -> dict[str, Any]:
+    """Reads the manifest of a folder of instances.
+
+    Raises FileNotFoundError where it is missing, and ValueError where its form is wrong.
+    """
+    file = path_of(path) / MANIFEST
+    if not file.is_file():
+        raise MissingFileError(f"there is no {file}; give a folder of instances.")
+    kinds = {
+        SHARDS: list_of(OBJECT),
+        SUMMARY: or_null(OBJECT),
+        "masking": or_null(OBJECT),
+        "compress": FLAG,
+    }
+    # A folder that was just begun has neither shards nor summary.
+    manifest = {SHARDS: [], SUMMARY: None} | read_object(file)
+    check_equal(
+        file.parent, {"format_version": manifest.get("format_version")}, {"format_version": FORMAT_VERSION}
+    )
+    typed(manifest, kinds, where=file, others=True)
+    count = whole(0, 2**63 - 1)
+    for number, shard in enumerate(manifest[SHARDS]):
+        shard_kinds = dict.fromkeys(Shard._fields, count) | {"text": TEXT}
+        typed(shard, shard_kinds, where=f"{file}: {SHARDS}[{number}]")
+    return manifest
+
+
+def shards_of(manifest: Mapping[str, Any]) -> list[Shard]:
+    """The shards in a manifest."""
+    return [Shard(**shard) for shard in manifest[SHARDS]]
+
+
+def shard_name(number: int, *, compress: bool) -> str:
+    """The name of a file of records."""
+    return f"{number:05d}.tfrecord{'.gz' if compress else ''}"
+
+
+def summarize(shards: Sequence[Shard], *, settings: Settings) -> Summary:
+    """The summary of all shards. Raises ValueError where there is no instance."""
+    documents, instances, positions, ones, skipped = (
+        sum(getattr(shard, name) for shard in shards)
+        for name in ("documents", "instances", "positions", "ones", "skipped")
+    )
+    if not instances:
+        raise BertKerasError(
+            f"{documents} documents gave no instance and {skipped} chunks of one segment were skipped; give text whose "
+            "documents have several lines, or another sampler."
+        )
+    rate = ones / instances if SAMPLERS[settings.sampler].segments == 2 else None
+    warnings = []
+    if rate is not None and abs(rate - 0.5) > LABEL_RATE_TOLERANCE:
+        warnings.append(
+            f"{rate:.1%} of the labels are 1, expected about 50 %: in documents of few lines, the last line often has no next; "
+            "separate only documents by blank lines, not sentences, or sample with strict."
+        )
+    length = positions / instances
+    padding = 1 - length / settings.seq_length
+    return Summary(documents, instances, rate, length, padding, skipped, tuple(warnings))

@@ -1,0 +1,168 @@
+"""The monitor of a pre-training: logs, held-out measures, baselines, curves and snapshots."""
+
+import dataclasses
+import itertools
+import pathlib
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from bert_keras.objectives import Objective
+from tasks.pretraining.recipes import PretrainHparams
+from tasks.pretraining.sources import HELD_OUT_SEED, Source
+from tasks.training.loop import LOGS
+from tasks.training.plan import Monitor
+from tasks.training.run import FILES, digests
+from tasks.training.strategies import drawing_from
+
+CURVES, SNAPSHOTS = "curves.png", "snapshots"
+
+
+@dataclasses.dataclass(kw_only=True)
+class Prepared:
+    """The inputs that a pre-training's monitor and stages share.
+
+    objectives, held_out: by phase
+    place: in the source, for the first stage that runs
+    """
+
+    source: Source
+    hparams: PretrainHparams
+    objectives: Sequence[Sequence[Objective]]
+    held_out: Sequence[tf.data.Dataset | None]
+    snapshots: Sequence[int]
+    save: Callable[[pathlib.Path], None]
+    strategy_name: str
+    identity: Mapping[str, Any]
+    place: Sequence[int] | None = None
+
+
+class PretrainingMonitor(Monitor):
+    """Logs, evaluates on held-out instances and writes snapshots.
+
+    history: a row for each log: step, rate, tokens_per_second, measures; the names of held-out measures start with `held_out_`
+    """
+
+    def __init__(
+        self,
+        path: pathlib.Path,
+        *,
+        plan: Prepared,
+        log: Callable[[str], None],
+        verbose: int | str,
+    ) -> None:
+        super().__init__()
+        self._path, self._plan = path, plan
+        self._log_line = log if verbose == 2 else lambda line: None
+        self._writer = tf.summary.create_file_writer(str(path / LOGS))
+        self.history: list[dict[str, float]] = []
+        self.step = 0
+        self._phase = 0
+        self._since = time.monotonic()
+
+    def begin(self, stage: int, step: int) -> None:
+        self._phase, self.step = stage, step
+        self._since = time.monotonic()
+
+    def memory(self) -> Any:
+        """The rows, and the place in the source from which this step is read cheaply."""
+        phase = next(phase for phase in self._plan.source.phases if self.step <= phase.end)
+        read = (self.step - phase.start) * self._plan.hparams.batch_size
+        return self.history, self._plan.source.place(read)
+
+    def recall(self, memory: Any) -> None:
+        self.history, self._plan.place = memory
+
+    def on_train_batch_end(self, batch: int, logs: dict[str, float] | None = None) -> None:
+        hparams, held_out = self._plan.hparams, self._plan.held_out[self._phase]
+        self.step += 1
+        last = batch + 1 == self.params["steps"]  # of the phase
+        evaluates = held_out is not None and (last or self.step % hparams.eval_every == 0)
+        if last or evaluates or self.step % hparams.log_every == 0:
+            self._log({name: float(value) for name, value in (logs or {}).items()})
+            if held_out is not None and evaluates:
+                self._evaluate(held_out)
+            self.model.reset_metrics()
+            self._since = time.monotonic()
+        if self.step in self._plan.snapshots:
+            self._plan.save(self._path / SNAPSHOTS / str(self.step))
+
+    def _log(self, measures: dict[str, float]) -> None:
+        seconds = time.monotonic() - self._since
+        rate = float(self._plan.hparams.schedule()(self.step - 1))
+        tokens = measures.pop("tokens")
+        self._add({"learning_rate": rate, "tokens_per_second": tokens / seconds, **measures})
+
+    def _add(self, measures: dict[str, float]) -> None:
+        self.history.append({"step": self.step, **measures})
+        figures = (f"{name} {value:.4g}" for name, value in measures.items())
+        self._log_line(f"step {self.step:,}: {', '.join(figures)}")
+        with self._writer.as_default():
+            for name, value in measures.items():
+                tf.summary.scalar(name, value, step=self.step)
+
+    def _evaluate(self, held_out: tf.data.Dataset) -> None:
+        """Evaluates with the same random draws each time; the training's draws do not change."""
+        with drawing_from(self.model, HELD_OUT_SEED % 2**16):
+            measures = self.model.evaluate(held_out, verbose=0, return_dict=True)
+        measures.pop("tokens")
+        self._add({f"held_out_{name}": float(value) for name, value in measures.items()})
+
+    def results(self) -> Mapping[str, Any]:
+        plan = self._plan
+        plan.save(self._path)
+        evaluated = [
+            (batches, objectives)
+            for batches, objectives in zip(plan.held_out, plan.objectives, strict=True)
+            if batches is not None
+        ]
+        draw_curves(self.history, self._path / CURVES)
+        return {
+            "measures": dict(itertools.chain.from_iterable(row.items() for row in self.history)),
+            # Of the last phase with held-out instances.
+            "majority_baselines": majority_baselines(*evaluated[-1]) if evaluated else {},
+            "history": self.history,
+            "strategy": plan.strategy_name,
+            "settings": plan.identity,
+            FILES: digests(self._path),
+        }
+
+
+def majority_baselines(batches: Iterable[Any], objectives: Sequence[Objective]) -> dict[str, float]:
+    """The accuracy of always predicting the most frequent label, for every objective that has this baseline."""
+    labels, weights = zip(*((labels, weights) for _, labels, weights in batches), strict=True)
+    found = {
+        one.name: one.baseline(
+            *(
+                np.concatenate([part[one.name].numpy().ravel() for part in parts])
+                for parts in (labels, weights)
+            )
+        )
+        for one in objectives
+    }
+    return {f"{name}_accuracy": value for name, value in found.items() if value is not None}
+
+
+def draw_curves(history: Sequence[Mapping[str, float]], path: pathlib.Path) -> None:
+    """Plots the losses and accuracies of training and held-out instances over the steps."""
+    from matplotlib.figure import Figure  # slow to import
+
+    figure = Figure(figsize=(10, 4), layout="constrained")
+    measures = [
+        [name for name in dict.fromkeys(itertools.chain(*history)) if name.endswith(ending)]
+        for ending in ("_loss", "_accuracy")
+    ]
+    for axes, names, title in zip(figure.subplots(1, 2), measures, ("loss", "accuracy"), strict=True):
+        for name in names:
+            rows = [row for row in history if name in row]
+            style = "o--" if name.startswith("held_out_") else "-"
+            axes.plot(
+                [row["step"] for row in rows], [row[name] for row in rows], style, markersize=3, label=name
+            )
+        axes.set(xlabel="step", title=title)
+        axes.grid(alpha=0.3)
+        axes.legend(fontsize="small")
+    figure.savefig(path, dpi=120)

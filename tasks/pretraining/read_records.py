@@ -1,0 +1,164 @@
+"""Pre-training instances from TFRecord files, ours or Google's: files in, Features and labels out."""
+
+import functools
+import pathlib
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import tensorflow as tf
+from google.protobuf.message import DecodeError
+
+from bert_keras.errors import BertKerasError, MissingFileError
+from bert_keras.features import ENCODER_INPUTS, MASKED_LM_WEIGHTS, NEXT_SENTENCE_LABEL
+from bert_keras.paths import path_of
+from bert_keras.text.preprocessing import Features
+from bert_keras.text.tokenizer import Tokenizer
+from tasks.folders import check_equal
+from tasks.pretraining.manifest import MANIFEST, RECORD_NAMES, read_manifest, shard_name, shards_of
+
+FILES = 8  # read at a time in random order
+BLOCK = 10_000  # records that are shuffled together
+
+RecordFiles = str | pathlib.Path | Sequence[str | pathlib.Path]
+
+
+def read_records(
+    source: RecordFiles, *, tokenizer: Tokenizer | None = None, seed: int | None = None, skip: int = 0
+) -> tf.data.Dataset:
+    """The instances in TFRecord files, ours or those of google-research/bert, one at a time and in order.
+
+    source: a folder of `write_records`, or TFRecord files, plain or gzipped, or a folder of nothing but such files
+    tokenizer: compared with the manifest of a folder, or of the files' folder
+    seed: reads without end, in a random order that depends on (seed, epoch)
+    skip: instances of that order to skip; they are not parsed
+
+    Returns Features int32 [S] with `next_sentence_labels` int32 [] and, where the files have masks, `masked_lm_positions` and
+    `masked_lm_ids` int32 [P] and `masked_lm_weights` float32 [P]; or `word_starts` int32 [S].
+    Raises FileNotFoundError where there is no file, and ValueError where a folder is not complete or was made with another
+    vocabulary, or a file has no instances.
+    """
+    if (manifest := manifest_of(source)) is None:
+        files, count = listed(source), None
+        for folder in dict.fromkeys(file.parent for file in files):
+            if (folder / MANIFEST).is_file():  # some or all of its files were given
+                _check_tokenizer(folder, read_manifest(folder), tokenizer)
+    else:
+        files, count = _checked(manifest.parent, tokenizer)
+    with files[0].open("rb") as opened:
+        compression = "GZIP" if opened.read(2) == b"\x1f\x8b" else ""
+    records = tf.data.TFRecordDataset([str(file) for file in files], compression)
+    spec = _spec(files[0], records)
+    if seed is not None:
+        in_epoch = functools.partial(_shuffled, files, compression, seed=seed)
+        first, skip = divmod(skip, count or sum(1 for _ in records)) if skip else (0, 0)
+        records, count = tf.data.Dataset.counter(first).flat_map(in_epoch).skip(skip), None
+
+    def parse(record: tf.Tensor) -> Features:
+        read = tf.io.parse_single_example(record, {RECORD_NAMES[name]: spec[name] for name in spec})
+        found = {name: read[RECORD_NAMES[name]] for name in spec}
+        found[NEXT_SENTENCE_LABEL] = tf.squeeze(found[NEXT_SENTENCE_LABEL], axis=0)
+        return {
+            name: value if value.dtype.is_floating else tf.cast(value, tf.int32)
+            for name, value in found.items()
+        }
+
+    read = records.map(parse, num_parallel_calls=tf.data.AUTOTUNE)
+    return read if count is None else read.apply(tf.data.experimental.assert_cardinality(count))
+
+
+def _shuffled(
+    files: Sequence[pathlib.Path], compression: str, epoch: tf.Tensor, *, seed: int
+) -> tf.data.Dataset:
+    """An epoch's records: files in random order, several at a time, whose records are shuffled in blocks.
+
+    `Dataset.shuffle` is not used: its order depends on TensorFlow's global seed too.
+    """
+    key = tf.random.experimental.stateless_fold_in(tf.constant([seed, 0], tf.int64), epoch)
+
+    def shuffled(number: tf.Tensor, block: tf.Tensor) -> tf.Tensor:
+        return _in_random_order(block, tf.random.experimental.stateless_fold_in(key, number + 1))
+
+    names = _in_random_order(tf.constant([str(file) for file in files]), key)
+    return (
+        tf.data.Dataset.from_tensor_slices(names)
+        .interleave(lambda name: tf.data.TFRecordDataset(name, compression), cycle_length=FILES)
+        .batch(BLOCK)
+        .enumerate()
+        .map(shuffled)
+        .unbatch()
+    )
+
+
+def _in_random_order(values: tf.Tensor, seed: tf.Tensor) -> tf.Tensor:
+    return tf.gather(values, tf.argsort(tf.random.stateless_uniform([tf.size(values)], seed)))
+
+
+def manifest_of(source: RecordFiles) -> pathlib.Path | None:
+    """The path of the manifest, if the source is a folder of `write_records`; else None."""
+    found = path_of(source) / MANIFEST if isinstance(source, str | pathlib.Path) else None
+    return found if found is not None and found.is_file() else None
+
+
+def listed(source: RecordFiles) -> list[pathlib.Path]:
+    """The files of a source without a manifest. Raises FileNotFoundError where a file is missing."""
+    files = [path_of(file) for file in ([source] if isinstance(source, str | pathlib.Path) else source)]
+    if len(files) == 1 and files[0].is_dir():
+        inside = sorted(file for file in files[0].iterdir() if not file.name.startswith("."))
+        if not inside:
+            raise MissingFileError(f"{files[0]} is empty; give a folder of instances, or TFRecord files.")
+        files = inside
+    if absent := [str(file) for file in files if not file.is_file()]:
+        raise MissingFileError(
+            f"there is no file {', '.join(absent)}; give a folder of instances, or TFRecord files."
+        )
+    return files
+
+
+def _checked(path: pathlib.Path, tokenizer: Tokenizer | None) -> tuple[list[pathlib.Path], int]:
+    """The files of a folder and the number of their instances."""
+    manifest = read_manifest(path)
+    _check_tokenizer(path, manifest, tokenizer)
+    if manifest["summary"] is None:
+        raise BertKerasError(f"{path} is not complete; run the command that writes it again to resume.")
+    made = shards_of(manifest)
+    if not made:
+        raise BertKerasError(f"{path} has no instances according to its {MANIFEST}; write it again.")
+    files = [path / shard_name(number, compress=manifest["compress"]) for number in range(len(made))]
+    for file, shard in zip(files, made, strict=True):
+        size = file.stat().st_size if file.is_file() else 0
+        if size != shard.bytes:
+            raise BertKerasError(
+                f"{file} has {size} bytes and {MANIFEST} says {shard.bytes}; remove {path} and write it again."
+            )
+    return files, sum(shard.instances for shard in made)
+
+
+def _check_tokenizer(path: pathlib.Path, manifest: Mapping[str, Any], tokenizer: Tokenizer | None) -> None:
+    if tokenizer is not None:
+        wanted = {"vocabulary": tokenizer.digest, "lower_case": tokenizer.lower_case}
+        check_equal(path, {name: manifest.get(name) for name in wanted}, wanted)
+
+
+def _spec(file: pathlib.Path, records: tf.data.Dataset) -> dict[str, tf.io.FixedLenFeature]:
+    """How to parse the records, by our names; read from the first record."""
+    try:
+        first = tf.train.Example.FromString(next(iter(records)).numpy()).features.feature
+    except (StopIteration, tf.errors.DataLossError, DecodeError) as error:
+        reason = str(error) or "it is empty"
+        raise BertKerasError(
+            f"{file} has no TFRecord that can be read ({reason}); give another file."
+        ) from error
+    floats = (MASKED_LM_WEIGHTS,)
+    lengths = {
+        name: len((first[key].float_list if name in floats else first[key].int64_list).value)
+        for name, key in RECORD_NAMES.items()
+        if key in first
+    }
+    if absent := [
+        RECORD_NAMES[name] for name in (*ENCODER_INPUTS, NEXT_SENTENCE_LABEL) if name not in lengths
+    ]:
+        raise BertKerasError(f"{file} has no {', '.join(absent)}; give files of pre-training instances.")
+    return {
+        name: tf.io.FixedLenFeature([length], tf.float32 if name in floats else tf.int64)
+        for name, length in lengths.items()
+    }

@@ -1,0 +1,240 @@
+"""Samplers: documents as ids, and a seed -> instances of one or two segments.
+
+`make_instances` is a pure function of its documents and a seed: the instances do not depend on the process that makes them.
+
+Source: Devlin et al. 2019, sec. 3.1 and A.2; google-research/bert create_pretraining_data.py for the pairs; Liu et al. 2019
+(RoBERTa), sec. 4.2; Lan et al. 2020 (ALBERT), sec. 3.1.
+"""
+
+import dataclasses
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from bert_keras.errors import BertKerasError
+from bert_keras.text.preprocessing import longest_first
+from tasks.settings import check_settings
+
+Document = Sequence[np.ndarray]  # a document as ids: int32 [T] for each segment
+
+
+class Instance(NamedTuple):
+    """Ids of one or two segments, without special tokens. The label of two segments is 0 where B follows A, else 1."""
+
+    segments: tuple[np.ndarray, ...]
+    label: int = 0
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Settings:
+    """How instances are made of documents.
+
+    seq_length: positions, special tokens counted
+    short_seq_prob: the chance that a document (of a sampler of pairs) or a row aims at a random shorter length
+    sampler: a key of SAMPLERS
+    strict: of next_sentence; each label has probability 1/2, and a chunk of one segment, which the original always continues
+        at random, is skipped
+    dupe_factor: passes over the documents, each with its own draws
+    """
+
+    seq_length: int = 128
+    short_seq_prob: float = 0.1
+    sampler: str = "next_sentence"
+    strict: bool = False
+    dupe_factor: int = 10
+
+    def __post_init__(self) -> None:
+        wanted = {
+            "seq_length": (self.seq_length >= 5, "at least 5"),
+            "short_seq_prob": (0 <= self.short_seq_prob <= 1, "from 0 to 1"),
+            "sampler": (self.sampler in SAMPLERS, f"one of {', '.join(SAMPLERS)}"),
+            "strict": (not self.strict or self.sampler == "next_sentence", "False but with next_sentence"),
+            "dupe_factor": (self.dupe_factor >= 1, "at least 1"),
+        }
+        check_settings(self, wanted)
+
+    @property
+    def room(self) -> int:
+        """Positions that are left beside [CLS] and a [SEP] after each segment."""
+        return self.seq_length - 1 - SAMPLERS[self.sampler].segments
+
+
+# A sampler makes one pass over the documents. It yields instances, whose pairs may be too long, and None for a skipped chunk.
+
+
+def _target(rng: np.random.Generator, settings: Settings) -> int:
+    """The target length of a document or a row, in tokens."""
+    short = rng.random() < settings.short_seq_prob
+    return int(rng.integers(2, settings.room, endpoint=True)) if short else settings.room
+
+
+def _fill(document: Document, start: int, target: int) -> int:
+    """The index after the segments from `start` that together reach the target, or the end of the document."""
+    length = 0
+    for end in range(start, len(document)):
+        length += len(document[end])
+        if length >= target:
+            return end + 1
+    return len(document)
+
+
+def next_sentence(
+    documents: Sequence[Document], rng: np.random.Generator, *, settings: Settings, separator: int
+) -> Iterator[Instance | None]:
+    """A and the segments after it (0), or A and segments from a random start in another document (1).
+
+    With a random B, the next chunk starts with the segments after A. The other document is drawn uniformly from the others; the
+    original draws from all, up to ten times, until it finds another.
+    """
+    for index, document in enumerate(documents):
+        target = _target(rng, settings)
+        start = 0
+        while start < len(document):
+            end = _fill(document, start, target)
+            alone = end - start == 1
+            if alone and settings.strict:
+                yield None
+                start = end
+                continue
+            split = end if alone else int(rng.integers(start + 1, end))
+            first = np.concatenate(document[start:split])
+            if alone or rng.random() < 0.5:
+                other = documents[(index + 1 + int(rng.integers(len(documents) - 1))) % len(documents)]
+                at = int(rng.integers(len(other)))
+                second = other[at : _fill(other, at, target - len(first))]
+                yield Instance((first, np.concatenate(second)), 1)
+                start = split
+            else:
+                yield Instance((first, np.concatenate(document[split:end])), 0)
+                start = end
+
+
+def sentence_order(
+    documents: Sequence[Document], rng: np.random.Generator, *, settings: Settings, separator: int
+) -> Iterator[Instance | None]:
+    """A and the segments after it (0), or the two swapped (1). A chunk of one segment has no order and is skipped."""
+    for document in documents:
+        target = _target(rng, settings)
+        start = 0
+        while start < len(document):
+            end = _fill(document, start, target)
+            if end - start == 1:
+                yield None
+            else:
+                split = int(rng.integers(start + 1, end))
+                parts = np.concatenate(document[start:split]), np.concatenate(document[split:end])
+                swapped = int(rng.random() < 0.5)
+                yield Instance(parts[::-1] if swapped else parts, swapped)
+            start = end
+
+
+def full_sentences(
+    documents: Sequence[Document], rng: np.random.Generator, *, settings: Settings, separator: int
+) -> Iterator[Instance | None]:
+    """Rows of whole segments across documents, with a separator between two documents."""
+    segments = ((index, segment) for index, document in enumerate(documents) for segment in document)
+    return _rows(segments, rng, settings=settings, separator=separator)
+
+
+def contiguous(
+    documents: Sequence[Document], rng: np.random.Generator, *, settings: Settings, separator: int
+) -> Iterator[Instance | None]:
+    """Rows of whole segments, each row from one document."""
+    for document in documents:
+        segments = ((0, segment) for segment in document)
+        yield from _rows(segments, rng, settings=settings, separator=separator)
+
+
+def _rows(
+    segments: Iterable[tuple[int, np.ndarray]],
+    rng: np.random.Generator,
+    *,
+    settings: Settings,
+    separator: int,
+) -> Iterator[Instance]:
+    """Rows of as many whole segments as fit in the target. A longer segment has its own row, or several if it is over the room.
+
+    segments: each with the number of its document
+    """
+    between = np.array([separator], np.int32)
+    row: list[np.ndarray] = []
+    used, target, last = 0, _target(rng, settings), None
+    for document, segment in segments:
+        for start in range(0, len(segment), settings.room):
+            part = segment[start : start + settings.room]
+            apart = [between] if row and document != last else []
+            if row and used + len(apart) + len(part) > target:
+                yield Instance((np.concatenate(row),))
+                row, used, apart, target = [], 0, [], _target(rng, settings)
+            row += [*apart, part]
+            used += len(apart) + len(part)
+            last = document
+    if row:
+        yield Instance((np.concatenate(row),))
+
+
+class Sampler(NamedTuple):
+    """A way to make instances in one pass over documents.
+
+    segments: of an instance; two have a label
+    documents: the least number that it needs
+    """
+
+    sample: Callable[..., Iterator[Instance | None]]
+    segments: int
+    documents: int = 1
+
+
+SAMPLERS = {
+    "next_sentence": Sampler(next_sentence, segments=2, documents=2),
+    "sentence_order": Sampler(sentence_order, segments=2),
+    "full_sentences": Sampler(full_sentences, segments=1),
+    "contiguous": Sampler(contiguous, segments=1),
+}
+
+
+def make_instances(
+    documents: Sequence[Document], *, seed: Sequence[int], settings: Settings, separator: int
+) -> tuple[list[Instance], int]:
+    """The instances of a shard, in random order, and the number of skipped chunks. A pure function.
+
+    documents: without empty segments and documents
+    seed: integers from 0
+    separator: the id of [SEP]
+
+    Raises ValueError where the sampler needs more documents.
+    """
+    sampler = SAMPLERS[settings.sampler]
+    check_documents(len(documents), sampler=settings.sampler)
+    rng = np.random.default_rng(seed)
+    made: list[Instance | None] = []
+    for _ in range(settings.dupe_factor):
+        order = rng.permutation(len(documents))
+        made += sampler.sample([documents[i] for i in order], rng, settings=settings, separator=separator)
+    instances = [instance for instance in made if instance is not None]
+    shuffled = [instances[i] for i in rng.permutation(len(instances))]
+    if sampler.segments == 2:
+        shuffled = _cut(shuffled, rng, room=settings.room)
+    return shuffled, len(made) - len(instances)
+
+
+def check_documents(count: int, *, sampler: str) -> None:
+    """Raises ValueError where a sampler needs more documents."""
+    if count < SAMPLERS[sampler].documents:
+        raise BertKerasError(
+            f"{sampler} needs {SAMPLERS[sampler].documents} documents with text and there is {count}; separate documents by "
+            "blank lines, add files or choose another sampler."
+        )
+
+
+def _cut(instances: list[Instance], rng: np.random.Generator, *, room: int) -> list[Instance]:
+    """Cuts pairs to the room: the longer segment loses single tokens, from its start or its end at random."""
+    lengths = np.array([[len(ids) for ids in one.segments] for one in instances], np.int32).reshape(-1, 2)
+    kept = np.stack(longest_first(lengths[:, 0], lengths[:, 1], room=room), axis=1)
+    starts = rng.binomial(lengths - kept, 0.5)
+    places = zip(instances, starts.tolist(), (starts + kept).tolist(), strict=True)
+    return [
+        one._replace(segments=tuple(ids[a:b] for ids, a, b in zip(one.segments, first, last, strict=True)))
+        for one, first, last in places
+    ]

@@ -1,0 +1,219 @@
+"""Instances of text: documents -> shards -> tokens -> instances -> Features.
+
+    documents -> shards -> tokenize_documents -> make_instances -> pack -> stream: tf.data, unmasked, sampled again in every epoch
+                                                                        -> tasks/pretraining/write_records.py: masked, in files
+
+One shard is in memory at a time. Its instances are a function of its text and a seed.
+"""
+
+import collections
+import functools
+import hashlib
+import itertools
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import NamedTuple
+
+import numpy as np
+import tensorflow as tf
+
+from bert_keras.errors import BertKerasError
+from bert_keras.features import (
+    ENCODER_INPUTS,
+    INPUT_WORD_IDS,
+    NEXT_SENTENCE_LABEL,
+    WORD_STARTS,
+)
+from bert_keras.text.preprocessing import Features, Preprocessor
+from bert_keras.text.tokenizer import Tokenizer
+from tasks.pretraining.samplers import SAMPLERS, Document, Instance, Settings, check_documents, make_instances
+
+ROWS = 1024  # instances that are packed and masked together; lines that are tokenized together
+AHEAD = 4  # batches of ROWS that a stream prefetches
+SHARD_BYTES = 4_000_000  # of text; a byte takes some 60 bytes of memory with dupe_factor 10
+SHARD_DOCUMENTS = 20  # at least: a random next segment comes from another document of the shard
+
+Text = Sequence[str]  # the lines of a document
+Segmenter = Callable[[str], Iterable[str]]  # a line -> its words, in order
+
+
+def shards(documents: Iterable[Text], *, size: int, least: int) -> Iterator[list[Text]]:
+    """Runs of at least `size` bytes and `least` documents; less only where the whole text is less."""
+    held: list[Text] = []
+    current: list[Text] = []
+    length = 0
+    for document in documents:
+        current.append(document)
+        length += sum(len(line.encode()) for line in document)
+        if length >= size and len(current) >= least:
+            if held:
+                yield held
+            held, current, length = current, [], 0
+    if len(current) < least:
+        held, current = held + current, []
+    yield from (shard for shard in (held, current) if shard)
+
+
+def digest_of_documents(documents: Iterable[Text]) -> str:
+    """SHA-256 of documents: a line for each segment and a blank line after each document."""
+    found = hashlib.sha256()
+    for document in documents:
+        found.update(("\n".join(document) + "\n\n").encode())
+    return found.hexdigest()
+
+
+WORD_START = 1 << 30  # added to the id of a token that starts a segmenter's word, until instances are packed
+
+
+def tokenize_documents(
+    documents: Iterable[Text], tokenizer: Tokenizer, *, segment: Segmenter | None = None
+) -> list[Document]:
+    """The ids of every document; lines and documents without tokens are left out.
+
+    segment: splits a line into words; WORD_START is added to the id of each first token of a word
+
+    Raises ValueError where the words do not occur in the line.
+    """
+    owners: list[int] = []
+    lines: list[str] = []
+    for index, document in enumerate(documents):
+        owners += [index] * len(document)
+        lines += document
+    found: dict[int, list[np.ndarray]] = collections.defaultdict(list)
+    for start in range(0, len(lines), ROWS):
+        batch = lines[start : start + ROWS]
+        for owner, ids in zip(owners[start:], _ids_of(batch, tokenizer, segment), strict=False):
+            if len(ids):
+                found[owner].append(ids)
+    return [found[index] for index in sorted(found)]
+
+
+def _ids_of(lines: list[str], tokenizer: Tokenizer, segment: Segmenter | None) -> Iterator[np.ndarray]:
+    """Ids of each line, int32 [T]."""
+    if segment is None:
+        ids = tokenizer.tokenize(tf.constant(lines))
+        yield from np.split(ids.values.numpy(), ids.row_splits.numpy()[1:-1])
+        return
+    ids, starts, _ = tokenizer.tokenize_with_offsets(tf.constant(lines))
+    columns = (np.split(ragged.values.numpy(), ids.row_splits.numpy()[1:-1]) for ragged in (ids, starts))
+    for line, tokens, offsets in zip(lines, *columns, strict=True):
+        word = np.searchsorted(_word_starts(line, segment), offsets, side="right")
+        yield tokens + WORD_START * (np.diff(word, prepend=-1) > 0).astype("int32")
+
+
+def _word_starts(line: str, segment: Segmenter) -> list[int]:
+    """The byte offset of each word of the segmenter."""
+    starts, at, byte = [], 0, 0
+    for word in segment(line):
+        found = line.find(word, at)
+        if found < 0:
+            raise BertKerasError(
+                f"the segmenter gives {word!r}, which the rest of the line does not hold: {line[at : at + 40]!r}; "
+                "return the words of the line unchanged and in order."
+            )
+        byte += len(line[at:found].encode())
+        starts.append(byte)
+        byte += len(word.encode())
+        at = found + len(word)
+    return starts
+
+
+def pack(instances: Sequence[Instance], preprocess: Preprocessor, *, segmented: bool = False) -> Features:
+    """Instances -> Features int32 [B, S] with their labels int32 [B] and, where segmented, `word_starts` int32 [B, S]."""
+    columns = zip(*(one.segments for one in instances), strict=True)
+    features = preprocess.pack(*map(_ragged, columns))
+    if segmented:
+        ids = features[INPUT_WORD_IDS]
+        features |= {INPUT_WORD_IDS: ids % WORD_START, WORD_STARTS: ids // WORD_START}
+    return features | {NEXT_SENTENCE_LABEL: tf.constant([one.label for one in instances], tf.int32)}
+
+
+def _ragged(rows: Sequence[np.ndarray]) -> tf.RaggedTensor:
+    return tf.RaggedTensor.from_row_lengths(np.concatenate(rows), [len(row) for row in rows])
+
+
+def packed_batches(
+    texts: Iterable[Text],
+    *,
+    tokenizer: Tokenizer,
+    settings: Settings,
+    segment: Segmenter | None,
+    seed: Sequence[int],
+) -> tuple[Iterator[Features], int]:
+    """Packed batches of a shard's instances, and the number of skipped chunks."""
+    documents = tokenize_documents(texts, tokenizer, segment=segment)
+    instances, skipped = make_instances(
+        documents, seed=seed, settings=settings, separator=tokenizer.special.end
+    )
+    preprocess = Preprocessor(tokenizer, seq_length=settings.seq_length)
+    rows = (instances[start : start + ROWS] for start in range(0, len(instances), ROWS))
+    return (pack(batch, preprocess, segmented=segment is not None) for batch in rows), skipped
+
+
+class Place(NamedTuple):
+    """The position of a shard in a stream.
+
+    shard: its number in the epoch
+    instances: of the stream before the shard
+    """
+
+    epoch: int
+    shard: int
+    instances: int
+
+
+BEGINNING = Place(0, 0, 0)
+
+
+def stream(
+    documents: Iterable[Text],
+    *,
+    tokenizer: Tokenizer,
+    settings: Settings,
+    segment: Segmenter | None = None,
+    seed: int,
+    start: Place = BEGINNING,
+    epochs: int | None = None,
+    visit: Callable[[Place], None] = lambda place: None,
+    failed: Callable[[Exception], None] = lambda error: None,
+    shard_bytes: int = SHARD_BYTES,
+    shard_documents: int = SHARD_DOCUMENTS,
+) -> tf.data.Dataset:
+    """Unmasked instances, one at a time, without files: Features int32 [S] and their label int32 [].
+
+    documents: read again in every epoch, a `Corpus`
+    segment: splits a line into words, for whole-word masking; adds `word_starts` int32 [S]
+    start: the first shard; text before it is read and not tokenized
+    epochs: their number; None is without end. An epoch is `dupe_factor` passes, whose draws depend on (seed, epoch)
+    visit: called with each shard's place before its first instance
+    failed: called with the error that making instances raised; tf.data replaces it by its own
+
+    Raises ValueError where there is no text, or the sampler needs more documents.
+    """
+    # Here, because tf.data would give the error a trace of its own.
+    there = len(list(itertools.islice(documents, SAMPLERS[settings.sampler].documents)))
+    check_documents(there, sampler=settings.sampler)
+    make = functools.partial(packed_batches, tokenizer=tokenizer, settings=settings, segment=segment)
+
+    def every_batch() -> Iterator[Features]:
+        try:
+            yield from batches_of_epochs()
+        except Exception as error:
+            failed(error)
+            raise
+
+    def batches_of_epochs() -> Iterator[Features]:
+        made = start.instances
+        for epoch in itertools.islice(itertools.count(start.epoch), epochs):
+            for index, texts in enumerate(shards(documents, size=shard_bytes, least=shard_documents)):
+                if (epoch, index) < (start.epoch, start.shard):
+                    continue
+                visit(Place(epoch, index, made))
+                for batch in make(texts, seed=[seed, epoch, index])[0]:
+                    yield batch
+                    made += len(batch[NEXT_SENTENCE_LABEL])
+
+    names = ENCODER_INPUTS + (WORD_STARTS,) * (segment is not None)
+    signature = dict.fromkeys(names, tf.TensorSpec([None, settings.seq_length], tf.int32))
+    signature[NEXT_SENTENCE_LABEL] = tf.TensorSpec([None], tf.int32)
+    batches = tf.data.Dataset.from_generator(every_batch, output_signature=signature)
+    return batches.prefetch(AHEAD).unbatch()
