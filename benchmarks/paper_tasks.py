@@ -37,9 +37,11 @@ from bert_keras import checkpoints
 from savedmodels import demo
 from tasks import metrics
 from tasks.choice import Swag
-from tasks.features.extract import LAYERS, extract
-from tasks.features.tagger import TaggerHparams, train_tagger
+from tasks.features.extract import extract
+from tasks.features.layers import LAYERS
+from tasks.features.tagger import train_tagger
 from tasks.ner.conll import Conll
+from tasks.settings import TaggerHparams
 from tasks.squad.task import Squad
 from tasks.training.run import evaluate, load_run
 

@@ -19,7 +19,8 @@ _HOMES = {
         "TokenHead",
         "ReplacedTokenHead",
     ),
-    "bert_keras.text.masking": ("Masking", "Pieces"),
+    "bert_keras.settings": ("Masking",),
+    "bert_keras.text.masking": ("Pieces",),
     "bert_keras.objectives": (
         "ElectraPretrainer",
         "LeftToRight",

@@ -22,7 +22,7 @@ from bert_keras import checkpoints
 from bert_keras.errors import BertKerasError
 from savedmodels.export import ask, export
 from tasks.glue.task import Glue, row_from_folder
-from tasks.task import Hparams
+from tasks.settings import Hparams
 from tasks.training.finetune import finetune
 from tasks.training.run import load_run
 

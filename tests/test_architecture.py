@@ -26,6 +26,7 @@ FLOORS = (
             "bert_keras.paths",
             "bert_keras.features",
             "bert_keras.json_files",
+            "bert_keras.settings",
             "bert_keras.config",
             "bert_keras.text.vocabulary_files",
         ],
@@ -50,12 +51,18 @@ FLOORS = (
             "bert_keras.checkpoints",
             "bert_keras.hub_layer",
             "bert_keras",
+            "bert_keras.console",
+            "bert_keras.cli",
+            "bert_keras.__main__",
         ],
     ),
     (
         "floor 3",
         [
             "tasks",
+            "tasks.features",
+            "tasks.features.layers",
+            "tasks.settings",
             "tasks.folders",
             "tasks.tfrecord",
             "tasks.task",
@@ -68,7 +75,6 @@ FLOORS = (
             "tasks.ner",
             "tasks.ner.conll",
             "tasks.fill_mask",
-            "tasks.features",
             "tasks.features.extract",
             "tasks.embedding",
             "tasks.features.tagger",
@@ -87,10 +93,15 @@ FLOORS = (
             "tasks.pretraining.records",
             "tasks.training.saver",
             "tasks.pretraining.recipes",
+            "tasks.pretraining.optimizer",
             "tasks.pretraining.sources",
             "tasks.pretraining.pretrain",
             "tasks.experiments.ablations",
             "tasks.pretraining.vocabulary",
+            "tasks.example_files",
+            "tasks.commands",
+            "tasks.pretraining.commands",
+            "tasks.experiments.commands",
         ],
     ),
     (
@@ -108,9 +119,10 @@ FLOORS = (
             "savedmodels.server.http",
             "savedmodels.server.grpc",
             "savedmodels.server",
+            "savedmodels.demo",
+            "savedmodels.commands",
         ],
     ),
-    ("floor 5", ["savedmodels.demo", "bert_keras.cli", "bert_keras.__main__"]),
 )
 FLOOR_OF = {module: floor for floor, (_, modules) in enumerate(FLOORS) for module in modules}
 STRINGS, TENSORS = ("tensorflow", "tensorflow_text"), ("keras", "keras_hub", "keras_nlp")
@@ -310,3 +322,14 @@ def test_help_answers_without_tensorflow():
     printed = python(code)
     for command in ("finetune", "evaluate", "predict", "export", "convert", "demo", "info"):
         assert command in printed
+
+
+def test_flags_need_neither_tensorflow_nor_keras():
+    code = "import sys; from bert_keras import cli; cli.parser(cli.COMMANDS); print(*sys.modules)"
+    loaded = {name.partition(".")[0] for name in python(code).split()}
+    assert "tasks" in loaded and not {"tensorflow", "tensorflow_text", "keras", "rich"} & loaded
+
+
+def test_a_command_imports_its_own_module_alone():
+    code = "import sys; from bert_keras import cli; cli.parser(['vocab']); print(*sys.modules)"
+    assert not {"savedmodels", "tasks.experiments.commands"} & {*python(code).split()}

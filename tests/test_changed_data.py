@@ -14,11 +14,10 @@ from bert_keras.text.tokenizers import WordPiece
 from tasks.experiments import ablations
 from tasks.experiments.ablations import Row, Scale, run_ablation
 from tasks.glue.task import ROWS, Glue
-from tasks.pretraining.instances import Settings
 from tasks.pretraining.pretrain import pretrain
 from tasks.pretraining.recipes import RECIPES
 from tasks.pretraining.records import write_records
-from tasks.task import Hparams
+from tasks.settings import Hparams, Sampling
 from tasks.training.finetune import finetune
 
 ROWS_READ = 1000  # by the digest that let changes behind them pass
@@ -101,7 +100,7 @@ def test_a_label_far_down_is_noticed_on_resume(inputs, tmp_path):
 
 def test_records_under_the_same_manifest_are_noticed_on_resume(tmp_path):
     documents = [runs.texts(8, seed=seed) for seed in range(40)]
-    settings = Settings(seq_length=32, sampler="next_sentence", dupe_factor=1)
+    settings = Sampling(seq_length=32, sampler="next_sentence", dupe_factor=1)
     write_records(documents, tmp_path / "records", make_tokenizer=tokenizer, settings=settings)
 
     def start():

@@ -14,20 +14,12 @@ from bert_keras.encoder import BertEncoder
 from bert_keras.errors import BertKerasError
 from bert_keras.features import EMBEDDING_OUTPUT, ENCODER_INPUTS, ENCODER_OUTPUTS
 from bert_keras.text.preprocessing import Preprocessor
-from tasks.features.extract import (
-    LAYERS,
-    WRITERS,
-    Extractor,
-    Pieces,
-    Words,
-    extract,
-    extract_file,
-    open_cache,
-    places_of,
-)
-from tasks.features.tagger import ScalarMix, TaggerHparams, load_tagger, tagger_model, train_tagger
+from tasks.features.extract import WRITERS, Extractor, Pieces, Words, extract, extract_file, open_cache
+from tasks.features.layers import LAYERS, places_of
+from tasks.features.tagger import ScalarMix, load_tagger, tagger_model, train_tagger
 from tasks.metrics import entity_scores
 from tasks.ner.conll import Conll
+from tasks.settings import TaggerHparams
 from tasks.tfrecord import record_writer
 
 LABELS = ("O", "B-LOC", "B-PER", "I-LOC", "I-PER")

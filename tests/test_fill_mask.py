@@ -23,7 +23,8 @@ from bert_keras.heads import MaskedLMHead
 from bert_keras.text.preprocessing import Preprocessor
 from bert_keras.text.tokenizers import WordPiece
 from tasks.fill_mask import FillMask
-from tasks.task import Hparams, dataset, predict
+from tasks.settings import Hparams
+from tasks.task import dataset, predict
 from tasks.training.finetune import finetune
 from tasks.training.run import TASKS, Run, evaluate, load_run, run_of
 

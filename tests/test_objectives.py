@@ -38,7 +38,8 @@ from bert_keras.objectives import (
     label,
 )
 from bert_keras.optimization import AdamW
-from bert_keras.text.masking import Masking, Pieces
+from bert_keras.settings import Masking
+from bert_keras.text.masking import Pieces
 from bert_keras.text.tokenizers import SpecialTokens
 
 BOTH = (SEQUENCE_OUTPUT, POOLED_OUTPUT)

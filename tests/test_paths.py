@@ -138,7 +138,7 @@ def test_a_temporary_folder_that_reads_as_a_pattern_is_named(tmp_path, monkeypat
 
 def test_every_path_of_the_command_line_is_expanded(monkeypatch):
     monkeypatch.setenv("HOME", "/people/someone")
-    (commands,) = (action.choices for action in cli._parser()._actions if action.dest == "command")
+    (commands,) = (action.choices for action in cli.parser(cli.COMMANDS)._actions if action.dest == "command")
     seen = set()
     for name, parser in commands.items():
         for action in parser._actions:

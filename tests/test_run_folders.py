@@ -22,7 +22,7 @@ from tensorflow.python.framework import config as tensorflow_config
 from bert_keras.checkpoints.formats import SAFETENSORS
 from bert_keras.errors import BertKerasError
 from tasks.glue.task import ROWS, Glue
-from tasks.task import Hparams
+from tasks.settings import Hparams
 from tasks.training.finetune import finetune
 from tasks.training.loop import RESULTS_FILE
 from tasks.training.run import load_run

@@ -17,7 +17,8 @@ from bert_keras.text.preprocessing import Preprocessor
 from bert_keras.text.tokenizers import WordPiece
 from savedmodels.export import ask, export
 from tasks.choice import Swag
-from tasks.task import Hparams, dataset, predict
+from tasks.settings import Hparams
+from tasks.task import dataset, predict
 from tasks.training.finetune import finetune
 from tasks.training.run import load_run
 from tasks.training.strategies import strategy
@@ -180,7 +181,7 @@ def test_other_numbers_of_endings(tmp_path):
     assert read(task)["endings"].tolist() == [[b"b", b"c", b"d"]]
     again = Swag.from_json(json.loads(json.dumps(task.to_json())), tmp_path / "a.tsv")
     assert (again.name, again.num_choices) == ("codah", 3) and read(again)["label"].tolist() == [2]
-    with pytest.raises(ValueError, match="num_choices is 1; a choice is between at least 2"):
+    with pytest.raises(ValueError, match="num_choices is 1; num_choices must be at least 2"):
         Swag("swag", tmp_path, num_choices=1)
     with pytest.raises(ValueError, match="swag is read from files; give a folder"):
         Swag.open("swag", None)

@@ -18,7 +18,6 @@ from collections.abc import Sequence
 import numpy as np
 import tensorflow as tf
 
-from bert_keras.errors import BertKerasError
 from bert_keras.features import (
     INPUT_MASK,
     INPUT_WORD_IDS,
@@ -27,50 +26,10 @@ from bert_keras.features import (
     MASKED_LM_WEIGHTS,
     WORD_STARTS,
 )
+from bert_keras.settings import Masking
 from bert_keras.text.tokenizers import SpecialTokens, Tokenizer
 
 Features = dict[str, tf.Tensor]
-RANDOM_PIECES = ("vocabulary", "real")
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Masking:
-    """How much is hidden, and how (defaults: Devlin et al. 2019, sec. 3.1 and A.1; google-research/bert).
-
-    share: of a text's tokens, [CLS] and [SEP] counted, that are asked.
-    max_predictions: P, the most that are asked of one text.
-    hide, keep, replace: shares of the asked that become [MASK], stay, and become a random piece; they sum to 1 (Devlin et al.
-        2019, Table 8). ELECTRA's own code hides 0.85 and keeps the rest.
-    whole_word: all pieces of a word or none.
-    max_ngram: up to so many words, or pieces, in a row; n of them with a probability proportional to 1 / n (ALBERT: 3).
-    random_pieces: "vocabulary" draws from all of it as the original does, "real" from what can occur in text.
-    Raises ValueError for a value out of range or rates that do not sum to 1.
-    """
-
-    share: float = 0.15
-    max_predictions: int = 20
-    hide: float = 0.8
-    keep: float = 0.1
-    replace: float = 0.1
-    whole_word: bool = False
-    max_ngram: int = 1
-    random_pieces: str = "vocabulary"
-
-    def __post_init__(self) -> None:
-        if not 0 < self.share <= 1:
-            raise BertKerasError(f"share is {self.share}; give a share over 0 and at most 1")
-        for name in ("max_predictions", "max_ngram"):
-            if getattr(self, name) < 1:
-                raise BertKerasError(f"{name} is {getattr(self, name)}; give at least 1")
-        rates = (self.hide, self.keep, self.replace)
-        if min(rates) < 0 or abs(sum(rates) - 1) > 1e-6:
-            raise BertKerasError(
-                f"hide, keep and replace are {rates}; give rates of at least 0 that sum to 1"
-            )
-        if self.random_pieces not in RANDOM_PIECES:
-            raise BertKerasError(
-                f"random_pieces is {self.random_pieces!r}; choose one of {', '.join(RANDOM_PIECES)}"
-            )
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, eq=False)

@@ -26,7 +26,7 @@ from bert_keras.json_files import MEASURE, OBJECT, list_of, read_object, typed
 from bert_keras.paths import path_of
 from bert_keras.text.tokenizers import Tokenizer
 from tasks.features.extract import extract
-from tasks.features.tagger import TaggerHparams, train_tagger
+from tasks.features.tagger import train_tagger
 from tasks.folders import check_equal
 from tasks.metrics import Ordering, ordering
 from tasks.ner.conll import Conll
@@ -34,8 +34,9 @@ from tasks.pretraining.instances import Text
 from tasks.pretraining.pretrain import SNAPSHOTS, check_replicas, pretrain
 from tasks.pretraining.recipes import RECIPES, Recipe
 from tasks.pretraining.records import digest_of_documents
+from tasks.settings import AblationOptions, Hparams, TaggerHparams
 from tasks.squad.task import Squad  # whose scorers count in percent
-from tasks.task import Hparams, Source, Table, Task, take_examples
+from tasks.task import Source, Table, Task, take_examples
 from tasks.training.finetune import finetune
 from tasks.training.identity import digest_of_examples
 from tasks.training.loop import RESULTS_FILE
@@ -242,7 +243,7 @@ def run_ablation(
     tokenizer: Tokenizer,
     data: Mapping[str, Source],
     output: str | pathlib.Path,
-    scale: str = "small",
+    scale: str = AblationOptions.scale,
     changes: Mapping[str, Any] | None = None,
     tasks: Sequence[str] | None = None,
     restarts: int | None = None,

@@ -31,12 +31,12 @@ from bert_keras.json_files import MEASURE, OBJECT, TEXT, object_of, or_null, rea
 from bert_keras.paths import path_of
 from tasks.glue.task import IDX, LABEL, ROWS, SCORES, Glue, GlueRow
 from tasks.metrics import MEASURES
-from tasks.task import Hparams, Table, predict
+from tasks.settings import Hparams, ProtocolOptions
+from tasks.task import Table, predict
 from tasks.training.finetune import finetune
 from tasks.training.loop import PROTOCOL_FILE, RESULTS_FILE
 from tasks.training.run import Run, evaluate, free_memory, load_run
 
-LEARNING_RATES = (5e-5, 4e-5, 3e-5, 2e-5)
 # The tasks that the score is the mean of.
 SCORED = ("cola", "sst2", "mrpc", "stsb", "qqp", "mnli", "qnli", "rte", "wnli")
 # A share or measure this near to what a run that learned nothing has is that of one.
@@ -107,8 +107,8 @@ def run_protocol(
     checkpoint: str | pathlib.Path,
     output: str | pathlib.Path,
     hparams: Hparams,
-    learning_rates: Sequence[float] = LEARNING_RATES,
-    restarts: int = 1,
+    learning_rates: Sequence[float] = ProtocolOptions.learning_rates,
+    restarts: int = ProtocolOptions.restarts,
     pooling: str = "pooled",
     strategy_name: str = "one",
     best_only: bool = False,

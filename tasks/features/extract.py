@@ -18,7 +18,7 @@ import pathlib
 import shutil
 import zipfile
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import Any, NamedTuple, Protocol
+from typing import Any, Protocol
 
 import numpy as np
 import tensorflow as tf
@@ -40,8 +40,10 @@ from bert_keras.json_files import OBJECT, list_of, one_of, read_object, typed, w
 from bert_keras.json_files import TEXT as WORD
 from bert_keras.paths import path_of
 from bert_keras.text.preprocessing import Preprocessor
+from tasks.features.layers import LAYERS, places_of
 from tasks.folders import check_equal
 from tasks.ner.conll import TEXT, Conll, text_of, words_of
+from tasks.settings import FeatureOptions, WindowOptions
 from tasks.task import Features, Raw, model_inputs
 from tasks.tfrecord import record_writer
 from tasks.training.run import check_sizes
@@ -49,44 +51,6 @@ from tasks.training.run import check_sizes
 FORMAT_VERSION = 1
 HEADER = "header.json"
 DTYPES = ("float16", "float32")
-LEVELS = ("word", "piece")
-
-
-class Layers(NamedTuple):
-    """Which of an encoder's outputs [embedding_output, *encoder_outputs] are read, and how they become one vector.
-
-    needs: the blocks that an encoder must have
-    mixed: a weighted sum with learned weights; else side by side
-    """
-
-    chosen: slice
-    needs: int
-    mixed: bool = False
-
-
-# Table 7, row by row.
-LAYERS = {
-    "embeddings": Layers(slice(0, 1), 0),
-    "second_to_last": Layers(slice(-2, -1), 2),
-    "last": Layers(slice(-1, None), 1),
-    "weighted_sum_last_four": Layers(slice(-4, None), 4, mixed=True),
-    "concat_last_four": Layers(slice(-4, None), 4),
-    "weighted_sum_all": Layers(slice(1, None), 1, mixed=True),
-}
-
-
-def places_of(name: str, *, num_layers: int) -> tuple[int, ...]:
-    """The places of a row of LAYERS among an encoder's outputs: 0 the embeddings, n the nth block.
-
-    Raises ValueError on another name, and on an encoder with fewer blocks than the row needs.
-    """
-    if name not in LAYERS:
-        raise BertKerasError(f"layers are {name!r}; wanted one of {', '.join(LAYERS)}.")
-    if num_layers < LAYERS[name].needs:
-        raise BertKerasError(
-            f"{name} needs {LAYERS[name].needs} blocks and the encoder has {num_layers}; choose other layers."
-        )
-    return tuple(range(num_layers + 1))[LAYERS[name].chosen]
 
 
 # -----------------------------------------------------------------------------------------------------------
@@ -123,7 +87,7 @@ class Words(Units):
 
     level, mark, names = "word", WORD_INDEX, ("starts", "ends")
 
-    def __init__(self, *, doc_stride: int = 128) -> None:
+    def __init__(self, *, doc_stride: int = WindowOptions.doc_stride) -> None:
         self.doc_stride = doc_stride
 
     def features(self, preprocess: Preprocessor, raw: Raw) -> Features:
@@ -143,7 +107,7 @@ class Pieces(Units):
 
     level, mark, names = "piece", MAX_CONTEXT, ("starts", "ends", "ids")
 
-    def __init__(self, *, doc_stride: int = 128) -> None:
+    def __init__(self, *, doc_stride: int = WindowOptions.doc_stride) -> None:
         self.doc_stride = doc_stride
 
     def features(self, preprocess: Preprocessor, raw: Raw) -> Features:
@@ -515,43 +479,33 @@ def extract_file(
     output: str | pathlib.Path,
     *,
     checkpoint: str | pathlib.Path | checkpoints.Checkpoint,
-    layers: str = "last",
-    level: str = "word",
-    format: str = "jsonl",
-    dtype: str = "float32",
-    seq_length: int | None = None,
-    doc_stride: int = 128,
-    batch_size: int = 8,
     shard_examples: int = 256,
     progress: Callable[[int], None] = lambda done: None,
+    **settings: Any,
 ) -> int:
-    """The vectors of every word or piece of a UTF-8 text, a line an example; returns how many examples there are.
+    """Writes the vectors of every word or token of a UTF-8 text, an example a line; returns the number of examples.
 
-    layers: of LAYERS; a weighted sum is the one that training starts from, the mean
-    level: of LEVELS; format: of WRITERS
-    seq_length: wordpieces of a window; None takes 512, or all positions of an encoder that has fewer
+    settings: fields of FeatureOptions
 
-    Work in progress is a cache beside `output`, under the name with ".part"; the same call goes on from there.
-    Raises ValueError where `output` exists, or what is in progress was begun otherwise.
+    Work in progress is a cache beside `output`, under the name with ".part"; the same call resumes it.
+    Raises BertKerasError where `output` exists, or the work in progress has other settings.
     """
+    options = FeatureOptions(**settings)
     source, output = path_of(source), path_of(output)
-    for name, value, known in (("level", level, LEVELS), ("format", format, tuple(WRITERS))):
-        if value not in known:
-            raise BertKerasError(f"{name} is {value!r}; wanted one of {', '.join(known)}.")
     if output.exists():
         raise BertKerasError(f"{output} is there already; give another name, or remove it first.")
     if not source.is_file():
         raise MissingFileError(f"no file at {source}; give a file of text.")
     if not isinstance(checkpoint, checkpoints.Checkpoint):
         checkpoint = checkpoints.read(checkpoint)
-    units = (Words if level == "word" else Pieces)(doc_stride=doc_stride)
+    units = (Words if options.level == "word" else Pieces)(doc_stride=options.doc_stride)
     extractor = Extractor(
         checkpoint,
         units=units,
-        layers=[layers],
-        dtype=dtype,
-        seq_length=seq_length or min(checkpoint.config.max_length, 512),
-        batch_size=batch_size,
+        layers=[options.layers],
+        dtype=options.dtype,
+        seq_length=options.seq_length or min(checkpoint.config.max_length, 512),
+        batch_size=options.batch_size,
     )
     part = output.with_name(output.name + ".part")
     cache = _write_cache(
@@ -563,9 +517,9 @@ def extract_file(
         progress=progress,
     )
     tokenizer = extractor.preprocess.tokenizer
-    made = part / f"made.{format}"
+    made = part / f"made.{options.format}"
     with whole_file(made) as temporary:
-        WRITERS[format](temporary, lambda: _spoken(cache, layers, tokenizer.vocabulary))
+        WRITERS[options.format](temporary, lambda: _spoken(cache, options.layers, tokenizer.vocabulary))
     os.replace(made, output)
     shutil.rmtree(part)
     return sum(cache.header["shards"])

@@ -11,7 +11,6 @@ Source: Devlin et al. 2019, sec. 3.1 and A.2; google-research/bert create_pretra
 """
 
 import collections
-import dataclasses
 import functools
 import itertools
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -29,7 +28,8 @@ from bert_keras.features import (
 )
 from bert_keras.text.preprocessing import Features, Preprocessor, longest_first
 from bert_keras.text.tokenizers import Tokenizer
-from tasks.task import check_settings
+from tasks.settings import SEGMENTS
+from tasks.settings import Sampling as Settings
 
 ROWS = 1024  # instances that are packed and masked together; lines that are tokenized together
 AHEAD = 4  # batches of ROWS that a stream makes before they are asked for
@@ -46,40 +46,6 @@ class Instance(NamedTuple):
 
     segments: tuple[np.ndarray, ...]
     label: int = 0
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Settings:
-    """How instances are made of documents.
-
-    seq_length: positions, special tokens counted
-    short_seq_prob: the chance that a document (of a sampler of pairs) or a row aims at a random shorter length
-    sampler: a key of SAMPLERS
-    strict: of next_sentence; each label has probability 1/2, and a chunk of one segment, which the original always continues
-        at random, is skipped
-    dupe_factor: passes over the documents, each with its own draws
-    """
-
-    seq_length: int = 128
-    short_seq_prob: float = 0.1
-    sampler: str = "next_sentence"
-    strict: bool = False
-    dupe_factor: int = 10
-
-    def __post_init__(self) -> None:
-        wanted = {
-            "seq_length": (self.seq_length >= 5, "at least 5"),
-            "short_seq_prob": (0 <= self.short_seq_prob <= 1, "from 0 to 1"),
-            "sampler": (self.sampler in SAMPLERS, f"one of {', '.join(SAMPLERS)}"),
-            "strict": (not self.strict or self.sampler == "next_sentence", "False but with next_sentence"),
-            "dupe_factor": (self.dupe_factor >= 1, "at least 1"),
-        }
-        check_settings(self, wanted)
-
-    @property
-    def room(self) -> int:
-        """Positions that are left beside [CLS] and a [SEP] after each segment."""
-        return self.seq_length - 1 - SAMPLERS[self.sampler].segments
 
 
 # -----------------------------------------------------------------------------------------------------------
@@ -210,10 +176,10 @@ class Sampler(NamedTuple):
 
 
 SAMPLERS = {
-    "next_sentence": Sampler(next_sentence, segments=2, documents=2),
-    "sentence_order": Sampler(sentence_order, segments=2),
-    "full_sentences": Sampler(full_sentences, segments=1),
-    "contiguous": Sampler(contiguous, segments=1),
+    "next_sentence": Sampler(next_sentence, segments=SEGMENTS["next_sentence"], documents=2),
+    "sentence_order": Sampler(sentence_order, segments=SEGMENTS["sentence_order"]),
+    "full_sentences": Sampler(full_sentences, segments=SEGMENTS["full_sentences"]),
+    "contiguous": Sampler(contiguous, segments=SEGMENTS["contiguous"]),
 }
 
 

@@ -33,20 +33,24 @@ from bert_keras.errors import BertKerasError
 from bert_keras.features import INPUT_MASK
 from bert_keras.objectives import (
     ElectraPretrainer,
+    LeftToRight,
     MaskedLM,
     Objective,
     Pretrainer,
     ReplacedTokens,
+    SentencePair,
     generator_config,
 )
 from bert_keras.paths import path_of
+from bert_keras.settings import Masking
 from bert_keras.text.masking import Pieces
 from bert_keras.text.preprocessing import Preprocessor, pad_batches
 from bert_keras.text.tokenizers import Tokenizer
 from tasks.fill_mask import FillMask
 from tasks.folders import Folder
 from tasks.pretraining.instances import Segmenter, Text
-from tasks.pretraining.recipes import OBJECTIVES, OPTIMIZERS, PretrainHparams, Recipe
+from tasks.pretraining.optimizer import OPTIMIZERS, longest_step, schedule
+from tasks.pretraining.recipes import Recipe
 from tasks.pretraining.records import (
     RecordFiles,
 )
@@ -58,6 +62,7 @@ from tasks.pretraining.sources import (
     batches_of,
     check_data,
 )
+from tasks.settings import PretrainHparams
 from tasks.training.identity import digest_of_tensors
 from tasks.training.loop import LOGS, RUN, check_save_every, train
 from tasks.training.plan import Monitor, Plan, Stage
@@ -88,6 +93,14 @@ class _Electra(_CountsTokens, ElectraPretrainer):
     pass
 
 
+OBJECTIVES: dict[str, Callable[[Pieces, Masking], Objective]] = {
+    "masked_lm": lambda pieces, masking: MaskedLM(pieces=pieces, masking=masking),
+    "left_to_right": lambda pieces, masking: LeftToRight(),
+    "sentence_pair": lambda pieces, masking: SentencePair(),
+    "replaced_token": lambda pieces, masking: ReplacedTokens(),
+}
+
+
 def _model(recipe: Recipe, config: BertConfig, objectives: Sequence[Objective]) -> Pretrainer:
     """Compiled, model and optimizer built; make it in the strategy's scope."""
     hparams = recipe.hparams
@@ -101,7 +114,7 @@ def _model(recipe: Recipe, config: BertConfig, objectives: Sequence[Objective]) 
     else:
         model = _CountsTokens(encoder, objectives)
     optimizer = OPTIMIZERS[hparams.optimizer](
-        hparams.schedule(),
+        schedule(hparams),
         weight_decay=hparams.weight_decay,
         beta_2=hparams.beta_2,
         clip_norm=hparams.clip_norm,
@@ -190,7 +203,7 @@ class PretrainingMonitor(Monitor):
 
     def _log(self, measures: dict[str, float]) -> None:
         seconds = time.monotonic() - self._since
-        rate = float(self._plan.hparams.schedule()(self.step - 1))
+        rate = float(schedule(self._plan.hparams)(self.step - 1))
         tokens = measures.pop("tokens")
         self._add({"learning_rate": rate, "tokens_per_second": tokens / seconds, **measures})
 
@@ -444,7 +457,7 @@ def plan_pretraining(
             )
         )
 
-    if (longest := hparams.longest_step()) > LONG_STEP:
+    if (longest := longest_step(hparams)) > LONG_STEP:
         lines.append(
             f"warning: in a warm-up of {hparams.warmup_steps:,} steps, steps of AdamW without bias correction are up to "
             f"{longest:.1f} times as long as learning_rate says, where a masked LM may learn no more than how common each "

@@ -36,7 +36,8 @@ from bert_keras.features import (
 from bert_keras.files import TEMPORARY, write_json
 from bert_keras.json_files import FLAG, OBJECT, TEXT, list_of, or_null, read_object, typed, whole
 from bert_keras.paths import path_of
-from bert_keras.text.masking import Masking, Pieces, mask
+from bert_keras.settings import Masking
+from bert_keras.text.masking import Pieces, mask
 from bert_keras.text.preprocessing import Features
 from bert_keras.text.tokenizers import Tokenizer
 from tasks.folders import check_equal

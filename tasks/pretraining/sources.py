@@ -22,10 +22,9 @@ from bert_keras.objectives import (
     SentencePair,
     label,
 )
-from bert_keras.text.masking import Masking
+from bert_keras.settings import Masking
 from bert_keras.text.tokenizers import Tokenizer
 from tasks.pretraining.instances import BEGINNING, SAMPLERS, Place, Segmenter, Text, shards, stream
-from tasks.pretraining.instances import Settings as Sampling
 from tasks.pretraining.recipes import FIELDS, Recipe
 from tasks.pretraining.records import (
     LABEL_RATE_TOLERANCE,
@@ -37,6 +36,7 @@ from tasks.pretraining.records import (
     read_manifest,
     read_records,
 )
+from tasks.settings import Sampling
 
 SAMPLE = 1000  # instances that are looked at before training
 SAMPLE_BYTES = 200_000  # of text that they are made of, at least

@@ -33,6 +33,7 @@ from bert_keras.text.tokenizers import (
     sentencepiece_texts,
     wordpiece_words,
 )
+from tasks.settings import VocabularyOptions
 
 Document = Sequence[str]
 Progress = Callable[[int], None]
@@ -68,7 +69,12 @@ class Summary(NamedTuple):
 
 
 def learn_wordpiece(
-    texts: Iterable[str], *, size: int, lower_case: bool, unused: int = 0, alphabet: int = 1000
+    texts: Iterable[str],
+    *,
+    size: int,
+    lower_case: bool,
+    unused: int = VocabularyOptions.unused,
+    alphabet: int = VocabularyOptions.alphabet,
 ) -> WordPiece:
     """A WordPiece vocabulary: [PAD] [UNK] [CLS] [SEP] [MASK], [unused0] .., the alphabet, then pieces, the first merged first.
 
@@ -166,8 +172,8 @@ def write_vocabulary(
     documents: Iterable[Document],
     path: str | pathlib.Path,
     *,
-    kind: str = "wordpiece",
-    size: int = 30_522,
+    kind: str = VocabularyOptions.kind,
+    size: int = VocabularyOptions.size,
     lower_case: bool = True,
     progress: Progress = lambda done: None,
     **settings: int,
