@@ -68,7 +68,7 @@ def _run_to_export(args: argparse.Namespace) -> Any:
         if value and (args.fill_mask or (flag, options.embedding) == ("--l2", "word"))
     ]:
         raise BertKerasError(
-            f"{' and '.join(unread)} not used here; --l2 applies to vectors of texts, --layers to vectors."
+            f"{' and '.join(unread)} do not apply here; --l2 applies to vectors of texts, --layers to vectors."
         )
     layers = options.layers or "last"
     if args.fill_mask:

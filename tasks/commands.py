@@ -279,7 +279,9 @@ def _warn_of_masks(text: str, masks: Sequence[Mapping[str, Any]], seq_length: in
     if not masks:
         print(f"warning: there is no [MASK] in {text[:60]!r}", file=sys.stderr)
     elif cut:
-        about = f"{cut} of {len(masks)} [MASK] lie behind the first {seq_length} tokens, the only ones read, of {text[:60]!r}"
+        about = (
+            f"{cut} of {len(masks)} [MASK] are beyond the {seq_length} tokens that are read of {text[:60]!r}"
+        )
         print(f"warning: {about}", file=sys.stderr)
 
 

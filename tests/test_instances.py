@@ -873,7 +873,7 @@ def test_command(tmp_path, vocab, capfd, monkeypatch):
     framed = np.isin(row[INPUT_WORD_IDS], (2, 3))
     assert (row[WORD_STARTS] == row[INPUT_MASK] - framed).all(), "every letter is a word"
     code, _, err = runs.run_command(capfd, *other, "--set", "num_layers=2")
-    assert code == 1 and "num_layers says nothing to instances" in err
+    assert code == 1 and "unknown setting num_layers; instances accepts" in err
     code, _, err = runs.run_command(capfd, *other[:-1], "letters:none")
     assert code == 1 and "has no attribute 'none'; give MODULE:FUNCTION" in err
 

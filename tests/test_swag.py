@@ -418,10 +418,15 @@ def test_predict_by_command(place, tmp_path, capfd, suffix, content):
 @pytest.mark.parametrize(
     ("suffix", "content", "line", "about"),
     [
-        ("jsonl", as_jsonl() + '{"context": "a", "endings": ["b", "c", "d"]}\n', 3, "no text for endings"),
-        ("jsonl", as_jsonl() + '{"context": "a", "endings": "bcde"}\n', 3, "no text for endings"),
+        (
+            "jsonl",
+            as_jsonl() + '{"context": "a", "endings": ["b", "c", "d"]}\n',
+            3,
+            "no text in column endings",
+        ),
+        ("jsonl", as_jsonl() + '{"context": "a", "endings": "bcde"}\n', 3, "no text in column endings"),
         ("tsv", as_tsv() + "a\tb\tc\td\n", 4, "4 column(s), where the header names 5"),
-        ("txt", as_lines() + "a\tb\tc\td\n", 3, "no text for endings"),
+        ("txt", as_lines() + "a\tb\tc\td\n", 3, "no text in column endings"),
     ],
     ids=["jsonl-three", "jsonl-text", "tsv-three", "txt-three"],
 )
