@@ -15,7 +15,7 @@ from bert_keras.console import PATH, SEVERAL, Command, start, table
 from bert_keras.errors import BertKerasError
 from bert_keras.settings import add_flags, given_settings
 from tasks.commands import CHECKPOINT_HELP, RUNS_HELP
-from tasks.settings import ExportOptions
+from tasks.settings import ExportOptions, HubOptions, ServerOptions
 
 # -----------------------------------------------------------------------------------------------------------
 # export and hub
@@ -85,13 +85,7 @@ def _add_hub(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add("--checkpoint", **PATH, required=True, help=f"{CHECKPOINT_HELP}, or a run")
     add("--output", **PATH, required=True, help="folder in which preprocess/ and encoder/ are made")
-    add(
-        "--seq-length",
-        type=int,
-        default=128,
-        help="tokens that texts are truncated and padded to (default: 128)",
-    )
-    add("--fresh-pooler", action="store_true", help="initialize at random a pooler that the checkpoint lacks")
+    add_flags(parser, HubOptions)
 
 
 def _run_hub(args: argparse.Namespace) -> None:
@@ -99,8 +93,9 @@ def _run_hub(args: argparse.Namespace) -> None:
     from bert_keras import checkpoints
     from savedmodels.hub import write_pair
 
-    fresh = ("pooler",) if args.fresh_pooler else ()
-    write_pair(checkpoints.read(args.checkpoint), args.output, seq_length=args.seq_length, fresh=fresh)
+    options = HubOptions(**given_settings(args, HubOptions))
+    fresh = ("pooler",) if options.fresh_pooler else ()
+    write_pair(checkpoints.read(args.checkpoint), args.output, seq_length=options.seq_length, fresh=fresh)
     print(
         f"preprocess and encoder in {args.output}: a fresh process without this package gave the same answers"
     )
@@ -114,12 +109,7 @@ def _add_serve(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add("folder", **PATH, help="folder that export wrote: of versions, the newest is taken, or one version")
     add("--name", help="the name of the model in requests (default: the folder's name)")
-    add("--port", type=int, default=8501, help="of REST; 0 takes a free one (default: 8501)")
-    add("--grpc-port", type=int, default=8500, help="of gRPC; 0 takes a free one (default: 8500)")
-    add("--no-grpc", action="store_true", help="REST alone, which needs no further package")
-    add("--max-rows", type=int, default=1_000, help="rows of one request (default: 1000)")
-    add("--max-text", type=int, default=1_000_000, help="bytes of text of one request (default: 1000000)")
-    add("--max-seconds", type=float, default=60.0, help="until a request is answered (default: 60)")
+    add_flags(parser, ServerOptions)
     add(
         "--allow-host",
         **SEVERAL,
@@ -134,13 +124,16 @@ def _run_serve(args: argparse.Namespace) -> None:
     from savedmodels.server import Server
     from savedmodels.server.served import HOST, Limits, example_of, load
 
-    limits = Limits(rows=args.max_rows, text_bytes=args.max_text, seconds=args.max_seconds)
+    options = ServerOptions(**given_settings(args, ServerOptions))
+    limits = Limits(rows=options.max_rows, text_bytes=options.max_text, seconds=options.max_seconds)
     served = load(args.folder, name=args.name)
     signal.signal(signal.SIGTERM, signal.default_int_handler)
-    ports = {"port": args.port, "grpc_port": None if args.no_grpc else args.grpc_port}
+    grpc_port = None if options.no_grpc else options.grpc_port
     with (
         contextlib.suppress(KeyboardInterrupt),
-        Server(served, **ports, limits=limits, hosts=args.allow_host) as server,
+        Server(
+            served, port=options.port, grpc_port=grpc_port, limits=limits, hosts=args.allow_host
+        ) as server,
     ):
         print("a development server on this machine alone; TensorFlow Serving is for production")
         listening = f"{served.name} version {served.version}: REST on {HOST}:{server.port}"

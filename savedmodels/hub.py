@@ -36,6 +36,7 @@ from bert_keras.paths import path_of
 from bert_keras.text.preprocessing import MAX_SEGMENTS, Features, Preprocessor
 from bert_keras.text.tokenizers import Tokenizer, WordPiece
 from savedmodels.export import SAMPLES, ask, compare, workplace
+from tasks.settings import HubOptions
 
 PREPROCESS, ENCODER = "preprocess", "encoder"  # the two folders
 SENTENCES = "sentences"  # string [B], what the preprocessor takes
@@ -73,7 +74,7 @@ def write_pair(
     checkpoint: Checkpoint,
     directory: str | pathlib.Path,
     *,
-    seq_length: int = 128,
+    seq_length: int = HubOptions.seq_length,
     fresh: Iterable[str] = (),
     log: Callable[[str], None] = print,
 ) -> None:

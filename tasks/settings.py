@@ -243,7 +243,7 @@ class VocabularyOptions(_Checked):
 
     kind: str = setting("wordpiece", help="the kind of vocabulary", choices=("wordpiece", "sentencepiece"))
     size: int = setting(30_522, help="tokens of the vocabulary", at_least=1)
-    cased: bool = setting(False, help="keep upper case (and, of WordPiece, accents)")
+    cased: bool = setting(False, help="keep upper case (with WordPiece, accents too)")
     unused: int = setting(0, help="WordPiece: [unused] tokens", at_least=0)
     alphabet: int = setting(1000, help="WordPiece: characters, the most frequent", at_least=1)
 
@@ -280,6 +280,26 @@ class ExportOptions(_Checked):
     seq_length: int | None = setting(
         None, help="longest text, or window, in tokens (default: the encoder's most)"
     )
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class HubOptions(_Checked):
+    """Options of TensorFlow Hub's text pair."""
+
+    seq_length: int = setting(128, help="tokens that texts are truncated and padded to")
+    fresh_pooler: bool = setting(False, help="initialize at random a pooler that the checkpoint lacks")
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class ServerOptions(_Checked):
+    """Options of the development server."""
+
+    port: int = setting(8501, help="port of REST; 0 takes a free port")
+    grpc_port: int = setting(8500, help="port of gRPC; 0 takes a free port")
+    no_grpc: bool = setting(False, help="REST alone, which needs no further package")
+    max_rows: int = setting(1_000, help="rows of one request", over=0)
+    max_text: int = setting(1_000_000, help="bytes of text of one request", over=0)
+    max_seconds: float = setting(60.0, help="seconds until a request is answered", over=0)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -27,9 +27,11 @@ from tasks.settings import (
     FeatureOptions,
     FillMaskOptions,
     Hparams,
+    HubOptions,
     PretrainHparams,
     ProtocolOptions,
     Sampling,
+    ServerOptions,
     VocabularyOptions,
 )
 from tasks.training.run import load_run
@@ -102,6 +104,8 @@ def flags_of(name: str) -> dict[str, argparse.Action]:
         ("vocab", (VocabularyOptions,), ()),
         ("fill-mask", (FillMaskOptions,), ()),
         ("export", (ExportOptions,), ()),
+        ("hub", (HubOptions,), ()),
+        ("serve", (ServerOptions,), ()),
         ("ablate", (AblationOptions,), ()),
     ],
 )
