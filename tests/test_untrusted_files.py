@@ -22,6 +22,7 @@ import tensorflow as tf
 from runs import VOCABULARY, write_checkpoint
 
 import tasks.pretraining.corpus
+import tasks.settings
 import tasks.task
 from bert_keras import checkpoints, config, json_files
 from bert_keras.config import BertConfig
@@ -503,8 +504,8 @@ def test_the_limits_in_the_document_are_the_codes():
         "tokenizers.MAX_PIECE_BYTES": tokenizers.MAX_PIECE_BYTES,
         "task.MAX_LINE_BYTES": tasks.task.MAX_LINE_BYTES,
         "task.MAX_UNPACKED_BYTES": tasks.task.MAX_UNPACKED_BYTES,
-        "task.MAX_OPTION": tasks.task.MAX_OPTION,
-        "swag.MAX_CHOICES": tasks.choice.MAX_CHOICES,
+        "settings.MAX_OPTION": tasks.settings.MAX_OPTION,
+        "settings.MAX_CHOICES": tasks.settings.MAX_CHOICES,
         "corpus.MAX_DOCUMENT": tasks.pretraining.corpus.MAX_DOCUMENT,
         "corpus.MAX_REVISION_BYTES": tasks.pretraining.corpus.MAX_REVISION_BYTES,
         "corpus.MAX_UNPACKER_BYTES": tasks.pretraining.corpus.MAX_UNPACKER_BYTES,
