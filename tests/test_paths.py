@@ -15,8 +15,8 @@ from bert_keras.config import BertConfig
 from bert_keras.hub_layer import HubLayer
 from bert_keras.paths import for_tensorflow
 from bert_keras.text.tokenizers import WordPiece
-from savedmodels import serve
 from savedmodels.export import ask
+from savedmodels.server.served import load
 from tasks.pretraining.corpus import Corpus
 from tasks.training.run import load_run
 from tasks.training.saver import CHECKPOINTS, Saver
@@ -86,7 +86,7 @@ def test_saved_models_are_loaded(tmp_path):
     signature = vectors.get_concrete_function(sentence=tf.TensorSpec([None], tf.string, name="sentence"))
     tf.saved_model.save(module, str(place / "1"), signatures=signature)
     assert ask(place / "1", {"sentence": ["a", "b"]}) == {"vector": [[1, 2], [1, 2]]}
-    served = serve.load(place)
+    served = load(place)
     assert served.version == 1
     np.testing.assert_array_equal(served.loaded.vector, [1, 2])
     layer = HubLayer(place / "1", endpoint="serving_default")
