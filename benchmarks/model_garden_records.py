@@ -19,12 +19,12 @@ import numpy as np
 from official.nlp.data.pretrain_dataloader import BertPretrainDataConfig, BertPretrainDataLoader
 
 from bert_keras.features import NEXT_SENTENCE_LABEL
-from bert_keras.text.masking import Masking
+from bert_keras.settings import Masking
 from bert_keras.text.wordpiece import WordPiece
 from tasks.pretraining.corpus import Corpus
 from tasks.pretraining.read_records import read_records
-from tasks.pretraining.samplers import Settings
 from tasks.pretraining.write_records import write_records
+from tasks.settings import Sampling
 
 SEQ_LENGTH, PREDICTIONS, BATCH = 128, 20, 16
 THEIR_NAMES = {NEXT_SENTENCE_LABEL: "next_sentence_labels"}  # where their batches have another than ours
@@ -71,7 +71,7 @@ def main() -> int:
             Corpus(args.text),
             ours,
             make_tokenizer=functools.partial(WordPiece.from_file, str(args.vocab)),
-            settings=Settings(seq_length=SEQ_LENGTH),
+            settings=Sampling(seq_length=SEQ_LENGTH),
             masking=Masking(max_predictions=PREDICTIONS),
         )
         theirs.mkdir()

@@ -39,8 +39,9 @@ from tasks import metrics
 from tasks.choice import Swag
 from tasks.features.cache import extract
 from tasks.features.layers import LAYERS
-from tasks.features.tagger import TaggerHparams, train_tagger
+from tasks.features.tagger import train_tagger
 from tasks.ner.conll import Conll
+from tasks.settings import TaggerHparams
 from tasks.squad.task import Squad
 from tasks.training.run import evaluate, load_run
 

@@ -32,7 +32,8 @@ from bert_keras.features import (
 )
 from bert_keras.heads import MaskedLMHead, NextSentenceHead, ReplacedTokenHead
 from bert_keras.losses import GlobalMean, cross_entropy
-from bert_keras.text.masking import Masking, Pieces, ask_next, mask
+from bert_keras.settings import Masking
+from bert_keras.text.masking import Pieces, ask_next, mask
 
 Features = dict[str, Any]
 

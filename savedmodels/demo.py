@@ -16,14 +16,14 @@ import zipfile
 
 import sklearn.model_selection
 from rich.console import Console
-from rich.table import Table
 
 from bert_keras import checkpoints
+from bert_keras.console import table
 from bert_keras.errors import BertKerasError
 from savedmodels.export import export
 from savedmodels.publish import ask
 from tasks.glue.task import Glue, row_from_folder
-from tasks.task import Hparams
+from tasks.settings import Hparams
 from tasks.training.finetune import finetune
 from tasks.training.run import load_run
 
@@ -171,30 +171,22 @@ def run(work: pathlib.Path, *, scale: str, seed: int) -> dict[str, float]:
     console.rule("export and serve")
     model = export(load_run(folder / "pretrained", data=folder / "reviews"), folder / "served")
     answers = ask(model, {"sentence": SENTENCES})
-    _show(console, accuracies, answers, dev_count=dev_count, examples=results["train_examples"])
+    _show(accuracies, answers, dev_count=dev_count, examples=results["train_examples"])
     console.print(
         f"served from {model} by a fresh process without this package; {time.monotonic() - began:.0f} s in all"
     )
     return accuracies
 
 
-def _show(
-    console: Console, accuracies: dict[str, float], answers: dict, *, dev_count: int, examples: int
-) -> None:
-    table = Table(
-        "model",
-        "dev accuracy",
-        "standard error",
+def _show(accuracies: dict[str, float], answers: dict, *, dev_count: int, examples: int) -> None:
+    errors = {name: (value * (1 - value) / dev_count) ** 0.5 for name, value in accuracies.items()}
+    table(
+        ("model", "dev accuracy", "standard error"),
+        [(name, f"{value:.1%}", f"{errors[name]:.1%}") for name, value in accuracies.items()],
         title=f"fine-tuned on {examples:,} sentences",
-        title_justify="left",
     )
-    for name, accuracy in accuracies.items():
-        error = (accuracy * (1 - accuracy) / dev_count) ** 0.5
-        table.add_row(name, f"{accuracy:.1%}", f"{error:.1%}")
-    console.print(table)
-    table = Table("sentence", "label", "probability")
-    for sentence, label, probabilities in zip(
-        SENTENCES, answers["label"], answers["probabilities"], strict=True
-    ):
-        table.add_row(sentence, label, f"{max(probabilities):.3f}")
-    console.print(table)
+    rows = zip(SENTENCES, answers["label"], answers["probabilities"], strict=True)
+    table(
+        ("sentence", "label", "probability"),
+        [(sentence, label, f"{max(probabilities):.3f}") for sentence, label, probabilities in rows],
+    )

@@ -38,6 +38,7 @@ from bert_keras.text.preprocessing import MAX_SEGMENTS, Features, Preprocessor
 from bert_keras.text.tokenizer import Tokenizer
 from bert_keras.text.wordpiece import WordPiece
 from savedmodels.publish import SAMPLES, ask, compare, publishing
+from tasks.settings import HubOptions
 
 PREPROCESS, ENCODER = "preprocess", "encoder"  # the two folders
 SENTENCES = "sentences"  # string [B], the preprocessor's input
@@ -75,7 +76,7 @@ def write_pair(
     checkpoint: Checkpoint,
     directory: str | pathlib.Path,
     *,
-    seq_length: int = 128,
+    seq_length: int = HubOptions.seq_length,
     fresh: Iterable[str] = (),
     log: Callable[[str], None] = print,
 ) -> None:

@@ -22,7 +22,9 @@ from bert_keras.features import DTYPE, ENCODER_INPUTS, POOLED_OUTPUT
 from bert_keras.heads import ChoiceHead
 from bert_keras.json_files import one_of, parse_json, typed, whole
 from bert_keras.losses import GlobalMean, cross_entropy
+from bert_keras.settings import names_of
 from tasks.metrics import accuracy
+from tasks.settings import MAX_CHOICES, TASK_DEFAULTS, ChoiceOptions
 from tasks.task import (
     ERRORS_SHOWN,
     Features,
@@ -37,7 +39,6 @@ from tasks.task import (
 
 CONTEXT, ENDINGS, LABEL = "context", "endings", "label"
 UNLABELLED = -1
-MAX_CHOICES = 1_000
 
 # The splits of each data set and, for each, the names that its file may have in a folder. CODAH comes as one file without
 # a split; every file is read by its suffix, so that one set can train and another measure.
@@ -80,17 +81,20 @@ class Swag(Task):
 
     kind = "swag"
     names = tuple(FILES)
-    options = ("num_choices",)
+    options = names_of(ChoiceOptions)
     outputs = (POOLED_OUTPUT,)
     measure = "accuracy"
     validation_splits = ("validation",)
-    defaults: Mapping[str, Any] = {"learning_rate": 2e-5, "batch_size": 16}  # Devlin et al. 2019, sec. 4.4
+    defaults = TASK_DEFAULTS["swag"]
 
-    def __init__(self, name: str = "swag", source: Source | None = None, *, num_choices: int = 4) -> None:
-        if not 2 <= num_choices <= MAX_CHOICES:
-            raise BertKerasError(
-                f"num_choices is {num_choices}; a choice is between at least 2 and at most {MAX_CHOICES:,}."
-            )
+    def __init__(
+        self,
+        name: str = "swag",
+        source: Source | None = None,
+        *,
+        num_choices: int = ChoiceOptions.num_choices,
+    ) -> None:
+        ChoiceOptions(num_choices=num_choices)
         self.name, self.source, self.num_choices = name, source, num_choices
 
     @classmethod

@@ -19,7 +19,8 @@ from bert_keras.json_files import FLAG, Kind, one_of, typed, whole
 from tasks.features.extract import Words
 from tasks.features.layers import LAYERS, places_of
 from tasks.ner.conll import TEXT, words_of
-from tasks.task import MAX_OPTION, Features, Raw, Source, Task
+from tasks.settings import MAX_OPTION, FeatureOptions
+from tasks.task import Features, Raw, Source, Task
 
 VECTOR = "embedding"
 
@@ -117,7 +118,9 @@ class Embedding(_Vectors):
     name = kind
     kinds = {"pooling": one_of(POOLINGS), "l2": FLAG, "layers": one_of(LAYERS)}
 
-    def __init__(self, *, pooling: str = "mean", l2: bool = False, layers: str = "last") -> None:
+    def __init__(
+        self, *, pooling: str = "mean", l2: bool = False, layers: str = FeatureOptions.layers
+    ) -> None:
         if pooling not in POOLINGS:
             raise BertKerasError(f"pooling is {pooling!r}; wanted is one of {', '.join(POOLINGS)}.")
         self.pooling, self.l2, self.layers = pooling, l2, layers
@@ -159,7 +162,9 @@ class WordEmbedding(_Vectors):
     lists = {"word": "word_start_byte"}
     kinds = {"layers": one_of(LAYERS), "doc_stride": whole(1, MAX_OPTION)}
 
-    def __init__(self, *, layers: str = "last", doc_stride: int = 128) -> None:
+    def __init__(
+        self, *, layers: str = FeatureOptions.layers, doc_stride: int = FeatureOptions.doc_stride
+    ) -> None:
         self.layers, self.doc_stride = layers, doc_stride
 
     def features(self, preprocess: Any, raw: Raw) -> Features:

@@ -28,12 +28,13 @@ from bert_keras.features import (
 from bert_keras.heads import MaskedLMHead
 from bert_keras.json_files import parse_json, typed, whole
 from bert_keras.losses import GlobalMean, cross_entropy
+from bert_keras.settings import names_of
 from bert_keras.text.sentencepiece import SPACE
 from bert_keras.text.tokenizer import MASK, Tokenizer
 from bert_keras.text.wordpiece import CONTINUATION
+from tasks.settings import MAX_OPTION, FillMaskOptions
 from tasks.task import (
     ERRORS_SHOWN,
-    MAX_OPTION,
     Features,
     Raw,
     Source,
@@ -70,7 +71,7 @@ class FillMask(Task):
 
     kind = "fill-mask"
     names = (kind,)
-    options = ("top_k",)
+    options = names_of(FillMaskOptions)
     name = kind
     outputs = (SEQUENCE_OUTPUT,)
     measure = "accuracy"
@@ -79,9 +80,8 @@ class FillMask(Task):
     pretrained_head = True
     example_texts = {TEXT: "The capital of France is [MASK]."}
 
-    def __init__(self, source: Source | None = None, *, top_k: int = 5) -> None:
-        if top_k < 1:
-            raise BertKerasError(f"top_k is {top_k}; give at least 1.")
+    def __init__(self, source: Source | None = None, *, top_k: int = FillMaskOptions.top_k) -> None:
+        FillMaskOptions(top_k=top_k)
         self.source, self.top_k = source, top_k
 
     @classmethod

@@ -9,7 +9,6 @@ Where a task cuts its examples into windows, a batch of B examples has W windows
 
 import codecs
 import contextlib
-import dataclasses
 import gzip
 import io
 import zlib
@@ -32,10 +31,8 @@ from bert_keras.features import (
 )
 from bert_keras.heads import ClassifierHead, ConcatClassifierHead
 from bert_keras.paths import path_of
-from bert_keras.schedules import SCHEDULES
 from bert_keras.text.preprocessing import pad_batches
 from tasks.reading import bounded_lines
-from tasks.settings import check_settings
 
 Features = dict[str, tf.Tensor]
 Raw = dict[str, tf.Tensor]
@@ -45,7 +42,6 @@ Source = str | Path | Mapping[str, str | Path]
 # Batches whose examples are sorted by length together: enough for like lengths, few enough for random order.
 POOL = 50
 MAX_UNPACKED_BYTES = 250_000_000  # of a file that is read as a whole, and of a packed one that is examples
-MAX_OPTION = 1_000_000  # of a task's settings that count something
 ERRORS_SHOWN = 10  # of the errors that a report lists
 MODEL_INPUTS = (*ENCODER_INPUTS, MASKED_LM_POSITIONS)
 _ROW = "row"  # the example's place in the data set, int64 [B]
@@ -182,47 +178,6 @@ def _cell(value: Any) -> str:
     if isinstance(value, list):
         return " ".join(map(_cell, value))
     return f"{value:.4f}" if isinstance(value, float) else str(value)
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Hparams:
-    """The settings of one fine-tuning (defaults: Devlin et al. 2019, sec. 4.1 and A.3)."""
-
-    batch_size: int = 32  # examples, over all replicas
-    epochs: int = 3
-    learning_rate: float = 5e-5
-    warmup_proportion: float = 0.1  # of all steps
-    weight_decay: float = 0.01
-    clip_norm: float = 1.0
-    seq_length: int = 128  # wordpieces, special tokens counted
-    seed: int = 12345
-    max_examples: int | None = None  # of the training split, after shuffling
-    freeze: str | None = None  # "encoder": train the head alone
-    bias_correction: bool = False  # Adam's, which BERT's optimizer leaves out
-    # The three aids of Howard and Ruder 2018, ULMFiT.
-    layer_decay: float = 1.0  # the rate of each lower layer: of the block above it, times this
-    schedule: str = "linear"  # a key of SCHEDULES
-    unfreeze: str | None = None  # "gradual": epoch e, from 1, trains heads, pooler and the top e blocks
-
-    def __post_init__(self) -> None:
-        wanted = {
-            "batch_size": (self.batch_size >= 1, "at least 1"),
-            "epochs": (self.epochs >= 1, "at least 1"),
-            "learning_rate": (self.learning_rate > 0, "over 0"),
-            "warmup_proportion": (0 <= self.warmup_proportion <= 1, "from 0 to 1"),
-            "weight_decay": (self.weight_decay >= 0, "at least 0"),
-            "seed": (0 <= self.seed < 2**32, "from 0 to 2**32 - 1"),
-            "clip_norm": (self.clip_norm > 0, "over 0"),
-            "max_examples": (self.max_examples is None or self.max_examples >= 1, "at least 1"),
-            "freeze": (self.freeze in (None, "encoder"), "'encoder' or nothing"),
-            "layer_decay": (0 < self.layer_decay <= 1, "over 0, at most 1"),
-            "schedule": (self.schedule in SCHEDULES, f"one of {', '.join(SCHEDULES)}"),
-            "unfreeze": (
-                self.unfreeze is None or (self.unfreeze == "gradual" and self.freeze is None),
-                "'gradual', without freeze, or nothing",
-            ),
-        }
-        check_settings(self, wanted)
 
 
 def split_file(source: Source, split: str, names: Mapping[str, tuple[str, ...]]) -> Path:

@@ -33,11 +33,12 @@ from bert_keras.features import (  # noqa: E402
 from bert_keras.objectives import MaskedLM, SentencePair, label  # noqa: E402
 from bert_keras.optimizers import LAMB, AdamW  # noqa: E402
 from bert_keras.pretrainers import Pretrainer  # noqa: E402
-from bert_keras.text.masking import Masking, Pieces  # noqa: E402
+from bert_keras.settings import Masking  # noqa: E402
+from bert_keras.text.masking import Pieces  # noqa: E402
 from bert_keras.text.preprocessing import pad_batches  # noqa: E402
 from bert_keras.text.tokenizer import SpecialTokens  # noqa: E402
 from tasks.pretraining import monitor  # noqa: E402
-from tasks.pretraining.recipes import PretrainHparams  # noqa: E402
+from tasks.settings import PretrainHparams  # noqa: E402
 from tasks.training.saver import Saver  # noqa: E402
 from tasks.training.strategies import differ_between_replicas, rows_for, strategy  # noqa: E402
 

@@ -29,7 +29,8 @@ from bert_keras.text.preprocessing import Preprocessor, pad_batches  # noqa: E40
 from tasks.choice import Swag  # noqa: E402
 from tasks.glue.task import ROWS, Glue  # noqa: E402
 from tasks.ner.conll import Conll  # noqa: E402
-from tasks.task import Hparams, classifier_model, dataset  # noqa: E402
+from tasks.settings import Hparams  # noqa: E402
+from tasks.task import classifier_model, dataset  # noqa: E402
 from tasks.training.finetune import GradualUnfreezing, _compiled_model, finetune  # noqa: E402
 from tasks.training.run import encoder_of, evaluate, load_run  # noqa: E402
 from tasks.training.strategies import rows_for, strategy  # noqa: E402

@@ -19,7 +19,7 @@ from bert_keras.text.wordpiece import WordPiece
 from tasks.glue.task import ROWS, Glue
 from tasks.pretraining.pretrain import pretrain
 from tasks.pretraining.recipes import RECIPES
-from tasks.task import Hparams
+from tasks.settings import Hparams
 from tasks.training.finetune import finetune
 from tasks.training.saver import Saver
 

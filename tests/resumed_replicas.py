@@ -26,8 +26,8 @@ from bert_keras.text.wordpiece import WordPiece  # noqa: E402
 from tasks.glue.task import ROWS, Glue  # noqa: E402
 from tasks.pretraining.pretrain import pretrain  # noqa: E402
 from tasks.pretraining.recipes import RECIPES  # noqa: E402
+from tasks.settings import Hparams  # noqa: E402
 from tasks.squad.task import Squad  # noqa: E402
-from tasks.task import Hparams  # noqa: E402
 from tasks.training.finetune import finetune  # noqa: E402
 from tasks.training.saver import CHECKPOINTS  # noqa: E402
 

@@ -16,9 +16,8 @@ from tasks.experiments.paper_tables import SCALES, Row, Scale
 from tasks.glue.task import ROWS, Glue
 from tasks.pretraining.pretrain import pretrain
 from tasks.pretraining.recipes import RECIPES
-from tasks.pretraining.samplers import Settings
 from tasks.pretraining.write_records import write_records
-from tasks.task import Hparams
+from tasks.settings import Hparams, Sampling
 from tasks.training.finetune import finetune
 
 ROWS_READ = 1000  # by the digest that let changes behind them pass
@@ -97,7 +96,7 @@ def test_a_label_far_down_is_noticed_on_resume(inputs, tmp_path):
 
 def test_records_under_the_same_manifest_are_noticed_on_resume(tmp_path):
     documents = [runs.texts(8, seed=seed) for seed in range(40)]
-    settings = Settings(seq_length=32, sampler="next_sentence", dupe_factor=1)
+    settings = Sampling(seq_length=32, sampler="next_sentence", dupe_factor=1)
     write_records(documents, tmp_path / "records", make_tokenizer=tokenizer, settings=settings)
 
     def start():

@@ -1,8 +1,7 @@
 """The `bert-keras` command: what it prints, what it makes, how it reads text, and how it ends."""
 
+import argparse
 import csv
-import dataclasses
-import inspect
 import io
 import json
 import re
@@ -16,16 +15,26 @@ import tensorflow as tf
 from runs import ROOT, VOCABULARY, bare_environment, contents, run_command, shell_command
 
 from bert_keras import checkpoints, cli
-from bert_keras.config import BertConfig
+from bert_keras.settings import Masking, given_settings, names_of
 from savedmodels.publish import ask
-from tasks.choice import Swag
-from tasks.experiments import paper_tables
-from tasks.features.layers import LAYERS
-from tasks.ner import conll
-from tasks.pretraining.recipes import RECIPES, SETTINGS
-from tasks.squad.task import Squad
-from tasks.task import Hparams
-from tasks.training.run import TASKS, load_run
+from tasks.commands import CHUNK
+from tasks.example_files import read_examples
+from tasks.settings import (
+    TASK_OPTIONS,
+    AblationOptions,
+    ClassifierOptions,
+    ExportOptions,
+    FeatureOptions,
+    FillMaskOptions,
+    Hparams,
+    HubOptions,
+    PretrainHparams,
+    ProtocolOptions,
+    Sampling,
+    ServerOptions,
+    VocabularyOptions,
+)
+from tasks.training.run import load_run
 
 COMMANDS = (
     *(
@@ -80,55 +89,58 @@ def test_help_lists_every_command(command):
     assert set(re.findall(r"^    ([a-z-]+)(?:\s|$)", out, re.MULTILINE)) == {*COMMANDS}
 
 
-def test_what_help_says_without_tensorflow_is_so():
-    assert cli.RECIPES == tuple(RECIPES)
-    assert cli.LAYERS == tuple(LAYERS)
-    assert [*cli.HPARAMS] == [field.name for field in dataclasses.fields(Hparams)]
-    assert {*cli.TASK_OPTIONS} == {option for task in TASKS.values() for option in task.options}
-    (commands,) = (action.choices for action in cli._parser()._actions if action.dest == "command")
-    choices = {action.dest: action.choices for action in commands["ablate"]._actions}
-    assert choices["scale"] == tuple(paper_tables.SCALES)
-    assert choices["ablation"] == tuple(paper_tables.ABLATIONS)
+def flags_of(name: str) -> dict[str, argparse.Action]:
+    """The flags of a command, by the names that the parsed arguments have."""
+    (commands,) = (action.choices for action in cli.parser([name])._actions if action.dest == "command")
+    return {action.dest: action for action in commands[name]._actions}
 
 
-def test_help_says_the_defaults():
-    of_tasks = {
-        name: parameter.default
-        for task in TASKS.values()
-        for name, parameter in inspect.signature(task).parameters.items()
-        if name in task.options
-    }
-    of_all = {field.name: field.default for field in dataclasses.fields(Hparams)}
-    for settings, defaults in ((cli.HPARAMS, of_all), (cli.TASK_OPTIONS, of_tasks)):
-        for name, (kind, text) in settings.items():
-            said = re.search(r"\(default: (.+)\)$", text)
-            if defaults[name] in (None, False):
-                assert said is None or said[1] == "all", name
-            else:
-                assert said, name
-                assert (said[1] if isinstance(kind, tuple) else kind(said[1])) == defaults[name], name
+@pytest.mark.parametrize(
+    ("name", "settings", "without"),
+    [
+        ("finetune", (Hparams, *TASK_OPTIONS), ()),
+        ("glue", (Hparams, ClassifierOptions, ProtocolOptions), ("learning_rate",)),
+        ("features", (FeatureOptions,), ()),
+        ("vocab", (VocabularyOptions,), ()),
+        ("fill-mask", (FillMaskOptions,), ()),
+        ("export", (ExportOptions,), ()),
+        ("hub", (HubOptions,), ()),
+        ("serve", (ServerOptions,), ()),
+        ("ablate", (AblationOptions,), ()),
+    ],
+)
+def test_every_setting_is_a_flag(name, settings, without):
+    flags = flags_of(name)
+    assert {field for kind in settings for field in names_of(kind)} - {*without} <= {*flags}
+    assert not {*without} & {*flags}
 
 
-def test_help_says_what_tasks_have_for_defaults():
-    said = {}
-    for line in cli.FINETUNE_NOTES.strip().splitlines()[1:]:
-        task, flags = re.split(r" {2,}", line.strip())
-        for name in task.split(", "):
-            command = f"bert-keras finetune --checkpoint x --output y --task {name} {flags}".split()
-            given = vars(cli._parser().parse_args(command[1:]))
-            said[name] = Hparams(**{name: given[name] for name in cli.HPARAMS if name in given})
-    assert said == {
-        **{name: Hparams(**Squad(name).defaults) for name in Squad.names},
-        **{name: Hparams(**Swag(name).defaults) for name in Swag.names},
-        "conll2003": Hparams(**conll.DEFAULTS["document"]),
-        "conll2003 --context sentence": Hparams(**conll.DEFAULTS["sentence"]),
-    }
+def test_a_flag_that_is_not_given_leaves_the_default():
+    given = parsed("finetune", "--task", "sst2", "--checkpoint", "x", "--output", "y", "--epochs", "5")
+    assert given_settings(given, Hparams, *TASK_OPTIONS) == {"epochs": 5}
+    assert given.output == "y"
 
 
-def test_help_names_every_setting_of_pre_training():
-    words = {*re.findall(r"\w+", cli.PRETRAIN_NOTES)}
-    fields = {field.name for field in dataclasses.fields(BertConfig)}
-    assert {*SETTINGS} - fields <= words
+def parsed(name: str, *arguments: str) -> argparse.Namespace:
+    return cli.parser([name]).parse_args([name, *arguments])
+
+
+def test_help_lists_the_defaults_of_tasks(command):
+    _, out, _ = command("finetune", "--help")
+    assert re.search(r"squad2.0 +--epochs 2 --batch-size 48 --seq-length 384\n", out)
+    assert re.search(r"swag +--learning-rate 2e-5 --batch-size 16\n", out)
+    assert re.search(r"conll2003 --context sentence +--epochs 4\n", out)
+
+
+@pytest.mark.parametrize(
+    ("name", "kinds"),
+    [("pretrain", (PretrainHparams, Sampling, Masking)), ("instances", (Sampling, Masking))],
+)
+def test_help_lists_every_setting_of_pre_training(command, name, kinds):
+    _, out, _ = command(name, "--help")
+    for setting in {field for kind in kinds for field in names_of(kind)} - {"seq_length"}:
+        assert re.search(rf"^    {setting} +\S", out, re.MULTILINE), setting
+    assert "(default: [[128, 0.9], [512, 0.1]])" in out or name == "instances"
 
 
 @pytest.mark.parametrize(
@@ -238,7 +250,7 @@ def test_answers_do_not_go_where_the_progress_bar_is(command, monkeypatch, stdin
 
 def test_tasks_of_two_texts_split_at_the_first_tab():
     names = ("premise", "hypothesis")
-    rows = list(cli._read_examples([b"a\tb\tc\r\n", b"\t\n"], "pairs", names))
+    rows = list(read_examples([b"a\tb\tc\r\n", b"\t\n"], "pairs", names))
     assert rows == [{"premise": "a", "hypothesis": "b\tc"}, {"premise": "", "hypothesis": ""}]
 
 
@@ -249,17 +261,18 @@ def test_tasks_of_two_texts_split_at_the_first_tab():
         (
             "x.json",
             b'{"data": []}',
-            "x.json, line 1: no text for b; wanted a and b, in UTF-8, an example a line, with a tab between two texts "
+            "x.json, line 1: no text in column b (columns: a); give a and b, in UTF-8, an example a line, with a tab "
+            "between two texts "
             "(.tsv, .csv and .jsonl name them).",
         ),
-        ("x.tsv", b"a\tc\n1\t2\n", "x.tsv, line 2: no text for b;"),
+        ("x.tsv", b"a\tc\n1\t2\n", "x.tsv, line 2: no text in column b (columns: a, c);"),
         ("x.tsv", b"a\tb\n1\n", "x.tsv, line 2: 1 column(s), where the header names 2;"),
         ("x.tsv", b"a\tb\n\n1\t2\n1\t2\t3\n", "x.tsv, line 4: 3 column(s), where the header names 2;"),
         ("x.tsv", b"a\tb\tb\n1\t2\t3\n", "x.tsv, line 1: more than one column 'b';"),
         (
             "X.CSV",
             b"a,b\n\n1\n",
-            "X.CSV, line 3: 1 column(s), where the header names 2; wanted a and b, in UTF-8, in columns that the first line "
+            "X.CSV, line 3: 1 column(s), where the header names 2; give a and b, in UTF-8, in columns that the first line "
             "names.",
         ),
         ("x.csv", b"a,b\n1,Well, no\n", "x.csv, line 2: 3 column(s), where the header names 2;"),
@@ -267,19 +280,19 @@ def test_tasks_of_two_texts_split_at_the_first_tab():
         ("x.csv", b'a,b\n1,"2\n', "x.csv, line 2: unexpected end of data;"),
         # Two stray quotes, and all between them would be one field.
         ("x.csv", b'a,b\n1,"2\n3,4\n5",6\n', "x.csv, line 2: unexpected end of data;"),
-        ("x.jsonl", b'{"a": "1", "b": 2}', "x.jsonl, line 1: no text for b;"),
+        ("x.jsonl", b'{"a": "1", "b": 2}', "x.jsonl, line 1: no text in column b (columns: a, b);"),
         (
             "x.jsonl",
             b'["a"]',
-            "x.jsonl, line 1: a JSON list, no object; wanted a and b, in UTF-8, in an object a line.",
+            "x.jsonl, line 1: a JSON list, not an object; give a and b, in UTF-8, in an object a line.",
         ),
-        ("x.jsonl", b'\n{"a": ', "x.jsonl, line 2: the line is not JSON"),
+        ("x.jsonl", b'\n{"a": ', "x.jsonl, line 2: the line is not JSON: Expecting value"),
         ("x.jsonl", b'{"a": "\\ud800", "b": ""}', "x.jsonl, line 1: 'utf-8' codec can't encode"),
     ],
 )
 def test_input_that_cannot_be_read(path, data, message):
     with pytest.raises(ValueError) as error:
-        list(cli._read_examples(io.BytesIO(data), path, ("a", "b")))
+        list(read_examples(io.BytesIO(data), path, ("a", "b")))
     assert str(error.value).startswith(message)
 
 
@@ -293,11 +306,11 @@ def test_predict_streams_and_ends_quietly_when_its_reader_leaves(sst2):
         stderr=subprocess.PIPE,
     )
     with process:
-        process.stdin.write(b"good film\n" * cli.CHUNK)
+        process.stdin.write(b"good film\n" * CHUNK)
         process.stdin.flush()
         assert json.loads(process.stdout.readline())["sentence"] == "good film"  # before the input has ended
         process.stdout.close()
-        process.stdin.write(b"bad film\n" * cli.CHUNK)
+        process.stdin.write(b"bad film\n" * CHUNK)
         process.stdin.close()
         assert process.stderr.read() == b""
     assert process.returncode == 1
@@ -527,11 +540,18 @@ def test_without_docstrings_and_asserts(sst2):
 
 @pytest.mark.parametrize("error", [ValueError("a bug"), UnicodeError("of Keras")])
 def test_an_error_that_is_not_ours_keeps_its_traceback(command, monkeypatch, capfd, error):
-    def fails(args):
+    def fails(path):
         raise error
 
-    monkeypatch.setattr(cli, "_info", fails)
+    monkeypatch.setattr(checkpoints, "read", fails)
     with pytest.raises(type(error)) as raised:
-        command("info")
+        command("info", "somewhere")
     assert raised.value is error
     assert "bert-keras: error" not in capfd.readouterr().err
+
+
+@pytest.mark.parametrize("arguments", [("--help",), ("info", "--help"), ("--debug", "info")])
+def test_a_users_own_tasks_py_is_not_imported_for_the_flags(invoke, arguments):
+    done = run_in(invoke, "-m", "bert_keras", *arguments, PYTHONPATH=str(invoke))
+    assert done.returncode == 1 and "tasks.py was run" not in done.stderr
+    assert "the module tasks is" in done.stderr.splitlines()[-1]

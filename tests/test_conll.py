@@ -17,7 +17,8 @@ from bert_keras.text.wordpiece import WordPiece
 from savedmodels.publish import ask, compare
 from savedmodels.servable import Servable
 from tasks.ner.conll import SCHEMES, Conll, convert, entities_of, split_text, split_tokens, tags_of
-from tasks.task import Hparams, dataset, predict
+from tasks.settings import Hparams
+from tasks.task import dataset, predict
 from tasks.training.finetune import finetune
 from tasks.training.run import evaluate, load_run
 
@@ -175,7 +176,7 @@ def test_bad_files(content, message, tmp_path):
 
 
 def test_bad_settings(tmp_path):
-    with pytest.raises(ValueError, match="context is 'page'; wanted one of document, sentence"):
+    with pytest.raises(ValueError, match="context is 'page'; context must be one of document, sentence"):
         Conll(LABELS, scheme="IOB2", context="page")
     with pytest.raises(FileNotFoundError, match="has no file for the validation split"):
         Conll(LABELS, scheme="IOB2", source=tmp_path).examples("validation")

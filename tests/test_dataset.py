@@ -19,7 +19,8 @@ from bert_keras.features import (
 from bert_keras.text.preprocessing import Preprocessor, pad_batches
 from bert_keras.text.wordpiece import WordPiece
 from tasks.glue.task import ROWS, Glue
-from tasks.task import Hparams, batches, cardinality, dataset, predict, predictor, take_examples
+from tasks.settings import Hparams
+from tasks.task import batches, cardinality, dataset, predict, predictor, take_examples
 
 SEQ_LENGTH = 32
 COUNT, BATCH = 1003, 8

@@ -413,10 +413,10 @@ EITHER = "give --run, or --checkpoint and --embedding or --fill-mask"
         (["--run", "r", "--checkpoint", "c", "--embedding", "mean"], EITHER),
         (["--run", "r", "--l2"], EITHER),
         (["--embedding", "mean"], EITHER),
-        (["--checkpoint", "c", "--embedding", "word", "--l2"], "--l2 say nothing here"),
+        (["--checkpoint", "c", "--embedding", "word", "--l2"], "--l2 do not apply here"),
         (
             ["--checkpoint", "c", "--fill-mask", "--l2", "--layers", "last"],
-            "--l2 and --layers say nothing here",
+            "--l2 and --layers do not apply here",
         ),
     ],
 )

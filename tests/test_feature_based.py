@@ -19,10 +19,11 @@ from bert_keras.text.preprocessing import Preprocessor
 from tasks.features.cache import extract, open_cache
 from tasks.features.extract import Extractor, Pieces, Words
 from tasks.features.layers import LAYERS, places_of
-from tasks.features.tagger import ScalarMix, TaggerHparams, load_tagger, tagger_model, train_tagger
+from tasks.features.tagger import ScalarMix, load_tagger, tagger_model, train_tagger
 from tasks.features.text_file import WRITERS, extract_file
 from tasks.metrics import entity_scores
 from tasks.ner.conll import Conll
+from tasks.settings import TaggerHparams
 from tasks.tfrecord import record_writer
 
 LABELS = ("O", "B-LOC", "B-PER", "I-LOC", "I-PER")

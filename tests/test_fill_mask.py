@@ -23,7 +23,8 @@ from bert_keras.heads import MaskedLMHead
 from bert_keras.text.preprocessing import Preprocessor
 from bert_keras.text.wordpiece import WordPiece
 from tasks.fill_mask import FillMask
-from tasks.task import Hparams, dataset, predict
+from tasks.settings import Hparams
+from tasks.task import dataset, predict
 from tasks.training.finetune import finetune
 from tasks.training.run import TASKS, Run, evaluate, load_run, run_of
 
@@ -338,7 +339,7 @@ def test_command_for_a_person(checkpoint, capfd):
     assert code == 0, err
     assert "the [MASK] is" in out
     assert out.count("\n│ 1 ") == 1
-    assert "1 of 1 [MASK] lie behind the 48 pieces" in err
+    assert "1 of 1 [MASK] are beyond the 48 tokens" in err
     code, _, err = runs.run_command(capfd, "fill-mask", "--checkpoint", checkpoint, "nothing")
     assert (code, "there is no [MASK] in 'nothing'" in err) == (1, True)
 

@@ -25,7 +25,8 @@ from tasks.experiments.glue_protocol import (
     tables,
 )
 from tasks.glue.task import ROWS, Glue
-from tasks.task import Hparams, predict
+from tasks.settings import Hparams
+from tasks.task import predict
 from tasks.training.run import evaluate, load_run
 
 HPARAMS = Hparams(epochs=1, batch_size=16, seq_length=40, seed=5)

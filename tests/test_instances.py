@@ -30,7 +30,7 @@ from bert_keras.features import (
     NEXT_SENTENCE_LABEL,
     WORD_STARTS,
 )
-from bert_keras.text.masking import Masking
+from bert_keras.settings import Masking
 from bert_keras.text.wordpiece import WordPiece
 from tasks.pretraining.corpus import Corpus
 from tasks.pretraining.manifest import read_manifest
@@ -39,6 +39,7 @@ from tasks.pretraining.samplers import SAMPLERS, Settings, make_instances
 from tasks.pretraining.sources import check_batch
 from tasks.pretraining.stream import Place, shards, stream, tokenize_documents
 from tasks.pretraining.write_records import write_records
+from tasks.settings import Sampling
 
 ROOT = Path(__file__).parents[1]
 SEP = 0  # in the documents below, whose ids are from 1
@@ -58,7 +59,7 @@ def documents(count=200, *, seed=0, segments=(1, 20), pieces=(1, 40)):
 
 
 def made(sampler, texts=None, *, seed=1, **settings):
-    settings = Settings(sampler=sampler, **{"dupe_factor": 1, **settings})
+    settings = Sampling(sampler=sampler, **{"dupe_factor": 1, **settings})
     return make_instances(texts or documents(), seed=[seed], settings=settings, separator=SEP)
 
 
@@ -143,7 +144,7 @@ def test_two_documents_are_enough():
 
 def sampled(name, texts, **settings):
     """What a sampler yields, in order, pairs not yet cut."""
-    settings = Settings(sampler=name, **settings)
+    settings = Sampling(sampler=name, **settings)
     return list(SAMPLERS[name].sample(texts, np.random.default_rng(3), settings=settings, separator=SEP))
 
 
@@ -267,7 +268,7 @@ def test_shards_hold_enough():
 def test_wrong_settings_are_named(wrong):
     name = next(iter(wrong))
     with pytest.raises(ValueError, match=f"{name} is .*; {name} must be"):
-        Settings(**wrong)
+        Sampling(**wrong)
 
 
 # -----------------------------------------------------------------------------------------------------------
@@ -299,7 +300,7 @@ def write(path, vocab, texts=None, **options):
         texts_of() if texts is None else texts,
         path,
         make_tokenizer=functools.partial(WordPiece.from_file, str(vocab)),
-        settings=Settings(**settings),
+        settings=Sampling(**settings),
         **known | options,
     )
 
@@ -676,7 +677,7 @@ def streamed(vocab, texts=None, *, settings=None, **options):
     return stream(
         texts or texts_of(),
         tokenizer=WordPiece.from_file(str(vocab)),
-        settings=Settings(**{"seq_length": 32, "dupe_factor": 1} | (settings or {})),
+        settings=Sampling(**{"seq_length": 32, "dupe_factor": 1} | (settings or {})),
         **{"seed": 7, "shard_bytes": 2_000, "shard_documents": 5, "epochs": 1} | options,
     )
 
@@ -726,7 +727,7 @@ def test_a_stream_makes_what_the_pure_function_does(vocab):
     instances, _ = make_instances(
         tokenize_documents(shard, tokenizer),
         seed=[7, 0, 0],
-        settings=Settings(seq_length=32, dupe_factor=1),
+        settings=Sampling(seq_length=32, dupe_factor=1),
         separator=3,
     )
     for (first, second), row in zip((one.segments for one in instances), rows(streamed(vocab)), strict=False):
@@ -803,7 +804,7 @@ def test_a_stream_has_word_starts(tmp_path):
     features = stream(
         [[*WORDS_OF]] * 3,
         tokenizer=WordPiece(CHINESE),
-        settings=Settings(seq_length=32, sampler="contiguous", short_seq_prob=0, dupe_factor=1),
+        settings=Sampling(seq_length=32, sampler="contiguous", short_seq_prob=0, dupe_factor=1),
         segment=segment,
         seed=0,
         epochs=1,
@@ -842,7 +843,7 @@ def test_real_articles(data_dir):
     corpus = Corpus(data_dir / "corpus" / "enwiki_plain_paragraphs.txt", lines="paragraph")
     texts = tokenize_documents(corpus, tokenizer)
     # All aim at one length: a document's own would bind all of its instances together.
-    settings = Settings(dupe_factor=1, short_seq_prob=0)
+    settings = Sampling(dupe_factor=1, short_seq_prob=0)
     instances, _ = make_instances(texts, seed=[0], settings=settings, separator=tokenizer.special.end)
     plain = [[segment.tolist() for segment in text] for text in texts]
     others = list(original_pairs(plain, seed=1, seq_length=128, short_seq_prob=0, passes=1))
@@ -861,13 +862,15 @@ from bert_keras.text.wordpiece import WordPiece
 from tasks.pretraining.corpus import Corpus
 from tasks.pretraining.samplers import Settings
 from tasks.pretraining.write_records import write_records
+from tasks.settings import Sampling
+from tasks.pretraining.records import write_records
 if __name__ == "__main__":
     files, vocab, out = json.loads(sys.argv[1]), sys.argv[2], sys.argv[3]
     make = functools.partial(WordPiece.from_file, vocab)
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     summary = write_records(
         Corpus(files, lines="paragraph"), out, make_tokenizer=make, masking=Masking(), shard_bytes=500_000,
-        settings=Settings(dupe_factor=2),
+        settings=Sampling(dupe_factor=2),
     )
     print(json.dumps([summary.documents, before, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss]))
 """
@@ -917,9 +920,9 @@ def test_command(tmp_path, vocab, capfd, monkeypatch):
     framed = np.isin(row[INPUT_WORD_IDS], (2, 3))
     assert (row[WORD_STARTS] == row[INPUT_MASK] - framed).all(), "every letter is a word"
     code, _, err = runs.run_command(capfd, *other, "--set", "num_layers=2")
-    assert code == 1 and "num_layers says nothing to instances" in err
+    assert code == 1 and "unknown setting num_layers; instances accepts" in err
     code, _, err = runs.run_command(capfd, *other[:-1], "letters:none")
-    assert code == 1 and "has no attribute 'none'" in err
+    assert code == 1 and "has no attribute 'none'" in err and "give MODULE:FUNCTION" in err
 
 
 def test_a_full_disk_leaves_the_files_before_and_no_temporary_ones(vocab, tmp_path):

@@ -35,7 +35,8 @@ from bert_keras.objectives import (
 )
 from bert_keras.optimizers import AdamW
 from bert_keras.pretrainers import REPLACED, ElectraPretrainer, Pretrainer, generator_config, pretrainer_of
-from bert_keras.text.masking import Masking, Pieces
+from bert_keras.settings import Masking
+from bert_keras.text.masking import Pieces
 from bert_keras.text.tokenizer import SpecialTokens
 
 BOTH = (SEQUENCE_OUTPUT, POOLED_OUTPUT)

@@ -16,7 +16,7 @@ from bert_keras.hub_layer import HubLayer
 from bert_keras.paths import for_tensorflow
 from bert_keras.text.wordpiece import WordPiece
 from savedmodels.publish import ask
-from savedmodels.server import served as serve
+from savedmodels.server.served import load
 from tasks.pretraining.corpus import Corpus
 from tasks.training.run import load_run
 from tasks.training.saver import CHECKPOINTS, Saver
@@ -84,7 +84,7 @@ def test_saved_models_are_loaded(tmp_path):
     signature = vectors.get_concrete_function(sentence=tf.TensorSpec([None], tf.string, name="sentence"))
     tf.saved_model.save(module, str(place / "1"), signatures=signature)
     assert ask(place / "1", {"sentence": ["a", "b"]}) == {"vector": [[1, 2], [1, 2]]}
-    served = serve.load(place)
+    served = load(place)
     assert served.version == 1
     np.testing.assert_array_equal(served.loaded.vector, [1, 2])
     layer = HubLayer(place / "1", endpoint="serving_default")
@@ -136,7 +136,7 @@ def test_a_temporary_folder_that_reads_as_a_pattern_is_named(tmp_path, monkeypat
 
 def test_every_path_of_the_command_line_is_expanded(monkeypatch):
     monkeypatch.setenv("HOME", "/people/someone")
-    (commands,) = (action.choices for action in cli._parser()._actions if action.dest == "command")
+    (commands,) = (action.choices for action in cli.parser(cli.COMMANDS)._actions if action.dest == "command")
     seen = set()
     for name, parser in commands.items():
         for action in parser._actions:

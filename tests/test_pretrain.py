@@ -28,17 +28,19 @@ from bert_keras.features import (
 )
 from bert_keras.objectives import MaskedLM
 from bert_keras.optimizers import AdamW
-from bert_keras.text.masking import Masking, Pieces
+from bert_keras.settings import Masking
+from bert_keras.text.masking import Pieces
 from bert_keras.text.wordpiece import WordPiece
 from tasks.glue.task import ROWS, Glue
 from tasks.pretraining.corpus import Corpus
+from tasks.pretraining.optimizer import longest_step, schedule
 from tasks.pretraining.pretrain import _held_out, pretrain
 from tasks.pretraining.read_records import read_records
-from tasks.pretraining.recipes import OBJECTIVES, RECIPES, SETTINGS, PretrainHparams
-from tasks.pretraining.samplers import Settings
+from tasks.pretraining.recipe_objectives import OBJECTIVES
+from tasks.pretraining.recipes import RECIPES, SETTINGS
 from tasks.pretraining.sources import Share
 from tasks.pretraining.write_records import write_records
-from tasks.task import Hparams
+from tasks.settings import Hparams, PretrainHparams, Sampling
 from tasks.training.finetune import finetune
 
 SMALL = {
@@ -226,7 +228,7 @@ def test_settings_are_one_namespace():
     recipe = recipe.changed(seq_length=64, max_predictions=7, steps=5)
     assert recipe.config(vocab_size=9).num_layers == 3 and recipe.config(vocab_size=9).hidden_size == 128
     assert recipe.masking(64) == Masking(hide=1.0, keep=0.0, replace=0.0, max_predictions=7)
-    assert recipe.sampling(64) == Settings(seq_length=64, strict=True, dupe_factor=1)
+    assert recipe.sampling(64) == Sampling(seq_length=64, strict=True, dupe_factor=1)
     assert recipe.hparams.phases == ((64, 1.0),) and recipe.hparams.steps == 5
     assert {"size", "seq_length", "phases", "share", "sampler", "vocab_size"} <= {*SETTINGS}
 
@@ -360,7 +362,7 @@ def write(folder, *, settings=None, masking=None, texts=None, vocabulary=runs.VO
         texts or documents(),
         folder,
         make_tokenizer=functools.partial(WordPiece, vocabulary),
-        settings=Settings(**{"seq_length": 32, "dupe_factor": 2} | (settings or {})),
+        settings=Sampling(**{"seq_length": 32, "dupe_factor": 2} | (settings or {})),
         masking=masking,
         shard_bytes=2_000,
         shard_documents=5,
@@ -522,14 +524,14 @@ def test_a_warm_up_that_is_short_for_uncorrected_moments(correction, tmp_path):
 def test_the_longest_step_is_the_optimizer_s():
     hparams = PretrainHparams(steps=300, warmup_proportion=0.2, learning_rate=1e-3)
     weight = keras.Variable(0.0, name="kernel")
-    optimizer = AdamW(hparams.schedule(), weight_decay=0.0, clip_norm=None)
+    optimizer = AdamW(schedule(hparams), weight_decay=0.0, clip_norm=None)
     places = [0.0]
     for _ in range(hparams.steps):
         optimizer.apply([tf.constant(1.0)], [weight])
         places.append(float(weight.numpy()))
     longest = np.max(np.abs(np.diff(places))) / hparams.learning_rate
-    assert hparams.longest_step() == pytest.approx(longest, rel=1e-3) and longest > 3
-    assert max(one.hparams.longest_step() for one in RECIPES.values()) < 1.001
+    assert longest_step(hparams) == pytest.approx(longest, rel=1e-3) and longest > 3
+    assert max(longest_step(one.hparams) for one in RECIPES.values()) < 1.001
 
 
 def test_a_vocabulary_larger_than_the_encoder_s(tmp_path):

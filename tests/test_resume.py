@@ -14,7 +14,7 @@ import runs
 from bert_keras.errors import BertKerasError
 from tasks.folders import Folder
 from tasks.glue.task import ROWS, Glue
-from tasks.task import Hparams
+from tasks.settings import Hparams
 from tasks.training.finetune import finetune
 from tasks.training.loop import RESULTS_FILE, RUN
 from tasks.training.saver import CHECKPOINTS, SETTINGS, Saver

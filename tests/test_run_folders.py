@@ -23,7 +23,7 @@ from bert_keras.checkpoints.hugging_face import SAFETENSORS
 from bert_keras.errors import BertKerasError
 from bert_keras.folders import PARTIAL
 from tasks.glue.task import ROWS, Glue
-from tasks.task import Hparams
+from tasks.settings import Hparams
 from tasks.training.finetune import finetune
 from tasks.training.loop import RESULTS_FILE
 from tasks.training.run import load_run

@@ -27,8 +27,9 @@ from bert_keras.features import (
 from bert_keras.text.preprocessing import Preprocessor
 from bert_keras.text.wordpiece import WordPiece
 from savedmodels.export import export
+from tasks.settings import Hparams
 from tasks.squad.task import PADDING_LOGIT, VERSIONS, Squad
-from tasks.task import Hparams, dataset, model_inputs, plain, predict
+from tasks.task import dataset, model_inputs, plain, predict
 from tasks.training.finetune import finetune
 from tasks.training.loop import RESULTS_FILE, TASK_FILE
 from tasks.training.run import Run, evaluate, load_run, load_runs
@@ -192,7 +193,7 @@ def test_bad_settings(tmp_path):
     with pytest.raises(ValueError, match="there is no 'squad3'; wanted is one of squad1.1, squad2.0"):
         Squad("squad3")
     for option in Squad.options:
-        with pytest.raises(ValueError, match=f"{option} is 0; give at least 1"):
+        with pytest.raises(ValueError, match=f"{option} is 0; {option} must be at least 1"):
             Squad("squad1.1", **{option: 0})
     with pytest.raises(FileNotFoundError, match="wanted is train-v1.1.json or train.json, there is nothing"):
         Squad("squad1.1", tmp_path).examples("train")

@@ -18,7 +18,8 @@ from bert_keras.text.wordpiece import WordPiece
 from savedmodels.export import export
 from savedmodels.publish import ask
 from tasks.choice import Swag
-from tasks.task import Hparams, dataset, predict
+from tasks.settings import Hparams
+from tasks.task import dataset, predict
 from tasks.training.finetune import finetune
 from tasks.training.run import load_run
 from tasks.training.strategies import strategy
@@ -181,7 +182,7 @@ def test_other_numbers_of_endings(tmp_path):
     assert read(task)["endings"].tolist() == [[b"b", b"c", b"d"]]
     again = Swag.from_json(json.loads(json.dumps(task.to_json())), tmp_path / "a.tsv")
     assert (again.name, again.num_choices) == ("codah", 3) and read(again)["label"].tolist() == [2]
-    with pytest.raises(ValueError, match="num_choices is 1; a choice is between at least 2"):
+    with pytest.raises(ValueError, match="num_choices is 1; num_choices must be at least 2"):
         Swag("swag", tmp_path, num_choices=1)
     with pytest.raises(ValueError, match="swag is read from files; give a folder"):
         Swag.open("swag", None)
@@ -418,10 +419,15 @@ def test_predict_by_command(place, tmp_path, capfd, suffix, content):
 @pytest.mark.parametrize(
     ("suffix", "content", "line", "about"),
     [
-        ("jsonl", as_jsonl() + '{"context": "a", "endings": ["b", "c", "d"]}\n', 3, "no text for endings"),
-        ("jsonl", as_jsonl() + '{"context": "a", "endings": "bcde"}\n', 3, "no text for endings"),
+        (
+            "jsonl",
+            as_jsonl() + '{"context": "a", "endings": ["b", "c", "d"]}\n',
+            3,
+            "no text in column endings",
+        ),
+        ("jsonl", as_jsonl() + '{"context": "a", "endings": "bcde"}\n', 3, "no text in column endings"),
         ("tsv", as_tsv() + "a\tb\tc\td\n", 4, "4 column(s), where the header names 5"),
-        ("txt", as_lines() + "a\tb\tc\td\n", 3, "no text for endings"),
+        ("txt", as_lines() + "a\tb\tc\td\n", 3, "no text in column endings"),
     ],
     ids=["jsonl-three", "jsonl-text", "tsv-three", "txt-three"],
 )

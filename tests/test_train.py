@@ -19,7 +19,8 @@ from bert_keras.errors import BertKerasError
 from savedmodels.servable import Servable
 from tasks.glue.task import ROWS, Glue
 from tasks.ner.conll import Conll
-from tasks.task import Hparams, predict
+from tasks.settings import Hparams
+from tasks.task import predict
 from tasks.training.finetune import _compiled_model, finetune, plan_finetuning
 from tasks.training.run import encoder_of, evaluate, heads_of, load_run, load_runs, save_run
 from tasks.training.strategies import strategy
@@ -478,7 +479,7 @@ def test_concat_pooling_is_kept_and_reloaded(place):
     assert run.task.pooling == "concat"
     assert evaluate(run, "validation") == {"accuracy": results["measures"]["val_accuracy"]}
     assert results["history"][-1]["loss"] < results["history"][0]["loss"]
-    with pytest.raises(ValueError, match="pooling is 'max'; wanted is one of pooled, concat"):
+    with pytest.raises(ValueError, match="pooling is 'max'; pooling must be one of pooled, concat"):
         Glue.open("sst2", None, pooling="max")
 
 

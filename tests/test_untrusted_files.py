@@ -24,6 +24,7 @@ from runs import VOCABULARY, write_checkpoint
 import tasks.pretraining.corpus
 import tasks.pretraining.wiki
 import tasks.reading
+import tasks.settings
 import tasks.task
 from bert_keras import checkpoints, config, json_files
 from bert_keras.config import BertConfig
@@ -504,8 +505,8 @@ def test_the_limits_in_the_document_are_the_codes():
         "wordpiece.MAX_PIECE_BYTES": MAX_PIECE_BYTES,
         "reading.MAX_LINE_BYTES": tasks.reading.MAX_LINE_BYTES,
         "task.MAX_UNPACKED_BYTES": tasks.task.MAX_UNPACKED_BYTES,
-        "task.MAX_OPTION": tasks.task.MAX_OPTION,
-        "swag.MAX_CHOICES": tasks.choice.MAX_CHOICES,
+        "settings.MAX_OPTION": tasks.settings.MAX_OPTION,
+        "settings.MAX_CHOICES": tasks.settings.MAX_CHOICES,
         "corpus.MAX_DOCUMENT": tasks.pretraining.corpus.MAX_DOCUMENT,
         "wiki.MAX_REVISION_BYTES": tasks.pretraining.wiki.MAX_REVISION_BYTES,
         "corpus.MAX_UNPACKER_BYTES": tasks.pretraining.corpus.MAX_UNPACKER_BYTES,

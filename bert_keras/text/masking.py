@@ -18,7 +18,6 @@ from collections.abc import Sequence
 import numpy as np
 import tensorflow as tf
 
-from bert_keras.errors import BertKerasError
 from bert_keras.features import (
     INPUT_MASK,
     INPUT_WORD_IDS,
@@ -27,50 +26,10 @@ from bert_keras.features import (
     MASKED_LM_WEIGHTS,
     WORD_STARTS,
 )
+from bert_keras.settings import Masking
 from bert_keras.text.tokenizer import SpecialTokens, Tokenizer
 
 Features = dict[str, tf.Tensor]
-RANDOM_PIECES = ("vocabulary", "real")
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Masking:
-    """The settings of masking (defaults: Devlin et al. 2019, sec. 3.1 and A.1; google-research/bert).
-
-    share: the fraction of a text's tokens to predict, counting [CLS] and [SEP].
-    max_predictions: P, the largest number of predicted tokens per text.
-    hide, keep, replace: fractions of the predicted tokens that become [MASK], stay, and become a random token; they sum to 1
-        (Devlin et al. 2019, Table 8). ELECTRA's own code hides 0.85 and keeps the rest.
-    whole_word: mask all tokens of a word or none.
-    max_ngram: the largest number of words (or tokens) masked in a row; n has a probability proportional to 1 / n (ALBERT: 3).
-    random_pieces: "vocabulary" draws from the whole vocabulary, as the original does; "real" draws tokens that can occur in text.
-    Raises ValueError for a value out of range or rates that do not sum to 1.
-    """
-
-    share: float = 0.15
-    max_predictions: int = 20
-    hide: float = 0.8
-    keep: float = 0.1
-    replace: float = 0.1
-    whole_word: bool = False
-    max_ngram: int = 1
-    random_pieces: str = "vocabulary"
-
-    def __post_init__(self) -> None:
-        if not 0 < self.share <= 1:
-            raise BertKerasError(f"share is {self.share}; give a fraction over 0 and at most 1")
-        for name in ("max_predictions", "max_ngram"):
-            if getattr(self, name) < 1:
-                raise BertKerasError(f"{name} is {getattr(self, name)}; give at least 1")
-        rates = (self.hide, self.keep, self.replace)
-        if min(rates) < 0 or abs(sum(rates) - 1) > 1e-6:
-            raise BertKerasError(
-                f"hide, keep and replace are {rates}; give rates of at least 0 that sum to 1"
-            )
-        if self.random_pieces not in RANDOM_PIECES:
-            raise BertKerasError(
-                f"random_pieces is {self.random_pieces!r}; choose one of {', '.join(RANDOM_PIECES)}"
-            )
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, eq=False)

@@ -24,6 +24,7 @@ from bert_keras.errors import BertKerasError, MissingFileError
 from bert_keras.paths import for_tensorflow, path_of
 from savedmodels.manifest import EXAMPLE, EXTRA
 from savedmodels.reload import load_kernels
+from tasks.settings import ServerOptions
 
 HOST = "127.0.0.1"
 DEFAULT_SIGNATURE = "serving_default"
@@ -63,9 +64,9 @@ class Limits:
     seconds: from its first byte to its answer
     """
 
-    rows: int = 1_000
-    text_bytes: int = 1_000_000
-    seconds: float = 60.0
+    rows: int = ServerOptions.max_rows
+    text_bytes: int = ServerOptions.max_text
+    seconds: float = ServerOptions.max_seconds
 
     def __post_init__(self) -> None:
         for name, value in dataclasses.asdict(self).items():

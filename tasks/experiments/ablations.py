@@ -26,7 +26,7 @@ from bert_keras.text.tokenizer import Tokenizer
 from tasks.experiments.grid import Cell, identity_of_data, run_cells
 from tasks.experiments.paper_tables import ABLATIONS, FEATURE_LAYERS, FEATURES, SCALES, Row, Scale
 from tasks.features.cache import extract
-from tasks.features.tagger import TaggerHparams, train_tagger
+from tasks.features.tagger import train_tagger
 from tasks.folders import Folder, Layout
 from tasks.metrics import Ordering, in_percent, ordering
 from tasks.ner.conll import Conll
@@ -34,7 +34,8 @@ from tasks.pretraining.monitor import SNAPSHOTS
 from tasks.pretraining.pretrain import check_replicas, pretrain
 from tasks.pretraining.recipes import RECIPES, Recipe
 from tasks.pretraining.stream import Text, digest_of_documents
-from tasks.task import Hparams, Source, Table, Task, take_examples
+from tasks.settings import AblationOptions, Hparams, TaggerHparams
+from tasks.task import Source, Table, Task, take_examples
 from tasks.training.finetune import finetune
 from tasks.training.loop import RESULTS_FILE
 from tasks.training.run import open_task
@@ -177,7 +178,7 @@ def run_ablation(
     tokenizer: Tokenizer,
     data: Mapping[str, Source],
     output: str | pathlib.Path,
-    scale: str = "small",
+    scale: str = AblationOptions.scale,
     changes: Mapping[str, Any] | None = None,
     tasks: Sequence[str] | None = None,
     restarts: int | None = None,

@@ -32,12 +32,12 @@ from tasks.experiments.grid import Cell, identity_of_checkpoint, identity_of_dat
 from tasks.experiments.grid import Outcome as CellOutcome
 from tasks.glue.task import IDX, LABEL, ROWS, SCORES, Glue, GlueRow
 from tasks.metrics import MEASURES
-from tasks.task import Hparams, Table, predict
+from tasks.settings import Hparams, ProtocolOptions
+from tasks.task import Table, predict
 from tasks.training.finetune import finetune
 from tasks.training.loop import RESULTS_FILE
 from tasks.training.run import Run, evaluate, load_run
 
-LEARNING_RATES = (5e-5, 4e-5, 3e-5, 2e-5)
 # The tasks that the score is the mean of.
 SCORED = ("cola", "sst2", "mrpc", "stsb", "qqp", "mnli", "qnli", "rte", "wnli")
 # A measure within this of the trivial baseline counts as degenerate.
@@ -106,8 +106,8 @@ def run_protocol(
     checkpoint: str | pathlib.Path,
     output: str | pathlib.Path,
     hparams: Hparams,
-    learning_rates: Sequence[float] = LEARNING_RATES,
-    restarts: int = 1,
+    learning_rates: Sequence[float] = ProtocolOptions.learning_rates,
+    restarts: int = ProtocolOptions.restarts,
     pooling: str = "pooled",
     strategy_name: str = "one",
     best_only: bool = False,

@@ -28,8 +28,8 @@ from tasks.features.cache import Cache
 from tasks.features.layers import LAYERS, places_of
 from tasks.folders import check_equal
 from tasks.ner.conll import TAGS, Conll
-from tasks.settings import check_settings
-from tasks.task import MAX_OPTION, count
+from tasks.settings import MAX_OPTION, TaggerHparams
+from tasks.task import count
 from tasks.training.loop import RESULTS_FILE
 
 BUCKETS = (9, 17, 25, 33, 49, 65)  # words: sentences between two of them share batches
@@ -57,36 +57,6 @@ class ScalarMix(keras.layers.Layer):
     def compute_output_shape(self, input_shape: Any) -> tuple[Any, ...]:
         """[..., K, H] -> [..., H]."""
         return (*input_shape[:-2], input_shape[-1])
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class TaggerHparams:
-    """The settings of the BiLSTM. The paper gives layers and units and is silent on the rest.
-
-    Adam at 1e-3 on batches of 32 sentences is Keras' default and a common choice for BiLSTM taggers.
-    """
-
-    units: int = 768  # of each direction
-    layers: int = 2
-    dropout: float = 0.3  # before each BiLSTM and before the tag layer
-    learning_rate: float = 1e-3
-    clip_norm: float = 1.0
-    batch_size: int = 32  # sentences
-    epochs: int = 10
-    seed: int = 12345
-
-    def __post_init__(self) -> None:
-        wanted = {
-            **{
-                name: (getattr(self, name) >= 1, "at least 1")
-                for name in ("units", "layers", "batch_size", "epochs")
-            },
-            "dropout": (0 <= self.dropout < 1, "from 0 to below 1"),
-            "learning_rate": (self.learning_rate > 0, "over 0"),
-            "clip_norm": (self.clip_norm > 0, "over 0"),
-            "seed": (0 <= self.seed < 2**32, "from 0 to 2**32 - 1"),
-        }
-        check_settings(self, wanted)
 
 
 def tagger_model(

@@ -22,8 +22,10 @@ from bert_keras.errors import BertKerasError, MissingFileError
 from bert_keras.json_files import FLAG, OBJECT, TEXT, Kind, list_of, one_of, or_null, short, typed
 from bert_keras.losses import GlobalMean, cross_entropy, squared_error
 from bert_keras.paths import path_of
+from bert_keras.settings import names_of
 from tasks.metrics import MEASURES
 from tasks.reading import load_tfds
+from tasks.settings import ClassifierOptions
 from tasks.task import (
     ERRORS_SHOWN,
     POOLINGS,
@@ -219,11 +221,12 @@ class Glue(Task):
 
     kind = "glue"
     names = (*ROWS, "custom")
-    options = ("pooling",)
+    options = names_of(ClassifierOptions)
 
-    def __init__(self, row: GlueRow, source: Source | None = None, *, pooling: str = "pooled") -> None:
-        if pooling not in POOLINGS:
-            raise BertKerasError(f"pooling is {pooling!r}; wanted is one of {', '.join(POOLINGS)}.")
+    def __init__(
+        self, row: GlueRow, source: Source | None = None, *, pooling: str = ClassifierOptions.pooling
+    ) -> None:
+        ClassifierOptions(pooling=pooling)
         self.row = row
         self.pooling = pooling
         self.outputs = (POOLINGS[pooling],)

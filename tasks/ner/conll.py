@@ -25,11 +25,12 @@ from bert_keras.json_files import TEXT as WORD
 from bert_keras.json_files import list_of, one_of, short, typed, whole
 from bert_keras.losses import GlobalMean, cross_entropy
 from bert_keras.paths import path_of
+from bert_keras.settings import names_of
 from tasks import metrics
 from tasks.reading import load_tfds
+from tasks.settings import MAX_OPTION, TAGGING_DEFAULTS, TaggingOptions
 from tasks.task import (
     ERRORS_SHOWN,
-    MAX_OPTION,
     Features,
     Raw,
     Source,
@@ -43,19 +44,12 @@ from tasks.task import (
 TEXT, TOKENS, TAGS = "text", "tokens", "tags"
 OUTSIDE = "O"
 DOCSTART = "-DOCSTART-"
-CONTEXTS = ("document", "sentence")
 FILES = {
     "train": ("eng.train", "eng.train.gz", "train.txt", "train.txt.gz"),
     "validation": ("eng.testa", "eng.testa.gz", "valid.txt", "dev.txt", "valid.txt.gz", "dev.txt.gz"),
     "test": ("eng.testb", "eng.testb.gz", "test.txt", "test.txt.gz"),
 }
 TFDS_SPLITS = {"train": "train", "validation": "dev", "test": "test"}
-
-# A batch of 8 documents holds about as many words as one of 128 sentences.
-DEFAULTS: dict[str, dict[str, Any]] = {
-    "document": {"seq_length": 512, "batch_size": 8, "epochs": 4},
-    "sentence": {"seq_length": 128, "batch_size": 32, "epochs": 4},
-}
 
 
 class Scheme(NamedTuple):
@@ -289,7 +283,7 @@ class Conll(Task):
 
     kind = "conll"
     names = ("conll2003",)
-    options = ("context", "doc_stride")
+    options = names_of(TaggingOptions)
     outputs = (SEQUENCE_OUTPUT,)
     measure = "f1"
     validation_splits = ("validation",)
@@ -301,17 +295,16 @@ class Conll(Task):
         labels: Sequence[str],
         *,
         scheme: str,
-        context: str = "document",
-        doc_stride: int = 128,
+        context: str = TaggingOptions.context,
+        doc_stride: int = TaggingOptions.doc_stride,
         source: Source | None = None,
         name: str = "conll2003",
     ) -> None:
-        if context not in CONTEXTS:
-            raise BertKerasError(f"context is {context!r}; wanted one of {', '.join(CONTEXTS)}.")
+        TaggingOptions(context=context, doc_stride=doc_stride)
         self.name, self.source = name, source
         self.label_names, self.scheme = tuple(labels), scheme
         self.context, self.doc_stride = context, doc_stride
-        self.defaults = DEFAULTS[context]
+        self.defaults = TAGGING_DEFAULTS[context]
         self.types = tuple(sorted({label.partition("-")[2] for label in labels} - {""}))
 
     @classmethod
@@ -547,7 +540,7 @@ class Conll(Task):
             "name": one_of(cls.names),
             "labels": list_of(WORD),
             "scheme": one_of(SCHEMES),
-            "context": one_of(CONTEXTS),
+            "context": one_of(tuple(TAGGING_DEFAULTS)),
             "doc_stride": whole(1, MAX_OPTION),
         }
         kept = typed(kept, kinds, where="task")

@@ -13,7 +13,8 @@ from bert_keras.files import write_json
 from bert_keras.json_files import FLAG, OBJECT, TEXT, list_of, or_null, read_object, typed, whole
 from bert_keras.paths import path_of
 from tasks.folders import Folder, Layout, check_equal
-from tasks.pretraining.samplers import SAMPLERS, Settings
+from tasks.pretraining.samplers import SAMPLERS
+from tasks.settings import Sampling
 
 FORMAT_VERSION = 1
 MANIFEST = "manifest.json"
@@ -126,7 +127,7 @@ def shard_name(number: int, *, compress: bool) -> str:
     return f"{number:05d}.tfrecord{'.gz' if compress else ''}"
 
 
-def summarize(shards: Sequence[Shard], *, settings: Settings) -> Summary:
+def summarize(shards: Sequence[Shard], *, settings: Sampling) -> Summary:
     """The summary of all shards. Raises ValueError where there is no instance."""
     documents, instances, positions, ones, skipped = (
         sum(getattr(shard, name) for shard in shards)

@@ -11,6 +11,7 @@ import numpy as np
 import tensorflow as tf
 
 from bert_keras.objectives import Objective
+from tasks.pretraining.optimizer import schedule
 from tasks.pretraining.recipes import PretrainHparams
 from tasks.pretraining.sources import HELD_OUT_SEED, Source
 from tasks.training.loop import LOGS
@@ -92,7 +93,7 @@ class PretrainingMonitor(Monitor):
 
     def _log(self, measures: dict[str, float]) -> None:
         seconds = time.monotonic() - self._since
-        rate = float(self._plan.hparams.schedule()(self.step - 1))
+        rate = float(schedule(self._plan.hparams)(self.step - 1))
         tokens = measures.pop("tokens")
         self._add({"learning_rate": rate, "tokens_per_second": tokens / seconds, **measures})
 

@@ -36,8 +36,10 @@ from bert_keras.text.tokenizer import Tokenizer
 from tasks.fill_mask import FillMask
 from tasks.folders import Folder
 from tasks.pretraining.monitor import Prepared, PretrainingMonitor
+from tasks.pretraining.optimizer import OPTIMIZERS, longest_step, schedule
 from tasks.pretraining.read_records import RecordFiles
-from tasks.pretraining.recipes import OPTIMIZERS, PretrainHparams, Recipe
+from tasks.pretraining.recipe_objectives import kinds_of, objectives_for
+from tasks.pretraining.recipes import Recipe
 from tasks.pretraining.sources import (
     HELD_OUT_SEED,
     Documents,
@@ -47,6 +49,7 @@ from tasks.pretraining.sources import (
     check_data,
 )
 from tasks.pretraining.stream import Segmenter, Text
+from tasks.settings import PretrainHparams
 from tasks.training.identity import digest_of_tensors
 from tasks.training.loop import RUN, check_save_every, train
 from tasks.training.plan import Plan, Stage
@@ -78,7 +81,7 @@ class _Start:
 def _read_start(given: str | pathlib.Path | checkpoints.Checkpoint | None, recipe: Recipe) -> _Start:
     if given is None or isinstance(given, checkpoints.Checkpoint):
         return _Start(given, {})
-    names = (name for name in pretrainer_of(recipe.kinds).companions if (path_of(given) / name).is_dir())
+    names = (name for name in pretrainer_of(kinds_of(recipe)).companions if (path_of(given) / name).is_dir())
     return _Start(checkpoints.read(given), {name: checkpoints.read(path_of(given) / name) for name in names})
 
 
@@ -86,9 +89,9 @@ def _build(recipe: Recipe, config: BertConfig, objectives: Sequence[Objective]) 
     """A compiled model, with its optimizer built; call it in the strategy's scope."""
     hparams = recipe.hparams
     encoder = BertEncoder(config, outputs=tuple(dict.fromkeys(one.reads for one in objectives)))
-    model = pretrainer_of(recipe.kinds).of(encoder, objectives, count_tokens=True)
+    model = pretrainer_of(kinds_of(recipe)).of(encoder, objectives, count_tokens=True)
     optimizer = OPTIMIZERS[hparams.optimizer](
-        hparams.schedule(),
+        schedule(hparams),
         weight_decay=hparams.weight_decay,
         beta_2=hparams.beta_2,
         clip_norm=hparams.clip_norm,
@@ -245,7 +248,7 @@ def _check_phases(
 
 
 def _warn_of_long_steps(hparams: PretrainHparams) -> list[str]:
-    if (longest := hparams.longest_step()) <= LONG_STEP:
+    if (longest := longest_step(hparams)) <= LONG_STEP:
         return []
     return [
         f"warning: updates may be {longest:.1f}x the learning rate in a warm-up of {hparams.warmup_steps:,} steps without bias "
@@ -278,7 +281,7 @@ def plan_pretraining(
     source = _source(documents, records, held_out, recipe=recipe, tokenizer=tokenizer, segment=segment)
     lengths = [phase.seq_length for phase in source.phases]
     _check_lengths(config, lengths, tokenizer=tokenizer)
-    objectives = [recipe.objectives_for(length, pieces=Pieces.of(tokenizer)) for length in lengths]
+    objectives = [objectives_for(recipe, length, pieces=Pieces.of(tokenizer)) for length in lengths]
     lines = [
         *_check_phases(source, objectives, config=config, batch_size=hparams.batch_size),
         *_warn_of_long_steps(hparams),

@@ -7,93 +7,10 @@ import typing
 from collections.abc import Mapping
 from typing import Any
 
-import numpy as np
-
 from bert_keras.config import BertConfig
 from bert_keras.errors import BertKerasError
-from bert_keras.objectives import LeftToRight, MaskedLM, Objective, ReplacedTokens, SentencePair
-from bert_keras.optimizers import LAMB, AdamW
-from bert_keras.schedules import WarmupLinearDecay
-from bert_keras.text.masking import Masking, Pieces
-from tasks.pretraining.samplers import Settings as Sampling
-from tasks.settings import check_settings
-
-OPTIMIZERS = {"adamw": AdamW, "lamb": LAMB}
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class PretrainHparams:
-    """The settings of one pre-training (defaults: Devlin et al. 2019, A.2).
-
-    phases: lengths in wordpieces, and the share of the steps at each, in order
-    max_predictions: the most asked of a text; None: the least that never cuts the share of a phase's length
-    log_every, eval_every: steps; what is logged is the mean over the steps since the last time
-    held_out_instances: the most that are evaluated on
-    replaced_weight, generator_share: of ELECTRA; the discriminator's weight, and the generator's width
-    """
-
-    batch_size: int = 256  # instances, over all replicas
-    steps: int = 1_000_000
-    learning_rate: float = 1e-4
-    optimizer: str = "adamw"
-    warmup_proportion: float = 0.01  # of all steps: 10,000
-    weight_decay: float = 0.01
-    clip_norm: float | None = 1.0
-    beta_2: float = 0.999
-    bias_correction: bool = False
-    phases: tuple[tuple[int, float], ...] = ((128, 0.9), (512, 0.1))
-    max_predictions: int | None = None
-    seed: int = 12345
-    log_every: int = 100
-    eval_every: int = 1000
-    held_out_instances: int = 2000
-    replaced_weight: float = 50.0
-    generator_share: float = 0.25
-
-    def __post_init__(self) -> None:
-        good = all(len(phase) == 2 and phase[0] >= 5 and phase[1] > 0 for phase in self.phases)
-        shares = sum(phase[1] for phase in self.phases) if good else 0
-        wanted = {
-            name: (getattr(self, name) >= 1, "at least 1")
-            for name in ("batch_size", "steps", "log_every", "eval_every", "held_out_instances")
-        } | {
-            "learning_rate": (self.learning_rate > 0, "over 0"),
-            "optimizer": (self.optimizer in OPTIMIZERS, f"one of {', '.join(OPTIMIZERS)}"),
-            "warmup_proportion": (0 <= self.warmup_proportion <= 1, "from 0 to 1"),
-            "weight_decay": (self.weight_decay >= 0, "at least 0"),
-            "clip_norm": (self.clip_norm is None or self.clip_norm > 0, "over 0, or nothing"),
-            "beta_2": (0 <= self.beta_2 < 1, "from 0 to under 1"),
-            "phases": (abs(shares - 1) < 1e-6, "pairs of a length and a share of the steps, which sum to 1"),
-            "max_predictions": (self.max_predictions is None or self.max_predictions >= 1, "at least 1"),
-            "seed": (0 <= self.seed < 2**31, "from 0 to 2**31 - 1"),
-            "replaced_weight": (self.replaced_weight > 0, "over 0"),
-            "generator_share": (0 < self.generator_share <= 1, "over 0, at most 1"),
-        }
-        check_settings(self, wanted)
-
-    @property
-    def warmup_steps(self) -> int:
-        """Steps in which the rate rises."""
-        return int(self.steps * self.warmup_proportion)
-
-    def schedule(self) -> WarmupLinearDecay:
-        """The rate of each step, over all phases."""
-        return WarmupLinearDecay(self.learning_rate, total_steps=self.steps, warmup_steps=self.warmup_steps)
-
-    def longest_step(self) -> float:
-        """The longest step of AdamW where a gradient stays the same, in `learning_rate`; over 1 without bias correction."""
-        if self.optimizer != "adamw" or self.bias_correction:
-            return 1.0
-        done = np.arange(self.steps, dtype=np.float32)
-        rates = np.asarray(self.schedule()(done)) / self.learning_rate
-        beta_1 = 0.9  # AdamW's
-        return float(np.max(rates * (1 - beta_1 ** (done + 1)) / np.sqrt(1 - self.beta_2 ** (done + 1))))
-
-    def phase_steps(self, count: int) -> list[int]:
-        """The step at which each phase ends, if there are so many phases."""
-        shares = [share for _, share in self.phases] if count > 1 else [1.0]
-        return [round(self.steps * sum(shares[: i + 1])) for i in range(count)]
-
+from bert_keras.settings import Masking
+from tasks.settings import PretrainHparams, Sampling
 
 # Setting -> the class that has the field. A phase sets `seq_length`; the last class here overrides `max_predictions` of Masking.
 FIELDS = {
@@ -165,19 +82,6 @@ class Recipe:
         return {**self.settings, **self.changes}
 
     @property
-    def kinds(self) -> tuple[type[Objective], ...]:
-        """The classes of the objectives."""
-        return tuple(OBJECTIVES[name] for name in self.objectives)
-
-    def objectives_for(self, seq_length: int, *, pieces: Pieces) -> list[Objective]:
-        """The objectives for texts of a length, their fields set by name from `pieces`, `masking` and `hparams`."""
-        known = {"pieces": pieces, "masking": self.masking(seq_length), **vars(self.hparams)}
-        return [
-            kind(**{field.name: known[field.name] for field in dataclasses.fields(kind)})  # type: ignore[arg-type]
-            for kind in self.kinds
-        ]
-
-    @property
     def hparams(self) -> PretrainHparams:
         """The settings of the training."""
         return PretrainHparams(**self._of(PretrainHparams, self.all_settings))
@@ -204,13 +108,6 @@ class Recipe:
         fields = {"vocab_size": vocab_size} | self._of(BertConfig, self.all_settings)
         return BertConfig.named(self.all_settings.get("size", "base"), **fields)
 
-
-OBJECTIVES: dict[str, type[Objective]] = {
-    "masked_lm": MaskedLM,
-    "left_to_right": LeftToRight,
-    "sentence_pair": SentencePair,
-    "replaced_token": ReplacedTokens,
-}
 
 # Two phases: 128 positions for 90 % of the steps, 512 for the rest (Devlin et al. 2019, A.2), with at most 20 and 77 masks.
 RECIPES = {

@@ -6,7 +6,6 @@ Source: Devlin et al. 2019, sec. 3.1 and A.2; google-research/bert create_pretra
 (RoBERTa), sec. 4.2; Lan et al. 2020 (ALBERT), sec. 3.1.
 """
 
-import dataclasses
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import NamedTuple
 
@@ -14,7 +13,7 @@ import numpy as np
 
 from bert_keras.errors import BertKerasError
 from bert_keras.text.preprocessing import longest_first
-from tasks.settings import check_settings
+from tasks.settings import Sampling
 
 Document = Sequence[np.ndarray]  # a document as ids: int32 [T] for each segment
 
@@ -26,44 +25,10 @@ class Instance(NamedTuple):
     label: int = 0
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Settings:
-    """How instances are made of documents.
-
-    seq_length: positions, special tokens counted
-    short_seq_prob: the chance that a document (of a sampler of pairs) or a row aims at a random shorter length
-    sampler: a key of SAMPLERS
-    strict: of next_sentence; each label has probability 1/2, and a chunk of one segment, which the original always continues
-        at random, is skipped
-    dupe_factor: passes over the documents, each with its own draws
-    """
-
-    seq_length: int = 128
-    short_seq_prob: float = 0.1
-    sampler: str = "next_sentence"
-    strict: bool = False
-    dupe_factor: int = 10
-
-    def __post_init__(self) -> None:
-        wanted = {
-            "seq_length": (self.seq_length >= 5, "at least 5"),
-            "short_seq_prob": (0 <= self.short_seq_prob <= 1, "from 0 to 1"),
-            "sampler": (self.sampler in SAMPLERS, f"one of {', '.join(SAMPLERS)}"),
-            "strict": (not self.strict or self.sampler == "next_sentence", "False but with next_sentence"),
-            "dupe_factor": (self.dupe_factor >= 1, "at least 1"),
-        }
-        check_settings(self, wanted)
-
-    @property
-    def room(self) -> int:
-        """Positions that are left beside [CLS] and a [SEP] after each segment."""
-        return self.seq_length - 1 - SAMPLERS[self.sampler].segments
-
-
 # A sampler makes one pass over the documents. It yields instances, whose pairs may be too long, and None for a skipped chunk.
 
 
-def _target(rng: np.random.Generator, settings: Settings) -> int:
+def _target(rng: np.random.Generator, settings: Sampling) -> int:
     """The target length of a document or a row, in tokens."""
     short = rng.random() < settings.short_seq_prob
     return int(rng.integers(2, settings.room, endpoint=True)) if short else settings.room
@@ -80,7 +45,7 @@ def _fill(document: Document, start: int, target: int) -> int:
 
 
 def next_sentence(
-    documents: Sequence[Document], rng: np.random.Generator, *, settings: Settings, separator: int
+    documents: Sequence[Document], rng: np.random.Generator, *, settings: Sampling, separator: int
 ) -> Iterator[Instance | None]:
     """A and the segments after it (0), or A and segments from a random start in another document (1).
 
@@ -111,7 +76,7 @@ def next_sentence(
 
 
 def sentence_order(
-    documents: Sequence[Document], rng: np.random.Generator, *, settings: Settings, separator: int
+    documents: Sequence[Document], rng: np.random.Generator, *, settings: Sampling, separator: int
 ) -> Iterator[Instance | None]:
     """A and the segments after it (0), or the two swapped (1). A chunk of one segment has no order and is skipped."""
     for document in documents:
@@ -130,7 +95,7 @@ def sentence_order(
 
 
 def full_sentences(
-    documents: Sequence[Document], rng: np.random.Generator, *, settings: Settings, separator: int
+    documents: Sequence[Document], rng: np.random.Generator, *, settings: Sampling, separator: int
 ) -> Iterator[Instance | None]:
     """Rows of whole segments across documents, with a separator between two documents."""
     segments = ((index, segment) for index, document in enumerate(documents) for segment in document)
@@ -138,7 +103,7 @@ def full_sentences(
 
 
 def contiguous(
-    documents: Sequence[Document], rng: np.random.Generator, *, settings: Settings, separator: int
+    documents: Sequence[Document], rng: np.random.Generator, *, settings: Sampling, separator: int
 ) -> Iterator[Instance | None]:
     """Rows of whole segments, each row from one document."""
     for document in documents:
@@ -150,7 +115,7 @@ def _rows(
     segments: Iterable[tuple[int, np.ndarray]],
     rng: np.random.Generator,
     *,
-    settings: Settings,
+    settings: Sampling,
     separator: int,
 ) -> Iterator[Instance]:
     """Rows of as many whole segments as fit in the target. A longer segment has its own row, or several if it is over the room.
@@ -195,7 +160,7 @@ SAMPLERS = {
 
 
 def make_instances(
-    documents: Sequence[Document], *, seed: Sequence[int], settings: Settings, separator: int
+    documents: Sequence[Document], *, seed: Sequence[int], settings: Sampling, separator: int
 ) -> tuple[list[Instance], int]:
     """The instances of a shard, in random order, and the number of skipped chunks. A pure function.
 

@@ -16,14 +16,17 @@ from bert_keras.config import BertConfig
 from bert_keras.errors import BertKerasError
 from bert_keras.features import INPUT_WORD_IDS, MASKED_LM_IDS
 from bert_keras.files import digest, digest_of_file
-from bert_keras.objectives import Objective, label
-from bert_keras.text.masking import Masking
+from bert_keras.objectives import (
+    Objective,
+    label,
+)
+from bert_keras.settings import Masking
 from bert_keras.text.tokenizer import Tokenizer
 from tasks.pretraining.manifest import read_manifest
 from tasks.pretraining.read_records import RecordFiles, listed, manifest_of, read_records
+from tasks.pretraining.recipe_objectives import kinds_of
 from tasks.pretraining.recipes import FIELDS, Recipe
 from tasks.pretraining.samplers import SAMPLERS
-from tasks.pretraining.samplers import Settings as Sampling
 from tasks.pretraining.stream import (
     BEGINNING,
     Place,
@@ -33,6 +36,7 @@ from tasks.pretraining.stream import (
     shards,
     stream,
 )
+from tasks.settings import Sampling
 
 SAMPLE = 1000  # instances that are checked before training
 SAMPLE_BYTES = 200_000  # the least text to sample them from
@@ -263,7 +267,7 @@ def _check_written(source: RecordFiles, recipe: Recipe, *, masked: bool) -> None
                 "instances with it."
             )
     sampler = recipe.sampling(128).sampler
-    if any(kind.pair_labels for kind in recipe.kinds) and made.get("sampler", sampler) != sampler:
+    if any(kind.pair_labels for kind in kinds_of(recipe)) and made.get("sampler", sampler) != sampler:
         raise BertKerasError(
             f"the labels of {_name(source)} are from the sampler {made['sampler']}, and the recipe has {sampler}; give instances "
             f"from {sampler}, or set sampler={made['sampler']}."

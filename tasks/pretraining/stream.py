@@ -25,7 +25,8 @@ from bert_keras.features import (
 )
 from bert_keras.text.preprocessing import Features, Preprocessor
 from bert_keras.text.tokenizer import Tokenizer
-from tasks.pretraining.samplers import SAMPLERS, Document, Instance, Settings, check_documents, make_instances
+from tasks.pretraining.samplers import SAMPLERS, Document, Instance, check_documents, make_instances
+from tasks.settings import Sampling
 
 ROWS = 1024  # instances that are packed and masked together; lines that are tokenized together
 AHEAD = 4  # batches of ROWS that a stream prefetches
@@ -135,7 +136,7 @@ def packed_batches(
     texts: Iterable[Text],
     *,
     tokenizer: Tokenizer,
-    settings: Settings,
+    settings: Sampling,
     segment: Segmenter | None,
     seed: Sequence[int],
 ) -> tuple[Iterator[Features], int]:
@@ -168,7 +169,7 @@ def stream(
     documents: Iterable[Text],
     *,
     tokenizer: Tokenizer,
-    settings: Settings,
+    settings: Sampling,
     segment: Segmenter | None = None,
     seed: int,
     start: Place = BEGINNING,

@@ -23,6 +23,7 @@ from bert_keras.paths import path_of
 from bert_keras.text.sentencepiece import SENTENCEPIECE_TOKENS, SentencePiece, sentencepiece_texts
 from bert_keras.text.tokenizer import END, MASK, PADDING, START, UNKNOWN, Normalizer, Tokenizer
 from bert_keras.text.wordpiece import CONTINUATION, WordPiece, wordpiece_words
+from tasks.settings import VocabularyOptions
 
 Document = Sequence[str]
 Progress = Callable[[int], None]
@@ -58,7 +59,12 @@ class Summary(NamedTuple):
 
 
 def learn_wordpiece(
-    texts: Iterable[str], *, size: int, lower_case: bool, unused: int = 0, alphabet: int = 1000
+    texts: Iterable[str],
+    *,
+    size: int,
+    lower_case: bool,
+    unused: int = VocabularyOptions.unused,
+    alphabet: int = VocabularyOptions.alphabet,
 ) -> WordPiece:
     """A WordPiece vocabulary: [PAD] [UNK] [CLS] [SEP] [MASK], [unused0] .., the alphabet, then pieces, the first merged first.
 
@@ -156,8 +162,8 @@ def write_vocabulary(
     documents: Iterable[Document],
     path: str | pathlib.Path,
     *,
-    kind: str = "wordpiece",
-    size: int = 30_522,
+    kind: str = VocabularyOptions.kind,
+    size: int = VocabularyOptions.size,
     lower_case: bool = True,
     progress: Progress = lambda done: None,
     **settings: int,

@@ -34,7 +34,6 @@ from tasks.pretraining.manifest import (
     shard_name,
     summarize,
 )
-from tasks.pretraining.samplers import Settings
 from tasks.pretraining.stream import (
     SHARD_BYTES,
     SHARD_DOCUMENTS,
@@ -44,6 +43,7 @@ from tasks.pretraining.stream import (
     packed_batches,
     shards,
 )
+from tasks.settings import Sampling
 from tasks.tfrecord import record_writer
 
 Numbered = Iterable[tuple[int, list[Text]]]
@@ -55,7 +55,7 @@ class _Job:
 
     path: pathlib.Path
     make_tokenizer: Callable[[], Tokenizer]
-    settings: Settings
+    settings: Sampling
     masking: Masking | None
     segment: Segmenter | None
     seed: int
@@ -82,7 +82,7 @@ def write_records(
     path: str | pathlib.Path,
     *,
     make_tokenizer: Callable[[], Tokenizer],
-    settings: Settings,
+    settings: Sampling,
     masking: Masking | None = None,
     segment: Segmenter | None = None,
     seed: int = 12345,

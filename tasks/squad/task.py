@@ -34,11 +34,12 @@ from bert_keras.features import (
 from bert_keras.heads import SpanHead
 from bert_keras.json_files import NUMBER, is_whole, one_of, parse_json, short, typed, whole
 from bert_keras.losses import GlobalMean, cross_entropy
+from bert_keras.settings import names_of
 from tasks.metrics import answer_scores, best_threshold
 from tasks.reading import load_tfds
+from tasks.settings import MAX_OPTION, TASK_DEFAULTS, SquadOptions
 from tasks.task import (
     ERRORS_SHOWN,
-    MAX_OPTION,
     Features,
     Raw,
     Source,
@@ -71,14 +72,12 @@ class Version(NamedTuple):
     dataset: the name in TensorFlow Datasets
     files: the names of each split's file
     unanswerable: whether there are questions without an answer
-    defaults: the recipe of Devlin et al. 2019
     """
 
     title: str
     dataset: str
     files: Mapping[str, tuple[str, ...]]
     unanswerable: bool
-    defaults: Mapping[str, Any]
 
 
 def _files(version: str) -> dict[str, tuple[str, ...]]:
@@ -94,14 +93,12 @@ VERSIONS = {
         dataset="squad/v1.1",
         files=_files("v1.1"),
         unanswerable=False,
-        defaults={"epochs": 3, "learning_rate": 5e-5, "batch_size": 32, "seq_length": 384},
     ),
     "squad2.0": Version(
         title="SQuAD 2.0",
         dataset="squad/v2.0",
         files=_files("v2.0"),
         unanswerable=True,
-        defaults={"epochs": 2, "learning_rate": 5e-5, "batch_size": 48, "seq_length": 384},
     ),
 }
 
@@ -122,7 +119,7 @@ class Squad(Task):
 
     kind = "squad"
     names = tuple(VERSIONS)
-    options = ("doc_stride", "max_query_length", "max_answer_length", "n_best")
+    options = names_of(SquadOptions)
     outputs = (SEQUENCE_OUTPUT,)
     measure = "f1"
     validation_splits = ("validation",)
@@ -134,24 +131,22 @@ class Squad(Task):
         name: str,
         source: Source | None = None,
         *,
-        doc_stride: int = 128,
-        max_query_length: int = 64,
-        max_answer_length: int = 30,
-        n_best: int = 20,
+        doc_stride: int = SquadOptions.doc_stride,
+        max_query_length: int = SquadOptions.max_query_length,
+        max_answer_length: int = SquadOptions.max_answer_length,
+        n_best: int = SquadOptions.n_best,
         tau: float = 0.0,
     ) -> None:
         if name not in VERSIONS:
             raise BertKerasError(f"there is no {name!r}; wanted is one of {', '.join(VERSIONS)}.")
         self.name, self.source = name, source
         self.version = VERSIONS[name]
-        self.defaults = self.version.defaults
+        self.defaults = TASK_DEFAULTS[name]
         self.calibrated = ("tau",) if self.version.unanswerable else ()
         self.doc_stride, self.max_query_length = doc_stride, max_query_length
         self.max_answer_length, self.n_best = max_answer_length, n_best
         self.tau = tau
-        for option in self.options:
-            if not 1 <= (value := getattr(self, option)) <= MAX_OPTION:
-                raise BertKerasError(f"{option} is {value}; give at least 1 and at most {MAX_OPTION:,}.")
+        SquadOptions(**{option: getattr(self, option) for option in self.options})
 
     @classmethod
     def open(cls, name: str, source: Source | None, **options: Any) -> "Squad":

@@ -18,7 +18,8 @@ from bert_keras.schedules import SCHEDULES
 from bert_keras.text.preprocessing import Preprocessor
 from bert_keras.training_model import TrainingModel
 from tasks.folders import Folder
-from tasks.task import Hparams, Task, cardinality, count, dataset, predictor, take_examples
+from tasks.settings import Hparams
+from tasks.task import Task, cardinality, count, dataset, predictor, take_examples
 from tasks.training.identity import digest_of_examples, identity_of_checkpoint
 from tasks.training.loop import LOGS, RUN, check_save_every, train
 from tasks.training.plan import Monitor, Plan, Stage

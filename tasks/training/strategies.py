@@ -9,8 +9,7 @@ import numpy as np
 import tensorflow as tf
 
 from bert_keras.errors import BertKerasError
-
-STRATEGIES = ("one", "mirrored", "tpu")
+from tasks.settings import STRATEGIES
 
 
 @functools.cache  # a second one would number its collectives from 1 again and meet the first one's shapes

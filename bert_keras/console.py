@@ -1,0 +1,158 @@
+"""The terminal side of every command: flags, tables, progress, the start of TensorFlow, and how errors are printed."""
+
+import argparse
+import contextlib
+import io
+import os
+import sys
+import tempfile
+import warnings
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any, NamedTuple
+
+from absl import logging
+
+from bert_keras.errors import BertKerasError, MissingPackageError
+
+PATH: dict[str, Any] = {"type": os.path.expanduser}  # a shell expands no ~ after `=`, nor where it is quoted
+SEVERAL: dict[str, Any] = {"nargs": "+", "action": "extend"}  # values after a flag, and after it again
+# Errors that are printed in one line. Any other error is a bug and keeps its traceback.
+EXPECTED = (BertKerasError, OSError)
+
+
+class Command(NamedTuple):
+    """One command.
+
+    help: a verb phrase
+    example: the arguments of an example
+    add_flags: adds its flags to an argparse parser
+    run: takes the parsed arguments; imports TensorFlow only now
+    notes: paragraphs of its help, below the flags
+    """
+
+    help: str
+    example: str
+    add_flags: Callable[[argparse.ArgumentParser], None]
+    run: Callable[[argparse.Namespace], None]
+    notes: str = ""
+
+
+def open_closed_streams() -> None:
+    """Opens the null device in place of closed standard streams; otherwise the next open file would become stderr, say."""
+    for number, (name, mode) in enumerate((("stdin", "r"), ("stdout", "w"), ("stderr", "w"))):
+        try:
+            os.fstat(number)
+        except OSError:
+            opened = os.open(os.devnull, os.O_RDWR)
+            os.dup2(opened, number)  # inherited by workers
+            if opened != number:
+                os.close(opened)
+        if getattr(sys, name) is None:
+            setattr(sys, name, open(number, mode, closefd=False))
+
+
+def flush_streams() -> None:
+    """Flushes the standard streams; exits with 1 where that fails."""
+    # Python's own flush at the end would print a traceback and exit with 120.
+    for stream in (sys.stdout, sys.stderr):
+        try:
+            stream.flush()
+        except OSError:
+            _discard(stream)
+            sys.exit(1)
+
+
+def _discard(stream: Any) -> None:
+    """Sends the buffer of a stream and all later output to the null device."""
+    null = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(null, stream.fileno())
+    os.close(null)
+
+
+def show_warnings() -> None:
+    """Prints warnings as one line each, and standard output line by line: a log file is read while a training runs."""
+    warnings.showwarning = lambda message, *rest, **more: print(f"warning: {message}", file=sys.stderr)
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(line_buffering=True)
+
+
+@contextlib.contextmanager
+def one_line_errors(*, debug: bool) -> Iterator[None]:
+    """Prints EXPECTED errors in one line and exits with 1; with debug it lets them through."""
+    try:
+        yield
+    except BrokenPipeError:  # the reader of the output has left, as `head` does
+        _discard(sys.stdout)
+        sys.exit(1)
+    except EXPECTED as error:
+        if debug:
+            raise
+        with contextlib.suppress(OSError):  # standard error may be closed too
+            print(f"bert-keras: error: {' '.join(str(error).split())}", file=sys.stderr)
+        sys.exit(1)
+    except KeyboardInterrupt:
+        sys.exit(130)
+
+
+@contextlib.contextmanager
+def quiet_start() -> Iterator[None]:
+    """Hides TensorFlow's start-up lines. C++ writes them, so the file descriptor is redirected."""
+    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
+    # `export` starts a second process: the first must not take a GPU's whole memory.
+    os.environ.setdefault("TF_FORCE_GPU_ALLOW_GROWTH", "true")
+    sys.stderr.flush()
+    kept = os.dup(2)
+    with tempfile.TemporaryFile() as hidden:
+        os.dup2(hidden.fileno(), 2)
+        try:
+            yield
+        finally:
+            os.dup2(kept, 2)
+            os.close(kept)
+
+
+def start(*, deterministic: bool = False) -> Any:
+    """Imports TensorFlow without its start-up lines and returns it.
+
+    deterministic: make every op deterministic
+    """
+    with quiet_start():
+        try:
+            import tensorflow as tf
+        except ImportError as error:
+            raise MissingPackageError(f"{error}; pip install tensorflow.") from error
+
+        import bert_keras.text.tokenizers  # noqa: F401 (tensorflow-text, or an error that names the package)
+
+        tf.config.list_logical_devices()
+        tf.get_logger().setLevel("ERROR")
+        logging.set_verbosity(logging.ERROR)
+        if deterministic:
+            tf.config.experimental.enable_op_determinism()
+    return tf
+
+
+def table(columns: Sequence[str], rows: Iterable[Sequence[Any]], *, title: str | None = None) -> None:
+    """Prints a table; numbers that are float with four decimals."""
+    from rich.console import Console
+    from rich.table import Table
+
+    made = Table(*columns, title=title, title_justify="left")
+    for row in rows:
+        made.add_row(*[f"{cell:.4f}" if isinstance(cell, float) else str(cell) for cell in row])
+    Console(markup=False, emoji=False, highlight=False).print(made)
+
+
+@contextlib.contextmanager
+def progress(text: str, total: int | None) -> Iterator[Any]:
+    """Shows a progress bar on standard error if that is a terminal; yields the function that moves it."""
+    from rich.console import Console
+    from rich.progress import Progress
+
+    console = Console(stderr=True)
+    # Answers that are printed meanwhile belong on standard output, not with the bar.
+    with Progress(
+        console=console, disable=not console.is_terminal, transient=True, redirect_stdout=False
+    ) as bar:
+        job = bar.add_task(text, total=total)
+        yield lambda done: bar.update(job, advance=done)

@@ -1,0 +1,323 @@
+"""Commands of exports and checkpoints: export, hub, serve, convert, info and demo.
+
+TensorFlow is imported when a command runs; flags and help need none.
+"""
+
+import argparse
+import contextlib
+import json
+import pathlib
+import shlex
+import signal
+from typing import Any
+
+from bert_keras.console import PATH, SEVERAL, Command, start, table
+from bert_keras.errors import BertKerasError
+from bert_keras.settings import add_flags, given_settings
+from tasks.commands import CHECKPOINT_HELP, RUNS_HELP
+from tasks.settings import ExportOptions, HubOptions, ServerOptions
+
+# -----------------------------------------------------------------------------------------------------------
+# export and hub
+
+
+def _add_export(parser: argparse.ArgumentParser) -> None:
+    add = parser.add_argument
+    add("--run", **PATH, **SEVERAL, help=RUNS_HELP)
+    add("--checkpoint", **PATH, help="a checkpoint as it is, in place of --run")
+    form = parser.add_mutually_exclusive_group()
+    form.add_argument("--fill-mask", action="store_true", help="with --checkpoint: its masked LM head")
+    others = ("l2", "layers", "seq_length")
+    add_flags(form, ExportOptions, without=others)
+    add_flags(parser, ExportOptions, without=("embedding",))
+    add("--output", **PATH, required=True, help="folder of the model; the next version number is made in it")
+    add("--target", help="refuse a graph that this server cannot load: tfserving-2.10 to tfserving-2.20")
+
+
+def _run_export(args: argparse.Namespace) -> None:
+    start()
+    from savedmodels.export import export
+
+    folder = export(_run_to_export(args), args.output, target=args.target)
+    size = sum(file.stat().st_size for file in folder.rglob("*") if file.is_file()) / 1e6
+    print(f"{folder}: {size:.0f} MB; a fresh process without this package gave the same answers")
+
+
+def _run_to_export(args: argparse.Namespace) -> Any:
+    """Loads the runs of --run, or gives a checkpoint the task that it answers as it is. Raises BertKerasError on other flags."""
+    from tasks.embedding import Embedding, WordEmbedding
+    from tasks.fill_mask import FillMask
+    from tasks.training.run import load_runs, run_of
+
+    options = ExportOptions(**given_settings(args, ExportOptions))
+    of_vectors = {"--l2": options.l2, "--layers": options.layers}
+    of_checkpoint = {
+        "--embedding": options.embedding,
+        "--fill-mask": args.fill_mask,
+        "--seq-length": options.seq_length,
+    }
+    if args.run and not args.checkpoint and not any((of_checkpoint | of_vectors).values()):
+        return load_runs(args.run)
+    if args.run or not args.checkpoint or not (options.embedding or args.fill_mask):
+        raise BertKerasError(
+            "give --run, or --checkpoint and --embedding or --fill-mask; a run has its own task and length."
+        )
+    if unread := [
+        flag
+        for flag, value in of_vectors.items()
+        if value and (args.fill_mask or (flag, options.embedding) == ("--l2", "word"))
+    ]:
+        raise BertKerasError(
+            f"{' and '.join(unread)} do not apply here; --l2 applies to vectors of texts, --layers to vectors."
+        )
+    layers = options.layers or "last"
+    if args.fill_mask:
+        task: Any = FillMask()
+    elif options.embedding == "word":
+        task = WordEmbedding(layers=layers)
+    else:
+        assert options.embedding  # refused above
+        task = Embedding(pooling=options.embedding, l2=options.l2, layers=layers)
+    return run_of(task, args.checkpoint, seq_length=options.seq_length)
+
+
+def _add_hub(parser: argparse.ArgumentParser) -> None:
+    add = parser.add_argument
+    add("--checkpoint", **PATH, required=True, help=f"{CHECKPOINT_HELP}, or a run")
+    add("--output", **PATH, required=True, help="folder in which preprocess/ and encoder/ are made")
+    add_flags(parser, HubOptions)
+
+
+def _run_hub(args: argparse.Namespace) -> None:
+    start()
+    from bert_keras import checkpoints
+    from savedmodels.hub import write_pair
+
+    options = HubOptions(**given_settings(args, HubOptions))
+    fresh = ("pooler",) if options.fresh_pooler else ()
+    write_pair(checkpoints.read(args.checkpoint), args.output, seq_length=options.seq_length, fresh=fresh)
+    print(
+        f"preprocess and encoder in {args.output}: a fresh process without this package gave the same answers"
+    )
+
+
+# -----------------------------------------------------------------------------------------------------------
+# serve
+
+
+def _add_serve(parser: argparse.ArgumentParser) -> None:
+    add = parser.add_argument
+    add("folder", **PATH, help="folder that export wrote: of versions, the newest is taken, or one version")
+    add("--name", help="the name of the model in requests (default: the folder's name)")
+    add_flags(parser, ServerOptions)
+    add(
+        "--allow-host",
+        **SEVERAL,
+        default=[],
+        metavar="NAME",
+        help="further names of this machine that requests may use, besides localhost, 127.0.0.1 and [::1]",
+    )
+
+
+def _run_serve(args: argparse.Namespace) -> None:
+    start()
+    from savedmodels.server import Server
+    from savedmodels.server.served import HOST, Limits, example_of, load
+
+    options = ServerOptions(**given_settings(args, ServerOptions))
+    limits = Limits(rows=options.max_rows, text_bytes=options.max_text, seconds=options.max_seconds)
+    served = load(args.folder, name=args.name)
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    grpc_port = None if options.no_grpc else options.grpc_port
+    with (
+        contextlib.suppress(KeyboardInterrupt),
+        Server(
+            served, port=options.port, grpc_port=grpc_port, limits=limits, hosts=args.allow_host
+        ) as server,
+    ):
+        print("a development server on this machine alone; TensorFlow Serving is for production")
+        listening = f"{served.name} version {served.version}: REST on {HOST}:{server.port}"
+        print(listening + (f", gRPC on {HOST}:{server.grpc_port}" if server.grpc_port else ""))
+        body = shlex.quote(json.dumps({"instances": [example_of(served)]}))
+        print(f"curl -d {body} http://{HOST}:{server.port}{served.address}:predict", flush=True)
+        server.wait()
+
+
+# -----------------------------------------------------------------------------------------------------------
+# convert, info and demo
+
+
+def _add_convert(parser: argparse.ArgumentParser) -> None:
+    add = parser.add_argument
+    add(
+        "--from",
+        **PATH,
+        dest="source",
+        required=True,
+        help="the checkpoint: a folder, or the prefix of a TensorFlow checkpoint",
+    )
+    add("--to", **PATH, dest="target", required=True, help="where to write; must not exist, or be empty")
+    add(
+        "--format",
+        default="hugging-face",
+        help="hugging-face, google, keras-hub or model-garden (default: hugging-face)",
+    )
+    add(
+        "--check",
+        action="store_true",
+        help="compare each layer with the source's own library, where it is installed",
+    )
+
+
+def _run_convert(args: argparse.Namespace) -> None:
+    start()
+    from bert_keras import checkpoints
+
+    checkpoint = checkpoints.read(args.source)
+    homeless = checkpoints.write(checkpoint, args.target, format=args.format)
+    count = len(checkpoint.tensors) - len(homeless)
+    print(f"{checkpoint.format} -> {args.format}: {count} tensors in {args.target}")
+    if left := (*homeless, *checkpoint.unknown):
+        print(f"{args.format} has no place for {', '.join(left)}")
+    if args.check:
+        # Google and Model Garden have no library that runs here.
+        has_none = checkpoint.format in ("google", "model-garden")
+        path, form = (args.target, args.format) if has_none else (args.source, checkpoint.format)
+        rows = [(name, f"{value:.1e}") for name, value in checkpoints.compare(path).items()]
+        table(("output", "max |difference|"), rows, title=f"{path} here and in the library of {form}")
+
+
+def _add_info(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "path",
+        **PATH,
+        nargs="?",
+        help="checkpoint, run or version of an export; without it: versions, devices and sizes",
+    )
+
+
+def _run_info(args: argparse.Namespace) -> None:
+    if args.path is None:
+        _show_installation()
+        return
+    start()
+    if (pathlib.Path(args.path) / "saved_model.pb").is_file():
+        _show_export(args.path)
+    else:
+        _show_checkpoint(args.path)
+
+
+def _show_installation() -> None:
+    tf = start()
+    from bert_keras.config import SIZES, VARIANTS, BertConfig
+    from savedmodels.model_card import version_of
+
+    names = ("bert-keras", "tensorflow", "tensorflow-text", "keras", "keras-nlp", "numpy")
+    table(("package", "version"), [(name, version_of(name)) for name in names])
+    table(
+        ("device", "kind"),
+        [(device.name, device.device_type) for device in tf.config.list_logical_devices()],
+    )
+    configs = {name: BertConfig.named(name) for name in (*SIZES, *VARIANTS)}
+    sizes = [(name, config.num_layers, config.hidden_size) for name, config in configs.items()]
+    table(("size", "layers", "hidden"), sizes)
+
+
+def _show_export(path: str) -> None:
+    from savedmodels.manifest import verify
+
+    files = verify(path)
+    rows = [(name, f"{file['bytes']:,}", file["sha256"][:12]) for name, file in files.items()]
+    table(("file", "bytes", "SHA-256"), rows, title=f"{path}: every file is as it was written")
+
+
+def _show_checkpoint(path: str) -> None:
+    from bert_keras import checkpoints
+    from bert_keras.checkpoints.letter_case import lower_cases
+    from tasks.training.run import is_run, load_run
+
+    checkpoint = checkpoints.read(path)
+    count = sum(tensor.size for tensor in checkpoint.tensors.values())
+    facts = {"format": checkpoint.format, "tensors": len(checkpoint.tensors), "parameters": f"{count:,}"}
+    if checkpoint.vocabulary is not None:
+        facts |= {
+            "vocabulary": f"{len(checkpoint.vocabulary):,} tokens",
+            "lower_case": lower_cases(checkpoint),
+        }
+    if checkpoint.sentencepiece is not None:
+        facts |= {"vocabulary": "a SentencePiece model", "lower_case": lower_cases(checkpoint)}
+    if is_run(path):
+        run = load_run(path)
+        facts |= {
+            "task": run.task.name,
+            "reads": ", ".join(run.task.signature()),
+            "seq_length": run.preprocess.seq_length,
+        }
+    table(
+        ("field", "value"), [*facts.items(), *((k, str(v)) for k, v in checkpoint.config.to_dict().items())]
+    )
+
+
+def _add_demo(parser: argparse.ArgumentParser) -> None:
+    size = parser.add_mutually_exclusive_group()
+    size.add_argument("--quick", action="store_true", help="under two minutes on 2 cores")
+    size.add_argument("--full", action="store_true", help="every training example")
+    add = parser.add_argument
+    add(
+        "--work",
+        **PATH,
+        default="demo",
+        help="folder for downloads, runs and the exported model (default: demo)",
+    )
+    add("--seed", type=int, default=1, help="seed of the split, the order and dropout (default: 1)")
+
+
+def _run_demo(args: argparse.Namespace) -> None:
+    start(deterministic=True)
+    from savedmodels import demo
+
+    demo.run(
+        pathlib.Path(args.work),
+        scale="quick" if args.quick else "full" if args.full else "normal",
+        seed=args.seed,
+    )
+
+
+COMMANDS = {
+    "export": Command(
+        "write a SavedModel that takes raw strings",
+        "--run runs/sst2 --output served/sst2",
+        _add_export,
+        _run_export,
+    ),
+    "hub": Command(
+        "write TensorFlow Hub's text pair, a preprocessor and an encoder",
+        "--checkpoint bert-base --output hub/bert-base",
+        _add_hub,
+        _run_hub,
+    ),
+    "serve": Command(
+        "answer REST and gRPC requests from an exported model, for development",
+        "served/sst2",
+        _add_serve,
+        _run_serve,
+    ),
+    "convert": Command(
+        "turn a checkpoint of one format into another",
+        "--from uncased_L-12_H-768_A-12 --to bert-base --format hugging-face --check",
+        _add_convert,
+        _run_convert,
+    ),
+    "demo": Command(
+        "fine-tune, export and serve real weights on real reviews",
+        "--quick --work demo",
+        _add_demo,
+        _run_demo,
+    ),
+    "info": Command(
+        "describe a checkpoint or a run, verify an export, or describe this installation",
+        "bert-base",
+        _add_info,
+        _run_info,
+    ),
+}

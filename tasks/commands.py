@@ -1,0 +1,378 @@
+"""Commands of tasks: finetune, evaluate, predict, fill-mask and features.
+
+TensorFlow is imported when a command runs; flags and help need none.
+"""
+
+import argparse
+import dataclasses
+import itertools
+import json
+import pathlib
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+from bert_keras.console import PATH, SEVERAL, Command, progress, start, table
+from bert_keras.errors import BertKerasError
+from bert_keras.settings import add_flags, given_settings, names_of, spelled
+from tasks.example_files import FORMATS_NOTES, open_input, read_examples
+from tasks.settings import (
+    STRATEGIES,
+    TAGGING_DEFAULTS,
+    TASK_DEFAULTS,
+    TASK_OPTIONS,
+    FeatureOptions,
+    FillMaskOptions,
+    Hparams,
+)
+
+CHUNK = 4096  # examples that `predict` holds at a time
+CHECKPOINT_HELP = "Hugging Face, Google, KerasHub or Model Garden checkpoint"
+DATA_HELP = "folder of the task's files, or one file; without it TensorFlow Datasets fetches them"
+RUNS_HELP = "folder that finetune wrote; several runs form an ensemble: their outputs are averaged"
+SAVE_HELP = "steps between two saves; rerun the same command to resume a run that was killed"
+
+
+def add_strategy(parser: argparse.ArgumentParser, *, choices: Sequence[str] = STRATEGIES) -> None:
+    """Adds --strategy."""
+    text = "tf.distribute strategy (default: one)"
+    parser.add_argument("--strategy", default="one", choices=choices, help=text)
+
+
+def _add_batch_size(parser: argparse.ArgumentParser) -> None:
+    text = "examples in a batch (default: 32)"
+    parser.add_argument("--batch-size", type=int, default=32, help=text)
+
+
+# -----------------------------------------------------------------------------------------------------------
+# finetune
+
+
+def _default_notes() -> str:
+    """The tasks whose defaults differ from those of Hparams, with the flags that would set them."""
+    common = Hparams()
+    tasks = TASK_DEFAULTS | {
+        f"conll2003 --context {context}": defaults for context, defaults in TAGGING_DEFAULTS.items()
+    }
+    lines = []
+    for task, defaults in tasks.items():
+        flags = [
+            f"--{name.replace('_', '-')} {spelled(value)}"
+            for name, value in defaults.items()
+            if value != getattr(common, name)
+        ]
+        lines.append(f"  {task:31}{' '.join(flags)}\n")
+    return "Some tasks have the defaults of their papers:\n" + "".join(lines) + "\n"
+
+
+def _add_finetune(parser: argparse.ArgumentParser) -> None:
+    add = parser.add_argument
+    add(
+        "--task",
+        required=True,
+        help="a GLUE task (cola, sst2, mrpc, qqp, stsb, mnli, qnli, rte, wnli), custom, squad1.1, squad2.0, swag, codah, "
+        "conll2003 or fill-mask",
+    )
+    add("--data", **PATH, help=DATA_HELP)
+    add("--dev-data", **PATH, help="file of the dev split, where --data is the file to train on")
+    add("--checkpoint", **PATH, required=True, help=CHECKPOINT_HELP)
+    add(
+        "--keep-head",
+        action="store_true",
+        help="load the head from the checkpoint too, which must name its labels",
+    )
+    add("--output", **PATH, required=True, help="folder of the run, new or empty")
+    add(
+        "--random-weights",
+        action="store_true",
+        help="take the sizes and the vocabulary of the checkpoint, not its weights",
+    )
+    add(
+        "--dev-split",
+        help="the split that selects the best epoch (default: the task's first validation split)",
+    )
+    add_strategy(parser)
+    add("--save-every", type=int, help=SAVE_HELP)
+    add_flags(parser, Hparams)
+    seen: set[str] = set()
+    for options in TASK_OPTIONS:
+        add_flags(parser, options, without=tuple(seen))
+        seen |= {*names_of(options)}
+
+
+def _run_finetune(args: argparse.Namespace) -> None:
+    start(deterministic=True)
+    from bert_keras import checkpoints
+    from tasks.settings import Hparams
+    from tasks.training.finetune import finetune
+    from tasks.training.run import open_task
+
+    if args.data and not args.dev_data and pathlib.Path(args.data).is_file():
+        raise BertKerasError(f"{args.data} is one file; give the file of the dev split too, as --dev-data.")
+    source = {"train": args.data, "validation": args.dev_data} if args.dev_data else args.data
+    task = open_task(args.task, source, **given_settings(args, *TASK_OPTIONS))
+    hparams = Hparams(**{**task.defaults, **given_settings(args, Hparams)})
+    checkpoint = checkpoints.read(args.checkpoint)
+    if args.random_weights:
+        checkpoint = dataclasses.replace(checkpoint, tensors={})
+    results = finetune(
+        task,
+        checkpoint=checkpoint,
+        output=args.output,
+        hparams=hparams,
+        strategy_name=args.strategy,
+        keep_head=args.keep_head,
+        save_every=args.save_every,
+        dev_split=args.dev_split,
+    )
+    rows = [(name.removeprefix("val_"), value) for name, value in results["measures"].items()]
+    table(
+        ("measure", "dev"),
+        rows,
+        title=f"{task.name}, best of {hparams.epochs} epochs: {results['best_epoch']}",
+    )
+    print(f"the run is in {args.output}")
+
+
+# -----------------------------------------------------------------------------------------------------------
+# evaluate and predict
+
+
+def _add_evaluate(parser: argparse.ArgumentParser) -> None:
+    add = parser.add_argument
+    add("--run", **PATH, required=True, **SEVERAL, help=RUNS_HELP)
+    add("--data", **PATH, help=DATA_HELP)
+    add("--split", help="split to measure (default: every validation split)")
+    _add_batch_size(parser)
+    add("--json", action="store_true", help="print JSON instead of a table")
+
+
+def _run_evaluate(args: argparse.Namespace) -> None:
+    start()
+    from tasks.task import cardinality, predict
+    from tasks.training.run import load_runs
+
+    run = load_runs(args.run, data=args.data)
+    task, measured, tables = run.task, {}, []
+    for split in [args.split] if args.split else task.validation_splits:
+        examples = task.examples(split)
+        task.check(run.preprocess, examples)
+        with progress(f"evaluating {split}", cardinality(examples)) as advance:
+            predictions, raw = predict(
+                task, run.preprocess, run.model, examples, batch_size=args.batch_size, progress=advance
+            )
+        measured[split] = dict(task.evaluate(predictions, raw))
+        tables += [one._replace(title=f"{split}: {one.title}") for one in task.report(predictions, raw)]
+    if args.json:
+        print(json.dumps(measured))
+        return
+    rows = [(split, name, value) for split, values in measured.items() for name, value in values.items()]
+    table(("split", "measure", "value"), rows, title=f"{task.name}: {' '.join(args.run)}")
+    for title, columns, rows in tables:
+        table(columns, rows, title=title)
+
+
+def _add_predict(parser: argparse.ArgumentParser) -> None:
+    add = parser.add_argument
+    add("--run", **PATH, required=True, **SEVERAL, help=RUNS_HELP)
+    add(
+        "--input",
+        **PATH,
+        default="-",
+        help="a file (below), or - for lines of standard input (default: -)",
+    )
+    add("--format", choices=("table", "jsonl"), help="default: a table on a terminal, JSON lines elsewhere")
+    _add_batch_size(parser)
+
+
+def _run_predict(args: argparse.Namespace) -> None:
+    start()
+    from tasks.training.run import load_runs
+
+    run = load_runs(args.run)
+    signature = run.task.signature()
+    lists = {name: spec.shape[1] for name, spec in signature.items() if len(spec.shape) > 1}
+    as_table = (args.format or ("table" if sys.stdout.isatty() else "jsonl")) == "table"
+    shown: list[dict[str, str]] = []
+    with progress("predicting", None) as advance, open_input(args.input) as lines:
+        examples = read_examples(lines, args.input, tuple(signature), lists)
+        for example, record in _records(run, examples, batch_size=args.batch_size, progress=advance):
+            if as_table:
+                shown.append(run.task.show(example, record))
+            else:
+                print(json.dumps(example | record, ensure_ascii=False))
+    if shown:
+        table(tuple(shown[0]), [tuple(cells.values()) for cells in shown])
+
+
+def _records(
+    run: Any, examples: Iterator[dict[str, Any]], *, batch_size: int, progress: Callable[[int], None]
+) -> Iterator[tuple[dict[str, Any], dict[str, Any]]]:
+    """Yields each example with the answer of the run."""
+    import tensorflow as tf
+
+    from tasks.task import predictor
+
+    predict = predictor(run.task, run.preprocess, run.model)
+    for chunk in iter(lambda: list(itertools.islice(examples, CHUNK)), []):
+        raw = tf.data.Dataset.from_tensor_slices(
+            {name: [example[name] for example in chunk] for name in run.task.signature()}
+        )
+        answers, _ = predict(raw, batch_size=batch_size, progress=progress)
+        for i, example in enumerate(chunk):
+            yield example, run.task.record({name: value[i] for name, value in answers.items()})
+        sys.stdout.flush()
+
+
+# -----------------------------------------------------------------------------------------------------------
+# fill-mask
+
+FILL_MASK_NOTES = """Several [MASK] in a text are filled independently of each other. ## opens a token that continues the word
+before it.
+
+"""
+
+
+def _add_fill_mask(parser: argparse.ArgumentParser) -> None:
+    add = parser.add_argument
+    add("text", nargs="*", help="texts with [MASK]; without any, lines of standard input")
+    add(
+        "--checkpoint", **PATH, required=True, help="a checkpoint with a masked LM head, or a run of pretrain"
+    )
+    add_flags(parser, FillMaskOptions)
+    add("--json", action="store_true", help="print an object a line instead of tables")
+    _add_batch_size(parser)
+
+
+def _run_fill_mask(args: argparse.Namespace) -> None:
+    start()
+    from tasks.fill_mask import MASK, TEXT, FillMask
+    from tasks.training.run import is_run, load_run, run_of
+
+    if unmasked := [text for text in args.text if MASK not in text]:
+        raise BertKerasError(
+            f"there is no {MASK} in {unmasked[0]!r}; write it in place of the word to predict."
+        )
+    path, options = pathlib.Path(args.checkpoint), given_settings(args, FillMaskOptions)
+    if is_run(path):
+        run = load_run(path)
+        if not isinstance(run.task, FillMask):
+            raise BertKerasError(
+                f"{path} is a run of {run.task.name}; give a checkpoint with a masked LM head."
+            )
+        run = dataclasses.replace(run, task=FillMask(**options))
+    else:
+        run = run_of(FillMask(**options), path)
+    given = iter([{TEXT: text} for text in args.text])
+    examples = given if args.text else read_examples(sys.stdin.buffer, "-", (TEXT,))
+    with progress("filling", None) as advance:
+        for example, record in _records(run, examples, batch_size=args.batch_size, progress=advance):
+            _warn_of_masks(example[TEXT], record["masks"], run.preprocess.seq_length)
+            if args.json:
+                print(json.dumps(example | record, ensure_ascii=False))
+            else:
+                _show_masks(example[TEXT], record["masks"])
+
+
+def _warn_of_masks(text: str, masks: Sequence[Mapping[str, Any]], seq_length: int) -> None:
+    cut = sum(not mask["tokens"] for mask in masks)
+    if not masks:
+        print(f"warning: there is no [MASK] in {text[:60]!r}", file=sys.stderr)
+    elif cut:
+        about = (
+            f"{cut} of {len(masks)} [MASK] are beyond the {seq_length} tokens that are read of {text[:60]!r}"
+        )
+        print(f"warning: {about}", file=sys.stderr)
+
+
+def _show_masks(text: str, masks: Sequence[Mapping[str, Any]]) -> None:
+    """Prints the text with its masks marked, then the tokens for each mask with their probabilities as bars."""
+    from rich.console import Console
+    from rich.table import Table
+    from rich.text import Text
+
+    console = Console(markup=False, emoji=False, highlight=False)
+    marked = Text(text)
+    marked.highlight_words(["[MASK]"], "bold reverse")
+    console.print(marked)
+    answered = Table("mask", "token", "probability", "")
+    for number, answers in enumerate(masks, start=1):
+        for rank, (token, score) in enumerate(zip(answers["tokens"], answers["scores"], strict=True)):
+            answered.add_row("" if rank else str(number), token, f"{score:.4f}", "█" * round(40 * score))
+        answered.add_section()
+    console.print(answered)
+
+
+# -----------------------------------------------------------------------------------------------------------
+# features
+
+FEATURES_NOTES = """formats:
+  jsonl     an object a line: text, tokens, starts and ends (bytes of the line), vectors
+  parquet   the same columns, a row a line
+  npz       vectors, starts and ends of all lines in a row; line i has rows row_splits[i] to row_splits[i + 1]
+The vector of a word is that of its first token. Lines longer than a window are read in several that overlap. Unfinished work
+is in OUTPUT.part: rerun the same command to resume.
+
+"""
+
+
+def _add_features(parser: argparse.ArgumentParser) -> None:
+    add = parser.add_argument
+    add("--checkpoint", **PATH, required=True, help=CHECKPOINT_HELP)
+    add("--input", **PATH, required=True, help="text in UTF-8, an example a line")
+    add("--output", **PATH, required=True, help="the file to write; it must not exist")
+    add_flags(parser, FeatureOptions)
+
+
+def _run_features(args: argparse.Namespace) -> None:
+    start()
+    from tasks.features.text_file import extract_file
+
+    total = None
+    if pathlib.Path(args.input).is_file():  # else `extract_file` says so
+        with open(args.input, "rb") as lines:
+            total = sum(1 for _ in lines)
+    with progress("extracting", total) as advance:
+        count = extract_file(
+            args.input,
+            args.output,
+            checkpoint=args.checkpoint,
+            progress=advance,
+            **given_settings(args, FeatureOptions),
+        )
+    print(f"{args.output}: vectors of {count:,} lines")
+
+
+COMMANDS = {
+    "finetune": Command(
+        "fine-tune a checkpoint on a task and keep the best epoch",
+        "--task mrpc --data glue/MRPC --checkpoint bert-base --output runs/mrpc --learning-rate 2e-5",
+        _add_finetune,
+        _run_finetune,
+        notes=_default_notes(),
+    ),
+    "evaluate": Command(
+        "measure a run on a split", "--run runs/mrpc --data glue/MRPC", _add_evaluate, _run_evaluate
+    ),
+    "predict": Command(
+        "label raw text from a file or standard input",
+        "--run runs/sst2 --input reviews.txt",
+        _add_predict,
+        _run_predict,
+        notes=FORMATS_NOTES,
+    ),
+    "fill-mask": Command(
+        "predict the tokens that a text masks with [MASK]",
+        "--checkpoint bert-base 'The capital of France is [MASK].'",
+        _add_fill_mask,
+        _run_fill_mask,
+        notes=FILL_MASK_NOTES,
+    ),
+    "features": Command(
+        "write a frozen encoder's vectors of every word or token of a text",
+        "--checkpoint bert-base --input corpus.txt --output corpus.parquet --format parquet",
+        _add_features,
+        _run_features,
+        notes=FEATURES_NOTES,
+    ),
+}

@@ -1,0 +1,322 @@
+"""Commands of pre-training: pretrain, instances and vocab.
+
+TensorFlow is imported when a command runs; flags and help need none.
+"""
+
+import argparse
+import functools
+import importlib
+import json
+import os
+import pathlib
+import sys
+from collections.abc import Sequence
+from typing import Any
+
+from bert_keras.console import PATH, SEVERAL, Command, progress, start, table
+from bert_keras.errors import BertKerasError
+from bert_keras.settings import Masking, add_flags, describe, given_settings, names_of
+from tasks.commands import SAVE_HELP, add_strategy
+from tasks.pretraining.recipes import RECIPES
+from tasks.settings import Sampling, VocabularyOptions
+
+TEXT_HELP = "files, folders or tfds:NAME, each as below"
+VOCAB_HELP = "a vocab.txt, a spiece.model or a folder of one"
+SEGMENTER_HELP = "splits a line into words, for whole-word masking where spaces do not: str -> list of str"
+TEXT_NOTES = """text:
+  SOURCE[,lines=KEY][,encoding=NAME][,split=NAME], several side by side as one corpus. A folder, a .zip and a MediaWiki
+  dump (.xml) are read whole, .gz, .bz2 and .xz are unpacked. A line is a sentence, with lines=paragraph a paragraph,
+  with lines=document a document; with lines=wrapped a piece of a paragraph that a blank line ends, and a file is a
+  document. With sentences and paragraphs, a blank line ends a document.
+
+"""
+BERT = RECIPES["bert"]
+WITH_LENGTH = ("seq_length",)  # a setting of its own: a flag, or the length of a phase
+
+
+def pair(given: str) -> tuple[str, str]:
+    """Splits `name=value`."""
+    name, equals, value = given.partition("=")
+    if not equals:
+        raise BertKerasError(f"{given!r} has no name; give NAME=VALUE.")
+    return name, value
+
+
+def set_value(given: str) -> tuple[str, Any]:
+    """Splits `name=value`, the value JSON or a plain word."""
+    name, value = pair(given)
+    try:
+        return name, json.loads(value)
+    except json.JSONDecodeError:
+        return name, value
+
+
+def _add_set(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--set", **SEVERAL, default=[], metavar="NAME=VALUE", help="settings (below)")
+    parser.add_argument("--segmenter", metavar="MODULE:FUNCTION", help=SEGMENTER_HELP)
+
+
+def _segmenter(given: str) -> Any:
+    """Imports the function that MODULE:FUNCTION names."""
+    module, _, name = given.partition(":")
+    sys.path.append(os.getcwd())  # last: no file there hides an installed package, in the workers too
+    try:
+        return getattr(importlib.import_module(module), name)
+    except (ImportError, AttributeError, ValueError) as error:
+        found = getattr(sys.modules.get(module), "__file__", None)
+        raise BertKerasError(
+            f"--segmenter {given}: {error}{f' of {found}' if found else ''}; give MODULE:FUNCTION that can be imported."
+        ) from error
+
+
+# -----------------------------------------------------------------------------------------------------------
+# pretrain
+
+PRETRAIN_NOTES = f"""settings, NAME=VALUE with the value in JSON or a plain word (defaults: of the recipe bert):
+  training
+{describe(BERT.hparams)}
+  encoder: size, and the fields of its configuration, such as num_layers, hidden_size, num_heads, hidden_dropout, causal
+  instances
+{describe(BERT.sampling(128), without=WITH_LENGTH)}
+  masks
+{describe(BERT.masking(128), without=("max_predictions",))}
+The run is a checkpoint: finetune --checkpoint takes it.
+
+"""
+
+
+def _add_pretrain(parser: argparse.ArgumentParser) -> None:
+    add = parser.add_argument
+    add(
+        "--recipe",
+        default="bert",
+        choices=tuple(RECIPES),
+        help="objectives and settings of a paper (default: bert)",
+    )
+    source = parser.add_mutually_exclusive_group(required=True)
+    source.add_argument("--text", **PATH, **SEVERAL, help=TEXT_HELP)
+    source.add_argument(
+        "--records",
+        **PATH,
+        **SEVERAL,
+        help="a folder of instances, one for each phase, or the files of one set",
+    )
+    add("--held-out", **PATH, help="fraction of the documents to evaluate on, or other text or records")
+    add("--vocab", **PATH, help=f"{VOCAB_HELP} (default: the checkpoint's)")
+    add("--checkpoint", **PATH, help="start from it: Hugging Face, Google, KerasHub or Model Garden")
+    add(
+        "--output",
+        **PATH,
+        required=True,
+        help="folder of the run: new, empty, or of the same run, unfinished",
+    )
+    add("--size", help="tiny, mini, small, medium, base, large, L-2_H-128 ... (default: the paper's)")
+    _add_set(parser)
+    add("--save-every", type=int, default=1000, help=f"{SAVE_HELP} (default: 1000)")
+    add(
+        "--snapshots",
+        type=int,
+        **SEVERAL,
+        default=[],
+        metavar="STEP",
+        help="keep the weights after these steps too",
+    )
+    add_strategy(parser, choices=("one", "mirrored"))
+
+
+def _run_pretrain(args: argparse.Namespace) -> None:
+    start(deterministic=True)
+    from bert_keras import checkpoints
+    from tasks.pretraining.corpus import open_corpora
+    from tasks.pretraining.pretrain import pretrain
+
+    held_out = args.held_out and _share(args.held_out)
+    if args.held_out and held_out is None:
+        held_out = args.held_out if args.records else open_corpora([args.held_out])
+    settings = {"size": args.size} if args.size else {}
+    settings |= dict(map(set_value, args.set))
+    results = pretrain(
+        recipe=RECIPES[args.recipe].changed(**settings),
+        output=args.output,
+        documents=args.text and open_corpora(args.text),
+        records=args.records and _sets_of_records(args.records),
+        held_out=held_out,
+        tokenizer=args.vocab and checkpoints.load_tokenizer(args.vocab),
+        segment=args.segmenter and _segmenter(args.segmenter),
+        checkpoint=args.checkpoint,
+        save_every=args.save_every,
+        snapshots=args.snapshots,
+        strategy_name=args.strategy,
+    )
+    baselines = results["majority_baselines"]
+    rows = [
+        (name, value, baselines.get(name.removeprefix("held_out_"), ""))
+        for name, value in results["measures"].items()
+        if name.endswith(("loss", "accuracy", "perplexity"))
+    ]
+    table(("measure", "value", "majority baseline"), rows, title=f"{args.recipe}, {results['steps']:,} steps")
+    print(f"the run is in {args.output}")
+
+
+def _share(given: str) -> float | None:
+    try:
+        return float(given)
+    except ValueError:
+        return None
+
+
+def _sets_of_records(given: Sequence[str]) -> list[Any]:
+    """Groups records into sets: a folder is a set, files are one set together."""
+    folders = [path for path in given if pathlib.Path(path).is_dir()]
+    if folders and len(folders) < len(given):
+        raise BertKerasError(
+            "folders and files of records were given; give folders, or the files of one set."
+        )
+    return folders or [list(given)]
+
+
+# -----------------------------------------------------------------------------------------------------------
+# instances
+
+INSTANCES_NOTES = f"""settings, NAME=VALUE with the value in JSON or a plain word (defaults: of the recipe bert):
+  instances
+{describe(BERT.sampling(128), without=WITH_LENGTH)}
+  masks
+{describe(BERT.masking(128))}
+The files do not depend on the number of processes. Rerun the same command to resume. pretrain --records and Google's and
+Model Garden's own scripts read the folder.
+
+"""
+
+
+def _add_instances(parser: argparse.ArgumentParser) -> None:
+    add = parser.add_argument
+    add("--text", **PATH, **SEVERAL, required=True, help=TEXT_HELP)
+    add("--vocab", **PATH, required=True, help=VOCAB_HELP)
+    add(
+        "--output",
+        **PATH,
+        required=True,
+        help="folder of the files: new, empty, or of the same command, unfinished",
+    )
+    add(
+        "--recipe",
+        default="bert",
+        choices=tuple(RECIPES),
+        help="instances and masks of a paper (default: bert)",
+    )
+    add_flags(parser, Sampling, without=[name for name in names_of(Sampling) if name not in WITH_LENGTH])
+    add("--masks", action="store_true", help="mask here, the same in every epoch; else training masks anew")
+    _add_set(parser)
+    add("--seed", type=int, default=12345, help="seed of all draws (default: 12345)")
+    add("--workers", type=int, default=os.cpu_count(), help="processes (default: one for each core)")
+    add("--gzip", action="store_true", help="compress the files")
+
+
+def _run_instances(args: argparse.Namespace) -> None:
+    start()
+    from bert_keras import checkpoints
+    from tasks.pretraining.corpus import open_corpora
+    from tasks.pretraining.write_records import write_records
+
+    settings = dict(map(set_value, args.set))
+    known = {*names_of(Sampling), *names_of(Masking)} - {*WITH_LENGTH}
+    if unknown := [name for name in settings if name not in known]:
+        raise BertKerasError(
+            f"unknown setting {', '.join(unknown)}; instances accepts {', '.join(sorted(known))}."
+        )
+    length = given_settings(args, Sampling).get("seq_length", Sampling.seq_length)
+    recipe = RECIPES[args.recipe].changed(**settings)
+    lower_case = checkpoints.load_tokenizer(args.vocab).lower_case  # here, so that no worker guesses it
+    with progress("documents", None) as advance:
+        summary = write_records(
+            open_corpora(args.text),
+            args.output,
+            make_tokenizer=functools.partial(checkpoints.load_tokenizer, args.vocab, lower_case=lower_case),
+            settings=recipe.sampling(length),
+            masking=recipe.masking(length) if args.masks else None,
+            segment=args.segmenter and _segmenter(args.segmenter),
+            seed=args.seed,
+            workers=args.workers,
+            compress=args.gzip,
+            progress=advance,
+        )
+    rows = [
+        ("documents", f"{summary.documents:,}"),
+        ("instances", f"{summary.instances:,}"),
+        ("labels that are 1", "-" if summary.label_rate is None else f"{summary.label_rate:.1%}"),
+        ("mean length", f"{summary.mean_length:.1f}"),
+        ("padding", f"{summary.padding:.1%}"),
+        ("chunks skipped", f"{summary.skipped:,}"),
+    ]
+    table(("fact", "value"), rows, title=str(args.output))
+    for warning in summary.warnings:
+        print(f"warning: {warning}", file=sys.stderr)
+
+
+# -----------------------------------------------------------------------------------------------------------
+# vocab
+
+VOCAB_NOTES = """The folder has vocab.txt, or ALBERT's spiece.model, and tokenizer_config.json; `pretrain --vocab` takes it. The
+same text gives the same bytes. WordPiece needs the `vocabulary` extra, and memory for the distinct words of the text.
+
+"""
+
+
+def _add_vocab(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--text", **PATH, **SEVERAL, required=True, help=TEXT_HELP)
+    parser.add_argument("--output", **PATH, required=True, help="folder of the vocabulary, new or empty")
+    add_flags(parser, VocabularyOptions)
+
+
+def _run_vocab(args: argparse.Namespace) -> None:
+    start()
+    from tasks.pretraining.corpus import open_corpora
+    from tasks.pretraining.vocabulary import write_vocabulary
+
+    given = given_settings(args, VocabularyOptions)
+    options = VocabularyOptions(**given)
+    settings = {name: given[name] for name in ("unused", "alphabet") if name in given}
+    if settings and options.kind != "wordpiece":
+        raise BertKerasError(
+            f"--{next(iter(settings))} applies only to WordPiece vocabularies; leave it out."
+        )
+    with progress("reading documents", None) as advance:
+        tokenizer, documents = write_vocabulary(
+            open_corpora(args.text),
+            args.output,
+            kind=options.kind,
+            size=options.size,
+            lower_case=not options.cased,
+            progress=advance,
+            **settings,
+        )
+    print(f"{args.output}: {tokenizer.vocab_size:,} pieces, learned from {documents:,} documents")
+    if tokenizer.vocab_size < options.size:
+        print(f"warning: the text has no more pieces; {options.size:,} were asked for", file=sys.stderr)
+
+
+COMMANDS = {
+    "pretrain": Command(
+        "pre-train on text or on files of instances, from scratch or from a checkpoint",
+        "--recipe bert --size small --text corpus.txt --vocab vocab.txt --held-out 0.02 --output runs/bert \\\n"
+        "    --set steps=20000 batch_size=64 bias_correction=true 'phases=[[64, 0.9], [128, 0.1]]'",
+        _add_pretrain,
+        _run_pretrain,
+        notes=TEXT_NOTES + PRETRAIN_NOTES,
+    ),
+    "instances": Command(
+        "write pre-training instances as TFRecord files in Google's names",
+        "--text corpus.txt --vocab vocab --seq-length 128 --output instances/128 --masks --set dupe_factor=10",
+        _add_instances,
+        _run_instances,
+        notes=TEXT_NOTES + INSTANCES_NOTES,
+    ),
+    "vocab": Command(
+        "learn a WordPiece or SentencePiece vocabulary from text",
+        "--text corpus.txt --output vocab --size 30522",
+        _add_vocab,
+        _run_vocab,
+        notes=TEXT_NOTES + VOCAB_NOTES,
+    ),
+}

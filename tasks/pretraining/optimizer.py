@@ -1,0 +1,26 @@
+"""The optimizers of pre-training and the learning rate of each step, as PretrainHparams describes them."""
+
+import numpy as np
+
+from bert_keras.optimizers import LAMB, AdamW
+from bert_keras.schedules import WarmupLinearDecay
+from tasks.settings import PretrainHparams
+
+OPTIMIZERS = {"adamw": AdamW, "lamb": LAMB}
+
+
+def schedule(hparams: PretrainHparams) -> WarmupLinearDecay:
+    """The learning rate of each step, over all phases."""
+    return WarmupLinearDecay(
+        hparams.learning_rate, total_steps=hparams.steps, warmup_steps=hparams.warmup_steps
+    )
+
+
+def longest_step(hparams: PretrainHparams) -> float:
+    """The longest update of AdamW under a constant gradient, in `learning_rate`; over 1 without bias correction."""
+    if hparams.optimizer != "adamw" or hparams.bias_correction:
+        return 1.0
+    done = np.arange(hparams.steps, dtype=np.float32)
+    rates = np.asarray(schedule(hparams)(done)) / hparams.learning_rate
+    beta_1 = 0.9  # AdamW's
+    return float(np.max(rates * (1 - beta_1 ** (done + 1)) / np.sqrt(1 - hparams.beta_2 ** (done + 1))))
