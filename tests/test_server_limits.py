@@ -177,8 +177,8 @@ ADDRESSES = {
     "a query of predict": ("POST", f"{PREDICT}?x=1", 200, "predictions"),
     "a label": ("GET", "/v1/models/tiny/labels/stable", 400, "Unrecognized servable version label: stable"),
     "a label's predict": ("POST", "/v1/models/tiny/labels/stable:predict", 400, "Unrecognized servable"),
-    "classify": ("POST", "/v1/models/tiny:classify", 501, "ask /v1/models/tiny:predict"),
-    "regress": ("POST", "/v1/models/tiny/versions/1:regress", 501, "ask /v1/models/tiny:predict"),
+    "classify": ("POST", "/v1/models/tiny:classify", 501, "/v1/models/tiny:predict"),
+    "regress": ("POST", "/v1/models/tiny/versions/1:regress", 501, "/v1/models/tiny:predict"),
 }
 
 
