@@ -5,7 +5,7 @@
 
 In: a folder with `glue/`, `squad/`, `swag/`, `conll2003/` and `weights/`; MiniLM-L6 comes from the demo's cache (it is fetched
 when it is not there). Out: a table for each group of CASES. Every run is one `bert-keras finetune` in a process of its own,
-under 40 minutes on 2 cores; a run that has finished is not run again, so the script can be stopped and started.
+under 40 minutes on 2 cores; a finished run is read and an unfinished one resumed, so the script can be stopped and started.
 The control beside each is the same run from random weights, or the commonest answer where that costs nothing.
 
 Data sets that have no test split of their own here are cut by `prepare`: SQuAD v2.0's questions by article into train, dev (where
@@ -26,7 +26,6 @@ import pathlib
 import statistics
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 
 import keras
@@ -43,7 +42,7 @@ from tasks.features.tagger import train_tagger
 from tasks.ner.conll import Conll
 from tasks.settings import TaggerHparams
 from tasks.squad.task import Squad
-from tasks.training.run import evaluate, load_run
+from tasks.training.run import TASKS, evaluate, load_run
 
 CONLL_SENTENCES = 1_000
 XQUAD = "squad/xquad.en.json"
@@ -192,6 +191,7 @@ TABLE_7 = (
     "last",
     "embeddings",
 )
+KINDS = {name: task.kind for task in TASKS.values() for name in task.names}
 GROUPS = (*dict.fromkeys(case.group for case in CASES), FEATURES)
 
 
@@ -235,9 +235,6 @@ def results_of(case: Case, seed: int, args: argparse.Namespace) -> dict:
         return str(pathlib.Path(args.output if path.startswith("made/") else args.data) / path)
 
     if not (output / "results.json").exists():
-        if output.exists():  # interrupted
-            count = len(list(output.parent.glob(f"{output.name}.interrupted-*")))
-            output.rename(output.with_name(f"{output.name}.interrupted-{count}"))
         weights = {
             "minilm": args.minilm,
             "tiny": args.data / "weights/bert-tiny-splade-uncased",
@@ -310,12 +307,8 @@ def tagger_results(layers: str, seed: int, args: argparse.Namespace, *, random: 
             keras.utils.set_random_seed(0)  # random weights are the same for both
             vectors = place / "made" / f"{split}{'-random' if random else ''}"
             caches.append(extract(task, task.examples(split), checkpoint=checkpoint, output=vectors))
-        began = time.monotonic()
-        results = train_tagger(
-            *caches, layers=layers, output=output, hparams=TaggerHparams(seed=seed, epochs=TAGGER_EPOCHS)
-        )
-        kept = results | {"seconds": time.monotonic() - began}
-        (output / "results.json").write_text(json.dumps(kept, indent=2), encoding="utf-8")
+        hparams = TaggerHparams(seed=seed, epochs=TAGGER_EPOCHS)
+        train_tagger(*caches, layers=layers, output=output, hparams=hparams)
     results = json.loads((output / "results.json").read_text(encoding="utf-8"))
     return results | {
         "figures": {name.removeprefix("val_"): value for name, value in results["measures"].items()}
@@ -393,13 +386,13 @@ def main() -> None:
         table = Table(
             *("start", "train", "dev", "measure", "mean", "sd", "each seed", "minutes each"), title=group
         )
-        rows, scale = [], 1 if group.startswith("squad") else 100  # SQuAD's scorers count in percent
+        rows, kind = [], KINDS.get(group, Conll.kind)
         for name, measures, runs in runs_of(group, args):
             results = [run() for run in runs]
             if not results:
                 continue
             for measure in measures:
-                values = [scale * one["figures"][measure] for one in results]
+                values = [metrics.in_percent(one["figures"][measure], kind=kind) for one in results]
                 if measure == measures[0]:
                     rows.append((name, values))
                 table.add_row(

@@ -13,7 +13,7 @@ import tensorflow as tf
 
 from bert_keras import checkpoints
 from bert_keras.encoder import BertEncoder
-from bert_keras.errors import BertKerasError
+from bert_keras.errors import BertKerasError, LossDiverged
 from bert_keras.features import EMBEDDING_OUTPUT, ENCODER_INPUTS, ENCODER_OUTPUTS
 from bert_keras.text.preprocessing import Preprocessor
 from tasks.features.cache import extract, open_cache
@@ -323,7 +323,7 @@ def test_the_tagger_is_read_again(tagger, caches):
 def test_what_a_tagger_refuses(tagger, caches, checkpoint, task, tmp_path):
     folder, _ = tagger
     train, dev = caches
-    with pytest.raises(ValueError, match="already holds a tagger"):
+    with pytest.raises(ValueError, match="already holds a run"):
         train_tagger(train, dev, layers="last", output=folder)
     other = extract(
         task,
@@ -345,6 +345,31 @@ def test_what_a_tagger_refuses(tagger, caches, checkpoint, task, tmp_path):
         load_tagger(tmp_path)
     with pytest.raises(ValueError, match="units is 0; units must be at least 1"):
         TaggerHparams(units=0)
+
+
+def test_a_killed_tagger_is_resumed_to_the_same_bits(caches, tmp_path):
+    """And one whose loss diverges is a typed error."""
+    first = [dataclasses.replace(one, header=one.header | {"shards": [16]}) for one in caches]
+    settings = {"layers": "weighted_sum_last_four", "verbose": 0, "save_every": 5}
+    settings["hparams"] = dataclasses.replace(SMALL, units=4, epochs=3)
+    lines: list[str] = []
+
+    def stop(line: str) -> None:
+        if line.startswith("epoch 2"):
+            raise Interrupted
+
+    whole = train_tagger(*first, output=tmp_path / "whole", log=lines.append, **settings)
+    with pytest.raises(Interrupted):
+        train_tagger(*first, output=tmp_path / "run", log=stop, **settings)
+    lines.clear()
+    results = train_tagger(*first, output=tmp_path / "run", log=lines.append, **settings)
+    assert lines[0].startswith(f"resuming {tmp_path / 'run'} at step ")
+    assert results | {"seconds": 0} == whole | {"seconds": 0}
+    weights = [(tmp_path / name / "tagger.safetensors").read_bytes() for name in ("run", "whole")]
+    assert weights[0] == weights[1]
+    settings["hparams"] = dataclasses.replace(SMALL, units=4, learning_rate=1e38)
+    with pytest.raises(LossDiverged):
+        train_tagger(*first, output=tmp_path / "lost", log=lines.append, **settings)
 
 
 @pytest.mark.parametrize("layers", ["concat_last_four", "weighted_sum_last_four"])

@@ -1,12 +1,11 @@
 """A BiLSTM tagger on cached vectors; no encoder in memory.
 
-    cache of tasks/features/extract.py -> train_tagger -> tagger.json, tagger.safetensors, results.json
+    cache of tasks/features/cache.py -> train_tagger -> tagger.json, tagger.safetensors, results.json
 
 Source: Devlin et al. 2019, sec. 5.3 and Table 7.
 """
 
 import dataclasses
-import os
 import pathlib
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -19,18 +18,21 @@ from keras import ops
 
 from bert_keras.config import LIMITS, BertConfig
 from bert_keras.errors import BertKerasError, MissingFileError
-from bert_keras.files import write_json
+from bert_keras.files import digest_of_file, whole_file, write_json
 from bert_keras.json_files import NUMBER, OBJECT, one_of, read_object, typed, whole
 from bert_keras.losses import GlobalMean, cross_entropy
 from bert_keras.paths import path_of
+from bert_keras.training_model import TrainingModel
 from tasks import metrics
 from tasks.features.cache import Cache
 from tasks.features.layers import LAYERS, places_of
-from tasks.folders import check_equal
+from tasks.folders import Folder, check_equal
 from tasks.ner.conll import TAGS, Conll
 from tasks.settings import MAX_OPTION, TaggerHparams
 from tasks.task import count
-from tasks.training.loop import RESULTS_FILE
+from tasks.training.loop import RUN, check_save_every
+from tasks.training.loop import train as run_plan
+from tasks.training.plan import Monitor, Plan, Stage
 
 BUCKETS = (9, 17, 25, 33, 49, 65)  # words: sentences between two of them share batches
 PREDICT_BATCH = 128  # sentences; a BiLSTM's step costs nearly the same for 32
@@ -76,7 +78,7 @@ def tagger_model(
         states = keras.layers.Bidirectional(lstm, name=f"bilstm_{i}")(states, mask=mask)
     states = keras.layers.Dropout(hparams.dropout, name="dropout")(states)
     logits = keras.layers.Dense(num_classes, name="tags")(states)
-    return keras.Model({"vectors": vectors, "mask": mask}, logits, name="tagger")
+    return TrainingModel({"vectors": vectors, "mask": mask}, logits, name="tagger")
 
 
 def _tagger_batches(
@@ -130,7 +132,7 @@ class Tagger:
     made_with: Mapping[str, Any]
 
     def predict(self, cache: Cache) -> list[list[str]]:
-        """The tags of each sentence. Raises ValueError naming the field where the cache was made otherwise."""
+        """The tags of each sentence. Raises BertKerasError naming the field in which the cache differs from the tagger's."""
         check_equal(cache.path, _made_with(cache), self.made_with)
         labels = np.array(Conll.from_json(self.made_with["task"]).label_names)
         found: dict[int, list[str]] = {}
@@ -156,37 +158,98 @@ def _gold(cache: Cache) -> list[list[str]]:
 
 
 def _made_with(cache: Cache) -> dict[str, Any]:
-    """A header without what is of one text or may differ."""
+    """The fields of a header that all caches of a tagger share."""
     own = ("text", "shards", "layers")
     return {name: value for name, value in cache.header.items() if name not in own}
 
 
-class _Best(keras.callbacks.Callback):
+class TaggerMonitor(Monitor):
     """Measures the dev cache after every epoch and keeps the best epoch's weights on disk."""
 
     def __init__(
-        self, tagger: Tagger, dev: Cache, weights: pathlib.Path, *, log: Callable[[str], None]
+        self, tagger: Tagger, train: Cache, dev: Cache, path: pathlib.Path, *, log: Callable[[str], None]
     ) -> None:
         super().__init__()
-        self._tagger, self._dev, self._weights, self._log = tagger, dev, weights, log
+        self._tagger, self._train, self._dev, self._path, self._log = tagger, train, dev, path, log
         self.history: list[dict[str, float]] = []
-        self.best = -1
+        self.best: dict[str, Any] | None = None  # epoch from 0, SHA-256 of its weights
+
+    def memory(self) -> Any:
+        return self.history, self.best
+
+    def recall(self, memory: Any) -> None:
+        self.history, self.best = memory
 
     def on_epoch_end(self, epoch: int, logs: dict[str, float] | None = None) -> None:
         measures = self._tagger.evaluate(self._dev)
         loss = float((logs or {})["loss"])
-        if not np.isfinite(loss):
-            raise BertKerasError(f"the loss is {loss} in epoch {epoch + 1}; give a lower learning_rate.")
         self.history.append({"loss": loss} | {f"val_{name}": value for name, value in measures.items()})
-        if self.best < 0 or measures["f1"] > self.history[self.best]["val_f1"]:
-            self.best = epoch
-            temporary = self._weights.with_suffix(".tmp")
-            weights = {weight.path: np.asarray(weight) for weight in self._tagger.model.weights}
-            safetensors.numpy.save_file(weights, temporary)
-            os.replace(temporary, self._weights)
-        self._log(
-            f"epoch {epoch + 1}: {', '.join(f'{name} {value:.4f}' for name, value in measures.items())}"
+        if self.best is None or measures["f1"] > self.history[self.best["epoch"]]["val_f1"]:
+            with whole_file(self._path / WEIGHTS) as temporary:
+                weights = {weight.path: np.asarray(weight) for weight in self._tagger.model.weights}
+                safetensors.numpy.save_file(weights, temporary)
+            self.best = {"epoch": epoch, "sha256": digest_of_file(self._path / WEIGHTS)}
+        listed = ", ".join(f"{name} {value:.4f}" for name, value in measures.items())
+        self._log(f"epoch {epoch + 1}: {listed}")
+
+    def results(self) -> Mapping[str, Any]:
+        assert self.best is not None  # every epoch is measured
+        file, tagger = self._path / WEIGHTS, self._tagger
+        if not file.is_file() or digest_of_file(file) != self.best["sha256"]:
+            raise BertKerasError(
+                f"{file}, which holds the best epoch, is missing or was changed; remove {self._path} and train again."
+            )
+        hparams, best = dataclasses.asdict(tagger.hparams), self.history[self.best["epoch"]]
+        write_json(
+            self._path / TAGGER,
+            {"layers": tagger.layers, "hparams": hparams, "made_with": dict(tagger.made_with)},
         )
+        results = {
+            "layers": tagger.layers,
+            "measures": {name: value for name, value in best.items() if name.startswith("val_")},
+            "best_epoch": self.best["epoch"] + 1,
+            "history": self.history,
+            "train_examples": sum(self._train.header["shards"]),
+            "dev_examples": sum(self._dev.header["shards"]),
+            "hparams": hparams,
+        }
+        if LAYERS[tagger.layers].mixed:
+            mix = load_tagger(self._path).model.get_layer("scalar_mix")
+            weights = ops.convert_to_numpy(ops.softmax(mix.weight)).tolist()
+            results["mix"] = {"weights": weights, "gamma": float(mix.gamma)}
+        return results
+
+
+def plan_tagger(train: Cache, dev: Cache, *, layers: str, hparams: TaggerHparams) -> Plan:
+    """Checks everything and builds the model; trains nothing. Raises BertKerasError where the caches differ in their making."""
+    check_equal(dev.path, _made_with(dev), _made_with(train))
+    keras.utils.set_random_seed(hparams.seed)
+    tagger = _tagger(layers, hparams, _made_with(train))
+    optimizer = keras.optimizers.Adam(hparams.learning_rate, global_clipnorm=hparams.clip_norm)
+    optimizer.build(tagger.model.trainable_variables)
+    tagger.model.compile(optimizer=optimizer, loss=GlobalMean(cross_entropy), jit_compile=False)
+
+    def batches() -> tf.data.Dataset:
+        made = _tagger_batches(train, layers, batch_size=hparams.batch_size, seed=hparams.seed)
+        return made.map(lambda inputs, labels, weights, index: (inputs, labels, weights))
+
+    def monitor(path: pathlib.Path, *, log: Callable[[str], None], **_: Any) -> Monitor:
+        return TaggerMonitor(tagger, train, dev, path, log=log)
+
+    stage = Stage(
+        steps=count(batches()),
+        epochs=hparams.epochs,
+        # A new data set each time: the order of an epoch follows from the seed and the number of epochs before it.
+        batches=lambda done: batches().repeat().skip(done),
+    )
+    identity = {
+        "layers": layers,
+        "hparams": dataclasses.asdict(hparams),
+        "made_with": tagger.made_with,
+        "train_text": train.header["text"],
+        "dev_text": dev.header["text"],
+    }
+    return Plan(identity=identity, model=tagger.model, stages=[stage], monitor=monitor)
 
 
 def train_tagger(
@@ -196,52 +259,22 @@ def train_tagger(
     layers: str,
     output: str | pathlib.Path,
     hparams: TaggerHparams | None = None,
+    save_every: int | None = None,
     verbose: int | str = "auto",
     log: Callable[[str], None] = print,
 ) -> dict[str, Any]:
-    """Trains the BiLSTM on cached vectors, keeps the best epoch in `output` and returns what results.json says.
+    """Trains the BiLSTM on cached vectors, keeps the best epoch in `output` and returns the content of results.json.
 
     layers: of LAYERS; sentences are read one by one, with the context that their vectors already have
+    save_every: steps between two saves, from which a killed run is resumed; None saves nothing
 
-    Raises ValueError where the caches were not made alike, or `output` holds a tagger.
+    Raises BertKerasError where the caches differ in their making, or `output` holds anything but an unfinished run of the same
+    arguments; LossDiverged.
     """
-    hparams, output = hparams or TaggerHparams(), path_of(output)
-    check_equal(dev.path, _made_with(dev), _made_with(train))
-    if (output / TAGGER).exists():
-        raise BertKerasError(
-            f"{output} already holds a tagger; give another folder, or remove this one first."
-        )
-    keras.utils.set_random_seed(hparams.seed)
-    tagger = _tagger(layers, hparams, _made_with(train))
-    optimizer = keras.optimizers.Adam(hparams.learning_rate, global_clipnorm=hparams.clip_norm)
-    tagger.model.compile(optimizer=optimizer, loss=GlobalMean(cross_entropy), jit_compile=False)
-    batches = _tagger_batches(train, layers, batch_size=hparams.batch_size, seed=hparams.seed)
-    batches = batches.map(lambda inputs, labels, weights, index: (inputs, labels, weights))
-    batches = batches.apply(tf.data.experimental.assert_cardinality(count(batches)))
-    output.mkdir(parents=True, exist_ok=True)
-    kept = {"layers": layers, "hparams": dataclasses.asdict(hparams), "made_with": dict(tagger.made_with)}
-    best = _Best(tagger, dev, output / WEIGHTS, log=log)
-    tagger.model.fit(batches, epochs=hparams.epochs, callbacks=[best], verbose=verbose, shuffle=False)
-    write_json(output / TAGGER, kept)
-    results = {
-        "layers": layers,
-        "measures": {
-            name: value for name, value in best.history[best.best].items() if name.startswith("val_")
-        },
-        "best_epoch": best.best + 1,
-        "history": best.history,
-        "train_examples": sum(train.header["shards"]),
-        "dev_examples": sum(dev.header["shards"]),
-        "hparams": kept["hparams"],
-    }
-    if LAYERS[layers].mixed:
-        mix = load_tagger(output).model.get_layer("scalar_mix")
-        results["mix"] = {
-            "weights": ops.convert_to_numpy(ops.softmax(mix.weight)).tolist(),
-            "gamma": float(mix.gamma),
-        }
-    write_json(output / RESULTS_FILE, results)
-    return results
+    check_save_every(save_every)
+    Folder(output, RUN).check()
+    plan = plan_tagger(train, dev, layers=layers, hparams=hparams or TaggerHparams())
+    return run_plan(plan, output, save_every=save_every, verbose=verbose, log=log)
 
 
 def _tagger(layers: str, hparams: TaggerHparams, made_with: Mapping[str, Any]) -> Tagger:
