@@ -119,7 +119,7 @@ def test_what_is_no_text_is_named(tmp_path):
     (tmp_path / "a.txt").write_text("One.\n")
     with tarfile.open(file, "w:gz") as archive:
         archive.add(tmp_path / "a.txt", "a.txt")
-    with pytest.raises(ValueError, match="a.tar, line 1: a byte is 0, so that it is no text; unpack it"):
+    with pytest.raises(ValueError, match="a.tar, line 1: a byte is 0, so it is not text; unpack it"):
         list(Corpus(file))
 
 

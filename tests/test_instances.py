@@ -35,7 +35,7 @@ from bert_keras.text.wordpiece import WordPiece
 from tasks.pretraining.corpus import Corpus
 from tasks.pretraining.manifest import read_manifest
 from tasks.pretraining.read_records import read_records
-from tasks.pretraining.samplers import SAMPLERS, Settings, make_instances
+from tasks.pretraining.samplers import SAMPLERS, make_instances
 from tasks.pretraining.sources import check_batch
 from tasks.pretraining.stream import Place, shards, stream, tokenize_documents
 from tasks.pretraining.write_records import write_records
@@ -468,7 +468,7 @@ def write_golden(path):
         texts_of(16),
         path,
         make_tokenizer=functools.partial(WordPiece, PIECES),
-        settings=Settings(seq_length=16, dupe_factor=1),
+        settings=Sampling(seq_length=16, dupe_factor=1),
         masking=Masking(max_predictions=2),
         shard_bytes=600,
         shard_documents=3,

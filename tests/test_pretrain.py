@@ -669,7 +669,7 @@ def test_held_out_that_cannot_be(tmp_path):
     refused(tmp_path, match, records=folder, held_out=other)
     wide = write(tmp_path / "wide", settings={"seq_length": 40})
     phases = {"phases": ((8, 0.5), (8, 0.5))}
-    refused(tmp_path, "on 32 or 40; give", records=[folder, wide], held_out=other, changes=phases)
+    refused(tmp_path, "records 32 or 40; give", records=[folder, wide], held_out=other, changes=phases)
 
 
 def test_held_out_text_without_an_instance(tmp_path):

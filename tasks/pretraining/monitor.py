@@ -12,8 +12,8 @@ import tensorflow as tf
 
 from bert_keras.objectives import Objective
 from tasks.pretraining.optimizer import schedule
-from tasks.pretraining.recipes import PretrainHparams
 from tasks.pretraining.sources import HELD_OUT_SEED, Source
+from tasks.settings import PretrainHparams
 from tasks.training.loop import LOGS
 from tasks.training.plan import Monitor
 from tasks.training.run import FILES, digests

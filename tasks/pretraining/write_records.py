@@ -21,7 +21,8 @@ import tensorflow as tf
 from bert_keras.errors import BertKerasError
 from bert_keras.features import INPUT_MASK, NEXT_SENTENCE_LABEL
 from bert_keras.paths import path_of
-from bert_keras.text.masking import Masking, Pieces, mask
+from bert_keras.settings import Masking
+from bert_keras.text.masking import Pieces, mask
 from bert_keras.text.preprocessing import Features
 from bert_keras.text.tokenizer import Tokenizer
 from tasks.folders import check_equal
