@@ -39,7 +39,7 @@ from tasks import metrics
 from tasks.choice import Swag
 from tasks.features.extract import LAYERS, extract
 from tasks.features.tagger import TaggerHparams, train_tagger
-from tasks.ner.conll import Conll
+from tasks.ner.task import Conll
 from tasks.squad.task import Squad
 from tasks.training.run import evaluate, load_run
 
@@ -264,8 +264,9 @@ def _test_figures(run_folder: pathlib.Path, data: str) -> dict[str, float]:
     run = load_run(run_folder, data=data)
     assert isinstance(run.task, Squad)
     figures = {"tau": run.task.tau} | evaluate(run, "validation")
-    run.task.tau = 0.0
-    return figures | {f"{name}_at_tau_0": value for name, value in evaluate(run, "validation").items()}
+    task = Squad.from_json(run.task.to_json() | {"tau": 0.0}, data)
+    without = evaluate(dataclasses.replace(run, task=task), "validation")
+    return figures | {f"{name}_at_tau_0": value for name, value in without.items()}
 
 
 def _questions(file: pathlib.Path) -> list[dict]:

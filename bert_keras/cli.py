@@ -862,7 +862,7 @@ def _glue(args: argparse.Namespace) -> None:
 
 def _evaluate(args: argparse.Namespace) -> None:
     _start()
-    from tasks.task import cardinality, predict
+    from tasks.batches import cardinality, predict
     from tasks.training.run import load_runs
 
     run = load_runs(args.run, data=args.data)
@@ -911,7 +911,7 @@ def _records(
     """Each example with what the run says of it."""
     import tensorflow as tf
 
-    from tasks.task import predictor
+    from tasks.batches import predictor
 
     predict = predictor(run.task, run.preprocess, run.model)
     for chunk in iter(lambda: list(itertools.islice(examples, CHUNK)), []):

@@ -21,7 +21,8 @@ from rich.table import Table
 from bert_keras import checkpoints
 from bert_keras.errors import BertKerasError
 from savedmodels.export import ask, export
-from tasks.glue.task import Glue, row_from_folder
+from tasks.glue.files import row_from_folder
+from tasks.glue.task import Glue
 from tasks.task import Hparams
 from tasks.training.finetune import finetune
 from tasks.training.run import load_run

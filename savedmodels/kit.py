@@ -30,7 +30,7 @@ from bert_keras.json_files import ANYTHING, MEASURE, OBJECT, object_of, read_obj
 from bert_keras.paths import path_of
 from savedmodels import servers
 from tasks.fill_mask import FillMask
-from tasks.task import Task
+from tasks.task import Problem
 from tasks.training.loop import RESULTS_FILE
 from tasks.training.run import Ensemble, Run, encoder_of
 
@@ -228,7 +228,7 @@ def model_card(run: Run, signatures: Mapping[str, Any], *, name: str, version: i
     )
 
 
-def example_of(task: Task) -> dict[str, Any]:
+def example_of(task: Problem) -> dict[str, Any]:
     """A text to ask with for each input, or the list of them that an input of a choice takes."""
     texts = {**EXAMPLES, **task.example_texts}
     example = {}
@@ -238,9 +238,11 @@ def example_of(task: Task) -> dict[str, Any]:
     return example
 
 
-def answers_of(task: Any) -> str:
-    """What the task's `decode` says of its outputs."""
-    return inspect.cleandoc(type(task).decode.__doc__ or "")
+def answers_of(task: Problem) -> str:
+    """The description of the decoded outputs, from the docstring of `decode` or `decode_features`."""
+    kind = type(task)
+    decode = kind.decode_features if kind.decode is Problem.decode else kind.decode
+    return inspect.cleandoc(decode.__doc__ or "")
 
 
 def _facts(run: Run, size: int) -> dict[str, Any]:

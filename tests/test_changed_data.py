@@ -13,7 +13,8 @@ from bert_keras.errors import BertKerasError
 from bert_keras.text.tokenizers import WordPiece
 from tasks.experiments import ablations
 from tasks.experiments.ablations import Row, Scale, run_ablation
-from tasks.glue.task import ROWS, Glue
+from tasks.glue.rows import ROWS
+from tasks.glue.task import Glue
 from tasks.pretraining.instances import Settings
 from tasks.pretraining.pretrain import pretrain
 from tasks.pretraining.recipes import RECIPES

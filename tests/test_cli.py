@@ -21,7 +21,7 @@ from savedmodels.export import ask
 from tasks.choice import Swag
 from tasks.experiments import ablations
 from tasks.features import extract as feature_based
-from tasks.ner import conll
+from tasks.ner.task import DEFAULTS
 from tasks.pretraining.recipes import RECIPES, SETTINGS
 from tasks.squad.task import Squad
 from tasks.task import Hparams
@@ -120,8 +120,8 @@ def test_help_says_what_tasks_have_for_defaults():
     assert said == {
         **{name: Hparams(**Squad(name).defaults) for name in Squad.names},
         **{name: Hparams(**Swag(name).defaults) for name in Swag.names},
-        "conll2003": Hparams(**conll.DEFAULTS["document"]),
-        "conll2003 --context sentence": Hparams(**conll.DEFAULTS["sentence"]),
+        "conll2003": Hparams(**DEFAULTS["document"]),
+        "conll2003 --context sentence": Hparams(**DEFAULTS["sentence"]),
     }
 
 

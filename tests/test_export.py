@@ -23,12 +23,14 @@ from bert_keras.features import INPUT_MASK
 from bert_keras.text.tokenizers import WordPiece
 from savedmodels import kit, reload, servers
 from savedmodels.export import SAMPLES, ExportError, ask, compare, export, ops_of, servable_of
+from tasks.batches import predict
 from tasks.embedding import Embedding, WordEmbedding
 from tasks.fill_mask import FillMask
-from tasks.glue.task import ROWS, Glue
+from tasks.glue.rows import ROWS
+from tasks.glue.task import Glue
 from tasks.pretraining.pretrain import pretrain
 from tasks.pretraining.recipes import RECIPES
-from tasks.task import model_inputs, predict
+from tasks.task import model_inputs
 from tasks.training.run import Run, load_run, load_runs, run_of, save_run
 
 TEXTS = [*texts(20, seed=1), "", "Naïve ﬁlm: 真好 \N{GRINNING FACE}", "[SEP] good [MASK]", "bad " * 200]

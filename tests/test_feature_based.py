@@ -27,7 +27,7 @@ from tasks.features.extract import (
 )
 from tasks.features.tagger import ScalarMix, TaggerHparams, load_tagger, tagger_model, train_tagger
 from tasks.metrics import entity_scores
-from tasks.ner.conll import Conll
+from tasks.ner.task import Conll
 from tasks.tfrecord import record_writer
 
 LABELS = ("O", "B-LOC", "B-PER", "I-LOC", "I-PER")

@@ -30,7 +30,8 @@ from bert_keras.objectives import MaskedLM
 from bert_keras.optimization import AdamW
 from bert_keras.text.masking import Masking, Pieces
 from bert_keras.text.tokenizers import WordPiece
-from tasks.glue.task import ROWS, Glue
+from tasks.glue.rows import ROWS
+from tasks.glue.task import Glue
 from tasks.pretraining.corpus import Corpus
 from tasks.pretraining.instances import Settings
 from tasks.pretraining.pretrain import _held_out, pretrain

@@ -21,10 +21,10 @@ from bert_keras.text.masking import Pieces
 from bert_keras.text.preprocessing import Preprocessor
 from bert_keras.text.tokenizers import SPACE, SentencePiece
 from savedmodels.export import export
+from tasks.batches import predict
 from tasks.fill_mask import FillMask
 from tasks.pretraining.corpus import Corpus
 from tasks.pretraining.vocabulary import learn_sentencepiece, sentencepiece_texts
-from tasks.task import predict
 from tasks.training.run import load_run, load_runs, run_of, save_run
 
 CASES = {"uncased": True, "cased": False}

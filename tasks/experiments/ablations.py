@@ -25,17 +25,20 @@ from bert_keras.files import write_json
 from bert_keras.json_files import MEASURE, OBJECT, list_of, read_object, typed
 from bert_keras.paths import path_of
 from bert_keras.text.tokenizers import Tokenizer
+from tasks.batches import take_examples
+from tasks.data_files import Source
 from tasks.features.extract import extract
 from tasks.features.tagger import TaggerHparams, train_tagger
 from tasks.folders import check_equal
 from tasks.metrics import Ordering, ordering
-from tasks.ner.conll import Conll
+from tasks.ner.task import Conll
 from tasks.pretraining.instances import Text
 from tasks.pretraining.pretrain import SNAPSHOTS, check_replicas, pretrain
 from tasks.pretraining.recipes import RECIPES, Recipe
 from tasks.pretraining.records import digest_of_documents
+from tasks.report import Table
 from tasks.squad.task import Squad  # whose scorers count in percent
-from tasks.task import Hparams, Source, Table, Task, take_examples
+from tasks.task import Hparams, Task
 from tasks.training.finetune import finetune
 from tasks.training.identity import digest_of_examples
 from tasks.training.loop import RESULTS_FILE

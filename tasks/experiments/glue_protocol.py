@@ -29,9 +29,12 @@ from bert_keras.errors import BertKerasError
 from bert_keras.files import write_json
 from bert_keras.json_files import MEASURE, OBJECT, TEXT, object_of, or_null, read_object, typed
 from bert_keras.paths import path_of
-from tasks.glue.task import IDX, LABEL, ROWS, SCORES, Glue, GlueRow
+from tasks.batches import predict
+from tasks.glue.rows import IDX, LABEL, ROWS, SCORES, GlueRow
+from tasks.glue.task import Glue
 from tasks.metrics import MEASURES
-from tasks.task import Hparams, Table, predict
+from tasks.report import Table
+from tasks.task import Hparams
 from tasks.training.finetune import finetune
 from tasks.training.loop import PROTOCOL_FILE, RESULTS_FILE
 from tasks.training.run import Run, evaluate, free_memory, load_run

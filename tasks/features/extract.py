@@ -41,7 +41,8 @@ from bert_keras.json_files import TEXT as WORD
 from bert_keras.paths import path_of
 from bert_keras.text.preprocessing import Preprocessor
 from tasks.folders import check_equal
-from tasks.ner.conll import TEXT, Conll, text_of, words_of
+from tasks.ner.task import Conll
+from tasks.ner.words import TEXT, text_of, words_of
 from tasks.task import Features, Raw, model_inputs
 from tasks.tfrecord import record_writer
 from tasks.training.run import check_sizes

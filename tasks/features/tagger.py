@@ -24,10 +24,11 @@ from bert_keras.json_files import NUMBER, OBJECT, one_of, read_object, typed, wh
 from bert_keras.optimization import GlobalMean, cross_entropy
 from bert_keras.paths import path_of
 from tasks import metrics
+from tasks.batches import count
 from tasks.features.extract import LAYERS, Cache, places_of
 from tasks.folders import check_equal
-from tasks.ner.conll import TAGS, Conll
-from tasks.task import MAX_OPTION, check_settings, count
+from tasks.ner.task import TAGS, Conll
+from tasks.task import MAX_OPTION, check_settings
 from tasks.training.loop import RESULTS_FILE
 
 BUCKETS = (9, 17, 25, 33, 49, 65)  # words: sentences between two of them share batches

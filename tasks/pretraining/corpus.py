@@ -22,7 +22,7 @@ from typing import Any, BinaryIO, NamedTuple
 
 from bert_keras.errors import BertKerasError, MissingFileError, MissingPackageError
 from bert_keras.paths import path_of
-from tasks.task import bounded_lines, load_tfds
+from tasks.data_files import bounded_lines, load_tfds
 
 Document = list[str]
 TFDS = "tfds:"  # opens a name of TensorFlow Datasets
