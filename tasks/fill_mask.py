@@ -148,7 +148,8 @@ class FillMask(Task):
 
         "mask_start_byte": int32 [B, M], the byte of the mask in the text, -1 in padding
         "mask_tokens" string, "mask_scores" float32 [B, M, k]: tokens and probabilities, b"" and 0 in padding and for truncated
-        masks "rank": int32 [B], with answers in raw, the rank of the answer among all tokens, from 1; 0 where it does not count
+            masks
+        "rank": int32 [B], with answers in raw, the rank of the answer among all tokens, from 1; 0 where it does not count
         """
         vocabulary, parts = features[VOCABULARY], _parts(raw[TEXT])
         logits = outputs[..., : tf.size(vocabulary)]  # an encoder may have more rows

@@ -189,9 +189,10 @@ class Squad(Task):
         "null_odds" float32 [B], the null score minus the score of the best span; 1e9 without a span
         "no_answer_probability" float32 [B], sigmoid(null_odds + tau)
 
-        The null score is the lowest sum of both logits at position 0 over the windows. Probabilities are a softmax over the n
-        best and, in SQuAD 2.0, no answer, which has the rest to 1. In SQuAD 2.0 the answer is "" and -1 unless the score of the
-        best span exceeds the null score + tau; in both versions where the context has no token.
+        The score of a span is the sum of its start and end logits. The null score is the lowest such sum at position 0 over the
+        windows. Probabilities are a softmax over the n best and, in SQuAD 2.0, no answer, which has the rest to 1. In SQuAD 2.0
+        the answer is "" and -1 unless the score of the best span exceeds the null score + tau; in both versions where the context
+        has no token.
         """
         context = raw[CONTEXT]
         spans = best_spans(
