@@ -461,7 +461,7 @@ def test_tensorflow_datasets(tmp_path):
             Conll.open("conll2003", None)
 
 
-@pytest.mark.filterwarnings("ignore:.*writes otherwise")  # two tags of eng.train
+@pytest.mark.filterwarnings("ignore:.*do not fit IOB1")  # two tags of eng.train
 def test_the_real_files(data_dir):
     folder = data_dir / "conll2003"
     task = Conll.open("conll2003", folder)
