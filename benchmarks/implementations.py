@@ -151,8 +151,9 @@ def _our_finetune(case: Case, folder: pathlib.Path) -> Prepared:
     from bert_keras.optimizers import AdamW
     from bert_keras.schedules import WarmupLinearDecay
     from bert_keras.text.preprocessing import Preprocessor
-    from tasks.glue.task import ROWS, Glue
-    from tasks.task import dataset
+    from tasks.batches import dataset
+    from tasks.glue.rows import ROWS
+    from tasks.glue.task import Glue
     from tasks.training.run import heads_of
 
     task = Glue(ROWS["sst2"])
@@ -197,7 +198,8 @@ def _our_serving(case: Case, folder: pathlib.Path) -> Prepared:
     from bert_keras.encoder import BertEncoder
     from bert_keras.text.preprocessing import Preprocessor
     from savedmodels.export import export
-    from tasks.glue.task import ROWS, Glue
+    from tasks.glue.rows import ROWS
+    from tasks.glue.task import Glue
     from tasks.training.run import Run, heads_of
 
     served = folder / f"{case.size}-served"

@@ -39,7 +39,7 @@ from tasks.choice import Swag
 from tasks.features.cache import extract
 from tasks.features.layers import LAYERS
 from tasks.features.tagger import train_tagger
-from tasks.ner.conll import Conll
+from tasks.ner.task import Conll
 from tasks.settings import TaggerHparams
 from tasks.squad.task import Squad
 from tasks.training.run import TASKS, evaluate, load_run
@@ -263,8 +263,9 @@ def _test_figures(run_folder: pathlib.Path, data: str) -> dict[str, float]:
     run = load_run(run_folder, data=data)
     assert isinstance(run.task, Squad)
     figures = {"tau": run.task.tau} | evaluate(run, "validation")
-    run.task.tau = 0.0
-    return figures | {f"{name}_at_tau_0": value for name, value in evaluate(run, "validation").items()}
+    task = Squad.from_json(run.task.to_json() | {"tau": 0.0}, data)
+    without = evaluate(dataclasses.replace(run, task=task), "validation")
+    return figures | {f"{name}_at_tau_0": value for name, value in without.items()}
 
 
 def _questions(file: pathlib.Path) -> list[dict]:

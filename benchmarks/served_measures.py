@@ -23,8 +23,8 @@ from rich.progress import track
 from rich.table import Table
 
 from savedmodels.export import export
-from tasks.ner.conll import TEXT, text_of
-from tasks.task import concatenated, predict
+from tasks.batches import concatenated, predict
+from tasks.ner.words import TEXT, text_of
 from tasks.training.run import load_run
 
 BATCH = 16

@@ -32,7 +32,7 @@ from rich.progress import track
 from rich.table import Table
 from tensorflow_serving.apis import predict_pb2, prediction_service_pb2_grpc
 
-from tasks.task import predict
+from tasks.batches import predict
 from tasks.training.run import load_run
 
 SEED = 1

@@ -18,8 +18,8 @@ import numpy as np
 import tensorflow as tf
 
 from bert_keras.features import INPUT_MASK, INPUT_TYPE_IDS, INPUT_WORD_IDS
+from tasks.batches import predict
 from tasks.metrics import answer_scores
-from tasks.task import predict
 from tasks.training.run import Run, load_run
 
 BATCH = 16

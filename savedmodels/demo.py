@@ -22,7 +22,8 @@ from bert_keras.console import table
 from bert_keras.errors import BertKerasError
 from savedmodels.export import export
 from savedmodels.publish import ask
-from tasks.glue.task import Glue, row_from_folder
+from tasks.glue.files import row_from_folder
+from tasks.glue.task import Glue
 from tasks.settings import Hparams
 from tasks.training.finetune import finetune
 from tasks.training.run import load_run

@@ -18,7 +18,7 @@ from bert_keras.json_files import ANYTHING, MEASURE, object_of, read_object, typ
 from savedmodels.op_support import VERSIONS
 from savedmodels.server_config import BATCHING, MODELS
 from tasks.fill_mask import FillMask
-from tasks.task import Task
+from tasks.task import Problem
 from tasks.training.loop import RESULTS_FILE
 from tasks.training.run import Ensemble, Run, encoder_of
 
@@ -116,7 +116,7 @@ def model_card(run: Run, signatures: Mapping[str, Any], *, name: str, version: i
     )
 
 
-def example_of(task: Task) -> dict[str, Any]:
+def example_of(task: Problem) -> dict[str, Any]:
     """An example text for each input, or a list of it for an input of choices."""
     texts = {**EXAMPLES, **task.example_texts}
     example = {}
@@ -126,9 +126,11 @@ def example_of(task: Task) -> dict[str, Any]:
     return example
 
 
-def answers_of(task: Any) -> str:
-    """The description of a task's outputs: the docstring of its `decode`."""
-    return inspect.cleandoc(type(task).decode.__doc__ or "")
+def answers_of(task: Problem) -> str:
+    """The description of the decoded outputs, from the docstring of `decode` or `decode_features`."""
+    kind = type(task)
+    decode = kind.decode_features if kind.decode is Problem.decode else kind.decode
+    return inspect.cleandoc(decode.__doc__ or "")
 
 
 def tensors_of(signature: Any) -> Iterator[tuple[str, str, str, str]]:

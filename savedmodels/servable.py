@@ -4,14 +4,15 @@ In: strings [B] by the task's input names. Out: the outputs of `Task.decode`, by
 vocabulary and the text processing, so a SavedModel of it needs nothing else.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import keras
 import tensorflow as tf
 
 from bert_keras.features import ENCODER_INPUTS, INPUT_MASK
-from tasks.task import Features, Raw, Task, model_inputs
+from bert_keras.text.preprocessing import Preprocessor
+from tasks.task import Features, Problem, Raw, model_inputs
 
 EXAMPLES = "examples"  # the signature of serialized tf.Example, and its input
 WINDOWS = 32  # windows of long texts in one batch of the model: memory does not grow with a text
@@ -30,7 +31,7 @@ class Servable(tf.Module):
     variables: Any = None
     trainable_variables: Any = None
 
-    def __init__(self, task: Task, preprocess: Callable[..., Features], model: keras.Model) -> None:
+    def __init__(self, task: Problem, preprocess: Preprocessor, model: keras.Model) -> None:
         super().__init__(name="servable")
         # Behind functions, so that the SavedModel holds the variables once, without a Keras model beside them.
         self._task, self._model = lambda: task, lambda: model

@@ -149,7 +149,7 @@ def _add_evaluate(parser: argparse.ArgumentParser) -> None:
 
 def _run_evaluate(args: argparse.Namespace) -> None:
     start()
-    from tasks.task import cardinality, predict
+    from tasks.batches import cardinality, predict
     from tasks.training.run import load_runs
 
     run = load_runs(args.run, data=args.data)
@@ -211,7 +211,7 @@ def _records(
     """Yields each example with the answer of the run."""
     import tensorflow as tf
 
-    from tasks.task import predictor
+    from tasks.batches import predictor
 
     predict = predictor(run.task, run.preprocess, run.model)
     for chunk in iter(lambda: list(itertools.islice(examples, CHUNK)), []):
@@ -246,7 +246,8 @@ def _add_fill_mask(parser: argparse.ArgumentParser) -> None:
 
 def _run_fill_mask(args: argparse.Namespace) -> None:
     start()
-    from tasks.fill_mask import MASK, TEXT, FillMask
+    from bert_keras.text.tokenizer import MASK
+    from tasks.fill_mask import TEXT, FillMask
     from tasks.training.run import is_run, load_run, run_of
 
     if unmasked := [text for text in args.text if MASK not in text]:

@@ -1,10 +1,10 @@
-"""The measures that tasks report: a table of functions, thin over scikit-learn and scipy.
+"""The measures of tasks: a table of functions, thin over scikit-learn and scipy.
 
-In: labels and predictions as arrays [N], example by example. Out: one float. Where a correlation is undefined
-because labels or predictions do not vary, its value is 0.0: a constant prediction explains nothing.
+In: labels and predictions as arrays [N]. Out: one float. A correlation of constant labels or predictions is undefined; its value
+here is 0.0, because a constant prediction explains nothing.
 
-Answers to questions are compared as texts: `answer_scores` and `best_threshold`. Entities are compared by their type and
-words, sentence by sentence, as conlleval does (seqeval): `entity_scores`. Groups of runs are compared by `ordering`.
+`answer_scores` and `best_threshold` compare answers as texts. `entity_scores` compares entities by type and words, as conlleval
+(seqeval). `ordering` compares groups of runs.
 """
 
 import collections
@@ -20,12 +20,12 @@ from seqeval.metrics import sequence_labeling
 
 
 def accuracy(labels: np.ndarray, predictions: np.ndarray) -> float:
-    """The share of equal class ids, 0 to 1."""
+    """The fraction of equal class ids, 0 to 1."""
     return float(sklearn.metrics.accuracy_score(labels, predictions))
 
 
 def f1(labels: np.ndarray, predictions: np.ndarray) -> float:
-    """F1 of class 1 against class 0, 0 to 1; 0.0 where class 1 is neither there nor predicted."""
+    """F1 of class 1 against class 0, 0 to 1; 0.0 where class 1 is neither labelled nor predicted."""
     return float(sklearn.metrics.f1_score(labels, predictions, pos_label=1, zero_division=0.0))
 
 
@@ -44,7 +44,7 @@ def pearson(labels: np.ndarray, predictions: np.ndarray) -> float:
 
 
 def spearman(labels: np.ndarray, predictions: np.ndarray) -> float:
-    """Rank correlation of two scores, equal scores sharing their mean rank, -1 to 1."""
+    """Rank correlation of two scores, -1 to 1. Equal scores share their mean rank."""
     if _constant(labels) or _constant(predictions):
         return 0.0
     return float(scipy.stats.spearmanr(labels, predictions).statistic)
@@ -85,24 +85,24 @@ def normalize_answer(text: str) -> str:
 def answer_scores(
     answers: Sequence[str], golds: Sequence[Sequence[str]], *, unanswerable: bool
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Exact match and F1 over tokens, float64 [N], 0 to 1: of each answer with the gold answer that suits it best.
+    """Exact match and token F1 of each answer with its best gold answer, float64 [N], 0 to 1.
 
-    golds: for each question its gold answers; none where there is no answer
-    unanswerable: whether questions without an answer are among them
+    golds: the gold answers of each question; an empty list for no answer
+    unanswerable: True where some questions have no answer, as in SQuAD 2.0
 
-    Source: the official scorers. They differ in one thing: that of SQuAD 2.0 passes over gold answers of which normalizing
-    leaves nothing and counts nothing against nothing as F1 1; in that of 1.1 what shares no token has F1 0.
+    Source: the official scorers. The scorer of SQuAD 2.0 skips gold answers that normalize to nothing, and gives two empty
+    answers F1 1; the scorer of 1.1 gives F1 0 to answers without a shared token.
     """
     scores = np.zeros((len(answers), 2))
     for row, answer, texts in zip(scores, answers, golds, strict=True):
-        wanted = [normalize_answer(text) for text in texts]
+        normalized = [normalize_answer(text) for text in texts]
         if unanswerable:
-            wanted = list(filter(None, wanted)) or [""]
+            normalized = list(filter(None, normalized)) or [""]
         given = normalize_answer(answer)
         both_empty = float(unanswerable)
         row[:] = (
-            max((float(given == gold) for gold in wanted), default=0.0),
-            max((_token_f1(given, gold, both_empty=both_empty) for gold in wanted), default=0.0),
+            max((float(given == gold) for gold in normalized), default=0.0),
+            max((_token_f1(given, gold, both_empty=both_empty) for gold in normalized), default=0.0),
         )
     return scores[:, 0], scores[:, 1]
 
@@ -116,31 +116,31 @@ def _token_f1(given: str, gold: str, *, both_empty: float) -> float:
 
 
 def best_threshold(answered: np.ndarray, withheld: np.ndarray, odds: np.ndarray) -> tuple[float, float]:
-    """The highest mean score that a threshold reaches, and that threshold: a question is answered where odds < threshold.
+    """The highest mean score of any threshold, and that threshold. A question is answered where its odds are under the threshold.
 
-    answered, withheld: [N], each question's score if it is answered and if it is not; odds: [N], the null score minus the
-    best answer's
+    answered, withheld: [N], the score of each question with its answer and without one
+    odds: [N], the null score minus the score of the best answer
 
-    Tried are one threshold below all odds and one above each distinct value, half-way to the next and at most 1 away, so
-    that no odds equal it; 0 where that decides the same. Of thresholds with equal means the one nearest to 0 is taken.
-    Source: the official scorer of SQuAD 2.0; of questions with equal odds it may answer some only, which no threshold does.
+    Compares one threshold below all odds and one above each distinct value: half-way to the next value, at most 1 away, or 0
+    where 0 gives the same decisions. Of thresholds with equal means it takes the nearest to 0.
+    Source: the official scorer of SQuAD 2.0, which may answer only some questions with equal odds; no threshold can.
     """
-    distinct, place = np.unique(np.asarray(odds, np.float64), return_inverse=True)
-    gains = np.bincount(place, weights=np.subtract(answered, withheld), minlength=len(distinct))
+    distinct, group = np.unique(np.asarray(odds, np.float64), return_inverse=True)
+    gains = np.bincount(group, weights=np.subtract(answered, withheld), minlength=len(distinct))
     sums = np.sum(withheld) + np.concatenate([[0.0], np.cumsum(gains)])
     above = distinct + np.minimum(np.diff(distinct, append=np.inf) / 2, 1.0)
     thresholds = np.concatenate([distinct[:1] - 1, above])
     around_zero = np.searchsorted(distinct, 0.0)
     if 0.0 not in distinct:
         thresholds[around_zero] = 0.0
-    # Sums that differ in rounding alone are equal.
+    # Sums that differ only by rounding are equal.
     best = np.flatnonzero(sums >= sums.max() - 1e-9 * len(odds))
     chosen = best[np.argmin(np.abs(thresholds[best]))]
     return float(sums[chosen] / len(odds)), float(thresholds[chosen])
 
 
 class EntityScores(NamedTuple):
-    """Shares, 0 to 1 (0 where there is nothing to divide by), and how many entities there are to be found."""
+    """Fractions from 0 to 1 (0 for a division by 0), and the number of gold entities."""
 
     precision: float
     recall: float
@@ -152,7 +152,7 @@ Tags = Sequence[Sequence[str]]
 
 
 def entity_scores(labels: Tags, predictions: Tags) -> EntityScores:
-    """Of all entities. labels, predictions: the tags of each sentence's words, in one of IOB's schemes."""
+    """Scores of all entities. labels, predictions: the tags of each sentence in an IOB scheme."""
     precision, recall, f1, entities = sequence_labeling.precision_recall_fscore_support(
         labels, predictions, average="micro", zero_division=0
     )
@@ -160,7 +160,7 @@ def entity_scores(labels: Tags, predictions: Tags) -> EntityScores:
 
 
 def entity_scores_by_type(labels: Tags, predictions: Tags) -> dict[str, EntityScores]:
-    """The same of each type that is there or predicted, by name."""
+    """Scores of each labelled or predicted type, by name."""
     columns = sequence_labeling.precision_recall_fscore_support(
         labels, predictions, average=None, zero_division=0
     )
@@ -173,11 +173,11 @@ def entity_scores_by_type(labels: Tags, predictions: Tags) -> dict[str, EntitySc
 
 
 class Ordering(NamedTuple):
-    """How the means of two groups of runs stand to each other.
+    """The difference between the means of two groups of runs.
 
-    difference: of the first over the second; error: its standard error, NaN where a group is one run
-    verdict: "holds" where the first is over the second by more than two standard errors, "fails" where it is under by more,
-        else "not resolved"
+    difference: the first mean minus the second
+    error: the standard error of the difference, NaN where a group has one run
+    verdict: "holds" for a difference above two standard errors, "fails" below minus two, "not resolved" between
     """
 
     difference: float
@@ -186,7 +186,7 @@ class Ordering(NamedTuple):
 
 
 def ordering(better: Sequence[float], worse: Sequence[float]) -> Ordering:
-    """Whether the runs of `better` are over those of `worse`, two standard errors asked (unequal variances)."""
+    """Compares runs expected to be better with runs expected to be worse, at two standard errors (unequal variances)."""
     difference = float(np.mean(better) - np.mean(worse))
     if min(len(better), len(worse)) < 2:
         return Ordering(difference, float("nan"), "not resolved")

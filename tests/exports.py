@@ -21,8 +21,9 @@ from savedmodels.model_card import answers_of, signature_table
 from tasks.choice import Swag
 from tasks.embedding import Embedding, WordEmbedding
 from tasks.fill_mask import FillMask
-from tasks.glue.task import ROWS, Glue
-from tasks.ner.conll import Conll
+from tasks.glue.rows import ROWS
+from tasks.glue.task import Glue
+from tasks.ner.task import Conll
 from tasks.squad.task import Squad
 from tasks.task import Task
 from tasks.training.run import Run

@@ -16,7 +16,8 @@ import runs
 import tensorflow as tf
 
 from bert_keras.text.wordpiece import WordPiece
-from tasks.glue.task import ROWS, Glue
+from tasks.glue.rows import ROWS
+from tasks.glue.task import Glue
 from tasks.pretraining.pretrain import pretrain
 from tasks.pretraining.recipes import RECIPES
 from tasks.settings import Hparams

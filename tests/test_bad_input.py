@@ -67,9 +67,7 @@ def remove(*paths: str) -> Callable[[], object]:
 
 CASES = {
     # The data.
-    "no data folder": Case(
-        command=[*FINETUNE, "--data", "none"], message="none is not a folder; pass the folder"
-    ),
+    "no data folder": Case(command=[*FINETUNE, "--data", "none"], message="none is not a folder; .* folder"),
     "no data file": Case(
         command=FINETUNE, broken=remove("data/train.tsv"), message="data has no train.tsv; it has"
     ),
@@ -81,12 +79,12 @@ CASES = {
     "missing column": Case(
         command=FINETUNE,
         broken=write("data/train.tsv", b"text\tlabel\ngood\t1\n"),
-        message="train.tsv has no column 'sentence'; wanted is one. Its columns: 'text', 'label'",
+        message="train.tsv has no column 'sentence'; .* 'text', 'label'",
     ),
     "unknown label": Case(
         command=FINETUNE,
         broken=append("data/train.tsv", b"good\tgreat\n"),
-        message="train.tsv, line 50: unknown label 'great'; wanted is one of 0, 1",
+        message="train.tsv, line 50: unknown label 'great'; .* 0, 1",
     ),
     "a column too few": Case(
         command=FINETUNE, broken=append("data/train.tsv", b"good\n"), message="train.tsv, line 50: 1 column"
@@ -94,17 +92,17 @@ CASES = {
     "no example": Case(
         command=FINETUNE,
         broken=write("data/train.tsv", b"sentence\tlabel\n"),
-        message="train.tsv has no examples; wanted is at least one",
+        message="train.tsv has no examples",
     ),
     "empty file": Case(
         command=FINETUNE,
         broken=write("data/dev.tsv", b""),
-        message="dev.tsv is empty; wanted are tab-separated",
+        message="dev.tsv is empty; .* tab-separated",
     ),
     "no labels to measure": Case(
         command=[*EVALUATE, "--split", "test"],
         broken=write("data/test.tsv", b"index\tsentence\n0\tgood\n"),
-        message="none of the 1 sst2 examples is labelled; use a labelled split",
+        message="none of the 1 sst2 examples is labelled; .* labelled split",
     ),
     # The checkpoint.
     "no checkpoint": Case(

@@ -13,7 +13,8 @@ from bert_keras.errors import BertKerasError
 from bert_keras.text.wordpiece import WordPiece
 from tasks.experiments.ablations import run_ablation
 from tasks.experiments.paper_tables import SCALES, Row, Scale
-from tasks.glue.task import ROWS, Glue
+from tasks.glue.rows import ROWS
+from tasks.glue.task import Glue
 from tasks.pretraining.pretrain import pretrain
 from tasks.pretraining.recipes import RECIPES
 from tasks.pretraining.write_records import write_records

@@ -347,5 +347,5 @@ def test_tensorflow_datasets_without_text(tmp_path, monkeypatch):
     store(tmp_path, monkeypatch, {"question": ["a"], "answer": ["b"]})
     with pytest.raises(ValueError, match="small_text has no field 'text'; .* answer, question"):
         list(Corpus("tfds:small_text"))
-    with pytest.raises(FileNotFoundError, match="no_such_set cannot be had from TensorFlow Datasets"):
+    with pytest.raises(FileNotFoundError, match="no_such_set cannot be loaded from TensorFlow Datasets"):
         list(Corpus("tfds:no_such_set"))

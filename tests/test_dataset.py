@@ -18,9 +18,10 @@ from bert_keras.features import (
 )
 from bert_keras.text.preprocessing import Preprocessor, pad_batches
 from bert_keras.text.wordpiece import WordPiece
-from tasks.glue.task import ROWS, Glue
+from tasks.batches import batches, cardinality, dataset, predict, predictor, take_examples
+from tasks.glue.rows import ROWS
+from tasks.glue.task import Glue
 from tasks.settings import Hparams
-from tasks.task import batches, cardinality, dataset, predict, predictor, take_examples
 
 SEQ_LENGTH = 32
 COUNT, BATCH = 1003, 8
@@ -51,12 +52,12 @@ def order(examples, **settings):
     return [row for raw in batches(examples, batch_size=BATCH, **settings) for row in raw["idx"].numpy()]
 
 
-def test_every_example_once_an_epoch(examples):
+def test_every_epoch_has_every_example_once(examples):
     for settings in ({}, {"seed": 1}):
         assert sorted(order(examples, **settings)) == list(range(COUNT))
 
 
-def test_order_by_seed_and_epoch(examples):
+def test_order_depends_on_seed_and_epoch(examples):
     made = batches(examples, batch_size=BATCH, seed=1)
     epochs = [[row for raw in made for row in raw["idx"].numpy()] for _ in range(2)]
     assert epochs[0] == order(examples, seed=1)
@@ -65,7 +66,7 @@ def test_order_by_seed_and_epoch(examples):
     assert order(examples) == order(examples)
 
 
-def test_random_order_is_not_the_files_nor_the_lengths(examples):
+def test_random_order_differs_from_file_order_and_length_order(examples):
     """Neighbours in the file part, and batches come long and short in no order."""
     rows = np.array(order(examples, seed=1))
     assert np.abs(np.corrcoef(rows, np.arange(COUNT))[0, 1]) < 0.2
@@ -76,7 +77,7 @@ def test_random_order_is_not_the_files_nor_the_lengths(examples):
     assert np.abs(np.corrcoef(lengths, np.arange(len(lengths)))[0, 1]) < 0.3
 
 
-def test_short_text_is_not_padded_to_the_limit(task, preprocess, examples):
+def test_short_text_is_padded_to_its_batch_only(task, preprocess, examples):
     """Each batch is as wide as its longest text, and few of its slots are padding (in the order of the file: 28 %)."""
     masks = [
         features[INPUT_MASK].numpy()
@@ -95,7 +96,7 @@ def test_cardinality(task, preprocess, examples, multiple_of):
     assert int(made.cardinality()) == sum(1 for _ in made) == 126
 
 
-def test_rows_of_weight_0_fill_batches_up(task, preprocess, examples):
+def test_batches_are_padded_with_rows_of_weight_0(task, preprocess, examples):
     """For three replicas: batches of 8 get a ninth row, and the last batch of 3 stays; the rest is as without."""
     plain = list(dataset(task, preprocess, examples, batch_size=BATCH, seed=1))
     made = list(dataset(task, preprocess, examples, batch_size=BATCH, seed=1, multiple_of=3))
@@ -121,7 +122,7 @@ def test_one_static_shape_and_no_strings(task, tokenizer, examples):
     assert (weights.shape, weights.dtype) == ([BATCH], tf.float32)
 
 
-def test_unlabelled_examples_weigh_nothing(task, preprocess):
+def test_unlabelled_examples_have_weight_0(task, preprocess):
     raw = {"sentence": ["good", "bad film", "dull"], "label": [1, -1, 0], "idx": [0, 1, 2]}
     _, labels, weights = next(
         iter(dataset(task, preprocess, tf.data.Dataset.from_tensor_slices(raw), batch_size=3))
@@ -144,9 +145,9 @@ def test_take_examples(examples):
     assert [int(raw["idx"]) for raw in taken] == [int(raw["idx"]) for raw in taken]
 
 
-def test_cardinality_of_what_does_not_say(examples):
+def test_cardinality_of_data_sets_of_unknown_size(examples):
     assert cardinality(examples.filter(lambda raw: raw["idx"] < 7)) == 7
-    with pytest.raises(ValueError, match="the data set is empty; at least one example is wanted"):
+    with pytest.raises(ValueError, match="the data set is empty"):
         cardinality(examples.filter(lambda raw: raw["idx"] < 0))
 
 
@@ -225,7 +226,7 @@ def every_window(windowed, preprocess, examples):
     return sorted(map(tuple, labels.numpy().tolist()))
 
 
-def test_every_window_once_an_epoch(windowed, preprocess, examples, every_window):
+def test_every_epoch_has_every_window_once(windowed, preprocess, examples, every_window):
     """In full batches, each as wide as its longest window; the two columns of the labels are not cut."""
     for seed in (None, 1):
         seen = []
@@ -241,7 +242,7 @@ def test_every_window_once_an_epoch(windowed, preprocess, examples, every_window
     assert seen != every_window  # with a seed
 
 
-def test_windows_of_one_example_are_apart_in_training(windowed, preprocess, examples):
+def test_windows_of_one_example_are_shuffled_in_training(windowed, preprocess, examples):
     rows = [
         row
         for _, labels, _ in dataset(windowed, preprocess, examples, batch_size=BATCH, seed=1)

@@ -28,12 +28,14 @@ from savedmodels.manifest import CARD, verify
 from savedmodels.model_card import model_card, tensors_of
 from savedmodels.publish import SAMPLES, ExportError, ask, compare
 from savedmodels.server_config import BATCHING, MODELS, server_files
+from tasks.batches import predict
 from tasks.embedding import Embedding, WordEmbedding
 from tasks.fill_mask import FillMask
-from tasks.glue.task import ROWS, Glue
+from tasks.glue.rows import ROWS
+from tasks.glue.task import Glue
 from tasks.pretraining.pretrain import pretrain
 from tasks.pretraining.recipes import RECIPES
-from tasks.task import model_inputs, predict
+from tasks.task import model_inputs
 from tasks.training.run import Run, load_run, load_runs, run_of, save_run
 
 TEXTS = [*texts(20, seed=1), "", "Naïve ﬁlm: 真好 \N{GRINNING FACE}", "[SEP] good [MASK]", "bad " * 200]

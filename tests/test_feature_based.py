@@ -22,7 +22,7 @@ from tasks.features.layers import LAYERS, places_of
 from tasks.features.tagger import ScalarMix, load_tagger, tagger_model, train_tagger
 from tasks.features.text_file import WRITERS, extract_file
 from tasks.metrics import entity_scores
-from tasks.ner.conll import Conll
+from tasks.ner.task import Conll
 from tasks.settings import TaggerHparams
 from tasks.tfrecord import record_writer
 

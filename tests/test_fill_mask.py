@@ -22,9 +22,9 @@ from bert_keras.features import (
 from bert_keras.heads import MaskedLMHead
 from bert_keras.text.preprocessing import Preprocessor
 from bert_keras.text.wordpiece import WordPiece
+from tasks.batches import dataset, predict
 from tasks.fill_mask import FillMask
 from tasks.settings import Hparams
-from tasks.task import dataset, predict
 from tasks.training.finetune import finetune
 from tasks.training.run import TASKS, Run, evaluate, load_run, run_of
 
@@ -66,7 +66,7 @@ def spoken(tokenizer, features) -> list[str]:
     return [" ".join(row) for row in rows]
 
 
-def test_masks_stand_between_the_pieces_and_nowhere_else(tokenizer):
+def test_masks_are_between_tokens_and_nowhere_else(tokenizer):
     features = features_of(tokenizer, TEXTS)
     assert spoken(tokenizer, features) == [
         "[CLS] the film is [MASK] . [SEP]",
@@ -85,13 +85,13 @@ def test_ordinary_tokenizing_never_gives_the_mask(tokenizer):
     assert tokenizer.special.mask not in plain.values.numpy()
 
 
-def test_what_is_cut_off_is_not_asked(tokenizer):
+def test_truncated_masks_are_not_predicted(tokenizer):
     features = features_of(tokenizer, ["[MASK] the the the [MASK] [MASK]", "film"], seq_length=6)
     assert spoken(tokenizer, features)[0] == "[CLS] [MASK] the the the [SEP]"
     assert features[MASKED_LM_WEIGHTS].tolist() == [[1], [0]]
 
 
-def test_masks_that_are_cut_off_cost_nothing_and_have_no_answer(tokenizer):
+def test_truncated_masks_have_no_loss_and_no_prediction(tokenizer):
     """A text of masks alone must not make logits for all of them."""
     texts = ["[MASK] " * 3000, "the [MASK]"]
     assert features_of(tokenizer, texts, seq_length=6)[MASKED_LM_POSITIONS].shape == (2, 4)
@@ -102,7 +102,7 @@ def test_masks_that_are_cut_off_cost_nothing_and_have_no_answer(tokenizer):
     assert answers["filled"][0].startswith(b"film film film film [MASK] ")
 
 
-def test_answers_of_one_piece_are_labels(tokenizer):
+def test_answers_of_one_token_are_labels(tokenizer):
     texts = ["the [MASK]"] * 5
     answers = tf.constant(["film", "badly", "word", "", "GOOD"])
     features = features_of(tokenizer, texts, answer=answers)
@@ -151,7 +151,7 @@ def test_decode(tokenizer):
     ]
 
 
-def test_scores_are_probabilities_of_the_vocabulary_alone(tokenizer):
+def test_scores_are_probabilities_over_the_vocabulary(tokenizer):
     task = FillMask(top_k=99)
     raw = {"text": tf.constant(["[MASK]"])}
     features = task.features(Preprocessor(tokenizer, seq_length=8), raw)
@@ -160,7 +160,7 @@ def test_scores_are_probabilities_of_the_vocabulary_alone(tokenizer):
     assert found["mask_scores"].numpy().sum() == pytest.approx(1)
 
 
-def test_records_hold_no_filling(tokenizer):
+def test_records_contain_no_padding(tokenizer):
     found = decoded(tokenizer, ["[MASK] [MASK]", "good"], [["film", "dull"], []])
     first, second = (FillMask().record({name: value[i] for name, value in found.items()}) for i in (0, 1))
     assert [mask["tokens"] for mask in first["masks"]] == [["film", "[PAD]"], ["dull", "[PAD]"]]
@@ -179,7 +179,7 @@ def test_measures(tokenizer):
         "mean_reciprocal_rank": pytest.approx((1 + 1 / 7) / 2),
         "skipped": 1.0,
     }
-    with pytest.raises(ValueError, match="none of the 3 answers is one piece"):
+    with pytest.raises(ValueError, match="none of the 3 answers is one token"):
         dict(FillMask().evaluate({"rank": np.zeros(3, int)}, {}))
 
 
@@ -220,7 +220,7 @@ def test_files(tmp_path):
         ([], "has no examples"),
     ],
 )
-def test_wrong_files_are_named(tmp_path, rows, message):
+def test_bad_files(tmp_path, rows, message):
     file = write(tmp_path / "train.jsonl", rows)
     with pytest.raises(ValueError, match=message):
         FillMask(file).examples("train")
@@ -237,7 +237,7 @@ def test_opened_without_data():
         FillMask(top_k=0)
 
 
-def test_batches_of_any_texts_answer_as_each_alone(run):
+def test_batches_predict_the_same_as_single_texts(run):
     texts = ["the film is [MASK] .", "", "[MASK] and [MASK] , the [MASK]", "plot " * 30 + "[MASK]", "good"]
     examples = tf.data.Dataset.from_tensor_slices({"text": texts})
     together, _ = predict(run.task, run.preprocess, run.model, examples, batch_size=3)
@@ -288,7 +288,7 @@ def test_finetuning_starts_from_the_head_and_learns(trained):
     }
 
 
-def test_export_answers_in_a_fresh_process(run, checkpoint, tmp_path, capfd):
+def test_export_predicts_in_a_fresh_process(run, checkpoint, tmp_path, capfd):
     flags = ("--fill-mask", "--seq-length", "24", "--target", "tfserving-2.10")
     code, _, err = runs.run_command(
         capfd, "export", "--checkpoint", checkpoint, *flags, "--output", tmp_path / "served"
@@ -306,7 +306,7 @@ def test_export_answers_in_a_fresh_process(run, checkpoint, tmp_path, capfd):
     np.testing.assert_allclose(found["mask_scores"], answers["mask_scores"], atol=1e-6)
 
 
-def test_a_run_of_pretraining_answers(checkpoint, tmp_path, capfd):
+def test_a_pretraining_run_predicts(checkpoint, tmp_path, capfd):
     folder = tmp_path / "run"
     checkpoints.write(checkpoints.read(checkpoint), folder, format="hugging-face")
     kept = {

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import runs
 
+from tasks.batches import predict
 from tasks.experiments import glue_protocol
 from tasks.experiments.glue_protocol import (
     SCORED,
@@ -24,9 +25,9 @@ from tasks.experiments.glue_protocol import (
     summarize,
     tables,
 )
-from tasks.glue.task import ROWS, Glue
+from tasks.glue.rows import ROWS
+from tasks.glue.task import Glue
 from tasks.settings import Hparams
-from tasks.task import predict
 from tasks.training.run import evaluate, load_run
 
 HPARAMS = Hparams(epochs=1, batch_size=16, seq_length=40, seed=5)

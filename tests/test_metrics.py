@@ -23,7 +23,7 @@ from tasks.metrics import (
 GOLDEN = json.loads((Path(__file__).parent / "golden" / "metrics.json").read_text())
 
 
-def test_every_measure_has_a_definition():
+def test_every_measure_has_a_golden_case():
     assert set(MEASURES) == set(DEFINITIONS) == {name for case in GOLDEN for name in case["values"]}
 
 
@@ -48,7 +48,7 @@ def test_random_draws(kind, count):
             )
 
 
-def test_values_known_by_heart():
+def test_values_computed_by_hand():
     labels, predictions = np.array([1, 1, 1, 0, 0]), np.array([1, 1, 0, 0, 1])
     #           TP 2, FP 1, FN 1, TN 1
     assert MEASURES["accuracy"](labels, predictions) == pytest.approx(3 / 5)
@@ -73,12 +73,12 @@ def test_values_known_by_heart():
         ([4.0], [4.0], {"pearson": 0.0, "spearman": 0.0}),
     ],
 )
-def test_nothing_varies(labels, predictions, expected):
+def test_constant_values_have_correlation_0(labels, predictions, expected):
     got = {name: MEASURES[name](np.array(labels), np.array(predictions)) for name in expected}
     assert got == pytest.approx(expected)
 
 
-def test_diverged_scores_stay_visible():
+def test_nan_scores_stay_nan():
     scores, diverged = np.float32([1, 2, 3]), np.float32([1, np.nan, 3])
     assert np.isnan(MEASURES["pearson"](scores, diverged)) and np.isnan(
         MEASURES["spearman"](scores, diverged)
@@ -128,7 +128,7 @@ def overlap(answer: str, gold: str, *, both_empty: float) -> float:
 
 
 @pytest.mark.parametrize("unanswerable", [False, True])
-def test_answers_against_their_definition(unanswerable):
+def test_answer_scores_agree_with_their_definition(unanswerable):
     draw = random.Random(7)
     words = ["a", "the", "Cat", "cat.", "dog", "!", "dog dog", "Bird's"]
 
@@ -147,7 +147,7 @@ def test_answers_against_their_definition(unanswerable):
     assert 0 < exact.mean() < f1.mean() < 1 or not unanswerable
 
 
-def test_where_the_official_scorers_differ():
+def test_differences_between_the_official_scorers():
     """A gold answer of which normalizing leaves nothing: no shared token in one, nothing wanted in the other."""
     for unanswerable, f1 in ((False, 0.0), (True, 1.0)):
         scores = answer_scores(["The"], [["a"]], unanswerable=unanswerable)
@@ -166,7 +166,7 @@ def best_by_trying(answered, withheld, odds) -> float:
 
 
 @pytest.mark.parametrize("seed", range(12))
-def test_threshold_against_trying_all(seed):
+def test_best_threshold_agrees_with_brute_force(seed):
     draw = np.random.default_rng(seed)
     count = [1, 2, 30, 200][seed % 4]
     withheld = draw.integers(0, 2, count)
@@ -183,7 +183,7 @@ def test_threshold_against_trying_all(seed):
     assert threshold not in odds.astype(np.float64)
 
 
-def test_threshold_of_equal_ones_is_the_nearest_to_zero():
+def test_best_threshold_is_the_nearest_to_zero_of_equal_ones():
     odds = np.float32([-4, -2, 3, 8])
     for answered, threshold in (
         ([0, 0, 0, 0], 0.0),  # all the same
@@ -198,7 +198,7 @@ def test_threshold_of_equal_ones_is_the_nearest_to_zero():
     assert best_threshold(np.zeros(2), np.ones(2), np.float32([5, 8])) == (1.0, 0.0)
 
 
-def test_entities_are_seqevals():
+def test_entity_scores_agree_with_seqeval():
     """On random tags, among them those that continue nothing."""
     draw = random.Random(0)
     tags = [f"{prefix}-{kind}" for prefix in "BI" for kind in ("PER", "LOC", "X-Y")] + ["O"] * 4
@@ -246,7 +246,7 @@ def test_orderings(better, worse, verdict):
     assert ordering(better, worse).verdict == verdict
 
 
-def test_an_ordering_needs_two_standard_errors():
+def test_an_ordering_holds_above_two_standard_errors():
     better, worse = np.array([1.0, 2.0, 3.0]), np.array([0.0, 1.0, 2.0])
     error = np.sqrt(better.var(ddof=1) / 3 + worse.var(ddof=1) / 3)
     found = ordering(better, worse)

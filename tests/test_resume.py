@@ -13,7 +13,8 @@ import runs
 
 from bert_keras.errors import BertKerasError
 from tasks.folders import Folder
-from tasks.glue.task import ROWS, Glue
+from tasks.glue.rows import ROWS
+from tasks.glue.task import Glue
 from tasks.settings import Hparams
 from tasks.training.finetune import finetune
 from tasks.training.loop import RESULTS_FILE, RUN

@@ -19,12 +19,12 @@ from bert_keras.encoder import BertEncoder
 from bert_keras.heads import MaskedLMHead
 from bert_keras.text.masking import Pieces
 from bert_keras.text.preprocessing import Preprocessor
-from bert_keras.text.sentencepiece import SPACE, SentencePiece
+from bert_keras.text.sentencepiece import SPACE, SentencePiece, sentencepiece_texts
 from savedmodels.export import export
+from tasks.batches import predict
 from tasks.fill_mask import FillMask
 from tasks.pretraining.corpus import Corpus
-from tasks.pretraining.vocabulary import learn_sentencepiece, sentencepiece_texts
-from tasks.task import predict
+from tasks.pretraining.vocabulary import learn_sentencepiece
 from tasks.training.run import load_run, load_runs, run_of, save_run
 
 CASES = {"uncased": True, "cased": False}

@@ -26,7 +26,8 @@ from savedmodels.model_card import model_card
 from savedmodels.server import Server
 from savedmodels.server.served import example_of, load, reason_of
 from tasks.fill_mask import FillMask
-from tasks.glue.task import ROWS, Glue
+from tasks.glue.rows import ROWS
+from tasks.glue.task import Glue
 from tasks.training.run import Run
 
 ROWS_OF_TEXT = [

@@ -15,7 +15,8 @@ from tensorflow.core.protobuf import saved_model_pb2
 
 from savedmodels import op_support, reload
 from savedmodels.export import save, servable_of
-from tasks.task import model_inputs, predict
+from tasks.batches import predict
+from tasks.task import model_inputs
 
 pytestmark = pytest.mark.timeout(900)  # everything is asked at once, in the first test
 

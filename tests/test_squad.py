@@ -27,9 +27,12 @@ from bert_keras.features import (
 from bert_keras.text.preprocessing import Preprocessor
 from bert_keras.text.wordpiece import WordPiece
 from savedmodels.export import export
+from tasks.batches import dataset, predict
+from tasks.report import plain
 from tasks.settings import Hparams
-from tasks.squad.task import PADDING_LOGIT, VERSIONS, Squad
-from tasks.task import dataset, model_inputs, plain, predict
+from tasks.squad.data import VERSIONS
+from tasks.squad.task import PADDING_LOGIT, Squad
+from tasks.task import model_inputs
 from tasks.training.finetune import finetune
 from tasks.training.loop import RESULTS_FILE, TASK_FILE
 from tasks.training.run import Run, evaluate, load_run, load_runs
@@ -94,7 +97,7 @@ def test_real_files(data_dir, file, name, count, impossible):
         assert (start, end) == (-1, -1) if not gold else context[start:end].decode() == gold[0]
 
 
-def test_a_file_line_by_line(tmp_path):
+def test_examples_of_a_small_file(tmp_path):
     path = write(
         tmp_path / "dev.json",
         question("q1", CHINESE, "华北平原", "平原", text="在哪里?"),
@@ -120,7 +123,7 @@ def test_a_file_line_by_line(tmp_path):
     }
 
 
-def test_official_names_first(tmp_path):
+def test_official_file_names_take_precedence(tmp_path):
     write(tmp_path / "train.json", question("other", NORMANS, "France"))
     write(tmp_path / "train-v1.1.json", question("official", NORMANS, "France"))
     assert read(Squad("squad1.1", tmp_path), "train")["id"] == [b"official"]
@@ -140,7 +143,7 @@ def test_misplaced_answers(tmp_path):
         question("q7", "Fra\u200bnce\n\x01", ("\n\x01", 7)),
     )
     task = Squad("squad1.1", path)
-    with pytest.warns(UserWarning, match="any.json: left out 6 questions .* is blank, first q1") as caught:
+    with pytest.warns(UserWarning, match="any.json: skipped 6 questions .* first q1") as caught:
         assert read(task, "train")["id"] == [b"q2"]
     assert len(caught) == 1
     raw = read(task, "validation")
@@ -152,25 +155,31 @@ GOOD = question("q7", NORMANS, "France")
 BAD = [
     (b'{"data": [', "any.json is not JSON: .* line 1 column 11"),
     (b"\xff{}", "any.json, line 1, byte 1: 0xff is not UTF-8"),
-    ([], "any.json: wanted is 'data', a list, as in SQuAD's JSON; there is none"),
-    ({"data": [{"title": "x"}]}, r"any.json, data\[0\]: wanted is 'paragraphs', a list"),
-    ({"data": [{"paragraphs": [{"qas": []}]}]}, r"data\[0\].paragraphs\[0\]: wanted is 'context', a string"),
-    ({"data": []}, "any.json has no questions to read"),
-    ([GOOD | {"id": 7}], r"data\[0\].paragraphs\[0\].qas\[0\]: wanted is 'id', a string, .*; it is 7\."),
+    ([], "any.json: 'data' is missing; .* list"),
+    ({"data": [{"title": "x"}]}, r"any.json, data\[0\]: 'paragraphs' is missing; .* list"),
+    (
+        {"data": [{"paragraphs": [{"qas": []}]}]},
+        r"data\[0\].paragraphs\[0\]: 'context' is missing; .* string",
+    ),
+    ({"data": []}, "any.json has no questions"),
+    ([GOOD | {"id": 7}], r"data\[0\].paragraphs\[0\].qas\[0\]: 'id' is 7; .* string"),
     (
         [GOOD | {"answers": [{"text": "France", "answer_start": "2"}]}],
-        r"'answer_start', a whole .*; it is '2'\.",
+        r"'answer_start' is '2'; .* whole number",
     ),
-    ([GOOD | {"answers": {"text": ["x" * 99]}}], r"q7: .*; it is {'text': \['x{37}\.\.\.x{38}'\]}\."),
-    ([GOOD | {"question": None}], "any.json, question q7: wanted is 'question', a string"),
-    ([{k: v for k, v in GOOD.items() if k != "answers"}], "question q7: wanted is 'answers', a list"),
-    ([GOOD | {"answers": [{"text": "France"}]}], "question q7: wanted is 'answer_start', a whole number"),
-    ([GOOD | {"answers": [{"answer_start": 1}]}], "question q7: wanted is 'text', a string"),
-    ([GOOD | {"answers": ["France"]}], "question q7: wanted is 'text', a string"),
-    ([GOOD | {"is_impossible": True}], "question q7: is_impossible is true and there are 1 answers"),
-    ([question("q7", NORMANS) | {"is_impossible": False}], "q7: is_impossible is false and there are 0"),
-    ([question("q7", NORMANS)], "question q7: there is no answer, and SQuAD 1.1 .* give the task squad2.0"),
-    ([GOOD, GOOD], "question q7: this id stands there twice"),
+    (
+        [GOOD | {"answers": {"text": ["x" * 99]}}],
+        r"q7: 'answers' is {'text': \['x{37}\.\.\.x{38}'\]}; .* list",
+    ),
+    ([GOOD | {"question": None}], "any.json, question q7: 'question' is None; .* string"),
+    ([{k: v for k, v in GOOD.items() if k != "answers"}], "question q7: 'answers' is missing; .* list"),
+    ([GOOD | {"answers": [{"text": "France"}]}], "question q7: 'answer_start' is missing; .* whole number"),
+    ([GOOD | {"answers": [{"answer_start": 1}]}], "question q7: 'text' is missing; .* string"),
+    ([GOOD | {"answers": ["France"]}], "question q7: 'text' is missing; .* string"),
+    ([GOOD | {"is_impossible": True}], "question q7: is_impossible is true with 1 answers"),
+    ([question("q7", NORMANS) | {"is_impossible": False}], "q7: is_impossible is false with 0 answers"),
+    ([question("q7", NORMANS)], "question q7: .* no answer, but SQuAD 1.1 .* squad2.0"),
+    ([GOOD, GOOD], "question q7: the id occurs twice"),
     ([question("q7", " \n")], "question q7: the context is empty"),
     ([question("q7", NORMANS, ("", 0))], "question q7: the text of an answer is empty"),
     ([GOOD | {"question": "\ud83d"}], r"question q7: \\ud83d is half a character"),
@@ -190,12 +199,12 @@ def test_bad_files(tmp_path, content, message):
 
 
 def test_bad_settings(tmp_path):
-    with pytest.raises(ValueError, match="there is no 'squad3'; wanted is one of squad1.1, squad2.0"):
+    with pytest.raises(ValueError, match="there is no 'squad3'; .* squad1.1, squad2.0"):
         Squad("squad3")
     for option in Squad.options:
         with pytest.raises(ValueError, match=f"{option} is 0; {option} must be at least 1"):
             Squad("squad1.1", **{option: 0})
-    with pytest.raises(FileNotFoundError, match="wanted is train-v1.1.json or train.json, there is nothing"):
+    with pytest.raises(FileNotFoundError, match="train-v1.1.json or train.json.* no files"):
         Squad("squad1.1", tmp_path).examples("train")
     with pytest.raises(ValueError, match="there is no split 'test'; the splits are train, validation"):
         Squad("squad1.1", tmp_path).examples("test")
@@ -220,7 +229,7 @@ def test_tensorflow_datasets(tmp_path, name):
     assert raw["context"][0][raw["answer_start"][0] : raw["answer_end"][0]].decode() == "首都"
 
 
-def test_both_sources_have_one_form(tmp_path):
+def test_files_and_tensorflow_datasets_give_equal_examples(tmp_path):
     write(tmp_path / "dev.json", GOOD)
     assert set(read(Squad("squad1.1", tmp_path), "validation")) == {
         *("id", "question", "context", "answers", "answer_start", "answer_end")
@@ -236,7 +245,7 @@ def pieces_of(tokenizer: WordPiece, context: str, start: int, end: int) -> list[
     return [i for i, (a, b) in enumerate(zip(starts, ends, strict=True)) if a < end and b > start]
 
 
-def test_labels_drawn(small, tmp_path):
+def test_labels_of_drawn_windows(small, tmp_path):
     path = write(
         tmp_path / "dev.json",
         question("q1", "good bad warm dull film", "warm dull", text="the"),
@@ -318,13 +327,13 @@ def test_labels_against_plain_python(data_dir):
 
 
 def test_no_room_for_a_context(small, tmp_path):
-    """What `windows` raises comes out of the data set as it is."""
+    """The data set raises the error of `windows` unchanged."""
     task = Squad("squad1.1", write(tmp_path / "dev.json", GOOD))
     with pytest.raises(ValueError, match="^seq_length 64 leaves no room for the context beside 64 pieces"):
         dataset(task, Preprocessor(small, seq_length=64), task.examples("validation"), batch_size=4)
 
 
-def test_questions_that_are_cut_are_counted(small, tmp_path):
+def test_truncated_questions_are_counted(small, tmp_path):
     asked = ("the film", "the film .", "the film . very dull")  # 2, 3 and 5 pieces
     path = write(
         tmp_path / "dev.json",
@@ -332,7 +341,7 @@ def test_questions_that_are_cut_are_counted(small, tmp_path):
     )
     task = Squad("squad1.1", path, max_query_length=2)
     preprocess, examples = Preprocessor(small, seq_length=12), task.examples("validation")
-    message = "^2 of 3 questions are longer than max_query_length, 2 wordpieces, and lose"
+    message = "^2 of 3 questions are longer than max_query_length, 2 tokens, and are truncated"
     with pytest.warns(UserWarning, match=message):
         task.check(preprocess, examples)
     Squad("squad1.1", path, max_query_length=5).check(preprocess, examples)
@@ -487,7 +496,7 @@ def test_spans_against_brute_force(small, name, longest):
     assert no_odds == (set() if name == "squad2.0" else {"no_answer_probability", "null_odds"})
 
 
-def test_no_question_at_all(small):
+def test_decoding_an_empty_batch(small):
     task = Squad("squad2.0", max_query_length=3)
     raw = {name: tf.constant([], tf.string) for name in ("question", "context")}
     features = task.features(Preprocessor(small, seq_length=16, pad_to_longest=True), raw)
@@ -597,21 +606,22 @@ def test_thresholds_of_6078_questions(data_dir, kind):
 
 
 @pytest.mark.parametrize("seed", range(3))
-def test_calibrate(seed):
-    """Of all decisions that a threshold makes the best; `decode` under the new tau makes the same ones."""
+def test_calibrate_returns_a_task_with_the_best_threshold(seed):
+    """The new task has the best of all thresholds, decodes by it, and leaves the old task as it was."""
     task = Squad("squad2.0", n_best=2)
     predictions, raw = predictions_of(task, 60, seed=seed)
     before = dict(task.evaluate(predictions, raw))
-    calibrated = task.calibrate(predictions, raw)
-    after = dict(task.evaluate(calibrated, raw))
-    assert task.tau == -before["best_f1_thresh"] < -1
+    new, calibrated = task.calibrate(predictions, raw)
+    after = dict(new.evaluate(calibrated, raw))
+    assert new.tau == -before["best_f1_thresh"] < -1
+    assert task.tau == 0 and dict(task.evaluate(predictions, raw)) == before
     assert after["f1"] == pytest.approx(before["best_f1"]) and after["f1"] > before["f1"]
     for odds in predictions["null_odds"]:  # no other threshold does better
         trial = Squad("squad2.0", n_best=2, tau=-float(odds))
         decided = {name: value.numpy() for name, value in trial._answered(predictions).items()}
         assert dict(trial.evaluate(predictions | decided, raw))["f1"] <= after["f1"] + 1e-9
 
-    kept = Squad.from_json(json.loads(json.dumps(task.to_json())))
+    kept = Squad.from_json(json.loads(json.dumps(new.to_json())))
     decided = kept._answered(predictions)
     for name, value in decided.items():
         np.testing.assert_array_equal(calibrated[name], value.numpy())
@@ -621,7 +631,7 @@ def test_calibrate(seed):
 def test_calibrate_of_squad_1_1_does_nothing():
     task = Squad("squad1.1")
     predictions = {"answer": np.array([b"x"], object)}
-    assert task.calibrate(predictions, {}) is predictions and task.calibrated == ()
+    assert task.calibrate(predictions, {}) == (task, predictions) and task.calibrated == ()
 
 
 # For people
@@ -740,7 +750,7 @@ def test_a_tiny_model_learns(trained):
     assert json.loads((trained.run / RESULTS_FILE).read_text())["measures"] == measures
 
 
-def test_reloaded_it_measures_the_same(trained, run):
+def test_a_reloaded_run_has_the_same_measures(trained, run):
     assert run.task.to_json() == json.loads((trained.run / TASK_FILE).read_text())["task"]
     assert run.task.to_json().items() >= (OPTIONS | {"name": "squad2.0"}).items()
     measures = evaluate(run, "validation", batch_size=7)
@@ -750,7 +760,7 @@ def test_reloaded_it_measures_the_same(trained, run):
         assert measures[name] == pytest.approx(kept[name], abs=1e-4), name
 
 
-def test_an_ensemble_takes_the_mean_of_tau(trained, tmp_path):
+def test_an_ensemble_averages_tau(trained, tmp_path):
     other = shutil.copytree(trained.run, tmp_path / "other")
     content = json.loads((other / TASK_FILE).read_text())
     tau = content["task"]["tau"]
@@ -765,7 +775,7 @@ def test_an_ensemble_takes_the_mean_of_tau(trained, tmp_path):
 
 
 @pytest.mark.slow  # tests/test_serving_safety.py asks an untrained one of every task the same
-def test_the_export_answers_the_same(run, tmp_path):
+def test_export_predicts_the_same(run, tmp_path):
     """`export` compares a fresh process on awkward texts; here, what is served is what `predict` says."""
     folder = export(run, tmp_path / "served")
     entries = marked(6, seed=3)

@@ -17,10 +17,11 @@ import tensorflow as tf
 from bert_keras import checkpoints
 from bert_keras.errors import BertKerasError
 from savedmodels.servable import Servable
-from tasks.glue.task import ROWS, Glue
-from tasks.ner.conll import Conll
+from tasks.batches import predict
+from tasks.glue.rows import ROWS
+from tasks.glue.task import Glue
+from tasks.ner.task import Conll
 from tasks.settings import Hparams
-from tasks.task import predict
 from tasks.training.finetune import _compiled_model, finetune, plan_finetuning
 from tasks.training.run import encoder_of, evaluate, heads_of, load_run, load_runs, save_run
 from tasks.training.strategies import strategy
@@ -479,7 +480,7 @@ def test_concat_pooling_is_kept_and_reloaded(place):
     assert run.task.pooling == "concat"
     assert evaluate(run, "validation") == {"accuracy": results["measures"]["val_accuracy"]}
     assert results["history"][-1]["loss"] < results["history"][0]["loss"]
-    with pytest.raises(ValueError, match="pooling is 'max'; pooling must be one of pooled, concat"):
+    with pytest.raises(ValueError, match="pooling is 'max'; .* pooled, concat"):
         Glue.open("sst2", None, pooling="max")
 
 

@@ -23,19 +23,22 @@ from bert_keras import checkpoints
 from bert_keras.errors import BertKerasError
 from bert_keras.json_files import OBJECT, list_of, read_object, typed
 from bert_keras.text.tokenizer import Tokenizer
+from tasks.batches import take_examples
+from tasks.data_files import Source
 from tasks.experiments.grid import Cell, identity_of_data, run_cells
 from tasks.experiments.paper_tables import ABLATIONS, FEATURE_LAYERS, FEATURES, SCALES, Row, Scale
 from tasks.features.cache import extract
 from tasks.features.tagger import train_tagger
 from tasks.folders import Folder, Layout
 from tasks.metrics import Ordering, in_percent, ordering
-from tasks.ner.conll import Conll
+from tasks.ner.task import Conll
 from tasks.pretraining.monitor import SNAPSHOTS
 from tasks.pretraining.pretrain import check_replicas, pretrain
 from tasks.pretraining.recipes import RECIPES, Recipe
 from tasks.pretraining.stream import Text, digest_of_documents
+from tasks.report import Table
 from tasks.settings import AblationOptions, Hparams, TaggerHparams
-from tasks.task import Source, Table, Task, take_examples
+from tasks.task import Task
 from tasks.training.finetune import finetune
 from tasks.training.loop import RESULTS_FILE
 from tasks.training.run import open_task

@@ -28,12 +28,14 @@ from bert_keras.checkpoints.hugging_face import SAFETENSORS
 from bert_keras.errors import BertKerasError
 from bert_keras.files import locked, write_json
 from bert_keras.paths import path_of
+from tasks.batches import predict
 from tasks.experiments.grid import Cell, identity_of_checkpoint, identity_of_data, run_cells
 from tasks.experiments.grid import Outcome as CellOutcome
-from tasks.glue.task import IDX, LABEL, ROWS, SCORES, Glue, GlueRow
+from tasks.glue.rows import IDX, LABEL, ROWS, SCORES, GlueRow
+from tasks.glue.task import Glue
 from tasks.metrics import MEASURES
+from tasks.report import Table
 from tasks.settings import Hparams, ProtocolOptions
-from tasks.task import Table, predict
 from tasks.training.finetune import finetune
 from tasks.training.loop import RESULTS_FILE
 from tasks.training.run import Run, evaluate, load_run

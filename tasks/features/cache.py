@@ -26,7 +26,7 @@ from bert_keras.json_files import TEXT as WORD
 from bert_keras.paths import path_of
 from tasks.features.extract import DTYPES, Extractor, Words
 from tasks.folders import Folder, Layout, check_equal
-from tasks.ner.conll import Conll
+from tasks.ner.task import Conll
 from tasks.tfrecord import record_writer
 
 FORMAT_VERSION = 1

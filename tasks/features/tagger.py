@@ -24,12 +24,12 @@ from bert_keras.losses import GlobalMean, cross_entropy
 from bert_keras.paths import path_of
 from bert_keras.training_model import TrainingModel
 from tasks import metrics
+from tasks.batches import count
 from tasks.features.cache import Cache
 from tasks.features.layers import LAYERS, places_of
 from tasks.folders import Folder, check_equal
-from tasks.ner.conll import TAGS, Conll
+from tasks.ner.task import TAGS, Conll
 from tasks.settings import MAX_OPTION, TaggerHparams
-from tasks.task import count
 from tasks.training.loop import RUN, check_save_every
 from tasks.training.loop import train as run_plan
 from tasks.training.plan import Monitor, Plan, Stage

@@ -19,7 +19,7 @@ from bert_keras.paths import path_of
 from tasks.features.cache import Cache, Example, writing_cache
 from tasks.features.extract import LEVELS, Extractor, Pieces, Words
 from tasks.features.layers import LAYERS
-from tasks.ner.conll import TEXT
+from tasks.ner.words import TEXT
 
 
 def extract_file(

@@ -21,9 +21,9 @@ from typing import Any, BinaryIO, NamedTuple
 
 from bert_keras.errors import BertKerasError, MissingFileError
 from bert_keras.paths import path_of
+from tasks.data_files import bounded_lines, load_tfds
 from tasks.pretraining.sentences import split_sentences
 from tasks.pretraining.wiki import wiki_documents
-from tasks.reading import bounded_lines, load_tfds
 
 Document = list[str]
 TFDS = "tfds:"  # prefix of a name in TensorFlow Datasets

@@ -17,9 +17,10 @@ from bert_keras.optimizers import AdamW
 from bert_keras.schedules import SCHEDULES
 from bert_keras.text.preprocessing import Preprocessor
 from bert_keras.training_model import TrainingModel
+from tasks.batches import cardinality, count, dataset, predictor, take_examples
 from tasks.folders import Folder
 from tasks.settings import Hparams
-from tasks.task import Task, cardinality, count, dataset, predictor, take_examples
+from tasks.task import Task
 from tasks.training.identity import digest_of_examples, identity_of_checkpoint
 from tasks.training.loop import LOGS, RUN, check_save_every, train
 from tasks.training.plan import Monitor, Plan, Stage
@@ -83,13 +84,14 @@ class FineTuningMonitor(Monitor):
     def on_epoch_end(self, epoch: int, logs: dict[str, float] | None = None) -> None:
         run = self._run
         predictions, raw = self._predict(self._examples.dev, batch_size=self._hparams.batch_size)
-        measures = dict(run.task.evaluate(run.task.calibrate(predictions, raw), raw))
+        task, predictions = run.task.calibrate(predictions, raw)
+        measures = dict(task.evaluate(predictions, raw))
         logs = {} if logs is None else logs
         logs.update({f"val_{name}": value for name, value in measures.items()})
         self.history.append({name: float(value) for name, value in logs.items()})
-        value = measures[run.task.measure]
+        value = measures[task.measure]
         if self.best is None or value > self.best["value"]:
-            save_run(self._path, run.task, run.preprocess, run.model)
+            save_run(self._path, task, run.preprocess, run.model)
             self.best = {"value": float(value), "epoch": epoch, FILES: digests(self._path)}
         listed = ", ".join(f"{name} {value:.4f}" for name, value in measures.items())
         self._log(f"epoch {epoch + 1}/{self._hparams.epochs}: {listed}")

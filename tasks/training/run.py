@@ -35,12 +35,14 @@ from bert_keras.paths import path_of
 from bert_keras.text.preprocessing import TRUNCATION, Preprocessor
 from bert_keras.text.tokenizer import Tokenizer
 from bert_keras.text.vocabulary_files import SENTENCEPIECE
+from tasks.batches import predict
 from tasks.choice import Swag
+from tasks.data_files import Source
 from tasks.fill_mask import FillMask
 from tasks.glue.task import Glue
-from tasks.ner.conll import Conll
+from tasks.ner.task import Conll
 from tasks.squad.task import Squad
-from tasks.task import Source, Task, predict
+from tasks.task import Task
 from tasks.training.loop import LOGS, RESULTS_FILE, TASK_FILE
 
 # task.json's "kind" -> the task. A new task is a line here.

@@ -1,0 +1,226 @@
+"""Turns the raw examples of a task into batches, and batches into predictions.
+
+In: raw strings and labels. Out: (features, labels, weights) batches with examples of similar length; for prediction, the outputs
+of `Problem.decode` for every example, in the order of the examples.
+
+A task with windows turns a batch of B examples into W windows: features, labels and outputs are [W, ...], decoded outputs [B,
+...].
+"""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+from bert_keras.errors import BertKerasError
+from bert_keras.features import INPUT_MASK
+from bert_keras.text.preprocessing import Preprocessor, pad_batches
+from tasks.task import Arrays, Features, Problem, Raw, model_inputs
+
+POOL = (
+    50  # batches that are sorted by length together: enough for similar lengths, few enough for random order
+)
+_ROW = "row"  # the position of the example in the data set, int64 [B]
+
+
+def take_examples(examples: tf.data.Dataset, *, count: int | None, seed: int) -> tf.data.Dataset:
+    """Draws `count` examples without replacement, the same for the same seed; None takes all."""
+    if count is None:
+        return examples
+    return examples.shuffle(cardinality(examples), seed=seed, reshuffle_each_iteration=False).take(count)
+
+
+def count(elements: tf.data.Dataset) -> int:
+    """The number of elements. Iterates over a data set of unknown cardinality."""
+    known = int(elements.cardinality())
+    return known if known >= 0 else sum(1 for _ in elements)
+
+
+def cardinality(examples: tf.data.Dataset) -> int:
+    """The number of examples. Raises BertKerasError for an empty data set."""
+    found = count(examples)
+    if found == 0:
+        raise BertKerasError("the data set is empty; give at least one example.")
+    return found
+
+
+def batches(examples: tf.data.Dataset, *, batch_size: int, seed: int | None = None) -> tf.data.Dataset:
+    """Batches of raw examples [B] with similar lengths.
+
+    A seed makes the order random, different in every epoch and equal for equal seeds; None keeps it fixed. Lengths are compared
+    in bytes of raw text, so no text is tokenized twice.
+    """
+    found = cardinality(examples)
+    if seed is not None:
+        examples = examples.shuffle(found, seed=seed)
+    made = examples.batch(POOL * batch_size).map(_sort_by_length).rebatch(batch_size)
+    if seed is not None:
+        made = made.shuffle(POOL, seed=seed + 1)
+    return made.apply(tf.data.experimental.assert_cardinality(-(-found // batch_size)))
+
+
+def dataset(
+    task: Problem,
+    preprocess: Preprocessor,
+    examples: tf.data.Dataset,
+    *,
+    batch_size: int,
+    seed: int | None = None,
+    multiple_of: int = 1,
+    labelled: bool = True,
+) -> tf.data.Dataset:
+    """The input of `fit`: (features, labels, weights), [B or W, ...]; (features, raw) with `labelled=False`.
+
+    multiple_of: rows; `pad_batches` pads labelled batches to a multiple of it. From `batch_size` on, all batches have one shape
+
+    The order is that of `batches`. `preprocess` pads each batch to its longest row, or to one length. For a task with windows,
+    `batch_size` counts windows in labelled batches and examples in unlabelled ones, and the number of batches is unknown.
+    """
+
+    @tf.autograph.experimental.do_not_convert  # AutoGraph would hide an error of `features` in its own traceback
+    def featurize(raw: Raw) -> tuple[Any, ...]:
+        features = task.features(preprocess, raw)
+        if not labelled:
+            return features, raw
+        return (model_inputs(features), *task.labels(raw, features))
+
+    if labelled and task.windowed:
+        if seed is not None:
+            examples = examples.shuffle(cardinality(examples), seed=seed)
+        made = _by_window(
+            examples.batch(batch_size).map(
+                featurize, num_parallel_calls=tf.data.AUTOTUNE, deterministic=True
+            ),
+            batch_size=batch_size,
+            seed=seed,
+        )
+    else:
+        made = batches(examples, batch_size=batch_size, seed=seed)
+        made = made.map(featurize, num_parallel_calls=tf.data.AUTOTUNE, deterministic=True)
+    if labelled and multiple_of > 1:
+        made = pad_batches(made, multiple_of=multiple_of)
+        if multiple_of >= batch_size:  # the graph cannot infer the number of rows, and a TPU needs it
+            made = made.map(lambda *batch: tf.nest.map_structure(lambda x: _of_rows(x, multiple_of), batch))
+    return made.prefetch(tf.data.AUTOTUNE)
+
+
+def _of_rows(values: tf.Tensor, count: int) -> tf.Tensor:
+    return tf.ensure_shape(values, [count, *values.shape[1:]])
+
+
+def _by_window(groups: tf.data.Dataset, *, batch_size: int, seed: int | None) -> tf.data.Dataset:
+    """(features, labels, weights) with the windows of a few examples -> batches of `batch_size` windows with similar lengths."""
+    windows = groups.unbatch()
+    if seed is not None:  # separates the windows of one text
+        windows = windows.shuffle(POOL * batch_size, seed=seed + 1)
+    made = windows.padded_batch(POOL * batch_size).map(_sort_by_mask).rebatch(batch_size).map(_trim)
+    return made if seed is None else made.shuffle(POOL, seed=seed + 2)
+
+
+def _sort_by_mask(features: Features, labels: tf.Tensor, weights: tf.Tensor) -> tuple[Any, ...]:
+    order = tf.argsort(tf.reduce_sum(features[INPUT_MASK], axis=1), stable=True)
+    return tf.nest.map_structure(lambda x: tf.gather(x, order), (features, labels, weights))
+
+
+def _trim(features: Features, labels: tf.Tensor, weights: tf.Tensor) -> tuple[Any, ...]:
+    """Drops the positions that are padding in every row; keeps a fixed length."""
+    longest = tf.reduce_max(tf.reduce_sum(features[INPUT_MASK], axis=1))
+    per_position = tuple(features[INPUT_MASK].shape)
+
+    def cut(x: tf.Tensor) -> tf.Tensor:
+        return x[:, :longest] if per_position[1] is None and tuple(x.shape[:2]) == per_position else x
+
+    return tf.nest.map_structure(cut, (features, labels, weights))
+
+
+def _sort_by_length(raw: Raw) -> Raw:
+    texts = [tf.strings.length(value) for value in raw.values() if value.dtype == tf.string]
+    lengths = tf.add_n([tf.reduce_sum(tf.reshape(text, [tf.shape(text)[0], -1]), axis=1) for text in texts])
+    order = tf.argsort(lengths, stable=True)
+    return {name: tf.gather(value, order) for name, value in raw.items()}
+
+
+def predict(
+    task: Problem,
+    preprocess: Preprocessor,
+    model: keras.Model,
+    examples: tf.data.Dataset,
+    *,
+    batch_size: int = 32,
+    progress: Callable[[int], None] = lambda done: None,
+) -> tuple[Arrays, Arrays]:
+    """The decoded outputs for all examples, and the raw examples, both [N, ...] in the order of the examples.
+
+    progress: called with the number of examples done since its last call
+    """
+    return predictor(task, preprocess, model)(examples, batch_size=batch_size, progress=progress)
+
+
+def predictor(
+    task: Problem, preprocess: Preprocessor, model: keras.Model
+) -> Callable[..., tuple[Arrays, Arrays]]:
+    """A `predict` for several data sets: it traces model and decoding once for equal shapes."""
+
+    @tf.function(autograph=False)
+    def forward(inputs: Features) -> Any:
+        return model(inputs, training=False)
+
+    @tf.function(autograph=False)
+    def decode(outputs: Any, features: Features, raw: Raw) -> dict[str, tf.Tensor]:
+        return task.decode(outputs, features, raw)
+
+    def call(
+        examples: tf.data.Dataset,
+        *,
+        batch_size: int,
+        progress: Callable[[int], None] = lambda done: None,
+    ) -> tuple[Arrays, Arrays]:
+        numbered = examples.enumerate().map(lambda row, raw: raw | {_ROW: row})
+        made = dataset(task, preprocess, numbered, batch_size=batch_size, labelled=False)
+        feature_spec, raw_spec = made.element_spec
+        # The unknown length gives one trace for all batches.
+        run = forward.get_concrete_function(model_inputs(feature_spec))
+        finish = decode.get_concrete_function(run.structured_outputs, feature_spec, raw_spec)
+        parts = []
+        for features, raw in made:
+            inputs = model_inputs(features)
+            # One text may have any number of windows; a group of them at a time bounds the memory.
+            outputs = [
+                run({name: value[start : start + batch_size] for name, value in inputs.items()})
+                for start in range(0, len(inputs[INPUT_MASK]), batch_size)
+            ]
+            joined = tf.nest.map_structure(lambda *parts: tf.concat(parts, axis=0), *outputs)
+            decoded = {name: value.numpy() for name, value in finish(joined, features, raw).items()}
+            parts.append((decoded, {name: value.numpy() for name, value in raw.items()}))
+            progress(len(parts[-1][1][_ROW]))
+        return _in_order(parts)
+
+    return call
+
+
+def _in_order(parts: Sequence[tuple[Arrays, Arrays]]) -> tuple[Arrays, Arrays]:
+    """Joins decoded outputs and raw examples of all batches in the order of `_ROW`, which it drops."""
+    order = np.argsort(np.concatenate([raw[_ROW] for _, raw in parts]))
+    decoded, raw = (
+        {name: concatenated([part[side][name] for part in parts])[order] for name in parts[0][side]}
+        for side in (0, 1)
+    )
+    raw.pop(_ROW)
+    return decoded, raw
+
+
+def concatenated(parts: list[np.ndarray]) -> np.ndarray:
+    """Joins batches [B, ...] to [N, ...]; pads lists of unequal length with b"", -1 or 0.0."""
+    shape = np.max([part.shape[1:] for part in parts], axis=0).astype(int)
+    fill: Any = {"O": b"", "i": -1}.get(parts[0].dtype.kind, 0)
+    filled = [
+        np.pad(
+            part,
+            [(0, 0), *((0, most - length) for most, length in zip(shape, part.shape[1:], strict=True))],
+            constant_values=fill,
+        )
+        for part in parts
+    ]
+    return np.concatenate(filled)

@@ -1,0 +1,160 @@
+"""Reads the files of a data set: its splits, bounded text in UTF-8, TensorFlow Datasets."""
+
+import codecs
+import contextlib
+import gzip
+import io
+import zlib
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import IO, Any
+
+import tensorflow as tf
+
+from bert_keras.errors import BertKerasError, MissingFileError
+from bert_keras.paths import path_of
+
+# A folder of files with their official names, one file for every split, or one file for each split.
+Source = str | Path | Mapping[str, str | Path]
+
+MAX_LINE_BYTES = 100_000_000  # a line of a text that is read line by line
+MAX_UNPACKED_BYTES = 250_000_000  # a file that is read whole, and an unpacked gzip file of examples
+
+
+def split_file(source: Source, split: str, names: Mapping[str, tuple[str, ...]]) -> Path:
+    """The file of a split.
+
+    names: the splits and the file names that each may have in a folder
+
+    Raises BertKerasError for a split that `names` or `source` lacks, MissingFileError for a missing file.
+    """
+    if split not in names:
+        raise BertKerasError(f"there is no split {split!r}; the splits are {', '.join(names)}.")
+    if isinstance(source, Mapping):
+        if split not in source:
+            raise BertKerasError(
+                f"no file was given for the {split} split, only for {', '.join(source)}; give a file for it."
+            )
+        return split_file(source[split], split, names)
+    path = path_of(source)
+    if path.is_dir():
+        found = next((path / name for name in names[split] if (path / name).is_file()), None)
+        if found is None:
+            raise MissingFileError(
+                f"{path} has no file for the {split} split (expected {' or '.join(names[split])}); it has {listing(path)}."
+            )
+        return found
+    if not path.is_file():
+        raise MissingFileError(f"there is no {path}; give a file, or a folder of files.")
+    return path
+
+
+def listing(folder: Path) -> str:
+    """The first names in a folder, for an error."""
+    return ", ".join(sorted(entry.name for entry in folder.iterdir())[:10]) or "no files"
+
+
+@contextlib.contextmanager
+def _opened(path: Path) -> Iterator[tuple[IO[bytes], bool]]:
+    """Yields the bytes of a plain or gzipped file, and True for a gzipped one. Raises BertKerasError for broken gzip."""
+    try:
+        with path.open("rb") as file:
+            packed = file.read(2) == b"\x1f\x8b"
+            file.seek(0)
+            unpacked: Any = gzip.GzipFile(fileobj=file) if packed else file
+            yield unpacked, packed
+    except (EOFError, gzip.BadGzipFile, zlib.error) as error:
+        raise BertKerasError(f"{path} cannot be unpacked ({error}); fetch it again.") from error
+
+
+def read_text(path: Path) -> str:
+    """The text of a plain or gzipped file, without a byte order mark.
+
+    Raises BertKerasError for more than MAX_UNPACKED_BYTES, for broken gzip, and for bytes that are not UTF-8, with line and byte.
+    """
+    read = bytearray()
+    with _opened(path) as (file, _):
+        while chunk := file.read(io.DEFAULT_BUFFER_SIZE):
+            read += chunk
+            if len(read) > MAX_UNPACKED_BYTES:
+                raise BertKerasError(
+                    f"{path} has over {MAX_UNPACKED_BYTES:,} bytes of text; give several files."
+                )
+    data = read.removeprefix(codecs.BOM_UTF8)
+    try:
+        return data.decode()
+    except UnicodeDecodeError as error:
+        at = error.start
+        line, byte = data.count(b"\n", 0, at) + 1, at - data.rfind(b"\n", 0, at)
+        raise _not_utf8(path, line, byte, data[at]) from error
+
+
+def _not_utf8(path: Path, line: int, byte: int, value: int) -> BertKerasError:
+    where = f"{path}, line {line}, byte {byte}"
+    return BertKerasError(f"{where}: 0x{value:02x} is not UTF-8; save the file as UTF-8.")
+
+
+def bounded_lines(file: IO[bytes], name: object) -> Iterator[bytes]:
+    """Yields the lines of a file with their ends. Raises BertKerasError before a line over MAX_LINE_BYTES is in memory."""
+    number = 0
+    while line := file.readline(MAX_LINE_BYTES + 1):
+        number += 1
+        if len(line) > MAX_LINE_BYTES:
+            raise BertKerasError(
+                f"{name}, line {number}: the line has over {MAX_LINE_BYTES:,} bytes; split it into shorter lines."
+            )
+        yield line
+
+
+def numbered_lines(path: Path) -> Iterator[tuple[int, str]]:
+    """Yields the number, from 1, and the text of each line. Only a newline ends a line: U+2028 is text.
+
+    Raises BertKerasError as `read_text` and `bounded_lines`; the size limit holds for gzipped files only.
+    """
+    unpacked = 0
+    with _opened(path) as (file, packed):
+        for number, line in enumerate(bounded_lines(file, path), start=1):
+            unpacked += len(line)
+            if packed and unpacked > MAX_UNPACKED_BYTES:
+                raise BertKerasError(
+                    f"{path} unpacks to over {MAX_UNPACKED_BYTES:,} bytes; unpack it, if you trust it."
+                )
+            line = line.removeprefix(codecs.BOM_UTF8) if number == 1 else line
+            try:
+                text = line.decode()
+            except UnicodeDecodeError as error:
+                raise _not_utf8(path, number, error.start + 1, line[error.start]) from error
+            yield number, text.removesuffix("\n").removesuffix("\r")
+
+
+def nonblank_lines(path: Path) -> Iterator[tuple[int, str]]:
+    """Yields the `numbered_lines` that hold more than white space."""
+    return ((number, line) for number, line in numbered_lines(path) if line.strip())
+
+
+def check_text(where: str, *texts: str) -> None:
+    """Raises BertKerasError for half of a surrogate pair, which a JSON escape can contain."""
+    try:
+        "".join(texts).encode()
+    except UnicodeEncodeError as error:
+        half = f"\\u{ord(error.object[error.start]):04x}"
+        raise BertKerasError(f"{where}: {half} is half a character; write the whole character.") from error
+
+
+def load_tfds(name: str, split: str, *, instead: str) -> tuple[tf.data.Dataset, Any]:
+    """A split from TensorFlow Datasets, and the info of its builder.
+
+    instead: the source to give where TensorFlow Datasets fails
+
+    Raises MissingFileError where loading fails.
+    """
+    # Imported here: the import is slow, and files do not need it.
+    import tensorflow_datasets as tfds
+
+    try:
+        return tfds.load(name, split=split, with_info=True)
+    except Exception as error:  # downloading, unpacking and writing raise many types
+        reason = str(error).split("\n")[0]
+        raise MissingFileError(
+            f"{name} cannot be loaded from TensorFlow Datasets ({type(error).__name__}: {reason}); give {instead}."
+        ) from error
