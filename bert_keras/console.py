@@ -122,7 +122,7 @@ def start(*, deterministic: bool = False) -> Any:
         except ImportError as error:
             raise MissingPackageError(f"{error}; pip install tensorflow.") from error
 
-        import bert_keras.text.tokenizers  # noqa: F401 (tensorflow-text, or an error that names the package)
+        import bert_keras.text.text_ops  # noqa: F401 (tensorflow-text, or an error that names the package)
 
         tf.config.list_logical_devices()
         tf.get_logger().setLevel("ERROR")

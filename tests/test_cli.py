@@ -409,7 +409,7 @@ def test_info_of_a_folder_with_another_librarys_task_json(command, sst2, tmp_pat
     ("arguments", "message"),
     [
         (("finetune", "--task", "sst3"), "no task named 'sst3'; the tasks are cola, sst2,"),
-        (("finetune", "--task", "custom"), "custom reads its labels from its files"),
+        (("finetune", "--task", "custom"), "custom reads its labels from files"),
         (("finetune", "--task", "ax", "--data", "DATA"), "ax has no split '"),
         (
             ("finetune", "--task", "sst2", "--learning-rate", "-1"),

@@ -857,13 +857,11 @@ def test_real_articles(data_dir):
 
 MEASURE = """
 import functools, json, resource, sys
-from bert_keras.text.masking import Masking
+from bert_keras.settings import Masking
 from bert_keras.text.wordpiece import WordPiece
 from tasks.pretraining.corpus import Corpus
-from tasks.pretraining.samplers import Settings
 from tasks.pretraining.write_records import write_records
 from tasks.settings import Sampling
-from tasks.pretraining.records import write_records
 if __name__ == "__main__":
     files, vocab, out = json.loads(sys.argv[1]), sys.argv[2], sys.argv[3]
     make = functools.partial(WordPiece.from_file, vocab)

@@ -372,7 +372,7 @@ GOOD_SQUAD = {
     ("name", "content", "task", "message"),
     [
         ("train.json", DEEP, Squad("squad2.0"), "is nested too deep"),
-        ("train.json", b'{"data": 5}', Squad("squad2.0"), "'data', a list"),
+        ("train.json", b'{"data": 5}', Squad("squad2.0"), "'data' is 5; give a list"),
         ("train.jsonl", DEEP, Swag(), "line 1 is nested too deep"),
         ("train.jsonl", b'{"startphrase": "a", "choices": 5}', Swag(), "line 1: TypeError"),
         ("train.jsonl", DEEP, FillMask(), "line 1 is nested too deep"),
@@ -414,7 +414,7 @@ def packed(suffix: str, path: Path, data: bytes) -> Path:
 def test_a_line_over_the_limit_is_refused_before_it_is_in_memory(tmp_path, monkeypatch, suffix):
     monkeypatch.setattr(tasks.data_files, "MAX_LINE_BYTES", 100_000)
     path = packed(suffix, tmp_path / "text.txt", b"good\n" + b"x" * LONG)
-    call = lambda: refused(r"text.txt.*, line 2: over 100,000 bytes", list, Corpus(path))  # noqa: E731
+    call = lambda: refused(r"text.txt.*, line 2: .*over 100,000 bytes", list, Corpus(path))  # noqa: E731
     assert peak(call) < LONG
 
 
