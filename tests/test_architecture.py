@@ -309,6 +309,16 @@ def test_feature_names_are_spelled_once(module):
     assert not spelled, f"{module} spells a feature name; import it from bert_keras.features: {spelled}"
 
 
+def test_the_document_lists_every_module():
+    listed = re.findall(
+        r"(?m)^    ((?:bert_keras|tasks|savedmodels)/[\w/]+\.py) ",
+        (ROOT / "docs/architecture.md").read_text(),
+    )
+    packages = {"bert_keras", "bert_keras.checkpoints", "savedmodels.server"}  # whose __init__ has code
+    wanted = [path for name, path in SOURCES.items() if path.stem != "__init__" or name in packages]
+    assert sorted(listed) == sorted(str(path.relative_to(ROOT)) for path in wanted)
+
+
 @pytest.mark.parametrize("module", SOURCES)
 def test_modules_say_what_they_do(module):
     assert ast.get_docstring(ast.parse(SOURCES[module].read_text())), f"{module} has no docstring"
