@@ -36,8 +36,8 @@ class Perplexity(keras.metrics.Mean):
     """exp of a weighted mean of losses."""
 
     def result(self) -> Any:
-        """exp of the mean so far."""
-        return ops.exp(super().result())
+        """exp of the mean so far; a mean over 88, whose exp is no finite float32, counts as 88."""
+        return ops.exp(ops.minimum(super().result(), 88.0))
 
 
 def _measures(objective: Objective) -> dict[str, keras.metrics.Mean]:

@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+import math
 import pathlib
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
@@ -11,7 +12,7 @@ import tensorflow as tf
 
 from bert_keras import checkpoints
 from bert_keras.encoder import BertEncoder
-from bert_keras.errors import BertKerasError
+from bert_keras.errors import BertKerasError, LossDiverged
 from bert_keras.features import POOLED_OUTPUT
 from bert_keras.optimizers import AdamW
 from bert_keras.schedules import SCHEDULES
@@ -86,6 +87,8 @@ class FineTuningMonitor(Monitor):
         predictions, raw = self._predict(self._examples.dev, batch_size=self._hparams.batch_size)
         task, predictions = run.task.calibrate(predictions, raw)
         measures = dict(task.evaluate(predictions, raw))
+        if bad := [f"{name} is {value}" for name, value in measures.items() if not math.isfinite(value)]:
+            raise LossDiverged(bad[0], step=int(self.model.optimizer.iterations))
         logs = {} if logs is None else logs
         logs.update({f"val_{name}": value for name, value in measures.items()})
         self.history.append({name: float(value) for name, value in logs.items()})

@@ -25,15 +25,17 @@ from bert_keras.paths import for_tensorflow
 from bert_keras.tensorflow_errors import file_errors
 
 CHECKPOINTS, SETTINGS = "checkpoints", "settings.json"
+LARGEST = 1e18  # of a weight: the square of a larger float32 overflows
 KEPT = 2  # saves: the one before the last, should a disk damage that
 _INDEX = re.compile(r"ckpt-(\d+)\.index")
 
 
 def check_finite(model: keras.Model, *, step: int) -> None:
-    """Raises LossDiverged where a weight is infinite or NaN: the loss shows that one step later."""
+    """Raises LossDiverged where a weight is NaN, infinite or over LARGEST: the loss shows that one step later."""
     for variable in model.trainable_variables:
-        if not bool(tf.reduce_all(tf.math.is_finite(tf.convert_to_tensor(variable.value)))):
-            raise LossDiverged(f"{variable.path} is not finite", step=step)
+        largest = float(tf.reduce_max(tf.abs(tf.convert_to_tensor(variable.value))))
+        if not largest <= LARGEST:  # NaN too
+            raise LossDiverged(f"{variable.path} has reached {largest:.3g}", step=step)
 
 
 class Saver(keras.callbacks.Callback):
