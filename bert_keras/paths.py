@@ -67,6 +67,6 @@ def check_own_packages() -> None:
         own = ROOT / name / "__init__.py"
         if not (os.path.isfile(found) and own.samefile(found)):
             raise MissingPackageError(
-                f"the module {name} is {found}; wanted is {own}: rename the first, work in another folder, or take "
+                f"the module {name} is {found}; expected {own}: rename the first, work in another folder, or take "
                 "its folder out of PYTHONPATH."
             )

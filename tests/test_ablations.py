@@ -109,7 +109,7 @@ def test_bad_input_is_named_first(tmp_path, small):
         run_ablation("steps", **given)
     write_data(tmp_path / "data", "sst2")
     for changes, wanted in (
-        ({"scale": "huge"}, "no 'huge'; wanted is one of small, paper"),
+        ({"scale": "huge"}, "'huge'; give one of small, paper"),
         ({"changes": {"stepps": 3}}, "no setting stepps"),
         ({"tasks": ["sst3"]}, "no task named 'sst3'"),
         ({"restarts": 0}, "restarts is 0; give at least 1"),

@@ -360,7 +360,7 @@ def test_the_command_ends_cleanly(folder, capfd, monkeypatch, name):
 
 def test_the_command_refuses_a_limit_of_0(folder, capfd):
     code, _, err = run_command(capfd, "serve", folder, "--max-rows", "0")
-    assert (code, err) == (1, "bert-keras: error: the limit of rows is 0; give a number above 0.\n")
+    assert (code, err) == (1, "bert-keras: error: max_rows is 0; max_rows must be over 0.\n")
 
 
 # -----------------------------------------------------------------------------------------------------------

@@ -237,7 +237,7 @@ def run_ablation(
 def _check_names(name: str, scale: str, restarts: int | None) -> None:
     for given, known in ((name, ABLATIONS), (scale, SCALES)):
         if given not in known:
-            raise BertKerasError(f"there is no {given!r}; wanted is one of {', '.join(known)}.")
+            raise BertKerasError(f"unknown name {given!r}; give one of {', '.join(known)}.")
     if restarts is not None and restarts < 1:
         raise BertKerasError(f"restarts is {restarts}; give at least 1.")
 
