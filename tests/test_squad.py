@@ -329,7 +329,7 @@ def test_labels_against_plain_python(data_dir):
 def test_no_room_for_a_context(small, tmp_path):
     """The data set raises the error of `windows` unchanged."""
     task = Squad("squad1.1", write(tmp_path / "dev.json", GOOD))
-    with pytest.raises(ValueError, match="^seq_length 64 leaves no room for the context beside 64 pieces"):
+    with pytest.raises(ValueError, match="^seq_length 64 leaves no room for the context beside 64 tokens"):
         dataset(task, Preprocessor(small, seq_length=64), task.examples("validation"), batch_size=4)
 
 
