@@ -171,7 +171,7 @@ CASES = {
     ),
     "sequence too long": Case(
         command=[*FINETUNE, "--seq-length", "49"],
-        message="seq_length is 49 and the encoder has 48 positions; wanted seq_length 48 or less",
+        message="seq_length is 49 and the encoder has 48 positions; give seq_length 48 or less",
     ),
     "sequence too short": Case(
         command=[*FINETUNE, "--seq-length", "2"], message="seq_length is 2; give at least"
@@ -181,7 +181,7 @@ CASES = {
         command=[*FINETUNE, "--output", "run"], message="run already holds a run; give another folder"
     ),
     "output is a file": Case(
-        command=[*FINETUNE, "--output", "lines.txt"], message="cannot write to lines.txt"
+        command=[*FINETUNE, "--output", "lines.txt"], message="lines.txt is a file; give a folder"
     ),
     "output below a file": Case(
         command=[*FINETUNE, "--output", "lines.txt/out"],
@@ -221,10 +221,10 @@ CASES = {
         message="task.json is not .* 'seq_length'",
     ),
     "cut weights of a run": Case(
-        command=EXPORT, broken=cut("run/model.safetensors", 0.9), message="model.safetensors is cut short"
+        command=EXPORT, broken=cut("run/model.safetensors", 0.9), message="model.safetensors is not the file that the training wrote"
     ),
     "run without weights": Case(
-        command=PREDICT, broken=remove("run/model.safetensors"), message="no checkpoint in run; looked for"
+        command=PREDICT, broken=remove("run/model.safetensors"), message="run has no model.safetensors"
     ),
     # What predict reads.
     "no input": Case(command=[*PREDICT, "--input", "none.txt"], message="no file at none.txt; give a file"),
@@ -232,7 +232,7 @@ CASES = {
     "input not UTF-8": Case(
         command=PREDICT,
         broken=append("lines.txt", b"\xe9\n"),
-        message="lines.txt, line 2: .* wanted sentence, in UTF-8",
+        message="lines.txt, line 2: .* give sentence, in UTF-8",
     ),
 }
 
@@ -286,7 +286,8 @@ def test_a_disk_that_is_full(command, workplace, capfd):
     with full_disk(100_000):  # too little for the weights, enough for what stands beside them
         code, _, err = run_command(capfd, *command)
     assert_one_line(code, err, "File too large|No space left")
-    shutil.rmtree(workplace / "out" / "logs", ignore_errors=True)  # of the epoch that was trained
+    for name in ("logs", "checkpoints"):  # a run that can be resumed: its first epoch was trained
+        shutil.rmtree(workplace / "out" / name, ignore_errors=True)
     if (workplace / "out").exists():
         (workplace / "out").rmdir()
     assert everything(workplace) == before
