@@ -221,7 +221,9 @@ CASES = {
         message="task.json is not .* 'seq_length'",
     ),
     "cut weights of a run": Case(
-        command=EXPORT, broken=cut("run/model.safetensors", 0.9), message="model.safetensors is not the file that the training wrote"
+        command=EXPORT,
+        broken=cut("run/model.safetensors", 0.9),
+        message="model.safetensors is not the file that the training wrote",
     ),
     "run without weights": Case(
         command=PREDICT, broken=remove("run/model.safetensors"), message="run has no model.safetensors"

@@ -85,7 +85,11 @@ def test_folders(place, done):
         results = json.loads((place / "runs" / path / "results.json").read_text())
         assert {name: asked[name] for name in results["hparams"]} == results["hparams"]
         assert asked["seed"] == 5 and str(place) not in json.dumps(asked)
-        assert json.loads((place / "runs" / path / "outcome.json").read_text()) == {"degenerate": None}
+        outcome = json.loads((place / "runs" / path / "outcome.json").read_text())
+        (found,) = (
+            one for summary in done[0] for one in summary.outcomes if one.path == place / "runs" / path
+        )
+        assert outcome == {"degenerate": found.degenerate}
     assert (place / "runs" / "results.png").stat().st_size > 1000
 
 
