@@ -536,7 +536,7 @@ def test_another_backend_is_one_clear_error():
         [sys.executable, "-c", code], cwd=ROOT, env=environment, capture_output=True, text=True
     )
     assert done.stderr.splitlines()[-1] == (
-        "ValueError: Keras runs on jax; a SavedModel needs TensorFlow: set KERAS_BACKEND=tensorflow."
+        "bert_keras.errors.BertKerasError: Keras runs on jax; a SavedModel needs TensorFlow: set KERAS_BACKEND=tensorflow."
     )
 
 
