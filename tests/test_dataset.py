@@ -309,12 +309,12 @@ def test_pad_batches():
         ("epochs", 0, "at least 1"),
         ("learning_rate", 0.0, "over 0"),
         ("learning_rate", float("nan"), "over 0"),
-        ("warmup_proportion", 1.5, "from 0 to 1"),
+        ("warmup_proportion", 1.5, "at least 0, at most 1"),
         ("weight_decay", -0.1, "at least 0"),
         ("clip_norm", 0.0, "over 0"),
-        ("seed", -1, "from 0 to"),
+        ("seed", -1, "at least 0"),
         ("max_examples", 0, "at least 1"),
-        ("freeze", "head", "'encoder' or nothing"),
+        ("freeze", "head", "'encoder'"),
     ],
 )
 def test_settings_out_of_range(name, value, wanted):

@@ -327,7 +327,7 @@ def test_command(pair, tmp_path, capfd):
     )
     before = contents(pair.folder)
     checkpoints.write(pair.checkpoint, tmp_path / "checkpoint", format="hugging-face")
-    flags = ("--checkpoint", tmp_path / "checkpoint", "--output", pair.folder)
+    flags = ("--checkpoint", tmp_path / "checkpoint", "--output", pair.folder, "--seq-length", 16)
     code, _, err = run_command(capfd, "hub", *flags)
     assert (code, contents(pair.folder) == before) == (1, True)
     assert err.startswith("bert-keras: error: ") and "is there already; give another folder" in err
