@@ -188,7 +188,7 @@ class BertEncoder(keras.Model):
         return {name: specs[name] for name in self.outputs_wanted}
 
     def get_config(self) -> dict[str, Any]:
-        """What `from_config` rebuilds the encoder from."""
+        """The arguments from which `from_config` rebuilds the encoder."""
         return {
             "config": self.config.to_dict(),
             "outputs": list(self.outputs_wanted),

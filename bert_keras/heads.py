@@ -1,4 +1,4 @@
-"""What stands on an encoder: each head turns its outputs into logits, always float32.
+"""The heads of an encoder: each turns its outputs into logits, always float32.
 
 MaskedLMHead        sequence [B, S, H], positions [B, P]  -> [B, P, V]
 NextSentenceHead    pooled [B, H]                         -> [B, 2]     0 = B follows A, 1 = random
@@ -59,7 +59,7 @@ class MaskedLMHead(keras.layers.Layer):
         return _as_logits(logits) + self.bias
 
     def get_config(self) -> dict[str, Any]:
-        """What `from_config` rebuilds the head from, the encoder among it."""
+        """The arguments from which `from_config` rebuilds the head, including its encoder."""
         return {
             "encoder": keras.saving.serialize_keras_object(self._encoder()),
             "name": self.name,
@@ -86,7 +86,7 @@ class _Head(keras.layers.Layer):
         self.config = config
 
     def get_config(self) -> dict[str, Any]:
-        """What `from_config` rebuilds the head from."""
+        """The arguments from which `from_config` rebuilds the head."""
         policy = keras.dtype_policies.serialize(self.dtype_policy)
         return {"config": self.config.to_dict(), "name": self.name, "dtype": policy}
 
@@ -139,7 +139,7 @@ class ClassifierHead(_DenseHead):
         super().__init__(num_classes, config=config, dropout=config.head_dropout, name=name, dtype=dtype)
 
     def get_config(self) -> dict[str, Any]:
-        """What `from_config` rebuilds the head from."""
+        """The arguments from which `from_config` rebuilds the head."""
         return super().get_config() | {"num_classes": self.dense.units}
 
 
@@ -170,7 +170,7 @@ class ConcatClassifierHead(_DenseHead):
         return super().call(concat_pool(sequence, mask, causal=self.config.causal), training=training)
 
     def get_config(self) -> dict[str, Any]:
-        """What `from_config` rebuilds the head from."""
+        """The arguments from which `from_config` rebuilds the head."""
         return super().get_config() | {"num_classes": self.dense.units}
 
 
@@ -199,7 +199,7 @@ class ChoiceHead(_DenseHead):
         self.num_choices = num_choices
 
     def get_config(self) -> dict[str, Any]:
-        """What `from_config` rebuilds the head from."""
+        """The arguments from which `from_config` rebuilds the head."""
         return super().get_config() | {"num_choices": self.num_choices}
 
     def call(self, pooled: Any, training: bool = False) -> Any:
@@ -234,7 +234,7 @@ class TokenHead(_DenseHead):
         super().__init__(num_classes, config=config, dropout=config.head_dropout, name=name, dtype=dtype)
 
     def get_config(self) -> dict[str, Any]:
-        """What `from_config` rebuilds the head from."""
+        """The arguments from which `from_config` rebuilds the head."""
         return super().get_config() | {"num_classes": self.dense.units}
 
 

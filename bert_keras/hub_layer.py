@@ -71,7 +71,7 @@ class HubLayer(keras.layers.Layer):
         self.built = True
 
     def call(self, inputs: Any, training: bool = False) -> Any:
-        """What the module takes -> what it returns, or the outputs asked for."""
+        """The module's inputs -> its outputs, or the requested ones."""
         mode = {"training": bool(training) and self.trainable} if self._trains else {}
         results = self._function(inputs, **self.arguments, **mode)
         if self.trainable:
@@ -104,7 +104,7 @@ class HubLayer(keras.layers.Layer):
             )
 
     def get_config(self) -> dict[str, Any]:
-        """What `from_config` makes the layer from again: the path, and no weights."""
+        """The arguments from which `from_config` rebuilds the layer: the path, without weights."""
         return super().get_config() | {
             "path": self.module_path,
             "endpoint": self.endpoint,

@@ -84,11 +84,6 @@ def read_object(path: str | pathlib.Path) -> dict[str, Any]:
     return value
 
 
-def write_json(content: Mapping[str, Any], path: pathlib.Path) -> None:
-    """Writes a JSON file, indented."""
-    path.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
-
-
 _NAMES = {
     dict: "an object",
     list: "a list",

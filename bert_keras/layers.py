@@ -207,7 +207,7 @@ class SelfAttention(keras.layers.Layer):
         return ops.reshape(rows, (batch, length, heads, self.config.hidden_size // heads))
 
     def call(self, queries: Any, states: Any, scores_mask: Any, training: bool = False) -> tuple[Any, Any]:
-        """What each query reads from all states.
+        """The attention output of each query over all states.
 
         queries: float [B, Q, H], the positions that ask; states: float [B, S, H]
         scores_mask: float [B, 1, 1 or Q, S], added to the scores

@@ -139,7 +139,7 @@ def given_settings(args: argparse.Namespace, *settings: type) -> dict[str, Any]:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Masking:
-    """How masked positions are chosen (defaults: Devlin et al. 2019, sec. 3.1 and A.1; google-research/bert).
+    """The settings of masking (defaults: Devlin et al. 2019, sec. 3.1 and A.1; google-research/bert).
 
     hide, keep, replace: fractions of the masked positions that become [MASK], keep their token, or get a random token
         (Devlin et al. 2019, Table 8). ELECTRA's own code hides 0.85 and keeps the rest.

@@ -52,7 +52,7 @@ class TrainingSteps:
         return self.compute_metrics(x, y, y_pred, sample_weight)
 
     def make_train_function(self: Any, force: bool = False) -> Callable[..., Any]:
-        """What `fit` calls with an iterator: one step, or `steps_per_execution` of them."""
+        """Makes the function that `fit` calls with an iterator: it runs `steps_per_execution` steps."""
         if keras.backend.backend() != "tensorflow":
             return super().make_train_function(force)  # type: ignore[misc]
         if self.train_function is None or force:
@@ -60,7 +60,7 @@ class TrainingSteps:
         return self.train_function
 
     def make_test_function(self: Any, force: bool = False) -> Callable[..., Any]:
-        """What `evaluate` calls with an iterator."""
+        """Makes the function that `evaluate` calls with an iterator."""
         if keras.backend.backend() != "tensorflow":
             return super().make_test_function(force)  # type: ignore[misc]
         if self.test_function is None or force:

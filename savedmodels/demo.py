@@ -78,7 +78,7 @@ SENTENCES = (
 
 
 def cache_folder() -> pathlib.Path:
-    """Where fetched data files are kept: $XDG_CACHE_HOME/bert-keras, by default below ~/.cache."""
+    """The folder of fetched data files: $XDG_CACHE_HOME/bert-keras, by default below ~/.cache."""
     return pathlib.Path(os.environ.get("XDG_CACHE_HOME") or pathlib.Path.home() / ".cache") / "bert-keras"
 
 

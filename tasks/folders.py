@@ -1,7 +1,7 @@
-"""Output folders: what they were begun with, who writes to them, what they may hold.
+"""Output folders: their identity, their lock, and the files that they may hold.
 
     check   is cheap and changes nothing: call it before long work
-    begin   takes the folder for this process, and writes what it is begun with, or finds that it was begun with the same
+    begin   locks the folder and writes the identity, or compares it with the identity that is there
     finish  writes the results
 
 A folder is finished, unfinished or empty. One that holds anything else is refused, so that nothing in it is lost.
@@ -22,12 +22,12 @@ from bert_keras.paths import path_of
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Layout:
-    """The files by which a kind of folder is known.
+    """The files that identify a kind of folder.
 
-    name: what errors call it, as in "a run"
-    identity: what it was begun with, a JSON object; in a folder inside, perhaps
-    results: what a finished one has, a JSON object
-    early: names that may be there without `identity`: what older versions wrote first
+    name: the name in errors, such as "a run"
+    identity: the file, perhaps in a folder inside, with all that decides the output: a JSON object
+    results: the last file of a finished output: a JSON object
+    early: names that may exist before `identity`, because older versions wrote them first
     """
 
     name: str
@@ -44,12 +44,12 @@ class Folder:
 
     @property
     def finished(self) -> bool:
-        """Whether the results are there."""
+        """True if the folder has its results."""
         return (self.path / self.layout.results).is_file()
 
     @property
     def begun(self) -> bool:
-        """Whether it says what it was begun with."""
+        """True if the folder has its identity."""
         return (self.path / self.layout.identity).is_file()
 
     def check(self, *, reopen: bool = False) -> None:
@@ -105,11 +105,11 @@ class Folder:
             yield begun
 
     def identity(self) -> dict[str, Any]:
-        """What it was begun with."""
+        """Reads the identity."""
         return read_object(self.path / self.layout.identity)
 
     def results(self) -> dict[str, Any]:
-        """The results of a finished one."""
+        """Reads the results of a finished output."""
         return read_object(self.path / self.layout.results)
 
     def finish(self, results: Mapping[str, Any]) -> None:

@@ -86,7 +86,7 @@ class TaggerHparams(_Checked):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Sampling(_Checked):
-    """How documents become pre-training instances."""
+    """The settings that make pre-training instances from documents."""
 
     seq_length: int = setting(128, help="length of an instance in tokens, special tokens counted", at_least=5)
     short_seq_prob: float = setting(

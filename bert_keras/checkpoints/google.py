@@ -14,7 +14,7 @@ from bert_keras.checkpoints.tensorflow_checkpoint import (
     load_config,
     open_checkpoint,
 )
-from bert_keras.json_files import write_json
+from bert_keras.files import write_json
 from bert_keras.tensorflow_errors import file_errors
 
 _TABLE = {
@@ -56,7 +56,7 @@ def _current(name: str) -> str | None:
 def _save(checkpoint: Checkpoint, names: Names, tensors: dict[str, np.ndarray], folder: pathlib.Path) -> None:
     import tensorflow as tf
 
-    write_json(checkpoint.config.to_google(), folder / "bert_config.json")
+    write_json(folder / "bert_config.json", checkpoint.config.to_google())
     write_tokenizer(checkpoint, folder)
     order = sorted(tensors)
     with file_errors(), tf.device("CPU"):

@@ -23,7 +23,8 @@ from bert_keras.checkpoints.names import (
 from bert_keras.checkpoints.torch_file import open_torch
 from bert_keras.config import BertConfig
 from bert_keras.errors import BertKerasError
-from bert_keras.json_files import TEXT, object_of, or_null, read_object, typed, write_json
+from bert_keras.files import write_json
+from bert_keras.json_files import TEXT, object_of, or_null, read_object, typed
 
 SAFETENSORS, TORCH = "model.safetensors", "pytorch_model.bin"
 
@@ -292,7 +293,7 @@ def _save(checkpoint: Checkpoint, names: Names, tensors: dict[str, np.ndarray], 
     if checkpoint.labels is not None:
         fields["id2label"] = dict(enumerate(checkpoint.labels))
         fields["label2id"] = {label: i for i, label in enumerate(checkpoint.labels)}
-    write_json(fields, folder / "config.json")
+    write_json(folder / "config.json", fields)
     write_tokenizer(checkpoint, folder)
     try:
         safetensors.numpy.save_file(tensors, folder / SAFETENSORS, metadata={"format": "pt"})

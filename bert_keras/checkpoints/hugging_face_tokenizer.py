@@ -7,6 +7,7 @@ from typing import Any
 
 from bert_keras.checkpoints.letter_case import lower_cases
 from bert_keras.checkpoints.names import Checkpoint
+from bert_keras.files import write_json
 from bert_keras.json_files import (
     FLAG,
     TEXT,
@@ -17,7 +18,6 @@ from bert_keras.json_files import (
     or_null,
     read_object,
     typed,
-    write_json,
 )
 from bert_keras.text.vocabulary_files import (
     BYTE_LEVEL_BPE,
@@ -135,4 +135,4 @@ def write_tokenizer(checkpoint: Checkpoint, folder: pathlib.Path) -> None:
         "do_lower_case": lower_cases(checkpoint),
         "model_max_length": checkpoint.config.max_length,
     }
-    write_json(settings, folder / TOKENIZER_CONFIG)
+    write_json(folder / TOKENIZER_CONFIG, settings)

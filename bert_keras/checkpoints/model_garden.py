@@ -15,7 +15,7 @@ from bert_keras.checkpoints.tensorflow_checkpoint import (
     load_config,
     open_checkpoint,
 )
-from bert_keras.json_files import write_json
+from bert_keras.files import write_json
 from bert_keras.tensorflow_errors import file_errors
 
 _TABLE = {
@@ -85,7 +85,7 @@ def _save(checkpoint: Checkpoint, names: Names, tensors: dict[str, np.ndarray], 
             return tf.train.Checkpoint(**{name: tracked(child) for name, child in node.items()})
         return tf.Variable(node)
 
-    write_json(checkpoint.config.to_google(), folder / "bert_config.json")
+    write_json(folder / "bert_config.json", checkpoint.config.to_google())
     write_tokenizer(checkpoint, folder)
     with file_errors(), tf.device("CPU"):
         tracked(tree).write(str(folder / TENSORFLOW_NAME))

@@ -314,7 +314,7 @@ def _orderings(name: str, outcomes: Sequence[Outcome]) -> Iterator[tuple[str, st
 
 
 def as_json(name: str, outcomes: Sequence[Outcome]) -> dict[str, Any]:
-    """What results.json says; measures and differences in percent."""
+    """The content of results.json; measures and differences in percent."""
     rows = [
         {"row": one.row.name, "perplexity": one.perplexity, "measures": one.measures, "lost": one.lost}
         for one in outcomes

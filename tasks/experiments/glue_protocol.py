@@ -97,7 +97,7 @@ class Summary:
 
     @property
     def score(self) -> float:
-        """What the task adds to the GLUE score: the mean over measures and splits."""
+        """The task's part of the GLUE score: the mean over measures and splits."""
         return statistics.fmean(value for values in self.measures.values() for value in values.values())
 
 
@@ -320,7 +320,7 @@ def glue_score(summaries: Sequence[Summary]) -> float:
 
 
 def as_json(summaries: Sequence[Summary]) -> dict[str, Any]:
-    """What results.json says."""
+    """The content of results.json."""
     tasks = {}
     for summary in summaries:
         runs = [dataclasses.asdict(outcome) | {"path": str(outcome.path)} for outcome in summary.outcomes]

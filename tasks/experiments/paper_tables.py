@@ -127,7 +127,7 @@ _ROWS = {
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Scale:
-    """How large the ablations are.
+    """The size of the ablations.
 
     pretraining: settings of every row's recipe
     finetuning, tagging: fields of Hparams and TaggerHparams, before a task's own defaults

@@ -140,7 +140,7 @@ def _check_tokenizer(path: pathlib.Path, manifest: Mapping[str, Any], tokenizer:
 
 
 def _spec(file: pathlib.Path, records: tf.data.Dataset) -> dict[str, tf.io.FixedLenFeature]:
-    """How to parse the records, by our names; read from the first record."""
+    """The parsing specification of the records, by our names, from the first record."""
     try:
         first = tf.train.Example.FromString(next(iter(records)).numpy()).features.feature
     except (StopIteration, tf.errors.DataLossError, DecodeError) as error:

@@ -52,7 +52,7 @@ SENTENCEPIECE_SETTINGS: dict[str, Any] = {
 
 
 class Summary(NamedTuple):
-    """What was learned: a tokenizer, of how many documents."""
+    """A learned tokenizer, and the number of documents that it was learned from."""
 
     tokenizer: Tokenizer
     documents: int

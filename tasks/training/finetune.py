@@ -199,9 +199,9 @@ def _compiled_model(
 
 
 class _Examples(NamedTuple):
-    """What a run learns from and is measured on.
+    """The examples to train on and to measure.
 
-    about: for the identity of the run, how many examples each split has and their SHA-256
+    about: for the identity of the run, the number of examples of each split and their SHA-256
     """
 
     train: tf.data.Dataset

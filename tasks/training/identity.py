@@ -1,4 +1,4 @@
-"""What decides a training's result, as digests."""
+"""Digests of all that decides the result of a training."""
 
 import itertools
 from collections.abc import Mapping

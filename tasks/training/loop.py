@@ -49,7 +49,7 @@ class StopOnDivergence(keras.callbacks.Callback):
 
 
 def check_save_every(every: int | None) -> None:
-    """Raises BertKerasError where saves are no steps apart; None saves nothing."""
+    """Raises BertKerasError if save_every is under 1; None saves nothing."""
     if every is not None and every < 1:
         raise BertKerasError(f"save_every is {every}; give at least 1 step.")
 
@@ -62,7 +62,7 @@ def train(
     verbose: int | str = "auto",
     log: Callable[[str], None] = print,
 ) -> dict[str, Any]:
-    """Trains as planned, or resumes the unfinished run of the same plan in `output`; returns what results.json says.
+    """Trains as planned, or resumes the unfinished run of the same plan in `output`; returns the content of results.json.
 
     save_every: steps between two saves; None saves nothing, and a killed run starts again
     verbose: 0 for silence, 1 for a progress bar, 2 for lines; "auto" is 1 in a terminal, else 2

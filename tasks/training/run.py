@@ -153,7 +153,7 @@ def digests(path: pathlib.Path) -> dict[str, str]:
 
 
 def is_run(path: str | pathlib.Path) -> bool:
-    """Whether a folder is a run. KerasHub's presets have a task.json too, which names a registered class."""
+    """True if a folder is a run. KerasHub's presets have a task.json too, which names a registered class."""
     file = path_of(path) / TASK_FILE
     return file.is_file() and b'"registered_name"' not in read_bounded(file, MAX_JSON_BYTES)
 
@@ -271,7 +271,7 @@ def load_runs(paths: Sequence[str | pathlib.Path], *, data: str | pathlib.Path |
 
 
 def _reads(run: Run) -> Any:
-    """What must be equal in the runs of an ensemble."""
+    """The properties that must be equal in the runs of an ensemble."""
     tokenizer, task = run.preprocess.tokenizer, run.task
     return (
         (task.kind, {name: value for name, value in task.to_json().items() if name not in task.calibrated}),

@@ -1,6 +1,6 @@
 """Exact resume: the saves of a training, and their restoring.
 
-    RUN/checkpoints/settings.json  what the run was begun with (tasks/training/loop.py)
+    RUN/checkpoints/settings.json  the identity of the run (tasks/training/loop.py)
     RUN/checkpoints/ckpt-STEP.*    the step, every variable of model (seeds of dropout too), optimizer and metrics, and the
                                    monitor's memory
 
@@ -44,7 +44,7 @@ class Saver(keras.callbacks.Callback):
     path: the run's folder
     model: compiled, model and optimizer built
     every: steps from one save to the next; None saves nothing. A save due at an epoch's last step waits for the epoch's end
-    remember: what else the run has to know, plain JSON
+    remember: returns further state of the run, plain JSON
 
     A save is complete or is not there: a kill during a save leaves the one before it. Nothing deletes the last KEPT.
     """
@@ -72,7 +72,7 @@ class Saver(keras.callbacks.Callback):
         return sorted((int(match[1]) for match in found if match), reverse=True)
 
     def restore(self, *, log: Callable[[str], None] = print) -> Any:
-        """Restores the newest save that can be read; returns what was remembered, or None where there is no save.
+        """Restores the newest save that can be read; returns the remembered value, or None where there is no save.
 
         log: receives a line for each save that cannot be read
 

@@ -44,7 +44,7 @@ def rows_for(distribution: tf.distribute.Strategy, batch_size: int) -> int:
 
 
 def differ_between_replicas(model: keras.Model) -> None:
-    """Moves the seeds of dropout and other draws by each replica's number, for Keras starts all replicas with the same.
+    """Moves the seeds of dropout and other draws by each replica's number, because Keras gives all replicas the same seed.
 
     Call it after anything that sets the seeds: a model's building, or its restoring, which reads those of the first replica.
     """
