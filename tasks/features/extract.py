@@ -5,6 +5,7 @@ raw examples -> Extractor -> [N, K, H] an example: N words or tokens, K layers
 Source: Devlin et al. 2019, sec. 5.3.
 """
 
+import dataclasses
 import itertools
 import pathlib
 from collections.abc import Iterator, Mapping, Sequence
@@ -28,12 +29,12 @@ from bert_keras.json_files import short
 from bert_keras.text.preprocessing import Preprocessor
 from tasks.features.layers import places_of
 from tasks.ner.words import TEXT, text_of, words_of
+from tasks.settings import WindowOptions
 from tasks.task import Features, Raw, model_inputs
 from tasks.training.identity import digest_of_tensors
 from tasks.training.run import check_sizes
 
 DTYPES = ("float16", "float32")
-LEVELS = ("word", "piece")
 
 
 class Units(Protocol):
@@ -61,13 +62,12 @@ class Units(Protocol):
         ...
 
 
+@dataclasses.dataclass(kw_only=True)
 class Words(Units):
     """A word's vector is that of its first piece, in the window that shows it with the most context."""
 
     level, mark, names = "word", WORD_INDEX, ("starts", "ends")
-
-    def __init__(self, *, doc_stride: int = 128) -> None:
-        self.doc_stride = doc_stride
+    doc_stride: int = WindowOptions.doc_stride
 
     def features(self, preprocess: Preprocessor, raw: Raw) -> Features:
         return preprocess.words(text_of(raw), words_of(raw)[0], doc_stride=self.doc_stride)
@@ -81,13 +81,12 @@ class Words(Units):
         return row_starts[features[EXAMPLE_INDEX][windows]] + index[windows, positions]
 
 
+@dataclasses.dataclass(kw_only=True)
 class Pieces(Units):
     """Every wordpiece, in the window that shows it with the most context."""
 
     level, mark, names = "piece", MAX_CONTEXT, ("starts", "ends", "ids")
-
-    def __init__(self, *, doc_stride: int = 128) -> None:
-        self.doc_stride = doc_stride
+    doc_stride: int = WindowOptions.doc_stride
 
     def features(self, preprocess: Preprocessor, raw: Raw) -> Features:
         return preprocess.windows(raw[TEXT], doc_stride=self.doc_stride)

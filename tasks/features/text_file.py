@@ -17,9 +17,10 @@ from bert_keras.errors import BertKerasError, MissingFileError
 from bert_keras.files import sync, whole_file
 from bert_keras.paths import path_of
 from tasks.features.cache import Cache, Example, writing_cache
-from tasks.features.extract import LEVELS, Extractor, Pieces, Words
+from tasks.features.extract import Extractor, Pieces, Words
 from tasks.features.layers import LAYERS
 from tasks.ner.words import TEXT
+from tasks.settings import FeatureOptions
 
 
 def extract_file(
@@ -27,38 +28,31 @@ def extract_file(
     output: str | pathlib.Path,
     *,
     checkpoint: str | pathlib.Path | checkpoints.Checkpoint,
-    layers: str = "last",
-    level: str = "word",
-    format: str = "jsonl",
-    dtype: str = "float32",
-    seq_length: int | None = None,
-    doc_stride: int = 128,
-    batch_size: int = 8,
     shard_examples: int = 256,
     progress: Callable[[int], None] = lambda done: None,
+    **settings: Any,
 ) -> int:
     """The vectors of every word or piece of a UTF-8 text, a line an example; returns how many examples there are.
 
-    layers: of LAYERS; a weighted sum is the one that training starts from, the mean
-    level: of LEVELS; format: of WRITERS
-    seq_length: wordpieces of a window; None takes 512, or all positions of an encoder that has fewer
+    settings: fields of FeatureOptions, by name
 
     Work in progress is a cache beside `output`, under its name with ".part"; the same call resumes it.
     Raises BertKerasError where `output` exists, where another process writes it, and where the work in progress was begun with
-    other arguments.
+    other arguments, and on a setting outside its bounds.
     """
+    options = FeatureOptions(**settings)
     source, output = path_of(source), path_of(output)
-    _check_arguments(source, output, level=level, format=format)
+    _check_paths(source, output)
     if not isinstance(checkpoint, checkpoints.Checkpoint):
         checkpoint = checkpoints.read(checkpoint)
-    units = (Words if level == "word" else Pieces)(doc_stride=doc_stride)
+    units = (Words if options.level == "word" else Pieces)(doc_stride=options.doc_stride)
     extractor = Extractor(
         checkpoint,
         units=units,
-        layers=[layers],
-        dtype=dtype,
-        seq_length=seq_length or min(checkpoint.config.max_length, 512),
-        batch_size=batch_size,
+        layers=[options.layers],
+        dtype=options.dtype,
+        seq_length=options.seq_length or min(checkpoint.config.max_length, 512),
+        batch_size=options.batch_size,
     )
     part = output.with_name(output.name + ".part")
     with writing_cache(
@@ -69,19 +63,16 @@ def extract_file(
         about={},
         progress=progress,
     ) as cache:
-        made, vocabulary = part / f"made.{format}", extractor.preprocess.tokenizer.vocabulary
+        made, vocabulary = part / f"made.{options.format}", extractor.preprocess.tokenizer.vocabulary
         with whole_file(made) as temporary:
-            WRITERS[format](temporary, lambda: _spoken(cache, layers, vocabulary))
+            WRITERS[options.format](temporary, lambda: _spoken(cache, options.layers, vocabulary))
         os.replace(made, output)
         sync(output.parent)
         shutil.rmtree(part)
     return sum(cache.header["shards"])
 
 
-def _check_arguments(source: pathlib.Path, output: pathlib.Path, *, level: str, format: str) -> None:
-    for name, value, known in (("level", level, LEVELS), ("format", format, tuple(WRITERS))):
-        if value not in known:
-            raise BertKerasError(f"{name} is {value!r}; wanted one of {', '.join(known)}.")
+def _check_paths(source: pathlib.Path, output: pathlib.Path) -> None:
     if output.exists():
         raise BertKerasError(f"{output} is there already; give another name, or remove it first.")
     if not source.is_file():
