@@ -51,10 +51,13 @@ def import_current_folder_last() -> None:
     """Moves the current folder, which `python -m` puts first, behind the installed packages.
 
     It stays first where this package itself was imported from it: a checkout is not to be mixed with an installed version.
+    The folder of this package goes before it, because Python asks the finder of an editable install after all of sys.path.
     """
     current = os.getcwd()
     if not sys.flags.safe_path and sys.path[:1] == [current] and not ROOT.samefile(current):
         sys.path.append(sys.path.pop(0))
+        if str(ROOT) not in sys.path:
+            sys.path.insert(-1, str(ROOT))
 
 
 def check_own_packages() -> None:
