@@ -332,7 +332,7 @@ def test_every_task_is_made_again_from_its_json(task):
 SHARD = {"bytes": 1, "text": "", "documents": 1, "instances": 1, "positions": 1, "ones": 1, "skipped": 0}
 RECORDS = {"format_version": 1, "shards": [SHARD], "summary": None, "masking": None, "compress": False}
 HEADER = {
-    "format_version": 1, "config": BertConfig(vocab_size=9).to_dict(), "texts": ["text"], "listed": ["starts"],
+    "format_version": 2, "config": BertConfig(vocab_size=9).to_dict(), "texts": ["text"], "listed": ["starts"],
     "layers": [0], "shards": [1], "dtype": "float16",
 }  # fmt: skip
 OURS = [
