@@ -198,7 +198,7 @@ def test_an_interrupted_extraction_goes_on(checkpoint, task, tmp_path):
     shard = part / "00001.parquet"
     content = shard.read_bytes()
     damages = {
-        "it has 3 examples, and header.json says 4": lambda: cut_shard(shard, keep=3),
+        "its number of examples is 3, and header.json says 4": lambda: cut_shard(shard, keep=3),
         "magic bytes not found": lambda: shard.write_bytes(content[:-1]),
         "size is 0 bytes": lambda: shard.write_bytes(b""),
     }
@@ -561,7 +561,9 @@ def test_an_interrupted_file_goes_on(checkpoint, text, tmp_path):
     first = part / "00000.parquet"
     content = first.read_bytes()
     cut_shard(first, keep=1)
-    with pytest.raises(ValueError, match=r"part/00000\.parquet is damaged: it has 1 examples, .* says 2;"):
+    with pytest.raises(
+        ValueError, match=r"part/00000\.parquet is damaged: its number of examples is 1, .* says 2;"
+    ):
         extract_file(text, output, **settings)
     assert not output.exists()
     first.write_bytes(content)

@@ -95,7 +95,7 @@ def open_cache(path: str | pathlib.Path) -> Cache:
 
 def _shape(header: Mapping[str, Any]) -> tuple[int, int]:
     """K and H of a unit's vectors."""
-    return len(header["layers"]), header["config"]["hidden_size"]
+    return len(header["layers"]), BertConfig.from_dict(header["config"]).hidden_size
 
 
 def _schema(header: Mapping[str, Any]) -> "pyarrow.Schema":
@@ -140,7 +140,7 @@ def _check_shard(path: pathlib.Path, header: Mapping[str, Any], length: int) -> 
                     f"example {found} has {len(row[VECTORS])} vectors for another number of units"
                 )
         if found != length:
-            raise ValueError(f"it has {found} examples, and {HEADER} says {length}")
+            raise ValueError(f"its number of examples is {found}, and {HEADER} says {length}")
     except (ValueError, ArrowException, OSError) as error:
         if isinstance(error, OSError) and error.errno:  # such as no right to read it
             raise
