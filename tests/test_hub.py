@@ -425,9 +425,9 @@ def test_outputs_by_key(pair, features):
     assert len(found["encoder_outputs"]) == len(symbolic["encoder_outputs"]) == SIZES["num_layers"]
     assert (symbolic["default"].shape, symbolic["default"].dtype) == ((None, 48), "float32")
     np.testing.assert_array_equal(found["default"], everything["pooled_output"])
-    with pytest.raises(ValueError, match="has outputs .*pooled_output.*; pooled was asked for"):
+    with pytest.raises(ValueError, match="has outputs .*pooled_output.*; wanted pooled"):
         HubLayer(pair.encoder, outputs="pooled")(features)
-    with pytest.raises(ValueError, match="has outputs without keys; ids was asked for"):
+    with pytest.raises(ValueError, match="has outputs without keys; wanted ids"):
         HubLayer(pair.preprocess, endpoint="tokenize", outputs="ids")(tf.constant(["good"]))
 
 

@@ -245,7 +245,7 @@ def test_a_pytorch_file_that_inflates(checkpoint):
 @pytest.mark.parametrize(
     ("piece", "message"),
     [
-        ("a\0b", "line 374: .* holds a byte 0"),
+        ("a\0b", "line 374: .* holds a NUL byte"),
         ("x" * 257, "line 374: .* has 257 bytes; wanted at most 256"),
         ("##" + "é" * 129, "line 374: .* has 258 bytes"),
     ],
