@@ -312,7 +312,7 @@ def test_what_cannot_be_written(pair, tmp_path):
     with pytest.raises(ValueError, match="without a vocabulary"):
         write(dataclasses.replace(pair.checkpoint, vocabulary=None), seq_length=SEQ_LENGTH)
     without = {name: one for name, one in pair.checkpoint.tensors.items() if not name.startswith("pooler/")}
-    with pytest.raises(ValueError, match=r"has no pooler/.*fresh=\('pooler',\) starts it at random"):
+    with pytest.raises(ValueError, match=r"has no pooler/.*fresh=\('pooler',\) initializes it randomly"):
         write(dataclasses.replace(pair.checkpoint, tensors=without), seq_length=SEQ_LENGTH)
     with full_disk(10_000), pytest.raises(ValueError, match="cannot export to .*pair: .*; give a folder"):
         write(pair.checkpoint, seq_length=SEQ_LENGTH)
@@ -321,7 +321,7 @@ def test_what_cannot_be_written(pair, tmp_path):
 
 def test_command(pair, tmp_path, capfd):
     assert sorted(path.name for path in pair.folder.iterdir()) == ["encoder", "preprocess"]
-    assert pair.printed.splitlines()[0].startswith("loaded    44 tensors")
+    assert pair.printed.splitlines()[0].startswith("loaded: 44 tensors")
     assert pair.printed.splitlines()[-1].endswith(
         "a fresh process without this package gave the same answers"
     )

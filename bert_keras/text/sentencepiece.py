@@ -35,7 +35,7 @@ SENTENCEPIECE_TOKENS = {
     "mask": MASK,
 }
 SPACE = "\u2581"  # marks the space before a word
-# A token of only these characters continues a word, unless it is a single sign (google-research/albert create_pretraining_data.py).
+# A token of these characters only continues a word; a single sign does not (google-research/albert create_pretraining_data.py).
 _LETTERS = frozenset("abcdefghijklmnopqrstuvwxyz")
 _SIGNS = frozenset('!"#$%&()*+,-./:;?@[\\]^_`{|}~£€')
 
