@@ -579,7 +579,7 @@ def test_pytorch_files_are_read_without_running_them(tmp_path):
     raises(ValueError, "plain tensors: it holds model, step; save the model", checkpoints.read, tmp_path)
 
     torch.save(theirs | {"evil": Evil(tmp_path / "ran")}, tmp_path / "pytorch_model.bin")
-    with pytest.raises(ValueError, match="no PyTorch file of plain tensors") as error:
+    with pytest.raises(ValueError, match="not a PyTorch file of plain tensors") as error:
         checkpoints.read(tmp_path)
     assert "\n" not in str(error.value)
     assert not (tmp_path / "ran").exists()

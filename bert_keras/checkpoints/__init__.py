@@ -250,8 +250,8 @@ def compare(path: Path, *, seed: int = 0) -> dict[str, float]:
     """Runs a checkpoint here and in the format's own library, on the same random tokens.
 
     Returns the maximum absolute difference over the tokens that are not padding, for each output: the embeddings, each block,
-    the pooled output and each pre-training head of the checkpoint. Raises ValueError if no library runs the format, or if the library
-    is not installed.
+    the pooled output and each pre-training head of the checkpoint. Raises ValueError if no library runs the format, or if the
+    library is not installed.
     """
     form, root = _locate(path_of(path))
     check_reference(form)

@@ -5,8 +5,9 @@ import warnings
 
 from bert_keras.checkpoints.names import Checkpoint
 
-# A vocabulary counts as cased if at least this fraction of its tokens with letters has upper case. BERT's English cased vocabulary
-# has 0.31, the multilingual vocabulary 0.23, the uncased vocabulary 0, or 0.04 with domain terms in place of all [unusedN].
+# A vocabulary counts as cased if at least this fraction of its tokens with letters has upper case. BERT's English cased
+# vocabulary has 0.31, the multilingual vocabulary 0.23, the uncased vocabulary 0, or 0.04 with domain terms in place of all
+# [unusedN].
 _CASED = 0.05
 _SPECIAL_TOKEN = re.compile(r"[\[<].*[\]>]")
 
