@@ -187,7 +187,7 @@ class BertConfig:
 
     @classmethod
     def from_hugging_face(cls, fields: Mapping[str, Any]) -> "BertConfig":
-        """From the contents of a Hugging Face `config.json`; `model_type` is one of MODEL_TYPES, `bert` where it is absent.
+        """From the contents of a Hugging Face `config.json`; `model_type` is one of MODEL_TYPES, `bert` if it is absent.
 
         Raises ValueError if a model of that type would compute other numbers than our encoder.
         """

@@ -127,7 +127,7 @@ _KEYS = {
     "layer_norm_eps": "norm_epsilon",
 }
 _CLASSIFIER_DROPOUT = {"classifier_dropout": "classifier_dropout"}
-# Keys that only this package writes, where the value is not the default.
+# Keys that only this package writes, if the value is not the default.
 _OURS = {name: name for name in ("embedding_size", "share_layers", "causal", "position_offset", "bilstm")}
 _REQUIRED = ("vocab_size", "hidden_size", "num_hidden_layers", "num_attention_heads", "intermediate_size")
 _FIXED = {

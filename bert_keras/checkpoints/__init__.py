@@ -60,8 +60,8 @@ def read(path: Path) -> Checkpoint:
 
     path: a Hugging Face folder, a KerasHub preset folder, or the folder or prefix of a TensorFlow checkpoint
 
-    Raises FileNotFoundError where there is no checkpoint, and ValueError for one that is cut short, does not fit its config,
-    is of another format, or has NaN or infinite weights.
+    Raises FileNotFoundError if there is no checkpoint, and ValueError for a checkpoint that is cut short, does not fit its
+    config, is of another format, or has NaN or infinite weights.
     """
     form, root = _locate(path_of(path))
     config = form.load_config(root)
@@ -101,8 +101,8 @@ def write(checkpoint: Checkpoint, path: Path, *, format: str, overwrite: bool = 
     of MODEL_TYPES that computes the same numbers. Returns our names of the tensors that the format cannot hold, such as heads or
     the pooler of an ELECTRA.
 
-    Raises BertKerasError where a weight is NaN or infinite, or the format's library would compute other numbers from the config;
-    TakenError where the folder is not empty; OSError where it cannot be written.
+    Raises BertKerasError if a weight is NaN or infinite, or if the format's library would compute other numbers from the config;
+    TakenError if the folder is not empty; OSError if it cannot be written.
     """
     form, path, config = _format(format), path_of(path), checkpoint.config
     _refuse_inexpressible(form, config)
@@ -164,10 +164,10 @@ def load_encoder(
 def load_tokenizer(path: Path, *, lower_case: bool | None = None) -> "Tokenizer":
     """The tokenizer of a checkpoint folder, of a folder with only a vocabulary, of a vocab.txt or of a spiece.model.
 
-    lower_case: None reads it from the files beside the vocabulary or, where they do not say, guesses it from the number of
+    lower_case: None reads it from the files beside the vocabulary or, if they do not say, guesses it from the number of
         tokens with upper case and warns
 
-    Raises FileNotFoundError where there is no vocabulary, ValueError if it has more tokens than the config's vocab_size.
+    Raises FileNotFoundError if there is no vocabulary, ValueError if it has more tokens than the config's vocab_size.
     """
     path = path_of(path)
     if path.is_file() and path.suffix in (".txt", ".model"):

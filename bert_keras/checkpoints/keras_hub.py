@@ -76,7 +76,7 @@ def _find(path: pathlib.Path) -> pathlib.Path | None:
 
 
 def keras_hub() -> Any:
-    """The keras_hub library. Raises ValueError where it is not installed."""
+    """The keras_hub library. Raises ValueError if it is not installed."""
     try:
         import keras_hub as library
     except ImportError as error:

@@ -228,7 +228,7 @@ class Names:
     model_type: one of MODEL_TYPES
     table: our name (a variable, or a layer with several) -> the file's name
     parts: kernel, bias, gamma and beta -> the suffix of the file's name
-    layouts: our variable -> layout, where the layout differs
+    layouts: our variable -> layout, if the layout differs
     current: a file's spelling of a name -> the table's, or None for a name that is not a weight
     duplicates: second names in the file -> our variable; both tensors must be equal
     head_keeps: head -> config field -> the value that the format's own head always uses; other values have no rows
@@ -298,7 +298,7 @@ class Format:
     names: a table for each model_type; a checkpoint is written by the first that holds it, else by the last
     keeps: config field -> the value, or the other field, that the format's own library always uses
     files: the files that `find` looks for, in words
-    find: a path -> its folder or, for TensorFlow, its prefix; None where there is no checkpoint
+    find: a path -> its folder or, for TensorFlow, its prefix; None if there is no checkpoint
     model_type: the model_type of a folder
     load_config, load_tokenizer, open: read the files
     save: writes a folder: (checkpoint, names, the file's name -> array, folder)

@@ -32,7 +32,7 @@ class Vocabulary(NamedTuple):
 
     pieces: the wordpieces in the order of their ids
     sentencepiece: or the bytes of a spiece.model
-    lower_case: True where text is lower-cased, None where the files do not say
+    lower_case: True if text is lower-cased, None if the files do not say
     other: the name of a type of tokenizer that is not supported
     """
 
@@ -137,7 +137,7 @@ _SEPARATOR = "\u2028"
 
 
 def read_tokenizer_json(path: pathlib.Path, *, has_pieces: bool) -> Vocabulary:
-    """The tokenizer of a tokenizer.json; an empty Vocabulary where there is no such file.
+    """The tokenizer of a tokenizer.json; an empty Vocabulary if there is no such file.
 
     has_pieces: True if the folder has another vocabulary file; the tokens of this file are then not read
 
@@ -170,5 +170,5 @@ def read_tokenizer_json(path: pathlib.Path, *, has_pieces: bool) -> Vocabulary:
 
 
 def _ids(model: Mapping[str, Any], path: pathlib.Path) -> dict[str, int] | None:
-    """Token -> id, from the model of a tokenizer.json; None where it has no vocabulary."""
+    """Token -> id, from the model of a tokenizer.json; None if it has no vocabulary."""
     return typed(model, _MODEL, where=f"the model of {path}", optional=_MODEL, others=True).get("vocab")
