@@ -115,7 +115,7 @@ CASES = {
     "no vocabulary": Case(
         command=FINETUNE,
         broken=remove("checkpoint/vocab.txt"),
-        message="without a vocabulary; put .* vocab.txt",
+        message="has no vocabulary; put .* vocab.txt",
     ),
     "vocabulary too large": Case(
         command=FINETUNE,

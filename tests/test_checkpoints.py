@@ -921,7 +921,7 @@ def test_the_tokenizer_comes_along(tmp_path, form, lower_case):
         (tmp_path / "out" / "vocab.txt").unlink()
         raises(FileNotFoundError, "no vocab.txt", checkpoints.load_tokenizer, tmp_path / "out")
         raises(
-            ValueError, "without a vocabulary", checkpoints.tokenizer_of, checkpoints.read(tmp_path / "out")
+            ValueError, "has no vocabulary", checkpoints.tokenizer_of, checkpoints.read(tmp_path / "out")
         )
 
 
@@ -1111,7 +1111,7 @@ def test_a_class_that_splits_text_otherwise_is_named_and_the_weights_are_read(tm
     assert_same(checkpoints.read(tmp_path / "out"), dataclasses.replace(random_checkpoint(), vocabulary=None))
     raises(
         ValueError,
-        f"out: the checkpoint's tokenizer is {kind}, which no",
+        f"out: the checkpoint's tokenizer is {kind}, which is not supported",
         checkpoints.load_tokenizer,
         tmp_path / "out",
     )

@@ -309,7 +309,7 @@ def test_what_cannot_be_written(pair, tmp_path):
         ValueError, match="seq_length is 49 and the encoder has 48 positions; give at most 48"
     ):
         write(pair.checkpoint, seq_length=49)
-    with pytest.raises(ValueError, match="without a vocabulary"):
+    with pytest.raises(ValueError, match="has no vocabulary"):
         write(dataclasses.replace(pair.checkpoint, vocabulary=None), seq_length=SEQ_LENGTH)
     without = {name: one for name, one in pair.checkpoint.tensors.items() if not name.startswith("pooler/")}
     with pytest.raises(ValueError, match=r"has no pooler/.*fresh=\('pooler',\) initializes it randomly"):
