@@ -920,9 +920,7 @@ def test_the_tokenizer_comes_along(tmp_path, form, lower_case):
     if form == "google":
         (tmp_path / "out" / "vocab.txt").unlink()
         raises(FileNotFoundError, "no vocab.txt", checkpoints.load_tokenizer, tmp_path / "out")
-        raises(
-            ValueError, "has no vocabulary", checkpoints.tokenizer_of, checkpoints.read(tmp_path / "out")
-        )
+        raises(ValueError, "has no vocabulary", checkpoints.tokenizer_of, checkpoints.read(tmp_path / "out"))
 
 
 @pytest.mark.parametrize("form", ["google", "model-garden"])
