@@ -270,7 +270,7 @@ def test_a_folder_keeps_it(checkpoint, model, tmp_path):
         checkpoints.load_tokenizer(copy)
     (copy / "spiece.model").write_bytes(b"garbage")
     (copy / "tokenizer_config.json").unlink()
-    with pytest.raises(ValueError, match="no SentencePiece model"):
+    with pytest.raises(ValueError, match="not a SentencePiece model"):
         checkpoints.load_tokenizer(copy)
 
 
