@@ -69,6 +69,8 @@ FLOORS = (
             "bert_keras.checkpoints.models",
             "bert_keras.checkpoints.tensors",
             "bert_keras.checkpoints.reference",
+            "bert_keras.checkpoints.known_models",
+            "bert_keras.checkpoints.sources",
             "bert_keras.checkpoints",
             "bert_keras.hub_layer",
             "bert_keras",

@@ -163,6 +163,7 @@ def test_results(learned, place):
     assert list(results) == [
         *(
             "task",
+            "origin",
             "measures",
             "best_epoch",
             "history",

@@ -25,7 +25,7 @@ from tasks.task import Task
 from tasks.training.identity import digest_of_examples, identity_of_checkpoint
 from tasks.training.loop import LOGS, RUN, check_save_every, train
 from tasks.training.plan import Monitor, Plan, Stage
-from tasks.training.run import FILES, Run, check_sizes, digests, heads_of, save_run
+from tasks.training.run import FILES, ORIGIN, Run, check_sizes, digests, heads_of, save_run
 from tasks.training.strategies import rows_for, strategy
 
 # Not every checkpoint has them: a pre-training on the masked LM alone trains no pooler, and a BiLSTM is added later.
@@ -62,10 +62,11 @@ class FineTuningMonitor(Monitor):
         examples: "_Examples",
         hparams: Hparams,
         strategy_name: str,
+        origin: Mapping[str, str],
         log: Callable[[str], None],
     ) -> None:
         super().__init__()
-        self._run, self._examples, self._hparams = run, examples, hparams
+        self._run, self._examples, self._hparams, self._origin = run, examples, hparams, origin
         self._path, self._strategy_name, self._log = path, strategy_name, log
         self._predict = predictor(run.task, run.preprocess, run.model)
         self.others = [keras.callbacks.TensorBoard(path / LOGS, write_graph=False)]
@@ -107,6 +108,7 @@ class FineTuningMonitor(Monitor):
         measures = {name: value for name, value in best.items() if name.startswith("val_")}
         return {
             "task": self._run.task.name,
+            ORIGIN: dict(self._origin),
             "measures": measures,
             "best_epoch": self.best["epoch"] + 1,
             "history": self.history,
@@ -278,7 +280,13 @@ def plan_finetuning(
     def monitor(path: pathlib.Path, *, log: Callable[[str], None], **_: Any) -> Monitor:
         trained = Run(task=task, preprocess=preprocess, model=model, path=path)
         return FineTuningMonitor(
-            path, run=trained, examples=examples, hparams=hparams, strategy_name=strategy_name, log=log
+            path,
+            run=trained,
+            examples=examples,
+            hparams=hparams,
+            strategy_name=strategy_name,
+            origin=source.origin if source.tensors else {},
+            log=log,
         )
 
     stage = Stage(
@@ -308,7 +316,7 @@ def finetune(
 
     A run in `output` that was killed is resumed from its last save if everything else is the same.
 
-    checkpoint: a path that `checkpoints.read` takes, or a Checkpoint; one without tensors starts at random
+    checkpoint: a path or a name that `checkpoints.read` takes, or a Checkpoint; one without tensors starts at random
     dev_split: measured after every epoch; None takes the task's first validation split
     keep_head: start the head from the checkpoint too, as for one question-answering set after another; its labels are
         brought into the task's order, so it must name them (`id2label` in config.json)
