@@ -215,7 +215,7 @@ def _run_info(args: argparse.Namespace) -> None:
 def _show_installation() -> None:
     tf = start()
     from bert_keras.config import SIZES, VARIANTS, BertConfig
-    from savedmodels.model_card import version_of
+    from tasks.training.card import version_of
 
     names = ("bert-keras", "tensorflow", "tensorflow-text", "keras", "keras-nlp", "numpy")
     table(("package", "version"), [(name, version_of(name)) for name in names])

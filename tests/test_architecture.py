@@ -115,6 +115,7 @@ FLOORS = (
             "tasks.training.identity",
             "tasks.training.loop",
             "tasks.training.run",
+            "tasks.training.card",
             "tasks.features.extract",
             "tasks.embedding",
             "tasks.features.cache",

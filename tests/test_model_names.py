@@ -261,6 +261,17 @@ def test_finetune_from_a_name_remembers_the_model_and_its_commit(ask_here, capfd
     results = json.loads((run / "results.json").read_text())
     assert results["origin"] == {"model": "hf://org/own", "revision": SECOND, "license": "mit"}
     assert results["steps"] == 2
+    from huggingface_hub import ModelCard
+
+    card = ModelCard.load(run / "README.md")
+    about = card.data.to_dict()
+    assert (about["license"], about["base_model"], about["pipeline_tag"]) == (
+        "mit",
+        "org/own",
+        "text-classification",
+    )
+    assert about["metrics"] == ["accuracy"] and "sst2" in about["tags"]
+    assert SECOND in card.text and f"| accuracy | {results['measures']['val_accuracy']:.4f} |" in card.text
 
 
 # -----------------------------------------------------------------------------------------------------------

@@ -181,9 +181,7 @@ def _from_hub(name: str, given: str, weights: bool) -> LocalModel:
         if error.response.status_code < 500:
             raise _refused(error, repository, revision, given) from error
         return _from_hub_cache(repository, revision, given, weights, licence, why=error)
-    except (
-        Exception
-    ) as error:  # no connection; the errors of the HTTP library, which differs between versions
+    except Exception as error:  # no connection; each version of the library has another HTTP client's errors
         return _from_hub_cache(repository, revision, given, weights, licence, why=error)
     files = [file.rfilename for file in info.siblings or ()]
     patterns = _weights_among(files) if weights else ()
@@ -211,10 +209,9 @@ def _from_hub(name: str, given: str, weights: bool) -> LocalModel:
         raise BertKerasError(
             f"the download of {address} failed: {_reason(error)}; run the same command again."
         ) from error
-    card = info.card_data
-    return LocalModel(
-        path=folder, address=address, revision=folder.name, licence=(card and card.license) or licence
-    )
+    if info.card_data is not None and info.card_data.license:
+        licence = str(info.card_data.license)
+    return LocalModel(path=folder, address=address, revision=folder.name, licence=licence)
 
 
 def _weights_among(files: Sequence[str]) -> tuple[str, ...]:

@@ -14,6 +14,7 @@ from bert_keras import checkpoints
 from bert_keras.encoder import BertEncoder
 from bert_keras.errors import BertKerasError, LossDiverged
 from bert_keras.features import POOLED_OUTPUT
+from bert_keras.files import whole_file
 from bert_keras.optimizers import AdamW
 from bert_keras.schedules import SCHEDULES
 from bert_keras.text.preprocessing import Preprocessor
@@ -22,6 +23,7 @@ from tasks.batches import cardinality, count, dataset, predictor, take_examples
 from tasks.folders import Folder
 from tasks.settings import Hparams
 from tasks.task import Task
+from tasks.training.card import CARD, run_card
 from tasks.training.identity import digest_of_examples, identity_of_checkpoint
 from tasks.training.loop import LOGS, RUN, check_save_every, train
 from tasks.training.plan import Monitor, Plan, Stage
@@ -106,7 +108,7 @@ class FineTuningMonitor(Monitor):
         self._check_kept(lambda name: kept.get(name) == wanted[name])
         best = self.history[self.best["epoch"]]
         measures = {name: value for name, value in best.items() if name.startswith("val_")}
-        return {
+        results = {
             "task": self._run.task.name,
             ORIGIN: dict(self._origin),
             "measures": measures,
@@ -118,6 +120,9 @@ class FineTuningMonitor(Monitor):
             "hparams": dataclasses.asdict(self._hparams),
             FILES: self.best[FILES],
         }
+        with whole_file(self._path / CARD) as temporary:
+            temporary.write_text(run_card(self._run, results), encoding="utf-8")
+        return results
 
     def _check_kept(self, is_kept: Callable[[str], bool]) -> None:
         """Raises BertKerasError where a file of the best epoch is missing or another one."""
