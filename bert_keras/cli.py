@@ -32,6 +32,7 @@ COMMANDS = {
     "features": "tasks.commands",
     "demo": "savedmodels.commands",
     "info": "savedmodels.commands",
+    "models": "savedmodels.commands",
 }
 
 EXAMPLES = """examples:
@@ -39,7 +40,7 @@ EXAMPLES = """examples:
   bert-keras vocab --text corpus.txt --output vocab
   bert-keras fill-mask --checkpoint bert-base 'The capital of France is [MASK].'
   bert-keras pretrain --text corpus.txt --vocab vocab.txt --size small --output runs/bert
-  bert-keras finetune --task sst2 --data glue/SST-2 --checkpoint minilm --output runs/sst2
+  bert-keras finetune --task sst2 --data glue/SST-2 --checkpoint bert-base-uncased --output runs/sst2
   bert-keras evaluate --run runs/sst2 --data glue/SST-2
   echo "a charming journey" | bert-keras predict --run runs/sst2
   bert-keras export --run runs/sst2 --output served/sst2

@@ -22,6 +22,11 @@ def path_of(given: str | os.PathLike[str]) -> pathlib.Path:
     return pathlib.Path(os.path.expanduser(given))
 
 
+def cache_folder() -> pathlib.Path:
+    """The folder of fetched data files: $XDG_CACHE_HOME/bert-keras, by default below ~/.cache."""
+    return pathlib.Path(os.environ.get("XDG_CACHE_HOME") or pathlib.Path.home() / ".cache") / "bert-keras"
+
+
 @contextlib.contextmanager
 def for_tensorflow(path: pathlib.Path) -> Iterator[pathlib.Path]:
     """A path that TensorFlow does not read as a pattern: `path` itself, or a link to it in a temporary folder.

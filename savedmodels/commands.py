@@ -1,11 +1,13 @@
-"""Commands of exports and checkpoints: export, hub, serve, convert, info and demo.
+"""Commands of exports and checkpoints: export, hub, serve, convert, info, models and demo.
 
 TensorFlow is imported when a command runs; flags and help need none.
 """
 
 import argparse
 import contextlib
+import itertools
 import json
+import os
 import pathlib
 import shlex
 import signal
@@ -144,7 +146,7 @@ def _run_serve(args: argparse.Namespace) -> None:
 
 
 # -----------------------------------------------------------------------------------------------------------
-# convert, info and demo
+# convert, info, models and demo
 
 
 def _add_convert(parser: argparse.ArgumentParser) -> None:
@@ -154,7 +156,7 @@ def _add_convert(parser: argparse.ArgumentParser) -> None:
         **PATH,
         dest="source",
         required=True,
-        help="the checkpoint: a folder, or the prefix of a TensorFlow checkpoint",
+        help="the checkpoint: a folder, the prefix of a TensorFlow checkpoint, or a model's name",
     )
     add("--to", **PATH, dest="target", required=True, help="where to write; must not exist, or be empty")
     add(
@@ -173,7 +175,8 @@ def _run_convert(args: argparse.Namespace) -> None:
     start()
     from bert_keras import checkpoints
 
-    checkpoint = checkpoints.read(args.source)
+    source = checkpoints.resolve(args.source)
+    checkpoint = checkpoints.read(source)
     homeless = checkpoints.write(checkpoint, args.target, format=args.format)
     count = len(checkpoint.tensors) - len(homeless)
     print(f"{checkpoint.format} -> {args.format}: {count} tensors in {args.target}")
@@ -182,9 +185,11 @@ def _run_convert(args: argparse.Namespace) -> None:
     if args.check:
         # Google and Model Garden have no library that runs here.
         has_none = checkpoint.format in ("google", "model-garden")
-        path, form = (args.target, args.format) if has_none else (args.source, checkpoint.format)
+        path, form = (args.target, args.format) if has_none else (source, checkpoint.format)
         rows = [(name, f"{value:.1e}") for name, value in checkpoints.compare(path).items()]
-        table(("output", "max |difference|"), rows, title=f"{path} here and in the library of {form}")
+        table(
+            ("output", "max |difference|"), rows, title=f"{os.fspath(path)} here and in the library of {form}"
+        )
 
 
 def _add_info(parser: argparse.ArgumentParser) -> None:
@@ -192,7 +197,7 @@ def _add_info(parser: argparse.ArgumentParser) -> None:
         "path",
         **PATH,
         nargs="?",
-        help="checkpoint, run or version of an export; without it: versions, devices and sizes",
+        help="checkpoint (a path or a name), run or version of an export; without it: versions, devices and sizes",
     )
 
 
@@ -210,7 +215,7 @@ def _run_info(args: argparse.Namespace) -> None:
 def _show_installation() -> None:
     tf = start()
     from bert_keras.config import SIZES, VARIANTS, BertConfig
-    from savedmodels.model_card import version_of
+    from tasks.training.card import version_of
 
     names = ("bert-keras", "tensorflow", "tensorflow-text", "keras", "keras-nlp", "numpy")
     table(("package", "version"), [(name, version_of(name)) for name in names])
@@ -236,7 +241,8 @@ def _show_checkpoint(path: str) -> None:
     from bert_keras.checkpoints.letter_case import lower_cases
     from tasks.training.run import is_run, load_run
 
-    checkpoint = checkpoints.read(path)
+    model = checkpoints.resolve(path)
+    checkpoint = checkpoints.read(model)
     count = sum(tensor.size for tensor in checkpoint.tensors.values())
     facts = {"format": checkpoint.format, "tensors": len(checkpoint.tensors), "parameters": f"{count:,}"}
     if checkpoint.vocabulary is not None:
@@ -246,8 +252,9 @@ def _show_checkpoint(path: str) -> None:
         }
     if checkpoint.sentencepiece is not None:
         facts |= {"vocabulary": "a SentencePiece model", "lower_case": lower_cases(checkpoint)}
-    if is_run(path):
-        run = load_run(path)
+    facts |= checkpoint.origin
+    if is_run(model):
+        run = load_run(model)
         facts |= {
             "task": run.task.name,
             "reads": ", ".join(run.task.signature()),
@@ -256,6 +263,37 @@ def _show_checkpoint(path: str) -> None:
     table(
         ("field", "value"), [*facts.items(), *((k, str(v)) for k, v in checkpoint.config.to_dict().items())]
     )
+
+
+MODELS_NOTES = """Every command that takes a checkpoint takes the path of a folder, a name or an address:
+  bert-base-uncased                   a model of this list
+  org/name, hf://org/name@revision    the Hugging Face Hub; a revision is a branch, a tag or a commit
+  google://NAME, model_garden://NAME  the archives that Google publishes
+  keras_hub://NAME                    a preset of KerasHub
+A path that exists comes first.
+
+"""
+
+
+def _add_models(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--json", action="store_true", help="print an array of objects instead of a table")
+
+
+def _run_models(args: argparse.Namespace) -> None:
+    from bert_keras.checkpoints.known_models import KNOWN
+
+    if args.json:
+        print(json.dumps([model.to_json() for model in KNOWN.values()]))
+        return
+    cased = {True: "yes", False: "no", None: ""}
+    for scheme, models in itertools.groupby(KNOWN.values(), lambda model: model.address.partition("://")[0]):
+        rows = [
+            (model.name, f"{model.parameters / 1e6:,.1f} M", cased[model.cased], model.licence[0])
+            for model in models
+        ]
+        table(("name", "parameters", "cased", "license"), rows, title=f"{scheme}://")
+    sources = dict.fromkeys(model.licence[1] for model in KNOWN.values())
+    print(f"licenses: {'; '.join(sources)}")
 
 
 def _add_demo(parser: argparse.ArgumentParser) -> None:
@@ -307,6 +345,13 @@ COMMANDS = {
         "--from uncased_L-12_H-768_A-12 --to bert-base --format hugging-face --check",
         _add_convert,
         _run_convert,
+    ),
+    "models": Command(
+        "list the published models that can be given by name",
+        "--json",
+        _add_models,
+        _run_models,
+        notes=MODELS_NOTES,
     ),
     "demo": Command(
         "fine-tune, export and serve real weights on real reviews",

@@ -6,7 +6,6 @@ same encoder at random, both fine-tuned; the pre-trained one exported, and ten s
 
 import csv
 import dataclasses
-import os
 import pathlib
 import subprocess
 import sys
@@ -20,6 +19,7 @@ from bert_keras import checkpoints
 from bert_keras.console import table
 from bert_keras.errors import BertKerasError
 from bert_keras.files import digest_of_file
+from bert_keras.paths import cache_folder
 from savedmodels.export import export
 from savedmodels.publish import ask
 from tasks.glue.files import row_from_folder
@@ -75,11 +75,6 @@ SENTENCES = (
     "Gorgeous to look at and impossible to care about.",
     "The best thing about it is the poster.",
 )
-
-
-def cache_folder() -> pathlib.Path:
-    """The folder of fetched data files: $XDG_CACHE_HOME/bert-keras, by default below ~/.cache."""
-    return pathlib.Path(os.environ.get("XDG_CACHE_HOME") or pathlib.Path.home() / ".cache") / "bert-keras"
 
 
 def fetch(carrier: Carrier, cache: pathlib.Path) -> pathlib.Path:

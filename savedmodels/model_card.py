@@ -5,22 +5,18 @@ In: a Run and its signatures. Out: the text of assets.extra/model_card.md, and t
 
 import inspect
 import json
-import platform
 import shlex
 import urllib.parse
 from collections.abc import Iterator, Mapping
-from importlib import metadata
 from typing import Any
-
-import tensorflow as tf
 
 from bert_keras.json_files import ANYTHING, MEASURE, object_of, read_object, typed, whole
 from savedmodels.op_support import VERSIONS
 from savedmodels.server_config import BATCHING, MODELS
-from tasks.fill_mask import FillMask
 from tasks.task import Problem
+from tasks.training.card import fact_rows, facts_of, measures_of
 from tasks.training.loop import RESULTS_FILE
-from tasks.training.run import Ensemble, Run, encoder_of
+from tasks.training.run import Ensemble, Run
 
 CARD_TEMPLATE = """# {name}
 
@@ -101,7 +97,7 @@ def model_card(run: Run, signatures: Mapping[str, Any], *, name: str, version: i
         quoted=json.dumps(name, ensure_ascii=False),
         path=json.dumps(f"{name}/{version}", ensure_ascii=False),
         shell_path=shlex.quote(f"{name}/{version}"),
-        facts="\n".join(f"| {key} | {value} |" for key, value in _facts(run, size).items()),
+        facts=fact_rows(facts_of(run) | {"size": f"{size / 1e6:.1f} MB"}),
         measures=_measures(run),
         signatures=signature_table(signatures),
         ragged=RAGGED if "ragged" in signatures else "",
@@ -152,39 +148,6 @@ def signature_table(signatures: Mapping[str, Any]) -> str:
     return "\n".join(["| signature | | name | dtype | shape |", "|---|---|---|---|---|", *rows])
 
 
-def _facts(run: Run, size: int) -> dict[str, Any]:
-    task, tokenizer = run.task.to_json(), run.preprocess.tokenizer
-    members = run.model.members if isinstance(run.model, Ensemble) else [run.model]
-    configs = [encoder_of(member).config for member in members]
-    sizes = dict.fromkeys(f"{config.num_layers} layers of {config.hidden_size}" for config in configs)
-    facts = {
-        "task": f"{run.task.name} ({run.task.kind})",
-        "labels": ", ".join(map(str, task.get("labels") or ())),
-        "settings": ", ".join(
-            f"{key} {value}"
-            for key, value in task.items()
-            if isinstance(value, int | float | str) and key != "name"
-        ),
-        "ensemble": f"{len(members)} models, outputs averaged" if len(members) > 1 else "",
-        "encoder": f"{' and '.join(sizes)}, {run.model.count_params():,} parameters",
-        "longest text": f"{run.preprocess.seq_length} tokens",
-        "vocabulary": f"{tokenizer.vocab_size:,} tokens",
-        "SHA-256 of its file": tokenizer.digest,
-        "lower-cased": tokenizer.lower_case,
-        "size": f"{size / 1e6:.1f} MB",
-        "made with": f"bert-keras {version_of('bert-keras')}, TensorFlow {tf.__version__}, Python {platform.python_version()}",
-    }
-    return {name: value for name, value in facts.items() if value != ""}
-
-
-def version_of(package: str) -> str:
-    """The version of an installed package, else "(sources)"."""
-    try:
-        return metadata.version(package)
-    except metadata.PackageNotFoundError:  # run from its sources
-        return "(sources)"
-
-
 def _measures(run: Run) -> str:
     """The section of the exported task's measures; empty where results.json has none."""
     path = run.path / RESULTS_FILE
@@ -197,28 +160,4 @@ def _measures(run: Run) -> str:
         "measures": object_of(MEASURE),
         "majority_baselines": object_of(MEASURE),
     }
-    results = typed(read_object(path), kinds, where=path, optional=kinds, others=True)
-    if results.get("task") == run.task.name:
-        of = f"On the dev split ({results.get('dev_examples', '?')} examples):"
-        measures = {name.removeprefix("val_"): value for name, value in results.get("measures", {}).items()}
-    elif run.task.kind == FillMask.kind and "majority_baselines" in results:
-        of = "On instances held out of pre-training; a majority baseline always predicts the most frequent answer:"
-        measures = _held_out(results)
-    else:
-        return ""
-    if not measures:
-        return ""
-    rows = [f"| {name} | {value:.4f} |" for name, value in measures.items()]
-    return "\n".join(["## Measures", "", of, "", "| measure | value |", "|---|---|", *rows, "", ""])
-
-
-def _held_out(results: Mapping[str, Any]) -> dict[str, float]:
-    """The held-out measures of a pre-training run, then its majority baselines, by name."""
-    prefix = "held_out_"
-    held_out = {
-        name.removeprefix(prefix): value
-        for name, value in results.get("measures", {}).items()
-        if name.startswith(prefix)
-    }
-    baselines = results["majority_baselines"].items()
-    return held_out | {f"{name}, majority baseline": value for name, value in baselines}
+    return measures_of(run, typed(read_object(path), kinds, where=path, optional=kinds, others=True))

@@ -27,7 +27,9 @@ from tasks.settings import (
 )
 
 CHUNK = 4096  # examples that `predict` holds at a time
-CHECKPOINT_HELP = "Hugging Face, Google, KerasHub or Model Garden checkpoint"
+CHECKPOINT_HELP = (
+    "Hugging Face, Google, KerasHub or Model Garden checkpoint, by path or name (bert-base-uncased)"
+)
 DATA_HELP = "folder of the task's files, or one file; without it TensorFlow Datasets fetches them"
 RUNS_HELP = "folder that finetune wrote; several runs form an ensemble: their outputs are averaged"
 SAVE_HELP = "steps between two saves; rerun the same command to resume a run that was killed"
@@ -237,7 +239,10 @@ def _add_fill_mask(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add("text", nargs="*", help="texts with [MASK]; without any, lines of standard input")
     add(
-        "--checkpoint", **PATH, required=True, help="a checkpoint with a masked LM head, or a run of pretrain"
+        "--checkpoint",
+        **PATH,
+        required=True,
+        help="a checkpoint with a masked LM head, by path or name, or a run of pretrain",
     )
     add_flags(parser, FillMaskOptions)
     add("--json", action="store_true", help="print an object a line instead of tables")
@@ -246,6 +251,7 @@ def _add_fill_mask(parser: argparse.ArgumentParser) -> None:
 
 def _run_fill_mask(args: argparse.Namespace) -> None:
     start()
+    from bert_keras import checkpoints
     from bert_keras.text.tokenizer import MASK
     from tasks.fill_mask import TEXT, FillMask
     from tasks.training.run import is_run, load_run, run_of
@@ -254,16 +260,16 @@ def _run_fill_mask(args: argparse.Namespace) -> None:
         raise BertKerasError(
             f"there is no {MASK} in {unmasked[0]!r}; write it in place of the word to predict."
         )
-    path, options = pathlib.Path(args.checkpoint), given_settings(args, FillMaskOptions)
-    if is_run(path):
-        run = load_run(path)
+    model, options = checkpoints.resolve(args.checkpoint), given_settings(args, FillMaskOptions)
+    if is_run(model):
+        run = load_run(model)
         if not isinstance(run.task, FillMask):
             raise BertKerasError(
-                f"{path} is a run of {run.task.name}; give a checkpoint with a masked LM head."
+                f"{model.path} is a run of {run.task.name}; give a checkpoint with a masked LM head."
             )
         run = dataclasses.replace(run, task=FillMask(**options))
     else:
-        run = run_of(FillMask(**options), path)
+        run = run_of(FillMask(**options), model)
     given = iter([{TEXT: text} for text in args.text])
     examples = given if args.text else read_examples(sys.stdin.buffer, "-", (TEXT,))
     with progress("filling", None) as advance:

@@ -7,6 +7,8 @@ from pathlib import Path
 # Before any test imports TensorFlow or Keras, which read these once.
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 os.environ.setdefault("KERAS_BACKEND", "tensorflow")
+# No test asks a server on the network for a model.
+os.environ["HF_HUB_OFFLINE"] = "1"
 
 import pytest  # noqa: E402
 from runs import Finetuned, finetuned_by_command  # noqa: E402

@@ -49,6 +49,7 @@ COMMANDS = (
         "convert",
         "demo",
         "info",
+        "models",
     ),
     *("vocab", "instances", "pretrain", "fill-mask", "ablate"),
 )
@@ -545,7 +546,7 @@ def test_an_error_that_is_not_ours_keeps_its_traceback(command, monkeypatch, cap
 
     monkeypatch.setattr(checkpoints, "read", fails)
     with pytest.raises(type(error)) as raised:
-        command("info", "somewhere")
+        command("info", "./somewhere")  # a path
     assert raised.value is error
     assert "bert-keras: error" not in capfd.readouterr().err
 

@@ -136,6 +136,7 @@ def test_one_trace_whatever_the_lengths(learned, reloaded):
 def test_run_directory(learned, place):
     files = sorted(path for path in runs.contents(place / "learned") if not path.startswith("logs/"))
     assert files == [
+        "README.md",
         "checkpoints/settings.json",
         "config.json",
         "model.safetensors",
@@ -163,6 +164,7 @@ def test_results(learned, place):
     assert list(results) == [
         *(
             "task",
+            "origin",
             "measures",
             "best_epoch",
             "history",

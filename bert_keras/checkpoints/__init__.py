@@ -7,6 +7,7 @@ FORMATS is the table of formats; each has a file of its own beside this one.
 """
 
 import dataclasses
+import os
 import pathlib
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any
@@ -22,6 +23,7 @@ from bert_keras.checkpoints.model_garden import MODEL_GARDEN
 from bert_keras.checkpoints.models import Report, assign, collect, prefix_of, refuse_lacking
 from bert_keras.checkpoints.names import ARCHITECTURES, HEADS, Checkpoint, Format, variable_shapes
 from bert_keras.checkpoints.reference import check_reference, differences
+from bert_keras.checkpoints.sources import LocalModel, did_you_mean, resolve
 from bert_keras.checkpoints.tensors import read_tensors, refuse_not_finite
 from bert_keras.config import BertConfig
 from bert_keras.errors import BertKerasError, MissingFileError, listed
@@ -38,6 +40,7 @@ __all__ = [
     "FORMATS",
     "HEADS",
     "Checkpoint",
+    "LocalModel",
     "Report",
     "assign",
     "collect",
@@ -45,12 +48,13 @@ __all__ = [
     "load_encoder",
     "load_tokenizer",
     "read",
+    "resolve",
     "tokenizer_of",
     "with_tokenizer",
     "write",
 ]
 
-Path = str | pathlib.Path
+Path = str | os.PathLike[str]
 FORMATS = {form.name: form for form in (HUGGING_FACE, GOOGLE, KERAS_HUB, MODEL_GARDEN)}
 _MAY_LACK = ("pooler", "bilstm")  # parts that `assign` may leave randomly initialized
 
@@ -58,12 +62,14 @@ _MAY_LACK = ("pooler", "bilstm")  # parts that `assign` may leave randomly initi
 def read(path: Path) -> Checkpoint:
     """Reads a checkpoint: a folder, or a file inside it.
 
-    path: a Hugging Face folder, a KerasHub preset folder, or the folder or prefix of a TensorFlow checkpoint
+    path: a Hugging Face folder, a KerasHub preset folder, the folder or prefix of a TensorFlow checkpoint, or a model's name or
+        address (see `sources`), which is downloaded unless it is in the cache
 
     Raises FileNotFoundError if there is no checkpoint, and ValueError for a checkpoint that is cut short, does not fit its
     config, is of another format, or has NaN or infinite weights.
     """
-    form, root = _locate(path_of(path))
+    found = resolve(path)
+    form, root = _locate(found.path)
     config = form.load_config(root)
     vocabulary = _tokenizer_of_folder(form, root, config)
     with form.open(root, config) as source:
@@ -89,6 +95,7 @@ def read(path: Path) -> Checkpoint:
         architecture=source.architecture if has_its_heads else None,
         labels=source.labels,
         unknown=unknown,
+        origin=found.origin,
     )
 
 
@@ -162,14 +169,15 @@ def load_encoder(
 
 
 def load_tokenizer(path: Path, *, lower_case: bool | None = None) -> "Tokenizer":
-    """The tokenizer of a checkpoint folder, of a folder with only a vocabulary, of a vocab.txt or of a spiece.model.
+    """The tokenizer of a checkpoint, of a folder with only a vocabulary, of a vocab.txt or of a spiece.model.
 
+    path: as in `read`; for a model's name on the Hub, only the tokenizer and the configuration are downloaded
     lower_case: None reads it from the files beside the vocabulary or, if they do not say, guesses it from the number of
         tokens with upper case and warns
 
     Raises FileNotFoundError if there is no vocabulary, ValueError if it has more tokens than the config's vocab_size.
     """
-    path = path_of(path)
+    path = resolve(path, weights=False).path
     if path.is_file() and path.suffix in (".txt", ".model"):
         vocabulary = read_vocabulary(path)._replace(lower_case=_case_beside(path))
     else:
@@ -253,9 +261,10 @@ def compare(path: Path, *, seed: int = 0) -> dict[str, float]:
     the pooled output and each pre-training head of the checkpoint. Raises ValueError if no library runs the format, or if the
     library is not installed.
     """
-    form, root = _locate(path_of(path))
+    found = resolve(path)
+    form, root = _locate(found.path)
     check_reference(form)
-    return differences(read(path), form, root, seed=seed)
+    return differences(read(found), form, root, seed=seed)
 
 
 # -----------------------------------------------------------------------------------------------------------
@@ -269,7 +278,7 @@ def _locate(path: pathlib.Path) -> tuple[Format, pathlib.Path]:
         if root is not None:
             return form, root
     if not path.exists():
-        raise MissingFileError(f"no checkpoint at {path}: no such file or folder.")
+        raise MissingFileError(f"no checkpoint at {path}: no such file or folder{did_you_mean(str(path))}.")
     looked_for = "; ".join(f"{form.files} ({form.name})" for form in FORMATS.values())
     there = listed(sorted(found.name for found in path.iterdir()), 4) if path.is_dir() else "one file"
     raise MissingFileError(f"no checkpoint in {path}; looked for {looked_for}; found {there}.")

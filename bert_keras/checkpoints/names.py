@@ -188,6 +188,7 @@ class Checkpoint:
     architecture: Hugging Face's class without the model's name (ForTokenClassification), where known
     labels: the names of the classifier's logits, in order, where Hugging Face's id2label has names
     unknown: names in the file that no row of the table has
+    origin: of a model found by name: its address, revision and license (see `sources.LocalModel.origin`)
     """
 
     config: BertConfig
@@ -201,6 +202,7 @@ class Checkpoint:
     architecture: str | None = None
     labels: tuple[str, ...] | None = None
     unknown: tuple[str, ...] = ()
+    origin: dict[str, str] = dataclasses.field(default_factory=dict)
 
 
 def architecture_of(checkpoint: Checkpoint) -> str:

@@ -12,16 +12,22 @@ from bert_keras.checkpoints.names import Source, numpy_dtype
 from bert_keras.errors import BertKerasError, first_line
 
 
-@contextlib.contextmanager
-def open_torch(file: pathlib.Path) -> Iterator[Source]:
-    """Opens a PyTorch file. Raises BertKerasError for anything but plain tensors."""
-    _refuse_packed(file)
+def import_torch(name: str) -> Any:
+    """The torch package. Raises BertKerasError, which names a file, where it is not installed."""
     try:
         import torch
     except ImportError as error:
         raise BertKerasError(
-            f"{file.name} is a PyTorch file and torch is not installed; install it, or bring model.safetensors."
+            f"{name} is a PyTorch file and torch is not installed; install it, or bring model.safetensors."
         ) from error
+    return torch
+
+
+@contextlib.contextmanager
+def open_torch(file: pathlib.Path) -> Iterator[Source]:
+    """Opens a PyTorch file. Raises BertKerasError for anything but plain tensors."""
+    _refuse_packed(file)
+    torch = import_torch(file.name)
     try:
         # Reading a pickle runs code; weights_only refuses any pickle that does more than rebuild tensors.
         tensors = torch.load(file, map_location="cpu", weights_only=True)

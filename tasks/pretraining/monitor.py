@@ -16,7 +16,7 @@ from tasks.pretraining.sources import HELD_OUT_SEED, Source
 from tasks.settings import PretrainHparams
 from tasks.training.loop import LOGS
 from tasks.training.plan import Monitor
-from tasks.training.run import FILES, digests
+from tasks.training.run import FILES, ORIGIN, digests
 from tasks.training.strategies import drawing_from
 
 CURVES, SNAPSHOTS = "curves.png", "snapshots"
@@ -27,6 +27,7 @@ class Prepared:
     """The inputs that a pre-training's monitor and stages share.
 
     objectives, held_out: by phase
+    origin: of the checkpoint that it starts from (`Checkpoint.origin`)
     place: in the source, for the first stage that runs
     """
 
@@ -38,6 +39,7 @@ class Prepared:
     save: Callable[[pathlib.Path], None]
     strategy_name: str
     identity: Mapping[str, Any]
+    origin: Mapping[str, str]
     place: Sequence[int] | None = None
 
 
@@ -128,6 +130,7 @@ class PretrainingMonitor(Monitor):
             "history": self.history,
             "strategy": plan.strategy_name,
             "settings": plan.identity,
+            ORIGIN: dict(plan.origin),
             FILES: digests(self._path),
         }
 

@@ -28,7 +28,6 @@ from bert_keras.config import BertConfig
 from bert_keras.encoder import BertEncoder
 from bert_keras.errors import BertKerasError
 from bert_keras.objectives import Objective
-from bert_keras.paths import path_of
 from bert_keras.pretrainers import Pretrainer, pretrainer_of
 from bert_keras.text.masking import Pieces
 from bert_keras.text.preprocessing import Preprocessor, pad_batches
@@ -81,8 +80,9 @@ class _Start:
 def _read_start(given: str | pathlib.Path | checkpoints.Checkpoint | None, recipe: Recipe) -> _Start:
     if given is None or isinstance(given, checkpoints.Checkpoint):
         return _Start(given, {})
-    names = (name for name in pretrainer_of(kinds_of(recipe)).companions if (path_of(given) / name).is_dir())
-    return _Start(checkpoints.read(given), {name: checkpoints.read(path_of(given) / name) for name in names})
+    model = checkpoints.resolve(given)
+    names = (name for name in pretrainer_of(kinds_of(recipe)).companions if (model.path / name).is_dir())
+    return _Start(checkpoints.read(model), {name: checkpoints.read(model.path / name) for name in names})
 
 
 def _build(recipe: Recipe, config: BertConfig, objectives: Sequence[Objective]) -> Pretrainer:
@@ -311,6 +311,7 @@ def plan_pretraining(
         | source.about
         | start.about()
         | {"snapshots": list(snapshots), "strategy": strategy_name},
+        origin=start.checkpoint.origin if start.checkpoint else {},
     )
     return _plan(prepared, model, lines, vocab_size=config.vocab_size)
 

@@ -14,6 +14,7 @@ from bert_keras import checkpoints
 from bert_keras.encoder import BertEncoder
 from bert_keras.errors import BertKerasError, LossDiverged
 from bert_keras.features import POOLED_OUTPUT
+from bert_keras.files import whole_file
 from bert_keras.optimizers import AdamW
 from bert_keras.schedules import SCHEDULES
 from bert_keras.text.preprocessing import Preprocessor
@@ -22,10 +23,11 @@ from tasks.batches import cardinality, count, dataset, predictor, take_examples
 from tasks.folders import Folder
 from tasks.settings import Hparams
 from tasks.task import Task
+from tasks.training.card import CARD, run_card
 from tasks.training.identity import digest_of_examples, identity_of_checkpoint
 from tasks.training.loop import LOGS, RUN, check_save_every, train
 from tasks.training.plan import Monitor, Plan, Stage
-from tasks.training.run import FILES, Run, check_sizes, digests, heads_of, save_run
+from tasks.training.run import FILES, ORIGIN, Run, check_sizes, digests, heads_of, save_run
 from tasks.training.strategies import rows_for, strategy
 
 # Not every checkpoint has them: a pre-training on the masked LM alone trains no pooler, and a BiLSTM is added later.
@@ -62,10 +64,11 @@ class FineTuningMonitor(Monitor):
         examples: "_Examples",
         hparams: Hparams,
         strategy_name: str,
+        origin: Mapping[str, str],
         log: Callable[[str], None],
     ) -> None:
         super().__init__()
-        self._run, self._examples, self._hparams = run, examples, hparams
+        self._run, self._examples, self._hparams, self._origin = run, examples, hparams, origin
         self._path, self._strategy_name, self._log = path, strategy_name, log
         self._predict = predictor(run.task, run.preprocess, run.model)
         self.others = [keras.callbacks.TensorBoard(path / LOGS, write_graph=False)]
@@ -105,8 +108,9 @@ class FineTuningMonitor(Monitor):
         self._check_kept(lambda name: kept.get(name) == wanted[name])
         best = self.history[self.best["epoch"]]
         measures = {name: value for name, value in best.items() if name.startswith("val_")}
-        return {
+        results = {
             "task": self._run.task.name,
+            ORIGIN: dict(self._origin),
             "measures": measures,
             "best_epoch": self.best["epoch"] + 1,
             "history": self.history,
@@ -116,6 +120,9 @@ class FineTuningMonitor(Monitor):
             "hparams": dataclasses.asdict(self._hparams),
             FILES: self.best[FILES],
         }
+        with whole_file(self._path / CARD) as temporary:
+            temporary.write_text(run_card(self._run, results), encoding="utf-8")
+        return results
 
     def _check_kept(self, is_kept: Callable[[str], bool]) -> None:
         """Raises BertKerasError where a file of the best epoch is missing or another one."""
@@ -278,7 +285,13 @@ def plan_finetuning(
     def monitor(path: pathlib.Path, *, log: Callable[[str], None], **_: Any) -> Monitor:
         trained = Run(task=task, preprocess=preprocess, model=model, path=path)
         return FineTuningMonitor(
-            path, run=trained, examples=examples, hparams=hparams, strategy_name=strategy_name, log=log
+            path,
+            run=trained,
+            examples=examples,
+            hparams=hparams,
+            strategy_name=strategy_name,
+            origin=source.origin if source.tensors else {},
+            log=log,
         )
 
     stage = Stage(
@@ -308,7 +321,7 @@ def finetune(
 
     A run in `output` that was killed is resumed from its last save if everything else is the same.
 
-    checkpoint: a path that `checkpoints.read` takes, or a Checkpoint; one without tensors starts at random
+    checkpoint: a path or a name that `checkpoints.read` takes, or a Checkpoint; one without tensors starts at random
     dev_split: measured after every epoch; None takes the task's first validation split
     keep_head: start the head from the checkpoint too, as for one question-answering set after another; its labels are
         brought into the task's order, so it must name them (`id2label` in config.json)

@@ -7,6 +7,7 @@ and preprocessing), `results.json` (measures, history and the files' SHA-256), `
 
 import dataclasses
 import gc
+import os
 import pathlib
 import statistics
 from collections.abc import Mapping, Sequence
@@ -47,7 +48,8 @@ from tasks.training.loop import LOGS, RESULTS_FILE, TASK_FILE
 
 # task.json's "kind" -> the task. A new task is a line here.
 TASKS: dict[str, type[Task]] = {task.kind: task for task in (Glue, Squad, Swag, Conll, FillMask)}
-FILES = "files"  # in results.json: names of the run's files -> their SHA-256
+# In results.json: names of the run's files -> their SHA-256; the model that the run started from (`Checkpoint.origin`).
+FILES, ORIGIN = "files", "origin"
 CHECKED = ("model.safetensors", "vocab.txt", SENTENCEPIECE)
 
 
@@ -152,7 +154,7 @@ def digests(path: pathlib.Path) -> dict[str, str]:
     return {name: digest_of_file(path / name) for name in CHECKED if (path / name).is_file()}
 
 
-def is_run(path: str | pathlib.Path) -> bool:
+def is_run(path: str | os.PathLike[str]) -> bool:
     """True if a folder is a run. KerasHub's presets have a task.json too, which names a registered class."""
     file = path_of(path) / TASK_FILE
     return file.is_file() and b'"registered_name"' not in read_bounded(file, MAX_JSON_BYTES)
@@ -182,7 +184,7 @@ def check_finished(path: pathlib.Path) -> None:
             )
 
 
-def load_run(path: str | pathlib.Path, *, data: str | pathlib.Path | None = None) -> Run:
+def load_run(path: str | os.PathLike[str], *, data: str | pathlib.Path | None = None) -> Run:
     """The run that `finetune` left in a folder, with the task's examples in `data` (None: TensorFlow Datasets).
 
     Raises FileNotFoundError or ValueError, naming what is missing or wrong.
@@ -212,28 +214,30 @@ def load_run(path: str | pathlib.Path, *, data: str | pathlib.Path | None = None
 
 def run_of(
     task: Task,
-    path: str | pathlib.Path,
+    path: str | os.PathLike[str],
     *,
     seq_length: int | None = None,
     truncation: str = "longest_first",
 ) -> Run:
     """The run of a task with the weights of a checkpoint as they are, its heads' among them.
 
+    path: a path or a name that `checkpoints.read` takes
     seq_length: in wordpieces; None takes all positions of the encoder
 
     Raises FileNotFoundError or ValueError, naming what is missing or wrong.
     """
-    checkpoint = checkpoints.read(path)
+    model = checkpoints.resolve(path)
+    checkpoint = checkpoints.read(model)
     tokenizer = checkpoints.tokenizer_of(checkpoint)
     seq_length = checkpoint.config.max_length if seq_length is None else seq_length
     check_sizes(checkpoint.config, vocab_size=tokenizer.vocab_size, seq_length=seq_length)
     encoder = BertEncoder(checkpoint.config, outputs=task.outputs)
     # Nothing would train the pooler of a model that does not read it.
     encoder.pooler.trainable = POOLED_OUTPUT in task.outputs
-    model = task.model(encoder)
-    checkpoints.assign(checkpoint, encoder, **heads_of(model))
+    made = task.model(encoder)
+    checkpoints.assign(checkpoint, encoder, **heads_of(made))
     preprocess = Preprocessor(tokenizer, seq_length=seq_length, truncation=truncation, pad_to_longest=True)
-    return Run(task=task, preprocess=preprocess, model=model, path=path_of(path))
+    return Run(task=task, preprocess=preprocess, model=made, path=model.path)
 
 
 class Ensemble(keras.Model):

@@ -1,0 +1,369 @@
+"""Models by name: a name, an address or a path -> a folder on this machine, downloaded where it is not there yet.
+
+    runs/mrpc, ./x, /x, ~/x, a pathlib.Path      a path: never looked up
+    bert-base-uncased, org/name                  a model of `known_models`, else a repository of the Hugging Face Hub
+    hf://org/name@revision                       the Hub: a branch, a tag or a commit
+    google://NAME, model_garden://NAME           the archives that Google publishes
+    keras_hub://NAME                             a preset of KerasHub
+    https://tfhub.dev/tensorflow/HANDLE/VERSION  the Model Garden archive with the weights of a TensorFlow Hub model
+
+A path that exists comes first. SCHEMES is the table of the rest. Each download has a cache: the Hub's and Kaggle's own, and
+`paths.cache_folder` for archives.
+"""
+
+import dataclasses
+import difflib
+import os
+import pathlib
+import re
+import shutil
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from bert_keras.checkpoints.hugging_face import HUGGING_FACE, SAFETENSORS, TORCH
+from bert_keras.checkpoints.hugging_face_tokenizer import TOKENIZER_CONFIG
+from bert_keras.checkpoints.keras_hub import keras_hub
+from bert_keras.checkpoints.known_models import (
+    ADDRESSES,
+    GOOGLE_ARCHIVES,
+    GOOGLE_URL,
+    KNOWN,
+    MODEL_GARDEN_ARCHIVES,
+    MODEL_GARDEN_URL,
+    TF_HUB,
+    TF_HUB_URL,
+)
+from bert_keras.checkpoints.torch_file import import_torch
+from bert_keras.errors import BertKerasError, MissingFileError, first_line, listed
+from bert_keras.folders import whole_folder
+from bert_keras.paths import cache_folder, path_of
+from bert_keras.text.vocabulary_files import SENTENCEPIECE, TOKENIZER_JSON, VOCAB_TXT
+
+TIMEOUT = 10  # seconds without an answer, after which a server counts as unreachable
+_SEPARATOR = "://"
+_REPOSITORY = re.compile(r"[\w.-]+(/[\w.-]+)?(@[\w./-]+)?", re.ASCII)
+
+_CONFIG = "config.json"
+_TOKENIZER_FILES = (
+    *(VOCAB_TXT, SENTENCEPIECE, TOKENIZER_JSON, TOKENIZER_CONFIG),
+    *("added_tokens.json", "merges.txt"),  # these say that a tokenizer is another one
+)
+# The first group of which a repository has a file is downloaded. A PyTorch file needs torch to be read.
+_WEIGHTS = tuple(
+    (name, f"{name}.index.json", f"{stem}-*-of-*.{suffix}")
+    for name in (SAFETENSORS, TORCH)
+    for stem, suffix in [name.split(".")]
+)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class LocalModel(os.PathLike[str]):
+    """A model that is on this machine; a path wherever one is accepted.
+
+    path: its folder, or what else `checkpoints.read` takes
+    address: the address that it was downloaded from, without a revision; "" for a path
+    revision: the commit of a Hub repository, or the version of a Kaggle model; "" where there is none
+    licence: its SPDX id in lower case; "" where it is not known
+    """
+
+    path: pathlib.Path
+    address: str = ""
+    revision: str = ""
+    licence: str = ""
+
+    def __fspath__(self) -> str:
+        return os.fspath(self.path)
+
+    @property
+    def origin(self) -> dict[str, str]:
+        """Address, revision and licence, those that are known, for JSON."""
+        known = {"model": self.address, "revision": self.revision, "license": self.licence}
+        return {name: value for name, value in known.items() if value}
+
+
+def resolve(model: str | os.PathLike[str], *, weights: bool = True) -> LocalModel:
+    """The model of a path, a name or an address (see above). A path is returned as it is, even where nothing is there.
+
+    weights: False downloads the configuration and the tokenizer alone, where the source has them as files of their own
+
+    Raises MissingFileError where no source has the model or none can be reached, and BertKerasError where the model needs a
+    token or has no weights that can be read.
+    """
+    if isinstance(model, LocalModel):
+        return model
+    if not isinstance(model, str) or _is_path(model):
+        return LocalModel(path=path_of(model))
+    scheme, separator, name = address_of(model).partition(_SEPARATOR)
+    if not separator or scheme not in SCHEMES:
+        raise MissingFileError(
+            f"{_nothing_at(model)}, and no address of a model; addresses are "
+            f"{', '.join(f'{scheme}{_SEPARATOR}NAME' for scheme in SCHEMES)}."
+        )
+    return SCHEMES[scheme](name, model, weights)
+
+
+def address_of(name: str) -> str:
+    """The address that a name stands for: a known model's, else that of a repository of the Hub."""
+    name, at, revision = name.partition("@")
+    handle = re.sub(r"/\d+/?$", "", name.removeprefix(TF_HUB_URL))
+    if name.startswith(TF_HUB_URL) and handle in TF_HUB:
+        return TF_HUB[handle]
+    if name in KNOWN:
+        return KNOWN[name].address + at + revision
+    is_repository = _REPOSITORY.fullmatch(name + at + revision)
+    return (f"hf{_SEPARATOR}" if is_repository else "") + name + at + revision
+
+
+def did_you_mean(given: str) -> str:
+    """The known models and the files beside a path with close names, in brackets for an error; else nothing."""
+    path = path_of(given.partition(_SEPARATOR)[2] or given)
+    name = path.name.partition("@")[0]
+    beside = {found: os.fspath(path.parent / found) for found in _names_in(path.parent)}
+    candidates = {known: known for known in KNOWN} | ({} if _SEPARATOR in given else beside)
+    if name in candidates:
+        return ""
+    close = difflib.get_close_matches(name, candidates, n=3, cutoff=0.7)
+    return f" (did you mean {' or '.join(candidates[match] for match in close)}?)" if close else ""
+
+
+def _names_in(folder: pathlib.Path) -> list[str]:
+    try:
+        return os.listdir(folder)
+    except OSError:
+        return []
+
+
+def _is_path(given: str) -> bool:
+    """True for a path that exists, also as the prefix of a TensorFlow checkpoint, and for what only a path looks like."""
+    if _SEPARATOR in given:
+        return False
+    path = path_of(given)
+    return (
+        path.exists()
+        or path.with_name(f"{path.name}.index").exists()
+        or not _REPOSITORY.fullmatch(given)
+        or given.startswith(".")
+        # With its folder on this machine, a path has a typo.
+        or (path.parent != pathlib.Path() and path.parent.is_dir())
+    )
+
+
+def _reason(error: BaseException) -> str:
+    """The first line of the innermost error: of a download, what the operating system said."""
+    while inner := error.__cause__ or error.__context__:
+        error = inner
+    return first_line(error)
+
+
+def _nothing_at(given: str) -> str:
+    """The start of an error about a name: nothing is there on the disk."""
+    return f"no checkpoint at {given}: no such file or folder{did_you_mean(given)}"
+
+
+# -----------------------------------------------------------------------------------------------------------
+# The Hugging Face Hub
+
+
+def _from_hub(name: str, given: str, weights: bool) -> LocalModel:
+    """A repository's configuration, tokenizer and weights in the cache of huggingface_hub, at one commit."""
+    import huggingface_hub
+    from huggingface_hub import constants, errors
+
+    repository, _, revision = name.partition("@")
+    revision = revision or constants.DEFAULT_REVISION
+    address = f"hf{_SEPARATOR}{repository}"
+    licence = ADDRESSES[address].licence[0] if address in ADDRESSES else ""
+    try:
+        info = huggingface_hub.HfApi().model_info(repository, revision=revision, timeout=TIMEOUT)
+    except errors.HFValidationError as error:
+        raise MissingFileError(f"{_nothing_at(given)}, and {first_line(error)}") from error
+    except errors.HfHubHTTPError as error:
+        if error.response.status_code < 500:
+            raise _refused(error, repository, revision, given) from error
+        return _from_hub_cache(repository, revision, given, weights, licence, why=error)
+    except Exception as error:  # no connection; each version of the library has another HTTP client's errors
+        return _from_hub_cache(repository, revision, given, weights, licence, why=error)
+    files = [file.rfilename for file in info.siblings or ()]
+    patterns = _weights_among(files) if weights else ()
+    if weights and not patterns:
+        wanted = " or ".join(group[0] for group in _WEIGHTS)
+        raise BertKerasError(
+            f"{address} has no weights that can be read: it has {listed(sorted(files), 12)}; wanted {wanted}."
+        )
+    if patterns and patterns[0] == TORCH:
+        import_torch(f"{address} has only {TORCH}, which")
+    try:
+        download = huggingface_hub.snapshot_download
+        # The named revision, so that the cache keeps its commit for use without a network; then that commit.
+        folder = pathlib.Path(
+            download(repository, revision=revision, allow_patterns=[_CONFIG, *_TOKENIZER_FILES])
+        )
+        if weights:
+            HUGGING_FACE.load_config(folder)  # refuses a model_type before the weights are downloaded
+            download(repository, revision=folder.name, allow_patterns=list(patterns))
+    except BertKerasError:
+        raise
+    except errors.HfHubHTTPError as error:
+        raise _refused(error, repository, revision, given) from error
+    except Exception as error:
+        raise BertKerasError(
+            f"the download of {address} failed: {_reason(error)}; run the same command again."
+        ) from error
+    if info.card_data is not None and info.card_data.license:
+        licence = str(info.card_data.license)
+    return LocalModel(path=folder, address=address, revision=folder.name, licence=licence)
+
+
+def _weights_among(files: Sequence[str]) -> tuple[str, ...]:
+    """The patterns of the weights to download; empty where there are none."""
+    return next((group for group in _WEIGHTS if {*group[:2]} & {*files}), ())
+
+
+def _from_hub_cache(
+    repository: str, revision: str, given: str, weights: bool, licence: str, *, why: Exception
+) -> LocalModel:
+    """What an earlier download left. Raises MissingFileError where that is not the whole model."""
+    import huggingface_hub
+    from huggingface_hub import constants
+    from huggingface_hub.errors import LocalEntryNotFoundError
+
+    address = f"hf{_SEPARATOR}{repository}"
+    try:
+        folder = pathlib.Path(
+            huggingface_hub.snapshot_download(
+                repository, revision=revision, local_files_only=True, allow_patterns=[_CONFIG]
+            )
+        )
+        there = HUGGING_FACE.find(folder) is not None if weights else (folder / _CONFIG).is_file()
+    except LocalEntryNotFoundError:
+        there = False
+    if not there:
+        offline = constants.HF_HUB_OFFLINE
+        reason = "HF_HUB_OFFLINE is set" if offline else f"no connection ({_reason(why)})"
+        at = "" if revision == constants.DEFAULT_REVISION else f" --revision {revision}"
+        copy = repository.rpartition("/")[2]
+        raise MissingFileError(
+            f"{_nothing_at(given)}, {address} is not in the cache {constants.HF_HUB_CACHE}, and it cannot be "
+            f"downloaded: {reason}. On a machine with a network, run `hf download {repository}{at} --local-dir {copy}`, copy "
+            f"that folder here and give its path."
+        ) from why
+    return LocalModel(path=folder, address=address, revision=folder.name, licence=licence)
+
+
+def _refused(error: Any, repository: str, revision: str, given: str) -> BertKerasError:
+    """An answer of the Hub as one line. Without a token, the Hub says 401 for a repository that does not exist, too."""
+    from huggingface_hub import constants, errors
+
+    page = f"{constants.ENDPOINT}/{repository}"
+    log_in = "run `hf auth login`, or set HF_TOKEN"
+    if isinstance(error, errors.GatedRepoError):
+        return BertKerasError(f"hf://{repository} is gated: accept its terms on {page}, then {log_in}.")
+    if isinstance(error, errors.RevisionNotFoundError):
+        return MissingFileError(
+            f"hf://{repository} has no revision {revision}; {page}/tree/main lists its branches and tags."
+        )
+    if isinstance(error, errors.RepositoryNotFoundError):
+        return MissingFileError(
+            f"{_nothing_at(given)}, and {constants.ENDPOINT} has no model {repository}, or it is private: then "
+            f"{log_in}."
+        )
+    status = error.response.status_code
+    token = f"; the token may be wrong or not allow this: {log_in}" if status in (401, 403) else ""
+    return BertKerasError(f"{page} answered {status} {error.response.reason_phrase}{token}.")
+
+
+# -----------------------------------------------------------------------------------------------------------
+# KerasHub
+
+
+def _from_keras_hub(name: str, given: str, weights: bool) -> LocalModel:
+    """A preset that KerasHub lists, in Kaggle's cache."""
+    presets = keras_hub().models.BertBackbone.presets
+    handle = presets.get(name, {}).get("kaggle_handle", "").removeprefix("kaggle://")
+    address = f"keras_hub{_SEPARATOR}{name}"
+    if not handle:
+        close = difflib.get_close_matches(name, presets, n=3) or list(presets)[:6]
+        raise MissingFileError(
+            f"KerasHub has no preset of BERT named {name}; it has {', '.join(close)} among {len(presets)}."
+        )
+    import kagglehub
+
+    try:
+        folder = kagglehub.model_download(handle)
+    except Exception as error:  # requests' errors, Kaggle's own
+        raise MissingFileError(
+            f"{address} is not in Kaggle's cache and cannot be downloaded: {_reason(error)}. On a machine with a network, "
+            f"run `kaggle models instances versions download {handle}`, copy the folder here and give its path."
+        ) from error
+    licence = ADDRESSES[address].licence[0] if address in ADDRESSES else ""
+    return LocalModel(
+        path=pathlib.Path(folder), address=address, revision=handle.rpartition("/")[2], licence=licence
+    )
+
+
+# -----------------------------------------------------------------------------------------------------------
+# Google's archives
+
+
+def archive_resolver(
+    scheme: str, archives: Mapping[str, str], base: str
+) -> Callable[[str, str, bool], LocalModel]:
+    """The resolver of a scheme whose models are archives. archives: name -> their addresses below `base`."""
+
+    def resolver(name: str, given: str, weights: bool) -> LocalModel:
+        address = f"{scheme}{_SEPARATOR}{name}"
+        if name not in archives:
+            raise MissingFileError(
+                f"no archive named {name}{did_you_mean(given)}; {scheme} has {listed(archives)}."
+            )
+        folder = cache_folder() / scheme / name
+        if not folder.is_dir():
+            _unpack(_download(base + archives[name], folder.parent, address), folder)
+        return LocalModel(path=_inner(folder), address=address, licence=ADDRESSES[address].licence[0])
+
+    return resolver
+
+
+def _download(url: str, folder: pathlib.Path, address: str) -> pathlib.Path:
+    """The archive at a URL. The publisher names no checksums, so that none is compared."""
+    import pooch
+
+    pooch.get_logger().setLevel("WARNING")
+    try:
+        downloader = pooch.HTTPDownloader(progressbar=True, timeout=TIMEOUT)
+        file = pooch.retrieve(
+            url, known_hash=None, fname=url.rpartition("/")[2], path=folder, downloader=downloader
+        )
+    except Exception as error:  # requests' errors
+        raise MissingFileError(
+            f"{address} is not in the cache {folder}, and {url} cannot be downloaded: {_reason(error)}. On a machine with a "
+            "network, download that file, unpack it, copy the folder here and give its path."
+        ) from error
+    return pathlib.Path(file)
+
+
+def _unpack(archive: pathlib.Path, folder: pathlib.Path) -> None:
+    """Unpacks an archive into a folder that is there whole or not at all, and removes the archive."""
+    try:
+        with whole_folder(folder) as new:
+            shutil.unpack_archive(archive, new, filter=None if archive.suffix == ".zip" else "data")
+    except (shutil.ReadError, EOFError, OSError) as error:
+        raise BertKerasError(
+            f"{archive} cannot be unpacked: {first_line(error)}; remove it and try again."
+        ) from error
+    archive.unlink()
+
+
+def _inner(folder: pathlib.Path) -> pathlib.Path:
+    """The folder that an archive has as its only entry, else the folder itself."""
+    inner = [found for found in folder.iterdir() if not found.name.startswith(("._", "__MACOSX"))]
+    return inner[0] if len(inner) == 1 and inner[0].is_dir() else folder
+
+
+# Scheme -> its resolver: (the name after the scheme, the name as given, with weights) -> LocalModel.
+SCHEMES: dict[str, Callable[[str, str, bool], LocalModel]] = {
+    "hf": _from_hub,
+    "google": archive_resolver("google", GOOGLE_ARCHIVES, GOOGLE_URL),
+    "model_garden": archive_resolver("model_garden", MODEL_GARDEN_ARCHIVES, MODEL_GARDEN_URL),
+    "keras_hub": _from_keras_hub,
+}

@@ -1,0 +1,141 @@
+"""The model card of a run: README.md as the Hugging Face Hub reads it, with license, base model, tags and metrics as YAML.
+
+In: a Run and the content of its results.json. Out: the text. Its parts are also those of an exported version's card.
+"""
+
+import platform
+from collections.abc import Mapping
+from importlib import metadata
+from typing import Any
+
+import tensorflow as tf
+
+from tasks.choice import Swag
+from tasks.fill_mask import FillMask
+from tasks.glue.task import Glue
+from tasks.ner.task import Conll
+from tasks.squad.task import Squad
+from tasks.training.run import ORIGIN, Ensemble, Run, encoder_of
+
+CARD = "README.md"
+HUB = "hf://"
+# The Hub's names of tasks, and of measures where they differ from ours.
+PIPELINES = {
+    Glue.kind: "text-classification",
+    Squad.kind: "question-answering",
+    Swag.kind: "multiple-choice",
+    Conll.kind: "token-classification",
+    FillMask.kind: "fill-mask",
+}
+METRICS = {"matthews": "matthews_correlation", "pearson": "pearsonr", "spearman": "spearmanr"}
+
+_TEMPLATE = """
+# {name}
+
+{summary}
+
+| | |
+|---|---|
+{facts}
+
+{measures}## Use
+
+    bert-keras predict --run {name} --input examples.jsonl
+    bert-keras export --run {name} --output served/{name}
+"""
+
+
+def run_card(run: Run, results: Mapping[str, Any]) -> str:
+    """The card of a fine-tuned run.
+
+    results: the content of its results.json
+    """
+    from huggingface_hub import ModelCardData
+
+    origin = results[ORIGIN]
+    model, revision = origin.get("model", ""), origin.get("revision", "")
+    data = ModelCardData(
+        license=origin.get("license"),
+        base_model=model.removeprefix(HUB) if model.startswith(HUB) else None,
+        library_name="keras",
+        pipeline_tag=PIPELINES.get(run.task.kind),
+        tags=["bert", "bert-keras", run.task.name],
+        metrics=[METRICS.get(name, name) for name in _measured(results)],
+    )
+    start = f"`{model}`{f' at revision `{revision}`' if revision else ''}" if model else "a checkpoint"
+    body = _TEMPLATE.format(
+        name=run.path.name,
+        summary=f"bert-keras fine-tuned {start} on {run.task.name}.",
+        facts=fact_rows(facts_of(run)),
+        measures=measures_of(run, results),
+    )
+    return f"---\n{data.to_yaml()}\n---\n{body}"
+
+
+def fact_rows(facts: Mapping[str, Any]) -> str:
+    """The rows of a Markdown table of two columns, those without a value left out."""
+    return "\n".join(f"| {name} | {value} |" for name, value in facts.items() if value != "")
+
+
+def facts_of(run: Run) -> dict[str, Any]:
+    """The task, the encoder, the vocabulary and the versions, by the name of the row."""
+    task, tokenizer = run.task.to_json(), run.preprocess.tokenizer
+    members = run.model.members if isinstance(run.model, Ensemble) else [run.model]
+    configs = [encoder_of(member).config for member in members]
+    sizes = dict.fromkeys(f"{config.num_layers} layers of {config.hidden_size}" for config in configs)
+    return {
+        "task": f"{run.task.name} ({run.task.kind})",
+        "labels": ", ".join(map(str, task.get("labels") or ())),
+        "settings": ", ".join(
+            f"{key} {value}"
+            for key, value in task.items()
+            if isinstance(value, int | float | str) and key != "name"
+        ),
+        "ensemble": f"{len(members)} models, outputs averaged" if len(members) > 1 else "",
+        "encoder": f"{' and '.join(sizes)}, {run.model.count_params():,} parameters",
+        "longest text": f"{run.preprocess.seq_length} tokens",
+        "vocabulary": f"{tokenizer.vocab_size:,} tokens",
+        "SHA-256 of its file": tokenizer.digest,
+        "lower-cased": tokenizer.lower_case,
+        "made with": f"bert-keras {version_of('bert-keras')}, TensorFlow {tf.__version__}, Python {platform.python_version()}",
+    }
+
+
+def version_of(package: str) -> str:
+    """The version of an installed package, else "(sources)"."""
+    try:
+        return metadata.version(package)
+    except metadata.PackageNotFoundError:  # run from its sources
+        return "(sources)"
+
+
+def measures_of(run: Run, results: Mapping[str, Any]) -> str:
+    """The section of the task's measures; empty where results.json has none of this task."""
+    if results.get("task") == run.task.name:
+        of = f"On the dev split ({results.get('dev_examples', '?')} examples):"
+        measures = _measured(results)
+    elif run.task.kind == FillMask.kind and "majority_baselines" in results:
+        of = "On instances held out of pre-training; a majority baseline always predicts the most frequent answer:"
+        measures = _held_out(results)
+    else:
+        return ""
+    if not measures:
+        return ""
+    rows = [f"| {name} | {value:.4f} |" for name, value in measures.items()]
+    return "\n".join(["## Measures", "", of, "", "| measure | value |", "|---|---|", *rows, "", ""])
+
+
+def _measured(results: Mapping[str, Any]) -> dict[str, float]:
+    return {name.removeprefix("val_"): value for name, value in results.get("measures", {}).items()}
+
+
+def _held_out(results: Mapping[str, Any]) -> dict[str, float]:
+    """The held-out measures of a pre-training run, then its majority baselines, by name."""
+    prefix = "held_out_"
+    held_out = {
+        name.removeprefix(prefix): value
+        for name, value in results.get("measures", {}).items()
+        if name.startswith(prefix)
+    }
+    baselines = results["majority_baselines"].items()
+    return held_out | {f"{name}, majority baseline": value for name, value in baselines}
