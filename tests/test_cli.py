@@ -261,30 +261,27 @@ def test_tasks_of_two_texts_split_at_the_first_tab():
         (
             "x.json",
             b'{"data": []}',
-            "x.json, line 1: no text in column b (columns: a); give a and b, in UTF-8, an example a line, with a tab "
-            "between two texts "
-            "(.tsv, .csv and .jsonl name them).",
+            "x.json, line 1: no text in column b; the columns are a; give a and b in UTF-8, one example per line,",
         ),
-        ("x.tsv", b"a\tc\n1\t2\n", "x.tsv, line 2: no text in column b (columns: a, c);"),
-        ("x.tsv", b"a\tb\n1\n", "x.tsv, line 2: 1 column(s), where the header names 2;"),
-        ("x.tsv", b"a\tb\n\n1\t2\n1\t2\t3\n", "x.tsv, line 4: 3 column(s), where the header names 2;"),
+        ("x.tsv", b"a\tc\n1\t2\n", "x.tsv, line 2: no text in column b; the columns are a, c;"),
+        ("x.tsv", b"a\tb\n1\n", "x.tsv, line 2: 1 column(s), but the header has 2;"),
+        ("x.tsv", b"a\tb\n\n1\t2\n1\t2\t3\n", "x.tsv, line 4: 3 column(s), but the header has 2;"),
         ("x.tsv", b"a\tb\tb\n1\t2\t3\n", "x.tsv, line 1: more than one column 'b';"),
         (
             "X.CSV",
             b"a,b\n\n1\n",
-            "X.CSV, line 3: 1 column(s), where the header names 2; give a and b, in UTF-8, in columns that the first line "
-            "names.",
+            "X.CSV, line 3: 1 column(s), but the header has 2; give a and b in UTF-8, with the column names in the first line.",
         ),
-        ("x.csv", b"a,b\n1,Well, no\n", "x.csv, line 2: 3 column(s), where the header names 2;"),
+        ("x.csv", b"a,b\n1,Well, no\n", "x.csv, line 2: 3 column(s), but the header has 2;"),
         ("x.csv", b"a,a,b\n1,2,3\n", "x.csv, line 1: more than one column 'a';"),
         ("x.csv", b'a,b\n1,"2\n', "x.csv, line 2: unexpected end of data;"),
         # Two stray quotes, and all between them would be one field.
         ("x.csv", b'a,b\n1,"2\n3,4\n5",6\n', "x.csv, line 2: unexpected end of data;"),
-        ("x.jsonl", b'{"a": "1", "b": 2}', "x.jsonl, line 1: no text in column b (columns: a, b);"),
+        ("x.jsonl", b'{"a": "1", "b": 2}', "x.jsonl, line 1: no text in column b; the columns are a, b;"),
         (
             "x.jsonl",
             b'["a"]',
-            "x.jsonl, line 1: a JSON list, not an object; give a and b, in UTF-8, in an object a line.",
+            "x.jsonl, line 1: a JSON list, not an object; give a and b in UTF-8, one object per line.",
         ),
         ("x.jsonl", b'\n{"a": ', "x.jsonl, line 2: the line is not JSON: Expecting value"),
         ("x.jsonl", b'{"a": "\\ud800", "b": ""}', "x.jsonl, line 1: 'utf-8' codec can't encode"),

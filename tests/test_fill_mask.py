@@ -179,7 +179,7 @@ def test_measures(tokenizer):
         "mean_reciprocal_rank": pytest.approx((1 + 1 / 7) / 2),
         "skipped": 1.0,
     }
-    with pytest.raises(ValueError, match="none of the 3 answers is one token"):
+    with pytest.raises(ValueError, match="all 3 examples are skipped: no answer is one token"):
         dict(FillMask().evaluate({"rank": np.zeros(3, int)}, {}))
 
 
@@ -339,7 +339,7 @@ def test_command_for_a_person(checkpoint, capfd):
     assert code == 0, err
     assert "the [MASK] is" in out
     assert out.count("\n│ 1 ") == 1
-    assert "1 of 1 [MASK] are beyond the 48 tokens" in err
+    assert "1 of 1 [MASK] in " in err and "48 tokens" in err
     code, _, err = runs.run_command(capfd, "fill-mask", "--checkpoint", checkpoint, "nothing")
     assert (code, "there is no [MASK] in 'nothing'" in err) == (1, True)
 
