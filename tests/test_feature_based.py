@@ -87,7 +87,7 @@ def test_the_six_ways(name, places, mixed):
 
 
 def test_layers_that_are_not_there():
-    with pytest.raises(ValueError, match="'first'; wanted one of embeddings, "):
+    with pytest.raises(ValueError, match="'first'; give one of embeddings, "):
         places_of("first", num_layers=12)
     with pytest.raises(ValueError, match="concat_last_four needs 4 blocks and the encoder has 3"):
         places_of("concat_last_four", num_layers=3)
@@ -337,9 +337,7 @@ def test_what_a_tagger_refuses(tagger, caches, checkpoint, task, tmp_path):
         load_tagger(folder).predict(other)
     with pytest.raises(ValueError, match="seq_length"):
         train_tagger(train, other, layers="last", output=tmp_path / "new")
-    with pytest.raises(
-        ValueError, match=r"holds the layers \[4\] and concat_last_four reads \[1, 2, 3\] too"
-    ):
+    with pytest.raises(ValueError, match=r"has the layers \[4\], but concat_last_four reads \[1, 2, 3\] too"):
         train_tagger(other, other, layers="concat_last_four", output=tmp_path / "new")
     with pytest.raises(FileNotFoundError, match=r"no tagger\.json"):
         load_tagger(tmp_path)
@@ -489,7 +487,7 @@ def test_what_the_command_refuses(capfd, checkpoint, text, tmp_path):
     empty.write_bytes(b"")
     new = tmp_path / "new"
     cases = [
-        (flags(checkpoint, text, there), f"{there} is there already"),
+        (flags(checkpoint, text, there), f"{there} already exists"),
         (flags(checkpoint, tmp_path / "none", new), "no file at"),
         (flags(checkpoint, bad, new), "bad.txt, line 2: 0xff is not UTF-8"),
         (flags(checkpoint, empty, new), "there is no text"),

@@ -313,10 +313,10 @@ def test_a_kept_head_has_the_task_s_labels(task, labels, places, place, tmp_path
     ("id2label", "said"),
     [
         ({"0": "LABEL_0", "1": "LABEL_1"}, "the checkpoint's labels are LABEL_0, LABEL_1 and those of sst2"),
-        (None, "the checkpoint's labels have no names; those of sst2 are negative, positive; "),
+        (None, "the checkpoint's labels have no names; the labels of sst2 are negative, positive; "),
         (
             {"0": "negative"},
-            "the checkpoint's labels are negative and those of sst2 are negative, positive; ",
+            "the checkpoint's labels are negative and the labels of sst2 are negative, positive; ",
         ),
     ],
 )
@@ -347,9 +347,7 @@ def test_a_kept_head_of_googles_format_is_refused(place, tmp_path):
 
 
 def test_a_kept_head_of_other_labels(place, tmp_path):
-    message = (
-        "the checkpoint's labels are bad, good and those of sst2 are negative, positive; leave keep_head out"
-    )
+    message = "the checkpoint's labels are bad, good and the labels of sst2 are negative, positive; leave keep_head out"
     with pytest.raises(ValueError, match=message):
         kept_head(Glue(ROWS["sst2"]), place, tmp_path / "there", {"0": "bad", "1": "good"})
     checkpoints.write(checkpoints.read(tmp_path / "there"), tmp_path / "copied", format="hugging-face")
