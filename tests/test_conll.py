@@ -179,7 +179,7 @@ BAD = {
     "not UTF-8": (b"-DOCSTART-\nAda I-PER\n\xff O\n", r"line 3, byte 1: 0xff is not UTF-8"),
     "half an archive": (gzip.compress(b"Ada I-PER\n" * 50)[:30], r"cannot be unpacked"),
     "no words": (b"-DOCSTART- O\n\n\n", r"train\.txt has no words"),
-    "no entity": (b"-DOCSTART- O\n\nAda O\n", r"train\.txt has no entity, every tag is O"),
+    "no entity": (b"-DOCSTART- O\n\nAda O\n", r"train\.txt has no entities: every tag is O"),
     "no documents": (b"Ada I-PER\n", r"train\.txt has no -DOCSTART- lines.*give context \"sentence\""),
 }
 

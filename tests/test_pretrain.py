@@ -410,7 +410,7 @@ def test_a_set_of_records_for_each_phase(tmp_path):
     decay = np.median(after[40:] / before[40:])
     moved = np.abs(after - before * decay).max(axis=1)
     assert (moved[:40] > 1e-4).all() and (moved[40:] < 1e-6).all()
-    with pytest.raises(ValueError, match="3 sets of records were given for 2 phases; give one for all"):
+    with pytest.raises(ValueError, match="3 sets of records were given for 2 phases; give one set"):
         train(tmp_path / "other", records=[*sets, sets[0]], changes={"phases": ((8, 0.5), (8, 0.5))})
 
 
@@ -559,7 +559,7 @@ def test_a_record_of_another_length(count, tmp_path):
     """Met before training, or in it."""
     write_google(tmp_path / "0.tfrecord", highest=4, count=count)
     write_google(tmp_path / "1.tfrecord", highest=4, count=1, length=17)
-    match = r"0.tfrecord and 1 more: a record has features of other lengths than the first record; give"
+    match = r"0.tfrecord and 1 more: a record's features differ in length"
     unreadable(tmp_path, match, [tmp_path / "0.tfrecord", tmp_path / "1.tfrecord"])
 
 
@@ -568,7 +568,7 @@ def test_a_file_that_is_cut_short(count, tmp_path):
     file = tmp_path / "file.tfrecord"
     write_google(file, highest=4, count=count)
     file.write_bytes(file.read_bytes()[:-5])
-    match = "file.tfrecord: a record is damaged or cut short; give whole files"
+    match = "file.tfrecord: a record is damaged or truncated"
     unreadable(tmp_path, match, [file])
     if count == 20:
         whole = tmp_path / "whole.tfrecord"
@@ -662,7 +662,7 @@ def test_records_longer_than_the_encoder(tmp_path):
 
 def test_held_out_that_cannot_be(tmp_path):
     folder = write(tmp_path / "records")
-    refused(tmp_path, "held_out is a fraction, and records have no documents", records=folder, held_out=0.1)
+    refused(tmp_path, "held_out is a fraction, but records have no documents", records=folder, held_out=0.1)
     refused(tmp_path, "held_out is 1.5; give a fraction", held_out=1.5)
     refused(tmp_path, "held-out documents: next_sentence needs 2", documents=documents(20), held_out=0.001)
     other = write(tmp_path / "other", settings={"seq_length": 24})
@@ -687,8 +687,8 @@ def test_files_of_a_folder_with_another_vocabulary(tmp_path):
 @pytest.mark.parametrize(
     ("name", "changes", "match"),
     [
-        ("bert", {"short_seq_prob": 0.5}, r"short_seq_prob is 0.5, and .* is already written \(.* 0.1\)"),
-        ("bert", {"share": 0.3}, r"share is 0.3, and .* is already written \(share 0.15\)"),
+        ("bert", {"short_seq_prob": 0.5}, r"short_seq_prob is 0.5, but .* is already written \(.* 0.1\)"),
+        ("bert", {"share": 0.3}, r"share is 0.3, but .* is already written \(share 0.15\)"),
         ("albert", {}, "are from the sampler next_sentence, .* sentence_order"),
     ],
 )

@@ -70,7 +70,7 @@ def test_what_is_beyond_the_alphabet_is_unknown():
     tokenizer = learn_wordpiece(texts, size=99, lower_case=True, alphabet=2)
     assert set(tokenizer.vocabulary[5:]) == {"a", "b", "##a", "##b", "aa", "bb"}
     assert unknown(tokenizer, ["aa bb ac"]) == 1
-    with pytest.raises(ValueError, match="the special tokens and the alphabet alone are 9: give more"):
+    with pytest.raises(ValueError, match="special tokens and alphabet need 9; give a larger size"):
         learn_wordpiece(texts, size=8, lower_case=True, alphabet=2)
     with pytest.raises(ValueError, match="no word"):
         learn_wordpiece(["", " "], size=8, lower_case=True)
@@ -99,7 +99,7 @@ def test_every_process_writes_the_same_bytes(tmp_path, kind):
             text=True,
         )
         assert done.returncode == 0, done.stderr
-        assert "120 pieces, learned from 200 documents" in done.stdout
+        assert "120 tokens, learned from 200 documents" in done.stdout
         found.append(runs.contents(out))
     assert found[0] == found[1]
 
@@ -174,7 +174,7 @@ def test_the_command_reports_what_cannot_be(tmp_path, capfd):
     assert (code, "--unused applies only to WordPiece vocabularies" in err) == (1, True)
     code, out, err = runs.run_command(capfd, *flags, "--size", "500", "--cased")
     assert code == 0, err
-    assert "the text has no more pieces; 500 were asked for" in err
+    assert "the text has too few words for 500 tokens" in err
     assert checkpoints.load_tokenizer(tmp_path / "out").lower_case is False
 
 
