@@ -358,7 +358,7 @@ def test_convert_names_what_it_leaves_out(command, sst2, tmp_path):
     save_file(load_file(file) | {"a.new.head": np.zeros(3, "float32")}, file)
     code, out, err = command("convert", "--from", source, "--to", tmp_path / "out")
     assert (code, err) == (0, "")
-    assert "hugging-face has no place for a.new.head\n" in out
+    assert "hugging-face cannot store a.new.head; left out\n" in out
 
 
 @pytest.mark.filterwarnings("ignore:__array__ implementation doesn't accept a copy keyword")

@@ -303,7 +303,7 @@ def test_what_cannot_be_written(pair, tmp_path):
     def write(checkpoint: Checkpoint, folder: Path = tmp_path / "new" / "pair", **options) -> None:
         hub.write_pair(checkpoint, folder, log=lambda line: None, **options)
 
-    with pytest.raises(FileExistsError, match="preprocess is there already; give another folder"):
+    with pytest.raises(FileExistsError, match="preprocess already exists; give another folder"):
         write(pair.checkpoint, pair.folder, seq_length=SEQ_LENGTH)
     with pytest.raises(
         ValueError, match="seq_length is 49 and the encoder has 48 positions; give at most 48"
@@ -330,7 +330,7 @@ def test_command(pair, tmp_path, capfd):
     flags = ("--checkpoint", tmp_path / "checkpoint", "--output", pair.folder, "--seq-length", 16)
     code, _, err = run_command(capfd, "hub", *flags)
     assert (code, contents(pair.folder) == before) == (1, True)
-    assert err.startswith("bert-keras: error: ") and "is there already; give another folder" in err
+    assert err.startswith("bert-keras: error: ") and "already exists; give another folder" in err
 
 
 # ----------------------------------------------------------------------------------------------------------
