@@ -1,4 +1,4 @@
-"""How far the encoder is from other implementations: max |difference| for every output, as one table.
+"""Compares the encoder with other implementations: max |difference| for every output, as one table.
 
     python benchmarks/encoder_parity.py [--minilm FOLDER] [--sizes tiny base]      (with the `parity` extra)
 
