@@ -314,7 +314,7 @@ def test_what_contradicts_a_checkpoint(tmp_path):
     runs.write_checkpoint(tmp_path / "checkpoint")
     options = {"checkpoint": tmp_path / "checkpoint"}
     other = WordPiece([*runs.VOCABULARY[:-1], "other"])
-    refused(tmp_path, "the checkpoint has another vocabulary", tokenizer=other, **options)
+    refused(tmp_path, "the checkpoint was trained with another vocabulary", tokenizer=other, **options)
     cased = WordPiece(runs.VOCABULARY, lower_case=False)
     refused(
         tmp_path,
