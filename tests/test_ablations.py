@@ -182,7 +182,7 @@ def test_orderings_are_those_of_the_papers_figures():
     assert table.rows[0][2].endswith("± 0.1 (79.8)")
 
 
-def test_what_the_paper_has_equal_is_no_ordering():
+def test_rows_that_are_equal_in_the_paper_have_no_ordering():
     rows = [
         dataclasses.replace(outcome(name, 80, 81), measures={"mnli": [80, 81]})
         for name in ("a", "b", "c", "d")

@@ -52,7 +52,7 @@ COMMANDS = (
     ),
     *("vocab", "instances", "pretrain", "fill-mask", "ablate"),
 )
-# What text may hold: nothing, tabs and carriage returns, markup, other scripts.
+# Possible content of texts: nothing, tabs and carriage returns, markup, other scripts.
 TEXTS = [
     "good film",
     "",
@@ -184,7 +184,7 @@ def test_evaluate_names_the_splits(command, sst2):
 
 @pytest.fixture(scope="module")
 def answers(sst2) -> list[dict]:
-    """What the model says of TEXTS, asked without the command line."""
+    """The model's predictions for TEXTS, without the command line."""
     run = load_run(sst2.run)
     raw = {"sentence": tf.constant(TEXTS)}
     features = run.task.features(run.preprocess, raw)
@@ -240,7 +240,7 @@ def test_tsv_and_a_table(command, sst2, tmp_path):
     assert len([line for line in out.splitlines() if "ative" in line or "itive" in line]) == 2
 
 
-def test_answers_do_not_go_where_the_progress_bar_is(command, monkeypatch, stdin, sst2):
+def test_answers_go_to_stdout_and_progress_to_stderr(command, monkeypatch, stdin, sst2):
     monkeypatch.setenv("FORCE_COLOR", "1")  # standard error is taken for a terminal
     stdin(b"good film\n")
     code, out, err = command("predict", "--run", sst2.run)
@@ -470,7 +470,7 @@ def run_in(folder, *command, **environment) -> subprocess.CompletedProcess:
     )
 
 
-def test_a_users_own_tasks_py_does_not_stand_for_ours(invoke, sst2):
+def test_a_users_own_tasks_py_does_not_replace_our_package(invoke, sst2):
     settings = ("--vocab", sst2.checkpoint, "--seq-length", "16", "--masks", "--set", "whole_word=true")
     done = run_in(
         invoke,
@@ -503,7 +503,7 @@ def test_a_segmenter_that_an_installed_module_hides_is_named(invoke, sst2, comma
 
 
 # -----------------------------------------------------------------------------------------------------------
-# How the process is started, and where its output goes
+# The start of the process, and its output
 
 
 @pytest.mark.parametrize(

@@ -15,7 +15,7 @@ from savedmodels import demo
 
 @pytest.fixture
 def carrier(tmp_path):
-    """A wheel with one wanted file, one other file and one with the same ending."""
+    """A wheel with one file to unpack, one other file and one with the same ending."""
     wheel = tmp_path / "carrier-1.0-py3-none-any.whl"
     with zipfile.ZipFile(wheel, "w") as archive:
         archive.writestr("carrier/data/vocab.txt", "wanted")

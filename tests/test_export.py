@@ -233,7 +233,7 @@ def test_newer_ops_are_ops():
     assert {*op_support.CORE_OPS.values(), *op_support.TEXT_OPS.values()} <= {*op_support.VERSIONS, "2.21"}
 
 
-# What lies beside the graph
+# The files beside the graph
 
 
 def test_the_manifest_holds(exported, tmp_path):

@@ -55,7 +55,7 @@ def place(tmp_path_factory):
 
 
 def start(place, **settings):
-    """The summaries and the lines for a person."""
+    """The summaries and the log lines."""
     lines = []
     settings = {
         "data": place / "glue",
@@ -207,7 +207,7 @@ def as_if_asked(folder, **hparams):
     (folder / "protocol.json").write_text(json.dumps(asked))
 
 
-def test_a_run_whose_loss_is_no_number(place, done, tmp_path):
+def test_a_run_whose_loss_is_nan(place, done, tmp_path):
     """It is degenerate, the others go on, and a second start does not repeat it."""
     lost = Path("stsb", "lr-1e+30_seed-5")
     shutil.copytree(place / "runs" / "mnli" / "lr-0.001_seed-5", tmp_path / "mnli" / lost.name)
@@ -311,7 +311,7 @@ DEGENERATE = [
     ("mrpc", np.ones(100, int), "equivalent for 100.0% of dev"),
     ("mrpc", np.zeros(100, int), "not_equivalent for 100.0% of dev"),
     ("cola", np.ones(100, int), "acceptable for 100.0% of dev"),
-    # Some of both, and as many right as by always saying 1.
+    # Some of both, and as many right as with class 1 for all.
     (
         "rte",
         np.concatenate([[0] * 5, [1] * 27, [0] * 5, [1] * 63]),
@@ -333,7 +333,7 @@ def test_degenerate_classes(name, ids, reason):
     assert degenerate(ROWS[name], classes(name, ids), {"label": LABELS}) == reason
 
 
-def test_a_whisker_is_one_class_too():
+def test_nearly_one_class_is_degenerate():
     labels = np.repeat([0, 1], 1000).astype(np.int32)
     ids = np.ones(2000, int)
     ids[:9] = 0
@@ -358,7 +358,7 @@ def test_degenerate_scores(scores, reason):
 
 
 @pytest.mark.parametrize(("correlation", "stuck"), [(0.07, True), (-0.07, True), (0.072, False)])
-def test_a_whisker_of_the_variance_is_none(correlation, stuck):
+def test_nearly_no_explained_variance_is_degenerate(correlation, stuck):
     """The mean and noise, whatever its size: 0.07 squared is less than 0.005 and 0.072 squared is more."""
     labels = np.float32([1, 2, 3, 4])
     along, across = (labels - 2.5) / np.sqrt(5), np.float32([1, -1, -1, 1]) / 2  # of length 1
@@ -369,7 +369,7 @@ def test_a_whisker_of_the_variance_is_none(correlation, stuck):
     )
 
 
-def test_unlabelled_examples_take_no_part():
+def test_unlabelled_examples_are_ignored():
     raw = {"label": np.int32([0, 1, 1, -1])}
     assert degenerate(ROWS["rte"], classes("rte", [0, 0, 0, 1]), raw) == "entailment for 100.0% of dev"
 
@@ -389,7 +389,7 @@ MRPC = [
 ]
 
 
-def test_a_degenerate_run_is_counted_and_takes_no_part():
+def test_a_degenerate_run_is_counted_and_left_out():
     summary = summarize(Glue(ROWS["mrpc"]), MRPC, data=None)
     assert summary.best is MRPC[1]
     assert (summary.median, summary.lowest, summary.highest) == (0.88, 0.80, 0.90)
@@ -435,7 +435,7 @@ def test_glue_score():
     }
 
 
-def test_no_test_file_is_said(place, done, tmp_path):
+def test_missing_test_files_are_logged(place, done, tmp_path):
     lines = []
     stsb = done[0][1]
     (tmp_path / "none").mkdir()

@@ -131,7 +131,7 @@ def test_pairs_are_the_original_s(both_implementations, name):
     assert abs(np.mean(ours) - np.mean(theirs)) < 4 * error
 
 
-def test_random_next_is_of_another_document(both_implementations):
+def test_random_next_is_from_another_document(both_implementations):
     for a, b, label in both_implementations[0]:
         assert {*a // DOCUMENT}.isdisjoint(b // DOCUMENT) == (label == 1)
 
@@ -143,7 +143,7 @@ def test_two_documents_are_enough():
 
 
 def sampled(name, texts, **settings):
-    """What a sampler yields, in order, pairs not yet cut."""
+    """The output of a sampler, in order, before pairs are cut."""
     settings = Sampling(sampler=name, **settings)
     return list(SAMPLERS[name].sample(texts, np.random.default_rng(3), settings=settings, separator=SEP))
 
@@ -191,7 +191,7 @@ def test_sentence_order_swaps_half():
 @pytest.mark.parametrize("short_seq_prob", [0.0, 0.3])
 @pytest.mark.parametrize("pieces", [(1, 40), (1, 200)])
 @pytest.mark.parametrize("name", ["contiguous", "full_sentences"])
-def test_rows_lose_and_double_nothing(name, pieces, short_seq_prob):
+def test_rows_have_every_token_once(name, pieces, short_seq_prob):
     texts = documents(pieces=pieces)
     rows = [one.segments[0] for one in sampled(name, texts, seq_length=64, short_seq_prob=short_seq_prob)]
     text = np.concatenate(rows)
@@ -200,7 +200,7 @@ def test_rows_lose_and_double_nothing(name, pieces, short_seq_prob):
     assert all(row[0] != SEP != row[-1] for row in rows)
 
 
-def test_contiguous_rows_are_of_one_document():
+def test_contiguous_rows_are_from_one_document():
     instances, _ = made("contiguous", seq_length=64)
     assert all(len({*one.segments[0] // DOCUMENT}) == 1 for one in instances)
 
@@ -231,7 +231,7 @@ def test_rows_are_shorter_at_random():
 
 
 @pytest.mark.parametrize("name", SAMPLERS)
-def test_instances_are_of_their_seed(name):
+def test_instances_depend_on_the_seed(name):
     def ids(seed):
         return [np.concatenate(one.segments).tolist() for one in made(name, seed=seed)[0]]
 
@@ -375,7 +375,7 @@ def test_masks_are_all_that_masking_adds(written, vocab, tmp_path):
 
 
 def google_spec(seq_length, predictions):
-    """How google-research/bert run_pretraining.py reads its files."""
+    """Reads files like google-research/bert run_pretraining.py."""
     whole = {"input_ids": seq_length, "input_mask": seq_length, "segment_ids": seq_length}
     whole |= {"masked_lm_positions": predictions, "masked_lm_ids": predictions, "next_sentence_labels": 1}
     spec = {name: tf.io.FixedLenFeature([length], tf.int64) for name, length in whole.items()}
@@ -648,7 +648,7 @@ def test_no_text_is_named(tmp_path, vocab):
         write(tmp_path, vocab, [])
 
 
-def test_sentences_apart_are_warned_of(tmp_path, vocab):
+def test_blank_lines_between_sentences_cause_a_warning(tmp_path, vocab):
     """A blank line after every sentence makes each a document: no sentence has a next one."""
     apart = [[line] for text in texts_of() for line in text]
     summary = write(tmp_path / "a", vocab, apart)
@@ -689,7 +689,7 @@ def rows(dataset):
     ]
 
 
-def test_a_stream_is_of_its_seed_and_epoch(vocab):
+def test_a_stream_depends_on_seed_and_epoch(vocab):
     two = rows(streamed(vocab, epochs=2))
     first, second = rows(streamed(vocab)), rows(streamed(vocab, start=Place(1, 0, 0)))
     assert two == first + second
@@ -818,7 +818,7 @@ def test_a_stream_has_word_starts(tmp_path):
     assert [row.tolist() for row in marks] == [starts + [0] * 14] * 3
 
 
-def test_foreign_words_are_named():
+def test_words_that_are_not_in_the_line_are_named():
     tokenizer = WordPiece(CHINESE)
     with pytest.raises(
         ValueError, match="the segmenter gives '京', which is not in the rest of the line, '爱'"
@@ -830,7 +830,7 @@ def test_foreign_words_are_named():
 # Real text
 
 
-def test_lines_without_pieces_are_left_out():
+def test_lines_without_tokens_are_left_out():
     tokenizer = WordPiece(PIECES)
     texts = [["the cat", "\u200d"], ["\u200d"], ["a dog sat", "big"]]
     found = tokenize_documents(texts, tokenizer)

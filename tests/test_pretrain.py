@@ -96,7 +96,7 @@ HEADS = {
     "albert": {"masked_lm", "next_sentence"},
     "electra": {"replaced_token"},
 }
-# Which class of transformers could read what comes out.
+# The class of transformers that could read the output.
 MODEL_TYPES = {"ltr-no-nsp": "bert_keras", "roberta": "roberta", "albert": "albert", "electra": "electra"}
 
 
@@ -197,7 +197,7 @@ def test_recipes_are_the_papers():
         ({"sampler": "any"}, "sampler must be one of"),
     ],
 )
-def test_settings_that_cannot_be(changes, match):
+def test_invalid_settings(changes, match):
     with pytest.raises(ValueError, match=match):
         RECIPES["bert"].changed(**changes)
 
@@ -255,7 +255,7 @@ def test_two_phases_are_one_training(tmp_path, tokenizer):
     assert np.abs(last[24:48] - first[24:48] / start[0, 0]).max() > 1e-4
 
 
-def test_the_optimizer_goes_on_into_the_second_phase(tmp_path):
+def test_the_optimizer_continues_in_the_second_phase(tmp_path):
     changes = {"phases": ((24, 0.5), (32, 0.5)), "steps": 8, "num_layers": 1}
     train(tmp_path / "run", changes=changes, save_every=4)
     moments = []
@@ -268,7 +268,7 @@ def test_the_optimizer_goes_on_into_the_second_phase(tmp_path):
     assert any((before[name], after[name]) == (4, 8) for name in steps), "iterations go on"
 
 
-def test_goes_on_from_a_checkpoint(tmp_path, tokenizer):
+def test_starts_from_a_checkpoint(tmp_path, tokenizer):
     train(tmp_path / "first", changes={"steps": 40})
     lines = []
     source = checkpoints.read(tmp_path / "first")
@@ -287,7 +287,7 @@ def test_goes_on_from_a_checkpoint(tmp_path, tokenizer):
     assert config == dataclasses.replace(source.config, hidden_dropout=0.0)
 
 
-def test_an_electra_goes_on_with_its_generator(tmp_path):
+def test_an_electra_starts_with_its_generator(tmp_path):
     train(tmp_path / "first", "electra", changes={"steps": 20})
     lines = []
     still = {"steps": 1, "learning_rate": 1e-12}
@@ -310,7 +310,7 @@ def test_an_electra_goes_on_with_its_generator(tmp_path):
     ]
 
 
-def test_what_contradicts_a_checkpoint(tmp_path):
+def test_settings_that_contradict_a_checkpoint(tmp_path):
     runs.write_checkpoint(tmp_path / "checkpoint")
     options = {"checkpoint": tmp_path / "checkpoint"}
     other = WordPiece([*runs.VOCABULARY[:-1], "other"])
@@ -325,7 +325,7 @@ def test_what_contradicts_a_checkpoint(tmp_path):
     refused(tmp_path, "size and a checkpoint were given", changes={"size": "tiny"}, **options)
 
 
-def test_an_encoder_that_looks_ahead_is_no_language_model(tmp_path):
+def test_left_to_right_refuses_a_bidirectional_encoder(tmp_path):
     runs.write_checkpoint(tmp_path / "checkpoint")
     with pytest.raises(ValueError, match=r"build it with BertConfig\(causal=True\)"):
         pretrain(
@@ -345,7 +345,7 @@ def test_seed_decides_every_weight(tmp_path):
     assert weights[0] == weights[1] != weights[2]
 
 
-def test_evaluation_is_none_of_the_training(tmp_path):
+def test_evaluation_does_not_change_the_training(tmp_path):
     histories = []
     for name, every in (("often", 2), ("never", 1000)):
         changes = {"steps": 8, "log_every": 2, "eval_every": every, "generator_share": 0.5}
@@ -425,7 +425,7 @@ def test_held_out_records_are_evaluated_on_at_their_length(length, steps, tmp_pa
     assert 0 < results["majority_baselines"]["next_sentence_accuracy"] < 1
 
 
-def test_the_held_out_share_is_of_each_document_s_own_hash(tmp_path):
+def test_the_held_out_fraction_follows_each_document_s_hash(tmp_path):
     found = documents(400)
     inside, outside = (list(Share(found, 0.25, inside)) for inside in (True, False))
     assert 60 < len(inside) < 140 and len(inside) + len(outside) == 400
@@ -437,7 +437,7 @@ def test_the_held_out_share_is_of_each_document_s_own_hash(tmp_path):
 
 
 # -----------------------------------------------------------------------------------------------------------
-# What is wrong is named, before anything is written
+# Errors are raised before anything is written
 
 
 def refused(tmp_path, match, name="bert", **options):
@@ -714,7 +714,7 @@ def test_a_folder_of_something_else_stays_as_it_is(tmp_path):
 
 
 @pytest.mark.parametrize("changes", [{"vocab_size": 100}, {"seq_length": 64}])
-def test_what_is_cheap_is_checked_before_the_text_is_read(changes, tmp_path):
+def test_cheap_checks_run_before_the_text_is_read(changes, tmp_path):
     class Unread:
         def __iter__(self):
             raise AssertionError("the text is read")

@@ -1,4 +1,4 @@
-"""The development server, asked as TensorFlow Serving is: real HTTP and gRPC on loopback, real messages."""
+"""The development server gets the same requests as TensorFlow Serving: real HTTP and gRPC on loopback, real messages."""
 
 import base64
 import contextlib
@@ -70,7 +70,7 @@ def server(served):
 
 @pytest.fixture(scope="module")
 def expected(served):
-    """What the SavedModel itself says to ROWS_OF_TEXT."""
+    """The SavedModel's own answers to ROWS_OF_TEXT."""
     columns = {name: tf.constant([row[name] for row in ROWS_OF_TEXT]) for name in ROWS_OF_TEXT[0]}
     answers = served.signatures["serving_default"](**columns)
     return {name: value.numpy() for name, value in answers.items()}

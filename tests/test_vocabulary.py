@@ -58,14 +58,14 @@ def test_a_wordpiece_vocabulary_holds_its_own_text(tmp_path, lower_case):
     assert {file.name for file in (tmp_path / "out").iterdir()} == {"vocab.txt", "tokenizer_config.json"}
 
 
-def test_merges_come_by_their_number():
+def test_merges_are_ordered_by_frequency():
     texts = ["ab"] * 5 + ["abc"] * 3 + ["xy"] * 4
     pieces = learn_wordpiece(texts, size=99, lower_case=True).vocabulary
     # a b (8), x y (4), ab c (3)
     assert pieces[5:] == ("a", "b", "c", "x", "y", "##b", "##c", "##y", "ab", "xy", "abc")
 
 
-def test_what_is_beyond_the_alphabet_is_unknown():
+def test_characters_outside_the_alphabet_are_unknown():
     texts = ["aa bb"] * 9 + ["cc ac"]
     tokenizer = learn_wordpiece(texts, size=99, lower_case=True, alphabet=2)
     assert set(tokenizer.vocabulary[5:]) == {"a", "b", "##a", "##b", "aa", "bb"}
@@ -121,7 +121,7 @@ def test_a_sentencepiece_vocabulary(tmp_path):
     assert not (tmp_path / "high").exists()
 
 
-def test_of_many_sentences_some_are_drawn():
+def test_a_sample_of_many_sentences_is_drawn():
     texts = [str(i) for i in range(1000)]
     drawn = vocabulary._drawn(texts, 300)
     assert drawn == vocabulary._drawn(texts, 300)
@@ -166,7 +166,7 @@ def test_a_vocabulary_through_a_link_and_into_a_mount(tmp_path):
         assert sorted(file.name for file in disk.iterdir()) == ["tokenizer_config.json", "vocab.txt"]
 
 
-def test_the_command_reports_what_cannot_be(tmp_path, capfd):
+def test_the_command_reports_invalid_settings(tmp_path, capfd):
     corpus = tmp_path / "corpus.txt"
     corpus.write_text("low lower lowest\n")
     flags = ("vocab", "--text", corpus, "--output", tmp_path / "out")
