@@ -1,7 +1,7 @@
 """TF Hub modules made by Model Garden's exporter, in a HubLayer: values, weights, dropout and fine-tuning.
 
-In: nothing; weights are random, and the vocabulary is a few words. Out: a line for each property, and exit status 1 where one
-does not hold. It runs in the environment that model_garden_parity.py describes:
+In: nothing; weights are random, and the vocabulary is a few words. Out: a line for each property, and exit status 1 if one
+fails. It runs in the environment that model_garden_parity.py describes:
 
     PYTHONPATH=. garden/bin/python benchmarks/model_garden_hub.py [FOLDER]
 

@@ -2,8 +2,8 @@
 
     PYTHONPATH=. garden/bin/python benchmarks/model_garden_records.py --text corpus.txt --vocab vocab.txt
 
-In: text of a sentence a line with a blank line between documents, and a WordPiece vocabulary. Out: how many instances both
-readers gave alike, a row for each writer; the exit status is 1 where one number differs. The environment `garden` is that of
+In: text with one sentence per line and a blank line between documents, and a WordPiece vocabulary. Out: the number of instances
+that both readers read equally, one row per writer; the exit status is 1 if a number differs. The environment `garden` is that of
 model_garden_parity.py, with tensorflow-datasets, importlib_resources and scikit-learn.
 """
 

@@ -10,7 +10,7 @@ its package, `bert/` in the wheel that `pip download --no-deps bert-tensorflow==
 A differing line is explained if it agrees without the characters of a class of EXPLAINED; any other is unexplained.
 Offsets are checked by cutting: the bytes between start and end have the token as their normal form.
 The exit status is 1 if a line is unexplained or a cut or an offset is wrong. Takes about an hour on one core with
-both witnesses, 20 minutes with `tokenizers` alone.
+both references, 20 minutes with `tokenizers` alone.
 """
 
 import argparse
