@@ -113,7 +113,7 @@ def test_bad_input_is_named_first(tmp_path, small):
         ({"changes": {"stepps": 3}}, "no setting stepps"),
         ({"tasks": ["sst3"]}, "no task named 'sst3'"),
         ({"restarts": 0}, "restarts is 0; give at least 1"),
-        ({"tasks": ["sst2-features"]}, "feature-based approach is that of conll"),
+        ({"tasks": ["sst2-features"]}, "only conll has the feature-based approach"),
     ):
         with pytest.raises(ValueError, match=wanted):
             run_ablation("steps", **(given | changes))

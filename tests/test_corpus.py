@@ -127,7 +127,7 @@ def test_an_archive_in_an_archive_is_named(tmp_path):
     pack_zip(tmp_path / "inner.zip", b"One.\n")
     with zipfile.ZipFile(tmp_path / "outer.zip", "w") as archive:
         archive.write(tmp_path / "inner.zip", "in/inner.ZIP")
-    with pytest.raises(ValueError, match=r"outer.zip, in/inner.ZIP: .* unpack the outer one"):
+    with pytest.raises(ValueError, match=r"outer.zip, in/inner.ZIP: .* unpack the outer file"):
         list(Corpus(tmp_path / "outer.zip"))
 
 

@@ -217,10 +217,10 @@ def test_a_run_whose_loss_is_nan(place, done, tmp_path):
         ((mnli,), lines) = start(place, names=("stsb", "mnli"), **settings)
         assert sum("is finished already" in line for line in lines) == finished
         assert any(line.startswith("degenerate: the loss is nan at step ") for line in lines)
-        assert lines[-1].startswith("no run of stsb has a measure: the loss of every run")
+        assert lines[-1].startswith("stsb has no measures: the loss of every run")
         results = json.loads((tmp_path / "results.json").read_text())
         assert results["failed"] == ["stsb"] and [*results["tasks"]] == ["mnli"] == [mnli.row.name]
-    with pytest.raises(ValueError, match=r"^no run of stsb has a measure: .*; give lower learning rates\.$"):
+    with pytest.raises(ValueError, match=r"^stsb has no measures: .*; give lower learning rates\.$"):
         start(place, names=("stsb",), **settings)
     shutil.copytree(place / "runs" / "stsb" / "lr-0.001_seed-5", tmp_path / "stsb" / "lr-0.001_seed-5")
     rates = {"learning_rates": (1e30, 1e-3)}
@@ -269,9 +269,9 @@ def test_a_folder_that_is_not_ours_stays(place, tmp_path):
     [
         ({"names": ("mnli", "ax")}, ValueError, "unknown task ax; the tasks to train on are cola, sst2, "),
         ({"names": ("mnli", "mnli")}, ValueError, "a task or a learning rate is named twice"),
-        ({"names": ()}, ValueError, "name each once"),
+        ({"names": ()}, ValueError, "at least one, each once"),
         ({"learning_rates": (1e-3, 1e-3)}, ValueError, "a task or a learning rate is named twice"),
-        ({"learning_rates": ()}, ValueError, "1 restarts of 0 learning rates; at least one"),
+        ({"learning_rates": ()}, ValueError, "1 restarts for 0 learning rates; give at least one"),
         ({"restarts": 0}, ValueError, "0 restarts of 1 learning rates"),
         ({"names": ("mnli", "qnli")}, FileNotFoundError, "has no train.tsv"),
     ],

@@ -355,7 +355,7 @@ def test_the_command(folder):
     ) as process:
         try:
             lines = [process.stdout.readline() for _ in range(3)]
-            assert "TensorFlow Serving is for production" in "".join(lines)
+            assert "use TensorFlow Serving in production" in "".join(lines)
             example = next(line for line in lines if line.startswith("curl"))
             done = subprocess.run(example, shell=True, capture_output=True, text=True)
             assert len(json.loads(done.stdout)["predictions"]) == 1

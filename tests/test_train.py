@@ -457,7 +457,7 @@ def test_ulmfit_settings_reach_the_optimizer(place):
         ({"layer_decay": 2.6}, "layer_decay is 2.6"),
         ({"schedule": "cosine"}, "schedule must be one of linear, slanted_triangular"),
         ({"unfreeze": "all"}, "unfreeze is 'all'; unfreeze must be 'gradual'"),
-        ({"unfreeze": "gradual", "freeze": "encoder"}, "must be 'gradual', without freeze"),
+        ({"unfreeze": "gradual", "freeze": "encoder"}, "must be None if freeze is set"),
     ],
 )
 def test_invalid_ulmfit_settings(changes, match):

@@ -114,7 +114,7 @@ def test_a_sentencepiece_vocabulary(tmp_path):
     read = checkpoints.load_tokenizer(tmp_path / "out")
     assert (read.vocabulary, read.digest, read.lower_case) == (pieces, made.tokenizer.digest, True)
     assert {file.name for file in (tmp_path / "out").iterdir()} == {"spiece.model", "tokenizer_config.json"}
-    with pytest.raises(ValueError, match=r"no SentencePiece model of 9000 pieces .* too high \(9000\)"):
+    with pytest.raises(ValueError, match=r"SentencePiece model of 9000 tokens .* too high \(9000\)"):
         write_vocabulary(documents(), tmp_path / "high", kind="sentencepiece", size=9000)
     with pytest.raises(ValueError, match="the text is empty"):
         write_vocabulary([], tmp_path / "empty", kind="sentencepiece", size=90)
