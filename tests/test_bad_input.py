@@ -234,7 +234,7 @@ CASES = {
     "input not UTF-8": Case(
         command=PREDICT,
         broken=append("lines.txt", b"\xe9\n"),
-        message="lines.txt, line 2: .* give sentence, in UTF-8",
+        message="lines.txt, line 2: .* give sentence in UTF-8",
     ),
 }
 

@@ -189,7 +189,7 @@ def test_recipes_are_the_papers():
         ({"steps": "many"}, "steps is 'many'; give int"),
         ({"causal": 1}, "causal is 1; give bool"),
         ({"clip_norm": "no"}, "clip_norm is 'no'; give float or nothing"),
-        ({"phases": [[128, 0.5]]}, "phases is .*; phases must be pairs of a length and a share"),
+        ({"phases": [[128, 0.5]]}, "phases is .*; phases must be pairs of a length and a fraction"),
         ({"phases": 128}, r"phases is 128; give \[\[length, fraction\], ...\]"),
         ({"phases": [[128, 1]], "seq_length": 64}, "give seq_length or phases, not both"),
         ({"optimizer": "sgd"}, "optimizer must be one of adamw, lamb"),

@@ -312,7 +312,10 @@ def test_a_kept_head_has_the_task_s_labels(task, labels, places, place, tmp_path
 @pytest.mark.parametrize(
     ("id2label", "said"),
     [
-        ({"0": "LABEL_0", "1": "LABEL_1"}, "the checkpoint's labels are LABEL_0, LABEL_1 and those of sst2"),
+        (
+            {"0": "LABEL_0", "1": "LABEL_1"},
+            "the checkpoint's labels are LABEL_0, LABEL_1 and the labels of sst2",
+        ),
         (None, "the checkpoint's labels have no names; the labels of sst2 are negative, positive; "),
         (
             {"0": "negative"},

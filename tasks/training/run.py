@@ -174,7 +174,7 @@ def check_finished(path: pathlib.Path) -> None:
         return  # a snapshot, or an ELECTRA's generator
     for name, wanted in _digests_in(results).items():
         if not (path / name).is_file():
-            raise MissingFileError(f"{path} has lost {name}; train again.")
+            raise MissingFileError(f"{path} has no {name}; train again.")
         if digest_of_file(path / name) != wanted:
             raise BertKerasError(
                 f"{path / name} was changed after training (its SHA-256 differs from {RESULTS_FILE}); train again, or remove "
