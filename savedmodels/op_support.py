@@ -75,7 +75,7 @@ def missing(ops: Collection[str], target: str) -> Iterator[str]:
         if first not in VERSIONS:
             yield f"{op}, which no known server up to {VERSIONS[-1]} has"
         elif VERSIONS.index(first) > wanted:
-            yield f"{op}, which {first} is the first to have"
+            yield f"{op}, which comes with {first}"
 
 
 def check(ops: Collection[str], target: str) -> None:

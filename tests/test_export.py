@@ -214,7 +214,7 @@ def test_a_server_without_an_op_is_refused_before_anything_is_written(sst2, tmp_
         ("SegmentSumV2", "tfserving-2.11", "tfserving-2.11 .*SegmentSumV2, .* 2.12"),
         ("SegmentSumV2", "tfserving-2.12", None),
         ("DecodeJxl", "tfserving-2.20", "tfserving-2.20 .*DecodeJxl, .*no known server up to 2.20"),
-        ("FastBertNormalize", "tfserving-2.11", "FastBertNormalize, which 2.12 is the first to have"),
+        ("FastBertNormalize", "tfserving-2.11", "FastBertNormalize, which comes with 2.12"),
         ("SentencepieceTokenizeOp", "tfserving-2.10", None),
         ("MyOwnOp", "tfserving-2.20", "MyOwnOp, which no known server up to 2.20 has"),
     ],

@@ -148,7 +148,9 @@ def _write_missing(
         folder.write(identity, made)
         progress(shard.documents)
     if len(made) < len(done):
-        raise BertKerasError(f"{folder.path} has more text; give another folder, or remove this one.")
+        raise BertKerasError(
+            f"{folder.path} was made from more text; give another folder, or remove this one."
+        )
     return made
 
 
