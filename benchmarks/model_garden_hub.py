@@ -1,11 +1,11 @@
 """TF Hub modules made by Model Garden's exporter, in a HubLayer: values, weights, dropout and fine-tuning.
 
-In: nothing; weights are random, and the vocabulary is a few words. Out: a line for each property, and exit status 1 where one
-does not hold. It runs in the environment that model_garden_parity.py describes:
+In: nothing; weights are random, and the vocabulary is a few words. Out: a line for each property, and exit status 1 if one
+fails. It runs in the environment that model_garden_parity.py describes:
 
     PYTHONPATH=. garden/bin/python benchmarks/model_garden_hub.py [FOLDER]
 
-FOLDER keeps the two modules, to be loaded elsewhere too.
+FOLDER keeps the two modules for other uses.
 """
 
 import pathlib
@@ -46,7 +46,7 @@ def write_modules(config: BertConfig, folder: pathlib.Path) -> None:
     encoder, pretrainer = theirs(config)
     objects = tf.train.Checkpoint(encoder=encoder, masked_lm=pretrainer.masked_lm)
     objects.read(str(folder / "ours" / "bert_model.ckpt")).assert_existing_objects_matched()
-    # Its exporter wants the counter that `save` writes.
+    # Their exporter needs the counter that `save` writes.
     checkpoint = tf.train.Checkpoint(**pretrainer.checkpoint_items).save(str(folder / "theirs" / "ckpt"))
     vocabulary = folder / "vocab.txt"
     vocabulary.write_text("\n".join(WORDS) + "\n")
@@ -109,7 +109,7 @@ def encoder_holds(config: BertConfig, folder: pathlib.Path) -> dict[str, bool]:
 
 
 def preprocessor_holds(folder: pathlib.Path) -> dict[str, bool]:
-    """Their preprocessor against ours, on texts without what the two tokenizers are known to differ in."""
+    """Their preprocessor against ours, on texts without the known differences of the two tokenizers."""
     layer, texts = HubLayer(folder / "preprocess"), tf.constant(TEXTS)
     expected = Preprocessor(WordPiece(WORDS), seq_length=24)(texts)
     pairs = layer.module.bert_pack_inputs([layer.module.tokenize(texts)] * 2, seq_length=16)
@@ -125,7 +125,7 @@ def preprocessor_holds(folder: pathlib.Path) -> dict[str, bool]:
 
 
 def fine_tuning_holds(folder: pathlib.Path) -> dict[str, bool]:
-    """Strings in, a class out: both modules in one Keras 3 model."""
+    """Both modules in one Keras 3 model, from strings to a class."""
     encode = HubLayer(folder / "encoder", outputs=POOLED_OUTPUT)
     text = keras.Input((), dtype="string")
     logits = keras.layers.Dense(2)(encode(HubLayer(folder / "preprocess")(text)))
@@ -146,7 +146,7 @@ def fine_tuning_holds(folder: pathlib.Path) -> dict[str, bool]:
 
 
 def main() -> int:
-    """Prints what holds; 1 where something does not."""
+    """Prints which properties hold; returns 1 if one fails."""
     keras.utils.set_random_seed(0)
     config = BertConfig.named("tiny", vocab_size=len(WORDS))
     with tempfile.TemporaryDirectory() as temporary:

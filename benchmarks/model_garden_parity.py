@@ -45,7 +45,7 @@ CONFIGS = {
 
 
 def theirs(config: BertConfig) -> tuple[tf_keras.Model, tf_keras.Model]:
-    """Its encoder, and its pretrainer with the masked-LM head around that."""
+    """Model Garden's encoder, and its pretrainer, which adds the masked LM head."""
 
     def gelu(x):
         return tf_keras.activations.gelu(x, approximate=True)
@@ -62,12 +62,12 @@ def theirs(config: BertConfig) -> tuple[tf_keras.Model, tf_keras.Model]:
         return_word_embeddings=True,
     )
     pretrainer = modeling.models.BertPretrainerV2(encoder_network=encoder, mlm_activation=gelu)
-    pretrainer(random_features(config))  # makes the variables
+    pretrainer(random_features(config))  # creates the variables
     return encoder, pretrainer
 
 
 def random_features(config: BertConfig, *, batch: int = 4, length: int = 40) -> dict[str, tf.Tensor]:
-    """Random tokens, types and asked positions; every row but the first is padded."""
+    """Random tokens, types and masked positions; all rows except the first are padded."""
     rng = np.random.default_rng(1)
     lengths = np.linspace(length, 3, batch).astype(int)
     features = {
@@ -116,7 +116,7 @@ def their_outputs(
 
 
 def differences(ours: dict, reference: dict, mask: np.ndarray) -> dict[str, tuple[float, float]]:
-    """By output, over real positions: max |difference| and max |reference|."""
+    """max |difference| and max |reference| of each output, over real positions."""
     found = {}
     for name, value in reference.items():
         mine = ours[name]
@@ -127,7 +127,7 @@ def differences(ours: dict, reference: dict, mask: np.ndarray) -> dict[str, tupl
 
 
 def both_ways(config: BertConfig, folder: pathlib.Path) -> dict[str, tuple[float, float]]:
-    """We write, it restores; it saves under each of its roots, we read; then what `differences` says."""
+    """It restores what we write, and we read what it saves under each of its roots; then compares the outputs."""
     checkpoint = random_checkpoint(config)
     checkpoints.write(checkpoint, folder / "ours", format="model-garden")
     encoder, pretrainer = theirs(config)
@@ -157,7 +157,7 @@ def both_ways(config: BertConfig, folder: pathlib.Path) -> dict[str, tuple[float
 
 
 def main() -> int:
-    """Prints the table; 1 where an output is over the bound."""
+    """Prints the table; returns 1 if an output is over the bound."""
     print(f"TensorFlow {tf.__version__}, random weights, bound {BOUND:g} x max(1, max |reference|)")
     worst = 0.0
     for name, config in CONFIGS.items():

@@ -1,9 +1,9 @@
-"""Files of pre-training instances, exchanged with Model Garden: its loader reads ours, ours reads what its script writes.
+"""Exchanges files of pre-training instances with Model Garden: its loader reads our files, and we read the files of its script.
 
     PYTHONPATH=. garden/bin/python benchmarks/model_garden_records.py --text corpus.txt --vocab vocab.txt
 
-In: text of a sentence a line with a blank line between documents, and a WordPiece vocabulary. Out: how many instances both
-readers gave alike, a row for each writer; the exit status is 1 where one number differs. The environment `garden` is that of
+In: text with one sentence per line and a blank line between documents, and a WordPiece vocabulary. Out: the number of instances
+that both readers read equally, one row per writer; the exit status is 1 if a number differs. The environment `garden` is that of
 model_garden_parity.py, with tensorflow-datasets, importlib_resources and scikit-learn.
 """
 
@@ -27,11 +27,11 @@ from tasks.pretraining.write_records import write_records
 from tasks.settings import Sampling
 
 SEQ_LENGTH, PREDICTIONS, BATCH = 128, 20, 16
-THEIR_NAMES = {NEXT_SENTENCE_LABEL: "next_sentence_labels"}  # where their batches have another than ours
+THEIR_NAMES = {NEXT_SENTENCE_LABEL: "next_sentence_labels"}  # their names that differ from ours
 
 
 def their_rows(files: str) -> Iterable[Mapping[str, np.ndarray]]:
-    """What Model Garden's loader gives, one instance at a time."""
+    """Yields the instances of Model Garden's loader, one at a time."""
     config = BertPretrainDataConfig(
         input_path=files,
         global_batch_size=BATCH,
@@ -44,7 +44,7 @@ def their_rows(files: str) -> Iterable[Mapping[str, np.ndarray]]:
 
 
 def compare(source: pathlib.Path, files: str) -> tuple[int, int]:
-    """Instances, and those that are equal in every number."""
+    """The number of instances, and the number of equal instances."""
     total = equal = 0
     for ours, theirs in zip(read_records(source).as_numpy_iterator(), their_rows(files), strict=True):
         total += 1
@@ -56,7 +56,7 @@ def compare(source: pathlib.Path, files: str) -> tuple[int, int]:
 
 
 def main() -> int:
-    """Writes both ways, reads both ways, prints; 1 where something differs."""
+    """Writes and reads both ways and prints the table; returns 1 if something differs."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )

@@ -6,11 +6,11 @@
 In: a folder with `glue/`, `squad/`, `swag/`, `conll2003/` and `weights/`; MiniLM-L6 comes from the demo's cache (it is fetched
 when it is not there). Out: a table for each group of CASES. Every run is one `bert-keras finetune` in a process of its own,
 under 40 minutes on 2 cores; a finished run is read and an unfinished one resumed, so the script can be stopped and started.
-The control beside each is the same run from random weights, or the commonest answer where that costs nothing.
+Each run has a control: the same run from random weights, or the most frequent answer where no training is needed.
 
-Data sets that have no test split of their own here are cut by `prepare`: SQuAD v2.0's questions by article into train, dev (where
-tau is chosen) and test (which is reported with tau and without); CoNLL-2003's first documents of at most 1,000 sentences, the
-same for every row. MiniLM-L6 is uncased, where the paper's model for CoNLL-2003 is cased.
+`prepare` splits data sets that have no test split: SQuAD v2.0's questions by article into train, dev (to choose tau) and test
+(reported with and without tau); CoNLL-2003's first documents with at most 1,000 sentences, the same for every row. MiniLM-L6 is
+uncased, but the paper's model for CoNLL-2003 is cased.
 
 Table 7's orderings are judged over seeds: one holds, or fails, where the means differ by more than two standard errors of their
 difference; else it is not resolved.
@@ -55,7 +55,7 @@ class Case:
 
     data, dev_data, test_data: paths below --data, or below the folder of `prepare` where they begin with "made/"
     measures: names in the results, the first is drawn
-    flags: of `bert-keras finetune`, after task, data, checkpoint, seed and output
+    flags: further flags of `bert-keras finetune`, besides task, data, checkpoint, seed and output
     """
 
     group: str
@@ -72,7 +72,7 @@ class Case:
 
     @property
     def slug(self) -> str:
-        """The name of its runs' folders."""
+        """The first part of the names of its runs' folders."""
         return f"{self.group}-{self.name}".lower().replace(", ", "-").replace(" ", "-")
 
 
@@ -118,7 +118,7 @@ _SQUAD = Case(
     flags=_flags(epochs=1, learning_rate=5e-5, batch_size=16, max_examples=6_000),
     seeds=(1,),
 )
-# As the paper trains on TriviaQA first; from MiniLM itself it learns to answer nothing.
+# The paper trains on TriviaQA first. Without such a step, MiniLM learns to answer nothing.
 _SQUAD2 = Case(
     group="squad2.0",
     name="MiniLM-L6 after SQuAD 1.1",
@@ -196,7 +196,7 @@ GROUPS = (*dict.fromkeys(case.group for case in CASES), FEATURES)
 
 
 def prepare(data: pathlib.Path, folder: pathlib.Path) -> None:
-    """Writes the files that CASES reads from "made/"."""
+    """Writes the files in "made/" that CASES need."""
     folder.mkdir(parents=True, exist_ok=True)
     source = json.loads((data / "squad/squad2.0_dev_subset_6078.json").read_text(encoding="utf-8"))
     articles, start = source["data"], 0.0
@@ -213,7 +213,7 @@ def prepare(data: pathlib.Path, folder: pathlib.Path) -> None:
 
 
 def _first_documents(lines: Iterable[str], *, sentences: int) -> Iterable[str]:
-    """The lines of the first whole documents that have no more than so many sentences together."""
+    """The lines of the first complete documents that together have at most that many sentences."""
     document: list[str] = []
     total = 0
     for line in [*lines, "-DOCSTART- -X- -X- O\n"]:
@@ -228,7 +228,7 @@ def _first_documents(lines: Iterable[str], *, sentences: int) -> Iterable[str]:
 
 
 def results_of(case: Case, seed: int, args: argparse.Namespace) -> dict:
-    """What results.json of this run says, or its figures on the test file; runs it first if it has not finished."""
+    """The results.json of this run, or its measures on the test file; trains it first if it has not finished."""
     output = pathlib.Path(args.output) / f"{case.slug}-{seed}"
 
     def place(path: str) -> str:
@@ -274,9 +274,9 @@ def _questions(file: pathlib.Path) -> list[dict]:
 
 
 def commonest_answer(group: str, args: argparse.Namespace) -> float | None:
-    """The first measure of a group, of giving one answer to everything.
+    """The first measure of a group for a trivial baseline, which always gives the same answer.
 
-    It is no answer in SQuAD v2.0, the commonest text in v1.1 and one place in SWAG.
+    The answer is none in SQuAD v2.0, the most frequent text in v1.1 and the most frequent index in SWAG.
     """
     if group == "squad2.0":
         asked = _questions(pathlib.Path(args.output) / "made/squad2.0-test.json")
@@ -294,7 +294,7 @@ def commonest_answer(group: str, args: argparse.Namespace) -> float | None:
 
 
 def tagger_results(layers: str, seed: int, args: argparse.Namespace, *, random: bool) -> dict:
-    """The results of a BiLSTM on the vectors of these layers; extracts and trains first if that has not been done."""
+    """The results of a BiLSTM on the vectors of these layers; first extracts and trains if needed."""
     place = pathlib.Path(args.output)
     output = place / f"{FEATURES}-{layers}{'-random' if random else ''}-{seed}"
     if not (output / "results.json").exists():
@@ -305,7 +305,7 @@ def tagger_results(layers: str, seed: int, args: argparse.Namespace, *, random: 
             checkpoint = dataclasses.replace(checkpoint, tensors={})
         caches = []
         for split in files:
-            keras.utils.set_random_seed(0)  # random weights are the same for both
+            keras.utils.set_random_seed(0)  # the same random weights for both splits
             vectors = place / "made" / f"{split}{'-random' if random else ''}"
             caches.append(extract(task, task.examples(split), checkpoint=checkpoint, output=vectors))
         hparams = TaggerHparams(seed=seed, epochs=TAGGER_EPOCHS)
@@ -317,7 +317,7 @@ def tagger_results(layers: str, seed: int, args: argparse.Namespace, *, random: 
 
 
 def orderings(rows: Mapping[str, list[float]]) -> Table:
-    """Whether the neighbours of Table 7 stand in the paper's order here."""
+    """A table that compares neighbouring rows of Table 7 with the paper's order."""
     table = Table("the paper's order", "difference", "standard error", "here", title="orderings of Table 7")
     for better, worse in itertools.pairwise(TABLE_7):
         difference, error, verdict = metrics.ordering(rows[better], rows[worse])
@@ -326,7 +326,7 @@ def orderings(rows: Mapping[str, list[float]]) -> Table:
 
 
 def draw(rows: list[tuple[str, list[float]]], *, label: str, file: str) -> None:
-    """Every run a dot, a row a case."""
+    """Plots a dot for each run, one row per case."""
     import matplotlib
 
     matplotlib.use("Agg")
@@ -348,7 +348,7 @@ Runs = list[Callable[[], dict]]
 
 
 def runs_of(group: str, args: argparse.Namespace) -> Iterator[tuple[str, tuple[str, ...], Runs]]:
-    """For each row of a group's table: its name, its measures and what gives the results of each seed."""
+    """Yields the name, the measures and the results of each seed for each row of a group's table."""
 
     def chosen(seeds: Iterable[int]) -> list[int]:
         return [seed for seed in seeds if args.seeds is None or seed in args.seeds]
@@ -370,7 +370,7 @@ def runs_of(group: str, args: argparse.Namespace) -> Iterator[tuple[str, tuple[s
 
 
 def main() -> None:
-    """Runs, prints, draws."""
+    """Trains, prints the tables and plots them."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )

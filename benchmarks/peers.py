@@ -1,4 +1,4 @@
-"""How fast bert_keras is beside KerasHub and Hugging Face: one interleaved run, ratios only.
+"""Compares the speed of bert_keras, KerasHub and Hugging Face in one interleaved run, as ratios.
 
     python benchmarks/peers.py                                     every default case, 2 threads, 5 rounds
     python benchmarks/peers.py --quick                             a look, not a measurement
@@ -60,7 +60,7 @@ WORDS = range(
     8, 37
 )  # of the sentences that are fine-tuned on: 10 to about 40 wordpieces, as most rows of SST-2
 TEXT_SIZE, QUICK_TEXT_SIZE = 3_000_000, 500_000  # characters
-BUSY = 0.5  # load average before the run above which other work is to be feared
+BUSY = 0.5  # a higher load average before the run means that other work disturbs it
 PARAGRAPH = """A river rises in the hills above the town and falls three hundred metres before it meets the sea.
 In spring its water is cold and grey; by late summer children wade across it without getting their knees wet.
 Two mills stood here in 1790, one for flour and one for paper, and the older still turns on the first of May.
@@ -72,7 +72,7 @@ VERSIONS = ("tensorflow", "tensorflow-text", "keras", "keras-hub", "torch", "tra
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Result:
-    """One line of the table: a case, ours against one peer."""
+    """One line of the table: our time in a case against a peer's."""
 
     case: str
     ours: str
@@ -88,7 +88,7 @@ class Result:
 
 
 def write_text(folder: pathlib.Path, data: pathlib.Path, *, size: int) -> None:
-    """Puts `lines.txt` (`size` characters) and `examples.tsv` where the workers read them."""
+    """Writes `lines.txt` (`size` characters) and `examples.tsv` for the workers."""
     corpus, rows = data / "corpus/enwiki_plain_paragraphs.txt", data / "glue/SST-2/train.tsv"
     text = (
         corpus.read_text(encoding="utf-8") if corpus.is_file() else PARAGRAPH * (size // len(PARAGRAPH) + 1)
@@ -108,7 +108,7 @@ def write_text(folder: pathlib.Path, data: pathlib.Path, *, size: int) -> None:
 
 
 def english_vocabulary(data: pathlib.Path) -> tuple[str, ...]:
-    """BERT's uncased pieces; without data the paragraph's words and letters."""
+    """BERT's uncased vocabulary; without data, the words and letters of the paragraph."""
     path = data / "vocab/uncased_30522.txt"
     if path.is_file():
         return read_pieces(path)
@@ -119,7 +119,7 @@ def english_vocabulary(data: pathlib.Path) -> tuple[str, ...]:
 
 
 def random_checkpoint(config: BertConfig) -> Checkpoint:
-    """Every weight drawn, the biases and norms too, so that each matters to the outputs."""
+    """Draws all weights, including biases and norms, so that each affects the outputs."""
     draw = np.random.default_rng(SEED)
 
     def values(name: str, shape: tuple[int, ...]) -> np.ndarray:
@@ -132,9 +132,9 @@ def random_checkpoint(config: BertConfig) -> Checkpoint:
 
 
 def write_weights(folder: pathlib.Path, source: Checkpoint, vocabulary: tuple[str, ...]) -> None:
-    """Writes the encoder, a classifier and the vocabulary in Hugging Face's form.
+    """Writes the encoder, a classifier and the vocabulary in Hugging Face's format.
 
-    Whatever the source says, the activation is the tanh form and epsilon 1e-12: KerasHub has no other.
+    The activation is always the tanh gelu and epsilon 1e-12, because KerasHub supports only these.
     """
     config = dataclasses.replace(
         source.config,
@@ -151,7 +151,7 @@ def write_weights(folder: pathlib.Path, source: Checkpoint, vocabulary: tuple[st
 
 
 def compare(ours: pathlib.Path, peer: pathlib.Path) -> tuple[str, bool]:
-    """How far two workers' outputs are apart, in words, and whether they are the same work."""
+    """The difference between two workers' outputs, as text, and True if it is within BOUND."""
     with np.load(ours) as mine, np.load(peer) as theirs:
         if "lengths" in mine:
             rows = [np.split(each["ids"], np.cumsum(each["lengths"])[:-1]) for each in (mine, theirs)]
@@ -165,7 +165,7 @@ def compare(ours: pathlib.Path, peer: pathlib.Path) -> tuple[str, bool]:
 
 
 class Workers:
-    """The worker of each implementation, started when it is first needed."""
+    """The worker of each implementation, started at its first use."""
 
     def __init__(self, folder: pathlib.Path, *, threads: int, clock: str) -> None:
         self._folder, self._threads, self._clock = folder, threads, clock
@@ -180,7 +180,7 @@ class Workers:
         return self._started[name]
 
     def close(self) -> None:
-        """Ends all of them."""
+        """Stops all workers."""
         for worker in self._started.values():
             worker.close()
 
@@ -211,7 +211,7 @@ def measure(
 
 
 def missing(name: str) -> list[str]:
-    """The modules that an implementation needs and that are not installed."""
+    """The missing modules of an implementation."""
     return [module for module in NEEDS.get(name, ()) if importlib.util.find_spec(module) is None]
 
 
@@ -238,7 +238,7 @@ def table(results: list[Result], title: str) -> Table:
 
 
 def installed(package: str) -> str | None:
-    """Its version, None where it is absent."""
+    """The installed version; None if the package is missing."""
     with contextlib.suppress(metadata.PackageNotFoundError):
         return metadata.version(package)
     return None
@@ -274,7 +274,7 @@ def arguments() -> argparse.Namespace:
 
 
 def main() -> int:
-    """Runs, prints, writes; 1 where outputs differ."""
+    """Runs the cases, prints and writes the ratios; returns 1 if outputs differ."""
     args = arguments()
     rounds = args.rounds or (2 if args.quick else 5)
     cases = [CASES[name] for name in args.cases]
@@ -303,7 +303,7 @@ def main() -> int:
                 status.update(case.name)
                 results += measure(case, workers, folder, rounds=rounds, at_least=0.3 if args.quick else 2.0)
         except RuntimeError as error:
-            failure = str(error)  # what was measured before it is still shown
+            failure = str(error)  # earlier results are still shown
         finally:
             workers.close()
     title = f"times faster than the peer, {args.threads} thread(s), {args.clock} clock, {rounds} rounds"

@@ -1,12 +1,12 @@
-"""Does a served model measure what was evaluated? A run's dev split through its exported SavedModel, beside `evaluate`.
+"""Compares the measures of an exported SavedModel on a run's dev split with those of `evaluate`.
 
     python benchmarks/served_measures.py --run runs/squad --data dev-v1.1.json
     python benchmarks/served_measures.py --run runs/ner --data eng.testa.gz
 
 In: a run and labelled data. The run is exported to a temporary folder and loaded by TensorFlow alone; every example's strings
-go through `serving_default`, and what comes back is measured by the task. Out: a table of both figures; of spans, how many are
-cut out of the text's bytes exactly. The exit status is 1 where a figure or a span differs. Entities are evaluated on the words of
-the file, and served on those that text is split into: of them the spans alone are looked at.
+go through `serving_default`, and the task measures the answers. Out: a table with both measures, and the number of spans that
+equal the bytes of the text. The exit status is 1 if a measure or a span differs. For entities only the spans are checked,
+because serving splits texts into words differently from the file.
 """
 
 import argparse
@@ -28,7 +28,7 @@ from tasks.ner.words import TEXT, text_of
 from tasks.training.run import load_run
 
 BATCH = 16
-# What is cut out of which input, and where it starts and ends.
+# Output of a span's text -> its input, and the outputs with its start and end.
 SPANS = {
     "answer": ("context", "start_byte", "end_byte"),
     "entity_text": ("text", "entity_start_byte", "entity_end_byte"),
@@ -36,7 +36,7 @@ SPANS = {
 
 
 def served(serve: Any, raw: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
-    """What the signature answers to every example, [N, ...]."""
+    """The signature's answers to all examples, [N, ...]."""
     names = serve.structured_input_signature[1]
     count = len(next(iter(raw.values())))
     parts: list[dict[str, np.ndarray]] = []
@@ -47,7 +47,7 @@ def served(serve: Any, raw: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
 
 
 def spans(answers: Mapping[str, np.ndarray], raw: Mapping[str, np.ndarray]) -> Iterator[bool]:
-    """For every span that is answered, whether its text is those bytes of the input."""
+    """For each answered span: True if its text equals those bytes of the input."""
     for name, (text, start, end) in SPANS.items():
         if name in answers:
             for source, *columns in zip(
@@ -59,7 +59,7 @@ def spans(answers: Mapping[str, np.ndarray], raw: Mapping[str, np.ndarray]) -> I
 
 
 def main() -> int:
-    """Exports, asks, prints; 1 where something differs."""
+    """Exports the run and prints the comparison; returns 1 if something differs."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )

@@ -1,4 +1,4 @@
-"""Thousands of requests, real and hostile, to a served classifier: nothing crashes, no answer is wrong, memory stays flat.
+"""Sends thousands of real and hostile requests to a served classifier: it must not crash, answer wrongly or leak memory.
 
     python benchmarks/serving.py --run runs/sst2 --served served/sst2 --text $BERT_KERAS_TEST_DATA/glue/SST-2/dev.tsv
 
@@ -7,7 +7,7 @@ goes over REST or gRPC, has one to eight texts, and one in ten is malformed. Out
 answered, and the server's resident size after a tenth of the requests and at the end. The exit status is 1 where an answer is
 wrong, a good request is refused or a malformed one is not, or memory grows by over 5 %.
 
-Right is what `predict` says of the same bytes: labels equal, probabilities within 1e-5.
+An answer is right if `predict` gives the same label for the same bytes, and probabilities within 1e-5.
 """
 
 import argparse
@@ -36,9 +36,9 @@ from tasks.batches import predict
 from tasks.training.run import load_run
 
 SEED = 1
-BOUND = 1e-5  # on probabilities
-GROWTH = 0.05  # of resident memory
-MALFORMED = 0.1  # of the requests
+BOUND = 1e-5  # for probabilities
+GROWTH = 0.05  # allowed growth of resident memory, as a fraction
+MALFORMED = 0.1  # fraction of malformed requests
 
 
 def hostile(draw: random.Random) -> bytes:
@@ -58,7 +58,7 @@ def hostile(draw: random.Random) -> bytes:
 
 
 class Client:
-    """Both ways to ask. A refusal is a string, an answer a dict of arrays."""
+    """A client for REST and gRPC. It returns a dict of arrays for an answer, and a string for an error."""
 
     def __init__(self, name: str, text: str, *, port: int, grpc_port: int) -> None:
         self._name, self._text = name, text
@@ -71,7 +71,7 @@ class Client:
         return self.post(json.dumps({"inputs": {self._text: [_json_of(text) for text in texts]}}).encode())
 
     def post(self, body: bytes) -> Any:
-        """Any body."""
+        """Posts any body."""
         try:
             with urllib.request.urlopen(self._url, data=body) as response:
                 outputs = json.load(response)["outputs"]
@@ -87,7 +87,7 @@ class Client:
         return self.call({self._text: tf.make_tensor_proto(texts, tf.string)})
 
     def call(self, inputs: dict[str, Any], *, signature: str = "") -> Any:
-        """Any inputs."""
+        """Calls Predict with any inputs."""
         request = predict_pb2.PredictRequest()
         request.model_spec.name, request.model_spec.signature_name = self._name, signature
         for name, proto in inputs.items():
@@ -99,7 +99,7 @@ class Client:
         return {name: tf.make_ndarray(proto) for name, proto in outputs.items()}
 
     def malformed(self, draw: random.Random) -> Any:
-        """Something that must be refused."""
+        """Sends a malformed request, which the server must refuse."""
         text = tf.make_tensor_proto(["a"])
         return draw.choice(
             (
@@ -126,13 +126,13 @@ def _json_of(text: bytes) -> Any:
 
 
 def resident(process: int) -> int:
-    """Bytes in memory."""
+    """The server's resident memory in bytes."""
     status = pathlib.Path(f"/proc/{process}/status").read_text()
     return 1024 * int(re.search(r"VmRSS:\s+(\d+)", status)[1])  # type: ignore[index]
 
 
 def main() -> int:
-    """Serves, asks, prints; 1 where something was wrong."""
+    """Starts the server, sends the requests and prints the counts; returns 1 if something was wrong."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )

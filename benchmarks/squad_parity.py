@@ -1,9 +1,9 @@
-"""How many answers of a SQuAD 1.1 run are those of google-research/bert's run_squad.py, from the same weights.
+"""Compares the answers of a SQuAD 1.1 run with those of google-research/bert's run_squad.py, from the same weights.
 
     python benchmarks/squad_parity.py --run runs/squad --data dev-v1.1.json --original FOLDER
 
 FOLDER holds `bert/`, the package that `pip download --no-deps bert-tensorflow==1.0.4` fetches, unpacked. Its code reads the file,
-cuts the windows and picks the answers; the logits between are the run's own. Prints both scores and every answer that differs.
+cuts the windows and chooses the answers; the run computes the logits. Prints both scores and every answer that differs.
 """
 
 import argparse
@@ -26,7 +26,7 @@ BATCH = 16
 
 
 def original(folder: str) -> tuple[Any, Any]:
-    """Its run_squad and tokenization modules: TensorFlow 1 code, on today's `tf.compat.v1`."""
+    """Google's run_squad and tokenization modules: TensorFlow 1 code, run with `tf.compat.v1`."""
     sys.path.insert(0, folder)
     contrib = types.ModuleType("tensorflow.contrib")
     for name in ("layers", "cluster_resolver", "tpu", "data"):
@@ -44,7 +44,7 @@ def original(folder: str) -> tuple[Any, Any]:
 
 
 def original_answers(run: Run, *, data: str, folder: str) -> tuple[dict[str, str], int]:
-    """Answers by question id, and how many windows there were."""
+    """Answers by question id, and the number of windows."""
     run_squad, tokenization = original(folder)
     examples = run_squad.read_squad_examples(data, is_training=False)
     tokenizer = tokenization.FullTokenizer(

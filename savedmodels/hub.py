@@ -1,4 +1,4 @@
-"""TensorFlow Hub's text pair from a checkpoint: a preprocessor and an encoder, as reusable SavedModels.
+"""Exports a checkpoint for TensorFlow Hub: a preprocessor and an encoder, as reusable SavedModels.
 
 In: a Checkpoint and a folder. Out: folder/preprocess and folder/encoder, for `tf.saved_model.load`, `hub.load`, `hub.KerasLayer`
 and `bert_keras.HubLayer`:
@@ -8,8 +8,8 @@ and `bert_keras.HubLayer`:
     encoder      Features -> pooled_output, sequence_output, encoder_outputs, default
       .mlm       Features and masked_lm_positions -> mlm_logits too
 
-Source: TensorFlow Hub, "Reusable SavedModels" and "Common SavedModel APIs for text tasks"; the names that go beyond these
-(`.mlm`, `encoder_outputs`, the special tokens) come from Model Garden's official/nlp/tools/export_tfhub_lib.py.
+Source: TensorFlow Hub, "Reusable SavedModels" and "Common SavedModel APIs for text tasks"; other names (`.mlm`,
+`encoder_outputs`, the special tokens) are from Model Garden's official/nlp/tools/export_tfhub_lib.py.
 """
 
 import pathlib
@@ -60,7 +60,7 @@ class Reusable(tf.Module):
     def __init__(self, function: Callable[..., Any], *layers: keras.layers.Layer) -> None:
         super().__init__()
         self.__call__ = tf.function(function, autograph=False)
-        # All variables, dropout's seeds too: a trace with training=True cannot be saved without them.
+        # All variables, including dropout seeds: without them a trace with training=True cannot be saved.
         self.variables = [variable.value for layer in layers for variable in layer.variables]
         self.trainable_variables = [
             variable.value for layer in layers for variable in layer.trainable_variables
@@ -68,7 +68,7 @@ class Reusable(tf.Module):
         self.regularization_losses: list[Callable[[], tf.Tensor]] = []
 
     def trace(self, *inputs: Any, **keywords: Any) -> Any:
-        """Adds a trace for calls of this form. Returns the concrete function."""
+        """Adds a trace for calls with these arguments. Returns the concrete function."""
         return self.__call__.get_concrete_function(*inputs, **keywords)
 
 
@@ -80,14 +80,14 @@ def write_pair(
     fresh: Iterable[str] = (),
     log: Callable[[str], None] = print,
 ) -> None:
-    """Writes directory/preprocess and directory/encoder, after a fresh process gave the same answers from both.
+    """Writes directory/preprocess and directory/encoder, after a fresh process has checked their answers.
 
     seq_length: the preprocessor's default length, in tokens
     fresh, log: see `load_encoder`
 
-    Raises TakenError where one of the two exists; BertKerasError where the folder cannot be written, another process writes to
-    it, or the encoder has fewer than seq_length positions, and as `tokenizer_of` and `assign` do; ExportError where the fresh
-    process answers differently. The folder then stays as it was.
+    Raises TakenError if preprocess or encoder exists; BertKerasError if the folder cannot be written, if another process writes
+    to it, or if the encoder has fewer than seq_length positions, and as `tokenizer_of` and `assign` do; ExportError if the fresh
+    process answers differently. The folder then stays unchanged.
     """
     directory = path_of(directory)
     if seq_length > (most := checkpoint.config.max_length):
@@ -96,7 +96,7 @@ def write_pair(
         )
     with publishing(directory) as new:
         if taken := [name for name in (PREPROCESS, ENCODER) if (directory / name).exists()]:
-            raise TakenError(f"{directory / taken[0]} is there already; give another folder.")
+            raise TakenError(f"{directory / taken[0]} already exists; give another folder.")
         modules = {
             PREPROCESS: preprocessor(checkpoints.tokenizer_of(checkpoint), seq_length=seq_length),
             ENCODER: encoder(checkpoint, fresh=fresh, log=log),
@@ -135,7 +135,7 @@ def preprocessor(tokenizer: Tokenizer, *, seq_length: int) -> tuple[Reusable, Ca
         return room.pack(*[one.merge_dims(1, -1) if one.ragged_rank > 1 else one for one in inputs])
 
     root = Reusable(preprocess)
-    root._tokenizer = tokenizer  # a SentencePiece model is a resource: the root must hold it
+    root._tokenizer = tokenizer  # a SentencePiece model is a resource, so the root must keep it
     root.tokenize = Reusable(tokenize)
     root.tokenize_with_offsets = Reusable(tokenize_with_offsets)
     for part in (root.tokenize, root.tokenize_with_offsets):
@@ -150,7 +150,7 @@ def preprocessor(tokenizer: Tokenizer, *, seq_length: int) -> tuple[Reusable, Ca
 
 
 def _by_word(tokenizer: Tokenizer, ids: tf.RaggedTensor, *others: tf.RaggedTensor) -> list[tf.RaggedTensor]:
-    """Ragged [B, (T)] -> ragged [B, (words), (tokens)]; of SentencePiece [B, (T)], like the published modules."""
+    """Ragged [B, (T)] -> ragged [B, (words), (tokens)]; with SentencePiece [B, (T)], like the published modules."""
     if not isinstance(tokenizer, WordPiece):
         return [ids, *others]
     first = ~tf.gather(tf.constant(tokenizer.continues), ids.values)
@@ -177,7 +177,7 @@ def _special_tokens(tokenizer: Tokenizer) -> Reusable:
 def encoder(
     checkpoint: Checkpoint, *, fresh: Iterable[str] = (), log: Callable[[str], None] = print
 ) -> tuple[Reusable, Callable[..., dict[str, tf.Tensor]]]:
-    """The encoder, with `.mlm` where the checkpoint has a masked-LM head, and its serving signature without encoder_outputs.
+    """The encoder, with `.mlm` if the checkpoint has a masked LM head, and its serving signature without encoder_outputs.
 
     Raises as `assign` does.
     """

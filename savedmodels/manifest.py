@@ -1,6 +1,6 @@
 """The manifest of an exported version: the size and SHA-256 of its files.
 
-In: the folder of a version. Out: assets.extra/manifest.json, or an error that names the files that differ from it.
+In: the folder of a version. Out: assets.extra/manifest.json, or an error with the files that differ from it.
 """
 
 import pathlib
@@ -12,7 +12,7 @@ from bert_keras.json_files import OBJECT, object_of, read_object, typed
 from bert_keras.paths import path_of
 
 EXTRA = "assets.extra"  # the folder of a version that TensorFlow's loader ignores
-MANIFEST, CARD, EXAMPLE = "manifest.json", "model_card.md", "example.json"  # in that folder
+MANIFEST, CARD, EXAMPLE = "manifest.json", "model_card.md", "example.json"  # in EXTRA
 
 
 def write_manifest(folder: pathlib.Path) -> None:
@@ -23,7 +23,7 @@ def write_manifest(folder: pathlib.Path) -> None:
 def verify(folder: str | pathlib.Path) -> dict[str, Any]:
     """Compares a version with its manifest. Returns its files, {path: {"bytes", "sha256"}}.
 
-    Raises MissingFileError without a manifest, BertKerasError naming the files that are missing, changed or added.
+    Raises MissingFileError without a manifest, BertKerasError if files are missing, changed or added, with their names.
     """
     folder = path_of(folder)
     path = folder / EXTRA / MANIFEST

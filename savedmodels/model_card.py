@@ -1,6 +1,6 @@
-"""The model card of an exported version, in Markdown: the task, its measures, the signatures, and requests to copy.
+"""The model card of an exported version, in Markdown: the task, its measures, the signatures, and example requests.
 
-In: a Run and its signatures. Out: the text of assets.extra/model_card.md, and the example that its requests send.
+In: a Run and its signatures. Out: the text of assets.extra/model_card.md, and the example in its requests.
 """
 
 import inspect
@@ -32,7 +32,7 @@ CARD_TEMPLATE = """# {name}
 {signatures}
 
 `examples` takes serialized `tf.Example` protos with the inputs of `serving_default` as bytes features. `features` takes token
-ids from clients that tokenize.{ragged}
+ids, for clients that tokenize texts.{ragged}
 
 `serving_default` returns:
 
@@ -61,7 +61,7 @@ gRPC, with `pip install tensorflow-serving-api`:
     response = prediction_service_pb2_grpc.PredictionServiceStub(channel).Predict(request, timeout=10)
     print({{name: tf.make_ndarray(value) for name, value in response.outputs.items()}})
 
-Python, with TensorFlow and TensorFlow Text alone:
+Python, with only TensorFlow and TensorFlow Text:
 
     import tensorflow as tf
     import tensorflow_text
@@ -73,7 +73,7 @@ A SavedModel is code: load it only if you trust its source. `bert-keras info {sh
 checksums.
 """
 
-# By input, for tasks without example texts.
+# Example texts by input, for tasks without their own.
 EXAMPLES = {
     "text": "Ada Lovelace was born in London.",
     "question": "Where was Ada Lovelace born?",
@@ -86,7 +86,7 @@ with a server that batches, and with REST's `instances`."""
 
 
 def model_card(run: Run, signatures: Mapping[str, Any], *, name: str, version: int, size: int) -> str:
-    """The text of the card. size: of the graph and the weights, in bytes."""
+    """The text of the card. size: bytes of the graph and the weights."""
     example = example_of(run.task)
     return CARD_TEMPLATE.format(
         name=name,
@@ -113,7 +113,7 @@ def model_card(run: Run, signatures: Mapping[str, Any], *, name: str, version: i
 
 
 def example_of(task: Problem) -> dict[str, Any]:
-    """An example text for each input, or a list of it for an input of choices."""
+    """An example text for each input, or a list of texts for an input with choices."""
     texts = {**EXAMPLES, **task.example_texts}
     example = {}
     for name, spec in task.signature().items():
@@ -149,9 +149,9 @@ def signature_table(signatures: Mapping[str, Any]) -> str:
 
 
 def _measures(run: Run) -> str:
-    """The section of the exported task's measures; empty where results.json has none."""
+    """The section with the exported task's measures; empty if results.json has none."""
     path = run.path / RESULTS_FILE
-    # An ensemble itself was not measured, only its members.
+    # Only the members of an ensemble were evaluated, not the ensemble.
     if isinstance(run.model, Ensemble) or not path.is_file():
         return ""
     kinds = {

@@ -1,6 +1,6 @@
 """The ops that each version of TensorFlow Serving supports, and a check of a graph against them.
 
-In: a graph, and a target such as "tfserving-2.10". Out: nothing, or an error that names the missing ops and the version.
+In: a graph, and a target such as "tfserving-2.10". Out: nothing, or an error with the missing ops and the version.
 """
 
 from collections.abc import Collection, Iterator
@@ -56,14 +56,14 @@ CORE_OPS = {
 
 
 def ops_of(graph: graph_pb2.GraphDef) -> set[str]:
-    """The ops of a graph and of the functions in its library; TensorFlow Text's without their prefix `TFText>`."""
+    """The ops of a graph and of the functions in its library; the prefix `TFText>` of TensorFlow Text's ops is removed."""
     functions = {function.signature.name for function in graph.library.function}
     nodes = [*graph.node, *(node for function in graph.library.function for node in function.node_def)]
     return {node.op.rpartition(">")[2] for node in nodes} - functions
 
 
 def foreign_ops(ops: Collection[str]) -> set[str]:
-    """The ops that TensorFlow itself does not have."""
+    """The ops that are not TensorFlow's own."""
     return {op for op in ops if not hasattr(tf.raw_ops, op)}
 
 
@@ -73,13 +73,13 @@ def missing(ops: Collection[str], target: str) -> Iterator[str]:
     for op in sorted(ops):
         first = TEXT_OPS.get(op) if op in foreign else CORE_OPS.get(op, VERSIONS[0])
         if first not in VERSIONS:
-            yield f"{op}, which no server up to {VERSIONS[-1]} is known to have"
+            yield f"{op}, which no known server up to {VERSIONS[-1]} has"
         elif VERSIONS.index(first) > wanted:
             yield f"{op}, which comes with {first}"
 
 
 def check(ops: Collection[str], target: str) -> None:
-    """Raises BertKerasError on an unknown target, and where the target lacks an op; names these ops and their versions."""
+    """Raises BertKerasError for an unknown target, and if the target lacks ops, with their names and versions."""
     if target not in TARGETS:
         raise BertKerasError(f"target is {target!r}; give one of {', '.join(TARGETS)}.")
     if lacking := list(missing(ops, target)):

@@ -1,6 +1,6 @@
-"""SavedModels get their names only after a fresh process has given the same answers.
+"""Gives SavedModels their names only after a fresh process has given the same answers.
 
-In: a folder, and example inputs with the answers of this process. Out: the complete folder, or an error and the folder as it was.
+In: a folder, and example inputs with the answers of this process. Out: the complete folder, or an error and an unchanged folder.
 """
 
 import contextlib
@@ -18,7 +18,7 @@ from bert_keras.folders import whole_folder
 from bert_keras.paths import for_tensorflow, path_of
 from savedmodels import reload
 
-# Texts that both processes must answer alike: plain, empty, accented, CJK, emoji and long.
+# Both processes must give the same answers for these texts: plain, empty, accented, CJK, emoji and long.
 SAMPLES = (
     "a charming and often affecting journey",
     "",
@@ -27,7 +27,7 @@ SAMPLES = (
     "so-so \N{GRINNING FACE} [SEP] [MASK] ...",
     "word " * 600,
 )
-TOLERANCE = 1e-6  # of probabilities and scores
+TOLERANCE = 1e-6  # for probabilities and scores
 
 
 class ExportError(BertKerasError):
@@ -36,9 +36,9 @@ class ExportError(BertKerasError):
 
 @contextlib.contextmanager
 def publishing(directory: pathlib.Path) -> Iterator[pathlib.Path]:
-    """An empty folder to write to; at the end of the block its entries move to `directory`, which may hold others.
+    """Yields an empty folder to write to. At the end of the block its entries move to `directory`, which may have other entries.
 
-    Raises BertKerasError as `whole_folder` does, and in place of an OSError in the block.
+    Raises BertKerasError as `whole_folder` does, and instead of an OSError in the block.
     """
     try:
         with whole_folder(directory, existing="keep") as new:
@@ -48,7 +48,7 @@ def publishing(directory: pathlib.Path) -> Iterator[pathlib.Path]:
     except OSError as error:
         raise BertKerasError(
             f"cannot export to {directory}: {error.strerror or error}; "
-            "give a folder that can be written, with room for the model."
+            "give a writable folder with space for the model."
         ) from error
 
 
@@ -57,7 +57,7 @@ def ask(directory: str | pathlib.Path, raw: Mapping[str, Sequence[Any]]) -> dict
 
     raw: strings, or rows of numbers, by input
 
-    Raises ExportError where that process fails.
+    Raises ExportError if the process fails.
     """
     with for_tensorflow(path_of(directory).resolve()) as found:
         process = subprocess.run(
@@ -68,7 +68,7 @@ def ask(directory: str | pathlib.Path, raw: Mapping[str, Sequence[Any]]) -> dict
             cwd="/",
         )
     if process.returncode:
-        reason = process.stderr.strip().splitlines() or [f"it ended with code {process.returncode}"]
+        reason = process.stderr.strip().splitlines() or [f"its exit code is {process.returncode}"]
         raise ExportError(f"a fresh process could not answer from {directory}: {reason[-1]}")
     return json.loads(process.stdout)
 

@@ -1,9 +1,9 @@
-"""Answers from an exported folder, with TensorFlow and TensorFlow Text's kernels, without this package.
+"""Loads an exported folder and answers inputs, with TensorFlow and TensorFlow Text's kernels, without this package.
 
     python reload.py DIR < inputs.json > outputs.json
 
 In: {"sentence": ["...", ...], ...}, the signature's inputs by name. Out: the answers of `serving_default` by name, as JSON.
-Run as a script, it can import neither bert_keras nor Keras, so a server can give the same answers.
+As a script, it can import neither bert_keras nor Keras, which shows that a server can give the same answers.
 """
 
 import json
@@ -15,7 +15,7 @@ FORBIDDEN = ("bert_keras", "tasks", "savedmodels", "keras", "tf_keras", "tensorf
 
 
 def load_kernels() -> None:
-    """Registers TensorFlow Text's ops from their libraries, without its Python code, as in a server."""
+    """Registers TensorFlow Text's ops from its libraries, without its Python code, as in a server."""
     import importlib.util
 
     import tensorflow as tf
@@ -23,7 +23,7 @@ def load_kernels() -> None:
     spec = importlib.util.find_spec("tensorflow_text")
     if spec is None or spec.origin is None:
         raise ModuleNotFoundError(
-            "tensorflow-text is not installed; pip install the version with TensorFlow's minor number."
+            "tensorflow-text is not installed; pip install the version with TensorFlow's minor version."
         )
     for library in KERNELS:
         tf.load_op_library(os.path.join(os.path.dirname(spec.origin), "python", "ops", library))
@@ -32,7 +32,7 @@ def load_kernels() -> None:
 def main(directory: str) -> None:
     """Loads a SavedModel and answers the inputs from standard input."""
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
-    # Python puts this script's folder first on sys.path: its neighbours would shadow other modules.
+    # Python puts this script's folder first on sys.path, where its files would shadow other modules.
     sys.path = [path for path in sys.path if path != os.path.dirname(os.path.abspath(__file__))]
     import tensorflow as tf
 

@@ -1,7 +1,7 @@
 """Servable: a task that takes raw strings, as one TensorFlow module.
 
-In: strings [B] by the task's input names. Out: the outputs of `Task.decode`, by name. The module holds the variables, the
-vocabulary and the text processing, so a SavedModel of it needs nothing else.
+In: strings [B] by the task's input names. Out: the outputs of `Task.decode`, by name. The module has the variables, the
+vocabulary and the text processing, so its SavedModel is complete.
 """
 
 from collections.abc import Mapping
@@ -14,14 +14,14 @@ from bert_keras.features import ENCODER_INPUTS, INPUT_MASK
 from bert_keras.text.preprocessing import Preprocessor
 from tasks.task import Features, Problem, Raw, model_inputs
 
-EXAMPLES = "examples"  # the signature of serialized tf.Example, and its input
-WINDOWS = 32  # windows of long texts in one batch of the model: memory does not grow with a text
+EXAMPLES = "examples"  # the signature for serialized tf.Example, and its input
+WINDOWS = 32  # windows of long texts in one batch of the model, so that long texts need no more memory
 
 
 class Servable(tf.Module):
     """preprocess + model + decode behind string signatures.
 
-    task, preprocess, model: of a Run
+    task, preprocess, model: those of a Run
 
     After `tf.saved_model.load` the object has `signatures`, `variables`, `trainable_variables`, and is callable:
     `loaded({"sentence": strings}, training=True)` gives the model's outputs, with dropout, for fine-tuning.
@@ -33,10 +33,10 @@ class Servable(tf.Module):
 
     def __init__(self, task: Problem, preprocess: Preprocessor, model: keras.Model) -> None:
         super().__init__(name="servable")
-        # Behind functions, so that the SavedModel holds the variables once, without a Keras model beside them.
+        # Hidden in functions, so that the SavedModel has the variables only once, without a Keras model.
         self._task, self._model = lambda: task, lambda: model
         self.preprocess = preprocess
-        # All variables, dropout's seeds too: a trace with training=True cannot be saved without them.
+        # All variables, including dropout seeds: without them a trace with training=True cannot be saved.
         self.variables = [variable.value for variable in model.variables]
         self.trainable_variables = [variable.value for variable in model.trainable_variables]
         self.functions()
@@ -78,7 +78,7 @@ class Servable(tf.Module):
     def serve_examples(self, **raw: tf.Tensor) -> Raw:
         """Serialized tf.Example [B] with the strings as bytes features -> the outputs of `serve`."""
         examples = _of_one_size(raw)[EXAMPLES]
-        # TensorFlow's own error would repeat the bytes. A message is empty or starts with the tag of its only field.
+        # TensorFlow's own error would print the bytes. A message is empty or starts with the tag of its only field.
         message = tf.strings.regex_full_match(tf.strings.substr(examples, 0, 1), "\n?")
         checked = tf.debugging.Assert(tf.reduce_all(message), [f"{EXAMPLES}: expected serialized tf.Example"])
         with tf.control_dependencies([checked]):
@@ -91,10 +91,10 @@ class Servable(tf.Module):
 
     @tf.function(autograph=False)
     def serve_features(self, **features: tf.Tensor) -> Raw:
-        """Features int32 [B, S], or [B, K, S] of choices -> the outputs that need no text."""
+        """Features int32 [B, S], or [B, K, S] for choices -> the outputs that need no text."""
         same = _of_one_size({name: features[name] for name in ENCODER_INPUTS}, whole=True)
         features = _of_one_size(features | same)
-        # The kernel refuses ids that are too large, but counts negative ids from the end of the table.
+        # The kernel refuses too large ids, but counts negative ids from the end of the table.
         counted = tf.reduce_all([tf.reduce_all(value >= 0) for value in features.values()])
         masks = tf.reduce_all(features[INPUT_MASK] <= 1)  # attention would add larger values to its scores
         checked = (
@@ -147,7 +147,7 @@ class Servable(tf.Module):
 
 
 def _of_one_size(tensors: Mapping[str, tf.Tensor], *, whole: bool = False) -> dict[str, tf.Tensor]:
-    """The tensors, after a check at run time that their batch sizes are equal; with `whole`, their shapes.
+    """The tensors, with a check at run time that their batch sizes are equal; with `whole`, that their shapes are equal.
 
     Some kernels read past the end of the shorter tensor. Raises InvalidArgumentError when run.
     """

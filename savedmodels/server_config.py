@@ -26,7 +26,7 @@ num_batch_threads { value: 4 }
 
 
 def server_files(name: str) -> dict[str, str]:
-    """The texts of the files that stand beside the versions, by file name."""
+    """The texts of the files next to the versions, by file name."""
     quoted = {
         key: json.dumps(value, ensure_ascii=False)
         for key, value in {"name": name, "path": f"/models/{name}"}.items()

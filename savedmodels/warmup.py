@@ -15,9 +15,9 @@ Texts = Mapping[str, list[Any]]
 
 
 def write_warmup(path: pathlib.Path, texts: Texts, *, name: str) -> None:
-    """Writes one request for each example, and one request for all of them.
+    """Writes one request for each example, and one request with all examples.
 
-    name: of the model
+    name: the model's name
     """
     count = len(next(iter(texts.values())))
     with tf.io.TFRecordWriter(str(path)) as writer:
@@ -28,7 +28,7 @@ def write_warmup(path: pathlib.Path, texts: Texts, *, name: str) -> None:
 def prediction_log(texts: Texts, *, name: str) -> bytes:
     """The serialized PredictionLog of a request for `serving_default`.
 
-    Encoded here because its protocol buffer is only in tensorflow-serving-api, which nothing else here needs.
+    We encode it ourselves because only tensorflow-serving-api has its protocol buffer, and nothing else here needs that package.
     Source: tensorflow_serving/apis/prediction_log.proto, predict.proto and model.proto.
     """
     model_spec = _field(1, name.encode()) + _field(3, b"serving_default")

@@ -26,7 +26,7 @@ _ROW = "row"  # the position of the example in the data set, int64 [B]
 
 
 def take_examples(examples: tf.data.Dataset, *, count: int | None, seed: int) -> tf.data.Dataset:
-    """Draws `count` examples without replacement, the same for the same seed; None takes all."""
+    """Draws `count` examples without replacement. Equal seeds draw equal examples; None takes all."""
     if count is None:
         return examples
     return examples.shuffle(cardinality(examples), seed=seed, reshuffle_each_iteration=False).take(count)
@@ -73,7 +73,8 @@ def dataset(
 ) -> tf.data.Dataset:
     """The input of `fit`: (features, labels, weights), [B or W, ...]; (features, raw) with `labelled=False`.
 
-    multiple_of: rows; `pad_batches` pads labelled batches to a multiple of it. From `batch_size` on, all batches have one shape
+    multiple_of: rows; `pad_batches` pads labelled batches to a multiple of it. With `batch_size` or more, all batches have one
+        shape
 
     The order is that of `batches`. `preprocess` pads each batch to its longest row, or to one length. For a task with windows,
     `batch_size` counts windows in labelled batches and examples in unlabelled ones, and the number of batches is unknown.
@@ -161,7 +162,7 @@ def predict(
 def predictor(
     task: Problem, preprocess: Preprocessor, model: keras.Model
 ) -> Callable[..., tuple[Arrays, Arrays]]:
-    """A `predict` for several data sets: it traces model and decoding once for equal shapes."""
+    """Returns a `predict` for several data sets, which traces model and decoding once for equal shapes."""
 
     @tf.function(autograph=False)
     def forward(inputs: Features) -> Any:
@@ -186,7 +187,7 @@ def predictor(
         parts = []
         for features, raw in made:
             inputs = model_inputs(features)
-            # One text may have any number of windows; a group of them at a time bounds the memory.
+            # A text may have any number of windows; groups bound the memory.
             outputs = [
                 run({name: value[start : start + batch_size] for name, value in inputs.items()})
                 for start in range(0, len(inputs[INPUT_MASK]), batch_size)

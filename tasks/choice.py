@@ -32,8 +32,8 @@ from tasks.task import Arrays, Features, Raw, Task
 CONTEXT, ENDINGS, LABEL = "context", "endings", "label"
 UNLABELLED = -1
 
-# The file names of each split of each data set. CODAH is one file without splits. The suffix gives the format, so one data set
-# can train a model and another measure it.
+# The file names of each split of each data set. CODAH is one file without splits. The suffix gives the format, so a model can
+# train on one data set and be evaluated on another.
 FILES: dict[str, dict[str, tuple[str, ...]]] = {
     "swag": {
         "train": ("train.csv", "train.jsonl"),
@@ -49,10 +49,10 @@ FILES: dict[str, dict[str, tuple[str, ...]]] = {
 
 
 class Choice(NamedTuple):
-    """One example as a file has it.
+    """One example of a file.
 
     line: its first line, from 1
-    label: the index of the right ending, as written; None for an unlabelled file
+    label: the index of the right ending, as text; None in an unlabelled file
     """
 
     line: int
@@ -65,7 +65,7 @@ class Swag(Task):
     """The task of choosing one of K endings.
 
     name: a key of FILES
-    source: as `split_file` takes it
+    source: the files, as in `split_file`
     num_choices: K, the same in every example of every file
 
     Raises BertKerasError for a K under 2.
@@ -106,7 +106,7 @@ class Swag(Task):
         path = split_file(self.source, split, FILES[self.name])
         if path.suffix not in READERS:
             raise BertKerasError(
-                f"{path} has none of the suffixes {', '.join(READERS)}; give SWAG's .csv or .jsonl, or CODAH's .tsv."
+                f"{path} has another suffix than {', '.join(READERS)}; give SWAG's .csv or .jsonl, or CODAH's .tsv."
             )
         choices = list(READERS[path.suffix](path))
         if not choices:
@@ -211,7 +211,7 @@ class Swag(Task):
 
     @classmethod
     def from_json(cls, kept: Mapping[str, Any], source: Source | None = None) -> "Swag":
-        """The task that `to_json` described, with its examples in `source`."""
+        """Restores the task from the output of `to_json`, with its examples in `source`."""
         kept = typed(kept, {"name": one_of(cls.names), **cls.kinds}, where="task")
         return cls(kept["name"], source, num_choices=kept["num_choices"])
 
@@ -228,8 +228,8 @@ class FlattenChoices(keras.layers.Layer):
 def _from_csv(path: Path) -> Iterator[Choice]:
     """SWAG's columns sent1, sent2, ending0, ending1, ... and label: A is sent1, B is sent2 and the ending.
 
-    A record is one line, as in the official files. With records over several lines, two stray quotes would join all rows between
-    them into one field.
+    A record is one line, as in the official files. If records could have several lines, two stray quotes would join all rows
+    between them into one field.
     """
     csv.field_size_limit(sys.maxsize)
     rows = ((line, _fields(text, f"{path}, line {line}")) for line, text in nonblank_lines(path))

@@ -32,7 +32,7 @@ CHECKPOINT_HELP = (
 )
 DATA_HELP = "folder of the task's files, or one file; without it TensorFlow Datasets fetches them"
 RUNS_HELP = "folder that finetune wrote; several runs form an ensemble: their outputs are averaged"
-SAVE_HELP = "steps between two saves; rerun the same command to resume a run that was killed"
+SAVE_HELP = "steps between two saves; rerun the same command to resume an interrupted run"
 
 
 def add_strategy(parser: argparse.ArgumentParser, *, choices: Sequence[str] = STRATEGIES) -> None:
@@ -51,7 +51,7 @@ def _add_batch_size(parser: argparse.ArgumentParser) -> None:
 
 
 def _default_notes() -> str:
-    """The tasks whose defaults differ from those of Hparams, with the flags that would set them."""
+    """The tasks whose defaults differ from those of Hparams, with the equivalent flags."""
     common = Hparams()
     tasks = TASK_DEFAULTS | {
         f"conll2003 --context {context}": defaults for context, defaults in TAGGING_DEFAULTS.items()
@@ -64,7 +64,7 @@ def _default_notes() -> str:
             if value != getattr(common, name)
         ]
         lines.append(f"  {task:31}{' '.join(flags)}\n")
-    return "Some tasks have the defaults of their papers:\n" + "".join(lines) + "\n"
+    return "Some tasks have defaults from their papers:\n" + "".join(lines) + "\n"
 
 
 def _add_finetune(parser: argparse.ArgumentParser) -> None:
@@ -76,18 +76,18 @@ def _add_finetune(parser: argparse.ArgumentParser) -> None:
         "conll2003 or fill-mask",
     )
     add("--data", **PATH, help=DATA_HELP)
-    add("--dev-data", **PATH, help="file of the dev split, where --data is the file to train on")
+    add("--dev-data", **PATH, help="file of the dev split, if --data is the training file")
     add("--checkpoint", **PATH, required=True, help=CHECKPOINT_HELP)
     add(
         "--keep-head",
         action="store_true",
-        help="load the head from the checkpoint too, which must name its labels",
+        help="load the head from the checkpoint too; the checkpoint must name its labels",
     )
-    add("--output", **PATH, required=True, help="folder of the run, new or empty")
+    add("--output", **PATH, required=True, help="folder for the run, new or empty")
     add(
         "--random-weights",
         action="store_true",
-        help="take the sizes and the vocabulary of the checkpoint, not its weights",
+        help="start from random weights, with the checkpoint's sizes and vocabulary",
     )
     add(
         "--dev-split",
@@ -110,7 +110,7 @@ def _run_finetune(args: argparse.Namespace) -> None:
     from tasks.training.run import open_task
 
     if args.data and not args.dev_data and pathlib.Path(args.data).is_file():
-        raise BertKerasError(f"{args.data} is one file; give the file of the dev split too, as --dev-data.")
+        raise BertKerasError(f"{args.data} is one file; give the dev split's file as --dev-data.")
     source = {"train": args.data, "validation": args.dev_data} if args.dev_data else args.data
     task = open_task(args.task, source, **given_settings(args, *TASK_OPTIONS))
     hparams = Hparams(**{**task.defaults, **given_settings(args, Hparams)})
@@ -181,7 +181,7 @@ def _add_predict(parser: argparse.ArgumentParser) -> None:
         "--input",
         **PATH,
         default="-",
-        help="a file (below), or - for lines of standard input (default: -)",
+        help="a file (see below), or - for lines of standard input (default: -)",
     )
     add("--format", choices=("table", "jsonl"), help="default: a table on a terminal, JSON lines elsewhere")
     _add_batch_size(parser)
@@ -210,7 +210,7 @@ def _run_predict(args: argparse.Namespace) -> None:
 def _records(
     run: Any, examples: Iterator[dict[str, Any]], *, batch_size: int, progress: Callable[[int], None]
 ) -> Iterator[tuple[dict[str, Any], dict[str, Any]]]:
-    """Yields each example with the answer of the run."""
+    """Yields each example with the run's prediction."""
     import tensorflow as tf
 
     from tasks.batches import predictor
@@ -229,7 +229,7 @@ def _records(
 # -----------------------------------------------------------------------------------------------------------
 # fill-mask
 
-FILL_MASK_NOTES = """Several [MASK] in a text are filled independently of each other. ## opens a token that continues the word
+FILL_MASK_NOTES = """Each [MASK] in a text is filled independently of the others. A token that starts with ## continues the word
 before it.
 
 """
@@ -237,7 +237,7 @@ before it.
 
 def _add_fill_mask(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
-    add("text", nargs="*", help="texts with [MASK]; without any, lines of standard input")
+    add("text", nargs="*", help="texts with [MASK] (default: lines of standard input)")
     add(
         "--checkpoint",
         **PATH,
@@ -245,7 +245,7 @@ def _add_fill_mask(parser: argparse.ArgumentParser) -> None:
         help="a checkpoint with a masked LM head, by path or name, or a run of pretrain",
     )
     add_flags(parser, FillMaskOptions)
-    add("--json", action="store_true", help="print an object a line instead of tables")
+    add("--json", action="store_true", help="print one JSON object per line instead of tables")
     _add_batch_size(parser)
 
 
@@ -287,7 +287,7 @@ def _warn_of_masks(text: str, masks: Sequence[Mapping[str, Any]], seq_length: in
         print(f"warning: there is no [MASK] in {text[:60]!r}", file=sys.stderr)
     elif cut:
         about = (
-            f"{cut} of {len(masks)} [MASK] are beyond the {seq_length} tokens that are read of {text[:60]!r}"
+            f"{cut} of {len(masks)} [MASK] in {text[:60]!r} were cut off: the model reads {seq_length} tokens"
         )
         print(f"warning: {about}", file=sys.stderr)
 
@@ -314,11 +314,11 @@ def _show_masks(text: str, masks: Sequence[Mapping[str, Any]]) -> None:
 # features
 
 FEATURES_NOTES = """formats:
-  jsonl     an object a line: text, tokens, starts and ends (bytes of the line), vectors
-  parquet   the same columns, a row a line
-  npz       vectors, starts and ends of all lines in a row; line i has rows row_splits[i] to row_splits[i + 1]
-The vector of a word is that of its first token. Lines longer than a window are read in several that overlap. Unfinished work
-is in OUTPUT.part: rerun the same command to resume.
+  jsonl     one object per line: text, tokens, starts and ends (bytes of the line), vectors
+  parquet   the same columns, one row per line
+  npz       vectors, starts and ends of all lines, concatenated; line i has rows row_splits[i] to row_splits[i + 1]
+A word gets the vector of its first token. Longer lines are read in windows that overlap. Unfinished work is in OUTPUT.part:
+rerun the same command to resume.
 
 """
 
@@ -326,7 +326,7 @@ is in OUTPUT.part: rerun the same command to resume.
 def _add_features(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add("--checkpoint", **PATH, required=True, help=CHECKPOINT_HELP)
-    add("--input", **PATH, required=True, help="text in UTF-8, an example a line")
+    add("--input", **PATH, required=True, help="text in UTF-8, one example per line")
     add("--output", **PATH, required=True, help="the file to write; it must not exist")
     add_flags(parser, FeatureOptions)
 
@@ -336,7 +336,7 @@ def _run_features(args: argparse.Namespace) -> None:
     from tasks.features.text_file import extract_file
 
     total = None
-    if pathlib.Path(args.input).is_file():  # else `extract_file` says so
+    if pathlib.Path(args.input).is_file():  # else `extract_file` raises an error
         with open(args.input, "rb") as lines:
             total = sum(1 for _ in lines)
     with progress("extracting", total) as advance:
@@ -369,14 +369,14 @@ COMMANDS = {
         notes=FORMATS_NOTES,
     ),
     "fill-mask": Command(
-        "predict the tokens that a text masks with [MASK]",
+        "predict the token for each [MASK] in a text",
         "--checkpoint bert-base 'The capital of France is [MASK].'",
         _add_fill_mask,
         _run_fill_mask,
         notes=FILL_MASK_NOTES,
     ),
     "features": Command(
-        "write a frozen encoder's vectors of every word or token of a text",
+        "write a frozen encoder's vectors for every word or token of a text",
         "--checkpoint bert-base --input corpus.txt --output corpus.parquet --format parquet",
         _add_features,
         _run_features,

@@ -17,14 +17,14 @@ from bert_keras.paths import path_of
 # A folder of files with their official names, one file for every split, or one file for each split.
 Source = str | Path | Mapping[str, str | Path]
 
-MAX_LINE_BYTES = 100_000_000  # a line of a text that is read line by line
-MAX_UNPACKED_BYTES = 250_000_000  # a file that is read whole, and an unpacked gzip file of examples
+MAX_LINE_BYTES = 100_000_000  # the longest line
+MAX_UNPACKED_BYTES = 250_000_000  # the largest file read into memory, and the largest unpacked gzip file
 
 
 def split_file(source: Source, split: str, names: Mapping[str, tuple[str, ...]]) -> Path:
     """The file of a split.
 
-    names: the splits and the file names that each may have in a folder
+    names: the possible file names of each split in a folder
 
     Raises BertKerasError for a split that `names` or `source` lacks, MissingFileError for a missing file.
     """
@@ -33,7 +33,7 @@ def split_file(source: Source, split: str, names: Mapping[str, tuple[str, ...]])
     if isinstance(source, Mapping):
         if split not in source:
             raise BertKerasError(
-                f"no file was given for the {split} split, only for {', '.join(source)}; give a file for it."
+                f"the {split} split has no file, only {', '.join(source)} has; give a file for {split}."
             )
         return split_file(source[split], split, names)
     path = path_of(source)
@@ -128,7 +128,7 @@ def numbered_lines(path: Path) -> Iterator[tuple[int, str]]:
 
 
 def nonblank_lines(path: Path) -> Iterator[tuple[int, str]]:
-    """Yields the `numbered_lines` that hold more than white space."""
+    """Yields the `numbered_lines` that are not blank."""
     return ((number, line) for number, line in numbered_lines(path) if line.strip())
 
 
@@ -144,7 +144,7 @@ def check_text(where: str, *texts: str) -> None:
 def load_tfds(name: str, split: str, *, instead: str) -> tuple[tf.data.Dataset, Any]:
     """A split from TensorFlow Datasets, and the info of its builder.
 
-    instead: the source to give where TensorFlow Datasets fails
+    instead: the source that the error recommends
 
     Raises MissingFileError where loading fails.
     """

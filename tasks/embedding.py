@@ -1,4 +1,4 @@
-"""Vectors of texts and of words from an encoder without training, for export.
+"""Tasks that export an encoder without training: vectors of texts and of words.
 
 In: {"text": string [B]}. Out: one vector for each text, or one for each word with its offsets. There are no examples, labels or
 measures.
@@ -44,7 +44,7 @@ POOLINGS: dict[str, Callable[[Any, Any, Any], Any]] = {"mean": _mean, "cls": _cl
 
 @keras.saving.register_keras_serializable("bert_keras")
 class Pooling(keras.layers.Layer):
-    """States float32 [B, S, H] and mask int32 [B, S] -> a vector float32 [B, H] for each text.
+    """Pools the states of each text: float32 [B, S, H], mask int32 [B, S] -> float32 [B, H].
 
     how: a key of POOLINGS
     causal: True pools the last real position, because the first one does not see the text
@@ -76,7 +76,7 @@ def _states(encoder: BertEncoder, inputs: dict[str, keras.KerasTensor], layers: 
 
 
 class _Vectors(Task):
-    """The common part of both tasks: text in, nothing to train or to measure."""
+    """The common part of both tasks: text in, no training and no measures."""
 
     outputs = (EMBEDDING_OUTPUT, ENCODER_OUTPUTS)
     measure = ""

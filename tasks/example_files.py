@@ -1,4 +1,4 @@
-"""Files of examples for `predict` and `fill-mask`: lines of bytes in, dicts of texts under the task's names out."""
+"""Files of examples for `predict` and `fill-mask`: lines of bytes in, dicts of the task's texts out."""
 
 import codecs
 import contextlib
@@ -12,13 +12,12 @@ from bert_keras.errors import BertKerasError, MissingFileError
 from bert_keras.json_files import parse_json
 
 FORMATS_NOTES = """input files, in UTF-8:
-  .tsv .csv   the first line names the columns; those of the task's text are read, blank lines are passed over
-  .jsonl      an object a line, with the task's text under its names
-              (the endings of a choice: columns endings0, endings1, ...; in .jsonl a list)
-  any other   an example a line, as it stands: a blank line is an empty text. Tasks of two texts have a tab
-              between them, and further tabs belong to the second. A line ends at a newline, before which one
-              carriage return is dropped.
-Standard input is read as any other file. Each answer stands beside its text, in the order of the input.
+  .tsv .csv   the first line names the columns; blank lines are skipped. The task's text columns are read
+  .jsonl      one object per line, with the task's texts by name
+              (endings of a choice: columns endings0, endings1, ...; in .jsonl a list)
+  any other   one example per line; a blank line is an empty text. Two texts are separated by a tab; further
+              tabs belong to the second text. Lines end in \\n or \\r\\n.
+Standard input is read as "any other". The output has each text with its prediction, in the order of the input.
 
 """
 
@@ -35,10 +34,10 @@ def open_input(path: str) -> contextlib.AbstractContextManager[Iterable[bytes]]:
 def read_examples(
     lines: Iterable[bytes], path: str, names: Sequence[str], lists: Mapping[str, int] | None = None
 ) -> Iterator[dict[str, Any]]:
-    """Yields examples under the task's names. Raises BertKerasError with the number of the line and its fault.
+    """Yields examples by the task's names. Raises BertKerasError with the number of the wrong line.
 
     names: the texts of an example
-    lists: the names that hold several texts, and how many; JSON has a list, other files columns name0, name1, ...
+    lists: names of lists of texts, with their lengths; JSON has a list, other files have columns name0, name1, ...
     """
     number, lists = 0, lists or {}
     rows_of, form = _FORMS.get(pathlib.Path(path).suffix.lower(), _LINES)
@@ -61,7 +60,7 @@ def read_examples(
                     row |= {f"{name}{i}": text for i, text in enumerate(value)}
             if missing := [column for column in columns if not isinstance(row.get(column), str)]:
                 found = ", ".join(map(str, row)) or "none"
-                raise BertKerasError(f"no text in column {' and '.join(missing)} (columns: {found})")
+                raise BertKerasError(f"no text in column {' and '.join(missing)}; the columns are {found}")
             for column in columns:
                 row[column].encode()  # a JSON escape can stand for half a character
             yield {
@@ -71,7 +70,7 @@ def read_examples(
     except (ValueError, csv.Error) as error:
         source = "standard input" if path == "-" else path
         raise BertKerasError(
-            f"{source}, line {number}: {str(error).rstrip('.')}; give {' and '.join(columns)}, in UTF-8, {form}."
+            f"{source}, line {number}: {str(error).rstrip('.')}; give {' and '.join(columns)} in UTF-8, {form}."
         ) from error
 
 
@@ -92,13 +91,13 @@ def _rows_of_csv(lines: Iterator[str], names: Sequence[str]) -> Iterator[dict[st
 
 
 def _under_names(rows: Iterator[list[str]]) -> Iterator[dict[str, Any]]:
-    """Yields rows by the names in the first row. Raises BertKerasError on a repeated name, or another number of columns."""
+    """Yields rows by the names in the first row. Raises BertKerasError on a repeated name or a wrong number of columns."""
     header = next(rows, [])
     if repeated := [name for name in header if header.count(name) > 1]:
         raise BertKerasError(f"more than one column {repeated[0]!r}")
     for row in rows:
         if len(row) != len(header):
-            raise BertKerasError(f"{len(row)} column(s), where the header names {len(header)}")
+            raise BertKerasError(f"{len(row)} column(s), but the header has {len(header)}")
         yield dict(zip(header, row, strict=True))
 
 
@@ -111,16 +110,16 @@ def _rows_of_jsonl(lines: Iterator[str], names: Sequence[str]) -> Iterator[dict[
             yield row
 
 
-# The reader of a suffix, and the form of its files in words.
+# The reader for a suffix, and a description of its files for errors.
 _Form = tuple[Callable[[Iterator[str], Sequence[str]], Iterator[dict[str, Any]]], str]
 _LINES: _Form = (
     _rows_of_lines,
-    "an example a line, with a tab between two texts (.tsv, .csv and .jsonl name them)",
+    "one example per line, with a tab between two texts, or name the texts in a .tsv, .csv or .jsonl",
 )
 _FORMS: dict[str, _Form] = {
-    ".tsv": (_rows_of_tsv, "in columns that the first line names"),
-    ".csv": (_rows_of_csv, "in columns that the first line names"),
-    ".jsonl": (_rows_of_jsonl, "in an object a line"),
+    ".tsv": (_rows_of_tsv, "with the column names in the first line"),
+    ".csv": (_rows_of_csv, "with the column names in the first line"),
+    ".jsonl": (_rows_of_jsonl, "one object per line"),
 }
 
 

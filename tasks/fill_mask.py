@@ -2,7 +2,7 @@
 
 In: texts with any number of literal "[MASK]", or cloze tests in files of texts and answers. Out, for up to M masks in a text and
 the k best tokens: "mask_tokens" string and "mask_scores" float32 [B, M, k], and the text with the best tokens filled in.
-Only this task turns a "[MASK]" in a text into the mask's id, between the tokens before and after it; other tasks read it as text.
+Only this task turns "[MASK]" in a text into the mask's id; other tasks tokenize it as text.
 """
 
 from collections.abc import Callable, Iterator, Mapping
@@ -54,8 +54,8 @@ class FillMask(Task):
     source: as in `split_file`; None to predict without examples
     top_k: the number of tokens listed for each mask
 
-    A labelled example has one "[MASK]" and an answer. It counts where the answer is one token of the vocabulary and the mask is
-    within seq_length; "skipped" counts the others.
+    A labelled example has one "[MASK]" and an answer. It is evaluated if the answer is one token of the vocabulary and the mask
+    is within seq_length; "skipped" counts the others.
     Raises BertKerasError for a top_k under 1.
     """
 
@@ -130,7 +130,7 @@ class FillMask(Task):
         return features
 
     def labels(self, raw: Raw, features: Features) -> tuple[tf.Tensor, tf.Tensor]:
-        """The ids of the answers int32 [B, P], and weights float32 [B, P], which are 0 without a mask or a one-token answer."""
+        """Ids of the answers int32 [B, P]; weights float32 [B, P], 0 in padding and for an answer that is not one token."""
         ids = features[MASKED_LM_IDS]
         return tf.maximum(ids, 0), features[MASKED_LM_WEIGHTS] * tf.cast(ids >= 0, tf.float32)
 
@@ -152,10 +152,10 @@ class FillMask(Task):
         "mask_start_byte": int32 [B, M], the byte of the mask in the text, -1 in padding
         "mask_tokens" string, "mask_scores" float32 [B, M, k]: tokens and probabilities, b"" and 0 in padding and for truncated
             masks
-        "rank": int32 [B], with answers in raw, the rank of the answer among all tokens, from 1; 0 where it does not count
+        "rank": int32 [B], with answers in raw, the rank of the answer among all tokens, from 1; 0 for a skipped example
         """
         vocabulary, parts = features[VOCABULARY], _parts(raw[TEXT])
-        logits = outputs[..., : tf.size(vocabulary)]  # an encoder may have more rows
+        logits = outputs[..., : tf.size(vocabulary)]  # the embedding table may have more rows
         scores, ids = tf.math.top_k(tf.nn.softmax(logits), k=min(self.top_k, vocabulary.shape[0]))
         read = features[MASKED_LM_WEIGHTS][..., tf.newaxis] > 0
         starts = _mask_starts(parts)
@@ -177,13 +177,13 @@ class FillMask(Task):
     def evaluate(self, predictions: Arrays, raw: Arrays) -> Iterator[tuple[str, float]]:
         """Yields the fractions of answers at rank 1 and up to rank 5, the mean of 1 / rank, and the number of skipped examples.
 
-        Raises BertKerasError where no answer counts.
+        Raises BertKerasError if all examples are skipped.
         """
         ranks = predictions[RANK][predictions[RANK] > 0]
         if not ranks.size:
             raise BertKerasError(
-                f"none of the {len(predictions[RANK])} answers is one token of the vocabulary with its mask within seq_length; "
-                "give answers of one word, or a longer seq_length."
+                f"all {len(predictions[RANK])} examples are skipped: no answer is one token of the vocabulary with its mask "
+                "within seq_length; give answers of one word, or a larger seq_length."
             )
         yield self.measure, float(np.mean(ranks == 1))
         yield f"top_{NEAR}", float(np.mean(ranks <= NEAR))
@@ -233,7 +233,7 @@ class FillMask(Task):
 
     @classmethod
     def from_json(cls, kept: Mapping[str, Any], source: Source | None = None) -> "FillMask":
-        """The task that `to_json` described, with its examples in `source`."""
+        """Restores the task from the output of `to_json`, with its examples in `source`."""
         kept = typed(kept, cls.kinds, where="task", optional=cls.kinds, others=True)
         return cls(source, **kept)
 
@@ -290,16 +290,14 @@ def _filled(parts: tf.RaggedTensor, best: tf.Tensor) -> tf.Tensor:
 def _rows(path: Path, *, labelled: bool) -> Iterator[tuple[str, str]]:
     """Yields text and answer of each example. Raises BertKerasError with the line."""
     if path.suffix not in READERS:
-        raise BertKerasError(f"{path} has none of the suffixes {', '.join(READERS)}; give such a file.")
+        raise BertKerasError(f"{path} has another suffix; give a file that ends in {' or '.join(READERS)}.")
     for number, row in READERS[path.suffix](nonblank_lines(path), path):
         text, answer = row.get(TEXT), row.get(ANSWER, "" if not labelled else None)
         if not isinstance(text, str) or not isinstance(answer, str):
             raise BertKerasError(f"{path}, line {number}: no {TEXT} or no {ANSWER}; give both, as strings.")
         check_text(f"{path}, line {number}", text, answer)
         if (masks := text.count(MASK)) != 1:
-            raise BertKerasError(
-                f"{path}, line {number}: {masks} {MASK} in the text; give one, for one answer."
-            )
+            raise BertKerasError(f"{path}, line {number}: the text has {masks} {MASK}; give exactly one.")
         yield text, answer
 
 

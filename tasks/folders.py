@@ -1,10 +1,10 @@
 """Output folders: their identity, their lock, and the files that they may hold.
 
     check   is cheap and changes nothing: call it before long work
-    begin   locks the folder and writes the identity, or compares it with the identity that is there
+    begin   locks the folder, then writes the identity or compares it with the existing one
     finish  writes the results
 
-A folder is finished, unfinished or empty. One that holds anything else is refused, so that nothing in it is lost.
+A folder is finished, unfinished or empty. A folder with other files is an error, so that no file is lost.
 """
 
 import contextlib
@@ -25,7 +25,7 @@ class Layout:
     """The files that identify a kind of folder.
 
     name: the name in errors, such as "a run"
-    identity: the file, perhaps in a folder inside, with all that decides the output: a JSON object
+    identity: the file, possibly in a subfolder, with everything that decides the output: a JSON object
     results: the last file of a finished output: a JSON object
     early: names that may exist before `identity`, because older versions wrote them first
     """
@@ -53,9 +53,9 @@ class Folder:
         return (self.path / self.layout.identity).is_file()
 
     def check(self, *, reopen: bool = False) -> None:
-        """Raises BertKerasError where the folder holds anything but an unfinished output of this layout.
+        """Raises BertKerasError unless the folder is missing, empty or an unfinished output of this layout.
 
-        reopen: accept a finished one too
+        reopen: accept a finished output too
         """
         if self.path.exists() and not self.path.is_dir():
             raise BertKerasError(f"{self.path} is a file; give a folder.")
@@ -72,21 +72,21 @@ class Folder:
         ]
         if others:
             raise BertKerasError(
-                f"{self.path} is neither empty nor {self.layout.name}: it holds {others[0]}; give a new folder, or an empty one."
+                f"{self.path} is neither empty nor {self.layout.name}: it holds {others[0]}; give a new or empty folder."
             )
 
     @contextlib.contextmanager
     def begin(self, identity: Mapping[str, Any], *, reopen: bool = False) -> Iterator[bool]:
-        """Holds the folder while its output is made; yields whether it was begun before.
+        """Locks the folder while its output is written; yields True if it was begun before.
 
-        identity: all that decides the output, plain JSON
-        reopen: accept a finished output too, to read it or to write its results anew
+        identity: everything that decides the output, plain JSON
+        reopen: accept a finished output too, to read it or to write its results again
 
-        Raises BertKerasError as `check` does, where another process has the folder, where it was begun with another identity,
-        naming the first field that differs, and where it cannot be written.
+        Raises BertKerasError as `check` does, if another process has locked the folder, if the folder cannot be written, and if
+        its identity differs, with the first field that differs.
         """
         self.check(reopen=reopen)
-        identity = json.loads(json.dumps(identity))  # as it will be read
+        identity = json.loads(json.dumps(identity))  # tuples become lists, as in the file
         with contextlib.ExitStack() as stack:
             try:
                 stack.enter_context(locked(self.path))
@@ -98,7 +98,7 @@ class Folder:
                     write_json(self.path / self.layout.identity, identity)
             except OSError as error:
                 raise BertKerasError(
-                    f"cannot write to {self.path}: {error.strerror}; give a folder that can be written."
+                    f"cannot write to {self.path}: {error.strerror}; give a writable folder."
                 ) from error
             if begun:
                 check_equal(self.path, self.identity(), identity)
@@ -118,7 +118,11 @@ class Folder:
 
 
 def check_equal(path: pathlib.Path, found: Mapping[str, Any], wanted: Mapping[str, Any]) -> None:
-    """Raises BertKerasError naming the first field in which what a folder was made with is not what is wanted."""
+    """Raises BertKerasError with the first field in which two identities differ.
+
+    found: the identity in the folder `path`
+    wanted: the identity of this call
+    """
     for field in (*wanted, *found):
         if field not in found or field not in wanted or found[field] != wanted[field]:
             raise BertKerasError(

@@ -1,7 +1,7 @@
-"""The measures of tasks: a table of functions, thin over scikit-learn and scipy.
+"""The measures of tasks: a table of functions that call scikit-learn and scipy.
 
-In: labels and predictions as arrays [N]. Out: one float. A correlation of constant labels or predictions is undefined; its value
-here is 0.0, because a constant prediction explains nothing.
+In: labels and predictions as arrays [N]. Out: one float. The correlation of constant labels or predictions is undefined; we
+return 0.0, because a constant prediction explains nothing.
 
 `answer_scores` and `best_threshold` compare answers as texts. `entity_scores` compares entities by type and words, as conlleval
 (seqeval). `ordering` compares groups of runs.
@@ -63,9 +63,8 @@ MEASURES: dict[str, Callable[[np.ndarray, np.ndarray], float]] = {
 }
 
 
-IN_PERCENT = (
-    "squad",
-)  # kinds of task whose official scorers count in percent; the measures of all others are fractions
+# Kinds of task whose official scorers report percent; the measures of other tasks are fractions.
+IN_PERCENT = ("squad",)
 
 
 def in_percent(value: float, *, kind: str) -> float:
@@ -116,14 +115,14 @@ def _token_f1(given: str, gold: str, *, both_empty: float) -> float:
 
 
 def best_threshold(answered: np.ndarray, withheld: np.ndarray, odds: np.ndarray) -> tuple[float, float]:
-    """The highest mean score of any threshold, and that threshold. A question is answered where its odds are under the threshold.
+    """The highest mean score of any threshold, and this threshold. A question is answered if its odds are under the threshold.
 
     answered, withheld: [N], the score of each question with its answer and without one
     odds: [N], the null score minus the score of the best answer
 
     Compares one threshold below all odds and one above each distinct value: half-way to the next value, at most 1 away, or 0
-    where 0 gives the same decisions. Of thresholds with equal means it takes the nearest to 0.
-    Source: the official scorer of SQuAD 2.0, which may answer only some questions with equal odds; no threshold can.
+    where 0 gives the same decisions. If several thresholds have the best mean, it takes the nearest to 0.
+    Source: the official scorer of SQuAD 2.0. Unlike a threshold, it may answer only some of the questions with equal odds.
     """
     distinct, group = np.unique(np.asarray(odds, np.float64), return_inverse=True)
     gains = np.bincount(group, weights=np.subtract(answered, withheld), minlength=len(distinct))
@@ -152,7 +151,7 @@ Tags = Sequence[Sequence[str]]
 
 
 def entity_scores(labels: Tags, predictions: Tags) -> EntityScores:
-    """Scores of all entities. labels, predictions: the tags of each sentence in an IOB scheme."""
+    """Scores over all entities. labels, predictions: the tags of each sentence in an IOB scheme."""
     precision, recall, f1, entities = sequence_labeling.precision_recall_fscore_support(
         labels, predictions, average="micro", zero_division=0
     )
@@ -160,7 +159,7 @@ def entity_scores(labels: Tags, predictions: Tags) -> EntityScores:
 
 
 def entity_scores_by_type(labels: Tags, predictions: Tags) -> dict[str, EntityScores]:
-    """Scores of each labelled or predicted type, by name."""
+    """Scores for each labelled or predicted type, by name."""
     columns = sequence_labeling.precision_recall_fscore_support(
         labels, predictions, average=None, zero_division=0
     )

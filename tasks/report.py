@@ -1,4 +1,4 @@
-"""Values of predictions and tables for people."""
+"""Values of predictions as plain Python, and tables to print."""
 
 from typing import Any, NamedTuple
 
@@ -8,7 +8,7 @@ ERRORS_SHOWN = 10  # errors that a report lists
 
 
 class Table(NamedTuple):
-    """A table that `bert-keras evaluate` prints beside the measures."""
+    """A table that `bert-keras evaluate` prints after the measures."""
 
     title: str
     columns: tuple[str, ...]

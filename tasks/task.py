@@ -1,8 +1,8 @@
 """The protocol of a task, in three roles: its data, its problem and its report.
 
 `Data` reads raw examples. `Problem` is the trained and served part: features, labels, model, loss, decoding and signature; an
-export needs nothing else. `Report` measures and shows the decoded predictions. A `Task` has all three roles, and no member
-changes it.
+export needs nothing else. `Report` measures and shows the decoded predictions. A `Task` has all three roles. No method changes
+it.
 """
 
 from abc import abstractmethod
@@ -39,7 +39,7 @@ class Data(Protocol):
     """The raw examples of one data set.
 
     names: the data sets of this class on the command line
-    options: the settings that `open` takes beside the source
+    options: the settings that `open` accepts besides the source
     validation_splits: the labelled splits to measure; the first one chooses the best epoch
     defaults: the Hparams of the recipe that differ from the defaults of Hparams
     """
@@ -51,7 +51,7 @@ class Data(Protocol):
 
     @classmethod
     def open(cls, name: str, source: Source | None, **options: Any) -> Self:
-        """The task of that name with its examples in `source`; None means TensorFlow Datasets."""
+        """The task named `name` with its examples in `source`; None means TensorFlow Datasets."""
         return cls(source=source, **options)  # type: ignore[call-arg]
 
     @abstractmethod
@@ -60,7 +60,7 @@ class Data(Protocol):
         ...
 
     def check(self, preprocess: Preprocessor, examples: tf.data.Dataset) -> None:
-        """Warns of texts in training or validation examples that `features` truncates. By default nothing."""
+        """Warns about texts in training or validation examples that `features` truncates. The default does nothing."""
         return
 
 
@@ -71,13 +71,13 @@ class Problem(Protocol):
     name: the data set, one of `names`
     kinds: the types of the settings in task.json
     text: the raw strings that serving takes
-    label_names: the meaning of the rows of the head, where they are labels
+    label_names: the label of each logit; empty for tasks without labels
     outputs: the encoder outputs that the model reads
-    windowed: True where examples are cut into windows
-    pretrained_head: True where pre-training makes the head too, so that fine-tuning starts from the head of the checkpoint
+    windowed: True if examples are cut into windows
+    pretrained_head: True if pre-training trains the head too; fine-tuning then starts from the checkpoint's head
     calibrated: the numbers in `to_json` that `calibrate` chooses
-    lists: for each prefix of decoded names with a list for every example, the list that is -1 in its padding
-    example_texts: text of an example request by the names of `signature`, where the usual text shows nothing
+    lists: decoded outputs that are lists, [B, N]: the prefix of their names -> the output that is -1 in padding
+    example_texts: texts for an example request, by the names of `signature`, if the usual text does not fit
     """
 
     kind: str
@@ -107,7 +107,7 @@ class Problem(Protocol):
         ...
 
     def loss(self) -> keras.losses.Loss:
-        """The loss of labels and outputs under weights. By default the weighted mean of the cross-entropy."""
+        """The weighted loss of labels and outputs. By default the weighted mean of the cross-entropy."""
         return GlobalMean(cross_entropy)
 
     def decode(self, outputs: Any, features: Features, raw: Raw) -> dict[str, tf.Tensor]:
@@ -123,7 +123,7 @@ class Problem(Protocol):
         return {name: tf.TensorSpec([None], tf.string, name=name) for name in self.text}
 
     def to_json(self) -> dict[str, Any]:
-        """The content of task.json, from which `from_json` makes the task again without its data."""
+        """The content of task.json, from which `from_json` restores the task without its data."""
         return {"name": self.name, **{name: getattr(self, name) for name in self.kinds}}
 
 
@@ -141,9 +141,9 @@ class Report(Protocol):
         ...
 
     def calibrate(self, predictions: Arrays, raw: Arrays) -> tuple[Self, Arrays]:
-        """Chooses numbers such as a threshold on a dev split; returns a task with them, and its predictions.
+        """Chooses numbers, such as a threshold, on a dev split; returns a task with these numbers, and its predictions.
 
-        By default this task and the predictions as they are.
+        By default it returns this task and the predictions unchanged.
         """
         return self, predictions
 
@@ -152,12 +152,12 @@ class Report(Protocol):
         return {name: plain(value) for name, value in decoded.items()}
 
     def show(self, example: Mapping[str, Any], record: Mapping[str, Any]) -> dict[str, str]:
-        """One row of a table for people, from the texts of an example by the names of `signature` and its `record`."""
+        """One row of a printed table, from an example's texts (by the names of `signature`) and its `record`."""
         cells = {**example, **record}
         return {name: cell(value) for name, value in cells.items()}
 
     def report(self, predictions: Arrays, raw: Arrays) -> Iterator[Table]:
-        """Yields tables for people beside the measures. By default none."""
+        """Yields tables to print after the measures. By default none."""
         return iter(())
 
 
@@ -166,25 +166,25 @@ class Task(Data, Problem, Report, Protocol):
 
     @classmethod
     def from_json(cls, kept: Mapping[str, Any], source: Source | None = None) -> Self:
-        """The task that `to_json` described, with its examples in `source`. By default `open` takes the settings in `kinds`."""
+        """Restores the task from the output of `to_json`, with its examples in `source`. By default calls `open`."""
         kinds = {"name": one_of(cls.names), **cls.kinds}
         settings = dict(typed(kept, kinds, where="task", optional=kinds))
         return cls.open(settings.pop("name", cls.names[0]), source, **settings)
 
 
 def model_inputs(features: Features) -> Features:
-    """The features that a model reads, without the ones for `labels` and `decode` only."""
+    """The features that a model reads, without features that only `labels` and `decode` use."""
     return {name: features[name] for name in MODEL_INPUTS if name in features}
 
 
-# The ways in which a classifier reads an encoder, and the encoder output that each needs.
+# Input of a classifier -> the encoder output that it needs.
 POOLINGS = {"pooled": POOLED_OUTPUT, "concat": SEQUENCE_OUTPUT}
 
 
 def classifier_model(encoder: BertEncoder, num_classes: int, *, pooling: str = "pooled") -> keras.Model:
     """Features -> logits float32 [B, C].
 
-    pooling: "pooled" reads the pooled output; "concat" the states at all real positions, as in ConcatClassifierHead
+    pooling: "pooled" reads the pooled output; "concat" reads the states at all real positions, as in ConcatClassifierHead
     """
     inputs, config, dtype = encoder_inputs(), encoder.config, encoder.dtype_policy
     read = encoder(inputs)[POOLINGS[pooling]]

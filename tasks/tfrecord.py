@@ -1,4 +1,4 @@
-"""TFRecord files that are there whole or not at all."""
+"""TFRecord files that appear only when they are complete."""
 
 import contextlib
 import pathlib
@@ -12,9 +12,9 @@ from bert_keras.tensorflow_errors import file_errors
 
 @contextlib.contextmanager
 def record_writer(path: pathlib.Path, compression: str = "") -> Iterator[Callable[[bytes], None]]:
-    """The function that writes one record to a TFRecord file, which is there whole or not at all.
+    """Yields a function that writes one record; the file appears when the block ends.
 
-    compression: "GZIP" or none. Raises OSError where the file cannot be written.
+    compression: "GZIP" or none. Raises OSError if the file cannot be written.
     """
     with whole_file(path) as temporary:
         with file_errors():

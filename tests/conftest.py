@@ -1,4 +1,4 @@
-"""What every test shares: a quiet TensorFlow, fixed seeds and the place of the real data."""
+"""Shared by all tests: a quiet TensorFlow, fixed seeds and the folder of the real data."""
 
 import os
 import sys

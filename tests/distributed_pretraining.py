@@ -125,7 +125,7 @@ def watch(model, folder):
 
 
 def watched(model):
-    """What `pretrain` logs in ten more steps."""
+    """The log of ten more steps of `pretrain`."""
     with tempfile.TemporaryDirectory() as folder:
         callback = watch(model, folder)
         model.fit(data(), verbose=0, shuffle=False, callbacks=[callback])

@@ -85,7 +85,7 @@ def data(count, batch_size):
 
 
 class EmbeddingsMoved(keras.callbacks.Callback):
-    """How far the embeddings are from their start after each epoch."""
+    """The distance of the embeddings from their start after each epoch."""
 
     def on_train_begin(self, logs=None):
         self.start, self.moved = self.table(), []

@@ -57,7 +57,7 @@ def untrained(task: Task, checkpoint: Path) -> Run:
 
 
 def section(title: str, signatures: Mapping[str, Any]) -> str:
-    """What a case's outputs mean, and its signatures."""
+    """The meaning of a case's outputs, and its signatures."""
     return f"### {title}\n\n{answers_of(CASES[title])}\n\n{signature_table(signatures)}\n\n"
 
 

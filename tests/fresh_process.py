@@ -116,7 +116,7 @@ def tokenized_names(features):
 
 
 def in_session(folder, raw):
-    """What the loader answers that TensorFlow Serving is built around."""
+    """The answers of the loader that TensorFlow Serving uses."""
     with tf.Graph().as_default(), tf.compat.v1.Session() as session:
         signature = serving.load(session, ["serve"], folder).signature_def["serving_default"]
         names = list(signature.inputs)

@@ -21,7 +21,7 @@ KILLS += [(HALFWAY, "convert", 3)]
 
 
 def write_inputs(folder: Path, *, run: Path) -> Path:
-    """What the commands read."""
+    """The input of the commands."""
     runs.write_checkpoint(folder / "checkpoint", num_layers=1)
     runs.write_data(folder / "data", "sst2")
     runs.write_data(folder / "glue" / "SST-2", "sst2")
@@ -93,7 +93,7 @@ def start(arguments: list[str]) -> None:
 
 
 def kill(arguments: list[str], number: int) -> None:
-    """Starts a command in a process of its own, which ends at the write of that number."""
+    """Starts a command in its own process, which is killed at write number `number`."""
     child = os.fork()
     if child:
         os.waitpid(child, 0)

@@ -1,4 +1,4 @@
-"""Pre-training and fine-tuning that are killed, and taken up again. Run as a script by test_resume.py.
+"""Pre-training and fine-tuning that are killed, and resumed. Run as a script by test_resume.py.
 
 In: a folder that has `checkpoint` and `data`, and jobs, `kind:output` or `kind:output:step`: a job with a step kills its
 process, as `kill -9` does, at the end of that step; "in-save" for the step kills it inside of a save.

@@ -99,7 +99,7 @@ _VARIABLES = {
 
 
 def variables_by_name(encoder, mlm=None, nsp=None):
-    """Hugging Face's name -> (our variable, is theirs its transpose), in a fixed order."""
+    """Hugging Face's name -> (our variable, True if their array is its transpose), in a fixed order."""
     found = {}
     for module, prefix in _modules(encoder, mlm, nsp):
         for attribute, (name, transposed) in _VARIABLES.items():
@@ -224,7 +224,7 @@ def hugging_face(config: BertConfig, weights: dict[str, np.ndarray], *, dtype: s
 
 
 def hugging_face_outputs(theirs, features) -> dict[str, list[np.ndarray]]:
-    """What `Ours.outputs` gives, from `transformers`."""
+    """The outputs of `Ours.outputs`, from `transformers`."""
     import torch
 
     ids, mask, types = (
@@ -307,7 +307,7 @@ _KERAS_HUB_PARTS = {
 
 
 def _keras_hub_name(path: str) -> tuple[str, bool]:
-    """KerasHub's variable path -> Hugging Face's name, and whether that one is its transpose."""
+    """KerasHub's variable path -> (Hugging Face's name, True if that array is its transpose)."""
     layer, *part, variable = path.split("/")
     inside = layer.startswith("transformer_layer_")
     name = _KERAS_HUB_PARTS["/".join(part) if inside else layer]

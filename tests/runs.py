@@ -96,7 +96,7 @@ def write_data(folder: Path, name: str, *, count: int = 48) -> Path:
 
 
 def finetuned_by_command(name: str, folder: Path) -> Finetuned:
-    """One epoch of a GLUE row from a random checkpoint, by `bert-keras finetune` in a process of its own."""
+    """One epoch of a GLUE row from a random checkpoint, by `bert-keras finetune` in its own process."""
     made = Finetuned(folder=folder)
     write_data(made.data, name)
     write_checkpoint(made.checkpoint)

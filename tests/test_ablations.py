@@ -113,7 +113,7 @@ def test_bad_input_is_named_first(tmp_path, small):
         ({"changes": {"stepps": 3}}, "no setting stepps"),
         ({"tasks": ["sst3"]}, "no task named 'sst3'"),
         ({"restarts": 0}, "restarts is 0; give at least 1"),
-        ({"tasks": ["sst2-features"]}, "feature-based approach is that of conll"),
+        ({"tasks": ["sst2-features"]}, "only conll has the feature-based approach"),
     ):
         with pytest.raises(ValueError, match=wanted):
             run_ablation("steps", **(given | changes))
@@ -182,7 +182,7 @@ def test_orderings_are_those_of_the_papers_figures():
     assert table.rows[0][2].endswith("± 0.1 (79.8)")
 
 
-def test_what_the_paper_has_equal_is_no_ordering():
+def test_rows_that_are_equal_in_the_paper_have_no_ordering():
     rows = [
         dataclasses.replace(outcome(name, 80, 81), measures={"mnli": [80, 81]})
         for name in ("a", "b", "c", "d")

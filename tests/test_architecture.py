@@ -377,7 +377,7 @@ def test_tests_that_need_the_parity_extra_are_marked():
 
 
 def python(code: str, **environment: str) -> str:
-    """What a fresh interpreter prints; its error output when it fails."""
+    """The output of a fresh interpreter; its error output if it fails."""
     command = [sys.executable, "-c", code]
     done = subprocess.run(
         command, cwd=ROOT, env={**BASE, **environment}, capture_output=True, text=True, timeout=120

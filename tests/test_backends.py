@@ -13,7 +13,7 @@ import pytest
 TESTS = Path(__file__).parent
 BOUND = 1e-5
 
-# What the golden arrays do not hold: the other configuration fields, and the last block for one position.
+# Not in the golden arrays: the other configuration fields, and the last block for one position.
 VARIANTS = {
     "causal": {"causal": True},
     "albert": {"embedding_size": 8, "share_layers": True},
@@ -104,7 +104,7 @@ def test_the_tensor_column_imports_without_tensorflow():
 
 
 @pytest.mark.parity
-def test_the_block_on_tensorflow_holds():
+def test_importing_tensorflow_is_blocked():
     pytest.importorskip("jax")
     done = run("import tensorflow")
     assert done.returncode == 1 and "tensorflow is blocked" in done.stderr

@@ -1,4 +1,4 @@
-"""Bad input through the real command: one line that says what was given and what is wanted; no file touched."""
+"""Bad input through the real command: one line that says what was given and what is expected; no file is changed."""
 
 import dataclasses
 import json
@@ -223,18 +223,18 @@ CASES = {
     "cut weights of a run": Case(
         command=EXPORT,
         broken=cut("run/model.safetensors", 0.9),
-        message="model.safetensors is not the file that the training wrote",
+        message="model.safetensors was changed after training",
     ),
     "run without weights": Case(
         command=PREDICT, broken=remove("run/model.safetensors"), message="run has no model.safetensors"
     ),
-    # What predict reads.
+    # The input of predict.
     "no input": Case(command=[*PREDICT, "--input", "none.txt"], message="no file at none.txt; give a file"),
     "input is a folder": Case(command=[*PREDICT, "--input", "data"], message="no file at data; give a file"),
     "input not UTF-8": Case(
         command=PREDICT,
         broken=append("lines.txt", b"\xe9\n"),
-        message="lines.txt, line 2: .* give sentence, in UTF-8",
+        message="lines.txt, line 2: .* give sentence in UTF-8",
     ),
 }
 

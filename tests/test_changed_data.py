@@ -1,4 +1,4 @@
-"""Data, checkpoints and records that changed under the same path: nothing is gone on with, and old and new are not mixed."""
+"""Data, checkpoints and records that changed under the same path: a run is not resumed, and old and new data are not mixed."""
 
 import contextlib
 from pathlib import Path
@@ -34,7 +34,7 @@ SIZES = {
 
 
 def refusal(start) -> str:
-    """What a start was refused with; empty where it began to train, or found that nothing was left to do."""
+    """The error of a start; empty if it began to train, or had nothing left to do."""
     try:
         with no_training():
             start()

@@ -110,7 +110,7 @@ def test_the_shapes_computed_from_the_config_are_the_encoders(changes):
     }
 
 
-# What each kind of model is beside BERT.
+# The differences of each kind of model from BERT.
 KINDS = {
     "bert": {},
     "albert": {"embedding_size": 4, "share_layers": True, "classifier_dropout": 0.1},
@@ -298,7 +298,7 @@ def test_the_model_type_written_is_the_first_that_holds_the_checkpoint(
 
 
 @pytest.mark.parametrize("kind", ["electra", "roberta"])
-def test_a_masked_lm_head_whose_gelu_would_be_another(tmp_path, kind):
+def test_a_masked_lm_head_with_another_gelu(tmp_path, kind):
     """Theirs is written into the code: the head goes under our model_type, and is not read under theirs."""
     erf = random_checkpoint(dataclasses.replace(TINY, **KINDS[kind]), heads=("masked_lm",))
     erf = dataclasses.replace(erf, vocabulary=None)
@@ -316,14 +316,14 @@ def test_a_masked_lm_head_whose_gelu_would_be_another(tmp_path, kind):
         "lm_head",
     }
     assert len(again.unknown) == 5 and "block_0/attention/query/kernel" in again.tensors
-    # What is left is an encoder, which transformers has too.
+    # The rest is an encoder, which transformers has too.
     assert again.architecture is None
     checkpoints.write(again, tmp_path / "left", format="hugging-face")
     fields = json.loads((tmp_path / "left" / "config.json").read_text())
     assert (fields["model_type"], fields["architectures"]) == (kind, [f"{kind.capitalize()}Model"])
 
 
-def test_positions_that_would_count_from_another_piece_than_padding(tmp_path):
+def test_positions_that_do_not_count_from_the_padding_id(tmp_path):
     config = dataclasses.replace(TINY, **KINDS["roberta"])
     checkpoint = random_checkpoint(config, heads=("masked_lm",))  # its piece 1 is [UNK]
     checkpoints.write(checkpoint, tmp_path / "out", format="hugging-face")
@@ -604,7 +604,7 @@ def raises(error: type[Exception], match: str, call, *args, **kwargs) -> None:
     assert "\n" not in str(caught.value).strip(), str(caught.value)
 
 
-def test_nothing_there(tmp_path):
+def test_missing_checkpoints(tmp_path):
     raises(FileNotFoundError, "no such file or folder", checkpoints.read, tmp_path / "absent")
     (tmp_path / "notes.txt").write_text("x")
     raises(
@@ -724,7 +724,7 @@ def test_a_shape_that_is_not_the_configs(tmp_path):
     )
 
 
-def test_a_weight_too_few(tmp_path):
+def test_a_missing_weight(tmp_path):
     theirs = their_tensors(random_checkpoint(heads=()))
     del theirs["bert.encoder.layer.1.output.dense.weight"]
     folder = safetensors_folder(tmp_path / "out", theirs)
@@ -766,7 +766,7 @@ def test_more_layers_in_the_config_than_in_the_file(tmp_path):
     raises(ValueError, message, checkpoints.load_encoder, folder, log=print)
 
 
-def test_a_dtype_that_numpy_has_not(tmp_path):
+def test_a_dtype_that_numpy_lacks(tmp_path):
     folder = safetensors_folder(tmp_path / "out", their_tensors(random_checkpoint()))
     file = folder / "model.safetensors"
     header = json.dumps(
@@ -776,7 +776,7 @@ def test_a_dtype_that_numpy_has_not(tmp_path):
     raises(ValueError, "pooler.dense.bias of .* is F8_E4M3; wanted float16", checkpoints.read, folder)
 
 
-def test_whole_numbers_are_no_weights(tmp_path):
+def test_integer_weights_are_refused(tmp_path):
     theirs = their_tensors(random_checkpoint())
     theirs["bert.pooler.dense.bias"] = np.ones(8, "int8")
     raises(
@@ -831,7 +831,7 @@ def test_no_config(tmp_path):
     raises(FileNotFoundError, "no bert_config.json", checkpoints.read, tmp_path / "out")
 
 
-def test_writing_onto_what_is_there(tmp_path):
+def test_writing_to_an_existing_folder(tmp_path):
     checkpoint = random_checkpoint()
     (tmp_path / "out").mkdir()
     checkpoints.write(checkpoint, tmp_path / "out", format="hugging-face")  # an empty folder will do
@@ -875,7 +875,7 @@ def test_a_failed_write_leaves_nothing(tmp_path):
         ("keras-hub", {"attention_dropout": 0.0}),
     ],
 )
-def test_what_the_other_library_would_compute_differently_is_refused(tmp_path, form, changes):
+def test_conversions_that_change_the_numbers_are_refused(tmp_path, form, changes):
     checkpoint = random_checkpoint(dataclasses.replace(TINY, **changes))
     raises(
         ValueError,
@@ -959,14 +959,14 @@ def unused_filled(lines: list[str], count: int) -> list[str]:
     ],
 )
 @pytest.mark.parametrize("count", [0, 1, 1000])
-def test_the_case_is_guessed_from_a_share_of_the_vocabulary(data_dir, tmp_path, name, lower_case, count):
+def test_the_case_is_guessed_from_a_fraction_of_the_vocabulary(data_dir, tmp_path, name, lower_case, count):
     """Domain terms in one or in all of the [unusedN] do not make an uncased vocabulary cased."""
     lines = (data_dir / "vocab" / f"{name}.txt").read_text(encoding="utf-8").split("\n")
     (tmp_path / "vocab.txt").write_text("\n".join(unused_filled(lines, count)), encoding="utf-8")
     assert checkpoints.load_tokenizer(tmp_path / "vocab.txt").lower_case is lower_case
 
 
-def test_a_guess_is_said_once_and_a_setting_ends_it(tmp_path):
+def test_a_guessed_case_is_logged_once_and_a_setting_overrides_it(tmp_path):
     pieces = (*PIECES[:-1], "A")
     (tmp_path / "vocab.txt").write_text("\n".join(pieces))
     said = (
@@ -1086,7 +1086,7 @@ def test_added_tokens_that_the_vocabulary_lacks_are_named(tmp_path, name, conten
 
 
 @pytest.mark.parametrize("content", [{"added_tokens_decoder": {"4": "x"}}, {"added_tokens_decoder": ["x"]}])
-def test_added_tokens_that_are_none(tmp_path, content):
+def test_malformed_added_tokens(tmp_path, content):
     (tmp_path / "vocab.txt").write_text("\n".join(PIECES))
     (tmp_path / "tokenizer_config.json").write_text(json.dumps(content))
     raises(
@@ -1100,7 +1100,7 @@ def test_added_tokens_that_are_none(tmp_path, content):
 @guesses_the_case
 @pytest.mark.parametrize("name", ["tokenizer_config.json", "config.json"])
 @pytest.mark.parametrize("kind", ["BertJapaneseTokenizer", "RobertaTokenizer"])
-def test_a_class_that_splits_text_otherwise_is_named_and_the_weights_are_read(tmp_path, name, kind):
+def test_another_tokenizer_class_is_named_and_the_weights_are_read(tmp_path, name, kind):
     checkpoints.write(random_checkpoint(), tmp_path / "out", format="hugging-face")
     path = tmp_path / "out" / name
     (tmp_path / "out" / "tokenizer_config.json").write_text("{}")
@@ -1128,7 +1128,7 @@ def test_a_class_that_splits_text_otherwise_is_named_and_the_weights_are_read(tm
     ],
 )
 @pytest.mark.parametrize("name", ["", "vocab.txt"])
-def test_an_error_of_a_vocabulary_names_its_place(tmp_path, lines, said, name):
+def test_an_error_of_a_vocabulary_names_its_line(tmp_path, lines, said, name):
     (tmp_path / "vocab.txt").write_text("\n".join(lines))
     message = f"{tmp_path / name}: vocabulary.*{said}"
     raises(ValueError, message, checkpoints.load_tokenizer, tmp_path / name)
@@ -1141,7 +1141,7 @@ def test_tokenizer_json_serves_where_vocab_txt_is_missing(tmp_path):
     (folder / "tokenizer.json").write_text(json.dumps(content))
     tokenizer = checkpoints.load_tokenizer(folder)
     assert (tokenizer.vocabulary, tokenizer.lower_case) == (PIECES, True)
-    # transformers writes a piece of separators as "": the ids behind it keep their places.
+    # transformers writes a piece of separators as "": the ids behind it keep their offsets.
     vocab[""] = vocab.pop("\u2028")
     (folder / "tokenizer.json").write_text(json.dumps(content))
     assert checkpoints.load_tokenizer(folder).vocabulary == PIECES
@@ -1215,7 +1215,7 @@ PARITY = dataclasses.replace(TINY, vocab_size=67, hidden_size=32, intermediate_s
 
 @pytest.mark.parity
 @pytest.mark.parametrize("activation", ["gelu_erf", "gelu_tanh"])
-def test_what_transformers_saved_computes_the_same_here(tmp_path, activation):
+def test_checkpoints_of_transformers_give_equal_outputs(tmp_path, activation):
     pytest.importorskip("torch")
     pytest.importorskip("transformers")
     config = dataclasses.replace(PARITY, activation=activation)
@@ -1241,7 +1241,7 @@ def test_what_transformers_saved_computes_the_same_here(tmp_path, activation):
 
 
 @pytest.mark.parity
-def test_what_we_save_computes_the_same_in_transformers(tmp_path):
+def test_our_checkpoints_give_equal_outputs_in_transformers(tmp_path):
     pytest.importorskip("torch")
     transformers = pytest.importorskip("transformers")
     ours = seeded(PARITY)

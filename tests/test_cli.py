@@ -53,7 +53,7 @@ COMMANDS = (
     ),
     *("vocab", "instances", "pretrain", "fill-mask", "ablate"),
 )
-# What text may hold: nothing, tabs and carriage returns, markup, other scripts.
+# Possible content of texts: nothing, tabs and carriage returns, markup, other scripts.
 TEXTS = [
     "good film",
     "",
@@ -185,7 +185,7 @@ def test_evaluate_names_the_splits(command, sst2):
 
 @pytest.fixture(scope="module")
 def answers(sst2) -> list[dict]:
-    """What the model says of TEXTS, asked without the command line."""
+    """The model's predictions for TEXTS, without the command line."""
     run = load_run(sst2.run)
     raw = {"sentence": tf.constant(TEXTS)}
     features = run.task.features(run.preprocess, raw)
@@ -241,7 +241,7 @@ def test_tsv_and_a_table(command, sst2, tmp_path):
     assert len([line for line in out.splitlines() if "ative" in line or "itive" in line]) == 2
 
 
-def test_answers_do_not_go_where_the_progress_bar_is(command, monkeypatch, stdin, sst2):
+def test_answers_go_to_stdout_and_progress_to_stderr(command, monkeypatch, stdin, sst2):
     monkeypatch.setenv("FORCE_COLOR", "1")  # standard error is taken for a terminal
     stdin(b"good film\n")
     code, out, err = command("predict", "--run", sst2.run)
@@ -262,30 +262,27 @@ def test_tasks_of_two_texts_split_at_the_first_tab():
         (
             "x.json",
             b'{"data": []}',
-            "x.json, line 1: no text in column b (columns: a); give a and b, in UTF-8, an example a line, with a tab "
-            "between two texts "
-            "(.tsv, .csv and .jsonl name them).",
+            "x.json, line 1: no text in column b; the columns are a; give a and b in UTF-8, one example per line,",
         ),
-        ("x.tsv", b"a\tc\n1\t2\n", "x.tsv, line 2: no text in column b (columns: a, c);"),
-        ("x.tsv", b"a\tb\n1\n", "x.tsv, line 2: 1 column(s), where the header names 2;"),
-        ("x.tsv", b"a\tb\n\n1\t2\n1\t2\t3\n", "x.tsv, line 4: 3 column(s), where the header names 2;"),
+        ("x.tsv", b"a\tc\n1\t2\n", "x.tsv, line 2: no text in column b; the columns are a, c;"),
+        ("x.tsv", b"a\tb\n1\n", "x.tsv, line 2: 1 column(s), but the header has 2;"),
+        ("x.tsv", b"a\tb\n\n1\t2\n1\t2\t3\n", "x.tsv, line 4: 3 column(s), but the header has 2;"),
         ("x.tsv", b"a\tb\tb\n1\t2\t3\n", "x.tsv, line 1: more than one column 'b';"),
         (
             "X.CSV",
             b"a,b\n\n1\n",
-            "X.CSV, line 3: 1 column(s), where the header names 2; give a and b, in UTF-8, in columns that the first line "
-            "names.",
+            "X.CSV, line 3: 1 column(s), but the header has 2; give a and b in UTF-8, with the column names in the first line.",
         ),
-        ("x.csv", b"a,b\n1,Well, no\n", "x.csv, line 2: 3 column(s), where the header names 2;"),
+        ("x.csv", b"a,b\n1,Well, no\n", "x.csv, line 2: 3 column(s), but the header has 2;"),
         ("x.csv", b"a,a,b\n1,2,3\n", "x.csv, line 1: more than one column 'a';"),
         ("x.csv", b'a,b\n1,"2\n', "x.csv, line 2: unexpected end of data;"),
         # Two stray quotes, and all between them would be one field.
         ("x.csv", b'a,b\n1,"2\n3,4\n5",6\n', "x.csv, line 2: unexpected end of data;"),
-        ("x.jsonl", b'{"a": "1", "b": 2}', "x.jsonl, line 1: no text in column b (columns: a, b);"),
+        ("x.jsonl", b'{"a": "1", "b": 2}', "x.jsonl, line 1: no text in column b; the columns are a, b;"),
         (
             "x.jsonl",
             b'["a"]',
-            "x.jsonl, line 1: a JSON list, not an object; give a and b, in UTF-8, in an object a line.",
+            "x.jsonl, line 1: a JSON list, not an object; give a and b in UTF-8, one object per line.",
         ),
         ("x.jsonl", b'\n{"a": ', "x.jsonl, line 2: the line is not JSON: Expecting value"),
         ("x.jsonl", b'{"a": "\\ud800", "b": ""}', "x.jsonl, line 1: 'utf-8' codec can't encode"),
@@ -362,7 +359,7 @@ def test_convert_names_what_it_leaves_out(command, sst2, tmp_path):
     save_file(load_file(file) | {"a.new.head": np.zeros(3, "float32")}, file)
     code, out, err = command("convert", "--from", source, "--to", tmp_path / "out")
     assert (code, err) == (0, "")
-    assert "hugging-face has no place for a.new.head\n" in out
+    assert "hugging-face cannot store a.new.head; left out\n" in out
 
 
 @pytest.mark.filterwarnings("ignore:__array__ implementation doesn't accept a copy keyword")
@@ -474,7 +471,7 @@ def run_in(folder, *command, **environment) -> subprocess.CompletedProcess:
     )
 
 
-def test_a_users_own_tasks_py_does_not_stand_for_ours(invoke, sst2):
+def test_a_users_own_tasks_py_does_not_replace_our_package(invoke, sst2):
     settings = ("--vocab", sst2.checkpoint, "--seq-length", "16", "--masks", "--set", "whole_word=true")
     done = run_in(
         invoke,
@@ -507,7 +504,7 @@ def test_a_segmenter_that_an_installed_module_hides_is_named(invoke, sst2, comma
 
 
 # -----------------------------------------------------------------------------------------------------------
-# How the process is started, and where its output goes
+# The start of the process, and its output
 
 
 @pytest.mark.parametrize(

@@ -81,7 +81,7 @@ def test_the_defaults_are_berts():
         ({"position_offset": 10}, "position_offset is 10; .* below max_positions, 10"),
     ],
 )
-def test_a_value_from_which_no_encoder_can_be_built_is_one_line(changes, said):
+def test_invalid_values_raise_one_line(changes, said):
     with pytest.raises(ValueError, match=said) as error:
         dataclasses.replace(SMALL, **changes)
     assert "\n" not in str(error.value)
@@ -234,7 +234,7 @@ def test_the_model_types_that_compute_what_a_configuration_says(changes, model_t
 ALBERT = GOOGLE | {"model_type": "albert", "embedding_size": 128}
 
 
-def test_what_an_absent_key_means_is_the_model_types():
+def test_missing_keys_have_the_defaults_of_the_model_type():
     less = {k: v for k, v in GOOGLE.items() if "dropout" not in k and k != "hidden_act"}
     albert = BertConfig.from_hugging_face(less | {"model_type": "albert"})
     assert (albert.embedding_size, albert.share_layers, albert.activation) == (128, True, "gelu_tanh")
@@ -268,7 +268,7 @@ def test_what_an_absent_key_means_is_the_model_types():
         (GOOGLE | {"hidden_size": 0}, "^hidden_size is 0"),
     ],
 )
-def test_what_no_encoder_here_computes_is_an_error(fields, said):
+def test_unsupported_configurations_are_an_error(fields, said):
     with pytest.raises(ValueError, match=said):
         BertConfig.from_hugging_face(fields)
 
@@ -285,7 +285,7 @@ def test_what_no_encoder_here_computes_is_an_error(fields, said):
         ("model_type", ["bert"]),
     ],
 )
-def test_what_changes_the_numbers_and_is_not_supported_is_an_error(key, value):
+def test_unsupported_keys_that_change_the_numbers_are_an_error(key, value):
     with pytest.raises(ValueError, match=f"{key} is .*changes the numbers and is not supported; wanted"):
         BertConfig.from_hugging_face(GOOGLE | {key: value})
 
@@ -348,7 +348,7 @@ def test_the_files_name_decides_the_form(tmp_path):
         (b"{}", "config.json: vocab_size, hidden_size, .* missing"),
     ],
 )
-def test_a_file_that_is_none_is_one_line(tmp_path, content, said):
+def test_a_malformed_file_raises_one_line(tmp_path, content, said):
     (tmp_path / "config.json").write_bytes(content)
     with pytest.raises(ValueError, match=said) as error:
         BertConfig.load(tmp_path)

@@ -179,7 +179,7 @@ BAD = {
     "not UTF-8": (b"-DOCSTART-\nAda I-PER\n\xff O\n", r"line 3, byte 1: 0xff is not UTF-8"),
     "half an archive": (gzip.compress(b"Ada I-PER\n" * 50)[:30], r"cannot be unpacked"),
     "no words": (b"-DOCSTART- O\n\n\n", r"train\.txt has no words"),
-    "no entity": (b"-DOCSTART- O\n\nAda O\n", r"train\.txt has no entity, every tag is O"),
+    "no entity": (b"-DOCSTART- O\n\nAda O\n", r"train\.txt has no entities: every tag is O"),
     "no documents": (b"Ada I-PER\n", r"train\.txt has no -DOCSTART- lines.*give context \"sentence\""),
 }
 
@@ -282,7 +282,7 @@ def test_a_sentence_longer_than_512(tokenizer):
 
 
 def test_words_are_read_with_context_on_both_sides(tokenizer):
-    """Stride 8 in windows of 22 pieces: inside a document a word has at least (22 - 8) / 2 pieces on either side."""
+    """Stride 8 in windows of 22 tokens: inside a document a word has at least (22 - 8) / 2 tokens on either side."""
     task = Conll(LABELS, scheme="IOB2", doc_stride=8)
     words = " ".join(["actor"] * 120)
     features = task.features(Preprocessor(tokenizer, seq_length=24), {"tokens": tf.constant([words])})

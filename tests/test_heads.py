@@ -99,7 +99,7 @@ def test_symbolic_shapes(case):
 @pytest.mark.parametrize("activation", ["gelu_tanh", "gelu_erf"])
 @pytest.mark.parametrize("embedding_size", [None, 8])
 def test_masked_lm_is_dense_activation_norm_and_the_table(activation, embedding_size):
-    """Computed here with numpy at every position, then compared at the asked ones."""
+    """Computed here with numpy at every position, then compared at the masked positions."""
     config = dataclasses.replace(CONFIG, activation=activation, embedding_size=embedding_size)
     encoder = lively(BertEncoder(config))
     head = lively(MaskedLMHead(encoder))
@@ -111,7 +111,7 @@ def test_masked_lm_is_dense_activation_norm_and_the_table(activation, embedding_
     np.testing.assert_allclose(array(head(SEQUENCE, POSITIONS)), expected, atol=1e-4)
 
 
-def test_masked_lm_runs_only_the_asked_positions_through_the_vocabulary():
+def test_masked_lm_runs_only_masked_positions_through_the_vocabulary():
     head = MaskedLMHead(BertEncoder(CONFIG))
     graph = tf.function(lambda: head(SEQUENCE, POSITIONS)).get_concrete_function().graph
     products = [tuple(op.outputs[0].shape) for op in graph.get_operations() if op.type == "MatMul"]

@@ -101,7 +101,7 @@ def expected(pair, features) -> dict:
 
 
 # ----------------------------------------------------------------------------------------------------------
-# What is written
+# Written files
 
 # In a process where neither this package nor Keras can be imported: everything that the modules offer, as JSON.
 ASK = """
@@ -230,7 +230,7 @@ def test_unequal_batches_are_an_error(module):
         given = [tf.constant(["good bad"] * size, tf.string, [size]) for size in sizes]
         with pytest.raises(tf.errors.InvalidArgumentError):
             pack(*given)
-        # Where TensorFlow sees the sizes while it traces, it says so then.
+        # If TensorFlow knows the sizes while tracing, it raises the error then.
         with pytest.raises((tf.errors.InvalidArgumentError, ValueError), match="[Ss]hapes .*must"):
             module.bert_pack_inputs([module.tokenize(one) for one in given])
 
@@ -299,11 +299,11 @@ def test_sentencepiece(tmp_path):
     }
 
 
-def test_what_cannot_be_written(pair, tmp_path):
+def test_bad_input_of_write_pair(pair, tmp_path):
     def write(checkpoint: Checkpoint, folder: Path = tmp_path / "new" / "pair", **options) -> None:
         hub.write_pair(checkpoint, folder, log=lambda line: None, **options)
 
-    with pytest.raises(FileExistsError, match="preprocess is there already; give another folder"):
+    with pytest.raises(FileExistsError, match="preprocess already exists; give another folder"):
         write(pair.checkpoint, pair.folder, seq_length=SEQ_LENGTH)
     with pytest.raises(
         ValueError, match="seq_length is 49 and the encoder has 48 positions; give at most 48"
@@ -330,7 +330,7 @@ def test_command(pair, tmp_path, capfd):
     flags = ("--checkpoint", tmp_path / "checkpoint", "--output", pair.folder, "--seq-length", 16)
     code, _, err = run_command(capfd, "hub", *flags)
     assert (code, contents(pair.folder) == before) == (1, True)
-    assert err.startswith("bert-keras: error: ") and "is there already; give another folder" in err
+    assert err.startswith("bert-keras: error: ") and "already exists; give another folder" in err
 
 
 # ----------------------------------------------------------------------------------------------------------
@@ -499,7 +499,7 @@ def test_a_model_that_holds_modules_is_saved_and_loaded(pair, tmp_path):
 
 
 class Scaled(tf.Module):
-    """A module of another's making: it knows no training, and has a loss of its own."""
+    """A module from another library: it has no training argument, but a loss."""
 
     variables = trainable_variables = regularization_losses = None
 

@@ -132,7 +132,7 @@ def test_pairs_are_the_original_s(both_implementations, name):
     assert abs(np.mean(ours) - np.mean(theirs)) < 4 * error
 
 
-def test_random_next_is_of_another_document(both_implementations):
+def test_random_next_is_from_another_document(both_implementations):
     for a, b, label in both_implementations[0]:
         assert {*a // DOCUMENT}.isdisjoint(b // DOCUMENT) == (label == 1)
 
@@ -144,7 +144,7 @@ def test_two_documents_are_enough():
 
 
 def sampled(name, texts, **settings):
-    """What a sampler yields, in order, pairs not yet cut."""
+    """The output of a sampler, in order, before pairs are cut."""
     settings = Sampling(sampler=name, **settings)
     return list(SAMPLERS[name].sample(texts, np.random.default_rng(3), settings=settings, separator=SEP))
 
@@ -192,7 +192,7 @@ def test_sentence_order_swaps_half():
 @pytest.mark.parametrize("short_seq_prob", [0.0, 0.3])
 @pytest.mark.parametrize("pieces", [(1, 40), (1, 200)])
 @pytest.mark.parametrize("name", ["contiguous", "full_sentences"])
-def test_rows_lose_and_double_nothing(name, pieces, short_seq_prob):
+def test_rows_have_every_token_once(name, pieces, short_seq_prob):
     texts = documents(pieces=pieces)
     rows = [one.segments[0] for one in sampled(name, texts, seq_length=64, short_seq_prob=short_seq_prob)]
     text = np.concatenate(rows)
@@ -201,7 +201,7 @@ def test_rows_lose_and_double_nothing(name, pieces, short_seq_prob):
     assert all(row[0] != SEP != row[-1] for row in rows)
 
 
-def test_contiguous_rows_are_of_one_document():
+def test_contiguous_rows_are_from_one_document():
     instances, _ = made("contiguous", seq_length=64)
     assert all(len({*one.segments[0] // DOCUMENT}) == 1 for one in instances)
 
@@ -232,7 +232,7 @@ def test_rows_are_shorter_at_random():
 
 
 @pytest.mark.parametrize("name", SAMPLERS)
-def test_instances_are_of_their_seed(name):
+def test_instances_depend_on_the_seed(name):
     def ids(seed):
         return [np.concatenate(one.segments).tolist() for one in made(name, seed=seed)[0]]
 
@@ -376,7 +376,7 @@ def test_masks_are_all_that_masking_adds(written, vocab, tmp_path):
 
 
 def google_spec(seq_length, predictions):
-    """How google-research/bert run_pretraining.py reads its files."""
+    """Reads files like google-research/bert run_pretraining.py."""
     whole = {"input_ids": seq_length, "input_mask": seq_length, "segment_ids": seq_length}
     whole |= {"masked_lm_positions": predictions, "masked_lm_ids": predictions, "next_sentence_labels": 1}
     spec = {name: tf.io.FixedLenFeature([length], tf.int64) for name, length in whole.items()}
@@ -556,7 +556,7 @@ def test_another_manifest_is_refused(written, vocab, field):
 def test_shorter_text_is_refused(written, vocab, tmp_path):
     shutil.copytree(written[0], tmp_path / "copy")
     exact = [text for shard in list(shards(texts_of(), size=2_000, least=5))[:-2] for text in shard]
-    with pytest.raises(ValueError, match="another text|made of more text"):
+    with pytest.raises(ValueError, match="another text|was made from more text"):
         write(tmp_path / "copy", vocab, exact)
     assert digests(tmp_path / "copy") == digests(written[0])
 
@@ -581,7 +581,7 @@ def test_a_foreign_folder_is_refused(tmp_path, vocab):
     (tmp_path / "thesis.tex").write_text("")
     with pytest.raises(ValueError, match="is neither empty nor a folder of instances"):
         write(tmp_path, vocab)
-    with pytest.raises(ValueError, match=r"thesis.tex has no TFRecord that can be read \(it is empty\)"):
+    with pytest.raises(ValueError, match=r"thesis.tex has no readable TFRecord \(it is empty\)"):
         read_records(tmp_path)
 
 
@@ -590,7 +590,7 @@ def test_damaged_files_are_named(written, tmp_path):
     shutil.copytree(written[0], path)
     file = path / "00001.tfrecord"
     file.write_bytes(file.read_bytes()[:-5])
-    with pytest.raises(ValueError, match=r"00001.tfrecord has \d+ bytes and manifest.json says \d+"):
+    with pytest.raises(ValueError, match=r"00001.tfrecord has \d+ bytes, expected \d+"):
         read_records(path)
     file.unlink()
     with pytest.raises(ValueError, match=r"00001.tfrecord has 0 bytes"):
@@ -612,11 +612,11 @@ def test_a_folder_of_another_form_is_named(written, tmp_path):
 def test_other_files_are_named(tmp_path):
     file = tmp_path / "a.tfrecord"
     file.write_bytes(b"no records")
-    with pytest.raises(ValueError, match="has no TFRecord that can be read"):
+    with pytest.raises(ValueError, match="has no readable TFRecord"):
         read_records(file)
     with tf.io.TFRecordWriter(str(file)) as writer:
         writer.write(b"no example")
-    with pytest.raises(ValueError, match="has no TFRecord that can be read"):
+    with pytest.raises(ValueError, match="has no readable TFRecord"):
         read_records(file)
     with tf.io.TFRecordWriter(str(file)) as writer:
         writer.write(tf.train.Example().SerializeToString())
@@ -649,7 +649,7 @@ def test_no_text_is_named(tmp_path, vocab):
         write(tmp_path, vocab, [])
 
 
-def test_sentences_apart_are_warned_of(tmp_path, vocab):
+def test_blank_lines_between_sentences_cause_a_warning(tmp_path, vocab):
     """A blank line after every sentence makes each a document: no sentence has a next one."""
     apart = [[line] for text in texts_of() for line in text]
     summary = write(tmp_path / "a", vocab, apart)
@@ -690,7 +690,7 @@ def rows(dataset):
     ]
 
 
-def test_a_stream_is_of_its_seed_and_epoch(vocab):
+def test_a_stream_depends_on_seed_and_epoch(vocab):
     two = rows(streamed(vocab, epochs=2))
     first, second = rows(streamed(vocab)), rows(streamed(vocab, start=Place(1, 0, 0)))
     assert two == first + second
@@ -819,10 +819,10 @@ def test_a_stream_has_word_starts(tmp_path):
     assert [row.tolist() for row in marks] == [starts + [0] * 14] * 3
 
 
-def test_foreign_words_are_named():
+def test_words_that_are_not_in_the_line_are_named():
     tokenizer = WordPiece(CHINESE)
     with pytest.raises(
-        ValueError, match="the segmenter gives '京', which the rest of the line does not hold: '爱'"
+        ValueError, match="the segmenter gives '京', which is not in the rest of the line, '爱'"
     ):
         tokenize_documents([["我爱"]], tokenizer, segment=lambda line: ["我", "京"])
 
@@ -831,7 +831,7 @@ def test_foreign_words_are_named():
 # Real text
 
 
-def test_lines_without_pieces_are_left_out():
+def test_lines_without_tokens_are_left_out():
     tokenizer = WordPiece(PIECES)
     texts = [["the cat", "\u200d"], ["\u200d"], ["a dog sat", "big"]]
     found = tokenize_documents(texts, tokenizer)

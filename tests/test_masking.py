@@ -1,4 +1,4 @@
-"""What is hidden and asked, over real text and against the originals' loops written again in plain Python."""
+"""Masked and predicted tokens, over real text and against the originals' loops written again in plain Python."""
 
 import collections
 import random
@@ -50,7 +50,7 @@ def pieces(tokenizer):
 
 @pytest.fixture(scope="module")
 def real(data_dir):
-    """More than 100,000 pieces of an encyclopedia in rows of 128, and what masking knows of their vocabulary."""
+    """More than 100,000 tokens of an encyclopedia in rows of 128, and the vocabulary properties for masking."""
     tokenizer = WordPiece.from_file(str(data_dir / "vocab" / "uncased_30522.txt"))
     text = (data_dir / "corpus" / "enwiki_plain_paragraphs.txt").read_text(encoding="utf-8")
     lines = [line for line in text.split("\n") if line.strip()][:1600]
@@ -107,7 +107,7 @@ SETTINGS = {
 
 @pytest.mark.parametrize("name", SETTINGS)
 def test_rates_over_real_text(real, name):
-    """Five draws over 144,000 pieces, about 108,000 asked: half a point is four standard deviations of 80 %."""
+    """Five draws over 144,000 tokens, about 108,000 masked: half a point is four standard deviations of 80 %."""
     features, pieces = real
     settings = Masking(**SETTINGS[name])
     before, counts = numbers(features), collections.Counter()
@@ -138,7 +138,7 @@ def test_rates_over_real_text(real, name):
 
 @pytest.mark.parametrize("name", ["bert", "whole word", "albert"])
 def test_words_and_counts_of_every_row(real, name):
-    """Whole words are whole, and no row has fewer pieces than asked for while a free word would fit."""
+    """Whole words are whole, and no row has fewer masked tokens than the target if a free word would fit."""
     features, pieces = real
     before, after = numbers(features), masked(features, pieces, **SETTINGS[name])
     short = 0
@@ -179,7 +179,7 @@ def take_ngrams(words, number, *, max_ngram, generator):
 
 
 def runs_in(words, chosen):
-    """How many words stand in each run of taken words."""
+    """The number of words in each run of masked words."""
     flags = "".join("x" if word[0] in chosen else " " for word in words)
     return collections.Counter(map(len, flags.split()))
 
@@ -210,7 +210,7 @@ def test_lengths_of_ngrams(tokenizer, pieces, max_ngram, share):
 
 
 def test_p_of_n_is_proportional_to_1_over_n(pieces):
-    """Of 600 words 3 are asked: one run of 3 with p(3) = 2/11, three apart where twice 1 was drawn, (6/11)^2."""
+    """3 of 600 words are masked: one run of 3 with p(3) = 2/11, three apart where twice 1 was drawn, (6/11)^2."""
     ids = np.full((10_000, 600), A, "int32")
     features = {INPUT_WORD_IDS: tf.constant(ids), INPUT_MASK: tf.ones_like(ids)}
     places = masked(features, pieces, share=3 / 600, max_ngram=3)[MASKED_LM_POSITIONS][:, :3]
@@ -270,7 +270,7 @@ def test_edges(pieces):
 
 
 def test_a_word_that_does_not_fit_is_skipped(pieces):
-    """Of 10 tokens 2 are asked: never the word of 3 pieces, always the two of 1."""
+    """2 of 10 tokens are masked: never the word of 3 tokens, always the two of 1."""
     features = rows_of([CLS, A, X, Y, B, SEP, A, X, Y, C], width=12)
     for draw in range(20):
         after = masked(features, pieces, seed=[0, draw], whole_word=True)
@@ -278,7 +278,7 @@ def test_a_word_that_does_not_fit_is_skipped(pieces):
 
 
 def test_a_special_token_ends_a_word_and_an_ngram(pieces):
-    """Cut in front, a segment may open with the rest of a word. Of 20 tokens 3 are asked, the n-gram stops at [SEP]."""
+    """Cut in front, a segment may open with the rest of a word. 3 of 20 tokens are masked, the n-gram stops at [SEP]."""
     features = rows_of([CLS, A, SEP, X, Y, SEP], width=6)
     seen = {
         tuple(
@@ -302,7 +302,7 @@ def test_stored_word_starts_count_for_the_vocabulary_s(pieces):
     assert seen == {(1, 2), (3, 4)}
 
 
-def test_random_pieces(pieces):
+def test_random_tokens(pieces):
     """The whole vocabulary, special tokens with it, or what can occur in text."""
     features = rows_of(*[[CLS, *[A] * 60, SEP]] * 200, width=64)
     replaced = {"hide": 0.0, "keep": 0.0, "replace": 1.0}
@@ -315,7 +315,7 @@ def test_random_pieces(pieces):
         np.testing.assert_allclose(shares, 1 / len(expected), atol=0.04)
 
 
-def test_left_to_right_asks_for_the_next_token():
+def test_left_to_right_predicts_the_next_token():
     features = rows_of([CLS, A, B, SEP], [CLS, C, SEP], width=5)
     after = numbers(ask_next(features))
     np.testing.assert_array_equal(after[INPUT_WORD_IDS], features[INPUT_WORD_IDS])

@@ -106,7 +106,7 @@ def test_normalized_answers(text, expected):
 
 
 def tokens(text: str) -> list[str]:
-    """What the scorers compare, word by word."""
+    """The normalized answers that the scorers compare, word by word."""
     kept = "".join(letter for letter in text.lower() if letter not in string.punctuation)
     return [word for word in kept.split() if word not in ("a", "an", "the")]
 

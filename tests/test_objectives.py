@@ -179,7 +179,7 @@ def test_objectives_choose_their_model():
 # Losses -----------------------------------------------------------------------------------------------------
 
 
-def test_loss_is_the_mean_over_the_asked_plus_the_mean_over_the_pairs():
+def test_loss_is_the_mean_over_the_masked_plus_the_mean_over_the_pairs():
     model = pretrainer(MASKED_LM, SentencePair())
     x, y, weights = label(repeating(8), objectives=model.objectives, seed=SEED)
     logits = numbers(model(x))
@@ -217,7 +217,7 @@ def test_measures_are_means_over_the_weights_of_all_batches():
 
 
 def test_negative_labels_are_not_measured():
-    """Users' own labels, -100 where nothing is asked and a weight of 1 everywhere: as with weights of 0 there."""
+    """Users' own labels, -100 where nothing is predicted and a weight of 1 everywhere: as with weights of 0 there."""
     model = pretrainer(MASKED_LM)
     x, y, weights = label(repeating(8), objectives=model.objectives, seed=SEED)
     asked = weights["masked_lm"].numpy() > 0
@@ -243,7 +243,7 @@ def test_objective_weights():
     assert total == pytest.approx(losses["masked_lm"] + 0.25 * losses["next_sentence"], rel=1e-6)
 
 
-def test_only_asked_positions_meet_the_vocabulary():
+def test_only_masked_positions_meet_the_vocabulary():
     model = pretrainer(MASKED_LM, SentencePair())
     x, _, _ = label(repeating(8), objectives=model.objectives, seed=SEED)
     graph = tf.function(lambda: model(x)).get_concrete_function().graph
@@ -308,7 +308,7 @@ def test_bfloat16_policy_takes_a_step(build):
     assert all(np.isfinite(values).all() for values in history.values())
 
 
-def test_left_to_right_learns_what_it_can_see():
+def test_left_to_right_learns_only_from_earlier_tokens():
     """The first word of a segment cannot be known, each later one can, but for where the segment ends."""
     model = pretrainer(LeftToRight(), config=dataclasses.replace(CONFIG, causal=True))
     x, y, weights = label(repeating(4), objectives=model.objectives, seed=SEED)
@@ -385,7 +385,7 @@ def test_both_models_save_and_load(tmp_path):
         np.testing.assert_array_equal(made(states, *asked), other.heads[head](states, *asked))
 
 
-def test_sampled_tokens_replace_asked_positions_alone():
+def test_sampled_tokens_replace_only_masked_positions():
     model = electra()
     features = repeating(256)
     x, _, _ = electra_batch(model)
@@ -498,7 +498,7 @@ def test_replicas_draw_other_dropout_masks(two_replicas):
 
 @pytest.mark.parametrize("optimizer", ["adamw", "lamb"])
 def test_two_replicas_are_one_device(two_replicas, optimizer):
-    """Ten steps of masked LM and sentence pairs: one replica asks more than twice the other's tokens, every step is clipped."""
+    """Ten steps of masked LM and sentence pairs. One replica masks over twice the other's tokens; every step is clipped."""
     got = two_replicas[optimizer]
     assert got["steps"] == 10 and got["least_norm"] > 2 * got["clip"]
     assert all(long > 2 * short for short, long in two_replicas["asked"])
@@ -508,7 +508,7 @@ def test_two_replicas_are_one_device(two_replicas, optimizer):
         np.testing.assert_allclose(values, got["logs_of_two"][name], rtol=1e-5, err_msg=name)
 
 
-def test_what_pretraining_logs_on_two_replicas(two_replicas):
+def test_logs_of_pretraining_on_two_replicas(two_replicas):
     """Losses, accuracies, tokens and the held-out measures are those of one device; a second passes between two logs."""
     one, two = two_replicas["watched"], two_replicas["watched_of_two"]
     assert [row["step"] for row in one] == [row["step"] for row in two] == [4, 8, 10, 10]

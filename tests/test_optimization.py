@@ -148,7 +148,7 @@ def test_bias_correction_is_adams():
     np.testing.assert_allclose(ours[0].numpy(), theirs[0].numpy(), rtol=1e-6, atol=1e-6)
 
 
-def test_what_decays_in_an_encoder_with_a_head():
+def test_decayed_weights_of_an_encoder_with_a_head():
     model = classifier_model(BertEncoder(TINY), 3)
     optimizer = AdamW()
     decays = {variable.path: optimizer.is_decayed(variable) for variable in model.trainable_variables}
@@ -160,7 +160,7 @@ def test_what_decays_in_an_encoder_with_a_head():
     assert all(path.endswith(("/kernel", "_embeddings")) for path in decayed)
 
 
-def test_what_decays_in_a_keras_hub_encoder():
+def test_decayed_weights_of_a_keras_hub_encoder():
     keras_hub = pytest.importorskip("keras_hub")
     backbone = keras_hub.models.BertBackbone(
         vocabulary_size=50,
@@ -281,7 +281,7 @@ def moments(optimizer):
 
 
 @pytest.mark.parametrize("compiled", [False, True])
-def test_what_does_not_learn_keeps_every_bit(compiled):
+def test_frozen_weights_keep_every_bit(compiled):
     """Weights, moments (not 0 any more) and the norm: depth 1 learns as if the deeper variables were not there."""
     model, alone = three_layers(), three_layers()
     variables, found = model.trainable_variables, by_depth(model)
@@ -336,7 +336,7 @@ class LearnToDepth(keras.callbacks.Callback):
 
 @pytest.mark.parametrize("deepest", [1, 3])
 def test_gradual_in_a_stock_fit(deepest):
-    """`fit` builds the optimizer inside its traced step; all depths learn unless another depth was asked for."""
+    """`fit` builds the optimizer inside its traced step; all depths learn unless another depth is set."""
     model = three_layers()
     model.compile(AdamW(0.01, gradual=True), GlobalMean(cross_entropy), jit_compile=False)
     before = {variable.path: variable.numpy() for variable in model.trainable_variables}
@@ -356,8 +356,8 @@ def test_learn_to_depth_needs_gradual():
         AdamW().learn_to_depth(1)
 
 
-def test_nothing_is_paid_for_where_it_is_off():
-    """The same ops as a plain AdamW; only what is asked for adds some."""
+def test_unused_options_add_no_ops():
+    """The same ops as a plain AdamW; only the enabled options add ops."""
 
     def ops_of(**settings):
         weights = variables(kernel=(4, 3))

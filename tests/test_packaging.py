@@ -1,4 +1,4 @@
-"""What pip installs: the wheel's files, its dependencies, the platforms, and no folder called `build`."""
+"""The installed package: the wheel's files, its dependencies, the platforms, and no folder called `build`."""
 
 import ast
 import importlib.metadata

@@ -96,7 +96,7 @@ HEADS = {
     "albert": {"masked_lm", "next_sentence"},
     "electra": {"replaced_token"},
 }
-# Which class of transformers could read what comes out.
+# The class of transformers that could read the output.
 MODEL_TYPES = {"ltr-no-nsp": "bert_keras", "roberta": "roberta", "albert": "albert", "electra": "electra"}
 
 
@@ -189,15 +189,15 @@ def test_recipes_are_the_papers():
         ({"steps": "many"}, "steps is 'many'; give int"),
         ({"causal": 1}, "causal is 1; give bool"),
         ({"clip_norm": "no"}, "clip_norm is 'no'; give float or nothing"),
-        ({"phases": [[128, 0.5]]}, "phases is .*; phases must be pairs of a length and a share"),
-        ({"phases": 128}, r"phases is 128; give \[\[length, share\], ...\]"),
+        ({"phases": [[128, 0.5]]}, "phases is .*; phases must be pairs of a length and a fraction"),
+        ({"phases": 128}, r"phases is 128; give \[\[length, fraction\], ...\]"),
         ({"phases": [[128, 1]], "seq_length": 64}, "give seq_length or phases, not both"),
         ({"optimizer": "sgd"}, "optimizer must be one of adamw, lamb"),
         ({"hide": 0.5}, "hide, keep and replace are"),
         ({"sampler": "any"}, "sampler must be one of"),
     ],
 )
-def test_settings_that_cannot_be(changes, match):
+def test_invalid_settings(changes, match):
     with pytest.raises(ValueError, match=match):
         RECIPES["bert"].changed(**changes)
 
@@ -255,7 +255,7 @@ def test_two_phases_are_one_training(tmp_path, tokenizer):
     assert np.abs(last[24:48] - first[24:48] / start[0, 0]).max() > 1e-4
 
 
-def test_the_optimizer_goes_on_into_the_second_phase(tmp_path):
+def test_the_optimizer_continues_in_the_second_phase(tmp_path):
     changes = {"phases": ((24, 0.5), (32, 0.5)), "steps": 8, "num_layers": 1}
     train(tmp_path / "run", changes=changes, save_every=4)
     moments = []
@@ -268,7 +268,7 @@ def test_the_optimizer_goes_on_into_the_second_phase(tmp_path):
     assert any((before[name], after[name]) == (4, 8) for name in steps), "iterations go on"
 
 
-def test_goes_on_from_a_checkpoint(tmp_path, tokenizer):
+def test_starts_from_a_checkpoint(tmp_path, tokenizer):
     train(tmp_path / "first", changes={"steps": 40})
     lines = []
     source = checkpoints.read(tmp_path / "first")
@@ -287,7 +287,7 @@ def test_goes_on_from_a_checkpoint(tmp_path, tokenizer):
     assert config == dataclasses.replace(source.config, hidden_dropout=0.0)
 
 
-def test_an_electra_goes_on_with_its_generator(tmp_path):
+def test_an_electra_starts_with_its_generator(tmp_path):
     train(tmp_path / "first", "electra", changes={"steps": 20})
     lines = []
     still = {"steps": 1, "learning_rate": 1e-12}
@@ -310,11 +310,11 @@ def test_an_electra_goes_on_with_its_generator(tmp_path):
     ]
 
 
-def test_what_contradicts_a_checkpoint(tmp_path):
+def test_settings_that_contradict_a_checkpoint(tmp_path):
     runs.write_checkpoint(tmp_path / "checkpoint")
     options = {"checkpoint": tmp_path / "checkpoint"}
     other = WordPiece([*runs.VOCABULARY[:-1], "other"])
-    refused(tmp_path, "the checkpoint has another vocabulary", tokenizer=other, **options)
+    refused(tmp_path, "the checkpoint was trained with another vocabulary", tokenizer=other, **options)
     cased = WordPiece(runs.VOCABULARY, lower_case=False)
     refused(
         tmp_path,
@@ -325,7 +325,7 @@ def test_what_contradicts_a_checkpoint(tmp_path):
     refused(tmp_path, "size and a checkpoint were given", changes={"size": "tiny"}, **options)
 
 
-def test_an_encoder_that_looks_ahead_is_no_language_model(tmp_path):
+def test_left_to_right_refuses_a_bidirectional_encoder(tmp_path):
     runs.write_checkpoint(tmp_path / "checkpoint")
     with pytest.raises(ValueError, match=r"build it with BertConfig\(causal=True\)"):
         pretrain(
@@ -345,7 +345,7 @@ def test_seed_decides_every_weight(tmp_path):
     assert weights[0] == weights[1] != weights[2]
 
 
-def test_evaluation_is_none_of_the_training(tmp_path):
+def test_evaluation_does_not_change_the_training(tmp_path):
     histories = []
     for name, every in (("often", 2), ("never", 1000)):
         changes = {"steps": 8, "log_every": 2, "eval_every": every, "generator_share": 0.5}
@@ -410,7 +410,7 @@ def test_a_set_of_records_for_each_phase(tmp_path):
     decay = np.median(after[40:] / before[40:])
     moved = np.abs(after - before * decay).max(axis=1)
     assert (moved[:40] > 1e-4).all() and (moved[40:] < 1e-6).all()
-    with pytest.raises(ValueError, match="3 sets of records were given for 2 phases; give one for all"):
+    with pytest.raises(ValueError, match="3 sets of records were given for 2 phases; give one set"):
         train(tmp_path / "other", records=[*sets, sets[0]], changes={"phases": ((8, 0.5), (8, 0.5))})
 
 
@@ -425,7 +425,7 @@ def test_held_out_records_are_evaluated_on_at_their_length(length, steps, tmp_pa
     assert 0 < results["majority_baselines"]["next_sentence_accuracy"] < 1
 
 
-def test_the_held_out_share_is_of_each_document_s_own_hash(tmp_path):
+def test_the_held_out_fraction_follows_each_document_s_hash(tmp_path):
     found = documents(400)
     inside, outside = (list(Share(found, 0.25, inside)) for inside in (True, False))
     assert 60 < len(inside) < 140 and len(inside) + len(outside) == 400
@@ -437,7 +437,7 @@ def test_the_held_out_share_is_of_each_document_s_own_hash(tmp_path):
 
 
 # -----------------------------------------------------------------------------------------------------------
-# What is wrong is named, before anything is written
+# Errors are raised before anything is written
 
 
 def refused(tmp_path, match, name="bert", **options):
@@ -559,7 +559,7 @@ def test_a_record_of_another_length(count, tmp_path):
     """Met before training, or in it."""
     write_google(tmp_path / "0.tfrecord", highest=4, count=count)
     write_google(tmp_path / "1.tfrecord", highest=4, count=1, length=17)
-    match = r"0.tfrecord and 1 more: a record has features of other lengths than the first record; give"
+    match = r"0.tfrecord and 1 more: a record's features differ in length"
     unreadable(tmp_path, match, [tmp_path / "0.tfrecord", tmp_path / "1.tfrecord"])
 
 
@@ -568,7 +568,7 @@ def test_a_file_that_is_cut_short(count, tmp_path):
     file = tmp_path / "file.tfrecord"
     write_google(file, highest=4, count=count)
     file.write_bytes(file.read_bytes()[:-5])
-    match = "file.tfrecord: a record is damaged or cut short; give whole files"
+    match = "file.tfrecord: a record is damaged or truncated"
     unreadable(tmp_path, match, [file])
     if count == 20:
         whole = tmp_path / "whole.tfrecord"
@@ -662,7 +662,7 @@ def test_records_longer_than_the_encoder(tmp_path):
 
 def test_held_out_that_cannot_be(tmp_path):
     folder = write(tmp_path / "records")
-    refused(tmp_path, "held_out is a fraction, and records have no documents", records=folder, held_out=0.1)
+    refused(tmp_path, "held_out is a fraction, but records have no documents", records=folder, held_out=0.1)
     refused(tmp_path, "held_out is 1.5; give a fraction", held_out=1.5)
     refused(tmp_path, "held-out documents: next_sentence needs 2", documents=documents(20), held_out=0.001)
     other = write(tmp_path / "other", settings={"seq_length": 24})
@@ -687,8 +687,8 @@ def test_files_of_a_folder_with_another_vocabulary(tmp_path):
 @pytest.mark.parametrize(
     ("name", "changes", "match"),
     [
-        ("bert", {"short_seq_prob": 0.5}, r"short_seq_prob is 0.5, and .* is already written \(.* 0.1\)"),
-        ("bert", {"share": 0.3}, r"share is 0.3, and .* is already written \(share 0.15\)"),
+        ("bert", {"short_seq_prob": 0.5}, r"short_seq_prob is 0.5, but .* is already written \(.* 0.1\)"),
+        ("bert", {"share": 0.3}, r"share is 0.3, but .* is already written \(share 0.15\)"),
         ("albert", {}, "are from the sampler next_sentence, .* sentence_order"),
     ],
 )
@@ -714,7 +714,7 @@ def test_a_folder_of_something_else_stays_as_it_is(tmp_path):
 
 
 @pytest.mark.parametrize("changes", [{"vocab_size": 100}, {"seq_length": 64}])
-def test_what_is_cheap_is_checked_before_the_text_is_read(changes, tmp_path):
+def test_cheap_checks_run_before_the_text_is_read(changes, tmp_path):
     class Unread:
         def __iter__(self):
             raise AssertionError("the text is read")

@@ -1,4 +1,4 @@
-"""Runs that are killed and taken up again end with the bits of the run that was not; what is not taken up is named."""
+"""Killed runs that are resumed end with the bits of an uninterrupted run; changes that prevent it are named."""
 
 import json
 import random

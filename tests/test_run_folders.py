@@ -1,4 +1,4 @@
-"""What lies in an output folder is one finished run, or is said not to be: neighbours, kills, numbers that are none, damage."""
+"""An output folder has one finished run, or an error says that it has not: neighbours, kills, NaN, damage."""
 
 import contextlib
 import hashlib
@@ -36,7 +36,7 @@ TRAINS = 0  # as the exit code of a command that began to train, and was stopped
 
 
 def wanted(reason: str):
-    """What does not hold yet."""
+    """A known failure."""
     return pytest.mark.xfail(strict=True, raises=AssertionError, reason=reason)
 
 
@@ -251,7 +251,7 @@ def one_step(name: str, inputs: Path, output: Path) -> list:
 
 
 @pytest.mark.parametrize("name", ["finetune", "pretrain"])
-def test_weights_that_are_no_numbers_are_not_a_run(capfd, tmp_path, inputs, name):
+def test_nan_weights_are_not_saved_as_a_run(capfd, tmp_path, inputs, name):
     arguments = one_step(name, inputs, tmp_path)
     code, _, err = run_command(capfd, *arguments)
     written = {Path(file).name for file in contents(tmp_path)}
@@ -291,7 +291,7 @@ def with_infinity(values: np.ndarray) -> np.ndarray:
         ("convert", with_infinity),
     ],
 )
-def test_weights_that_are_no_numbers_are_refused_by_name(capfd, tmp_path, sst2, command, change):
+def test_nan_weights_are_refused_by_name(capfd, tmp_path, sst2, command, change):
     folder = shutil.copytree(sst2.run if command == "predict" else sst2.checkpoint, tmp_path / "given")
     change_tensor(folder, "bert.embeddings.word_embeddings.weight", change)
     (tmp_path / "lines.txt").write_text("good film\n")
@@ -307,7 +307,7 @@ def test_weights_that_are_no_numbers_are_refused_by_name(capfd, tmp_path, sst2, 
     assert not out and not output.exists()
 
 
-def test_vectors_that_are_no_numbers_are_no_json(capfd, tmp_path, sst2):
+def test_nan_vectors_are_not_written_as_json(capfd, tmp_path, sst2):
     """Numbers that float32 holds and float16 does not."""
     folder = shutil.copytree(sst2.checkpoint, tmp_path / "given")
     change_tensor(folder, "bert.encoder.layer.1.output.LayerNorm.weight", lambda scale: scale * 1e6)
@@ -328,7 +328,7 @@ def test_vectors_that_are_no_numbers_are_no_json(capfd, tmp_path, sst2):
 
 
 class Disk:
-    """What was renamed, and whether it was on the disk by then and its folder afterwards. Files are known by their inodes."""
+    """The renamed files, with True if file and folder were synced in the right order. Files are known by their inodes."""
 
     def __init__(self) -> None:
         self._events: list[tuple[Path | None, set, set]] = []  # a rename's target, its files, its folder
@@ -356,7 +356,7 @@ class Disk:
         return recorded
 
     def faults(self, folder: Path) -> tuple[list[str], int]:
-        """What went wrong below a folder, a phrase each, and the number of renames there."""
+        """The problems below a folder, one phrase each, and the number of renames."""
         found, count = [], 0
         for i, (target, files, parent) in enumerate(self._events):
             if target is None or not target.is_relative_to(folder):

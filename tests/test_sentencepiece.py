@@ -28,7 +28,7 @@ from tasks.pretraining.vocabulary import learn_sentencepiece
 from tasks.training.run import load_run, load_runs, run_of, save_run
 
 CASES = {"uncased": True, "cased": False}
-# What normalizing, splitting and the rule of digits and commas may trip over.
+# Difficult input for normalizing, splitting and the rule for digits and commas.
 AWKWARD = (
     *("hello", "Élan ", "e\u0301", "o\u0308x", "ﬁ", "½", "İ", "Σας ", "漢字", "한국", "\u1100\u1161", "Å"),
     *(" ", "  ", "\t", "\n", "\u00a0", "\u3000", "\u2028", "\u200b", "\ufeff", "\x85", "\x1c"),
@@ -87,7 +87,7 @@ def test_ids_are_those_of_albert(tokenizer, model):
     assert not differ
 
 
-def test_a_digit_and_a_comma_are_two_pieces(tokenizer):
+def test_a_digit_and_a_comma_are_two_tokens(tokenizer):
     joined = [
         i for i, piece in enumerate(tokenizer.vocabulary) if piece[-1] == "," and piece[-2:-1].isdigit()
     ]
@@ -100,7 +100,7 @@ def test_a_digit_and_a_comma_are_two_pieces(tokenizer):
     assert cuts.count(",") == 4
 
 
-def test_cuts_are_the_pieces(tokenizer):
+def test_cuts_are_the_tokens(tokenizer):
     texts = [*sentences(50), *fuzz(3000)]
     raw = [text.encode() for text in texts]
     found = tokenizer.tokenize_with_offsets(tf.constant(raw))
@@ -123,7 +123,7 @@ def test_cuts_are_the_pieces(tokenizer):
     assert plain > 10_000
 
 
-def test_places_in_the_original(tokenizer):
+def test_offsets_in_the_original(tokenizer):
     text = "  É''low  ﬁ"
     ids, starts, ends = (found.to_list()[0] for found in tokenizer.tokenize_with_offsets([text]))
     raw = text.encode()
@@ -159,7 +159,7 @@ def test_a_megabyte(tokenizer):
     assert [int(row[-1]) for row in ends] == [170_000 * 6 - 1, 1_000_000, 1_000_000, 3]
 
 
-def test_models_do_not_meet(model):
+def test_models_are_independent(model):
     other = learn_sentencepiece(sentences(300)[::2], size=70, lower_case=True)
     first = SentencePiece(model)
     text = tf.constant(["hello lower 1,234"])
@@ -209,7 +209,7 @@ def test_bytes_that_are_no_model_are_refused(model, tmp_path):
         SentencePiece.from_file(str(tmp_path / "spiece.model"))
 
 
-def test_flipped_bytes_end_no_process(model):
+def test_flipped_bytes_do_not_crash_the_process(model):
     draw, loaded = random.Random(3), 0
     for _ in range(100):
         broken = bytearray(model)
@@ -224,7 +224,7 @@ def test_flipped_bytes_end_no_process(model):
     assert 0 < loaded < 100
 
 
-def test_what_masking_asks(model):
+def test_vocabulary_properties_for_masking(model):
     tokenizer = SentencePiece(model)
     pieces = Pieces.of(tokenizer)
     goes_on = {

@@ -1,4 +1,4 @@
-"""The development server, asked as TensorFlow Serving is: real HTTP and gRPC on loopback, real messages."""
+"""The development server gets the same requests as TensorFlow Serving: real HTTP and gRPC on loopback, real messages."""
 
 import base64
 import contextlib
@@ -70,7 +70,7 @@ def server(served):
 
 @pytest.fixture(scope="module")
 def expected(served):
-    """What the SavedModel itself says to ROWS_OF_TEXT."""
+    """The SavedModel's own answers to ROWS_OF_TEXT."""
     columns = {name: tf.constant([row[name] for row in ROWS_OF_TEXT]) for name in ROWS_OF_TEXT[0]}
     answers = served.signatures["serving_default"](**columns)
     return {name: value.numpy() for name, value in answers.items()}
@@ -355,7 +355,7 @@ def test_the_command(folder):
     ) as process:
         try:
             lines = [process.stdout.readline() for _ in range(3)]
-            assert "TensorFlow Serving is for production" in "".join(lines)
+            assert "use TensorFlow Serving in production" in "".join(lines)
             example = next(line for line in lines if line.startswith("curl"))
             done = subprocess.run(example, shell=True, capture_output=True, text=True)
             assert len(json.loads(done.stdout)["predictions"]) == 1

@@ -1,4 +1,4 @@
-"""The development server under attack, over real sockets: framing, foreign pages, limits, clients that leave."""
+"""The development server under attack, over real sockets: framing, foreign pages, limits, clients that disconnect."""
 
 import base64
 import contextlib
@@ -218,7 +218,7 @@ SENDERS = {
 
 
 @pytest.mark.parametrize("case", SENDERS)
-def test_who_may_ask(server, case):
+def test_allowed_hosts_and_origins(server, case):
     headers, status = SENDERS[case]
     found, answered, content = ask(server, "POST", PREDICT, GOOD, **headers)
     assert found == status and "Access-Control-Allow-Origin" not in answered
@@ -237,7 +237,7 @@ TOO_MUCH = {
 
 
 @pytest.mark.parametrize("case", TOO_MUCH)
-def test_what_is_too_much_is_refused_at_once(server, case):
+def test_oversized_requests_are_refused_at_once(server, case):
     body, status, wanted = TOO_MUCH[case]
     started = time.monotonic()
     found, _, content = ask(server, "POST", PREDICT, body)
@@ -462,7 +462,7 @@ def test_grpc_says_what_to_call_instead(stub):
         assert "call Predict" in caught.value.details()
 
 
-def test_requests_beside_each_other_do_not_stop_each_other(server, stub):
+def test_parallel_requests_do_not_stop_each_other(server, stub):
     """TensorFlow's cancellation is global: a stopped request must not end its neighbour."""
     failures, ended = [], threading.Event()
 

@@ -136,7 +136,7 @@ def test_spans_are_bytes_of_the_text(asked):
     assert found > 100
 
 
-def test_no_string_ends_the_process(case):
+def test_no_string_crashes_the_process(case):
     assert len(case["hostile"]) == 9 and all(case["hostile"].values())
     assert case["after all that"]
 
@@ -147,7 +147,7 @@ def test_the_documented_signatures_are_these(asked):
     )
 
 
-# What the error of a wrong request says.
+# The error of each wrong request.
 REFUSED = {
     "another batch": "InvalidArgumentError.* differ in shape",
     "another length": "InvalidArgumentError.* differ in shape",

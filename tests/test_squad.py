@@ -240,7 +240,7 @@ def test_files_and_tensorflow_datasets_give_equal_examples(tmp_path):
 
 
 def pieces_of(tokenizer: WordPiece, context: str, start: int, end: int) -> list[int]:
-    """The pieces that share a byte with an answer."""
+    """The tokens that share a byte with an answer."""
     _, starts, ends = (values[0].numpy().tolist() for values in tokenizer.tokenize_with_offsets([context]))
     return [i for i, (a, b) in enumerate(zip(starts, ends, strict=True)) if a < end and b > start]
 
@@ -512,7 +512,7 @@ def test_decoding_an_empty_batch(small):
 
 
 def predictions_of(task: Squad, count: int, *, seed: int) -> tuple[dict, dict]:
-    """What decode could have returned, and the questions; the odds say something about which have an answer."""
+    """Possible outputs of decode, and the questions; the odds say something about which have an answer."""
     draw = np.random.default_rng(seed)
     texts = np.array(["the film", "a plot", "scene", "film plot scene", "warm"])
     gold = draw.integers(-3, 5, count)

@@ -427,7 +427,7 @@ def test_predict_by_command(place, tmp_path, capfd, suffix, content):
             "no text in column endings",
         ),
         ("jsonl", as_jsonl() + '{"context": "a", "endings": "bcde"}\n', 3, "no text in column endings"),
-        ("tsv", as_tsv() + "a\tb\tc\td\n", 4, "4 column(s), where the header names 5"),
+        ("tsv", as_tsv() + "a\tb\tc\td\n", 4, "4 column(s), but the header has 5"),
         ("txt", as_lines() + "a\tb\tc\td\n", 3, "no text in column endings"),
     ],
     ids=["jsonl-three", "jsonl-text", "tsv-three", "txt-three"],
@@ -453,7 +453,7 @@ def test_one_file_cannot_train_and_evaluate(place, tmp_path, capfd):
     flags = ("--checkpoint", folder / "checkpoint", "--output", tmp_path / "run")
     data = folder / "data" / "train.tsv"
     code, _, err = runs.run_command(capfd, "finetune", "--task", "codah", "--data", data, *flags)
-    assert code == 1 and "is one file; give the file of the dev split too, as --dev-data" in err
+    assert code == 1 and "is one file; give the dev split's file as --dev-data" in err
     flags += (
         "--data",
         data,

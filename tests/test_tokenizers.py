@@ -153,7 +153,7 @@ class TestOffsets:
     )
     def test_count_bytes_of_the_original(self, text, cuts):
         raw = text.encode() if isinstance(text, str) else text
-        # A second row that needs no normalizing and a third that does: places must not leak between rows.
+        # A second row that needs no normalizing and a third that does: offsets must not leak between rows.
         rows = [raw, b"hello", "é".encode()]
         _, starts, ends = WordPiece(VOCABULARY).tokenize_with_offsets(rows)
         spans = [list(zip(s, e, strict=True)) for s, e in zip(starts.to_list(), ends.to_list(), strict=True)]

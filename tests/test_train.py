@@ -88,7 +88,7 @@ LEARNING = dataclasses.replace(QUICK, epochs=4)
 
 @pytest.fixture(scope="module")
 def learned(place):
-    """A run of four epochs: the task, its results and the lines for a person."""
+    """A run of four epochs: the task, its results and the log lines."""
     task, lines = Counting(place / "reviews"), []
     results = start(task, place, output="learned", hparams=LEARNING, log=lines.append)
     return task, results, lines
@@ -124,7 +124,7 @@ def test_learns(learned):
     assert len(lines) == 6
 
 
-def test_one_trace_whatever_the_lengths(learned, reloaded):
+def test_one_trace_for_all_lengths(learned, reloaded):
     """Training and prediction are each traced once in four epochs, with batches of many widths."""
     task, _, _ = learned
     lengths = {len(raw["sentence"].numpy().split()) for raw in task.examples("train")}
@@ -242,7 +242,7 @@ def test_ensemble_of_unlike_runs(learned, place):
 
 
 def test_keep_head(learned, place):
-    """Training goes on from the head too; by default it starts afresh."""
+    """Training starts from the head too; by default the head is random."""
     task = Glue(ROWS["sst2"], place / "reviews")
     settings = {"checkpoint": place / "learned", "hparams": dataclasses.replace(QUICK, learning_rate=1e-9)}
     start(task, place, output="kept_head", keep_head=True, **settings)
@@ -267,7 +267,7 @@ def with_head(source, *, labels, head="classifier", rows=1):
 
 
 def kept_head(task, place, folder, id2label, *, labels=None):
-    """The columns of the head's kernel that a model starts with, by their places in a checkpoint of these labels."""
+    """The columns of the head's kernel that a model starts with, by their indices in a checkpoint with these labels."""
     head, rows = ("concat_classifier", 3) if getattr(task, "pooling", "") == "concat" else ("classifier", 1)
     source = checkpoints.read(place / "checkpoint")
     there = with_head(source, labels=labels or len(id2label), head=head, rows=rows)
@@ -304,7 +304,7 @@ TAGS = ("O", "B-LOC", "B-PER", "I-LOC", "I-PER")
     ],
 )
 def test_a_kept_head_has_the_task_s_labels(task, labels, places, place, tmp_path):
-    """Whatever order Hugging Face's id2label has them in."""
+    """Labels may have any order in Hugging Face's id2label."""
     id2label = {str(i): label for i, label in enumerate(labels)}
     assert kept_head(task, place, tmp_path / "there", id2label) == places
     again = dict(reversed(id2label.items()))
@@ -314,11 +314,14 @@ def test_a_kept_head_has_the_task_s_labels(task, labels, places, place, tmp_path
 @pytest.mark.parametrize(
     ("id2label", "said"),
     [
-        ({"0": "LABEL_0", "1": "LABEL_1"}, "the checkpoint's labels are LABEL_0, LABEL_1 and those of sst2"),
-        (None, "the checkpoint's labels have no names; those of sst2 are negative, positive; "),
+        (
+            {"0": "LABEL_0", "1": "LABEL_1"},
+            "the checkpoint's labels are LABEL_0, LABEL_1 and the labels of sst2",
+        ),
+        (None, "the checkpoint's labels have no names; the labels of sst2 are negative, positive; "),
         (
             {"0": "negative"},
-            "the checkpoint's labels are negative and those of sst2 are negative, positive; ",
+            "the checkpoint's labels are negative and the labels of sst2 are negative, positive; ",
         ),
     ],
 )
@@ -349,9 +352,7 @@ def test_a_kept_head_of_googles_format_is_refused(place, tmp_path):
 
 
 def test_a_kept_head_of_other_labels(place, tmp_path):
-    message = (
-        "the checkpoint's labels are bad, good and those of sst2 are negative, positive; leave keep_head out"
-    )
+    message = "the checkpoint's labels are bad, good and the labels of sst2 are negative, positive; leave keep_head out"
     with pytest.raises(ValueError, match=message):
         kept_head(Glue(ROWS["sst2"]), place, tmp_path / "there", {"0": "bad", "1": "good"})
     checkpoints.write(checkpoints.read(tmp_path / "there"), tmp_path / "copied", format="hugging-face")
@@ -359,7 +360,7 @@ def test_a_kept_head_of_other_labels(place, tmp_path):
 
 
 def start_with_seed(place, output, seed):
-    """Random weights, dropout, some of the examples: all that a seed decides. The lines for a person."""
+    """Random weights, dropout, some of the examples: everything that a seed decides. Returns the log lines."""
     source, lines = checkpoints.read(place / "with_dropout"), []
     hparams = dataclasses.replace(QUICK, seed=seed, max_examples=24)
     checkpoint = dataclasses.replace(source, tensors={})
@@ -435,7 +436,7 @@ def test_gradual_unfreezing(place):
     assert task.losses == 1
 
 
-def test_the_aids_reach_the_optimizer(place):
+def test_ulmfit_settings_reach_the_optimizer(place):
     hparams = dataclasses.replace(
         QUICK, layer_decay=0.5, schedule="slanted_triangular", bias_correction=True, warmup_proportion=0.25
     )
@@ -461,10 +462,10 @@ def test_the_aids_reach_the_optimizer(place):
         ({"layer_decay": 2.6}, "layer_decay is 2.6"),
         ({"schedule": "cosine"}, "schedule must be one of linear, slanted_triangular"),
         ({"unfreeze": "all"}, "unfreeze is 'all'; unfreeze must be 'gradual'"),
-        ({"unfreeze": "gradual", "freeze": "encoder"}, "must be 'gradual', without freeze"),
+        ({"unfreeze": "gradual", "freeze": "encoder"}, "must be None if freeze is set"),
     ],
 )
-def test_aids_that_cannot_be(changes, match):
+def test_invalid_ulmfit_settings(changes, match):
     with pytest.raises(ValueError, match=match):
         Hparams(**changes)
 
@@ -513,7 +514,7 @@ def test_checkpoint_without_pooler(place):
     assert "\nrandomly initialized: pooler/kernel, pooler/bias, classifier" in lines[0]
 
 
-def test_loss_that_is_no_number(place):
+def test_loss_that_is_nan(place):
     """An error, and no such weights on disk."""
     hparams = dataclasses.replace(QUICK, learning_rate=1e30, warmup_proportion=0.0)
     with pytest.raises(ValueError, match=r"the loss is nan at step \d; give a lower learning_rate"):
@@ -573,7 +574,7 @@ def test_refuses_a_vocabulary_of_another_size(place, tmp_path):
     refused(place, tmp_path, ValueError, match, checkpoint=checkpoint)
 
 
-def test_refuses_more_positions_than_there_are(place, tmp_path):
+def test_refuses_a_length_over_the_positions(place, tmp_path):
     hparams = dataclasses.replace(QUICK, seq_length=49)
     refused(place, tmp_path, ValueError, "seq_length is 49 and the encoder has 48 positions", hparams=hparams)
 
@@ -606,7 +607,7 @@ def test_the_first_validation_split_is_the_dev_split(place, tmp_path):
 
 
 @pytest.mark.parametrize("every", [0, -1])
-def test_refuses_to_save_every_no_step(place, tmp_path, every):
+def test_refuses_save_every_0(place, tmp_path, every):
     refused(place, tmp_path, ValueError, f"save_every is {every}; give at least 1 step", save_every=every)
     assert not (tmp_path / "run").exists()
 
@@ -622,7 +623,7 @@ def test_mirrored_on_one_cpu():
     assert distribution.num_replicas_in_sync == 1
 
 
-# What is on disk
+# Files on disk
 
 
 def test_full_disk_leaves_what_was_there(reloaded, place, tmp_path):
@@ -642,7 +643,7 @@ def test_full_disk_leaves_what_was_there(reloaded, place, tmp_path):
 
 
 @pytest.mark.parametrize("content", ['{"kind": "other"}', "[]", "{", '{"kind": "glue", "task": {}}'])
-def test_task_file_of_no_run(learned, place, tmp_path, content):
+def test_task_file_of_another_program(learned, place, tmp_path, content):
     (tmp_path / "task.json").write_text(content)
     with pytest.raises(ValueError, match=r"task\.json (is not|holds)"):
         load_run(tmp_path)

@@ -121,7 +121,7 @@ def test_a_configuration_that_asks_for_too_much_or_is_of_another_type(checkpoint
     assert peak(lambda: refused(f"checkpoint.*{message}", checkpoints.read, checkpoint)) < 20e6
 
 
-def test_sizes_that_no_tensor_proves(checkpoint):
+def test_sizes_without_a_matching_tensor(checkpoint):
     """An encoder is never made of sizes that the file does not hold."""
     import safetensors.numpy
 
@@ -170,7 +170,7 @@ def test_json_of_another_type_beside_the_weights(checkpoint, name, content, mess
 @pytest.mark.parametrize(
     "name", ["config.json", "tokenizer_config.json", "tokenizer.json", "added_tokens.json"]
 )
-def test_text_that_is_no_json(checkpoint, name, content, message):
+def test_text_that_is_not_json(checkpoint, name, content, message):
     (checkpoint / name).write_bytes(content)
     refused(f"{name}.*{message}", checkpoints.read, checkpoint)
 
@@ -385,7 +385,7 @@ GOOD_SQUAD = {
         ),
     ],
 )
-def test_data_that_is_no_json_of_its_form(tmp_path, name, content, task, message):
+def test_data_in_json_of_another_form(tmp_path, name, content, task, message):
     (tmp_path / name).write_bytes(content)
     task.source = tmp_path / name
     refused(f"{name}.*{message}", task.examples, "train")

@@ -117,7 +117,7 @@ def padded_features(config: BertConfig, *, seed: int = 2) -> dict[str, np.ndarra
 
 
 def real(value: np.ndarray, mask: np.ndarray) -> np.ndarray:
-    """What stands at real positions; all of it where there are no positions."""
+    """The values at real positions; all values if there are no positions."""
     return value[mask > 0] if value.shape[:2] == mask.shape else value
 
 
@@ -189,7 +189,7 @@ def test_states_and_logits_equal_transformers(tmp_path, case):
 
 @pytest.mark.parity
 @pytest.mark.parametrize("case", CASES.values(), ids=CASES)
-def test_what_we_write_transformers_reads(tmp_path, case):
+def test_transformers_reads_our_checkpoints(tmp_path, case):
     transformers = pytest.importorskip("transformers")
 
     theirs = theirs_at_random(case)
@@ -215,7 +215,7 @@ def test_what_we_write_transformers_reads(tmp_path, case):
 
 @pytest.mark.parity
 def test_our_own_encoders_arrive_in_transformers(tmp_path):
-    """Drawn here, of every named family at small size, not read from a file of theirs."""
+    """Drawn here, of every named family at small size, not read from one of their files."""
     transformers = pytest.importorskip("transformers")
     small = {"vocab_size": 67, "hidden_size": 32, "num_heads": 4, "intermediate_size": 48, "num_layers": 2}
     for name, classes in {

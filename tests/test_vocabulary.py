@@ -58,19 +58,19 @@ def test_a_wordpiece_vocabulary_holds_its_own_text(tmp_path, lower_case):
     assert {file.name for file in (tmp_path / "out").iterdir()} == {"vocab.txt", "tokenizer_config.json"}
 
 
-def test_merges_come_by_their_number():
+def test_merges_are_ordered_by_frequency():
     texts = ["ab"] * 5 + ["abc"] * 3 + ["xy"] * 4
     pieces = learn_wordpiece(texts, size=99, lower_case=True).vocabulary
     # a b (8), x y (4), ab c (3)
     assert pieces[5:] == ("a", "b", "c", "x", "y", "##b", "##c", "##y", "ab", "xy", "abc")
 
 
-def test_what_is_beyond_the_alphabet_is_unknown():
+def test_characters_outside_the_alphabet_are_unknown():
     texts = ["aa bb"] * 9 + ["cc ac"]
     tokenizer = learn_wordpiece(texts, size=99, lower_case=True, alphabet=2)
     assert set(tokenizer.vocabulary[5:]) == {"a", "b", "##a", "##b", "aa", "bb"}
     assert unknown(tokenizer, ["aa bb ac"]) == 1
-    with pytest.raises(ValueError, match="the special tokens and the alphabet alone are 9: give more"):
+    with pytest.raises(ValueError, match="special tokens and alphabet need 9; give a larger size"):
         learn_wordpiece(texts, size=8, lower_case=True, alphabet=2)
     with pytest.raises(ValueError, match="no word"):
         learn_wordpiece(["", " "], size=8, lower_case=True)
@@ -99,7 +99,7 @@ def test_every_process_writes_the_same_bytes(tmp_path, kind):
             text=True,
         )
         assert done.returncode == 0, done.stderr
-        assert "120 pieces, learned from 200 documents" in done.stdout
+        assert "120 tokens, learned from 200 documents" in done.stdout
         found.append(runs.contents(out))
     assert found[0] == found[1]
 
@@ -114,14 +114,14 @@ def test_a_sentencepiece_vocabulary(tmp_path):
     read = checkpoints.load_tokenizer(tmp_path / "out")
     assert (read.vocabulary, read.digest, read.lower_case) == (pieces, made.tokenizer.digest, True)
     assert {file.name for file in (tmp_path / "out").iterdir()} == {"spiece.model", "tokenizer_config.json"}
-    with pytest.raises(ValueError, match=r"no SentencePiece model of 9000 pieces .* too high \(9000\)"):
+    with pytest.raises(ValueError, match=r"SentencePiece model of 9000 tokens .* too high \(9000\)"):
         write_vocabulary(documents(), tmp_path / "high", kind="sentencepiece", size=9000)
     with pytest.raises(ValueError, match="the text is empty"):
         write_vocabulary([], tmp_path / "empty", kind="sentencepiece", size=90)
     assert not (tmp_path / "high").exists()
 
 
-def test_of_many_sentences_some_are_drawn():
+def test_a_sample_of_many_sentences_is_drawn():
     texts = [str(i) for i in range(1000)]
     drawn = vocabulary._drawn(texts, 300)
     assert drawn == vocabulary._drawn(texts, 300)
@@ -166,7 +166,7 @@ def test_a_vocabulary_through_a_link_and_into_a_mount(tmp_path):
         assert sorted(file.name for file in disk.iterdir()) == ["tokenizer_config.json", "vocab.txt"]
 
 
-def test_the_command_reports_what_cannot_be(tmp_path, capfd):
+def test_the_command_reports_invalid_settings(tmp_path, capfd):
     corpus = tmp_path / "corpus.txt"
     corpus.write_text("low lower lowest\n")
     flags = ("vocab", "--text", corpus, "--output", tmp_path / "out")
@@ -174,7 +174,7 @@ def test_the_command_reports_what_cannot_be(tmp_path, capfd):
     assert (code, "--unused applies only to WordPiece vocabularies" in err) == (1, True)
     code, out, err = runs.run_command(capfd, *flags, "--size", "500", "--cased")
     assert code == 0, err
-    assert "the text has no more pieces; 500 were asked for" in err
+    assert "the text has too few words for 500 tokens" in err
     assert checkpoints.load_tokenizer(tmp_path / "out").lower_case is False
 
 

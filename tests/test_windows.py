@@ -1,4 +1,4 @@
-"""Windows over long text against a second implementation of the published rule, in plain Python; words and their pieces."""
+"""Windows over long text against a second implementation of the published rule, in plain Python; words and their tokens."""
 
 import json
 import random
@@ -31,7 +31,7 @@ def tokenizer():
 
 
 def spans(length: int, *, room: int, stride: int) -> list[tuple[int, int]]:
-    """(start, length) of each window: a start every `stride` pieces until one reaches the end."""
+    """(start, length) of each window: a start every `stride` tokens until one reaches the end."""
     found, start = [], 0
     while True:
         found.append((start, min(room, length - start)))
@@ -129,8 +129,8 @@ def test_real_questions(data_dir, seq_length, stride, most):
     assert_windows(features, expected)
 
 
-def test_drawn(tokenizer):
-    """Two windows over five pieces, in rows: room for four, a start every two."""
+def test_random_windows(tokenizer):
+    """Two windows over five tokens, in rows: room for four, a start every two."""
     features = Preprocessor(tokenizer, seq_length=8).windows(
         tf.constant(["a b c a b"]), question=tf.constant(["c"]), doc_stride=2, max_query_length=2
     )
@@ -164,7 +164,7 @@ def test_without_a_question_the_context_is_the_first_segment(tokenizer):
     assert not features[INPUT_TYPE_IDS].numpy().any()
 
 
-def test_nothing_to_show(tokenizer):
+def test_empty_and_truncated_texts(tokenizer):
     """An empty context, one of control characters, a question longer than its limit, and an empty question."""
     features = Preprocessor(tokenizer, seq_length=10).windows(
         tf.constant(["", "\u0001 \u0002", "a b", "c"]),
@@ -225,7 +225,7 @@ def test_no_room(tokenizer):
 
 
 def starts(texts) -> tf.RaggedTensor:
-    """Where the words stand that spaces part, in bytes."""
+    """The offsets of words separated by spaces, in bytes."""
     rows = []
     for text in texts.numpy():
         places = [0, *(i + 1 for i, byte in enumerate(text) if byte == ord(" "))]
@@ -233,7 +233,7 @@ def starts(texts) -> tf.RaggedTensor:
     return tf.ragged.constant(rows, tf.int32, ragged_rank=1)
 
 
-def test_words_drawn(tokenizer):
+def test_random_words(tokenizer):
     contexts = tf.constant(["ab cab b", "", "猫は a"])
     features = Preprocessor(tokenizer, seq_length=10).words(contexts, starts(contexts))
     assert features[INPUT_WORD_IDS].numpy()[0].tolist() == [CLS, A, B + 3, C, A + 3, B + 3, B, SEP, PAD, PAD]

@@ -1,10 +1,10 @@
-"""A development server: TensorFlow Serving's REST and gRPC Predict on loopback, from an exported folder alone.
+"""A development server: TensorFlow Serving's REST and gRPC Predict on loopback, for an exported folder.
 
     POST /v1/models/NAME[/versions/N]:predict      {"signature_name": ..., "instances": [...]} or {"inputs": {...}}
     GET  /v1/models/NAME[/versions/N][/metadata]
     gRPC PredictionService Predict and GetModelMetadata, ModelService GetModelStatus
 
-It limits rows, text and time, but neither batches requests nor serves a second model: use TensorFlow Serving in production.
+It limits rows, text and time. It does not batch requests or serve several models: use TensorFlow Serving in production.
 gRPC needs the `serving` extra.
 
 Source: TensorFlow Serving, RESTful API and tensorflow_serving/apis.
@@ -26,11 +26,11 @@ WORKERS = 8  # requests decoded or encoded at the same time; the model runs one 
 class Server:
     """A context manager that runs the REST and the gRPC server, each on its own thread.
 
-    port, grpc_port: of REST and gRPC; 0 chooses a free port, a grpc_port of None turns gRPC off
-    limits: of every request
+    port, grpc_port: ports for REST and gRPC; 0 picks a free port, a grpc_port of None turns gRPC off
+    limits: the limits of every request
     hosts: names that a Host header may have besides localhost, 127.0.0.1 and [::1]
 
-    Raises OSError where a port is in use, MissingPackageError for gRPC without the `serving` extra.
+    Raises OSError if a port is in use, MissingPackageError for gRPC without the `serving` extra.
     """
 
     def __init__(

@@ -21,13 +21,13 @@ from tensorflow_serving.apis import (
 
 from savedmodels.server.served import DEFAULT_SIGNATURE, MAX_ELEMENTS, Call, Limits, RequestError, Served
 
-THREADS = 32  # requests that wait for an answer
+THREADS = 32  # the most requests that wait for an answer
 
 
 def serve(
     served: Served, address: str, *, limits: Limits, work: concurrent.futures.Executor
 ) -> tuple[Any, int]:
-    """A listening server, and its port. work: runs the requests. Raises OSError where it cannot listen."""
+    """A listening server, and its port. work: runs the requests. Raises OSError if it cannot listen."""
     server = grpc.server(
         concurrent.futures.ThreadPoolExecutor(THREADS, thread_name_prefix="grpc"),
         options=[
@@ -54,9 +54,9 @@ class _Service:
         self._served, self._limits, self._work = served, limits, work
 
     def _reply(self, make: Callable[[Any, Call], Any], request: Any, context: Any) -> Any:
-        """The result of `make`; stops when the time runs out or the client leaves."""
+        """The result of `make`; stops when the time limit ends or the client disconnects."""
         call = Call(self._limits)
-        if not context.add_callback(call.stop):  # the client has left already
+        if not context.add_callback(call.stop):  # the client has already disconnected
             call.stop()
         future = self._work.submit(self._checked, make, request, call)
         try:
@@ -71,7 +71,7 @@ class _Service:
             future.cancel()
 
     def _describe(self, make: Callable[[Any, Call], Any], request: Any, context: Any) -> Any:
-        """The result of `make`, without a worker: all of them may be busy."""
+        """The result of `make`, without a worker, because all workers may be busy."""
         try:
             return self._checked(make, request, Call(self._limits))
         except RequestError as error:
@@ -146,13 +146,13 @@ class Status(_Service, model_service_pb2_grpc.ModelServiceServicer):
 def _unimplemented(method: str, context: Any) -> None:
     context.abort(
         grpc.StatusCode.UNIMPLEMENTED,
-        f"{method} needs a signature that SavedModels of TensorFlow 2 do not have; call Predict, with the signature "
+        f"{method} needs a signature that TensorFlow 2 SavedModels do not have; call Predict, with the signature "
         "examples for serialized tf.Example.",
     )
 
 
 def _parsed(inputs: Mapping[str, Any], limits: Limits) -> Iterator[tuple[str, tf.Tensor]]:
-    """TensorProtos as tensors. Raises RequestError above a limit before a tensor is made: few bytes may expand to many."""
+    """TensorProtos as tensors. Raises RequestError above a limit, before it makes a tensor: few bytes may expand to many."""
     for name, proto in inputs.items():
         sizes = [dim.size for dim in proto.tensor_shape.dim]
         if proto.tensor_shape.unknown_rank or min(sizes, default=0) < 0:
@@ -163,7 +163,7 @@ def _parsed(inputs: Mapping[str, Any], limits: Limits) -> Iterator[tuple[str, tf
             raise RequestError(
                 "INVALID_ARGUMENT", f"{name} has {elements:,} elements; send at most {MAX_ELEMENTS:,}."
             )
-        if strings := proto.string_val:  # the last string stands for all missing ones
+        if strings := proto.string_val:  # the last string is repeated for all missing strings
             repeated = max(0, elements - len(strings)) * len(strings[-1])
             limits.check_text(sum(map(len, strings)) + repeated)
         try:

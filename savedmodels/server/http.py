@@ -29,9 +29,9 @@ HTTP_OF = {
     "DEADLINE_EXCEEDED": 504,
 }
 HOSTS = ("localhost", "127.0.0.1", "[::1]")
-BACKLOG = 128  # connections that wait to be accepted
-LINGER = 2.0  # seconds to read the rest of a refused body, so that its client sees the answer
-GRACE = 0.2  # seconds for running requests when the server ends
+BACKLOG = 128  # the most connections that wait to be accepted
+LINGER = 2.0  # seconds to read the rest of a refused body, so that its client sees the response
+GRACE = 0.2  # seconds for running requests when the server stops
 _PATH = re.compile(
     r"/v1/models/(?P<name>[^/:]+)(?:/versions/(?P<version>[0-9]+)|/labels/(?P<label>[^/:]+))?"
     r"(?P<verb>:predict|:classify|:regress|/metadata)?"
@@ -44,11 +44,11 @@ _quiet.addHandler(logging.NullHandler())
 
 
 class Http:
-    """A listening socket; from `start` to `close`, a thread answers it.
+    """A listening socket; from `start` to `close`, a thread answers its requests.
 
-    work: runs the model, which would block the other requests
+    work: runs the model, which would block other requests
 
-    Raises OSError where the port is in use.
+    Raises OSError if the port is in use.
     """
 
     def __init__(
@@ -74,7 +74,7 @@ class Http:
         self._runner: web.AppRunner | None = None
 
     def start(self) -> None:
-        """Starts to answer."""
+        """Starts to answer requests."""
         self._thread.start()
         self._await(self._listen())
 
@@ -95,7 +95,7 @@ class Http:
         app.router.add_route("*", "/{path:.*}", self._handle)
         self._runner = web.AppRunner(
             app,
-            handler_cancellation=True,  # when the client leaves
+            handler_cancellation=True,  # when the client disconnects
             shutdown_timeout=GRACE,
             lingering_time=LINGER,
             keepalive_timeout=self._limits.seconds,
@@ -127,9 +127,9 @@ class Http:
             call.stop()
 
     def _check_sender(self, request: web.Request) -> None:
-        """Raises RequestError unless the sender is on this machine: a web page may reach it under another name.
+        """Raises RequestError for a Host or Origin outside the allowed names: a web page may reach the server by another name.
 
-        Browsers send an Origin with every POST of a page, and a preflight before JSON to another origin.
+        Browsers send an Origin with every POST from a page, and a preflight request before JSON to another origin.
         """
         for header in ("Host", "Origin"):
             if (value := request.headers.get(header)) is None and header == "Origin":

@@ -1,4 +1,4 @@
-"""REST's JSON: the body of a :predict request -> the body of its response; a model's metadata.
+"""REST's JSON: turns the body of a :predict request into the body of its response; a model's metadata.
 
 In: bytes. Out: an object for `json.dumps`. Strings are UTF-8, other bytes are {"b64": ...}.
 """
@@ -16,14 +16,14 @@ from google.protobuf import json_format
 from bert_keras.errors import BertKerasError
 from savedmodels.server.served import DEFAULT_SIGNATURE, MAX_ELEMENTS, Call, Limits, RequestError, Served
 
-MAX_DEPTH = 32  # of nested lists and objects: deeper than any tensor
+MAX_DEPTH = 32  # levels of nested lists and objects, more than any tensor has
 MAX_LISTS = 100_000  # lists and objects in a body
 
 
 def answer(served: Served, body: bytes, call: Call) -> dict[str, Any]:
     """The JSON of a :predict request -> the JSON of its response. Raises RequestError."""
-    most = MAX_LISTS + call.limits.text_bytes  # a text may have brackets too
-    if body.count(b"[") + body.count(b"{") > most:  # Python would need seconds to parse them
+    most = MAX_LISTS + call.limits.text_bytes  # texts may have brackets too
+    if body.count(b"[") + body.count(b"{") > most:  # parsing them in Python would take seconds
         raise RequestError("INVALID_ARGUMENT", f"the body has over {most:,} brackets; send fewer lists.")
     request = _read(body)
     forms = [form for form in ("instances", "inputs") if isinstance(request, dict) and form in request]
@@ -54,10 +54,10 @@ def answer(served: Served, body: bytes, call: Call) -> dict[str, Any]:
 
 
 def _read(body: bytes) -> Any:
-    """The value of a JSON body. Raises RequestError on any other body."""
+    """The value of a JSON body. Raises RequestError if the body is not JSON."""
     try:
         return json.loads(body)
-    except ValueError as error:  # also of bytes that are not UTF-8
+    except ValueError as error:  # includes UnicodeDecodeError
         raise RequestError("INVALID_ARGUMENT", f"the body is not JSON ({error}).") from error
     except RecursionError as error:
         raise _too_deep() from error
@@ -71,7 +71,7 @@ def _too_deep() -> RequestError:
 
 
 def _check_sizes(form: str, values: Any, limits: Limits) -> None:
-    """Raises RequestError on too many rows or elements, and on a body nested deeper than MAX_DEPTH, before a tensor is made."""
+    """Raises RequestError for too many rows or elements, or nesting deeper than MAX_DEPTH, before any tensor is made."""
     columns = values if form == "inputs" and isinstance(values, dict) else {form: values}
     for name, column in columns.items():
         if isinstance(column, list):
@@ -96,7 +96,7 @@ def _rows(rows: Any, names: tuple[str, ...]) -> dict[str, Any]:
     if len(names) == 1 and not all(isinstance(row, dict) and set(row) == set(names) for row in rows):
         return {names[0]: rows}
     if any(not isinstance(row, dict) or set(row) != set(rows[0]) for row in rows):
-        raise RequestError("INVALID_ARGUMENT", f"each instance must be an object of {', '.join(names)}.")
+        raise RequestError("INVALID_ARGUMENT", f"each instance must be an object with {', '.join(names)}.")
     return {name: [row[name] for row in rows] for name in rows[0]}
 
 
@@ -105,7 +105,7 @@ def _columns(columns: Any, names: tuple[str, ...]) -> dict[str, Any]:
     if isinstance(columns, dict) and set(columns) != {"b64"}:
         return columns
     if len(names) != 1:
-        raise RequestError("INVALID_ARGUMENT", f"inputs must be an object of {', '.join(names)}.")
+        raise RequestError("INVALID_ARGUMENT", f"inputs must be an object with {', '.join(names)}.")
     return {names[0]: columns}
 
 
@@ -113,7 +113,7 @@ _COLUMNS = {"instances": _rows, "inputs": _columns}
 
 
 def _tensor(name: str, value: Any, spec: tf.TensorSpec) -> tf.Tensor:
-    """JSON -> a tensor of the input's dtype. Raises RequestError on any other value."""
+    """JSON -> a tensor of the input's dtype. Raises RequestError for a value that does not fit."""
     try:
         if spec.dtype == tf.string:
             value = _bytes(value)
@@ -129,7 +129,7 @@ def _tensor(name: str, value: Any, spec: tf.TensorSpec) -> tf.Tensor:
 
 
 def _check_numbers(values: Iterable[Any], dtype: tf.DType) -> None:
-    """Raises TypeError on non-numbers, ValueError on integers out of the dtype's range, which `tf.constant` would wrap."""
+    """Raises TypeError for non-numbers, ValueError for integers outside the dtype's range, which `tf.constant` would wrap."""
     for value in values:
         if isinstance(value, str | bool | dict | None):
             raise TypeError("a value is not a number")
@@ -152,7 +152,7 @@ def _bytes(value: Any) -> Any:
 
 
 def _jsonable(name: str, array: np.ndarray) -> Any:
-    """An array as JSON: strings as UTF-8, or base64 where the output's name ends in _bytes."""
+    """An array as JSON: strings as UTF-8, or base64 if the output's name ends in _bytes."""
 
     def plain(value: Any) -> Any:
         if isinstance(value, list):
@@ -166,7 +166,7 @@ def _jsonable(name: str, array: np.ndarray) -> Any:
 
 
 def metadata_of(served: Served) -> dict[str, Any]:
-    """Name, version and signatures in TensorFlow Serving's form: the protos' own field names, defaults included."""
+    """Name, version and signatures in TensorFlow Serving's format: the protos' field names, including defaults."""
     kept = {
         name: json_format.MessageToDict(
             value, preserving_proto_field_name=True, always_print_fields_with_no_presence=True

@@ -28,9 +28,9 @@ from tasks.settings import ServerOptions
 
 HOST = "127.0.0.1"
 DEFAULT_SIGNATURE = "serving_default"
-ROWS_AT_A_TIME = 32  # rows in a batch of the model: memory does not grow with a request
-MAX_ELEMENTS = 2_000_000  # numbers, strings and lists in a request
-MAX_REASON = 400  # characters of an error: TensorFlow's may repeat the input
+ROWS_AT_A_TIME = 32  # rows in a batch of the model, so that large requests need no more memory
+MAX_ELEMENTS = 2_000_000  # most numbers, strings and lists in a request
+MAX_REASON = 400  # most characters in an error: TensorFlow's errors may repeat the input
 BODY_PER_TEXT = 8  # bytes of a message for each byte of text: JSON may need six for a letter
 SPLITS = "_row_splits"  # suffix of outputs with the offsets of concatenated lists
 FILLING: dict[str, Any] = {
@@ -48,7 +48,7 @@ _one_at_a_time = threading.Lock()  # held to run a model: TensorFlow has one can
 
 
 class RequestError(Exception):
-    """A request that cannot be answered. code: a name of grpc.StatusCode."""
+    """A request that cannot be answered. code: a name in grpc.StatusCode."""
 
     def __init__(self, code: str, message: str) -> None:
         super().__init__(message if len(message) <= MAX_REASON else f"{message[:MAX_REASON]} ...")
@@ -59,9 +59,9 @@ class RequestError(Exception):
 class Limits:
     """The limits of one request. Raises BertKerasError unless all are above 0.
 
-    rows: examples
+    rows: number of examples
     text_bytes: bytes of all strings together
-    seconds: from its first byte to its answer
+    seconds: time from the first byte of the request to the response
     """
 
     rows: int = ServerOptions.max_rows
@@ -79,14 +79,14 @@ class Limits:
         return BODY_PER_TEXT * self.text_bytes + 65_536
 
     def check_rows(self, name: str, rows: int) -> None:
-        """Raises RequestError where an input has too many rows."""
+        """Raises RequestError if an input has too many rows."""
         if rows > self.rows:
             raise RequestError(
                 "INVALID_ARGUMENT", f"{name} has {rows:,} rows; a request may have at most {self.rows:,}."
             )
 
     def check_text(self, size: int) -> None:
-        """Raises RequestError where a request has too many bytes of text."""
+        """Raises RequestError if a request has too many bytes of text."""
         if size > self.text_bytes:
             raise RequestError(
                 "INVALID_ARGUMENT",
@@ -101,21 +101,23 @@ class Call:
         self.limits = limits
         self._stopped = (
             threading.Event()
-        )  # the manager does not tell: TensorFlow also cancels it when an op fails
+        )  # the manager cannot tell, because TensorFlow also cancels it when an op fails
         self._manager = cancellation.CancellationManager()
 
     def stop(self) -> None:
-        """Ends the work: a loop of the graph at its next step, other work before the next rows."""
+        """Stops the work: loops in the graph stop at the next step, other work before the next rows."""
         self._stopped.set()
         self._manager.start_cancel()
 
     def check(self) -> None:
         """Raises RequestError after `stop`."""
         if self._stopped.is_set():
-            raise RequestError("CANCELLED", "the request was stopped: its client left, or its time ran out.")
+            raise RequestError(
+                "CANCELLED", "the request was stopped: its client disconnected, or its time ran out."
+            )
 
     def running(self) -> contextlib.AbstractContextManager[None]:
-        """A context in which `stop` cancels TensorFlow's functions, also those of other threads: TensorFlow's state is global."""
+        """A context in which `stop` cancels TensorFlow's functions, in all threads, because TensorFlow's state is global."""
         return cancellation.CancellationManagerContext(self._manager)
 
 
@@ -143,11 +145,11 @@ class Served:
 
     @functools.cached_property
     def _by_rows(self) -> bool:
-        """True for exports of this package: each answer depends only on its own row."""
+        """True for exports of this package, where each answer depends only on its own row."""
         return (self.folder / EXTRA / EXAMPLE).is_file()
 
     def check(self, name: str, version: int | None = None, label: str | None = None) -> None:
-        """Raises RequestError unless a request names this model and version, without a label."""
+        """Raises RequestError unless a request asks for this model and version, without a label."""
         if name != self.name or version not in (None, self.version):
             wanted = name if version is None else f"{name} version {version}"
             raise RequestError(
@@ -161,7 +163,7 @@ class Served:
             )
 
     def inputs_of(self, signature: str) -> dict[str, tf.TensorSpec]:
-        """The inputs of a signature. Raises RequestError on an unknown signature."""
+        """The inputs of a signature. Raises RequestError for an unknown signature."""
         if signature not in self.signatures:
             raise RequestError(
                 "INVALID_ARGUMENT",
@@ -181,7 +183,7 @@ class Served:
     def predict(self, signature: str, inputs: Mapping[str, tf.Tensor], call: Call) -> dict[str, np.ndarray]:
         """Answers by name, strings as bytes in object arrays.
 
-        Raises RequestError on names, dtypes and shapes that the signature does not accept, above a limit, and when stopped.
+        Raises RequestError for names, dtypes and shapes that the signature does not accept, above a limit, and when stopped.
         """
         self.check_names(signature, inputs)
         for name, spec in self.inputs_of(signature).items():
@@ -258,18 +260,18 @@ def _joined(parts: list[dict[str, np.ndarray]]) -> dict[str, np.ndarray]:
 
 
 def reason_of(message: str) -> str:
-    """TensorFlow's message -> its reason in one line, without the graph's nodes and the refused value."""
+    """TensorFlow's message -> its reason in one line, without graph nodes and the refused value."""
     before = _BEFORE_REASON.match(message)
     reason = _AFTER_REASON.split(message[before.end() if before else 0 :], maxsplit=1)[0]
-    return textwrap.shorten(reason, MAX_REASON, placeholder=" ...") or "the model refuses this input."
+    return textwrap.shorten(reason, MAX_REASON, placeholder=" ...") or "the model does not accept this input."
 
 
 def load(path: str | pathlib.Path, *, name: str | None = None) -> Served:
     """Loads a version, or the newest version in a folder.
 
-    name: of the model in requests; default: the folder's name
+    name: the model's name in requests (default: the folder's name)
 
-    Raises MissingFileError where there is no SavedModel.
+    Raises MissingFileError if there is no SavedModel.
     """
     path = path_of(path).resolve()
     versions = [path] if (path / "saved_model.pb").is_file() else []
@@ -280,7 +282,7 @@ def load(path: str | pathlib.Path, *, name: str | None = None) -> Served:
             if folder.name.isdecimal() and (folder / "saved_model.pb").is_file()
         ]
     if not versions:
-        raise MissingFileError(f"{path} holds no SavedModel; give the folder that `bert-keras export` wrote.")
+        raise MissingFileError(f"{path} has no SavedModel; give the folder that `bert-keras export` wrote.")
     folder = max(versions, key=lambda folder: int(folder.name) if folder.name.isdecimal() else 0)
     load_kernels()
     with for_tensorflow(folder) as found:

@@ -1,11 +1,11 @@
-"""The paper's ablations: pre-train each row of a table, fine-tune each, say which of the paper's orderings hold.
+"""The paper's ablations: pre-train and fine-tune each row of a table, then compare with the paper's orderings.
 
 In: a key of ABLATIONS, text, a tokenizer, the tasks' data. Out: a folder
 
-    OUTPUT/<row>/pretraining/          a run of tasks/pretraining/pretrain.py; a row that shares another's weights has none
+    OUTPUT/<row>/pretraining/          a run of tasks/pretraining/pretrain.py, unless the row uses another row's weights
     OUTPUT/<row>/<task>-<seed>/        runs of `finetune`, or a BiLSTM on frozen features
     OUTPUT/ablation.json               the identity of the ablation
-    OUTPUT/results.json, results.png   every figure; a dot for every run
+    OUTPUT/results.json, results.png   all measures; a plot with a dot for each run
 
 The runs are cells of tasks/experiments/grid.py. The rows are in tasks/experiments/paper_tables.py.
 """
@@ -50,11 +50,11 @@ PERPLEXITY = "held_out_masked_lm_perplexity"
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Outcome:
-    """The figures of a row.
+    """The results of a row.
 
-    perplexity: of its pre-training on the held-out text; None where it has no pre-training of its own
-    measures: the measure of each restart in percent, by task; a restart whose loss diverged has none
-    lost: the reasons of these, by run
+    perplexity: of its pre-training on the held-out text; None if it uses another row's pre-training
+    measures: the measure of each restart in percent, by task; a restart whose loss diverged has no measure
+    lost: why restarts diverged, by run
     """
 
     row: Row
@@ -67,8 +67,8 @@ class Outcome:
 class _Plan:
     """An ablation that is ready to run.
 
-    shared: facts in the identity of every cell
-    how: arguments of every training
+    shared: the part of the identity that all cells have
+    how: arguments for every training
     """
 
     output: pathlib.Path
@@ -82,7 +82,7 @@ class _Plan:
     how: Mapping[str, Any]
 
     def identity(self) -> dict[str, Any]:
-        """All that decides the figures."""
+        """Everything that decides the results."""
         return {
             **self.shared,
             "data": self.data,
@@ -121,7 +121,7 @@ class _Plan:
                 )
 
     def pretraining(self, row: Row) -> pathlib.Path:
-        """The folder of the pre-training whose weights a row takes."""
+        """The folder of the pre-training whose weights a row uses."""
         return self.output / _slug(row.weights or row.name) / "pretraining"
 
     def weights(self, row: Row) -> pathlib.Path:
@@ -160,7 +160,7 @@ class _Plan:
         caches = [
             extract(
                 task,
-                # The same for every restart, so that their vectors are computed once.
+                # All restarts share the cache, so that their vectors are computed once.
                 take_examples(task.examples(split), count=count, seed=0),
                 checkpoint=start,
                 output=output.parent / f"{FEATURE_LAYERS}-{split}",
@@ -190,16 +190,16 @@ def run_ablation(
     verbose: int | str = "auto",
     log: Callable[[str], None] = print,
 ) -> list[Outcome]:
-    """Runs all runs that have not finished, then writes the files of this module.
+    """Trains all runs that have not finished, then writes the files of this module.
 
-    name: a key of ABLATIONS; scale: one of SCALES
-    data: the source of each task, by its name; TensorFlow Datasets where there is none
-    changes: settings of every pre-training, before those of the scale
-    tasks: instead of the scale's; restarts: instead of the scale's
+    name: a key of ABLATIONS; scale: a key of SCALES
+    data: the source of each task, by name; other tasks come from TensorFlow Datasets
+    changes: settings for every pre-training; they override those of the scale
+    tasks, restarts: override those of the scale
     held_out: the fraction of the documents on which perplexity is measured
 
-    Raises BertKerasError or MissingFileError, before any training, on another name, on data that cannot be read, where another
-    process writes to `output`, and where `output` was begun with other data or settings.
+    Raises BertKerasError or MissingFileError, before any training, for an unknown name, for unreadable data, if another process
+    writes to `output`, and if `output` was begun with other data or settings.
     """
     _check_names(name, scale, restarts)
     chosen, folder = SCALES[scale], Folder(output, ABLATION)
@@ -243,7 +243,7 @@ def _check_names(name: str, scale: str, restarts: int | None) -> None:
 
 
 def _run(plan: _Plan, pretraining: Callable[..., object], *, log: Callable[[str], None]) -> list[Outcome]:
-    """Runs the cells. Raises BertKerasError where the loss of a pre-training diverged: other runs start from its weights."""
+    """Runs the cells. Raises BertKerasError if a pre-training's loss diverges, because other runs need its weights."""
     found = {}
     for ran in run_cells([*plan.cells(pretraining)], log=log):
         found[ran.cell.path] = ran
@@ -273,23 +273,23 @@ def _slug(name: str) -> str:
 def _recipe(row: Row, scale: Scale, changes: Mapping[str, Any]) -> Recipe:
     settings = {**scale.pretraining, **row.settings, **changes}
     if "phases" in changes and "seq_length" not in changes:
-        settings.pop("seq_length", None)  # the scale's, which is a phase
+        settings.pop("seq_length", None)  # the scale's length would contradict the phases
     return RECIPES[row.recipe].changed(**settings)
 
 
 def _open(name: str, data: Mapping[str, Source], scale: Scale) -> Task:
-    """The task, its examples read once: bad data ends here, not after the training of other rows."""
+    """Opens the task and reads its examples once, so that bad data raises an error before other rows are trained."""
     plain = name.removesuffix(FEATURES)
     task = open_task(plain, data.get(plain), **scale.options.get(plain, {}))
     if plain != name and not isinstance(task, Conll):
-        raise BertKerasError(f"{name} is no task; the feature-based approach is that of {Conll.kind}.")
+        raise BertKerasError(f"{name} is not a task; only {Conll.kind} has the feature-based approach.")
     for split in ("train", task.validation_splits[0]):
         task.examples(split)
     return task
 
 
 def _perplexity(weights: pathlib.Path) -> float | None:
-    """Of the held-out text, at the end of a pre-training; None of a snapshot."""
+    """The perplexity of the held-out text at the end of a pre-training; None for a snapshot."""
     file = weights / RESULTS_FILE
     if not file.is_file():
         return None
@@ -298,7 +298,7 @@ def _perplexity(weights: pathlib.Path) -> float | None:
 
 
 def _orderings(name: str, outcomes: Sequence[Outcome]) -> Iterator[tuple[str, str, str, Ordering]]:
-    """Task, better row, worse row by the paper, and their order here; without rows that are equal in the paper or have no run."""
+    """Yields task, better row and worse row in the paper, and their order here; skips equal rows and rows without a run."""
     for task in outcomes[0].measures:
         figures = ABLATIONS[name].figures.get(task)
         for better, worse in ABLATIONS[name].pairs:
@@ -328,7 +328,7 @@ def as_json(name: str, outcomes: Sequence[Outcome]) -> dict[str, Any]:
 
 
 def tables(name: str, outcomes: Sequence[Outcome]) -> list[Table]:
-    """For people: the paper's table with the spread over restarts and the paper's figure, and what became of its orderings."""
+    """Tables to print: our results with their spread and the paper's figures, then the orderings."""
     tasks, ablation = tuple(outcomes[0].measures), ABLATIONS[name]
     rows = []
     for i, one in enumerate(outcomes):
@@ -345,7 +345,7 @@ def tables(name: str, outcomes: Sequence[Outcome]) -> list[Table]:
             ("row", "held-out perplexity", *tasks),
             rows,
         ),
-        Table("orderings hold, or fail, by more than two standard errors", columns, listed),
+        Table("orderings; they hold or fail by more than two standard errors", columns, listed),
     ]
 
 
@@ -357,8 +357,8 @@ def _cell(values: Sequence[float], figures: Sequence[float] | None, row: int) ->
 
 
 def _draw(outcomes: Sequence[Outcome], path: pathlib.Path) -> None:
-    """A dot for every run, a panel for each task; over the steps where rows are shares of a pre-training, else by row."""
-    # Imported here: slow to import, and not needed before.
+    """Plots a dot for each run, one panel per task; the x axis is the fraction of the steps if rows differ in it, or the row."""
+    # Imported here because it is slow to import.
     from matplotlib.figure import Figure
 
     tasks = tuple(outcomes[0].measures)
@@ -393,5 +393,5 @@ def _draw_shares(panel: Any, outcomes: Sequence[Outcome], task: str) -> None:
         )
         for share, values in points:
             panel.plot([share] * len(values), values, "o", color=line.get_color(), alpha=0.6)
-    panel.set(xlabel="share of the steps", ylabel="dev, %")
+    panel.set(xlabel="fraction of the steps", ylabel="dev, %")
     panel.legend()

@@ -11,7 +11,7 @@ from tasks.commands import CHECKPOINT_HELP, add_strategy
 from tasks.pretraining.commands import TEXT_HELP, TEXT_NOTES, VOCAB_HELP, pair, set_value
 from tasks.settings import ABLATIONS, AblationOptions, ClassifierOptions, Hparams, ProtocolOptions
 
-OUTPUT_HELP = "folder of all runs; finished runs in it are not repeated"
+OUTPUT_HELP = "folder for all runs; finished runs in it are not repeated"
 
 
 def _add_ablate(parser: argparse.ArgumentParser) -> None:
@@ -25,11 +25,11 @@ def _add_ablate(parser: argparse.ArgumentParser) -> None:
         **SEVERAL,
         default=[],
         metavar="TASK=PATH",
-        help="the files of tasks; others are fetched",
+        help="files of each task; missing tasks are downloaded",
     )
     add("--output", **PATH, required=True, help=OUTPUT_HELP)
-    add("--tasks", **SEVERAL, help="tasks to fine-tune on (default: the scale's)")
-    add("--set", **SEVERAL, default=[], metavar="NAME=VALUE", help="settings of every pre-training")
+    add("--tasks", **SEVERAL, help="tasks to fine-tune on (default: from --scale)")
+    add("--set", **SEVERAL, default=[], metavar="NAME=VALUE", help="settings for every pre-training")
     add_flags(parser, AblationOptions)
     add_strategy(parser, choices=("one", "mirrored"))
 
@@ -59,7 +59,7 @@ def _run_ablate(args: argparse.Namespace) -> None:
 def _add_glue(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add("--tasks", **SEVERAL, help="tasks to train on (default: all nine)")
-    add("--data", **PATH, help="folder of GLUE's folders; without it TensorFlow Datasets fetches them")
+    add("--data", **PATH, help="folder with GLUE's folders (default: TensorFlow Datasets downloads them)")
     add("--checkpoint", **PATH, required=True, help=CHECKPOINT_HELP)
     add("--output", **PATH, required=True, help=OUTPUT_HELP)
     add_flags(parser, ProtocolOptions)

@@ -4,8 +4,8 @@ In: names of GLUE tasks, their data, a checkpoint. Out: a folder
 
     OUTPUT/<task>/lr-<rate>_seed-<seed>/   cells of tasks/experiments/grid.py, each a run of `finetune`
     OUTPUT/results.json                    the measures of every run, the best, the median, the spread, the score
-    OUTPUT/submission/<task>.tsv           the best run's answers to the test files that are there; submission.zip holds them
-    OUTPUT/results.png                     a dot for every run
+    OUTPUT/submission/<task>.tsv           the best run's predictions for each test file found; also in submission.zip
+    OUTPUT/results.png                     a plot with a dot for each run
 
 Source: Devlin et al. 2019, sec. 4.1 (learning rates chosen on dev, random restarts with another order and another head).
 """
@@ -41,13 +41,13 @@ from tasks.training.identity import identity_of_checkpoint
 from tasks.training.loop import RESULTS_FILE
 from tasks.training.run import Run, evaluate, load_run
 
-# The tasks that the score is the mean of.
+# The GLUE score is the mean over these tasks.
 SCORED = ("cola", "sst2", "mrpc", "stsb", "qqp", "mnli", "qnli", "rte", "wnli")
 # A measure within this of the trivial baseline counts as degenerate.
 WHISKER = 0.005
 ADVICE = "more epochs, --bias-correction, a lower learning rate or more restarts help"
 
-# Task, split and the name that the leaderboard gives the file.
+# Task, split, and the leaderboard's file name.
 SUBMISSION = (
     ("cola", "test", "CoLA"),
     ("sst2", "test", "SST-2"),
@@ -61,15 +61,15 @@ SUBMISSION = (
     ("wnli", "test", "WNLI"),
     ("ax", "test", "AX"),
 )
-PREDICTED_BY = {"ax": "mnli"}  # it has nothing to train on
+PREDICTED_BY = {"ax": "mnli"}  # ax has no training data
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Outcome:
     """One finished run.
 
-    measures: of its best epoch on the dev split, by name; none where its loss became infinite or no number
-    degenerate: why it learned nothing, or None
+    measures: of its best epoch on the dev split, by name; empty if its loss diverged
+    degenerate: why it failed to learn, or None
     """
 
     learning_rate: float
@@ -83,9 +83,9 @@ class Outcome:
 class Summary:
     """All runs of one task.
 
-    best: the highest main measure among the runs that are not degenerate; among all that have one, where all are
-    median, lowest, highest: of the main measure over the runs that are not degenerate; None where all are
-    measures: of the best run, every validation split's
+    best: the run with the highest main measure, among runs that are not degenerate if there are any
+    median, lowest, highest: of the main measure over runs that are not degenerate; None if all are degenerate
+    measures: of the best run, for every validation split
     """
 
     row: GlueRow
@@ -98,7 +98,7 @@ class Summary:
 
     @property
     def score(self) -> float:
-        """The task's part of the GLUE score: the mean over measures and splits."""
+        """The task's score in GLUE: the mean over measures and splits."""
         return statistics.fmean(value for values in self.measures.values() for value in values.values())
 
 
@@ -117,19 +117,19 @@ def run_protocol(
     verbose: int | str = 0,
     log: Callable[[str], None] = print,
 ) -> list[Summary]:
-    """Runs all runs that have not finished, then writes the files of this module.
+    """Trains all runs that have not finished, then writes the files of this module.
 
-    names: of tasks in SCORED
-    data: the folder of GLUE's folders; None for TensorFlow Datasets
-    hparams: of every run, except the learning rate; the restarts count its seed up
-    best_only: remove the weights of all runs but each task's best
+    names: tasks in SCORED
+    data: the folder with GLUE's folders; None for TensorFlow Datasets
+    hparams: for every run, except the learning rate; its seed is that of the first restart
+    best_only: keep only the weights of each task's best run
 
-    A run whose loss diverged is degenerate. A task that has only such runs has no summary: it is named in results.json, under
-    "failed", and by the last line for a person.
+    A run whose loss diverged is degenerate. A task with only such runs has no summary; results.json lists it under "failed", and
+    `log` names it.
 
-    Raises BertKerasError on a name that is not in SCORED, where another process writes to `output`, where `output` holds a run
-    of other data, of another checkpoint or of other settings, or a folder that is none of ours, where every task failed, and
-    where `best_only` removed the weights of the best of the runs that are asked for now; and as `finetune` does.
+    Raises BertKerasError for a name that is not in SCORED, if another process writes to `output`, if `output` holds other files
+    or runs with other data, checkpoint or settings, if every task failed, and if an earlier call with `best_only` removed the
+    weights of this call's best run. Raises as `finetune` too.
     """
     _check_names(names, learning_rates, restarts)
     output = path_of(output)
@@ -165,18 +165,20 @@ def run_protocol(
 def _check_names(names: Sequence[str], learning_rates: Sequence[float], restarts: int) -> None:
     if unknown := [name for name in names if name not in SCORED]:
         raise BertKerasError(
-            f"{', '.join(unknown)} given; the tasks that are trained on are {', '.join(SCORED)}."
+            f"unknown task {', '.join(unknown)}; the tasks to train on are {', '.join(SCORED)}."
         )
     if not names or len({*names}) < len(names) or len({*learning_rates}) < len(learning_rates):
-        raise BertKerasError("a task or a learning rate is named twice, or none is; name each once.")
+        raise BertKerasError(
+            "a task or a learning rate is named twice, or is missing; give at least one, each once."
+        )
     if restarts < 1 or not learning_rates:
         raise BertKerasError(
-            f"{restarts} restarts of {len(learning_rates)} learning rates; at least one of each is wanted."
+            f"{restarts} restarts for {len(learning_rates)} learning rates; give at least one of each."
         )
 
 
 def _open_tasks(names: Sequence[str], data: str | pathlib.Path | None, *, pooling: str) -> dict[str, Glue]:
-    """The tasks by name. Reads all their splits, so that bad data ends here, not after the runs of other tasks."""
+    """Opens the tasks, by name, and reads all their splits, so that bad data raises an error before any run."""
     tasks = {name: Glue(ROWS[name], data, pooling=pooling) for name in names}
     for task in tasks.values():
         for split in ("train", *task.validation_splits):
@@ -209,7 +211,7 @@ def _report(
     """Summarizes the tasks that have a measure, and writes the files."""
     measured = [name for name in tasks if any(outcome.measures for outcome in found[name])]
     failed = [name for name in tasks if name not in measured]
-    about = f"no run of {', '.join(failed)} has a measure: the loss of every run diverged"
+    about = f"{', '.join(failed)} has no measures: the loss of every run diverged"
     if not measured:
         raise BertKerasError(f"{about}; give lower learning rates.")
     summaries = [summarize(tasks[name], found[name], data=data) for name in measured]
@@ -217,7 +219,7 @@ def _report(
     submit(summaries, data=data, output=output, log=log)
     _draw(summaries, output / "results.png")
     if failed:
-        log(f"{about}; it has no part in what follows; give lower learning rates")
+        log(f"{about}; the results leave it out; give lower learning rates")
     return summaries
 
 
@@ -230,14 +232,13 @@ def _degenerate_run(task: Glue, path: pathlib.Path) -> str | None:
 def degenerate(
     row: GlueRow, predictions: Mapping[str, np.ndarray], raw: Mapping[str, np.ndarray]
 ) -> str | None:
-    """Why a run learned nothing, in a phrase; None where it did learn.
+    """The reason why a run counts as degenerate; None if it learned.
 
-    predictions, raw: as of `Task.evaluate`, on a labelled split
+    predictions, raw: as in `Task.evaluate`, on a labelled split
 
-    Classes: one class for all but a whisker of the examples; a Matthews correlation of 0, or the accuracy of the majority
-    class, each within a whisker. Scores: no spread, or no correlation with the labels; a squared Pearson correlation, the share
-    of the labels' variance that a straight line through the scores explains, within a whisker of the 0 that always saying the
-    mean score has.
+    Classes: nearly all predictions are one class, or the measure is near the trivial baseline: a Matthews correlation of 0, or
+    the accuracy of the majority class. Scores: they are constant, or their squared Pearson correlation with the labels, the
+    fraction of the variance that a linear fit explains, is near 0, the value for constant scores.
     """
     known = raw[LABEL] >= 0
     labels = raw[LABEL][known]
@@ -247,7 +248,7 @@ def degenerate(
         if np.ptp(scores) < WHISKER or not np.isfinite(correlation):
             return f"the score is always {scores.mean():.2f}"
         if correlation**2 <= WHISKER:
-            return f"Pearson correlation {correlation:.4f}, where always saying the mean score has none"
+            return f"Pearson correlation {correlation:.4f}; predicting the mean score has none"
         return None
     values, counts = np.unique(predictions[LABEL][known], return_counts=True)
     share = counts.max() / counts.sum()
@@ -262,7 +263,7 @@ def degenerate(
         nothing = np.bincount(labels).max() / len(labels)
     if abs(value - nothing) > WHISKER:
         return None
-    return f"{name} {value:.4f}, where always saying the majority class has {nothing:.4f}"
+    return f"{name} {value:.4f}; predicting the majority class has {nothing:.4f}"
 
 
 def _main(row: GlueRow) -> Callable[[Outcome], float]:
@@ -270,7 +271,7 @@ def _main(row: GlueRow) -> Callable[[Outcome], float]:
 
 
 def _best(outcomes: Sequence[Outcome], *, row: GlueRow) -> Outcome | None:
-    """None where no run has a measure."""
+    """The best run; None if no run has a measure."""
     learned = [outcome for outcome in outcomes if outcome.degenerate is None]
     return max(learned or [outcome for outcome in outcomes if outcome.measures], key=_main(row), default=None)
 
@@ -283,19 +284,19 @@ def _remove_weights(outcomes: Sequence[Outcome], *, row: GlueRow) -> None:
 
 
 def _load_best(best: Outcome, *, data: str | pathlib.Path | None = None) -> Run:
-    """Raises ValueError where its weights are not there: `best_only` removes those of all but the best."""
+    """Loads the best run. Raises ValueError if `best_only` removed its weights."""
     if not (best.path / SAFETENSORS).is_file():
         raise BertKerasError(
-            f"{best.path} is the best of these runs and has no {SAFETENSORS}: best_only removed it while a run that is not asked "
-            "for now was the best; remove this folder to train it again, or ask for that run too."
+            f"{best.path} is the best of these runs and has no {SAFETENSORS}: best_only removed it when another run was the "
+            "best; remove this folder to train it again, or give the learning rates and restarts of that call."
         )
     return load_run(best.path, data=data)
 
 
 def summarize(task: Glue, outcomes: Sequence[Outcome], *, data: str | pathlib.Path | None) -> Summary:
-    """Best, median and spread; the best run is measured on the validation splits that did not choose it.
+    """Best, median and spread; also evaluates the best run on the other validation splits.
 
-    outcomes: at least one with a measure
+    outcomes: at least one has a measure
     """
     row, best = task.row, _best(outcomes, row=task.row)
     assert best is not None
@@ -316,7 +317,7 @@ def summarize(task: Glue, outcomes: Sequence[Outcome], *, data: str | pathlib.Pa
 
 
 def glue_score(summaries: Sequence[Summary]) -> float:
-    """The mean over tasks; a task's measures are averaged first, and MNLI's two splits."""
+    """The mean over tasks; a task's measures, and MNLI's two splits, are averaged first."""
     return statistics.fmean(summary.score for summary in summaries)
 
 
@@ -341,7 +342,7 @@ def as_json(summaries: Sequence[Summary]) -> dict[str, Any]:
 
 
 def tables(summaries: Sequence[Summary]) -> list[Table]:
-    """For people: a line for each task, and one for each run that learned nothing."""
+    """Tables to print: a row for each task, and a row for each degenerate run."""
     rows, stuck = [], []
     for summary in summaries:
         bad = [outcome for outcome in summary.outcomes if outcome.degenerate is not None]
@@ -355,7 +356,7 @@ def tables(summaries: Sequence[Summary]) -> list[Table]:
         rows.append((summary.row.name, len(summary.outcomes), len(bad), best, chosen, median, spread))
         stuck += [(summary.row.name, f"{one.learning_rate:g}, {one.seed}", one.degenerate) for one in bad]
     columns = ("task", "runs", "degenerate", "best on dev", "rate, seed", "median", "spread")
-    title = "GLUE; median and spread are of the runs that are not degenerate"
+    title = "GLUE; median and spread leave out degenerate runs"
     made = [Table(title, columns, rows)]
     if stuck:
         made.append(Table(f"degenerate runs; {ADVICE}", ("task", "rate, seed", "why"), stuck))
@@ -369,7 +370,7 @@ def submit(
     output: pathlib.Path,
     log: Callable[[str], None] = print,
 ) -> list[pathlib.Path]:
-    """Writes the leaderboard's file for every test split that is there, and a zip of them; returns the files."""
+    """Writes the leaderboard's file for every test split found, and a zip of them; returns the files."""
     best = {summary.row.name: summary.best for summary in summaries}
     files = []
     for name, split, title in _test_splits([*best]):
@@ -398,12 +399,12 @@ def submit(
 
 
 def _test_splits(names: Sequence[str]) -> list[tuple[str, str, str]]:
-    """The rows of SUBMISSION that models of these tasks answer."""
+    """The rows of SUBMISSION that these tasks' models predict."""
     return [row for row in SUBMISSION if PREDICTED_BY.get(row[0], row[0]) in names]
 
 
 def _written(row: GlueRow, predictions: Mapping[str, np.ndarray]) -> list[str]:
-    """Labels as the official files spell them; scores within their range."""
+    """Labels in the spelling of the official files; scores clipped to their range."""
     if not row.labels:
         return [f"{score:.3f}" for score in np.clip(predictions["score"], *SCORES)]
     spelled = {ours.encode(): theirs for ours, theirs in zip(row.labels, row.file_labels, strict=True)}
@@ -411,8 +412,8 @@ def _written(row: GlueRow, predictions: Mapping[str, np.ndarray]) -> list[str]:
 
 
 def _draw(summaries: Sequence[Summary], path: pathlib.Path) -> None:
-    """A dot for every run over its learning rate, one panel for each task; crosses are degenerate, no mark is no measure."""
-    # Imported here: slow to import, and not needed before.
+    """Plots runs over their learning rates, one panel per task: crosses are degenerate; runs without a measure are left out."""
+    # Imported here because it is slow to import.
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(3 * len(summaries) + 1, 3), layout="constrained")

@@ -1,10 +1,10 @@
-"""A grid of runs: cells in, the outcome of each out. Finished cells are read; the others are trained, or resumed.
+"""A grid of runs: cells in, their outcomes out. Finished cells are read; the others are trained or resumed.
 
     CELL/protocol.json  the identity of the cell
     CELL/...            a run, as its training leaves it
-    CELL/outcome.json   the reason why the run learned nothing, or null
+    CELL/outcome.json   the reason why the run is degenerate, or null
 
-Hold the folder of the whole grid (`bert_keras.files.locked`, or its own Folder) while the cells run.
+Lock the folder of the whole grid (`bert_keras.files.locked`, or its own Folder) while the cells run.
 """
 
 import dataclasses
@@ -33,10 +33,10 @@ def _learned(path: pathlib.Path) -> None:
 class Cell:
     """One run of a grid.
 
-    name: the run, in a line for a person
-    identity: all that decides the result, plain JSON
-    train: (output=folder) -> trains into it, or resumes the unfinished run in it
-    judge: (folder of the trained run) -> the reason why it learned nothing, or None
+    name: the run's name in the log
+    identity: everything that decides the result, plain JSON
+    train: (output=folder) -> trains into the folder, or resumes the unfinished run in it
+    judge: (folder of the trained run) -> the reason why the run is degenerate, or None
     """
 
     name: str
@@ -50,8 +50,8 @@ class Cell:
 class Outcome:
     """A finished cell.
 
-    degenerate: the reason why its run learned nothing, or None
-    measures: of the best epoch on the dev split, by name; none where the loss diverged, or where the run has none
+    degenerate: the reason why its run is degenerate, or None
+    measures: of the best epoch on the dev split, by name; empty if the loss diverged or the run has no measures
     """
 
     cell: Cell
@@ -60,22 +60,22 @@ class Outcome:
 
     @property
     def lost(self) -> bool:
-        """True where the loss diverged: the run has no results."""
+        """True if the loss diverged, so that the run has no results."""
         return not (self.cell.path / RESULTS_FILE).is_file()
 
 
 def run_cells(cells: Sequence[Cell], *, log: Callable[[str], None] = print) -> Iterator[Outcome]:
-    """Runs the cells in order, the finished ones excepted, and yields the outcome of each.
+    """Runs the unfinished cells in order, and yields the outcome of every cell.
 
-    log: receives the name of each cell with its place in the grid
+    log: receives the name of each cell with its number in the grid
 
-    Raises BertKerasError where a cell's folder holds a run of another identity, or anything else, and as `train` does;
-    LossDiverged alone is an outcome.
+    Raises BertKerasError if a cell's folder holds other files or a run with another identity, and as `train` does. LossDiverged
+    is an outcome, not an error.
     """
     for number, cell in enumerate(cells, start=1):
         log(f"{cell.name} (run {number} of {len(cells)})")
         folder = Folder(cell.path, CELL)
-        if folder.finished:  # nothing in it is touched
+        if folder.finished:  # read it, change nothing
             check_equal(cell.path, folder.identity(), json.loads(json.dumps(cell.identity)))
             log(f"{cell.path} is finished already")
         else:
@@ -90,8 +90,8 @@ def run_cells(cells: Sequence[Cell], *, log: Callable[[str], None] = print) -> I
 
 
 def _run(cell: Cell) -> str | None:
-    """Trains and judges a cell; the reason why its run learned nothing."""
-    if not (cell.path / RESULTS_FILE).is_file():  # else it was killed after its training
+    """Trains and judges a cell; returns the reason why its run is degenerate."""
+    if not (cell.path / RESULTS_FILE).is_file():  # else it was killed after training
         try:
             cell.train(output=cell.path)
         except LossDiverged as error:
@@ -108,6 +108,6 @@ def _measures(results: pathlib.Path) -> dict[str, float]:
 
 
 def identity_of_data(task: Task) -> dict[str, str]:
-    """Digests of the examples that a run trains on and is measured on. It reads them all: call it once for each task."""
+    """Digests of a run's training and evaluation examples. It reads all of them, so call it once per task."""
     splits = {"train_examples": "train", "dev_examples": task.validation_splits[0]}
     return {name: digest_of_examples(task.examples(split)) for name, split in splits.items()}

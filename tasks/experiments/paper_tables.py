@@ -1,4 +1,4 @@
-"""The paper's ablations as tables of rows, and the scales at which they are run.
+"""The paper's ablations as tables of rows, and the scales to run them at.
 
 Source: Devlin et al. 2019, tables 5, 6 and 8, and C.1.
 """
@@ -13,11 +13,10 @@ class Row:
     """One row of a table.
 
     recipe: a key of RECIPES
-    settings: of its pre-training, beside the scale's
-    weights: the name of the row whose pre-training it shares; None for its own
-    share: the fraction of the steps of that pre-training after which it is fine-tuned
-    finetuned: fields of the encoder's configuration that are changed for fine-tuning; the layers that they add are randomly
-        initialized
+    settings: of its pre-training, besides those of the scale
+    weights: the row whose pre-training it uses; None for its own pre-training
+    share: fine-tuning starts after this fraction of the pre-training's steps
+    finetuned: fields of the encoder's configuration to change for fine-tuning; new layers are randomly initialized
     """
 
     name: str
@@ -31,8 +30,8 @@ class Row:
 class Ablation(NamedTuple):
     """A table of the paper.
 
-    pairs: places of rows that are compared, the better one first where `figures` do not say it
-    figures: the paper's, by task, in the order of the rows
+    pairs: indices of rows to compare; the better row is first, unless `figures` decide it
+    figures: the paper's measures by task, in the order of the rows
     """
 
     title: str
@@ -63,7 +62,7 @@ ABLATIONS = {
         },
     ),
     "masking": Ablation(
-        "what becomes of the chosen tokens, masked/kept/replaced in percent (table 8)",
+        "masked/kept/replaced tokens in percent (table 8)",
         tuple((0, i) for i in range(1, 6)),
         {
             "mnli": (84.2, 84.3, 84.1, 84.4, 83.7, 83.6),
@@ -71,13 +70,13 @@ ABLATIONS = {
             "conll2003-features": (94.9, 94.0, 94.6, 94.7, 94.6, 94.6),
         },
     ),
-    # The masked LM is over left to right at every step, and better for the second half of its steps.
+    # The masked LM is better than left to right at every step, and the second half of its steps improves it.
     "steps": Ablation(
         "steps of pre-training (C.1)", (*((i, i + len(SHARES)) for i in range(len(SHARES))), (0, 2))
     ),
 }
 
-FEATURES = "-features"  # after a tagging task's name: the feature-based approach on it
+FEATURES = "-features"  # suffix of a tagging task's name: use the feature-based approach
 FEATURE_LAYERS = "concat_last_four"  # table 8
 
 
@@ -129,10 +128,10 @@ _ROWS = {
 class Scale:
     """The size of the ablations.
 
-    pretraining: settings of every row's recipe
-    finetuning, tagging: fields of Hparams and TaggerHparams, before a task's own defaults
-    options: of a task, by its name
-    restarts: seeds of each fine-tuning
+    pretraining: settings for every row's recipe
+    finetuning, tagging: fields of Hparams and TaggerHparams, which override a task's defaults
+    options: task options, by task name
+    restarts: seeds for each fine-tuning
     rows, tasks: by ablation
     """
 
@@ -146,17 +145,17 @@ class Scale:
 
 
 SCALES = {
-    # For 2 cores, where no row takes over 25 minutes.
+    # For 2 cores: a row takes at most 25 minutes.
     "small": Scale(
         pretraining={
             "size": "L-4_H-128",
             "seq_length": 64,
-            "strict": True,  # where a sentence fills a chunk, nearly all next ones are random without it
+            "strict": True,  # else nearly all labels are "random" if each sentence fills a chunk
             "batch_size": 32,
             "steps": 2000,
             "learning_rate": 1e-3,
-            # Without it the first steps are some times as long as the rate says, which the paper's 10,000 steps of warm-up
-            # make good and 200 do not: the next sentence is learned at once, and all positions become alike.
+            # Without bias correction the first updates are several times too large. The paper's warm-up of 10,000 steps
+            # compensates for this, ours of 200 does not: the states of all positions become equal.
             "bias_correction": True,
             "warmup_proportion": 0.1,
             "eval_every": 500,
@@ -175,7 +174,7 @@ SCALES = {
             "steps": ("sst2",),
         },
     ),
-    # The paper's own: BERT base, its recipe and its tasks.
+    # As in the paper: BERT base, its recipe and its tasks.
     "paper": Scale(
         restarts=5,
         rows=_ROWS

@@ -1,1 +1,1 @@
-"""The feature-based approach: vectors of a frozen encoder, and what learns from them."""
+"""The feature-based approach: vectors from a frozen encoder, and a tagger that learns from them."""

@@ -1,6 +1,6 @@
 """A frozen encoder's vectors of words or tokens.
 
-raw examples -> Extractor -> [N, K, H] an example: N words or tokens, K layers
+raw examples -> Extractor -> [N, K, H] for each example: N words or tokens, K layers
 
 Source: Devlin et al. 2019, sec. 5.3.
 """
@@ -38,10 +38,10 @@ DTYPES = ("float16", "float32")
 
 
 class Units(Protocol):
-    """Words or pieces of a text.
+    """Words or tokens of a text.
 
-    mark: the feature that says at which positions they are
-    names: what is listed of each
+    mark: the feature that marks their positions
+    names: the arrays of `listed`
     """
 
     level: str
@@ -54,17 +54,17 @@ class Units(Protocol):
         ...
 
     def listed(self, preprocess: Preprocessor, raw: Raw) -> dict[str, tf.RaggedTensor]:
-        """Starts and ends of all units in bytes, and a piece's id: ragged int32 [B, (N)] by name."""
+        """Starts and ends of all units in bytes, and the ids of tokens: ragged int32 [B, (N)] by name."""
         ...
 
     def slots(self, features: Mapping[str, np.ndarray], row_starts: np.ndarray) -> np.ndarray:
-        """For each marked position, in order, the place of its unit among those of the whole batch."""
+        """For each marked position, in order, the index of its unit among all units of the batch."""
         ...
 
 
 @dataclasses.dataclass(kw_only=True)
 class Words(Units):
-    """A word's vector is that of its first piece, in the window that shows it with the most context."""
+    """A word gets the vector of its first token, in the window that shows it with the most context."""
 
     level, mark, names = "word", WORD_INDEX, ("starts", "ends")
     doc_stride: int = WindowOptions.doc_stride
@@ -83,7 +83,7 @@ class Words(Units):
 
 @dataclasses.dataclass(kw_only=True)
 class Pieces(Units):
-    """Every wordpiece, in the window that shows it with the most context."""
+    """Every token, in the window that shows it with the most context."""
 
     level, mark, names = "piece", MAX_CONTEXT, ("starts", "ends", "ids")
     doc_stride: int = WindowOptions.doc_stride
@@ -96,21 +96,22 @@ class Pieces(Units):
         return {"starts": starts, "ends": ends, "ids": ids}
 
     def slots(self, features: Mapping[str, np.ndarray], row_starts: np.ndarray) -> np.ndarray:
-        return np.arange(np.sum(features[MAX_CONTEXT]))  # each piece once, in the order of the text
+        return np.arange(np.sum(features[MAX_CONTEXT]))  # each token once, in the order of the text
 
 
 def _marked(mark: str, features: Mapping[str, Any]) -> np.ndarray:
-    """Bool [W, S]: where a unit's vector is."""
+    """Bool [W, S]: True at the position of a unit's vector."""
     return np.asarray(features[mark]) >= (0 if mark == WORD_INDEX else 1)
 
 
 class Extractor:
-    """A frozen encoder that gives units their vectors.
+    """Extracts vectors for units with a frozen encoder.
 
-    checkpoint: a path that `checkpoints.read` takes, or a Checkpoint; one without tensors is random
-    layers: names of LAYERS; None takes the embeddings and every block
-    dtype: of DTYPES, that of the vectors
-    Raises ValueError on what does not fit the encoder.
+    checkpoint: a path for `checkpoints.read`, or a Checkpoint; without tensors, the weights are random
+    layers: keys of LAYERS; None takes the embeddings and every block
+    dtype: the type of the vectors, one of DTYPES
+
+    Raises ValueError for arguments that do not fit the encoder.
     """
 
     def __init__(
@@ -126,7 +127,7 @@ class Extractor:
         if not isinstance(checkpoint, checkpoints.Checkpoint):
             checkpoint = checkpoints.read(checkpoint)
         if dtype not in DTYPES:
-            raise BertKerasError(f"dtype is {dtype!r}; wanted one of {', '.join(DTYPES)}.")
+            raise BertKerasError(f"dtype is {dtype!r}; give one of {', '.join(DTYPES)}.")
         self.config = checkpoint.config
         every = range(self.config.num_layers + 1)
         named = [places_of(name, num_layers=self.config.num_layers) for name in layers or ()]
@@ -136,7 +137,7 @@ class Extractor:
         check_sizes(self.config, vocab_size=tokenizer.vocab_size, seq_length=seq_length)
         self.preprocess = Preprocessor(tokenizer, seq_length=seq_length, pad_to_longest=True)
         self.encoder = BertEncoder(self.config, outputs=(EMBEDDING_OUTPUT, ENCODER_OUTPUTS))
-        # A pooler that the checkpoint lacks is random, and no vector reads it.
+        # A pooler may be missing: no vector reads it.
         self._unread: tuple[str, ...] = ()
         if checkpoint.tensors:
             self._unread = checkpoints.assign(checkpoint, self.encoder).fresh
@@ -152,14 +153,14 @@ class Extractor:
         return self.units.features(self.preprocess, raw), self.units.listed(self.preprocess, raw)
 
     def _vectors_at(self, inputs: Features, positions: tf.Tensor) -> tf.Tensor:
-        """Windows [W, S] and positions int64 [P, 2] -> [P, K, H]. Blocks that nothing reads are not computed."""
+        """Windows [W, S] and positions int64 [P, 2] -> [P, K, H]. Computes no block above the highest layer."""
         outputs = self.encoder(inputs, training=False)
         states = [outputs[EMBEDDING_OUTPUT], *outputs[ENCODER_OUTPUTS]]
         chosen = [tf.gather_nd(states[place], positions) for place in self.places]
         return tf.cast(tf.stack(chosen, axis=1), self.dtype)
 
     def identity(self) -> dict[str, Any]:
-        """All that decides the vectors, except the text."""
+        """Everything that decides the vectors, except the text."""
         tokenizer = self.preprocess.tokenizer
         weights = checkpoints.collect(self.config, self.encoder).tensors
         return {
@@ -177,9 +178,9 @@ class Extractor:
         }
 
     def __call__(self, raw: Sequence[Mapping[str, bytes]]) -> Iterator[dict[str, Any]]:
-        """Raw examples -> for each, in order, "vectors" [N, K, H] and the arrays [N] of `Units.listed`.
+        """Yields for each raw example, in order, "vectors" [N, K, H] and the arrays [N] of `Units.listed`.
 
-        Raises BertKerasError where a vector is infinite or NaN, as one over 65,504 is in float16.
+        Raises BertKerasError if a vector is infinite or NaN; in float16, numbers above 65,504 are infinite.
         """
         order = sorted(range(len(raw)), key=lambda i: sum(map(len, raw[i].values())))
         made: dict[int, dict[str, Any]] = {}
@@ -206,7 +207,7 @@ class Extractor:
         features, listed = self._read.get_concrete_function(dict.fromkeys(raw, strings))(raw)
         inputs = model_inputs(features)
         marked = _marked(self.units.mark, features)
-        # One text may have any number of windows, which must not all be in memory at once.
+        # A text may have any number of windows; groups bound the memory.
         parts = [
             self._vectors(
                 {name: value[start : start + self.batch_size] for name, value in inputs.items()},
@@ -217,7 +218,7 @@ class Extractor:
         splits = listed["starts"].row_splits.numpy()
         read = {name: value.numpy() for name, value in features.items()}
         shape = (splits[-1], len(self.places), self.config.hidden_size)
-        vectors = np.zeros(shape, self.dtype)  # a word without a piece has a vector of zeros
+        vectors = np.zeros(shape, self.dtype)  # a word without a token gets a vector of zeros
         vectors[self.units.slots(read, splits)] = np.concatenate(parts)
         for first, last in itertools.pairwise(splits):
             rows = {name: value.values.numpy()[first:last] for name, value in listed.items()}

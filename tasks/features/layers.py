@@ -1,4 +1,4 @@
-"""The rows of Table 7: the encoder's outputs that make a vector.
+"""The rows of Table 7: the encoder's outputs that are combined into a vector.
 
 Source: Devlin et al. 2019, Table 7.
 """
@@ -9,10 +9,10 @@ from bert_keras.errors import BertKerasError
 
 
 class Layers(NamedTuple):
-    """A choice of the encoder's outputs [embedding_output, *encoder_outputs] that become one vector.
+    """A choice of the encoder's outputs [embedding_output, *encoder_outputs] to combine into one vector.
 
-    needs: the blocks that an encoder must have
-    mixed: a weighted sum with learned weights; else side by side
+    needs: the least number of blocks in the encoder
+    mixed: True for a weighted sum with learned weights; False concatenates
     """
 
     chosen: slice
@@ -32,12 +32,12 @@ LAYERS = {
 
 
 def places_of(name: str, *, num_layers: int) -> tuple[int, ...]:
-    """The places of a row of LAYERS among an encoder's outputs: 0 the embeddings, n the nth block.
+    """The indices of a row's layers among an encoder's outputs: 0 is the embeddings, n is block n.
 
-    Raises ValueError on another name, and on an encoder with fewer blocks than the row needs.
+    Raises ValueError for an unknown name, and for an encoder with too few blocks.
     """
     if name not in LAYERS:
-        raise BertKerasError(f"layers are {name!r}; wanted one of {', '.join(LAYERS)}.")
+        raise BertKerasError(f"layers is {name!r}; give one of {', '.join(LAYERS)}.")
     if num_layers < LAYERS[name].needs:
         raise BertKerasError(
             f"{name} needs {LAYERS[name].needs} blocks and the encoder has {num_layers}; choose other layers."

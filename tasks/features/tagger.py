@@ -1,4 +1,4 @@
-"""A BiLSTM tagger on cached vectors; no encoder in memory.
+"""A BiLSTM tagger on cached vectors, without an encoder in memory.
 
     cache of tasks/features/cache.py -> train_tagger -> tagger.json, tagger.safetensors, results.json
 
@@ -34,8 +34,8 @@ from tasks.training.loop import RUN, check_save_every
 from tasks.training.loop import train as run_plan
 from tasks.training.plan import Monitor, Plan, Stage
 
-BUCKETS = (9, 17, 25, 33, 49, 65)  # words: sentences between two of them share batches
-PREDICT_BATCH = 128  # sentences; a BiLSTM's step costs nearly the same for 32
+BUCKETS = (9, 17, 25, 33, 49, 65)  # lengths in words: sentences between two bounds share batches
+PREDICT_BATCH = 128  # sentences; a step of the BiLSTM takes nearly as long with 32
 TAGGER, WEIGHTS = "tagger.json", "tagger.safetensors"
 
 
@@ -43,11 +43,11 @@ TAGGER, WEIGHTS = "tagger.json", "tagger.safetensors"
 class ScalarMix(keras.layers.Layer):
     """gamma * sum over k of softmax(weights)_k * x_k: float [..., K, H] -> [..., H] (Peters et al. 2018, ELMo, eq. 1).
 
-    Weights start equal, gamma at 1.
+    All weights start equal; gamma starts at 1.
     """
 
     def build(self, input_shape: Any) -> None:
-        """Makes both variables: weights [K], gamma []."""
+        """Creates both variables: weights [K], gamma []."""
         self.weight = self.add_weight(shape=(input_shape[-2],), initializer="zeros", name="weight")
         self.gamma = self.add_weight(shape=(), initializer="ones", name="gamma")
         self.built = True
@@ -64,7 +64,7 @@ class ScalarMix(keras.layers.Layer):
 def tagger_model(
     layers: str, *, num_layers: int, hidden_size: int, num_classes: int, hparams: TaggerHparams
 ) -> keras.Model:
-    """Vectors float [B, N, K, H] and mask bool [B, N] -> logits float32 [B, N, C]; K as `layers`, of LAYERS, has it."""
+    """Vectors float [B, N, K, H] and mask bool [B, N] -> logits float32 [B, N, C]. layers: a key of LAYERS with K layers."""
     width = len(places_of(layers, num_layers=num_layers))
     vectors = keras.Input((None, width, hidden_size), name="vectors")
     mask = keras.Input((None,), dtype="bool", name="mask")
@@ -84,16 +84,16 @@ def tagger_model(
 def _tagger_batches(
     cache: Cache, layers: str, *, batch_size: int, seed: int | None = None
 ) -> tf.data.Dataset:
-    """({"vectors", "mask"}, labels, weights, index) of sentences, [B, N, ...] and [B]; like lengths share batches.
+    """Batches ({"vectors", "mask"}, labels, weights, index) of sentences with similar lengths, [B, N, ...] and [B].
 
-    index: int64, the sentence's place in the cache
-    seed: None keeps the order of the cache within each length; else at random
+    index: int64, the sentence's number in the cache
+    seed: for a random order; None keeps the order of the cache within each length
     """
     header = cache.header
     places = places_of(layers, num_layers=header["config"]["num_layers"])
     if missing := sorted({*places} - {*header["layers"]}):
         raise BertKerasError(
-            f"{cache.path} holds the layers {header['layers']} and {layers} reads {list(missing)} too; extract them."
+            f"{cache.path} has the layers {header['layers']}, but {layers} reads {list(missing)} too; extract these layers too."
         )
     columns = [header["layers"].index(place) for place in places]
     task = Conll.from_json(header["task"])
@@ -124,7 +124,7 @@ def _tagger_batches(
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Tagger:
-    """A trained tagger: it reads caches made as its own was, by `made_with`."""
+    """A trained tagger. It reads caches with the same fields `made_with` as its training cache."""
 
     model: keras.Model
     layers: str
@@ -132,7 +132,7 @@ class Tagger:
     made_with: Mapping[str, Any]
 
     def predict(self, cache: Cache) -> list[list[str]]:
-        """The tags of each sentence. Raises BertKerasError naming the field in which the cache differs from the tagger's."""
+        """The tags of each sentence. Raises BertKerasError if the cache differs from the training cache, with the field."""
         check_equal(cache.path, _made_with(cache), self.made_with)
         labels = np.array(Conll.from_json(self.made_with["task"]).label_names)
         found: dict[int, list[str]] = {}
@@ -152,13 +152,13 @@ class Tagger:
 
 
 def _gold(cache: Cache) -> list[list[str]]:
-    """The tags of each sentence, as the cache has them."""
+    """The gold tags of each sentence."""
     texts = (row[TAGS].decode() for row in cache.rows(TAGS))
     return [row.split(" ") for text in texts for row in text.split("\n")]
 
 
 def _made_with(cache: Cache) -> dict[str, Any]:
-    """The fields of a header that all caches of a tagger share."""
+    """The header fields that must be equal in all caches of a tagger."""
     own = ("text", "shards", "layers")
     return {name: value for name, value in cache.header.items() if name not in own}
 
@@ -197,7 +197,7 @@ class TaggerMonitor(Monitor):
         file, tagger = self._path / WEIGHTS, self._tagger
         if not file.is_file() or digest_of_file(file) != self.best["sha256"]:
             raise BertKerasError(
-                f"{file}, which holds the best epoch, is missing or was changed; remove {self._path} and train again."
+                f"{file}, the weights of the best epoch, is missing or was changed; remove {self._path} and train again."
             )
         hparams, best = dataclasses.asdict(tagger.hparams), self.history[self.best["epoch"]]
         write_json(
@@ -221,7 +221,7 @@ class TaggerMonitor(Monitor):
 
 
 def plan_tagger(train: Cache, dev: Cache, *, layers: str, hparams: TaggerHparams) -> Plan:
-    """Checks everything and builds the model; trains nothing. Raises BertKerasError where the caches differ in their making."""
+    """Checks everything and builds the model, without training. Raises BertKerasError if the caches do not match."""
     check_equal(dev.path, _made_with(dev), _made_with(train))
     keras.utils.set_random_seed(hparams.seed)
     tagger = _tagger(layers, hparams, _made_with(train))
@@ -239,7 +239,7 @@ def plan_tagger(train: Cache, dev: Cache, *, layers: str, hparams: TaggerHparams
     stage = Stage(
         steps=count(batches()),
         epochs=hparams.epochs,
-        # A new data set each time: the order of an epoch follows from the seed and the number of epochs before it.
+        # A new data set each time: an epoch's order depends on the seed and the number of epochs before it.
         batches=lambda done: batches().repeat().skip(done),
     )
     identity = {
@@ -265,10 +265,10 @@ def train_tagger(
 ) -> dict[str, Any]:
     """Trains the BiLSTM on cached vectors, keeps the best epoch in `output` and returns the content of results.json.
 
-    layers: of LAYERS; sentences are read one by one, with the context that their vectors already have
-    save_every: steps between two saves, from which a killed run is resumed; None saves nothing
+    layers: a key of LAYERS; the tagger reads each sentence alone, but the vectors may include document context
+    save_every: steps between two saves, for resuming; None saves nothing
 
-    Raises BertKerasError where the caches differ in their making, or `output` holds anything but an unfinished run of the same
+    Raises BertKerasError if the caches do not match, or if `output` holds anything but an unfinished run with the same
     arguments; LossDiverged.
     """
     check_save_every(save_every)
@@ -302,10 +302,10 @@ _HPARAMS = {
 
 
 def load_tagger(path: str | pathlib.Path) -> Tagger:
-    """The tagger that `train_tagger` left in a folder. Raises FileNotFoundError where there is none."""
+    """Loads a tagger that `train_tagger` wrote. Raises FileNotFoundError if the folder has none."""
     path = path_of(path)
     if not (path / TAGGER).is_file():
-        raise MissingFileError(f"no {TAGGER} in {path}; give the folder that a tagger was trained into.")
+        raise MissingFileError(f"no {TAGGER} in {path}; give the output folder of train_tagger.")
     kept = typed(
         read_object(path / TAGGER),
         {"layers": one_of(LAYERS), "hparams": OBJECT, "made_with": OBJECT},
@@ -322,13 +322,13 @@ def load_tagger(path: str | pathlib.Path) -> Tagger:
     try:
         weights = safetensors.numpy.load_file(path / WEIGHTS)
     except safetensors.SafetensorError as error:
-        raise BertKerasError(f"{path / WEIGHTS} is cut short or no safetensors file: {error}.") from error
+        raise BertKerasError(f"{path / WEIGHTS} is truncated or not a safetensors file: {error}.") from error
     for weight in tagger.model.weights:
         found = weights.get(weight.path)
         if found is None or found.shape != tuple(weight.shape):
             raise BertKerasError(
                 f"{path / WEIGHTS} has {weight.path} of shape {None if found is None else list(found.shape)}; "
-                f"{TAGGER} wants {list(weight.shape)}."
+                f"{TAGGER} expects {list(weight.shape)}."
             )
         weight.assign(found)
     return tagger

@@ -33,13 +33,13 @@ def extract_file(
     progress: Callable[[int], None] = lambda done: None,
     **settings: Any,
 ) -> int:
-    """The vectors of every word or piece of a UTF-8 text, a line an example; returns how many examples there are.
+    """Writes the vectors of every word or token of a UTF-8 text, one example per line; returns the number of examples.
 
     settings: fields of FeatureOptions, by name
 
-    Work in progress is a cache beside `output`, under its name with ".part"; the same call resumes it.
-    Raises BertKerasError where `output` exists, where another process writes it, and where the work in progress was begun with
-    other arguments, and on a setting outside its bounds.
+    Unfinished work is a cache named `output` + ".part"; the same call resumes it.
+    Raises BertKerasError if `output` exists, if another process writes it, if the unfinished work has other arguments, and for a
+    setting outside its bounds.
     """
     options = FeatureOptions(**settings)
     source, output = path_of(source), path_of(output)
@@ -75,13 +75,13 @@ def extract_file(
 
 def _check_paths(source: pathlib.Path, output: pathlib.Path) -> None:
     if output.exists():
-        raise BertKerasError(f"{output} is there already; give another name, or remove it first.")
+        raise BertKerasError(f"{output} already exists; give another name, or remove it first.")
     if not source.is_file():
         raise MissingFileError(f"no file at {source}; give a file of text.")
 
 
 def _lines(path: pathlib.Path) -> Iterator[Example]:
-    """A text file's lines without their ends. Raises ValueError naming the line that is not UTF-8."""
+    """Yields a text file's lines without their ends. Raises ValueError for a line that is not UTF-8, with its number."""
     with path.open("rb") as file:
         for number, line in enumerate(file, start=1):
             text = line.removesuffix(b"\n").removesuffix(b"\r")
@@ -96,7 +96,7 @@ def _lines(path: pathlib.Path) -> Iterator[Example]:
 
 
 def _spoken(cache: Cache, layers: str, vocabulary: Sequence[str]) -> Iterator[dict[str, Any]]:
-    """Each example's text, its words or pieces, their bytes and their vectors [N, D]."""
+    """Yields each example's text, its words or tokens, their byte offsets and their vectors [N, D]."""
     for record in cache.rows():
         text, vectors = record[TEXT], record["vectors"]
         if "ids" in record:
@@ -120,7 +120,7 @@ Records = Callable[[], Iterator[dict[str, Any]]]
 
 
 def _write_jsonl(path: pathlib.Path, records: Records) -> None:
-    """An object a line; numbers as short as they can be without becoming another of their type."""
+    """One object per line; each number has the fewest digits that keep its exact value."""
     with path.open("w", encoding="utf-8") as file:
         for record in records():
             vectors = [[float(str(value)) for value in row] for row in record["vectors"]]
@@ -133,7 +133,7 @@ def _write_jsonl(path: pathlib.Path, records: Records) -> None:
 
 
 def _write_npz(path: pathlib.Path, records: Records) -> None:
-    """All examples in a row: "vectors" [T, D], "starts" and "ends" int64 [T]; "row_splits" int64 [N + 1].
+    """All examples, concatenated: "vectors" [T, D], "starts" and "ends" int64 [T]; "row_splits" int64 [N + 1].
 
     Example i, line i of the text counted from 0, has the rows from row_splits[i] to row_splits[i + 1].
     """
@@ -144,7 +144,7 @@ def _write_npz(path: pathlib.Path, records: Records) -> None:
     columns: dict[str, tuple[np.dtype, tuple[int, ...]]] = {"vectors": (dtype, (splits[-1], width))}
     columns |= dict.fromkeys(("starts", "ends"), (np.dtype("int64"), (splits[-1],)))
     with zipfile.ZipFile(path, "w") as archive:
-        # Written as they come: all vectors together may be more than memory holds.
+        # Written one by one: all vectors together may not fit in memory.
         for name, (kind, shape) in columns.items():
             with archive.open(f"{name}.npy", "w", force_zip64=True) as file:
                 header = {"descr": kind.str, "fortran_order": False, "shape": shape}
@@ -156,7 +156,7 @@ def _write_npz(path: pathlib.Path, records: Records) -> None:
 
 
 def _write_parquet(path: pathlib.Path, records: Records) -> None:
-    """A row an example."""
+    """One row per example."""
     import pyarrow  # slow to import, and not needed otherwise
 
     rows = records()

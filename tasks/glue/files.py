@@ -62,7 +62,7 @@ def row_from_folder(folder: str | Path) -> GlueRow:
 
 
 def one_folder(source: Source) -> str | Path:
-    """The source of all splits. Raises BertKerasError for a file for each split."""
+    """The source of all splits. Raises BertKerasError if it is one file for each split."""
     if isinstance(source, Mapping):
         raise BertKerasError("GLUE reads all splits from one folder of TSV files; give that folder.")
     return source
@@ -114,7 +114,7 @@ def from_folder(row: GlueRow, split: str, folder: Path) -> dict[str, np.ndarray]
 
 
 def _label_parser(row: GlueRow) -> Callable[[Path, int, str], float]:
-    """(file, line number, written label) -> label id or score. The parser raises BertKerasError for any other value."""
+    """(file, line number, text of a label) -> label id or score. The parser raises BertKerasError for any other value."""
     ids = {label: i for i, label in enumerate(row.file_labels)}
     low, high = SCORES
 
@@ -185,6 +185,6 @@ def read_table(
 
 
 def _check_there(path: Path) -> None:
-    """Raises MissingFileError, which lists the folder."""
+    """Raises MissingFileError, with the files of the folder, if the file is missing."""
     if not path.is_file():
         raise MissingFileError(f"{path.parent} has no {path.name}; it has {listing(path.parent)}.")

@@ -41,7 +41,7 @@ class GlueRow:
     folder: the name of the official folder
     text: the names of the one or two text features
     labels: the label strings by label id; empty where the label is a score
-    file_labels: the labels as the files spell them, in the same order
+    file_labels: the labels in the spelling of the files, in the same order
     measures: names in MEASURES; the first one chooses the best epoch
     splits: the file of each split
     skip_short_lines: True skips lines with missing columns, which are an error otherwise
@@ -201,7 +201,7 @@ _ROW_KINDS = {
 
 
 def row_from_json(kept: Mapping[str, Any], **others: Kind) -> tuple[GlueRow, dict[str, Any]]:
-    """The row that `dataclasses.asdict` wrote, and the values of other fields. Raises BertKerasError for a wrong field.
+    """Restores a row from `dataclasses.asdict`, and returns the other fields. Raises BertKerasError for a wrong field.
 
     others: the types of the other fields
     """
@@ -218,7 +218,7 @@ def row_from_json(kept: Mapping[str, Any], **others: Kind) -> tuple[GlueRow, dic
 
 
 def _check_row(row: GlueRow) -> None:
-    """Raises BertKerasError where the fields of a row, each of its type, contradict each other."""
+    """Raises BertKerasError if the fields of a row contradict each other."""
     counts = {split: len(tsv.text) for split, tsv in row.splits.items()}
     rules = {
         "text": (

@@ -32,7 +32,7 @@ class Glue(Task):
 
     row: a value of ROWS, or the result of `row_from_folder`
     source: the folder of the row's files, or its parent; None for TensorFlow Datasets
-    pooling: a key of POOLINGS, the way in which the classifier reads the encoder
+    pooling: a key of POOLINGS, the input of the classifier
 
     Raises MissingFileError for a missing folder, BertKerasError for an unknown pooling.
     """
@@ -57,7 +57,7 @@ class Glue(Task):
 
     @classmethod
     def open(cls, name: str, source: Source | None, **options: Any) -> "Glue":
-        """The task of the row of that name; for "custom", of the row that the files in `source` define."""
+        """The task of the row named `name`; for "custom", the files in `source` define the row."""
         if name != "custom":
             return cls(ROWS[name], source, **options)
         if source is None:

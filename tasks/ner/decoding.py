@@ -10,7 +10,7 @@ from tasks.ner.words import TOKENS, words_of
 
 
 class Words(NamedTuple):
-    """All words [N] of a batch, with the label id and the probability that the model gives each.
+    """All words [N] of a batch, with their predicted label ids and probabilities.
 
     starts, ends: ragged int32 [B, (N)], bytes
     first_in_row, first_in_sentence: bool [N]
@@ -83,7 +83,7 @@ def decode_entities(words: Words, label_names: Sequence[str], letters: "Letters"
 
 
 class Letters:
-    """The bytes of all texts [B] in one list, so that a cut copies the cut bytes only."""
+    """The bytes of all texts [B] in one list, so that `cut` copies only the bytes that it returns."""
 
     def __init__(self, text: tf.Tensor) -> None:
         letters = tf.strings.bytes_split(text)

@@ -1,4 +1,4 @@
-"""Reads named entities in CoNLL's form: one word and its tag a line, from files or TensorFlow Datasets.
+"""Reads named entities in CoNLL's format: one word and its tag per line, from files or TensorFlow Datasets.
 
 Ada   NNP I-NP I-PER     the word is the first column, its tag the last
 wrote VBD I-VP O         a blank line ends a sentence, -DOCSTART- starts a document
@@ -108,7 +108,7 @@ def from_tfds(split: str) -> Corpus:
 
 
 def check_tags(sentences: Iterable[Sentence], scheme: str) -> None:
-    """Raises BertKerasError for a tag that the scheme does not have, with its line."""
+    """Raises BertKerasError for a tag that is not in the scheme, with its line."""
     known = {prefix for prefix in SCHEMES[scheme] if prefix}
     for sentence in sentences:
         for word, tag in enumerate(sentence.tags):

@@ -11,7 +11,7 @@ OUTSIDE = "O"
 class Scheme(NamedTuple):
     """The tag prefixes of the words of an entity.
 
-    adjoining: the prefix of the first word right after an entity of the same type; None where it is `first` or `alone`
+    adjoining: the prefix of the first word right after an entity of the same type; None if it is the usual prefix
     """
 
     first: str
@@ -40,7 +40,7 @@ class Entity(NamedTuple):
 def entities_of(tags: Sequence[str]) -> list[Entity]:
     """The entities of a sentence's tags in any scheme, from seqeval: "I-" after another type starts an entity.
 
-    A tag of no scheme counts as O.
+    A tag that is in no scheme counts as O.
     """
     known = [tag if tag.startswith(_PREFIXES) and len(tag) > 2 else OUTSIDE for tag in tags]
     return [Entity(*found) for found in get_entities(known)]

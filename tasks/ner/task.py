@@ -1,7 +1,7 @@
 """Named entities: a tag for every word, and the entities of a text.
 
-Tags are read in IOB1, IOB2 or BIOES; the model learns IOB2. The first token of a word has its label, in the window that shows it
-with the most context (Devlin et al. 2019, sec. 5.3: no CRF, the maximal document context).
+Tags are read in IOB1, IOB2 or BIOES; the model learns IOB2. The first token of a word has the word's label, in the window that
+shows it with the most context (Devlin et al. 2019, sec. 5.3: no CRF, the maximal document context).
 """
 
 import re
@@ -35,7 +35,7 @@ TAGS = "tags"
 
 
 class Conll(Task):
-    """Named entity recognition on files in CoNLL's form.
+    """Named entity recognition on files in CoNLL's format.
 
     labels: IOB2 tags, "O" first
     scheme: a key of SCHEMES, the scheme of the files
@@ -74,7 +74,7 @@ class Conll(Task):
     def open(cls, name: str, source: Source | None, **options: Any) -> "Conll":
         """The task with the scheme and the tags of the training file.
 
-        Raises BertKerasError for a file in another form, with its line, or without an entity.
+        Raises BertKerasError for a file in another format, with its line, and for a file without entities.
         """
         corpus = corpus_of(source, "train")
         sentences = [sentence for document in corpus.documents for sentence in document]
@@ -83,7 +83,7 @@ class Conll(Task):
         labels = {tag for sentence in sentences for tag in convert(sentence.tags, "IOB2")} - {OUTSIDE}
         if not labels:
             raise BertKerasError(
-                f"{_file_of(sentences)} has no entity, every tag is O; give a file with entities."
+                f"{_file_of(sentences)} has no entities: every tag is O; give a file with entities."
             )
         made = cls([OUTSIDE, *sorted(labels)], scheme=scheme, source=source, name=name, **options)
         made._units(corpus)  # refuses unmarked documents before any training
@@ -101,10 +101,10 @@ class Conll(Task):
         return corpus.documents
 
     def examples(self, split: str) -> tf.data.Dataset:
-        """{"tokens": string [], "tags": string []}: words and their IOB2 tags, joined by spaces, and sentences by newlines.
+        """{"tokens": string [], "tags": string []}: words and their IOB2 tags, joined by spaces; newlines join sentences.
 
-        Raises BertKerasError for an unreadable file, with its line, and MissingFileError for a missing one. Warns of tags that
-        do not fit the scheme, and of tags that the training file does not have.
+        Raises BertKerasError for an unreadable file, with its line, and MissingFileError for a missing one. Warns about tags
+        that do not fit the scheme, and about tags that are not in the training file.
         """
         units = self._units(corpus_of(self.source, split))
         sentences = [sentence for unit in units for sentence in unit]
@@ -119,7 +119,7 @@ class Conll(Task):
         unknown = [tag for unit in tags for row in unit for tag in row if tag not in self.label_names]
         if unknown:
             warnings.warn(
-                f"{_file_of(sentences)}: {len(unknown)} words have tags that the training file does not have "
+                f"{_file_of(sentences)}: {len(unknown)} words have tags that are not in the training file "
                 f"({', '.join(sorted(set(unknown)))}); they cannot be predicted",
                 stacklevel=2,
             )
@@ -219,7 +219,7 @@ class Conll(Task):
     def _errors(self, predictions: Arrays, raw: Arrays) -> Iterator[tuple[float, str, str, str]]:
         """Yields each wrong entity: its score, text, type, and the gold tags of its words."""
         for i, (gold, predicted) in enumerate(zip(raw[TAGS], predictions[TAGS], strict=True)):
-            column = 0  # entities are in the order of the words
+            column = 0  # decoded entities have the order of the words
             for truth, guess in zip(_sentences([gold]), _sentences([predicted]), strict=True):
                 right = entities_of(truth)
                 for entity in entities_of(guess):

@@ -37,7 +37,7 @@ def split_text(text: tf.Tensor) -> Spans:
 
 
 def split_tokens(tokens: tf.Tensor) -> Spans:
-    """The same for words separated by one space or newline."""
+    """Like `split_text`, for words separated by one space or newline."""
     return _offsets(split_words(tokens), gap=1)
 
 
@@ -57,7 +57,7 @@ def split_words(tokens: tf.Tensor) -> tf.RaggedTensor:
 
 
 def _offsets(parts: tf.RaggedTensor, *, gap: int) -> Spans:
-    """Consecutive parts with `gap` bytes between them: string [B, (N)] -> the start and the end of each in its row."""
+    """Consecutive parts with `gap` bytes between them: string [B, (N)] -> start and end of each part in its row."""
     lengths = tf.strings.length(parts.values)
     total = tf.concat([[0], tf.cumsum(lengths + gap)], axis=0)
     starts = total[:-1] - tf.gather(tf.gather(total, parts.row_starts()), parts.value_rowids())

@@ -20,18 +20,20 @@ from tasks.commands import SAVE_HELP, add_strategy
 from tasks.pretraining.recipes import RECIPES
 from tasks.settings import Sampling, VocabularyOptions
 
-TEXT_HELP = "files, folders or tfds:NAME, each as below"
-VOCAB_HELP = "a vocab.txt, a spiece.model or a folder of one"
-SEGMENTER_HELP = "splits a line into words, for whole-word masking where spaces do not: str -> list of str"
+TEXT_HELP = "files, folders or tfds:NAME (format: see below)"
+VOCAB_HELP = "a vocab.txt, a spiece.model or a folder with one of them"
+SEGMENTER_HELP = (
+    "splits a line into words (str -> list of str), for whole-word masking in languages without spaces"
+)
 TEXT_NOTES = """text:
-  SOURCE[,lines=KEY][,encoding=NAME][,split=NAME], several side by side as one corpus. A folder, a .zip and a MediaWiki
-  dump (.xml) are read whole, .gz, .bz2 and .xz are unpacked. A line is a sentence, with lines=paragraph a paragraph,
-  with lines=document a document; with lines=wrapped a piece of a paragraph that a blank line ends, and a file is a
-  document. With sentences and paragraphs, a blank line ends a document.
+  SOURCE[,lines=KEY][,encoding=NAME][,split=NAME]; several sources form one corpus. Folders, .zip files and MediaWiki
+  dumps (.xml) are read completely; .gz, .bz2 and .xz are unpacked. By default each line is a sentence and a blank line
+  ends a document. lines=paragraph: each line is a paragraph and a blank line ends a document. lines=document: each
+  line is a document. lines=wrapped: a blank line ends a paragraph and each file is a document.
 
 """
 BERT = RECIPES["bert"]
-WITH_LENGTH = ("seq_length",)  # a setting of its own: a flag, or the length of a phase
+WITH_LENGTH = ("seq_length",)  # not in the notes: it is a flag, or the length of a phase
 
 
 def pair(given: str) -> tuple[str, str]:
@@ -43,7 +45,7 @@ def pair(given: str) -> tuple[str, str]:
 
 
 def set_value(given: str) -> tuple[str, Any]:
-    """Splits `name=value`, the value JSON or a plain word."""
+    """Splits `name=value`; the value is JSON or a plain word."""
     name, value = pair(given)
     try:
         return name, json.loads(value)
@@ -59,7 +61,7 @@ def _add_set(parser: argparse.ArgumentParser) -> None:
 def _segmenter(given: str) -> Any:
     """Imports the function that MODULE:FUNCTION names."""
     module, _, name = given.partition(":")
-    sys.path.append(os.getcwd())  # last: no file there hides an installed package, in the workers too
+    sys.path.append(os.getcwd())  # last, so that no file there hides an installed package, in the workers too
     try:
         return getattr(importlib.import_module(module), name)
     except (ImportError, AttributeError, ValueError) as error:
@@ -72,15 +74,15 @@ def _segmenter(given: str) -> Any:
 # -----------------------------------------------------------------------------------------------------------
 # pretrain
 
-PRETRAIN_NOTES = f"""settings, NAME=VALUE with the value in JSON or a plain word (defaults: of the recipe bert):
+PRETRAIN_NOTES = f"""settings, NAME=VALUE; VALUE is JSON or a plain word (defaults: those of the recipe bert):
   training
 {describe(BERT.hparams)}
-  encoder: size, and the fields of its configuration, such as num_layers, hidden_size, num_heads, hidden_dropout, causal
+  encoder: size and the fields of BertConfig, such as num_layers, hidden_size, num_heads, hidden_dropout, causal
   instances
 {describe(BERT.sampling(128), without=WITH_LENGTH)}
   masks
 {describe(BERT.masking(128), without=("max_predictions",))}
-The run is a checkpoint: finetune --checkpoint takes it.
+The run is a checkpoint for finetune --checkpoint.
 
 """
 
@@ -99,16 +101,16 @@ def _add_pretrain(parser: argparse.ArgumentParser) -> None:
         "--records",
         **PATH,
         **SEVERAL,
-        help="a folder of instances, one for each phase, or the files of one set",
+        help="folders of instances, one for all phases or one for each, or the files of one set",
     )
     add("--held-out", **PATH, help="fraction of the documents to evaluate on, or other text or records")
     add("--vocab", **PATH, help=f"{VOCAB_HELP} (default: the checkpoint's)")
-    add("--checkpoint", **PATH, help="start from it: Hugging Face, Google, KerasHub or Model Garden")
+    add("--checkpoint", **PATH, help="initial weights: Hugging Face, Google, KerasHub or Model Garden")
     add(
         "--output",
         **PATH,
         required=True,
-        help="folder of the run: new, empty, or of the same run, unfinished",
+        help="folder for the run: new, empty, or with the same run unfinished",
     )
     add("--size", help="tiny, mini, small, medium, base, large, L-2_H-128 ... (default: the paper's)")
     _add_set(parser)
@@ -119,7 +121,7 @@ def _add_pretrain(parser: argparse.ArgumentParser) -> None:
         **SEVERAL,
         default=[],
         metavar="STEP",
-        help="keep the weights after these steps too",
+        help="also keep the weights after these steps",
     )
     add_strategy(parser, choices=("one", "mirrored"))
 
@@ -166,7 +168,7 @@ def _share(given: str) -> float | None:
 
 
 def _sets_of_records(given: Sequence[str]) -> list[Any]:
-    """Groups records into sets: a folder is a set, files are one set together."""
+    """Groups records into sets: each folder is a set; all files form one set."""
     folders = [path for path in given if pathlib.Path(path).is_dir()]
     if folders and len(folders) < len(given):
         raise BertKerasError(
@@ -178,13 +180,13 @@ def _sets_of_records(given: Sequence[str]) -> list[Any]:
 # -----------------------------------------------------------------------------------------------------------
 # instances
 
-INSTANCES_NOTES = f"""settings, NAME=VALUE with the value in JSON or a plain word (defaults: of the recipe bert):
+INSTANCES_NOTES = f"""settings, NAME=VALUE; VALUE is JSON or a plain word (defaults: those of the recipe bert):
   instances
 {describe(BERT.sampling(128), without=WITH_LENGTH)}
   masks
 {describe(BERT.masking(128))}
-The files do not depend on the number of processes. Rerun the same command to resume. pretrain --records and Google's and
-Model Garden's own scripts read the folder.
+The files do not depend on the number of processes. Rerun the same command to resume. pretrain --records, and the scripts of
+Google and Model Garden, read the folder.
 
 """
 
@@ -197,7 +199,7 @@ def _add_instances(parser: argparse.ArgumentParser) -> None:
         "--output",
         **PATH,
         required=True,
-        help="folder of the files: new, empty, or of the same command, unfinished",
+        help="folder for the files: new, empty, or with the same command's unfinished files",
     )
     add(
         "--recipe",
@@ -206,7 +208,11 @@ def _add_instances(parser: argparse.ArgumentParser) -> None:
         help="instances and masks of a paper (default: bert)",
     )
     add_flags(parser, Sampling, without=[name for name in names_of(Sampling) if name not in WITH_LENGTH])
-    add("--masks", action="store_true", help="mask here, the same in every epoch; else training masks anew")
+    add(
+        "--masks",
+        action="store_true",
+        help="write static masks (default: new masks in every epoch of training)",
+    )
     _add_set(parser)
     add("--seed", type=int, default=12345, help="seed of all draws (default: 12345)")
     add("--workers", type=int, default=os.cpu_count(), help="processes (default: one for each core)")
@@ -227,7 +233,7 @@ def _run_instances(args: argparse.Namespace) -> None:
         )
     length = given_settings(args, Sampling).get("seq_length", Sampling.seq_length)
     recipe = RECIPES[args.recipe].changed(**settings)
-    lower_case = checkpoints.load_tokenizer(args.vocab).lower_case  # here, so that no worker guesses it
+    lower_case = checkpoints.load_tokenizer(args.vocab).lower_case  # once, so that workers need not guess it
     with progress("documents", None) as advance:
         summary = write_records(
             open_corpora(args.text),
@@ -257,7 +263,7 @@ def _run_instances(args: argparse.Namespace) -> None:
 # -----------------------------------------------------------------------------------------------------------
 # vocab
 
-VOCAB_NOTES = """The folder has vocab.txt, or ALBERT's spiece.model, and tokenizer_config.json; `pretrain --vocab` takes it. The
+VOCAB_NOTES = """The folder has vocab.txt, or ALBERT's spiece.model, and tokenizer_config.json; use it as `pretrain --vocab`. The
 same text gives the same bytes. WordPiece needs the `vocabulary` extra, and memory for the distinct words of the text.
 
 """
@@ -265,7 +271,7 @@ same text gives the same bytes. WordPiece needs the `vocabulary` extra, and memo
 
 def _add_vocab(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--text", **PATH, **SEVERAL, required=True, help=TEXT_HELP)
-    parser.add_argument("--output", **PATH, required=True, help="folder of the vocabulary, new or empty")
+    parser.add_argument("--output", **PATH, required=True, help="folder for the vocabulary, new or empty")
     add_flags(parser, VocabularyOptions)
 
 
@@ -291,9 +297,9 @@ def _run_vocab(args: argparse.Namespace) -> None:
             progress=advance,
             **settings,
         )
-    print(f"{args.output}: {tokenizer.vocab_size:,} pieces, learned from {documents:,} documents")
+    print(f"{args.output}: {tokenizer.vocab_size:,} tokens, learned from {documents:,} documents")
     if tokenizer.vocab_size < options.size:
-        print(f"warning: the text has no more pieces; {options.size:,} were asked for", file=sys.stderr)
+        print(f"warning: the text has too few words for {options.size:,} tokens", file=sys.stderr)
 
 
 COMMANDS = {

@@ -1,7 +1,7 @@
 """A text corpus as a stream of documents.
 
-In: a file, a folder, an archive, a MediaWiki dump or a name of TensorFlow Datasets. Out: documents one at a time, each a list of
-strings: its sentences or paragraphs, in order. One document of each source is in memory at a time, never the corpus.
+In: a file, a folder, an archive, a MediaWiki dump or a name in TensorFlow Datasets. Out: documents one at a time, each a list of
+strings: its sentences or paragraphs, in order. Only one document of each source is in memory at a time.
 """
 
 import bz2
@@ -27,14 +27,15 @@ from tasks.pretraining.wiki import wiki_documents
 
 Document = list[str]
 TFDS = "tfds:"  # prefix of a name in TensorFlow Datasets
-TFDS_TEXT = "text"  # the text field of most of its data sets
+TFDS_TEXT = "text"  # the text field of most data sets in TensorFlow Datasets
 
 
 class Lines(NamedTuple):
     """The structure of a plain text file.
 
     split: True splits paragraphs into sentences
-    document: "blank" lines separate documents, or each "line" or "file" is a document; in a "file", blank lines end paragraphs
+    document: "blank": blank lines separate documents; "line": each line is a document; "file": each file is a document, and
+        blank lines end paragraphs
     """
 
     split: bool
@@ -48,22 +49,22 @@ LINES = {
     "document": Lines(split=True, document="line"),
 }
 MAX_UNPACKER_BYTES = 268_435_456  # of the dictionary of an .xz file; `xz -9` uses a quarter of this
-MAX_DOCUMENT = 100_000_000  # characters: some thirty times the longest novels
+MAX_DOCUMENT = 100_000_000  # characters: about thirty times the longest novels
 
 
 @dataclasses.dataclass(frozen=True)
 class Corpus:
     """Documents of a source; each iteration reads it again, in the same order.
 
-    source: a file, a folder (every file in it but hidden ones, by name), several of both, or "tfds:NAME". Files are plain
-        text; the articles of a MediaWiki dump, `.xml`, are read (the `wikipedia` extra); `.gz`, `.bz2` and `.xz` are unpacked,
-        and `.zip` is read as a folder
-    lines: a key of LINES. In dumps and TensorFlow Datasets, an example is a document, and each line a paragraph
-    encoding: of plain text; its newline must be one byte
-    split: of a TensorFlow Dataset
+    source: a file, a folder (all files except hidden ones, by name), several of both, or "tfds:NAME". Files are plain text or
+        MediaWiki dumps (`.xml`, with the `wikipedia` extra); `.gz`, `.bz2` and `.xz` are unpacked, and `.zip` is read as a
+        folder
+    lines: a key of LINES. In dumps and TensorFlow Datasets, each example is a document and each line is a paragraph
+    encoding: the encoding of plain text, with a newline of one byte
+    split: the split of a TensorFlow Dataset
 
-    Raises ValueError on a wrong setting, and FileNotFoundError where there is no file. Iterating raises ValueError, which names
-    file, line and byte where text does not match the encoding, or the file that cannot be unpacked or parsed.
+    Raises ValueError for a wrong setting, and FileNotFoundError if there is no file. Iterating raises ValueError with file, line
+    and byte for text in another encoding, and for a file that cannot be unpacked or parsed.
     """
 
     source: str | Path | Sequence[str | Path]
@@ -100,7 +101,7 @@ class Corpus:
             yield from _file_documents(file, form=LINES[self.lines], encoding=self.encoding)
 
     def _files(self) -> list[Path]:
-        """Every file of the source. Raises FileNotFoundError where there is none."""
+        """Every file of the source. Raises FileNotFoundError if there is none."""
         if isinstance(self.source, str) and self.source.startswith(TFDS):
             return []
         sources = [self.source] if isinstance(self.source, str | Path) else list(self.source)
@@ -114,8 +115,8 @@ class Corpus:
 class Corpora:
     """Several corpora as one.
 
-    They are read side by side, so that every stretch has the same mix: the next document comes from the part of which the
-    smallest fraction of characters was read. To know these fractions, several parts are read once before the first document.
+    The corpora are interleaved in proportion to their sizes: the next document comes from the part with the smallest fraction of
+    its characters read. To know these fractions, several parts are read once before the first document.
     """
 
     parts: Sequence[Corpus]
@@ -149,9 +150,9 @@ _SETTING = re.compile(r",(lines|encoding|split)=([^,=]*)$")
 
 
 def open_corpora(specs: Sequence[str]) -> Corpora:
-    """Opens corpora by their names on a command line: "SOURCE[,lines=KEY][,encoding=NAME][,split=NAME]" each.
+    """Opens corpora from command-line arguments, each "SOURCE[,lines=KEY][,encoding=NAME][,split=NAME]".
 
-    Raises ValueError without a name and where a setting is given twice, and the errors of Corpus.
+    Raises ValueError without a source, if a setting is given twice, and as `Corpus` does.
     """
     if not specs:
         raise BertKerasError(f"no text was given; give files, folders or {TFDS}NAME.")
@@ -189,7 +190,7 @@ UNPACK: Mapping[str, Callable[[BinaryIO], Any]] = {
     ".xz": lambda file: io.BufferedReader(_Xz(file)),
 }
 ARCHIVE = ".zip"
-_DUMP = re.compile(r"\.xml(-p\d+p\d+)?$")  # a part of a dump ends in the range of its pages
+_DUMP = re.compile(r"\.xml(-p\d+p\d+)?$")  # the name of a part of a dump ends with its page range
 
 
 class _Xz(io.RawIOBase):
@@ -207,7 +208,7 @@ class _Xz(io.RawIOBase):
     def readinto(self, buffer: Any) -> int:
         while True:
             packed, after = b"", self._decoder.eof
-            if after:  # streams may follow one another, with zeros between them
+            if after:  # another stream may follow, after zeros
                 packed = self._decoder.unused_data.lstrip(b"\0") or self._file.read(io.DEFAULT_BUFFER_SIZE)
                 self._decoder = self._new()
             elif self._decoder.needs_input:
@@ -217,7 +218,7 @@ class _Xz(io.RawIOBase):
                     return 0
                 continue
             if not packed and self._decoder.needs_input:
-                raise EOFError("the file ends before its end-of-stream mark")
+                raise EOFError("the file ends before its end-of-stream marker")
             if data := self._decoder.decompress(packed, len(buffer)):
                 buffer[: len(data)] = data
                 return len(data)
@@ -237,12 +238,12 @@ def _file_documents(path: Path, *, form: Lines, encoding: str) -> Iterator[Docum
 
 
 def _streams(path: Path) -> Iterator[tuple[str, BinaryIO]]:
-    """The unpacked content of a file: for each text its name, without the suffix of its compression, and its bytes."""
+    """The unpacked content of a file: for each text its name, without the compression suffix, and its bytes."""
     if path.suffix.lower() == ARCHIVE:
         with zipfile.ZipFile(path) as archive:
             for member in sorted(archive.namelist()):
                 if archive.getinfo(member).compress_type == zipfile.ZIP_LZMA:
-                    raise BertKerasError(f"{path}, {member}: compressed by LZMA; compress it by deflate.")
+                    raise BertKerasError(f"{path}, {member}: the compression is LZMA; use deflate.")
                 if not member.endswith("/") and not _hidden(member):
                     with archive.open(member) as file:
                         yield _unpacked(f"{path}, {member}", file)
@@ -257,13 +258,13 @@ def _unpacked(name: str, file: Any) -> tuple[str, BinaryIO]:
         name, file = name.removesuffix(suffix), UNPACK[suffix.lower()](file)
     if name.lower().endswith(ARCHIVE):
         raise BertKerasError(
-            f"{name}: an archive inside a compressed file is not read; unpack the outer one."
+            f"{name}: an archive inside a compressed file is not read; unpack the outer file."
         )
     return name, file
 
 
 def _decoded(name: str, stream: BinaryIO, encoding: str) -> Iterator[str]:
-    """Lines as strings, without byte order mark and surrounding spaces."""
+    """Yields lines as strings, without byte order mark and surrounding spaces."""
     for number, line in enumerate(bounded_lines(stream, name), 1):
         mark = len(codecs.BOM_UTF8) if number == 1 and line.startswith(codecs.BOM_UTF8) else 0
         try:
@@ -295,7 +296,7 @@ def _plain_documents(name: str, lines: Iterable[str], form: Lines) -> Iterator[D
 
 
 def _bounded(name: str, lines: Iterable[str], form: Lines) -> Iterator[str]:
-    """The lines. Raises ValueError at a document over MAX_DOCUMENT."""
+    """Yields the lines. Raises ValueError for a document over MAX_DOCUMENT."""
     length = 0
     for number, line in enumerate(lines, 1):
         length = length + len(line) if line or form.document == "file" else 0
@@ -308,7 +309,7 @@ def _bounded(name: str, lines: Iterable[str], form: Lines) -> Iterator[str]:
 
 
 def _blocks(lines: Iterable[str]) -> Iterator[list[str]]:
-    """Runs of lines between blank ones."""
+    """Yields groups of lines between blank lines."""
     block: list[str] = []
     for line in lines:
         if line:

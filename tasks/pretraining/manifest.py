@@ -1,4 +1,4 @@
-"""The form of a folder of instances: names of files and features, and the manifest.
+"""The format of a folder of instances: names of files and features, and the manifest.
 
 00000.tfrecord ..., manifest.json: identity (text, vocabulary, settings, seed), shards, and the summary of a complete folder
 """
@@ -18,7 +18,7 @@ from tasks.settings import Sampling
 
 FORMAT_VERSION = 1
 MANIFEST = "manifest.json"
-SHARDS, SUMMARY = "shards", "summary"  # fields of the manifest beside the identity
+SHARDS, SUMMARY = "shards", "summary"  # fields of the manifest besides the identity
 INSTANCES = Layout(name="a folder of instances", identity=MANIFEST, results=MANIFEST)
 
 # Google's feature names, and `word_starts`, which Google's files do not have.
@@ -28,10 +28,10 @@ RECORD_NAMES = {**TFRECORD_NAMES, WORD_STARTS: WORD_STARTS}
 class Shard(NamedTuple):
     """A file of records: its size, the SHA-256 of its text, and counts of its content.
 
-    bytes: of the file
-    positions: without padding, over all instances
-    ones: labels that are 1
-    skipped: chunks of one segment that made no instance
+    bytes: size of the file
+    positions: number of positions without padding, over all instances
+    ones: number of labels that are 1
+    skipped: number of chunks of one segment, which give no instance
     """
 
     bytes: int
@@ -46,11 +46,11 @@ class Shard(NamedTuple):
 class Summary(NamedTuple):
     """The summary of all shards.
 
-    label_rate: the fraction of labels 1; None without labels
+    label_rate: the fraction of labels that are 1; None without labels
     mean_length: positions of an instance, without padding
     padding: the fraction of positions that are padding
-    skipped: chunks of one segment that made no instance
-    warnings: likely mistakes, a sentence each
+    skipped: number of chunks of one segment, which give no instance
+    warnings: likely mistakes, one sentence for each
     """
 
     documents: int
@@ -70,7 +70,7 @@ class InstancesFolder(Folder):
 
     @property
     def finished(self) -> bool:
-        """False: a complete folder may be written again, which compares it with the text and changes nothing."""
+        """False: writing a complete folder again is allowed; it compares the folder with the text and changes nothing."""
         return False
 
     def identity(self) -> dict[str, Any]:
@@ -79,7 +79,7 @@ class InstancesFolder(Folder):
         return {name: value for name, value in manifest.items() if name not in (SHARDS, SUMMARY)}
 
     def shards(self) -> list[Shard]:
-        """The shards that are done: the first ones of the text."""
+        """The finished shards, in the order of the text."""
         return shards_of(read_manifest(self.path))
 
     def write(
@@ -93,7 +93,7 @@ class InstancesFolder(Folder):
 def read_manifest(path: str | pathlib.Path) -> dict[str, Any]:
     """Reads the manifest of a folder of instances.
 
-    Raises FileNotFoundError where it is missing, and ValueError where its form is wrong.
+    Raises FileNotFoundError if it is missing, and ValueError if its format is wrong.
     """
     file = path_of(path) / MANIFEST
     if not file.is_file():
@@ -128,7 +128,7 @@ def shard_name(number: int, *, compress: bool) -> str:
 
 
 def summarize(shards: Sequence[Shard], *, settings: Sampling) -> Summary:
-    """The summary of all shards. Raises ValueError where there is no instance."""
+    """The summary of all shards. Raises ValueError if there is no instance."""
     documents, instances, positions, ones, skipped = (
         sum(getattr(shard, name) for shard in shards)
         for name in ("documents", "instances", "positions", "ones", "skipped")
@@ -142,8 +142,8 @@ def summarize(shards: Sequence[Shard], *, settings: Sampling) -> Summary:
     warnings = []
     if rate is not None and abs(rate - 0.5) > LABEL_RATE_TOLERANCE:
         warnings.append(
-            f"{rate:.1%} of the labels are 1, expected about 50 %: in documents of few lines, the last line often has no next; "
-            "separate only documents by blank lines, not sentences, or sample with strict."
+            f"{rate:.1%} of the labels are 1, expected about 50 %: in short documents, the last line often has no next line; "
+            "use blank lines only between documents, not between sentences, or set strict."
         )
     length = positions / instances
     padding = 1 - length / settings.seq_length

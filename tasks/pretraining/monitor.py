@@ -1,4 +1,4 @@
-"""The monitor of a pre-training: logs, held-out measures, baselines, curves and snapshots."""
+"""Monitors a pre-training: logs, held-out measures, baselines, curves and snapshots."""
 
 import dataclasses
 import itertools
@@ -26,9 +26,9 @@ CURVES, SNAPSHOTS = "curves.png", "snapshots"
 class Prepared:
     """The inputs that a pre-training's monitor and stages share.
 
-    objectives, held_out: by phase
+    objectives, held_out: one for each phase
     origin: of the checkpoint that it starts from (`Checkpoint.origin`)
-    place: in the source, for the first stage that runs
+    place: the position in the source where the first stage starts
     """
 
     source: Source
@@ -46,7 +46,7 @@ class Prepared:
 class PretrainingMonitor(Monitor):
     """Logs, evaluates on held-out instances and writes snapshots.
 
-    history: a row for each log: step, rate, tokens_per_second, measures; the names of held-out measures start with `held_out_`
+    history: a row for each log: step, rate, tokens_per_second, measures; names of held-out measures start with `held_out_`
     """
 
     def __init__(
@@ -71,7 +71,7 @@ class PretrainingMonitor(Monitor):
         self._since = time.monotonic()
 
     def memory(self) -> Any:
-        """The rows, and the place in the source from which this step is read cheaply."""
+        """The rows, and the position in the source near this step, so that resuming is cheap."""
         phase = next(phase for phase in self._plan.source.phases if self.step <= phase.end)
         read = (self.step - phase.start) * self._plan.hparams.batch_size
         return self.history, self._plan.source.place(read)
@@ -108,7 +108,7 @@ class PretrainingMonitor(Monitor):
                 tf.summary.scalar(name, value, step=self.step)
 
     def _evaluate(self, held_out: tf.data.Dataset) -> None:
-        """Evaluates with the same random draws each time; the training's draws do not change."""
+        """Evaluates with the same random draws each time, without changing the training's draws."""
         with drawing_from(self.model, HELD_OUT_SEED % 2**16):
             measures = self.model.evaluate(held_out, verbose=0, return_dict=True)
         measures.pop("tokens")
@@ -136,7 +136,7 @@ class PretrainingMonitor(Monitor):
 
 
 def majority_baselines(batches: Iterable[Any], objectives: Sequence[Objective]) -> dict[str, float]:
-    """The accuracy of always predicting the most frequent label, for every objective that has this baseline."""
+    """The accuracy of predicting the most frequent label for all, for every objective with this baseline."""
     labels, weights = zip(*((labels, weights) for _, labels, weights in batches), strict=True)
     found = {
         one.name: one.baseline(

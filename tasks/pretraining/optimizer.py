@@ -1,4 +1,4 @@
-"""The optimizers of pre-training and the learning rate of each step, as PretrainHparams describes them."""
+"""The optimizer and the learning rate schedule of pre-training, from PretrainHparams."""
 
 import numpy as np
 
@@ -17,7 +17,7 @@ def schedule(hparams: PretrainHparams) -> WarmupLinearDecay:
 
 
 def longest_step(hparams: PretrainHparams) -> float:
-    """The longest update of AdamW under a constant gradient, in `learning_rate`; over 1 without bias correction."""
+    """AdamW's largest update for a constant gradient, as a multiple of `learning_rate`; over 1 without bias correction."""
     if hparams.optimizer != "adamw" or hparams.bias_correction:
         return 1.0
     done = np.arange(hparams.steps, dtype=np.float32)

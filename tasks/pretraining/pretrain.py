@@ -1,15 +1,15 @@
-"""Pre-training: text or files of instances in; a run directory out, from which fine-tuning starts.
+"""Pre-training: text or files of instances in; a run directory for fine-tuning out.
 
     documents -> tasks/pretraining/stream.py -------
                                                    |-> label(objectives) -> Pretrainer.fit -> RUN
     TFRecord files -> tasks/pretraining/read_records.py
 
 A recipe is a row of RECIPES: its objectives, and settings of model, instances, masks and training in one flat namespace,
-`SETTINGS`. The batch of a step is a function of the seed and the step alone.
+`SETTINGS`. The batch of a step depends only on the seed and the step.
 
-RUN is `config.json`, `vocab.txt`, `model.safetensors` with the heads, `task.json` (fill-mask, where a head can fill masks),
+RUN has `config.json`, `vocab.txt`, `model.safetensors` with the heads, `task.json` (fill-mask, if there is a masked LM head),
 `results.json` (measures, baselines, history), `curves.png`, `logs/` for TensorBoard and `checkpoints/`
-(tasks/training/saver.py). ELECTRA's generator has a folder of this form inside: `generator/`.
+(tasks/training/saver.py). ELECTRA's generator is in the subfolder `generator/`, with the same files.
 """
 
 import dataclasses
@@ -56,12 +56,12 @@ from tasks.training.run import check_sizes, save_task, save_weights
 from tasks.training.strategies import rows_for, strategy
 
 HELD_OUT_BATCH = 32
-LONG_STEP = 2.0  # in learning rates: longer updates are warned of
+LONG_STEP = 2.0  # times the learning rate: larger updates cause a warning
 
 
 @dataclasses.dataclass(frozen=True)
 class _Start:
-    """Initial weights: the checkpoint, and those of a Pretrainer's `companions` in folders inside it."""
+    """Initial weights: the checkpoint, and its subfolders for a Pretrainer's `companions`."""
 
     checkpoint: checkpoints.Checkpoint | None
     companions: Mapping[str, checkpoints.Checkpoint]
@@ -104,7 +104,7 @@ def _build(recipe: Recipe, config: BertConfig, objectives: Sequence[Objective]) 
 
 
 def _assign(start: _Start, model: Pretrainer) -> list[str]:
-    """Assigns the initial weights; returns lines for a person."""
+    """Assigns the initial weights; returns lines to log."""
     if start.checkpoint is None:
         return []
     lines = []
@@ -129,7 +129,7 @@ def _heads(model: Pretrainer, encoder: BertEncoder) -> dict[str, keras.layers.La
 def _save(
     path: pathlib.Path, model: Pretrainer, preprocess: Preprocessor, *, start: checkpoints.Checkpoint | None
 ) -> None:
-    """Writes the weights of a run directory and of its companions, without poolers that are still random."""
+    """Writes the weights of a run directory and of its companions, without untrained poolers."""
     encoders = {path: model.encoder, **{path / name: getattr(model, name) for name in model.companions}}
     fills_masks = {one.name for one in model.objectives if one.fills_masks}
     for folder, encoder in encoders.items():
@@ -144,7 +144,7 @@ def _save(
 
 
 def check_replicas(hparams: PretrainHparams, distribution: tf.distribute.Strategy) -> None:
-    """Raises ValueError where the number of replicas does not divide the batch size."""
+    """Raises ValueError if the batch size is not a multiple of the number of replicas."""
     replicas = distribution.num_replicas_in_sync
     if hparams.batch_size % replicas:
         raise BertKerasError(
@@ -181,7 +181,7 @@ def _held_out(
     hparams: PretrainHparams,
     multiple_of: int = 1,
 ) -> tf.data.Dataset | None:
-    """Evaluation batches, padded to a multiple of some rows; None where nothing is held out."""
+    """Evaluation batches, padded to a multiple of some number of rows; None if nothing is held out."""
     instances = source.held_out(phase)
     if instances is None:
         return None
@@ -198,13 +198,14 @@ def _held_out(
         count = sum(1 for _ in batches)
     if not count:
         raise BertKerasError(
-            "the held-out data gives no instance; hold out more, or documents of several lines, separated by blank lines."
+            "the held-out data gives no instances; hold out more documents, or documents with several lines, separated by "
+            "blank lines."
         )
     return batches.apply(tf.data.experimental.assert_cardinality(count))
 
 
 def _tokenizer(given: Tokenizer | None, start: checkpoints.Checkpoint | None) -> Tokenizer:
-    """The tokenizer to train with. Raises ValueError without one, and where it differs from the checkpoint's."""
+    """The tokenizer for training. Raises ValueError if it is missing or differs from the checkpoint's tokenizer."""
     if given is None:
         if start is None:
             raise BertKerasError("there is neither a tokenizer nor a checkpoint with one; give a vocabulary.")
@@ -215,9 +216,7 @@ def _tokenizer(given: Tokenizer | None, start: checkpoints.Checkpoint | None) ->
         start, lower_case=given.lower_case if start.lower_case is None else start.lower_case
     )
     if given.digest != own.digest:
-        raise BertKerasError(
-            "the checkpoint has another vocabulary, on which its weights depend; leave the vocabulary out."
-        )
+        raise BertKerasError("the checkpoint was trained with another vocabulary; leave the vocabulary out.")
     if given.lower_case != own.lower_case:
         raise BertKerasError(
             f"the checkpoint's tokenizer has lower_case={own.lower_case}, the given one {given.lower_case}; leave the "
@@ -239,7 +238,7 @@ def _check_snapshots(snapshots: Sequence[int], hparams: PretrainHparams) -> None
 def _check_phases(
     source: Source, objectives: Sequence[Sequence[Objective]], *, config: BertConfig, batch_size: int
 ) -> list[str]:
-    """Warnings about every phase's data. Raises ValueError on data that cannot be trained on."""
+    """Warnings about every phase's data. Raises ValueError for data that cannot be used for training."""
     return [
         line
         for phase, those in enumerate(objectives)
@@ -319,7 +318,7 @@ def plan_pretraining(
 def _identity(
     recipe: Recipe, config: BertConfig, tokenizer: Tokenizer, *, segment: Segmenter | None
 ) -> dict[str, Any]:
-    """The settings that decide the result, beside data, checkpoint, snapshots and strategy; plain JSON."""
+    """The settings that decide the result, besides data, checkpoint, snapshots and strategy; plain JSON."""
     about = {
         "objectives": list(recipe.objectives),
         **dict(sorted(recipe.all_settings.items())),
@@ -387,19 +386,19 @@ def pretrain(
     """Pre-trains by a recipe, or resumes the unfinished run in `output`; returns the content of results.json.
 
     documents: a `Corpus`, or another iterable that can be read several times; or
-    records: a folder of `write_records`, or TFRecord files; several for as many phases, which take the lengths of the records
-    held_out: documents or records to evaluate on, or the fraction of the documents to hold out; records of one length evaluate
-        only the phases of that length
+    records: a folder from `write_records`, or TFRecord files; several for several phases, whose lengths are those of the records
+    held_out: documents or records to evaluate on, or the fraction of the documents to hold out; records evaluate only phases of
+        their length
     tokenizer: None takes the checkpoint's
     segment: splits a line into words, for whole-word masking
     checkpoint: initial weights with heads, and a generator from a run of ELECTRA; its configuration replaces the recipe's
-    save_every: steps between two saves, from which a killed run is resumed
+    save_every: steps between two saves, for resuming
     snapshots: steps after which the weights are also written to `snapshots/STEP`
     verbose: 0 for silence, 1 for a progress bar, 2 for a line for each log; "auto" is 1 in a terminal, else 2
-    log: receives lines for a person
+    log: receives progress messages
 
-    Equal arguments give equal bits on one device where ops are deterministic, however often the run was killed.
-    Raises ValueError or FileNotFoundError, before any training, on wrong data, sizes, settings or folders.
+    On one device with deterministic ops, equal arguments give bit-identical results, even if the run was interrupted.
+    Raises ValueError or FileNotFoundError, before any training, for wrong data, sizes, settings or folders.
     """
     check_save_every(save_every)
     Folder(output, RUN).check()

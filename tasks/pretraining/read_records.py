@@ -16,8 +16,8 @@ from bert_keras.text.tokenizer import Tokenizer
 from tasks.folders import check_equal
 from tasks.pretraining.manifest import MANIFEST, RECORD_NAMES, read_manifest, shard_name, shards_of
 
-FILES = 8  # read at a time in random order
-BLOCK = 10_000  # records that are shuffled together
+FILES = 8  # files to read at the same time, in random order
+BLOCK = 10_000  # records to shuffle together
 
 RecordFiles = str | pathlib.Path | Sequence[str | pathlib.Path]
 
@@ -25,22 +25,22 @@ RecordFiles = str | pathlib.Path | Sequence[str | pathlib.Path]
 def read_records(
     source: RecordFiles, *, tokenizer: Tokenizer | None = None, seed: int | None = None, skip: int = 0
 ) -> tf.data.Dataset:
-    """The instances in TFRecord files, ours or those of google-research/bert, one at a time and in order.
+    """The instances in TFRecord files, ours or google-research/bert's, one at a time and in order.
 
-    source: a folder of `write_records`, or TFRecord files, plain or gzipped, or a folder of nothing but such files
-    tokenizer: compared with the manifest of a folder, or of the files' folder
-    seed: reads without end, in a random order that depends on (seed, epoch)
-    skip: instances of that order to skip; they are not parsed
+    source: a folder from `write_records`, or TFRecord files, plain or gzipped, or a folder with only such files
+    tokenizer: checked against the manifest of the folder, or of the files' folder
+    seed: repeats forever, in a random order that depends on (seed, epoch)
+    skip: number of instances to skip in this order, without parsing
 
-    Returns Features int32 [S] with `next_sentence_labels` int32 [] and, where the files have masks, `masked_lm_positions` and
+    Returns Features int32 [S] with `next_sentence_labels` int32 [] and, if the files have masks, `masked_lm_positions` and
     `masked_lm_ids` int32 [P] and `masked_lm_weights` float32 [P]; or `word_starts` int32 [S].
-    Raises FileNotFoundError where there is no file, and ValueError where a folder is not complete or was made with another
-    vocabulary, or a file has no instances.
+    Raises FileNotFoundError if a file is missing, and ValueError if a folder is not complete or was made with another
+    vocabulary, or if a file has no instances.
     """
     if (manifest := manifest_of(source)) is None:
         files, count = listed(source), None
         for folder in dict.fromkeys(file.parent for file in files):
-            if (folder / MANIFEST).is_file():  # some or all of its files were given
+            if (folder / MANIFEST).is_file():  # the files are from a folder of instances
                 _check_tokenizer(folder, read_manifest(folder), tokenizer)
     else:
         files, count = _checked(manifest.parent, tokenizer)
@@ -69,7 +69,7 @@ def read_records(
 def _shuffled(
     files: Sequence[pathlib.Path], compression: str, epoch: tf.Tensor, *, seed: int
 ) -> tf.data.Dataset:
-    """An epoch's records: files in random order, several at a time, whose records are shuffled in blocks.
+    """An epoch's records: reads several files at a time, in random order, and shuffles records in blocks.
 
     `Dataset.shuffle` is not used: its order depends on TensorFlow's global seed too.
     """
@@ -94,13 +94,13 @@ def _in_random_order(values: tf.Tensor, seed: tf.Tensor) -> tf.Tensor:
 
 
 def manifest_of(source: RecordFiles) -> pathlib.Path | None:
-    """The path of the manifest, if the source is a folder of `write_records`; else None."""
+    """The path of the manifest if `write_records` wrote the source; else None."""
     found = path_of(source) / MANIFEST if isinstance(source, str | pathlib.Path) else None
     return found if found is not None and found.is_file() else None
 
 
 def listed(source: RecordFiles) -> list[pathlib.Path]:
-    """The files of a source without a manifest. Raises FileNotFoundError where a file is missing."""
+    """The files of a source without a manifest. Raises FileNotFoundError if a file is missing."""
     files = [path_of(file) for file in ([source] if isinstance(source, str | pathlib.Path) else source)]
     if len(files) == 1 and files[0].is_dir():
         inside = sorted(file for file in files[0].iterdir() if not file.name.startswith("."))
@@ -119,7 +119,7 @@ def _checked(path: pathlib.Path, tokenizer: Tokenizer | None) -> tuple[list[path
     manifest = read_manifest(path)
     _check_tokenizer(path, manifest, tokenizer)
     if manifest["summary"] is None:
-        raise BertKerasError(f"{path} is not complete; run the command that writes it again to resume.")
+        raise BertKerasError(f"{path} is not complete; rerun the command that writes it to resume.")
     made = shards_of(manifest)
     if not made:
         raise BertKerasError(f"{path} has no instances according to its {MANIFEST}; write it again.")
@@ -128,7 +128,7 @@ def _checked(path: pathlib.Path, tokenizer: Tokenizer | None) -> tuple[list[path
         size = file.stat().st_size if file.is_file() else 0
         if size != shard.bytes:
             raise BertKerasError(
-                f"{file} has {size} bytes and {MANIFEST} says {shard.bytes}; remove {path} and write it again."
+                f"{file} has {size} bytes, expected {shard.bytes} ({MANIFEST}); remove {path} and write it again."
             )
     return files, sum(shard.instances for shard in made)
 
@@ -145,9 +145,7 @@ def _spec(file: pathlib.Path, records: tf.data.Dataset) -> dict[str, tf.io.Fixed
         first = tf.train.Example.FromString(next(iter(records)).numpy()).features.feature
     except (StopIteration, tf.errors.DataLossError, DecodeError) as error:
         reason = str(error) or "it is empty"
-        raise BertKerasError(
-            f"{file} has no TFRecord that can be read ({reason}); give another file."
-        ) from error
+        raise BertKerasError(f"{file} has no readable TFRecord ({reason}); give another file.") from error
     floats = (MASKED_LM_WEIGHTS,)
     lengths = {
         name: len((first[key].float_list if name in floats else first[key].int64_list).value)

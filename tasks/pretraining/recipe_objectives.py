@@ -20,7 +20,7 @@ def kinds_of(recipe: Recipe) -> tuple[type[Objective], ...]:
 
 
 def objectives_for(recipe: Recipe, seq_length: int, *, pieces: Pieces) -> list[Objective]:
-    """The objectives for texts of a length, their fields set by name from `pieces`, the masking and the settings."""
+    """The objectives for one length. Their fields are set by name from `pieces`, the masking and the settings."""
     known = {"pieces": pieces, "masking": recipe.masking(seq_length), **vars(recipe.hparams)}
     return [
         kind(**{field.name: known[field.name] for field in dataclasses.fields(kind)})  # type: ignore[arg-type]

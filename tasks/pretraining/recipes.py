@@ -26,13 +26,13 @@ SETTINGS = tuple(sorted({*FIELDS, *_SHORT}))
 
 
 def _typed(name: str, value: Any) -> Any:
-    """The value in the type of its field. Raises ValueError on another type."""
+    """Converts the value to the type of its field. Raises ValueError for a value of another type."""
     wanted = _SHORT.get(name, _TYPES.get(name))
     if name == "phases":
         try:
             return tuple((int(length), float(share)) for length, share in value)
         except (TypeError, ValueError) as error:
-            raise BertKerasError(f"phases is {value!r}; give [[length, share], ...].") from error
+            raise BertKerasError(f"phases is {value!r}; give [[length, fraction], ...].") from error
     kinds = typing.get_args(wanted) if isinstance(wanted, types.UnionType) else (wanted,)
     if float in kinds and isinstance(value, int) and not isinstance(value, bool):
         return float(value)
@@ -46,9 +46,9 @@ def _typed(name: str, value: Any) -> Any:
 class Recipe:
     """The objectives and settings of a pre-training.
 
-    objectives: keys of OBJECTIVES; with "replaced_token", a generator beside the encoder learns the masked LM
-    settings: any of SETTINGS, by name, that differ from the defaults of their classes
-    changes: the user's settings, which override `settings`. Where training starts from a checkpoint, only these override the
+    objectives: keys of OBJECTIVES; with "replaced_token", a second encoder, the generator, learns the masked LM
+    settings: those of SETTINGS that differ from the defaults, by name
+    changes: the user's settings, which override `settings`. If training starts from a checkpoint, only these override the
         checkpoint's configuration
     """
 
@@ -57,7 +57,7 @@ class Recipe:
     changes: Mapping[str, Any] = dataclasses.field(default_factory=dict)
 
     def changed(self, **changes: Any) -> "Recipe":
-        """The recipe with other settings. Raises ValueError on a name that is none of SETTINGS, or a wrong value."""
+        """The recipe with changed settings. Raises ValueError for a name that is not in SETTINGS, or a wrong value."""
         if unknown := [name for name in changes if name not in SETTINGS]:
             raise BertKerasError(
                 f"there is no setting {', '.join(unknown)}; the settings are {', '.join(SETTINGS)}."
@@ -87,19 +87,19 @@ class Recipe:
         return PretrainHparams(**self._of(PretrainHparams, self.all_settings))
 
     def sampling(self, seq_length: int) -> Sampling:
-        """The settings of instances of a length; an epoch is one pass, since its masks are new."""
+        """The sampling settings for a length. An epoch is one pass, because its masks are new."""
         return Sampling(**({"dupe_factor": 1} | self._of(Sampling, self.all_settings)), seq_length=seq_length)
 
     def masking(self, seq_length: int) -> Masking:
-        """The masking of texts of a length."""
+        """The masking settings for a length."""
         made = Masking(**self._of(Masking, self.all_settings))
         most = self.hparams.max_predictions or max(1, math.ceil(made.share * seq_length))
         return dataclasses.replace(made, max_predictions=most)
 
     def config(self, *, vocab_size: int, source: BertConfig | None = None) -> BertConfig:
-        """The encoder's configuration: the checkpoint's if there is one, else that of `size`.
+        """The encoder's configuration, from the checkpoint if there is one, else from `size`.
 
-        Raises ValueError where both are given.
+        Raises ValueError if both are given.
         """
         if source is not None:
             if "size" in self.changes:
@@ -113,7 +113,7 @@ class Recipe:
 RECIPES = {
     # Devlin et al. 2019, A.2: the defaults of PretrainHparams.
     "bert": Recipe(objectives=("masked_lm", "sentence_pair"), settings={}),
-    # Devlin et al. 2019, sec. 5.1: the same pairs, their label unused.
+    # Devlin et al. 2019, sec. 5.1: the same pairs, but without their labels.
     "bert-no-nsp": Recipe(objectives=("masked_lm",), settings={}),
     "ltr-no-nsp": Recipe(objectives=("left_to_right",), settings={"causal": True}),
     # Liu et al. 2019, sec. 3 and 4, and table 9 (base); positions, types, gelu, epsilon and bias correction: fairseq.

@@ -1,6 +1,6 @@
 """Samplers: documents as ids, and a seed -> instances of one or two segments.
 
-`make_instances` is a pure function of its documents and a seed: the instances do not depend on the process that makes them.
+`make_instances` is a pure function of its documents and a seed, so instances do not depend on the process that makes them.
 
 Source: Devlin et al. 2019, sec. 3.1 and A.2; google-research/bert create_pretraining_data.py for the pairs; Liu et al. 2019
 (RoBERTa), sec. 4.2; Lan et al. 2020 (ALBERT), sec. 3.1.
@@ -19,7 +19,7 @@ Document = Sequence[np.ndarray]  # a document as ids: int32 [T] for each segment
 
 
 class Instance(NamedTuple):
-    """Ids of one or two segments, without special tokens. The label of two segments is 0 where B follows A, else 1."""
+    """Ids of one or two segments, without special tokens. The label of two segments is 0 if B follows A, else 1."""
 
     segments: tuple[np.ndarray, ...]
     label: int = 0
@@ -49,8 +49,8 @@ def next_sentence(
 ) -> Iterator[Instance | None]:
     """A and the segments after it (0), or A and segments from a random start in another document (1).
 
-    With a random B, the next chunk starts with the segments after A. The other document is drawn uniformly from the others; the
-    original draws from all, up to ten times, until it finds another.
+    With a random B, the next chunk starts with the segments after A. The other document is drawn uniformly from all other
+    documents; google-research/bert draws from all documents, up to ten times, until it finds another.
     """
     for index, document in enumerate(documents):
         target = _target(rng, settings)
@@ -118,7 +118,7 @@ def _rows(
     settings: Sampling,
     separator: int,
 ) -> Iterator[Instance]:
-    """Rows of as many whole segments as fit in the target. A longer segment has its own row, or several if it is over the room.
+    """Fills rows with whole segments up to the target. A longer segment gets its own row, or several if it exceeds the room.
 
     segments: each with the number of its document
     """
@@ -142,8 +142,8 @@ def _rows(
 class Sampler(NamedTuple):
     """A way to make instances in one pass over documents.
 
-    segments: of an instance; two have a label
-    documents: the least number that it needs
+    segments: number of segments in an instance; two have a label
+    documents: the least number of documents
     """
 
     sample: Callable[..., Iterator[Instance | None]]
@@ -164,11 +164,11 @@ def make_instances(
 ) -> tuple[list[Instance], int]:
     """The instances of a shard, in random order, and the number of skipped chunks. A pure function.
 
-    documents: without empty segments and documents
+    documents: no document or segment is empty
     seed: integers from 0
     separator: the id of [SEP]
 
-    Raises ValueError where the sampler needs more documents.
+    Raises ValueError if the sampler needs more documents.
     """
     sampler = SAMPLERS[settings.sampler]
     check_documents(len(documents), sampler=settings.sampler)
@@ -185,7 +185,7 @@ def make_instances(
 
 
 def check_documents(count: int, *, sampler: str) -> None:
-    """Raises ValueError where a sampler needs more documents."""
+    """Raises ValueError if a sampler needs more documents."""
     if count < SAMPLERS[sampler].documents:
         raise BertKerasError(
             f"{sampler} needs {SAMPLERS[sampler].documents} documents with text and there is {count}; separate documents by "

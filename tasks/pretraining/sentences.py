@@ -31,7 +31,7 @@ def split_sentences(paragraph: str) -> list[str]:
 
 
 def _abbreviates(word: str) -> bool:
-    """True where a full stop after this word is part of it."""
+    """True if a full stop after this word is part of the word."""
     word = word.lstrip(_OPENING)
     return (
         word.casefold() in ABBREVIATIONS or "." in word or (len(word) == 1 and word.isupper() and word != "I")

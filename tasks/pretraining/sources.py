@@ -1,4 +1,4 @@
-"""The instances of any step of a pre-training: from text, sampled again in every epoch, or from TFRecord files."""
+"""Gives the instances for any step of a pre-training, from text, sampled again in every epoch, or from TFRecord files."""
 
 import contextlib
 import dataclasses
@@ -38,10 +38,10 @@ from tasks.pretraining.stream import (
 )
 from tasks.settings import Sampling
 
-SAMPLE = 1000  # instances that are checked before training
-SAMPLE_BYTES = 200_000  # the least text to sample them from
+SAMPLE = 1000  # instances to check before training
+SAMPLE_BYTES = 200_000  # the least bytes of text for this sample
 HELD_OUT_SEED = (
-    20181011  # of held-out instances and masks, for every seed of a run, so that runs can be compared
+    20181011  # for held-out instances and masks, the same in all runs, so that runs can be compared
 )
 
 
@@ -58,7 +58,7 @@ class Phase(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class Share:
-    """The documents of one side of a split by hash, which is the same in every process."""
+    """The documents on one side of a split. A hash decides the side, so that every process splits alike."""
 
     documents: Iterable[Text]
     share: float
@@ -72,9 +72,9 @@ class Share:
 
 
 class Source:
-    """The origin of instances.
+    """A source of instances.
 
-    phases: of the training
+    phases: the phases of the training
     about: the identity of the data
     """
 
@@ -82,23 +82,23 @@ class Source:
     about: dict[str, Any]
 
     def train(self, phase: int, *, skip: int, place: Sequence[int] | None) -> tf.data.Dataset:
-        """A phase's endless instances from number `skip` on; `place` is that of this number."""
+        """A phase's endless instances, starting at number `skip`. place: the result of `place(skip)`."""
         raise NotImplementedError
 
     def place(self, skip: int) -> Sequence[int] | None:
-        """A hint that makes it cheap to start at that instance."""
+        """A hint that makes it cheap to start at instance number `skip`."""
         return None
 
     def sample(self, phase: int) -> tf.data.Dataset:
-        """A part of a phase's instances, or all of a few."""
+        """A sample of a phase's instances, or all if there are few."""
         raise NotImplementedError
 
     def held_out(self, phase: int) -> tf.data.Dataset | None:
-        """Instances of a phase's length, always the same; None without any of that length."""
+        """Held-out instances of a phase's length, the same for every call; None if there are none."""
         raise NotImplementedError
 
     def reading(self, phase: int | None, *, vocab_size: int) -> contextlib.AbstractContextManager[None]:
-        """Raises ValueError for TensorFlow's errors in reading a phase's instances, or held-out instances (None)."""
+        """Turns TensorFlow's errors in reading a phase's instances, or held-out instances (None), into ValueError."""
         return contextlib.nullcontext()
 
 
@@ -153,7 +153,7 @@ class Documents(Source):
     def place(self, skip: int) -> Sequence[int] | None:
         """The shard of the instance."""
         before = [place for place in self._places if place.instances <= skip]
-        del self._places[: len(before) - 1]  # the stream runs ahead and appends meanwhile
+        del self._places[: len(before) - 1]  # the stream prefetches and appends at the same time
         return before[-1]
 
     def sample(self, phase: int) -> tf.data.Dataset:
@@ -198,11 +198,11 @@ class RecordFileSource(Source):
         hparams = recipe.hparams
         if isinstance(held_out, float):
             raise BertKerasError(
-                "held_out is a fraction, and records have no documents to draw from; give files of other instances."
+                "held_out is a fraction, but records have no documents to choose from; give other records to hold out."
             )
         if len(records) not in (1, len(hparams.phases)):
             raise BertKerasError(
-                f"{len(records)} sets of records were given for {len(hparams.phases)} phases; give one for all, or one for each."
+                f"{len(records)} sets of records were given for {len(hparams.phases)} phases; give one set, or one per phase."
             )
         self._recipe = recipe
         self._read = [functools.partial(read_records, source, tokenizer=tokenizer) for source in records]
@@ -242,19 +242,19 @@ class RecordFileSource(Source):
         try:
             yield
         except tf.errors.DataLossError as error:
-            raise BertKerasError(f"{name}: a record is damaged or cut short; give whole files.") from error
+            raise BertKerasError(f"{name}: a record is damaged or truncated; give complete files.") from error
         except tf.errors.InvalidArgumentError as error:
             if WRONG_IDS in str(error):
                 raise _wrong_ids(f"{name}: there is a token with a larger id", vocab_size) from error
             if PARSING not in str(error):
                 raise
             raise BertKerasError(
-                f"{name}: a record has features of other lengths than the first record; give files of one form."
+                f"{name}: a record's features differ in length from the first record's; give files with one length."
             ) from error
 
 
 def _check_written(source: RecordFiles, recipe: Recipe, *, masked: bool) -> None:
-    """Raises ValueError where a recipe's settings contradict the instances or masks in the files."""
+    """Raises ValueError if a recipe's settings contradict the instances or masks in the files."""
     file = manifest_of(source)
     made = {} if file is None else read_manifest(file.parent)
     made |= made.get("masking") or {}
@@ -263,13 +263,13 @@ def _check_written(source: RecordFiles, recipe: Recipe, *, masked: bool) -> None
         if FIELDS.get(name) in kinds and (name not in made or made[name] != value):
             known = f" ({name} {json.dumps(made[name])})" if name in made else ""
             raise BertKerasError(
-                f"{name} is {json.dumps(value)}, and {_name(source)} is already written{known}; leave it out, or write "
+                f"{name} is {json.dumps(value)}, but {_name(source)} is already written{known}; leave {name} out, or write "
                 "instances with it."
             )
     sampler = recipe.sampling(128).sampler
     if any(kind.pair_labels for kind in kinds_of(recipe)) and made.get("sampler", sampler) != sampler:
         raise BertKerasError(
-            f"the labels of {_name(source)} are from the sampler {made['sampler']}, and the recipe has {sampler}; give instances "
+            f"the labels of {_name(source)} are from the sampler {made['sampler']}, but the recipe has {sampler}; give instances "
             f"from {sampler}, or set sampler={made['sampler']}."
         )
 
@@ -285,7 +285,7 @@ def _name(source: RecordFiles) -> str:
 
 
 def _digest_of_files(source: RecordFiles) -> str:
-    """SHA-256 of all files, with the folder's manifest, which has the digests of text and vocabulary."""
+    """SHA-256 of all files, including the manifest, which has the digests of text and vocabulary."""
     manifest = manifest_of(source)
     files = listed(source) if manifest is None else sorted(manifest.parent.glob("*.tfrecord*"))
     return digest(digest_of_file(file) for file in (*files, *([] if manifest is None else [manifest])))
@@ -303,7 +303,7 @@ def batches_of(
 ) -> tf.data.Dataset:
     """Batches for `fit`. Their masks depend on (seed, number of the batch); `start` is the first number.
 
-    Reading them raises InvalidArgumentError, with WRONG_IDS in its message, on an id that is not under `vocab_size`.
+    Reading them raises InvalidArgumentError, with WRONG_IDS in its message, for an id of `vocab_size` or more.
     """
 
     def labelled(number: tf.Tensor, features: dict[str, tf.Tensor]) -> Any:
@@ -317,18 +317,17 @@ def batches_of(
 
 
 WRONG_IDS = "an id is too large"
-PARSING = "ParseExample"  # the op named by errors of parsing
+PARSING = "ParseExample"  # the op's name in parsing errors
 
 
 def _wrong_ids(found: str, vocab_size: int) -> BertKerasError:
     return BertKerasError(
-        f"{found} and vocab_size is {vocab_size}; give the vocabulary and the configuration that the records were "
-        "made with."
+        f"{found} and vocab_size is {vocab_size}; give the vocabulary and the configuration of the records."
     )
 
 
 def check_batch(instances: int, *, batch_size: int) -> None:
-    """Raises ValueError where the instances do not fill a batch."""
+    """Raises ValueError if there are fewer instances than a batch needs."""
     if instances < batch_size:
         raise BertKerasError(
             f"there are {instances} instances, fewer than a batch of {batch_size}; give more text or a smaller batch."
@@ -338,7 +337,7 @@ def check_batch(instances: int, *, batch_size: int) -> None:
 def check_data(
     source: Source, phase: int, *, objectives: Sequence[Objective], config: BertConfig, batch_size: int
 ) -> Iterator[str]:
-    """Checks a sample of a phase's instances. Yields warnings; raises ValueError on data that cannot be trained on."""
+    """Checks a sample of a phase's instances. Yields warnings; raises ValueError for data that cannot be used for training."""
     with source.reading(phase, vocab_size=config.vocab_size):
         sample = source.sample(phase)
         rows = list(sample.take(max(SAMPLE, batch_size)).as_numpy_iterator())

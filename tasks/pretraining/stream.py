@@ -1,9 +1,9 @@
-"""Instances of text: documents -> shards -> tokens -> instances -> Features.
+"""Instances from text: documents -> shards -> tokens -> instances -> Features.
 
     documents -> shards -> tokenize_documents -> make_instances -> pack -> stream: tf.data, unmasked, sampled again in every epoch
                                                                         -> tasks/pretraining/write_records.py: masked, in files
 
-One shard is in memory at a time. Its instances are a function of its text and a seed.
+One shard is in memory at a time. Its instances depend only on its text and a seed.
 """
 
 import collections
@@ -28,17 +28,21 @@ from bert_keras.text.tokenizer import Tokenizer
 from tasks.pretraining.samplers import SAMPLERS, Document, Instance, check_documents, make_instances
 from tasks.settings import Sampling
 
-ROWS = 1024  # instances that are packed and masked together; lines that are tokenized together
+ROWS = 1024  # instances to pack and mask together; lines to tokenize together
 AHEAD = 4  # batches of ROWS that a stream prefetches
-SHARD_BYTES = 4_000_000  # of text; a byte takes some 60 bytes of memory with dupe_factor 10
-SHARD_DOCUMENTS = 20  # at least: a random next segment comes from another document of the shard
+SHARD_BYTES = (
+    4_000_000  # least bytes of text in a shard; each takes about 60 bytes of memory with dupe_factor 10
+)
+SHARD_DOCUMENTS = (
+    20  # least documents in a shard: a random next segment comes from another document of the shard
+)
 
 Text = Sequence[str]  # the lines of a document
 Segmenter = Callable[[str], Iterable[str]]  # a line -> its words, in order
 
 
 def shards(documents: Iterable[Text], *, size: int, least: int) -> Iterator[list[Text]]:
-    """Runs of at least `size` bytes and `least` documents; less only where the whole text is less."""
+    """Groups of documents with at least `size` bytes and `least` documents; less only if the whole text has less."""
     held: list[Text] = []
     current: list[Text] = []
     length = 0
@@ -68,11 +72,11 @@ WORD_START = 1 << 30  # added to the id of a token that starts a segmenter's wor
 def tokenize_documents(
     documents: Iterable[Text], tokenizer: Tokenizer, *, segment: Segmenter | None = None
 ) -> list[Document]:
-    """The ids of every document; lines and documents without tokens are left out.
+    """The ids of every document, without empty lines and documents.
 
-    segment: splits a line into words; WORD_START is added to the id of each first token of a word
+    segment: splits a line into words; WORD_START is added to the id of a word's first token
 
-    Raises ValueError where the words do not occur in the line.
+    Raises ValueError if the words do not occur in the line.
     """
     owners: list[int] = []
     lines: list[str] = []
@@ -108,7 +112,7 @@ def _word_starts(line: str, segment: Segmenter) -> list[int]:
         found = line.find(word, at)
         if found < 0:
             raise BertKerasError(
-                f"the segmenter gives {word!r}, which the rest of the line does not hold: {line[at : at + 40]!r}; "
+                f"the segmenter gives {word!r}, which is not in the rest of the line, {line[at : at + 40]!r}; "
                 "return the words of the line unchanged and in order."
             )
         byte += len(line[at:found].encode())
@@ -119,7 +123,7 @@ def _word_starts(line: str, segment: Segmenter) -> list[int]:
 
 
 def pack(instances: Sequence[Instance], preprocess: Preprocessor, *, segmented: bool = False) -> Features:
-    """Instances -> Features int32 [B, S] with their labels int32 [B] and, where segmented, `word_starts` int32 [B, S]."""
+    """Instances -> Features int32 [B, S], labels int32 [B] and, with a segmenter, `word_starts` int32 [B, S]."""
     columns = zip(*(one.segments for one in instances), strict=True)
     features = preprocess.pack(*map(_ragged, columns))
     if segmented:
@@ -154,7 +158,7 @@ class Place(NamedTuple):
     """The position of a shard in a stream.
 
     shard: its number in the epoch
-    instances: of the stream before the shard
+    instances: the number of instances in the stream before the shard
     """
 
     epoch: int
@@ -181,16 +185,16 @@ def stream(
 ) -> tf.data.Dataset:
     """Unmasked instances, one at a time, without files: Features int32 [S] and their label int32 [].
 
-    documents: read again in every epoch, a `Corpus`
+    documents: read again in every epoch, such as a `Corpus`
     segment: splits a line into words, for whole-word masking; adds `word_starts` int32 [S]
-    start: the first shard; text before it is read and not tokenized
-    epochs: their number; None is without end. An epoch is `dupe_factor` passes, whose draws depend on (seed, epoch)
+    start: the first shard; text before it is read but not tokenized
+    epochs: number of epochs; None repeats forever. An epoch is `dupe_factor` passes, whose draws depend on (seed, epoch)
     visit: called with each shard's place before its first instance
-    failed: called with the error that making instances raised; tf.data replaces it by its own
+    failed: called with an error in making instances, because tf.data raises another error
 
-    Raises ValueError where there is no text, or the sampler needs more documents.
+    Raises ValueError if there is no text, or the sampler needs more documents.
     """
-    # Here, because tf.data would give the error a trace of its own.
+    # Checked here, because tf.data would hide the error in its own traceback.
     there = len(list(itertools.islice(documents, SAMPLERS[settings.sampler].documents)))
     check_documents(there, sampler=settings.sampler)
     make = functools.partial(packed_batches, tokenizer=tokenizer, settings=settings, segment=segment)

@@ -1,7 +1,7 @@
 """Vocabularies learned from text: WordPiece for BERT, SentencePiece for ALBERT.
 
-In: documents. Out: a folder that `--vocab` takes: vocab.txt or spiece.model, and tokenizer_config.json. Text is normalized by
-the tokenizer that will read it, and equal text and settings give equal bytes.
+In: documents. Out: a folder for `--vocab`: vocab.txt or spiece.model, and tokenizer_config.json. The tokenizer of the vocabulary
+normalizes the text. Equal text and settings give equal bytes.
 """
 
 import collections
@@ -28,12 +28,14 @@ from tasks.settings import VocabularyOptions
 Document = Sequence[str]
 Progress = Callable[[int], None]
 
-LINES = 1024  # that are normalized together
-WORDS = 10_000  # that the trainer is given at a time
-MAX_SENTENCES = 10_000_000  # that a SentencePiece model is learned from (google-research/albert README)
-SEED = 12345  # of their choice, where there are more
+LINES = 1024  # lines to normalize together
+WORDS = 10_000  # words to pass to the trainer at a time
+MAX_SENTENCES = (
+    10_000_000  # most sentences to learn a SentencePiece model from (google-research/albert README)
+)
+SEED = 12345  # for drawing these sentences, if there are more
 
-# google-research/albert README, "Sentence Piece". The number of threads decides how sums are rounded, whatever the machine has.
+# google-research/albert README, "Sentence Piece". The number of threads is fixed because it affects rounding.
 SENTENCEPIECE_SETTINGS: dict[str, Any] = {
     "model_type": "unigram",
     "character_coverage": 0.99995,
@@ -45,14 +47,14 @@ SENTENCEPIECE_SETTINGS: dict[str, Any] = {
     "eos_id": -1,
     "control_symbols": [START, END, MASK],
     "user_defined_symbols": list('()"-.–£€'),
-    "max_sentence_length": 2**30,  # longer lines would be left out
+    "max_sentence_length": 2**30,  # the trainer skips longer lines
     "num_threads": 16,
     "minloglevel": 2,
 }
 
 
 class Summary(NamedTuple):
-    """A learned tokenizer, and the number of documents that it was learned from."""
+    """A learned tokenizer, and the number of documents read."""
 
     tokenizer: Tokenizer
     documents: int
@@ -66,14 +68,15 @@ def learn_wordpiece(
     unused: int = VocabularyOptions.unused,
     alphabet: int = VocabularyOptions.alphabet,
 ) -> WordPiece:
-    """A WordPiece vocabulary: [PAD] [UNK] [CLS] [SEP] [MASK], [unused0] .., the alphabet, then pieces, the first merged first.
+    """A WordPiece vocabulary: [PAD] [UNK] [CLS] [SEP] [MASK], [unused0] .., the alphabet, then tokens in the order of merges.
 
-    texts: words joined by spaces, of `wordpiece_words`
-    size: pieces at most; a small corpus has fewer
-    unused: rows that are kept free
-    alphabet: characters, the commonest; words with another are [UNK]
+    texts: words joined by spaces, from `wordpiece_words`
+    size: most tokens; a small corpus gives fewer
+    unused: number of [unused] tokens
+    alphabet: number of characters to keep, the most frequent; words with other characters are [UNK]
 
-    Raises ValueError where the size does not hold the alphabet or there is no word, ImportError without the `vocabulary` extra.
+    Raises ValueError if the size is too small for the alphabet or the text has no words, ImportError without the `vocabulary`
+    extra.
     """
     try:
         import tokenizers
@@ -90,15 +93,15 @@ def learn_wordpiece(
     known = set(sorted(common, key=lambda character: (-common[character], character))[:alphabet])
     words = sorted(word for word in counts if known.issuperset(word))
     if not words:
-        raise BertKerasError("there is no word in the text; give a corpus with some.")
-    # The trainer numbers characters as it meets them, in an order that differs from run to run, and breaks ties by these
-    # numbers. As special tokens they have numbers of ours.
+        raise BertKerasError("the text has no words; give a corpus with words.")
+    # The trainer breaks ties by the numbers of characters, and assigns these numbers in an order that differs between runs. As
+    # special tokens, the characters get fixed numbers.
     opening = [PADDING, UNKNOWN, START, END, MASK, *(f"[unused{i}]" for i in range(unused))]
     opening += sorted(known)
     opening += sorted({CONTINUATION + character for word in words for character in word[1:]})
     if len(opening) > size:
         raise BertKerasError(
-            f"size is {size}; the special tokens and the alphabet alone are {len(opening)}: give more, or a smaller alphabet."
+            f"size is {size}, but special tokens and alphabet need {len(opening)}; give a larger size or a smaller alphabet."
         )
     model = tokenizers.Tokenizer(models.WordPiece(unk_token=UNKNOWN))
     model.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
@@ -109,18 +112,18 @@ def learn_wordpiece(
 
 
 def _repeated(words: Iterable[str], counts: collections.Counter[str]) -> Iterator[str]:
-    """Each word as often as it was counted."""
+    """Yields each word as often as it was counted."""
     every = itertools.chain.from_iterable(itertools.repeat(word, counts[word]) for word in words)
     return iter(lambda: " ".join(itertools.islice(every, WORDS)), "")
 
 
 def learn_sentencepiece(texts: Iterable[str], *, size: int, lower_case: bool) -> SentencePiece:
-    """A SentencePiece model with ALBERT's settings: <pad> <unk> [CLS] [SEP] [MASK], eight signs, then pieces by probability.
+    """A SentencePiece model with ALBERT's settings: <pad> <unk> [CLS] [SEP] [MASK], eight signs, then tokens by probability.
 
-    texts: of `sentencepiece_texts`; of more than MAX_SENTENCES a random choice is read
-    size: pieces
+    texts: from `sentencepiece_texts`; if there are more than MAX_SENTENCES, a random sample is used
+    size: number of tokens
 
-    Raises ValueError where the text has too few or too many characters for the size.
+    Raises ValueError if the text has too few or too many characters for the size.
     """
     import sentencepiece
 
@@ -135,13 +138,13 @@ def learn_sentencepiece(texts: Iterable[str], *, size: int, lower_case: bool) ->
     except RuntimeError as error:
         reason = str(error).rpartition("] ")[2].strip() or "the text is empty"
         raise BertKerasError(
-            f"no SentencePiece model of {size} pieces can be learned of this text: {reason}"
+            f"cannot learn a SentencePiece model of {size} tokens from this text: {reason}"
         ) from error
     return SentencePiece(model.getvalue(), lower_case=lower_case)
 
 
 def _drawn(texts: Iterable[str], most: int) -> list[str]:
-    """`most` of the texts, each with one chance, the same for the same texts; all where there are no more."""
+    """A random sample of `most` texts, or all if there are fewer. Equal texts give equal samples."""
     draw, drawn = random.Random(SEED), []
     for number, text in enumerate(text for text in texts if text.strip(" ")):
         if number < most:
@@ -151,7 +154,7 @@ def _drawn(texts: Iterable[str], most: int) -> list[str]:
     return drawn
 
 
-# How text is normalized, and what learns from it.
+# For each kind: the function that normalizes text, and the learner.
 KINDS: dict[str, tuple[Callable[..., Normalizer], Callable[..., Tokenizer]]] = {
     "wordpiece": (wordpiece_words, learn_wordpiece),
     "sentencepiece": (sentencepiece_texts, learn_sentencepiece),
@@ -170,12 +173,12 @@ def write_vocabulary(
 ) -> Summary:
     """Learns a vocabulary and writes the folder that `checkpoints.load_tokenizer` reads.
 
-    documents: a `Corpus`; read once
-    path: a folder that is not there yet, or empty
-    kind: a key of KINDS; settings: of its learner
-    progress: is called with the number of documents read since its last call
+    documents: such as a `Corpus`; read once
+    path: a new or empty folder
+    kind: a key of KINDS; settings: arguments of its learner
+    progress: called with the number of documents read since its last call
 
-    Raises ValueError where the folder holds files, and as the learners do; nothing is written then.
+    Raises ValueError if the folder has files, and as the learners do; then nothing is written.
     """
     path = path_of(path)
     if kind not in KINDS:
@@ -195,7 +198,7 @@ def write_vocabulary(
         while batch := list(itertools.islice(every, LINES)):
             yield from normal(batch)
 
-    with whole_folder(path) as new:  # before the long work: it may be refused
+    with whole_folder(path) as new:  # before the long work, because it may raise an error
         tokenizer = learn(texts(), size=size, lower_case=lower_case, **settings)
         empty = Checkpoint(config=BertConfig(vocab_size=tokenizer.vocab_size), tensors={})
         write_tokenizer(with_tokenizer(empty, tokenizer), new)

@@ -1,4 +1,4 @@
-"""MediaWiki dumps: the articles of an XML file as text, without markup."""
+"""Reads MediaWiki dumps: the articles of an XML file as text, without markup."""
 
 import re
 import xml.etree.ElementTree
@@ -7,9 +7,13 @@ from typing import Any, BinaryIO
 
 from bert_keras.errors import BertKerasError, MissingPackageError
 
-MAX_REVISION_BYTES = 100_000_000  # of an article in a dump; MediaWiki limits articles to 2 million
+MAX_REVISION_BYTES = 100_000_000  # the largest article in a dump; MediaWiki limits articles to 2 million
 ARTICLES = 0  # the namespace of articles
-_FILES = ("file", "image", "category")  # English names of namespaces, which every wiki accepts beside its own
+_FILES = (
+    "file",
+    "image",
+    "category",
+)  # English names of namespaces, which every wiki accepts besides its own names
 _INTERLANGUAGE = re.compile(r"[a-z]{2,3}(-[a-z-]+)?:")
 _SWITCH = re.compile(r"__[A-Z]+__")  # such as __NOTOC__
 _LIST = "\0"  # marks a line of a list
@@ -20,7 +24,7 @@ INLINE = frozenset(
 
 
 class _Dump:
-    """The bytes of a dump. Raises ValueError at a revision over MAX_REVISION_BYTES: the parser holds a revision in memory."""
+    """The bytes of a dump. Raises ValueError for a revision over MAX_REVISION_BYTES: the parser keeps a revision in memory."""
 
     _END = b"</revision>"
 
@@ -31,7 +35,7 @@ class _Dump:
     def read(self, size: int = -1) -> bytes:
         chunk = self._stream.read(size)
         seen = self._before + chunk
-        # Dumps have neither comments nor CDATA, in which the mark would not end a revision.
+        # In a comment or CDATA the tag would not end a revision, but dumps have neither.
         self._plain &= b"<!" not in seen
         at = seen.rfind(self._END) if self._plain else -1
         self._since = len(seen) - at if at >= 0 else self._since + len(chunk)
@@ -46,9 +50,9 @@ class _Dump:
 def wiki_documents(name: str, stream: BinaryIO) -> Iterator[list[str]]:
     """The paragraphs of each article in a dump; redirects are skipped.
 
-    name: of the dump, for errors
+    name: the dump's name, for errors
 
-    Raises MissingPackageError without the `wikipedia` extra, and ValueError where the file is not a dump.
+    Raises MissingPackageError without the `wikipedia` extra, and ValueError if the file is not a dump.
     """
     try:
         import mwxml
@@ -64,7 +68,7 @@ def wiki_documents(name: str, stream: BinaryIO) -> Iterator[list[str]]:
 def _articles(
     name: str, stream: BinaryIO, parser: Any, bad: tuple[type[Exception], ...]
 ) -> Iterator[tuple[str, set[str]]]:
-    """The text of each article, and the namespaces that hold other pages."""
+    """The text of each article, and the namespaces for other pages."""
     try:
         dump = parser.from_file(_Dump(name, stream))
         elsewhere = {
@@ -79,7 +83,7 @@ def _articles(
     except BertKerasError:
         raise
     except bad as error:
-        reason = str(error) or "its root is no mediawiki"  # mwxml only asserts this
+        reason = str(error) or "its root element is not mediawiki"  # mwxml only asserts this
         raise BertKerasError(f"{name} is not a MediaWiki dump ({reason}); fetch it again.") from error
 
 

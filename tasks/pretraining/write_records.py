@@ -1,4 +1,4 @@
-"""Pre-training instances as TFRecord files: documents in, a folder with a manifest out; an interrupted folder is resumed.
+"""Pre-training instances as TFRecord files: documents in, a folder with a manifest out. It resumes an interrupted folder.
 
 documents -> batches of tasks/pretraining/stream.py -> mask -> write_records: 00000.tfrecord ..., manifest.json
 """
@@ -63,7 +63,7 @@ class _Job:
     compress: bool
 
     def identity(self) -> dict[str, Any]:
-        """All that decides the instances of a text, plain JSON."""
+        """Everything that decides the instances of a text, plain JSON."""
         tokenizer, segment = self.make_tokenizer(), self.segment
         named = getattr(segment, "__qualname__", type(segment).__qualname__)
         return {
@@ -95,21 +95,21 @@ def write_records(
 ) -> Summary:
     """Writes instances as TFRecord files and a manifest.json, or the missing ones after an interruption.
 
-    documents: read once, a `Corpus`
-    path: a folder, new, empty or begun by the same call
-    make_tokenizer: picklable, since every worker calls it: `functools.partial(WordPiece.from_file, "vocab.txt")`
+    documents: such as a `Corpus`; read once
+    path: a new or empty folder, or an unfinished folder of the same call
+    make_tokenizer: picklable, because every worker calls it: `functools.partial(WordPiece.from_file, "vocab.txt")`
     masking: writes static masks; None leaves masking to training, with new masks in every epoch
-    segment: picklable; splits a line into words where spaces do not, for whole-word masking. Files without masks have its
-        `word_starts`
-    workers: processes that tokenize, sample, mask and write; the files do not depend on them. More than one needs a script that
-        starts under `if __name__ == "__main__"`
+    segment: picklable; splits a line into words, for whole-word masking in languages without spaces. Files without masks have
+        its `word_starts`
+    workers: processes that tokenize, sample, mask and write; the files do not depend on their number. With more than one, a
+        script must call this under `if __name__ == "__main__"`
     compress: gzip
-    shard_bytes, shard_documents: the least text in a file; memory grows with them, not with the corpus
+    shard_bytes, shard_documents: least text in a file; memory grows with them, not with the corpus
     progress: called with the number of documents done since its last call
 
     The records have the names and fixed lengths of google-research/bert create_pretraining_data.py.
-    Raises ValueError where the folder was made of another text, vocabulary or setting, naming the field; where another process
-    writes to it; and on text that gives no instance.
+    Raises ValueError if the folder has another text, vocabulary or setting, with the field; if another process writes to it; and
+    for text without instances.
     """
     job = _Job(path_of(path), make_tokenizer, settings, masking, segment, seed, compress)
     folder = InstancesFolder(path)
@@ -131,7 +131,7 @@ def _write_missing(
     workers: int,
     progress: Callable[[int], None],
 ) -> list[Shard]:
-    """Writes the missing shards; returns all. Raises ValueError where the shards that are done have another text."""
+    """Writes the missing shards; returns all shards. Raises ValueError if the finished shards have another text."""
     done, made = folder.shards(), list[Shard]()
 
     def missing() -> Iterator[tuple[int, list[Text]]]:
@@ -148,7 +148,9 @@ def _write_missing(
         folder.write(identity, made)
         progress(shard.documents)
     if len(made) < len(done):
-        raise BertKerasError(f"{folder.path} was made of more text; give another folder, or remove this one.")
+        raise BertKerasError(
+            f"{folder.path} was made from more text; give another folder, or remove this one."
+        )
     return made
 
 
@@ -160,7 +162,7 @@ class _Worker:
         self.tokenizer = job.make_tokenizer()
         self._mask = None
         if job.masking is not None:
-            # The last batch of a shard is shorter: no retrace for it.
+            # The last batch of a shard is shorter; an unknown size avoids a retrace.
             known = functools.partial(mask, pieces=Pieces.of(self.tokenizer), masking=job.masking)
             self._mask = tf.function(known, autograph=False, reduce_retracing=True)
 

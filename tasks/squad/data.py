@@ -1,4 +1,4 @@
-"""Reads questions in SQuAD's form: the official JSON, or TensorFlow Datasets.
+"""Reads questions in SQuAD's format: the official JSON, or TensorFlow Datasets.
 
 Out: examples {"id", "question", "context", "answers": string, "answer_start", "answer_end": int32}. `answers` is a JSON list of
 the gold answers, empty for no answer; start and end are the bytes of the first one in the UTF-8 context, -1 for no answer.
@@ -62,7 +62,7 @@ VERSIONS = {
 
 
 class Question(NamedTuple):
-    """One question as it was read.
+    """One question from a file, unchanged.
 
     starts: the start of each answer, in characters of the context
     where: the file and the question, for errors
@@ -119,7 +119,7 @@ def _check(question: Question, seen: set[str], version: Version) -> None:
         )
     if not question.answers and not version.unanswerable:
         raise BertKerasError(
-            f"{question.where}: the question has no answer, but {version.title} answers every question; use the task squad2.0."
+            f"{question.where}: the question has no answer, but {version.title} needs one for each; use the task squad2.0."
         )
     if not all(question.answers):
         raise BertKerasError(f"{question.where}: the text of an answer is empty; give a part of the context.")
@@ -127,7 +127,7 @@ def _check(question: Question, seen: set[str], version: Version) -> None:
 
 
 def _offsets(question: Question) -> tuple[int, int]:
-    """The first byte and the end byte of the first answer in the context; -1 for no answer, a blank or a misplaced one."""
+    """The first byte and the end byte of the first answer in the context; -1 for a missing, blank or misplaced answer."""
     if not question.answers:
         return -1, -1
     text, start = question.answers[0], question.starts[0]
@@ -138,7 +138,7 @@ def _offsets(question: Question) -> tuple[int, int]:
 
 
 def _is_blank(text: str) -> bool:
-    """True for white space and control characters only, which make no token."""
+    """True if the text has only white space and control characters, so that it has no tokens."""
     return all(char.isspace() or unicodedata.category(char) in ("Cc", "Cf") for char in text)
 
 
@@ -158,7 +158,7 @@ def from_tfds(name: str, split: str) -> Iterator[Question]:
 
 
 def from_json(path: Path) -> Iterator[Question]:
-    """Yields the questions of a file. Raises BertKerasError for any form but SQuAD's, with the position in the file."""
+    """Yields the questions of a file. Raises BertKerasError for a file in another format, with the position in the file."""
     content = parse_json(read_text(path), source=path)
     for i, article in enumerate(_member(content, "data", list, where=str(path))):
         at = f"{path}, data[{i}]"
@@ -191,7 +191,7 @@ _KINDS = {list: "list", str: "string", int: "whole number", bool: "true or false
 
 
 def _member(value: Any, name: str, kind: type, *, where: str) -> Any:
-    """value[name]. Raises BertKerasError where it is missing or has another type."""
+    """value[name]. Raises BertKerasError if it is missing or has another type."""
     found = value.get(name) if isinstance(value, dict) else None
     if not isinstance(found, kind) or (kind is int and not is_whole(found)):
         given = f"is {short(found)}" if isinstance(value, dict) and name in value else "is missing"

@@ -1,4 +1,4 @@
-"""SQuAD 1.1 and 2.0, and other data in their form: a question, a context, and the answer as a span of the context.
+"""SQuAD 1.1 and 2.0, and other data in this format: a question, a context, and the answer as a span of the context.
 
 In: examples of tasks/squad/data.py. Out: the best answer to each question, cut from the original context. A context longer than
 the encoder's limit is cut into windows, [W, S].
@@ -61,8 +61,8 @@ class Squad(Task):
 
     source: the JSON files; None for TensorFlow Datasets
     doc_stride: tokens from the start of one window to the start of the next
-    max_query_length: tokens of a question; longer questions are truncated, and `check` warns of them
-    max_answer_length: tokens of the longest answer
+    max_query_length: longest question in tokens; longer questions are truncated, and `check` warns about them
+    max_answer_length: longest answer in tokens
     n_best: the number of answers that `decode` returns for each question
     tau: in SQuAD 2.0, the best span answers a question where its score exceeds the null score + tau; Google's
         null_score_diff_threshold is -tau
@@ -122,7 +122,7 @@ class Squad(Task):
         )
 
     def check(self, preprocess: Preprocessor, examples: tf.data.Dataset) -> None:
-        """Warns of questions longer than `max_query_length`, which are truncated."""
+        """Warns about questions longer than `max_query_length`, which are truncated."""
         tokenizer = preprocess.tokenizer
 
         def longer(questions: tf.Tensor) -> tf.Tensor:
@@ -190,9 +190,8 @@ class Squad(Task):
         "no_answer_probability" float32 [B], sigmoid(null_odds + tau)
 
         The score of a span is the sum of its start and end logits. The null score is the lowest such sum at position 0 over the
-        windows. Probabilities are a softmax over the n best and, in SQuAD 2.0, no answer, which has the rest to 1. In SQuAD 2.0
-        the answer is "" and -1 unless the score of the best span exceeds the null score + tau; in both versions where the context
-        has no token.
+        windows. Probabilities are a softmax over the n best answers and, in SQuAD 2.0, no answer. The answer is "" and -1 if the
+        context has no tokens and, in SQuAD 2.0, unless the score of the best span exceeds the null score + tau.
         """
         context = raw[CONTEXT]
         spans = best_spans(
@@ -246,7 +245,7 @@ class Squad(Task):
     def calibrate(self, predictions: Arrays, raw: Arrays) -> tuple["Squad", Arrays]:
         """A task with the tau of the best F1, and its predictions. SQuAD 1.1 has no tau.
 
-        `best_threshold` compares a tau between all distinct null odds, and takes the nearest to 0 of equal ones.
+        `best_threshold` tries a tau between any two neighbouring null odds; if several are best, it takes the nearest to 0.
         """
         if not self.version.unanswerable:
             return self, predictions
@@ -317,7 +316,7 @@ class Squad(Task):
         yield self._errors(np.flatnonzero(scores["exact_match"] == 0), predictions, raw)
 
     def _errors(self, wrong: np.ndarray, predictions: Arrays, raw: Arrays) -> Table:
-        """The most confident of the wrong answers, whose rows are given."""
+        """The most confident wrong answers. wrong: the rows of all wrong answers."""
         confidence = predictions["nbest_probabilities"][:, 0]
         if self.version.unanswerable:
             withheld = predictions[START_BYTE] < 0

@@ -1,1 +1,1 @@
-"""One loop for everything that trains."""
+"""The training loop, which fine-tuning, pre-training and the tagger share."""

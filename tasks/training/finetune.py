@@ -1,4 +1,4 @@
-"""Fine-tuning: a task, a checkpoint and settings in; a plan, and by `finetune` a run directory, out."""
+"""Fine-tuning: a task, a checkpoint and settings in; a plan out, or a run directory from `finetune`."""
 
 import dataclasses
 import functools
@@ -30,12 +30,12 @@ from tasks.training.plan import Monitor, Plan, Stage
 from tasks.training.run import FILES, ORIGIN, Run, check_sizes, digests, heads_of, save_run
 from tasks.training.strategies import rows_for, strategy
 
-# Not every checkpoint has them: a pre-training on the masked LM alone trains no pooler, and a BiLSTM is added later.
+# Checkpoints may lack them: pre-training with only the masked LM trains no pooler, and a BiLSTM is added later.
 NEW_PARTS = ("pooler", "bilstm")
 
 
 def check_labelled(task: Task, preprocess: Preprocessor, examples: tf.data.Dataset, split: str) -> None:
-    """Raises BertKerasError where a split has no label to learn or to measure."""
+    """Raises BertKerasError if a split has no labelled example."""
     batches = dataset(task, preprocess, examples, batch_size=256)
     if not any(bool(tf.reduce_any(weights > 0)) for _, _, weights in batches):
         raise BertKerasError(
@@ -44,7 +44,7 @@ def check_labelled(task: Task, preprocess: Preprocessor, examples: tf.data.Datas
 
 
 class GradualUnfreezing(keras.callbacks.Callback):
-    """Epoch e, counted from 1, trains heads, pooler and the top e blocks; epoch L + 1 the embeddings too.
+    """Epoch e, counted from 1, trains heads, pooler and the top e blocks; epoch L + 1 also trains the embeddings.
 
     For a model whose optimizer is `AdamW(gradual=True)`. Source: Howard and Ruder 2018, sec. 3.3.
     """
@@ -125,23 +125,25 @@ class FineTuningMonitor(Monitor):
         return results
 
     def _check_kept(self, is_kept: Callable[[str], bool]) -> None:
-        """Raises BertKerasError where a file of the best epoch is missing or another one."""
+        """Raises BertKerasError if a file of the best epoch is missing or was changed."""
         assert self.best is not None
         for name in self.best[FILES]:
             if not is_kept(name):
                 raise BertKerasError(
-                    f"{self._path / name}, which holds the best epoch, is missing or was changed; remove {self._path} and "
+                    f"{self._path / name}, part of the best epoch, is missing or was changed; remove {self._path} and "
                     "train again."
                 )
 
 
 def _in_order_of(task: Task, source: checkpoints.Checkpoint, heads: Sequence[str]) -> checkpoints.Checkpoint:
-    """The checkpoint with what its heads have for each label in the task's order.
+    """The checkpoint, with the label rows of its heads in the task's order.
 
-    Raises ValueError where the checkpoint does not name the task's labels, in upper or lower case: its order is unknown then.
+    Raises ValueError unless the checkpoint names the task's labels, in upper or lower case; else their order is unknown.
     """
     wanted, there = task.label_names, source.labels or ()
-    if not wanted or not any(name.split("/")[0] in heads for name in source.tensors):  # `assign` says so
+    if not wanted or not any(
+        name.split("/")[0] in heads for name in source.tensors
+    ):  # `assign` raises an error
         return source
     places = {label.casefold(): place for place, label in enumerate(there)}
     order = [places.get(label.casefold(), -1) for label in wanted]
@@ -149,12 +151,12 @@ def _in_order_of(task: Task, source: checkpoints.Checkpoint, heads: Sequence[str
         named = f"labels are {', '.join(there)} and" if there else "labels have no names;"
         convert = "" if source.format in ("", "hugging-face") else "convert it to hugging-face and "
         raise BertKerasError(
-            f"the checkpoint's {named} those of {task.name} are {', '.join(wanted)}; leave keep_head out, or "
+            f"the checkpoint's {named} the labels of {task.name} are {', '.join(wanted)}; leave keep_head out, or "
             f"{convert}name them in config.json's id2label as the task does, in the head's order."
         )
     tensors = {
         name: value[..., order]
-        if name.split("/")[0] in heads and value.shape[-1] == len(order)  # else `assign` says so
+        if name.split("/")[0] in heads and value.shape[-1] == len(order)  # else `assign` raises an error
         else value
         for name, value in source.tensors.items()
     }
@@ -170,7 +172,7 @@ def _compiled_model(
     keep_head: bool,
     log: Callable[[str], None],
 ) -> keras.Model:
-    """The task's model with the checkpoint's weights and BERT's optimizer; make it in the strategy's scope."""
+    """The task's model with the checkpoint's weights and BERT's optimizer; call it in the strategy's scope."""
     encoder = BertEncoder(source.config, outputs=task.outputs)
     made = task.model(encoder)
     model = TrainingModel(made.input, made.output, name=made.name)
@@ -198,15 +200,15 @@ def _compiled_model(
         layer_decay=hparams.layer_decay,
         gradual=hparams.unfreeze == "gradual",
     )
-    # Variables made inside `fit` would have it trace the step twice.
+    # If `fit` created the variables, it would trace the step twice.
     optimizer.build(model.trainable_variables)
-    # XLA is no gain on CPU, and fails under MirroredStrategy.
+    # XLA is not faster on CPU, and fails under MirroredStrategy.
     model.compile(optimizer=optimizer, loss=task.loss(), jit_compile=False)
     return model
 
 
 class _Examples(NamedTuple):
-    """The examples to train on and to measure.
+    """The examples for training and evaluation.
 
     about: for the identity of the run, the number of examples of each split and their SHA-256
     """
@@ -221,7 +223,7 @@ class _Examples(NamedTuple):
 def _read_examples(
     task: Task, preprocess: Preprocessor, hparams: Hparams, dev_split: str | None
 ) -> _Examples:
-    """Reads both splits once. Raises BertKerasError where one is empty or has no label."""
+    """Reads both splits once. Raises BertKerasError if a split is empty or has no label."""
     dev_split = dev_split or next(iter(task.validation_splits), "validation")
     dev, everything = task.examples(dev_split), task.examples("train")
     train = take_examples(everything, count=hparams.max_examples, seed=hparams.seed)
@@ -245,18 +247,18 @@ def plan_finetuning(
     dev_split: str | None = None,
     keep_head: bool = False,
 ) -> Plan:
-    """Reads and checks everything, builds the model with the checkpoint's weights, and trains nothing.
+    """Reads and checks everything and builds the model with the checkpoint's weights, without training.
 
-    Arguments and errors: those of `finetune`
+    Arguments and errors: see `finetune`
     """
     distribution = strategy(strategy_name)
     source = checkpoint if isinstance(checkpoint, checkpoints.Checkpoint) else checkpoints.read(checkpoint)
     tokenizer = checkpoints.tokenizer_of(source)
     check_sizes(source.config, vocab_size=tokenizer.vocab_size, seq_length=hparams.seq_length)
-    keras.utils.set_random_seed(hparams.seed)  # of the examples drawn and of their order too
+    keras.utils.set_random_seed(hparams.seed)  # also decides which examples are drawn, and their order
     preprocess = Preprocessor(tokenizer, seq_length=hparams.seq_length, pad_to_longest=True)
     examples = _read_examples(task, preprocess, hparams, dev_split)
-    fixed = strategy_name == "tpu"  # one shape
+    fixed = strategy_name == "tpu"  # a TPU needs one shape
     batches = functools.partial(
         dataset,
         task,
@@ -297,7 +299,7 @@ def plan_finetuning(
     stage = Stage(
         steps=steps,
         epochs=hparams.epochs,
-        # A new data set each time: the order of an epoch follows from the seed and how many came before.
+        # A new data set each time: an epoch's order depends on the seed and the number of epochs before it.
         batches=lambda done: batches().repeat().skip(done),
     )
     identity = settings | examples.about | identity_of_checkpoint(source, tokenizer)
@@ -319,17 +321,17 @@ def finetune(
 ) -> dict[str, Any]:
     """Trains `task` from `checkpoint`, keeps the best epoch in the run directory `output`, returns the content of results.json.
 
-    A run in `output` that was killed is resumed from its last save if everything else is the same.
+    An unfinished run in `output` is resumed from its last save if everything else is the same.
 
-    checkpoint: a path or a name that `checkpoints.read` takes, or a Checkpoint; one without tensors starts at random
-    dev_split: measured after every epoch; None takes the task's first validation split
-    keep_head: start the head from the checkpoint too, as for one question-answering set after another; its labels are
-        brought into the task's order, so it must name them (`id2label` in config.json)
+    checkpoint: a path or a name for `checkpoints.read`, or a Checkpoint; without tensors, the weights start at random
+    dev_split: evaluated after every epoch; None takes the task's first validation split
+    keep_head: start the head from the checkpoint too, for example to train on a second question-answering set. The checkpoint
+        must name the head's labels (`id2label` in config.json); they are reordered for the task
     save_every: steps between two saves in `checkpoints/`, each three times the size of the weights; None saves nothing
     verbose: 0 for silence, 1 for a progress bar; "auto" is 1 in a terminal, else 0
-    log: receives lines for a person: the weights that were loaded, each epoch's measures
+    log: receives progress messages: the loaded weights, each epoch's measures
 
-    Raises BertKerasError or MissingFileError, before any training, on data, sizes or folders that cannot work; LossDiverged.
+    Raises BertKerasError or MissingFileError, before any training, for wrong data, sizes or folders; LossDiverged.
     """
     check_save_every(save_every)
     Folder(output, RUN).check()

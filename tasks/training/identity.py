@@ -1,4 +1,4 @@
-"""Digests of all that decides the result of a training."""
+"""Digests of everything that decides the result of a training."""
 
 import itertools
 from collections.abc import Mapping
@@ -31,7 +31,7 @@ def digest_of_examples(examples: tf.data.Dataset) -> str:
 
 
 def identity_of_checkpoint(source: Checkpoint, tokenizer: Tokenizer) -> dict[str, Any]:
-    """The fields of an identity that say which weights, configuration and vocabulary a training starts from."""
+    """The fields of an identity for the initial weights, configuration and vocabulary."""
     return {
         "vocabulary": tokenizer.digest,
         "lower_case": tokenizer.lower_case,

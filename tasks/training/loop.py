@@ -1,6 +1,6 @@
-"""The training loop: a plan in, a run's folder out. It is Keras' `fit`, once for each stage, and twice where a stage is resumed.
+"""The training loop: a plan in, a run's folder out. It calls Keras' `fit` once for each stage, and twice for a resumed stage.
 
-A folder that holds an unfinished run of the same identity is resumed from its last save, to the same bits.
+An unfinished run with the same identity is resumed from its last save, with bit-identical results.
 """
 
 import math
@@ -19,7 +19,7 @@ from tasks.training.saver import CHECKPOINTS, SETTINGS, Saver, check_finite
 from tasks.training.strategies import differ_between_replicas
 
 RESULTS_FILE, LOGS, TASK_FILE = "results.json", "logs", "task.json"
-PROTOCOL_FILE = "protocol.json"  # what a grid of runs writes into a run's folder before the run begins
+PROTOCOL_FILE = "protocol.json"  # a grid of runs writes it into a run's folder before the run begins
 RUN = Layout(
     name="a run",
     identity=f"{CHECKPOINTS}/{SETTINGS}",
@@ -29,9 +29,9 @@ RUN = Layout(
 
 
 class StopOnDivergence(keras.callbacks.Callback):
-    """Raises LossDiverged at the first loss, and after an epoch whose weights, are not finite. Nothing is saved then.
+    """Raises LossDiverged at the first loss that is not finite, and after an epoch if a weight is not finite.
 
-    It is the first of the callbacks.
+    It must be the first callback, so that no other callback saves such weights.
     """
 
     def __init__(self) -> None:
@@ -64,10 +64,10 @@ def train(
 ) -> dict[str, Any]:
     """Trains as planned, or resumes the unfinished run of the same plan in `output`; returns the content of results.json.
 
-    save_every: steps between two saves; None saves nothing, and a killed run starts again
+    save_every: steps between two saves; None saves nothing, so an interrupted run starts again
     verbose: 0 for silence, 1 for a progress bar, 2 for lines; "auto" is 1 in a terminal, else 2
 
-    Raises BertKerasError where the folder holds anything else or is in use, and LossDiverged.
+    Raises BertKerasError if the folder has other content or is in use, and LossDiverged.
     """
     folder = Folder(output, RUN)
     if verbose == "auto":
@@ -89,7 +89,7 @@ def train(
             monitor.recall(remembered)
             log(f"resuming {folder.path} at step {saver.step:,} of {plan.steps:,}")
         elif begun:
-            log(f"{folder.path} was begun and has no save; training starts at step 0")
+            log(f"{folder.path} has no save yet; training starts at step 0")
         stop.step = saver.step
         differ_between_replicas(plan.model)
         first = 0
@@ -118,11 +118,11 @@ def _fit(
     callbacks: list[keras.callbacks.Callback],
     verbose: int | str,
 ) -> None:
-    """The rest of a stage after `done` steps."""
-    # Traced for this stage alone, as in a process that starts here: a graph for any length rounds differently.
+    """Trains the rest of a stage after `done` steps."""
+    # Retrace for each stage, as a process that resumes here does: a shape-polymorphic graph rounds differently.
     model.make_train_function(force=True)
     model.make_test_function(force=True)
-    while done < stage.total:  # once, or twice where an epoch was begun
+    while done < stage.total:  # once, or twice to finish a partial epoch first
         epoch, begun = divmod(done, stage.steps)
         last = epoch + 1 if begun else stage.epochs
         with stage.reading():

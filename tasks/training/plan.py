@@ -1,4 +1,4 @@
-"""The plan of a training: everything decided and checked, nothing trained.
+"""The plan of a training: everything is decided and checked, and nothing is trained.
 
 plan_finetuning, plan_pretraining -> Plan -> tasks/training/loop.py
 """
@@ -14,11 +14,11 @@ import tensorflow as tf
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Stage:
-    """Epochs of equal length on batches of one form: one call of `fit`.
+    """Epochs of equal length with batches of the same structure: one call of `fit`.
 
     steps: optimizer steps in an epoch
-    batches: step -> batches (features, labels, weights) from that step of the stage on; a pure function
-    reading: a context in which the batches are read, which gives TensorFlow's errors our words
+    batches: step -> the batches (features, labels, weights) of the stage starting at this step; a pure function
+    reading: a context for reading the batches, which turns TensorFlow's errors into ours
     """
 
     steps: int
@@ -33,18 +33,18 @@ class Stage:
 
 
 class Monitor(keras.callbacks.Callback):
-    """Measures a training and keeps weights; the run remembers it across a kill.
+    """Evaluates during training and keeps weights; its state is saved and restored with the run.
 
-    others: callbacks that `fit` takes beside it
+    others: further callbacks for `fit`
     """
 
     others: Sequence[keras.callbacks.Callback] = ()
 
     def begin(self, stage: int, step: int) -> None:
-        """Called before each stage, with the steps done in all stages."""
+        """Called before each stage. step: the steps done in all stages."""
 
     def memory(self) -> Any:
-        """Plain JSON from which `recall` restores it."""
+        """The state to save: plain JSON for `recall`."""
         raise NotImplementedError
 
     def recall(self, memory: Any) -> None:
@@ -52,7 +52,7 @@ class Monitor(keras.callbacks.Callback):
         raise NotImplementedError
 
     def results(self) -> Mapping[str, Any]:
-        """Writes the last weights; the results of the finished run, plain JSON."""
+        """Writes the last weights; returns the results of the finished run, plain JSON."""
         raise NotImplementedError
 
 
@@ -60,10 +60,10 @@ class Monitor(keras.callbacks.Callback):
 class Plan:
     """A training that is ready to run.
 
-    identity: all that decides the result's bits, plain JSON
-    model: trains by TrainingSteps; compiled, model and optimizer built
-    monitor: (the run's folder) -> what measures and keeps weights
-    lines: for a person, before the training begins
+    identity: everything that decides the result bit for bit, plain JSON
+    model: a TrainingSteps model, compiled; model and optimizer are built
+    monitor: (the run's folder) -> the Monitor
+    lines: messages to log before the training begins
     """
 
     identity: Mapping[str, Any]

@@ -1,4 +1,4 @@
-"""A run on disk: what a training leaves, and what evaluate, predict, features and export read.
+"""A run on disk: the folder that a training writes, and that evaluate, predict, features and export read.
 
 `config.json`, `vocab.txt`, `model.safetensors` (Hugging Face's names), `tokenizer_config.json`, `task.json` (the task, its labels
 and preprocessing), `results.json` (measures, history and the files' SHA-256), `logs/` for TensorBoard and `checkpoints/`
@@ -46,15 +46,15 @@ from tasks.squad.task import Squad
 from tasks.task import Task
 from tasks.training.loop import LOGS, RESULTS_FILE, TASK_FILE
 
-# task.json's "kind" -> the task. A new task is a line here.
+# task.json's "kind" -> the task. A new task needs a line here.
 TASKS: dict[str, type[Task]] = {task.kind: task for task in (Glue, Squad, Swag, Conll, FillMask)}
-# In results.json: names of the run's files -> their SHA-256; the model that the run started from (`Checkpoint.origin`).
+# Keys in results.json: file name -> SHA-256; the model that the run started from (`Checkpoint.origin`).
 FILES, ORIGIN = "files", "origin"
 CHECKED = ("model.safetensors", "vocab.txt", SENTENCEPIECE)
 
 
 def open_task(name: str, source: Source | None, **options: Any) -> Task:
-    """The task of that name. Raises BertKerasError on another name, or an option that the task does not have."""
+    """Opens the task named `name`. Raises BertKerasError for an unknown name, or an option that the task does not have."""
     task = next((task for task in TASKS.values() if name in task.names), None)
     if task is None:
         listed = ", ".join(name for task in TASKS.values() for name in task.names)
@@ -80,7 +80,7 @@ class Run:
 
 
 def encoder_of(model: keras.Model) -> BertEncoder:
-    """The one BertEncoder in a task's model."""
+    """The only BertEncoder in a task's model."""
     return next(layer for layer in model.layers if isinstance(layer, BertEncoder))
 
 
@@ -98,7 +98,7 @@ def free_memory() -> None:
 
 
 def check_sizes(config: BertConfig, *, vocab_size: int, seq_length: int) -> None:
-    """Raises BertKerasError where a token or a position would have no row in the encoder's embeddings."""
+    """Raises BertKerasError if the encoder's embeddings have too few rows for the tokens or positions."""
     if vocab_size > config.vocab_size:
         raise BertKerasError(
             f"the vocabulary has {vocab_size} tokens and the encoder {config.vocab_size} embedding rows; "
@@ -122,10 +122,10 @@ def save_weights(
 ) -> None:
     """Writes an encoder with its heads, config and vocabulary.
 
-    without: parts that are left out because nothing has trained them
+    without: untrained parts to leave out
     labels: the names of a classifier's classes, in the order of its logits
 
-    Raises OSError where the disk is full; earlier files stay. Raises BertKerasError where a weight is not a finite number.
+    Raises OSError if the disk is full; earlier files stay. Raises BertKerasError if a weight is not finite.
     """
     checkpoint = checkpoints.collect(encoder.config, encoder, **heads)
     kept = {name: value for name, value in checkpoint.tensors.items() if name.split("/")[0] not in without}
@@ -150,7 +150,7 @@ def save_task(path: pathlib.Path, task: Task, preprocess: Preprocessor) -> None:
 
 
 def digests(path: pathlib.Path) -> dict[str, str]:
-    """The SHA-256 of a run's weights and vocabulary, by the files' names."""
+    """The SHA-256 of a run's weights and vocabulary, by file name."""
     return {name: digest_of_file(path / name) for name in CHECKED if (path / name).is_file()}
 
 
@@ -166,28 +166,28 @@ def _digests_in(results: pathlib.Path) -> dict[str, str]:
 
 
 def check_finished(path: pathlib.Path) -> None:
-    """Raises BertKerasError where a run was killed, or where a file is not the one that its training wrote."""
+    """Raises BertKerasError if a run is unfinished, or if a file was changed after training."""
     results = path / RESULTS_FILE
     if not results.is_file():
         if (path / LOGS).is_dir():
             raise BertKerasError(
-                f"{path} is an unfinished run: it has no {RESULTS_FILE}; run the command that began it again, which resumes it."
+                f"{path} is an unfinished run: it has no {RESULTS_FILE}; rerun its training command to finish it."
             )
         return  # a snapshot, or an ELECTRA's generator
     for name, wanted in _digests_in(results).items():
         if not (path / name).is_file():
-            raise MissingFileError(f"{path} has no {name}, which its training wrote; train again.")
+            raise MissingFileError(f"{path} has no {name}; train again.")
         if digest_of_file(path / name) != wanted:
             raise BertKerasError(
-                f"{path / name} is not the file that the training wrote (its SHA-256 differs from {RESULTS_FILE}); train again, "
-                f"or remove {FILES!r} from {RESULTS_FILE} where you changed it yourself."
+                f"{path / name} was changed after training (its SHA-256 differs from {RESULTS_FILE}); train again, or remove "
+                f"{FILES!r} from {RESULTS_FILE} if you changed it yourself."
             )
 
 
 def load_run(path: str | os.PathLike[str], *, data: str | pathlib.Path | None = None) -> Run:
-    """The run that `finetune` left in a folder, with the task's examples in `data` (None: TensorFlow Datasets).
+    """Loads a run that `finetune` wrote, with the task's examples in `data` (None: TensorFlow Datasets).
 
-    Raises FileNotFoundError or ValueError, naming what is missing or wrong.
+    Raises FileNotFoundError or ValueError for a missing or wrong file, with its name.
     """
     path = path_of(path)
     file = path / TASK_FILE
@@ -219,12 +219,12 @@ def run_of(
     seq_length: int | None = None,
     truncation: str = "longest_first",
 ) -> Run:
-    """The run of a task with the weights of a checkpoint as they are, its heads' among them.
+    """Makes a run from a task and a checkpoint's weights, including heads, without training.
 
-    path: a path or a name that `checkpoints.read` takes
-    seq_length: in wordpieces; None takes all positions of the encoder
+    path: a path or a name for `checkpoints.read`
+    seq_length: in tokens; None takes all positions of the encoder
 
-    Raises FileNotFoundError or ValueError, naming what is missing or wrong.
+    Raises FileNotFoundError or ValueError for a missing or wrong file, with its name.
     """
     model = checkpoints.resolve(path)
     checkpoint = checkpoints.read(model)
@@ -232,7 +232,7 @@ def run_of(
     seq_length = checkpoint.config.max_length if seq_length is None else seq_length
     check_sizes(checkpoint.config, vocab_size=tokenizer.vocab_size, seq_length=seq_length)
     encoder = BertEncoder(checkpoint.config, outputs=task.outputs)
-    # Nothing would train the pooler of a model that does not read it.
+    # A model that does not read the pooler needs none.
     encoder.pooler.trainable = POOLED_OUTPUT in task.outputs
     made = task.model(encoder)
     checkpoints.assign(checkpoint, encoder, **heads_of(made))
@@ -254,9 +254,9 @@ class Ensemble(keras.Model):
 
 
 def load_runs(paths: Sequence[str | pathlib.Path], *, data: str | pathlib.Path | None = None) -> Run:
-    """One run, or several runs of one task as an ensemble: their outputs and their calibrated numbers are averaged.
+    """Loads one run, or several runs of one task as an ensemble: their outputs and calibrated numbers are averaged.
 
-    Raises as `load_run`, and BertKerasError where the runs differ in more than that.
+    Raises as `load_run`, and BertKerasError if the runs differ in task, labels or preprocessing.
     """
     runs = [load_run(path, data=data) for path in paths]
     first = runs[0]
@@ -264,7 +264,7 @@ def load_runs(paths: Sequence[str | pathlib.Path], *, data: str | pathlib.Path |
         if _reads(run) != _reads(first):
             raise BertKerasError(
                 f"{run.path} differs from {first.path} in its task, labels or preprocessing; "
-                "an ensemble takes runs that differ in their weights alone."
+                "give runs that differ only in their weights."
             )
     if len(runs) == 1:
         return first

@@ -1,10 +1,10 @@
-"""Exact resume: the saves of a training, and their restoring.
+"""Exact resume: saves the state of a training and restores it.
 
     RUN/checkpoints/settings.json  the identity of the run (tasks/training/loop.py)
-    RUN/checkpoints/ckpt-STEP.*    the step, every variable of model (seeds of dropout too), optimizer and metrics, and the
-                                   monitor's memory
+    RUN/checkpoints/ckpt-STEP.*    the step, every variable of model (including dropout seeds), optimizer and metrics, and the
+                                   monitor's state
 
-Exactly the same bits take deterministic ops (`tf.config.experimental.enable_op_determinism`), and batches that are a function of
+Bit-identical results need deterministic ops (`tf.config.experimental.enable_op_determinism`), and batches that are a function of
 seed and step.
 """
 
@@ -25,13 +25,13 @@ from bert_keras.paths import for_tensorflow
 from bert_keras.tensorflow_errors import file_errors
 
 CHECKPOINTS, SETTINGS = "checkpoints", "settings.json"
-LARGEST = 1e18  # of a weight: the square of a larger float32 overflows
-KEPT = 2  # saves: the one before the last, should a disk damage that
+LARGEST = 1e18  # the largest valid weight: the square of a larger float32 overflows
+KEPT = 2  # saves to keep: if the last one is damaged, the one before it is restored
 _INDEX = re.compile(r"ckpt-(\d+)\.index")
 
 
 def check_finite(model: keras.Model, *, step: int) -> None:
-    """Raises LossDiverged where a weight is NaN, infinite or over LARGEST: the loss shows that one step later."""
+    """Raises LossDiverged if a weight is NaN, infinite or over LARGEST; the loss would show it one step later."""
     for variable in model.trainable_variables:
         largest = float(tf.reduce_max(tf.abs(tf.convert_to_tensor(variable.value))))
         if not largest <= LARGEST:  # NaN too
@@ -39,14 +39,14 @@ def check_finite(model: keras.Model, *, step: int) -> None:
 
 
 class Saver(keras.callbacks.Callback):
-    """Saves a training, and restores it. The last of its run's callbacks: it saves what the others remember.
+    """Saves the state of a training, and restores it. It must be the last callback, because it saves the state of the others.
 
     path: the run's folder
-    model: compiled, model and optimizer built
-    every: steps from one save to the next; None saves nothing. A save due at an epoch's last step waits for the epoch's end
+    model: compiled; model and optimizer are built
+    every: steps between two saves; None saves nothing. A save at an epoch's last step waits for the epoch's end
     remember: returns further state of the run, plain JSON
 
-    A save is complete or is not there: a kill during a save leaves the one before it. Nothing deletes the last KEPT.
+    A save appears only when it is complete: a kill during a save leaves the previous save. The last KEPT saves are never deleted.
     """
 
     def __init__(
@@ -67,22 +67,22 @@ class Saver(keras.callbacks.Callback):
         )
 
     def saves(self) -> list[int]:
-        """The steps of the saves in the folder, newest first; found by their names, not by TensorFlow's state file."""
+        """The steps of the saves in the folder, newest first, from the file names, not from TensorFlow's state file."""
         found = (_INDEX.fullmatch(file.name) for file in self._folder.iterdir())
         return sorted((int(match[1]) for match in found if match), reverse=True)
 
     def restore(self, *, log: Callable[[str], None] = print) -> Any:
-        """Restores the newest save that can be read; returns the remembered value, or None where there is no save.
+        """Restores the newest readable save; returns its `remember` value, or None if there is no save.
 
-        log: receives a line for each save that cannot be read
+        log: receives a line for each unreadable save
 
-        Raises BertKerasError where there are saves and none can be read.
+        Raises BertKerasError if there are saves, but all are unreadable.
         """
         saves = self.saves()
         for step in saves:
             try:
                 self._checkpoint.read(self._prefix(step)).assert_existing_objects_matched()
-            except Exception as error:  # TensorFlow gives a status as DataLossError, IndexError, ...
+            except Exception as error:  # TensorFlow raises DataLossError, IndexError and others
                 reason = str(error).split("\n")[0]
                 log(f"cannot read the save of step {step:,} in {self._folder}: {reason}")
                 continue
@@ -90,11 +90,13 @@ class Saver(keras.callbacks.Callback):
             self._measures = [one.numpy() for one in self._model.metrics_variables]
             return memory
         if saves:
-            raise BertKerasError(f"no save in {self._folder} can be read ({reason}); remove the run.")
+            raise BertKerasError(
+                f"no save in {self._folder} can be read ({reason}); remove the run and train again."
+            )
         return None
 
     def on_epoch_begin(self, epoch: int, logs: dict[str, float] | None = None) -> None:
-        # `fit` has just reset them.
+        # `fit` has just reset the metrics.
         for variable, value in zip(self._model.metrics_variables, self._measures or (), strict=False):
             variable.assign(value)
         self._measures = None
@@ -107,7 +109,7 @@ class Saver(keras.callbacks.Callback):
 
     def on_epoch_end(self, epoch: int, logs: dict[str, float] | None = None) -> None:
         if self._due:
-            self._model.reset_metrics()  # as the next epoch does; this one's are in its logs
+            self._model.reset_metrics()  # as the next epoch does; this epoch's metrics are in its logs
             self._save()
 
     def _prefix(self, step: int) -> str:
@@ -125,7 +127,7 @@ class Saver(keras.callbacks.Callback):
         for step in self.saves()[KEPT:]:
             for file in sorted(
                 self._folder.iterdir(), reverse=True
-            ):  # .index first: without it the save is gone
+            ):  # .index first: without it the save does not exist
                 if file.name.startswith(f"ckpt-{step}."):
                     file.unlink()
         self._due = False

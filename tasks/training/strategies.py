@@ -12,14 +12,14 @@ from bert_keras.errors import BertKerasError
 from tasks.settings import STRATEGIES
 
 
-@functools.cache  # a second one would number its collectives from 1 again and meet the first one's shapes
+@functools.cache  # a second strategy would reuse the collective numbers of the first, with other shapes
 def _mirrored() -> tf.distribute.Strategy:
     devices = tf.config.list_logical_devices("GPU") or tf.config.list_logical_devices("CPU")
     return tf.distribute.MirroredStrategy([device.name for device in devices])
 
 
 def strategy(name: str) -> tf.distribute.Strategy:
-    """The strategy of that name: one device, every GPU (or logical CPU) mirrored, or the TPU that TPU_NAME points to."""
+    """The strategy by name: one device, every GPU (or logical CPU) mirrored, or the TPU in TPU_NAME."""
     if name not in STRATEGIES:
         raise BertKerasError(f"strategy is {name!r}; give one of {', '.join(STRATEGIES)}.")
     if name == "one":
@@ -44,9 +44,9 @@ def rows_for(distribution: tf.distribute.Strategy, batch_size: int) -> int:
 
 
 def differ_between_replicas(model: keras.Model) -> None:
-    """Moves the seeds of dropout and other draws by each replica's number, because Keras gives all replicas the same seed.
+    """Offsets the seeds of dropout and other draws by each replica's number, because Keras gives all replicas the same seed.
 
-    Call it after anything that sets the seeds: a model's building, or its restoring, which reads those of the first replica.
+    Call it after anything that sets the seeds: building a model, or restoring it, which reads the first replica's seeds.
     """
     for first, *others in seed_states(model):
         for number, copy in enumerate(others, 1):
@@ -54,14 +54,14 @@ def differ_between_replicas(model: keras.Model) -> None:
 
 
 def seed_states(model: keras.Model) -> list[Sequence[tf.Variable]]:
-    """The state of each generator of random numbers in a model, such as dropout's: a variable for each replica."""
+    """The state of each random number generator in a model, such as dropout's: a variable for each replica."""
     states = [variable.value for variable in model.variables if variable.name == "seed_generator_state"]
     return [getattr(state, "values", [state]) for state in states]
 
 
 @contextlib.contextmanager
 def drawing_from(model: keras.Model, seed: int) -> Iterator[None]:
-    """Starts all random draws of a model from a seed; afterwards each replica's draws continue from where they were."""
+    """Starts all random draws of a model from a seed; afterwards each replica's draws continue from their earlier state."""
     kept = [(state, state.numpy()) for states in seed_states(model) for state in states]
     for state, value in kept:
         state.assign(np.full(value.shape, seed, value.dtype))
