@@ -2,6 +2,7 @@
 
 import os
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 # Before any test imports TensorFlow or Keras, which read these once.
@@ -10,7 +11,9 @@ os.environ.setdefault("KERAS_BACKEND", "tensorflow")
 # No test asks a server on the network for a model.
 os.environ["HF_HUB_OFFLINE"] = "1"
 
+import forked  # noqa: E402
 import pytest  # noqa: E402
+from filelock import FileLock  # noqa: E402
 from runs import Finetuned, finetuned_by_command  # noqa: E402
 
 ROOT = Path(__file__).parents[1]
@@ -26,9 +29,22 @@ def data_dir() -> Path:
 
 
 @pytest.fixture(scope="session")
-def sst2(tmp_path_factory) -> Finetuned:
-    """A small run of SST-2 by `bert-keras finetune`, with its data and its checkpoint; tests leave it as it is."""
-    return finetuned_by_command("sst2", tmp_path_factory.mktemp("sst2"))
+def sst2(tmp_path_factory, worker_id) -> Finetuned:
+    """A small run of SST-2 by `bert-keras finetune`, with its data and its checkpoint; tests leave it as it is.
+
+    The processes of a session share it: the first that wants it makes it.
+    """
+    base = tmp_path_factory.getbasetemp()
+    folder = (base if worker_id == "master" else base.parent) / "sst2"
+    with FileLock(f"{folder}.lock"):
+        return finetuned_by_command("sst2", folder)
+
+
+@pytest.fixture
+def forked_answers() -> Iterator[None]:
+    """Exports are compared with the answers of a forked process, which has TensorFlow imported already."""
+    with forked.publishing():
+        yield
 
 
 @pytest.fixture(autouse=True)

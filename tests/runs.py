@@ -5,6 +5,7 @@ In: a row of tasks.glue.task. Out: a checkpoint folder, the row's TSV files, a r
 
 import contextlib
 import dataclasses
+import json
 import os
 import random
 import resource
@@ -96,8 +97,14 @@ def write_data(folder: Path, name: str, *, count: int = 48) -> Path:
 
 
 def finetuned_by_command(name: str, folder: Path) -> Finetuned:
-    """One epoch of a GLUE row from a random checkpoint, by `bert-keras finetune` in its own process."""
+    """One epoch of a GLUE row from a random checkpoint, by `bert-keras finetune` in its own process.
+
+    A folder that holds such a run already is read.
+    """
     made = Finetuned(folder=folder)
+    printed = folder / "printed.json"
+    if printed.exists():
+        return dataclasses.replace(made, **json.loads(printed.read_text()))
     write_data(made.data, name)
     write_checkpoint(made.checkpoint)
     flags = ["--task", name, "--data", made.data, "--checkpoint", made.checkpoint, "--output", made.run]
@@ -106,7 +113,8 @@ def finetuned_by_command(name: str, folder: Path) -> Finetuned:
         shell_command("finetune", *flags), cwd=ROOT, env=bare_environment(), capture_output=True, text=True
     )
     assert done.returncode == 0, done.stderr
-    return dataclasses.replace(made, stdout=done.stdout, stderr=done.stderr)
+    printed.write_text(json.dumps({"stdout": done.stdout, "stderr": done.stderr}))
+    return finetuned_by_command(name, folder)
 
 
 def shell_command(*arguments: str | Path) -> list[str]:

@@ -314,6 +314,7 @@ def test_predict_streams_and_ends_quietly_when_its_reader_leaves(sst2):
     assert process.returncode == 1
 
 
+@pytest.mark.usefixtures("forked_answers")
 def test_export_writes_what_predict_answers(command, sst2, answers, tmp_path):
     code, out, err = command("export", "--run", sst2.run, "--output", tmp_path / "served")
     assert (code, err) == (0, "")

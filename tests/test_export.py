@@ -88,6 +88,7 @@ def test_signature(exported):
         assert graph.signature_def[signature].method_name == "tensorflow/serving/predict"
 
 
+@pytest.mark.usefixtures("forked_answers")
 def test_moved_elsewhere_it_answers_as_predict_does(exported):
     run, raw = exported.run, inputs(exported.run, TEXTS)
     answers = ask(exported.folder, raw)
@@ -133,6 +134,7 @@ class Undecided(Glue):
         return super().decode(outputs, features, raw) | {"probabilities": drawn}
 
 
+@pytest.mark.usefixtures("forked_answers")
 def test_versions_count_up_and_failures_leave_no_trace(exported, tmp_path):
     directory = tmp_path / "new" / "served"
     undecided = dataclasses.replace(exported.run, task=Undecided(ROWS["sst2"]))
@@ -287,6 +289,7 @@ def card_of(run: Run, name: str = "served") -> str:
     return model_card(run, {}, name=name, version=1, size=1)
 
 
+@pytest.mark.usefixtures("forked_answers")
 def test_an_ensemble(exported, sst2, tmp_path):
     second = load_run(shutil.copytree(sst2.run, tmp_path / "second"))
     for variable in second.model.trainable_variables:

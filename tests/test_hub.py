@@ -1,21 +1,25 @@
 """TensorFlow Hub's pair: what is written, and the Keras 3 layer that loads it or any module of that form."""
 
+import contextlib
 import dataclasses
+import io
 import json
 import os
 import subprocess
 import sys
 from pathlib import Path
 
+import forked
 import keras
 import numpy as np
 import pytest
 import tensorflow as tf
-from runs import ROOT, SIZES, VOCABULARY, contents, full_disk, run_command, shell_command, texts
+from runs import ROOT, SIZES, VOCABULARY, contents, full_disk, run_command, texts
 from tensorflow.core.protobuf import saved_model_pb2
 
 from bert_keras import checkpoints
 from bert_keras.checkpoints.names import Checkpoint
+from bert_keras.cli import main
 from bert_keras.config import BertConfig
 from bert_keras.encoder import BertEncoder
 from bert_keras.features import ENCODER_INPUTS, INPUT_WORD_IDS, MASKED_LM_POSITIONS
@@ -75,12 +79,17 @@ def pair(tmp_path_factory) -> Pair:
     checkpoint, model, head = checkpoint_of(BertConfig(**SIZES), masked_lm=True)
     checkpoints.write(checkpoint, place / "checkpoint", format="hugging-face")
     flags = ("--checkpoint", place / "checkpoint", "--output", place / "written", "--seq-length", SEQ_LENGTH)
-    done = subprocess.run(shell_command("hub", *flags), cwd=ROOT, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
+    with (
+        forked.publishing(),
+        contextlib.redirect_stdout(io.StringIO()) as printed,
+        pytest.raises(SystemExit) as end,
+    ):
+        main(["bert-keras", "hub", *map(str, flags)])
+    assert not end.value.code
     moved = place / "elsewhere" / "a pair"
     moved.parent.mkdir()
     (place / "written").rename(moved)
-    return Pair(checkpoint=checkpoint, model=model, head=head, folder=moved, printed=done.stdout)
+    return Pair(checkpoint=checkpoint, model=model, head=head, folder=moved, printed=printed.getvalue())
 
 
 @pytest.fixture(scope="module")
@@ -277,6 +286,7 @@ def test_variants(changes, features, tmp_path):
         np.testing.assert_allclose(found[name], expected[name], rtol=0, atol=1e-6)
 
 
+@pytest.mark.usefixtures("forked_answers")
 def test_sentencepiece(tmp_path):
     lines = ["the film is good", "a dull plot and a bad actor", "very warm, and good!"] * 20
     tokenizer = write_vocabulary([lines], tmp_path / "pieces", kind="sentencepiece", size=38).tokenizer

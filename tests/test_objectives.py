@@ -2,11 +2,9 @@
 
 import dataclasses
 import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 
+import forked
 import numpy as np
 import pytest
 import tensorflow as tf
@@ -478,10 +476,7 @@ def test_a_generator_that_cannot_read_the_tables():
 @pytest.fixture(scope="module")
 def two_replicas():
     script = Path(__file__).parent / "distributed_pretraining.py"
-    environment = os.environ | {"PYTHONPATH": str(script.parents[1])}
-    done = subprocess.run(
-        [sys.executable, str(script)], env=environment, capture_output=True, text=True, timeout=300
-    )
+    done = forked.run(script)
     assert done.returncode == 0, done.stderr[-3000:]
     return json.loads(done.stdout.splitlines()[-1])
 

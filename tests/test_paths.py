@@ -76,6 +76,7 @@ def test_a_checkpoint_that_is_written_is_read_back(format, tmp_path):
         assert len(checkpoints.read(folder / "[b]_model.ckpt").tensors) == len(source.tensors)
 
 
+@pytest.mark.usefixtures("forked_answers")
 def test_saved_models_are_loaded(tmp_path):
     place = tmp_path / "[1] x*?\\"
     module = tf.Module()

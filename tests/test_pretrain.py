@@ -35,7 +35,7 @@ from tasks.glue.rows import ROWS
 from tasks.glue.task import Glue
 from tasks.pretraining.corpus import Corpus
 from tasks.pretraining.optimizer import longest_step, schedule
-from tasks.pretraining.pretrain import _held_out, pretrain
+from tasks.pretraining.pretrain import _held_out, plan_pretraining, pretrain
 from tasks.pretraining.read_records import read_records
 from tasks.pretraining.recipe_objectives import OBJECTIVES
 from tasks.pretraining.recipes import RECIPES, SETTINGS
@@ -71,18 +71,26 @@ def tokenizer():
     return WordPiece(runs.VOCABULARY)
 
 
-def train(output, name="bert", *, tokenizer=None, changes=None, lines=None, **options):
-    options = {"documents": None if "records" in options else documents(), "verbose": 0} | options
+def given(name="bert", *, tokenizer=None, changes=None, **options):
+    """The arguments of `plan_pretraining`."""
     changes = SMALL | (changes or {})
     if "phases" in changes:
         del changes["seq_length"]
-    return pretrain(
-        recipe=RECIPES[name].changed(**changes),
-        tokenizer=tokenizer or WordPiece(runs.VOCABULARY),
-        output=output,
-        log=lambda line: None if lines is None else lines.append(line),
+    return {
+        "documents": None if "records" in options else documents(),
+        "recipe": RECIPES[name].changed(**changes),
+        "tokenizer": tokenizer or WordPiece(runs.VOCABULARY),
         **options,
-    )
+    }
+
+
+def train(output, name="bert", *, verbose=0, **options):
+    return pretrain(output=output, log=lambda line: None, verbose=verbose, **given(name, **options))
+
+
+def planned_lines(name="bert", **options):
+    """The lines for a person before the first step."""
+    return plan_pretraining(**given(name, **options)).lines
 
 
 # -----------------------------------------------------------------------------------------------------------
@@ -218,8 +226,8 @@ class OwnObjective(MaskedLM):
 def test_a_new_objective_is_a_class_and_its_rows(tmp_path, monkeypatch):
     monkeypatch.setitem(OBJECTIVES, "own", OwnObjective)
     monkeypatch.setitem(RECIPES, "own", dataclasses.replace(RECIPES["bert-no-nsp"], objectives=("own",)))
-    lines = []
-    results = train(tmp_path / "run", "own", held_out=0.2, changes={"steps": 1}, lines=lines)
+    results = train(tmp_path / "run", "own", held_out=0.2, changes={"steps": 1})
+    lines = planned_lines("own")
     assert any("instances, logged every 10 steps" in line for line in lines)
     assert results["majority_baselines"] == {"masked_lm_accuracy": 0.0}
 
@@ -509,16 +517,14 @@ def test_documents_whose_lines_are_instances_each(tmp_path):
     refused(tmp_path, shorter, documents=long, changes={"seq_length": 8})
 
 
-def test_a_label_rate_far_from_one_half(tmp_path):
-    lines = []
-    train(tmp_path / "run", documents=documents(200, lines=(1, 3)), changes={"steps": 1}, lines=lines)
+def test_a_label_rate_far_from_one_half():
+    lines = planned_lines(documents=documents(200, lines=(1, 3)))
     assert any("% of" in line and "sentence-pair labels are 1" in line and "50 %" in line for line in lines)
 
 
 @pytest.mark.parametrize("correction", [False, True])
-def test_a_warm_up_that_is_short_for_uncorrected_moments(correction, tmp_path):
-    lines = []
-    train(tmp_path / "run", changes={"steps": 2, "bias_correction": correction}, lines=lines)
+def test_a_warm_up_that_is_short_for_uncorrected_moments(correction):
+    lines = planned_lines(changes={"steps": 2, "bias_correction": correction})
     assert correction is not any("a warm-up of 0 steps" in line and "3.2x" in line for line in lines)
 
 
@@ -695,7 +701,7 @@ def test_files_of_a_folder_with_another_vocabulary(tmp_path):
 def test_settings_that_contradict_written_records(name, changes, match, tmp_path):
     folder = write(tmp_path / "records", masking=Masking(max_predictions=5))
     refused(tmp_path, match, name, records=folder, changes=changes)
-    train(tmp_path / "said", records=folder, changes={"steps": 1, "share": 0.15, "short_seq_prob": 0.1})
+    assert planned_lines(records=folder, changes={"share": 0.15, "short_seq_prob": 0.1})
 
 
 def test_a_segmenter_s_mistake_is_the_error(tmp_path):

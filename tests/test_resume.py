@@ -3,9 +3,9 @@
 import json
 import random
 import subprocess
-import sys
 from pathlib import Path
 
+import forked
 import keras
 import numpy as np
 import pytest
@@ -26,13 +26,7 @@ TIMES = ("tokens_per_second", "seconds")
 
 
 def start(folder: Path, *jobs: str) -> subprocess.CompletedProcess:
-    return subprocess.run(
-        [sys.executable, TESTS / "killed_runs.py", folder, *jobs],
-        cwd=runs.ROOT,
-        env=runs.bare_environment() | {"PYTHONPATH": str(runs.ROOT), "TF_CPP_MIN_LOG_LEVEL": "3"},
-        capture_output=True,
-        text=True,
-    )
+    return forked.run(TESTS / "killed_runs.py", folder, *jobs)
 
 
 def results(run: Path) -> dict:

@@ -1,12 +1,10 @@
 """Runs on two replicas, stopped and taken up again, end with all variables of the run that was not, bit for bit."""
 
 import json
-import subprocess
-import sys
 from pathlib import Path
 
+import forked
 import pytest
-import runs
 
 pytestmark = pytest.mark.timeout(600)
 
@@ -14,13 +12,7 @@ SCRIPT = Path(__file__).with_name("resumed_replicas.py")
 
 
 def resumed(*jobs: str) -> dict:
-    done = subprocess.run(
-        [sys.executable, SCRIPT, *jobs],
-        cwd=runs.ROOT,
-        env=runs.bare_environment() | {"PYTHONPATH": str(runs.ROOT), "TF_CPP_MIN_LOG_LEVEL": "3"},
-        capture_output=True,
-        text=True,
-    )
+    done = forked.run(SCRIPT, *jobs)
     if done.returncode:
         raise RuntimeError(done.stderr)
     return json.loads(done.stdout)

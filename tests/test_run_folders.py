@@ -215,8 +215,7 @@ def spoil(file: Path) -> None:
     file.write_bytes(content)
 
 
-@pytest.mark.parametrize("spoilt", [False, True])
-@pytest.mark.parametrize("state", [None, b"", b"\x00\xff garbage {"])
+@pytest.mark.parametrize(("state", "spoilt"), [(None, False), (b"", True), (b"\x00\xff garbage {", True)])
 def test_a_run_resumes_from_the_newest_whole_save(tmp_path, inputs, killed, state, spoilt):
     """TensorFlow's state file is not read: a missing, empty or damaged one changes nothing."""
     run = shutil.copytree(killed, tmp_path / "run")

@@ -9,6 +9,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import forked
 import numpy as np
 import pytest
 import runs
@@ -23,6 +24,8 @@ from tasks.glue.task import Glue
 from tasks.ner.task import Conll
 from tasks.settings import Hparams
 from tasks.training.finetune import _compiled_model, finetune, plan_finetuning
+from tasks.training.identity import digest_of_examples
+from tasks.training.loop import train
 from tasks.training.run import encoder_of, evaluate, heads_of, load_run, load_runs, save_run
 from tasks.training.strategies import strategy
 
@@ -205,11 +208,15 @@ def test_reloaded_run_measures_the_same(learned, reloaded):
     assert np.mean(answers["label"] == wanted) == results["measures"]["val_accuracy"]
 
 
-def test_best_epoch_is_kept_not_the_last(place):
-    """The dev labels are turned round: the more is learned, the worse it measures."""
-    data = write_reviews(place / "turned", reversed_dev=True)
-    task = Glue(ROWS["sst2"], data)
-    results = start(task, place, output="turned_run", hparams=dataclasses.replace(LEARNING, epochs=3))
+@pytest.fixture(scope="module")
+def turned(place):
+    """The results of a run whose dev labels are turned round: the more is learned, the worse it measures."""
+    task = Glue(ROWS["sst2"], write_reviews(place / "turned", reversed_dev=True))
+    return start(task, place, output="turned_run", hparams=dataclasses.replace(LEARNING, epochs=3))
+
+
+def test_best_epoch_is_kept_not_the_last(turned, place):
+    data, results = place / "turned", turned
     measured = [epoch["val_accuracy"] for epoch in results["history"]]
     assert measured[-1] < measured[0]
     assert results["best_epoch"] == 1
@@ -217,11 +224,10 @@ def test_best_epoch_is_kept_not_the_last(place):
     assert evaluate(load_run(place / "turned_run", data=data), "validation")["accuracy"] == measured[0]
 
 
-def test_ensemble_takes_the_mean_of_outputs(learned, place, reloaded):
+def test_ensemble_takes_the_mean_of_outputs(learned, turned, place, reloaded):
     task = Glue(ROWS["sst2"], place / "reviews")
-    start(task, place, output="second", hparams=dataclasses.replace(QUICK, seed=2, max_examples=24))
-    both = load_runs([place / "learned", place / "second"], data=place / "reviews")
-    second = load_run(place / "second", data=place / "reviews")
+    both = load_runs([place / "learned", place / "turned_run"], data=place / "reviews")
+    second = load_run(place / "turned_run", data=place / "reviews")
     features = both.preprocess(tf.constant(["a good film", "dull"]))
     outputs = [run.model(features) for run in (reloaded, second)]
     assert not np.allclose(*outputs, atol=1e-2)
@@ -234,9 +240,8 @@ def test_ensemble_takes_the_mean_of_outputs(learned, place, reloaded):
 
 
 def test_ensemble_of_unlike_runs(learned, place):
-    task = Glue(ROWS["sst2"], place / "reviews")
-    short = dataclasses.replace(QUICK, seq_length=32, max_examples=8)
-    start(task, place, output="short", hparams=short)
+    file = shutil.copytree(place / "learned", place / "short") / "task.json"
+    file.write_text(json.dumps(json.loads(file.read_text()) | {"seq_length": 32}))
     with pytest.raises(ValueError, match="short differs from .*learned in its task, labels or preprocessing"):
         load_runs([place / "learned", place / "short"])
 
@@ -244,13 +249,14 @@ def test_ensemble_of_unlike_runs(learned, place):
 def test_keep_head(learned, place):
     """Training starts from the head too; by default the head is random."""
     task = Glue(ROWS["sst2"], place / "reviews")
-    settings = {"checkpoint": place / "learned", "hparams": dataclasses.replace(QUICK, learning_rate=1e-9)}
-    start(task, place, output="kept_head", keep_head=True, **settings)
-    start(task, place, output="fresh_head", **settings)
-    was, kept, fresh = (
-        weights_of(place / name)["classifier/dense/kernel"] for name in ("learned", "kept_head", "fresh_head")
+    was = weights_of(place / "learned")["classifier/dense/kernel"]
+    kept, fresh = (
+        heads_of(
+            plan_finetuning(task, checkpoint=place / "learned", hparams=QUICK, keep_head=keep_head).model
+        )["classifier"].weights[0]
+        for keep_head in (True, False)
     )
-    np.testing.assert_allclose(kept, was, atol=1e-6)
+    np.testing.assert_array_equal(kept, was)
     assert not np.allclose(fresh, was, atol=1e-2)
     with pytest.raises(ValueError, match="the checkpoint has no classifier/dense/kernel"):
         start(task, place, output="no_head", keep_head=True)
@@ -500,18 +506,15 @@ def test_scores_of_pairs(place):
 
 
 def test_checkpoint_without_pooler(place):
-    """It trains, and a line says what started at random."""
-    source, lines = checkpoints.read(place / "checkpoint"), []
+    """It is planned, and a line says what starts at random."""
+    source = checkpoints.read(place / "checkpoint")
     tensors = {name: array for name, array in source.tensors.items() if not name.startswith("pooler/")}
-    start(
+    plan = plan_finetuning(
         Glue(ROWS["sst2"], place / "reviews"),
-        place,
-        output="poolerless",
         checkpoint=dataclasses.replace(source, tensors=tensors),
-        hparams=dataclasses.replace(QUICK, max_examples=8),
-        log=lines.append,
+        hparams=QUICK,
     )
-    assert "\nrandomly initialized: pooler/kernel, pooler/bias, classifier" in lines[0]
+    assert "\nrandomly initialized: pooler/kernel, pooler/bias, classifier" in plan.lines[0]
 
 
 def test_loss_that_is_nan(place):
@@ -522,11 +525,17 @@ def test_loss_that_is_nan(place):
     assert not (place / "nan" / "model.safetensors").exists()
 
 
-def test_planning_trains_nothing(place):
+@pytest.fixture(scope="module")
+def plan(place):
+    return plan_finetuning(
+        Glue(ROWS["sst2"], place / "reviews"), checkpoint=place / "checkpoint", hparams=QUICK
+    )
+
+
+def test_planning_trains_nothing(place, request):
     """The plan's model has the checkpoint's weights, and no file is written."""
     before = runs.contents(place)
-    task = Glue(ROWS["sst2"], place / "reviews")
-    plan = plan_finetuning(task, checkpoint=place / "checkpoint", hparams=QUICK)
+    plan = request.getfixturevalue("plan")
     assert (plan.steps, plan.identity["train_examples"][0]) == (12, 96)
     encoder = checkpoints.collect(encoder_of(plan.model).config, encoder_of(plan.model)).tensors
     given = checkpoints.read(place / "checkpoint").tensors
@@ -556,15 +565,17 @@ def test_refuses_a_folder_that_holds_a_run(learned, place):
 
 
 @pytest.mark.parametrize("output", ["checkpoint/config.json/run", "/proc/bert_keras_run"])
-def test_refuses_a_folder_that_cannot_be_made(place, tmp_path, output):
-    refused(
-        place, tmp_path, ValueError, "cannot write to .*; give a folder that can be written", output=output
-    )
+def test_refuses_a_folder_that_cannot_be_made(place, plan, output):
+    match = "cannot write to .*; give a folder that can be written"
+    with runs.no_training(), pytest.raises(ValueError, match=match):
+        train(plan, place / output, save_every=None, verbose=0)
 
 
-def test_refuses_a_full_disk(place, tmp_path):
-    with runs.full_disk(0):
-        refused(place, tmp_path, ValueError, "cannot write to .*: File too large; give a folder")
+def test_refuses_a_full_disk(plan, tmp_path):
+    match = "cannot write to .*: File too large; give a folder"
+    with runs.no_training(), runs.full_disk(0), pytest.raises(ValueError, match=match):
+        train(plan, tmp_path / "run", save_every=None, verbose=0)
+    assert not (tmp_path / "run" / "results.json").exists()
 
 
 def test_refuses_a_vocabulary_of_another_size(place, tmp_path):
@@ -601,9 +612,11 @@ def test_refuses_a_split_without_labels(place, tmp_path):
 
 def test_the_first_validation_split_is_the_dev_split(place, tmp_path):
     task = Glue(ROWS["mnli"], runs.write_data(tmp_path / "data", "mnli"))
-    results = start(task, place, output=tmp_path / "run")
-    measured = evaluate(load_run(tmp_path / "run", data=tmp_path / "data"), "validation_matched")
-    assert results["measures"]["val_accuracy"] == pytest.approx(measured["accuracy"])
+    plan = plan_finetuning(task, checkpoint=place / "checkpoint", hparams=QUICK)
+    matched, mismatched = (
+        digest_of_examples(task.examples(f"validation_{name}")) for name in ("matched", "mismatched")
+    )
+    assert plan.identity["dev_examples"] == [48, matched] and matched != mismatched
 
 
 @pytest.mark.parametrize("every", [0, -1])
@@ -661,7 +674,9 @@ def test_folder_without_a_run(tmp_path):
 
 @pytest.fixture(scope="module")
 def two_replicas():
-    return json.loads(run_python(str(TESTS / "distributed_two_replicas.py")))
+    done = forked.run(TESTS / "distributed_two_replicas.py")
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout)
 
 
 @pytest.mark.parametrize(
