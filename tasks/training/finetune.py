@@ -14,8 +14,6 @@ from bert_keras import checkpoints
 from bert_keras.encoder import BertEncoder
 from bert_keras.errors import BertKerasError, LossDiverged
 from bert_keras.features import POOLED_OUTPUT
-from bert_keras.optimizers import AdamW
-from bert_keras.schedules import SCHEDULES
 from bert_keras.text.preprocessing import Preprocessor
 from bert_keras.training_model import TrainingModel
 from tasks.batches import cardinality, count, dataset, predictor, take_examples
@@ -24,6 +22,7 @@ from tasks.settings import Hparams
 from tasks.task import Task
 from tasks.training.identity import digest_of_examples, identity_of_checkpoint
 from tasks.training.loop import LOGS, RUN, check_save_every, train
+from tasks.training.optimizer import optimizer_of
 from tasks.training.plan import Monitor, Plan, Stage
 from tasks.training.run import FILES, Run, check_sizes, digests, heads_of, save_run
 from tasks.training.strategies import rows_for, strategy
@@ -180,17 +179,7 @@ def _compiled_model(
     encoder.trainable = hparams.freeze != "encoder"
     if POOLED_OUTPUT not in task.outputs:  # without a gradient, Keras would warn
         encoder.pooler.trainable = False
-    warmup_steps = int(total_steps * hparams.warmup_proportion)
-    optimizer = AdamW(
-        SCHEDULES[hparams.schedule](
-            hparams.learning_rate, total_steps=total_steps, warmup_steps=warmup_steps
-        ),
-        weight_decay=hparams.weight_decay,
-        clip_norm=hparams.clip_norm,
-        bias_correction=hparams.bias_correction,
-        layer_decay=hparams.layer_decay,
-        gradual=hparams.unfreeze == "gradual",
-    )
+    optimizer = optimizer_of(hparams, total_steps=total_steps)
     # Variables made inside `fit` would have it trace the step twice.
     optimizer.build(model.trainable_variables)
     # XLA is no gain on CPU, and fails under MirroredStrategy.
