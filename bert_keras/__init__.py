@@ -1,4 +1,4 @@
-"""BERT for TensorFlow and Keras 3. The public names, each imported when it is first asked for (PEP 562)."""
+"""BERT for TensorFlow and Keras 3. Each public name is imported at its first use (PEP 562)."""
 
 import importlib
 from typing import Any

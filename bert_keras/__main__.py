@@ -2,7 +2,7 @@
 
 from bert_keras.paths import import_current_folder_last
 
-# Before any other import: a file of the current folder must not stand for an installed package.
+# Before any other import: a file of the current folder must not replace an installed package.
 import_current_folder_last()
 
 from bert_keras.cli import main  # noqa: E402

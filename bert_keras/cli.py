@@ -1,6 +1,6 @@
 """The `bert-keras` command: finds a command's module by its name, reads the flags and runs it.
 
-Commands stand beside the code that they run, in the modules of COMMANDS. None imports TensorFlow before it runs.
+COMMANDS names the module of each command, beside the code that it runs. No command imports TensorFlow before it runs.
 """
 
 import argparse
@@ -48,9 +48,9 @@ EXAMPLES = """examples:
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    """The entry of the console script; exits with 0, 1 (an error) or 2 (a wrong flag).
+    """The entry point of the console script; exits with 0, 1 (an error) or 2 (a wrong flag).
 
-    argv: as sys.argv, the program's name first
+    argv: like sys.argv, starts with the program's name
     """
     open_closed_streams()
     try:

@@ -63,7 +63,7 @@ _ROBERTA = {
     "norm_epsilon": 1e-5,
     "activation": "gelu_erf",
 }
-# The published variants, as the fields that differ from BERT base; for ELECTRA, those of the discriminator.
+# The published variants, as the fields that differ from BERT base; for ELECTRA, the fields of the discriminator.
 VARIANTS: dict[str, dict[str, Any]] = {
     "albert-base": _ALBERT | _shape(*SIZES["base"]),
     "albert-large": _ALBERT | _shape(*SIZES["large"]),
@@ -132,11 +132,11 @@ class BertConfig:
             )
         if self.bilstm and self.hidden_size % 2:
             raise BertKerasError(
-                f"hidden_size {self.hidden_size} has no half for each direction of bilstm; make it even."
+                f"hidden_size {self.hidden_size} is odd; each direction of bilstm has half of it: make it even."
             )
         if self.position_offset >= self.max_positions:
             raise BertKerasError(
-                f"position_offset {short(self.position_offset)} leaves no position of max_positions {self.max_positions}."
+                f"position_offset is {short(self.position_offset)}; it must be below max_positions, {self.max_positions}."
             )
 
     @property
@@ -146,17 +146,17 @@ class BertConfig:
 
     @property
     def max_length(self) -> int:
-        """The longest sequence in tokens: the positions less the offset."""
+        """The longest sequence in tokens: the positions minus the offset."""
         return self.max_positions - self.position_offset
 
     @property
     def head_dropout(self) -> float:
-        """The rate in front of a task's dense layer."""
+        """The dropout rate before a task's dense layer."""
         return self.hidden_dropout if self.classifier_dropout is None else self.classifier_dropout
 
     @classmethod
     def named(cls, size: str, **changes: Any) -> "BertConfig":
-        """One of SIZES, uncased English vocabulary unless `vocab_size` is among the changes, or one of VARIANTS."""
+        """A size of SIZES, with the uncased English vocabulary unless `vocab_size` is given, or a variant of VARIANTS."""
         if size not in SIZES and size not in VARIANTS:
             raise BertKerasError(f"no size named {size!r}; the sizes are {', '.join([*SIZES, *VARIANTS])}.")
         fields = VARIANTS[size] if size in VARIANTS else {"vocab_size": 30522, **_shape(*SIZES[size])}
@@ -187,7 +187,7 @@ class BertConfig:
 
     @classmethod
     def from_hugging_face(cls, fields: Mapping[str, Any]) -> "BertConfig":
-        """From the contents of a Hugging Face `config.json`; `model_type` is one of MODEL_TYPES, `bert` where it is absent.
+        """From the contents of a Hugging Face `config.json`; `model_type` is one of MODEL_TYPES, `bert` if it is absent.
 
         Raises ValueError if a model of that type would compute other numbers than our encoder.
         """
@@ -202,7 +202,7 @@ class BertConfig:
     def to_hugging_face(self, model_type: str | None = None) -> dict[str, Any]:
         """The contents of a Hugging Face `config.json`.
 
-        model_type: one of `model_types()`; None takes the first. `bert_keras`, the last, is no model of transformers.
+        model_type: one of `model_types()`; None takes the first. The last, `bert_keras`, is not a model of transformers.
 
         Raises ValueError if a model of that type would compute other numbers.
         """
@@ -210,7 +210,7 @@ class BertConfig:
         model_type = able[0] if model_type is None else model_type
         if model_type not in able:
             raise BertKerasError(
-                f"no {model_type} computes what this configuration says; {', '.join(able)} can."
+                f"no model of model_type {model_type} computes this configuration; {', '.join(able)} can."
             )
         fields = self._to_form(HUGGING_FACE[model_type])
         return {"model_type": model_type, **fields, "position_embedding_type": "absolute"}
@@ -236,7 +236,7 @@ class BertConfig:
 
     @classmethod
     def load(cls, path: str | pathlib.Path) -> "BertConfig":
-        """Reads a file, or the file in a folder: `bert_config.json` has Google's form, any other name Hugging Face's.
+        """Reads a file, or the file in a folder. A `bert_config.json` has Google's form, any other file has Hugging Face's.
 
         Raises FileNotFoundError for a missing file and ValueError for a file of another form.
         """

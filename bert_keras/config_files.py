@@ -1,7 +1,7 @@
-"""Google's `bert_config.json` and Hugging Face's `config.json` (BERT, ALBERT, ELECTRA, RoBERTa): their keys, words and defaults.
+"""Google's `bert_config.json` and Hugging Face's `config.json` (BERT, ALBERT, ELECTRA, RoBERTa): their keys, values and defaults.
 
-In: the contents of such a file. Out: the fields of a BertConfig; and back. The form decides the meaning of a word: `gelu` is the
-tanh form in a Google file, the erf form in a Hugging Face file.
+In: the contents of such a file. Out: the fields of a BertConfig; and back. The form decides the meaning of a value: `gelu` is the
+tanh gelu in a Google file, the erf gelu in a Hugging Face file.
 """
 
 import dataclasses
@@ -15,23 +15,23 @@ from bert_keras.json_files import is_whole, short
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Form:
-    """One published form of a configuration file: its keys and words, mapped to ours."""
+    """One published form of a configuration file: its keys and values, mapped to ours."""
 
     name: str
-    keys: dict[str, str]  # theirs -> ours
-    optional: frozenset[str]  # theirs, written only if the value is not our default
-    required: tuple[str, ...]  # theirs
-    defaults: dict[str, Any]  # theirs -> the meaning of an absent key, where it is not our default
-    activations: dict[str, str]  # theirs -> ours; the first spelling of each is written
-    fixed: dict[str, tuple[Any, ...]]  # theirs -> the values that change nothing; any other is an error
-    metadata: frozenset[str]  # theirs, known to change no number
-    # theirs -> the property of ours that is written for a field that may be None
+    keys: dict[str, str]  # key -> our field
+    optional: frozenset[str]  # keys that are written only if the value is not our default
+    required: tuple[str, ...]  # keys
+    defaults: dict[str, Any]  # key -> the value that an absent key means, if it is not our default
+    activations: dict[str, str]  # hidden_act -> our activation; the first spelling of each is written
+    fixed: dict[str, tuple[Any, ...]]  # key -> the values that change nothing; any other value is an error
+    metadata: frozenset[str]  # keys that change no number
+    # key -> our property that is written for a field that may be None
     written_as: dict[str, str] = dataclasses.field(default_factory=dict)
-    # theirs -> the number to add to make it ours
+    # key -> the number to add to its value to get ours
     shifts: dict[str, int] = dataclasses.field(default_factory=dict)
-    # ours -> the value that every file of this form implies
+    # our field -> the value that every file of this form implies
     means: dict[str, Any] = dataclasses.field(default_factory=dict)
-    # True if embeddings as wide as the hidden states are projected too, which our encoder does not do
+    # True if the form also projects embeddings as wide as the hidden states; our encoder does not
     projects: bool = False
 
     def says(self, ours: Mapping[str, Any], defaults: Mapping[str, Any]) -> bool:
@@ -51,7 +51,7 @@ class Form:
     def read(self, fields: Mapping[str, Any]) -> dict[str, Any]:
         """The contents of a file -> our fields.
 
-        Raises BertKerasError for a missing key, and for a value with which a model of this form computes other numbers.
+        Raises BertKerasError for a missing key, and for a value that changes the numbers and is not supported.
         Warns of unknown keys.
         """
         if missing := [key for key in self.required if key not in fields]:
@@ -89,8 +89,8 @@ class Form:
     def _refuse_projection(self, ours: Mapping[str, Any]) -> None:
         if self.projects and ours["embedding_size"] == ours["hidden_size"]:
             raise BertKerasError(
-                f"embedding_size is hidden_size, {ours['hidden_size']}, in a {self.name} of this model_type, which projects "
-                "embeddings of any width; that is not supported: wanted another width."
+                f"embedding_size equals hidden_size, {ours['hidden_size']}, in a {self.name}; this model_type also projects "
+                "embeddings of that width, which is not supported: wanted another embedding_size."
             )
 
     def write(self, ours: Mapping[str, Any], defaults: Mapping[str, Any]) -> dict[str, Any]:
@@ -108,7 +108,7 @@ class Form:
 
 
 def _some(names: Iterable[str]) -> str:
-    """Names for an error of one line, cut to its length."""
+    """Names for an error of one line, cut to 2000 characters."""
     return ", ".join(sorted(names))[:2000]
 
 
@@ -127,7 +127,7 @@ _KEYS = {
     "layer_norm_eps": "norm_epsilon",
 }
 _CLASSIFIER_DROPOUT = {"classifier_dropout": "classifier_dropout"}
-# Keys that only this package writes, where the value is not the default.
+# Keys that only this package writes, if the value is not the default.
 _OURS = {name: name for name in ("embedding_size", "share_layers", "causal", "position_offset", "bilstm")}
 _REQUIRED = ("vocab_size", "hidden_size", "num_hidden_layers", "num_attention_heads", "intermediate_size")
 _FIXED = {
@@ -196,7 +196,7 @@ _BERT = Form(
     metadata=_METADATA | {"model_type"},
 )
 _EMBEDDING_SIZE = {"embedding_size": "embedding_size"}
-# By model_type. We write the first that can hold a configuration; the last, our own, can hold all.
+# By model_type. We write the first form that can hold a configuration; the last form, our own, can hold all.
 HUGGING_FACE = {
     "bert": _BERT,
     "albert": dataclasses.replace(

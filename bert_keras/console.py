@@ -1,4 +1,4 @@
-"""The terminal side of every command: flags, tables, progress, the start of TensorFlow, and how errors are printed."""
+"""The terminal side of every command: flags, tables, progress bars, the start of TensorFlow, and errors in one line."""
 
 import argparse
 import contextlib
@@ -14,8 +14,11 @@ from absl import logging
 
 from bert_keras.errors import BertKerasError, MissingPackageError
 
-PATH: dict[str, Any] = {"type": os.path.expanduser}  # a shell expands no ~ after `=`, nor where it is quoted
-SEVERAL: dict[str, Any] = {"nargs": "+", "action": "extend"}  # values after a flag, and after it again
+PATH: dict[str, Any] = {"type": os.path.expanduser}  # a shell does not expand ~ after `=` or in quotes
+SEVERAL: dict[str, Any] = {
+    "nargs": "+",
+    "action": "extend",
+}  # several values after a flag, which may be repeated
 # Errors that are printed in one line. Any other error is a bug and keeps its traceback.
 EXPECTED = (BertKerasError, OSError)
 
@@ -26,8 +29,8 @@ class Command(NamedTuple):
     help: a verb phrase
     example: the arguments of an example
     add_flags: adds its flags to an argparse parser
-    run: takes the parsed arguments; imports TensorFlow only now
-    notes: paragraphs of its help, below the flags
+    run: takes the parsed arguments; may import TensorFlow
+    notes: paragraphs below the flags in its help
     """
 
     help: str
@@ -38,7 +41,7 @@ class Command(NamedTuple):
 
 
 def open_closed_streams() -> None:
-    """Opens the null device in place of closed standard streams; otherwise the next open file would become stderr, say."""
+    """Opens the null device in place of closed standard streams; otherwise the next file opened could become stderr."""
     for number, (name, mode) in enumerate((("stdin", "r"), ("stdout", "w"), ("stderr", "w"))):
         try:
             os.fstat(number)
@@ -52,7 +55,7 @@ def open_closed_streams() -> None:
 
 
 def flush_streams() -> None:
-    """Flushes the standard streams; exits with 1 where that fails."""
+    """Flushes the standard streams; exits with 1 if that fails."""
     # Python's own flush at the end would print a traceback and exit with 120.
     for stream in (sys.stdout, sys.stderr):
         try:
@@ -70,7 +73,7 @@ def _discard(stream: Any) -> None:
 
 
 def show_warnings() -> None:
-    """Prints warnings as one line each, and standard output line by line: a log file is read while a training runs."""
+    """Prints each warning in one line, and flushes standard output after each line: people read logs during training."""
     warnings.showwarning = lambda message, *rest, **more: print(f"warning: {message}", file=sys.stderr)
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(line_buffering=True)
@@ -78,7 +81,7 @@ def show_warnings() -> None:
 
 @contextlib.contextmanager
 def one_line_errors(*, debug: bool) -> Iterator[None]:
-    """Prints EXPECTED errors in one line and exits with 1; with debug it lets them through."""
+    """Prints EXPECTED errors in one line and exits with 1; with `debug`, raises them."""
     try:
         yield
     except BrokenPipeError:  # the reader of the output has left, as `head` does
@@ -133,7 +136,7 @@ def start(*, deterministic: bool = False) -> Any:
 
 
 def table(columns: Sequence[str], rows: Iterable[Sequence[Any]], *, title: str | None = None) -> None:
-    """Prints a table; numbers that are float with four decimals."""
+    """Prints a table; floats have four decimals."""
     from rich.console import Console
     from rich.table import Table
 
@@ -145,12 +148,12 @@ def table(columns: Sequence[str], rows: Iterable[Sequence[Any]], *, title: str |
 
 @contextlib.contextmanager
 def progress(text: str, total: int | None) -> Iterator[Any]:
-    """Shows a progress bar on standard error if that is a terminal; yields the function that moves it."""
+    """Shows a progress bar on standard error if that is a terminal; yields the function that advances it."""
     from rich.console import Console
     from rich.progress import Progress
 
     console = Console(stderr=True)
-    # Answers that are printed meanwhile belong on standard output, not with the bar.
+    # Without the redirect, answers that are printed while the bar runs go to standard output.
     with Progress(
         console=console, disable=not console.is_terminal, transient=True, redirect_stdout=False
     ) as bar:

@@ -1,13 +1,13 @@
 """The errors that this package raises on purpose, each in one line: what was given, what is wanted, what to do.
 
     BertKerasError       a value, a file's content or a combination of settings that cannot work
-    MissingFileError     a file or folder that is not there
+    MissingFileError     a file or folder that does not exist
     MissingPackageError  an optional package that is not installed
-    TakenError           an output that is there already
+    TakenError           an output that already exists
     LossDiverged         a training whose loss or weights became infinite or NaN
 
-All derive from ValueError; the second to the fourth also from the error that Python itself would raise. Any other error is a
-bug or comes from another library: the command line shows its traceback.
+All derive from ValueError. The second to the fourth also derive from the error that Python itself raises in this case. Any other
+error is a bug or comes from another library: the command line shows its traceback.
 """
 
 from collections.abc import Iterable
@@ -18,11 +18,11 @@ class BertKerasError(ValueError):
 
 
 class MissingFileError(FileNotFoundError, BertKerasError):
-    """A file or folder that is not there."""
+    """A file or folder that does not exist."""
 
 
 class TakenError(FileExistsError, BertKerasError):
-    """An output that is there already."""
+    """An output that already exists."""
 
 
 class MissingPackageError(ImportError, BertKerasError):
@@ -32,7 +32,7 @@ class MissingPackageError(ImportError, BertKerasError):
 class LossDiverged(BertKerasError):
     """A training whose loss or weights became infinite or NaN.
 
-    what: what is not finite, in words; step: the optimizer step, from 1
+    what: the name of the value that is not finite; step: the optimizer step, from 1
     """
 
     def __init__(self, what: str, *, step: int) -> None:

@@ -7,37 +7,37 @@ V vocabulary, L layers, K choices, C classes, W windows.
 INPUT_WORD_IDS = "input_word_ids"  # int32 [B, S], vocabulary ids
 INPUT_MASK = "input_mask"  # int32 [B, S], 1 on real tokens, 0 on padding
 INPUT_TYPE_IDS = "input_type_ids"  # int32 [B, S], 0 on the first segment, 1 on the second
-MASKED_LM_POSITIONS = "masked_lm_positions"  # int32 [B, P], positions asked of the masked LM
-MASKED_LM_IDS = "masked_lm_ids"  # int32 [B, P], what is to be predicted there
-MASKED_LM_WEIGHTS = "masked_lm_weights"  # float32 [B, P], 0 on what fills up to P
+MASKED_LM_POSITIONS = "masked_lm_positions"  # int32 [B, P], positions that the masked LM predicts
+MASKED_LM_IDS = "masked_lm_ids"  # int32 [B, P], the original tokens at these positions
+MASKED_LM_WEIGHTS = "masked_lm_weights"  # float32 [B, P], 0 on padding
 NEXT_SENTENCE_LABEL = "next_sentence_labels"  # int32 [B] or [B, 1], 0: the second segment follows the first
-LABEL_RATE_TOLERANCE = (
-    0.1  # distance from one half of the fraction of next-sentence labels 1, beyond which we warn
-)
+LABEL_RATE_TOLERANCE = 0.1  # we warn if the fraction of next-sentence labels 1 differs by more from one half
 WORD_STARTS = "word_starts"  # int32 [B, S], 1 where a segmenter starts a word; for whole-word masking
 
-# What every encoder takes, in this order. The names are TF Hub's.
+# The inputs of every encoder, in this order. The names are TF Hub's.
 ENCODER_INPUTS = (INPUT_WORD_IDS, INPUT_MASK, INPUT_TYPE_IDS)
 DTYPE = "int32"
 
-# What preprocessing returns beside the encoder's inputs where text is cut into windows.
+# The outputs of preprocessing, beside the encoder's inputs, for text that is cut into windows.
 EXAMPLE_INDEX = "example_index"  # int32 [W], the example that a window was cut from
-START_BYTES = "start_bytes"  # int32 [W, S], where a piece starts in the original string; -1 off the context
-END_BYTES = "end_bytes"  # int32 [W, S], where it ends (exclusive); -1 off the context
-MAX_CONTEXT = "max_context"  # int32 [W, S], 1 where no other window shows this piece with more context
-WORD_INDEX = "word_index"  # int32 [W, S], the word whose first piece stands here; -1 elsewhere
+START_BYTES = (
+    "start_bytes"  # int32 [W, S], the start of a token in the original string; -1 outside the context
+)
+END_BYTES = "end_bytes"  # int32 [W, S], its end (exclusive); -1 outside the context
+MAX_CONTEXT = "max_context"  # int32 [W, S], 1 where no other window shows this token with more context
+WORD_INDEX = "word_index"  # int32 [W, S], the word whose first token is here; -1 elsewhere
 
-# What `decode` reads of a tokenizer where it answers with pieces.
+# The vocabulary, for a `decode` that returns tokens.
 VOCABULARY = "vocabulary_pieces"  # string [V], in the order of their ids
 
-# What an encoder gives back.
+# The outputs of an encoder.
 SEQUENCE_OUTPUT = "sequence_output"  # float [B, S, H], the last block
 POOLED_OUTPUT = "pooled_output"  # float [B, H], dense + tanh of one position
 ENCODER_OUTPUTS = "encoder_outputs"  # L x float [B, S, H], every block
-EMBEDDING_OUTPUT = "embedding_output"  # float [B, S, H], what the first block reads
+EMBEDDING_OUTPUT = "embedding_output"  # float [B, S, H], the input of the first block
 ATTENTION_PROBABILITIES = "attention_probabilities"  # L x float [B, A, S, S], A heads; only on request
 
-# The one table to the names inside Google's TFRecord files (google-research/bert create_pretraining_data.py).
+# Our names -> the names inside Google's TFRecord files (google-research/bert create_pretraining_data.py).
 TFRECORD_NAMES = {
     INPUT_WORD_IDS: "input_ids",
     INPUT_MASK: "input_mask",

@@ -1,6 +1,6 @@
-"""Files that are there whole or not at all, and outputs that one process at a time writes.
+"""Atomic writes of files, and a lock that lets one process at a time write an output.
 
-In: a path and a way to write it. Out: the file, synced to the disk; nothing else where writing failed.
+In: a path and a way to write it. Out: the file, synced to disk; after an error, nothing has changed.
 """
 
 import contextlib
@@ -15,13 +15,13 @@ import filelock
 
 from bert_keras.errors import BertKerasError
 
-TEMPORARY = ".tmp"  # ends the name of a file that is not complete
-LOCK = ".lock"  # held for as long as its folder is written to
+TEMPORARY = ".tmp"  # the suffix of an incomplete file
+LOCK = ".lock"  # held while its folder is written
 
 
 @contextlib.contextmanager
 def whole_file(path: pathlib.Path) -> Iterator[pathlib.Path]:
-    """A temporary name to write `path` under; it takes the place of `path` at the end, synced, or is removed on an error."""
+    """A temporary file to write; at the end it is synced and renamed to `path`, or removed after an error."""
     temporary = path.with_name(f".{path.name}.{os.getpid()}{TEMPORARY}")
     try:
         yield temporary
@@ -34,14 +34,14 @@ def whole_file(path: pathlib.Path) -> Iterator[pathlib.Path]:
 
 
 def write_json(path: pathlib.Path, content: Any) -> None:
-    """Writes strict JSON, whole or not at all. Raises ValueError on NaN and infinity, which JSON does not have."""
+    """Writes strict JSON atomically. Raises ValueError on NaN and infinity, which JSON does not have."""
     text = json.dumps(content, indent=2, ensure_ascii=False, allow_nan=False)
     with whole_file(path) as temporary:
         temporary.write_text(text + "\n", encoding="utf-8")
 
 
 def sync(path: pathlib.Path) -> None:
-    """Has the operating system write a file's content, or a folder's list of names, to the disk."""
+    """Syncs a file's content, or a folder's list of names, to disk."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
@@ -50,7 +50,7 @@ def sync(path: pathlib.Path) -> None:
 
 
 def remove_temporary(folder: pathlib.Path) -> None:
-    """Removes what a killed process left in a folder. Call it under the folder's lock."""
+    """Removes the temporary files that a killed process left in a folder. Call it under the folder's lock."""
     for name in os.listdir(folder):
         if name.endswith(TEMPORARY):
             (folder / name).unlink(missing_ok=True)
@@ -58,14 +58,14 @@ def remove_temporary(folder: pathlib.Path) -> None:
 
 @contextlib.contextmanager
 def locked(folder: pathlib.Path, *, output: pathlib.Path | None = None) -> Iterator[None]:
-    """Makes a folder and keeps every other process out of it; the thread that holds it may enter it again.
+    """Makes a folder and locks it against other processes; the thread that holds the lock may take it again.
 
-    output: the folder that the error names, if another one
+    output: the folder that the error names, if not this one
 
-    Raises BertKerasError where another process is in it.
+    Raises BertKerasError if another process holds the lock.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    # By the resolved path: filelock knows a lock that this process holds by its name.
+    # The resolved path, because filelock finds a lock that this process holds by its path.
     file = folder.resolve() / LOCK
     lock = filelock.FileLock(file, blocking=False, is_singleton=True)
     try:
@@ -78,12 +78,12 @@ def locked(folder: pathlib.Path, *, output: pathlib.Path | None = None) -> Itera
         yield
     finally:
         if lock.lock_counter == 1:
-            file.unlink(missing_ok=True)  # filelock takes no lock on a file without a name
+            file.unlink(missing_ok=True)  # filelock does not lock a file that was unlinked
         lock.release()
 
 
 def digest(parts: Iterable[bytes | str]) -> str:
-    """SHA-256 of parts, each under its length."""
+    """SHA-256 of parts, each after its length."""
     found = hashlib.sha256()
     for part in parts:
         data = part.encode() if isinstance(part, str) else part

@@ -1,12 +1,12 @@
-"""Folders that are there whole or not at all, written by one process at a time.
+"""Atomic writes of folders: a folder is complete or unchanged, and one process at a time writes it.
 
-In: a folder and a way to fill it. Out: the folder, every file synced to the disk; after an error, the folder as it was.
+In: a folder and a way to fill it. Out: the folder, with every file synced to disk; after an error, the unchanged folder.
 
     OUT does not exist   files are written to .OUT.partial/new beside it, which is then renamed to OUT
     OUT exists           files are written to OUT/.partial/new (OUT may be a mount point) and renamed into OUT one after another;
-                         OUT/.partial/moving.json lists their names, so that the next writer can undo half a move
+                         OUT/.partial/moving.json lists their names, so that the next writer can undo an interrupted move
 
-`tasks.folders` has outputs that are resumed; these here are written in one go.
+`tasks.folders` writes outputs that can be resumed; the outputs here are written in one go.
 """
 
 import contextlib
@@ -20,7 +20,7 @@ from bert_keras.errors import TakenError
 from bert_keras.files import LOCK, locked, sync, write_json
 from bert_keras.json_files import TEXT, list_of, read_object, typed
 
-PARTIAL = ".partial"  # ends the name of the folder that holds incomplete files
+PARTIAL = ".partial"  # the suffix of the folder with incomplete files
 NEW, JOURNAL = "new", "moving.json"  # in that folder
 
 
@@ -30,10 +30,10 @@ def whole_folder(
 ) -> Iterator[pathlib.Path]:
     """An empty folder to write to; at the end of the block its content is moved to `path`, unless the block raises.
 
-    existing: refuse a folder that holds files; or keep them and refuse equal names; or overwrite those of equal names
+    existing: "refuse" a folder with files; "keep" its files and refuse equal names; or "overwrite" files of equal names
 
-    The folder is locked during the block, and files that a killed process left are removed first. Raises TakenError as
-    `existing` says, BertKerasError where another process writes to the folder, OSError where it cannot be written.
+    The folder is locked during the block, and files that a killed process left are removed first. Raises TakenError for a
+    folder that `existing` refuses, BertKerasError if another process writes to it, OSError if it cannot be written.
     """
     path = path.resolve()  # a folder cannot be renamed to a link
     if path.exists() and not path.is_dir():
@@ -58,7 +58,7 @@ def whole_folder(
 
 
 def _check(path: pathlib.Path, *, there: bool, existing: str) -> None:
-    """Raises TakenError where files that have to stay are in the way."""
+    """Raises TakenError if the folder has files that must stay."""
     if path.exists() != there:
         raise TakenError(f"{path} was written by another process at the same time; give another folder.")
     if there and existing == "refuse" and set(os.listdir(path)) - {LOCK, PARTIAL}:
@@ -74,7 +74,7 @@ def _publish(path: pathlib.Path, work: pathlib.Path, *, there: bool, existing: s
         os.rename(new, path)
         sync(path.parent)
     elif existing == "overwrite":
-        # Files one by one: the folders that hold them may hold others.
+        # One file at a time: their folders may hold other files.
         for file in sorted(found for found in new.rglob("*") if found.is_file()):
             target = path / file.relative_to(new)
             target.parent.mkdir(parents=True, exist_ok=True)
@@ -91,7 +91,7 @@ def _publish(path: pathlib.Path, work: pathlib.Path, *, there: bool, existing: s
 
 
 def _undo(path: pathlib.Path, work: pathlib.Path) -> None:
-    """Removes incomplete files, and those of an incomplete move that have their names already. Call it under the lock."""
+    """Removes incomplete files, and files that an interrupted move has renamed. Call it under the lock."""
     journal = work / JOURNAL
     if journal.is_file():
         names = typed(read_object(journal), {"names": list_of(TEXT)}, where=journal)["names"]
@@ -112,7 +112,7 @@ def _remove(path: pathlib.Path) -> None:
 
 
 def _remove_empty(*folders: pathlib.Path) -> None:
-    """Removes folders that hold nothing, the first one first."""
+    """Removes empty folders, in the given order."""
     for folder in folders:
-        with contextlib.suppress(OSError):  # it holds files, perhaps another process's
+        with contextlib.suppress(OSError):  # it holds files, perhaps those of another process
             folder.rmdir()

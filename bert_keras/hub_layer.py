@@ -1,4 +1,4 @@
-"""A SavedModel of TensorFlow Hub's form as a Keras 3 layer, without tensorflow_hub.
+"""A SavedModel in TensorFlow Hub's form as a Keras 3 layer, without tensorflow_hub.
 
 In: the folder of a text preprocessor, of an encoder, or of anything else that `tf.saved_model.load` makes callable. Out: a layer
 whose weights are the module's own variables: Keras counts, trains, freezes and saves them.
@@ -16,7 +16,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-# Not public: whether a model is being loaded in safe mode, as keras.layers.TFSMLayer asks.
+# Not public: True while a model is loaded in safe mode. keras.layers.TFSMLayer uses it too.
 from keras.src.saving.serialization_lib import in_safe_mode
 
 import bert_keras.text.text_ops  # noqa: F401 (TensorFlow Text's ops, which preprocessors are made of)
@@ -28,17 +28,17 @@ from bert_keras.paths import for_tensorflow, path_of
 class HubLayer(keras.layers.Layer):
     """Calls a SavedModel, and trains it.
 
-    path: folder of the SavedModel. It runs whatever is in it: load none that you do not trust
-    endpoint: what of it is called. "__call__" is the module itself; else one of its parts ("tokenize", "bert_pack_inputs", "mlm")
-        or of its signatures ("serving_default"), which have no training mode
-    outputs: the key of the one output that is wanted, or several keys for a dict of those; None returns what the module does
+    path: folder of the SavedModel, which can run any code: load only folders that you trust
+    endpoint: the function to call: "__call__", the module itself; one of its parts ("tokenize", "bert_pack_inputs", "mlm"); or
+        one of its signatures ("serving_default"), which have no training mode
+    outputs: the key of one output, or several keys for a dict of outputs; None returns the module's own result
     arguments: keywords of every call, such as {"seq_length": 64}
     trainable: False freezes the module's variables and, as hub.KerasLayer does, its dropout
 
-    The layer takes and returns what the module does: strings [B] into a preprocessor, Features into an encoder. `module`
-    is what was loaded, with its other parts.
-    Raises ValueError on a backend other than TensorFlow, for an endpoint or an output that is not there, and
-    FileNotFoundError where no SavedModel is.
+    The layer has the module's inputs and outputs: a preprocessor takes strings [B], an encoder takes Features. `module` is the
+    loaded object with all its parts.
+    Raises ValueError on a backend other than TensorFlow and for an unknown endpoint or output, FileNotFoundError if the folder
+    has no SavedModel.
     """
 
     def __init__(
@@ -57,7 +57,7 @@ class HubLayer(keras.layers.Layer):
                 f"Keras runs on {keras.backend.backend()}; a SavedModel needs TensorFlow: set KERAS_BACKEND=tensorflow."
             )
         super().__init__(name=name, dtype=dtype)
-        self.supports_jit = False  # XLA takes no strings, and what else is inside is not known
+        self.supports_jit = False  # XLA takes no strings, and the module's other ops are unknown
         self.module_path, self.endpoint = str(path_of(path)), endpoint
         self.outputs_wanted = outputs if outputs is None or isinstance(outputs, str) else tuple(outputs)
         self.arguments = dict(arguments or {})
@@ -67,7 +67,7 @@ class HubLayer(keras.layers.Layer):
         self._regularization_losses = list(getattr(part, "regularization_losses", ()))
         with keras.name_scope(self.name):
             self.module_variables = _keras_variables(part)
-        self.trainable = trainable  # that of the variables too, now that they are there
+        self.trainable = trainable  # sets the variables too, now that they exist
         self.built = True
 
     def call(self, inputs: Any, training: bool = False) -> Any:
@@ -85,7 +85,7 @@ class HubLayer(keras.layers.Layer):
         return {key: results[key] for key in self.outputs_wanted}
 
     def compute_output_spec(self, inputs: Any, training: bool = False) -> Any:
-        """Shapes without running. Keras' own way knows no ragged tensors, which tokenizers return."""
+        """Shapes, without running the module. Keras' own method does not support ragged tensors, which tokenizers return."""
         specs = keras.tree.map_structure(_tensor_spec, inputs)
         with keras.StatelessScope():
             traced = tf.function(lambda given: self.call(given, training=training), autograph=False)
@@ -100,7 +100,7 @@ class HubLayer(keras.layers.Layer):
         if lacking := [key for key in keys if key not in there]:
             given = f"outputs {', '.join(there)}" if there else "outputs without keys"
             raise BertKerasError(
-                f"{self.endpoint} of {self.module_path} has {given}; {', '.join(lacking)} was asked for."
+                f"{self.endpoint} of {self.module_path} has {given}; wanted {', '.join(lacking)}."
             )
 
     def get_config(self) -> dict[str, Any]:
@@ -114,7 +114,7 @@ class HubLayer(keras.layers.Layer):
 
     @classmethod
     def from_config(cls, config: dict[str, Any]) -> "HubLayer":
-        """The inverse of `get_config`. Raises ValueError inside a load in safe mode, which runs no code of others."""
+        """The inverse of `get_config`. Raises ValueError during a load in safe mode, which must not run a SavedModel."""
         if in_safe_mode():
             raise BertKerasError(
                 f"the saved model loads the SavedModel at {config['path']}, which can run any code; if you trust both, "
@@ -129,7 +129,7 @@ def _load(path: str) -> Any:
             f"no SavedModel at {path}; give the folder that holds its saved_model.pb, and keep it there as long as "
             "saved Keras models name it."
         )
-    # What the module keeps of its assets is their path: a link to them lasts as long as the process.
+    # The module keeps only the paths of its assets, so that the links must last as long as the process.
     links = contextlib.ExitStack()
     atexit.register(links.close)
     return tf.saved_model.load(str(links.enter_context(for_tensorflow(pathlib.Path(path)))))

@@ -1,6 +1,6 @@
-"""JSON files: those of others are read with limits, and the type of each field is checked before it is used.
+"""Reads JSON files within limits, and checks the type of each field before it is used.
 
-In: a file, or text. Out: plain values, or BertKerasError in one line: the file, the field, what was found, what is wanted.
+In: a file, or text. Out: plain values, or BertKerasError in one line: the file, the field, the value found, the values wanted.
 """
 
 import json
@@ -15,20 +15,20 @@ from bert_keras.errors import BertKerasError, MissingFileError
 
 MAX_JSON_BYTES = 50_000_000  # of one file; the largest published tokenizer.json has 33 million
 MAX_JSON_DEPTH = 64  # lists and objects inside each other
-_HALF = re.compile(rb"\\u[dD][89a-fA-F]")  # may stand for half a character
+_HALF = re.compile(rb"\\u[dD][89a-fA-F]")  # may be half a character, an unpaired surrogate
 _SHORT = reprlib.Repr()
 _SHORT.maxstring = _SHORT.maxother = 80
 
 
 def short(value: Any) -> str:
-    """A value as an error shows it, cut to a line."""
+    """A value for an error, cut to one line."""
     return _SHORT.repr(value)
 
 
 def parse_json(text: str | bytes, *, source: object, form: str = "JSON") -> Any:
     """The value of JSON text.
 
-    Raises BertKerasError that opens with `source` for what is not of the form, or nested too deep.
+    Raises BertKerasError, prefixed with `source`, for text that is not JSON or is nested too deep.
     """
     try:
         text = text.decode("utf-8-sig") if isinstance(text, bytes) else text
@@ -54,7 +54,7 @@ def _check_depth(value: Any) -> None:
 
 
 def read_json(path: str | pathlib.Path) -> Any:
-    """The value of a JSON file of at most MAX_JSON_BYTES. Raises FileNotFoundError, and BertKerasError on any other file."""
+    """The value of a JSON file of at most MAX_JSON_BYTES. Raises FileNotFoundError, or BertKerasError."""
     path = pathlib.Path(path)
     if not path.is_file():
         raise MissingFileError(f"there is no file {path}.")
@@ -70,14 +70,14 @@ def read_json(path: str | pathlib.Path) -> Any:
 
 
 def read_bounded(path: pathlib.Path, limit: int) -> bytes:
-    """The bytes of a file. Raises BertKerasError where there are more than `limit`, before they are in memory."""
+    """The bytes of a file. Raises BertKerasError, before it reads, for a file of more than `limit` bytes."""
     if path.stat().st_size > limit:
-        raise BertKerasError(f"{path} has over {limit:,} bytes; wanted at most that for such a file.")
+        raise BertKerasError(f"{path} has over {limit:,} bytes, which is the limit for such a file.")
     return path.read_bytes()
 
 
 def read_object(path: str | pathlib.Path) -> dict[str, Any]:
-    """The object in a JSON file. Raises as `read_json`, and where the file holds another type."""
+    """The object in a JSON file. Raises as `read_json`, and for a file that holds another type."""
     value = read_json(path)
     if not isinstance(value, dict):
         raise BertKerasError(f"{path} holds {_named(value)}; wanted an object of named fields.")
@@ -110,7 +110,7 @@ class Kind(NamedTuple):
 
 
 def is_whole(value: Any) -> bool:
-    """True for a whole number, false for true and false."""
+    """True for a whole number; a bool is not a number."""
     return isinstance(value, int) and not isinstance(value, bool)
 
 
@@ -132,7 +132,7 @@ ANYTHING = Kind("a value", lambda value: True)
 
 
 def whole(least: int, most: int) -> Kind:
-    """Whole numbers in a range, both ends in it."""
+    """Whole numbers in a range, both ends included."""
     return Kind(
         f"a whole number of at least {least:,} and at most {most:,}",
         lambda value: is_whole(value) and least <= value <= most,
@@ -147,7 +147,7 @@ def one_of(values: Collection[str]) -> Kind:
 
 
 def list_of(kind: Kind) -> Kind:
-    """A list, or a tuple of ours, of values of one kind."""
+    """A list, or one of our tuples, with values of one kind."""
     return Kind(
         f"a list, each item {kind.wanted}",
         lambda value: isinstance(value, list | tuple) and all(map(kind.accepts, value)),
@@ -177,7 +177,7 @@ def typed(
 ) -> dict[str, Any]:
     """The fields of an object, each of its kind.
 
-    where: the start of the error: the file, or the place in it
+    where: the prefix of the error: the file, or the part of it
     optional: fields that may be missing
     others: True ignores fields that `kinds` does not name
 

@@ -1,4 +1,4 @@
-"""Losses by slot, and a mean over the weights of all replicas.
+"""A loss for each label, and its weighted mean over all replicas.
 
 In: labels, outputs and weights of one replica. Out: the loss that one device would compute on the whole batch.
 """
@@ -24,10 +24,10 @@ def replica_context() -> Any:
 class GlobalMean(keras.losses.Loss):
     """sum(weight * loss) over all replicas / sum(weight) over all replicas.
 
-    loss: a function of (labels, outputs) that returns one loss for each slot, for example `cross_entropy`, which gives
+    loss: a function of (labels, outputs) that returns one loss for each label, for example `cross_entropy`, which gives
         weight 0 to a negative label
 
-    Keras' own reduction averages over each replica's slots, then over the replicas. The result differs whenever weights differ.
+    Keras' own reduction averages over each replica's labels, then over the replicas. The result differs whenever weights differ.
     """
 
     def __init__(self, loss: Callable[[Any, Any], Any], *, name: str = "loss") -> None:
@@ -35,14 +35,14 @@ class GlobalMean(keras.losses.Loss):
         self._loss = loss
 
     def call(self, y_true: Any, y_pred: Any) -> Any:
-        """One loss for each slot."""
+        """One loss for each label."""
         return self._loss(y_true, y_pred)
 
     def __call__(self, y_true: Any, y_pred: Any, sample_weight: Any = None) -> Any:
         """Labels and float outputs [B, ...], weights [B, ...] -> a scalar, 0 where no weight is over 0.
 
-        Weights [B] weigh all slots of their rows.
-        On N replicas, each returns the global mean / N, which Keras sums and logs. Its gradient is that of its own slots.
+        Weights [B] apply to all labels of their rows.
+        On N replicas, each returns the global mean / N, which Keras sums and logs. Its gradient is that of its own labels.
         """
         losses = self.call(y_true, y_pred)
         weights = ops.ones_like(losses)

@@ -1,4 +1,4 @@
-"""Paths as users give them, as TensorFlow reads them, and the paths that this package's own modules come from."""
+"""Paths from users, paths for TensorFlow, and the paths of this package's own modules."""
 
 import contextlib
 import importlib.util
@@ -11,22 +11,24 @@ from collections.abc import Iterator
 from bert_keras.errors import BertKerasError, MissingPackageError
 
 ROOT = pathlib.Path(__file__).parents[1]
-OWN = ("tasks", "savedmodels")  # our packages beside this one; others use these names too
-PATTERN = frozenset("*?[]\\")  # TensorFlow reads a checkpoint's path that holds one of them as a pattern
+OWN = ("tasks", "savedmodels")  # our packages beside this one; other projects use these names too
+PATTERN = frozenset(
+    "*?[]\\"
+)  # TensorFlow reads a checkpoint's path with one of these characters as a pattern
 
 
 def path_of(given: str | os.PathLike[str]) -> pathlib.Path:
-    """A path with `~` and `~user` expanded; a name of no user stays as it is."""
+    """A path with `~` and `~user` expanded; the name of an unknown user stays as it is."""
     return pathlib.Path(os.path.expanduser(given))
 
 
 @contextlib.contextmanager
 def for_tensorflow(path: pathlib.Path) -> Iterator[pathlib.Path]:
-    """A name of `path` that TensorFlow does not read as a pattern: itself, or links in a temporary folder.
+    """A path that TensorFlow does not read as a pattern: `path` itself, or a link to it in a temporary folder.
 
-    path: a folder, or the prefix that the names of a checkpoint's files begin with
+    path: a folder, or the prefix of a checkpoint's files
 
-    What is written into a folder under its link is in that folder. Raises ValueError where the temporary folder has such a name
+    A file written through the link to a folder is in that folder. Raises ValueError if the temporary folder's name is a pattern
     too.
     """
     if not _is_pattern(path):
@@ -35,7 +37,7 @@ def for_tensorflow(path: pathlib.Path) -> Iterator[pathlib.Path]:
     with tempfile.TemporaryDirectory(prefix="bert-keras-") as folder:
         if _is_pattern(folder):
             raise BertKerasError(
-                f"TensorFlow reads {path} as a pattern, and {folder} too; rename one, or set TMPDIR to another folder."
+                f"TensorFlow reads {path} as a pattern, and {folder} too; rename one of the two, or set TMPDIR to another folder."
             )
         for found in path.absolute().parent.iterdir():
             if found.name == path.name or found.name.startswith(f"{path.name}."):
@@ -50,8 +52,8 @@ def _is_pattern(path: str | os.PathLike[str]) -> bool:
 def import_current_folder_last() -> None:
     """Moves the current folder, which `python -m` puts first, behind the installed packages.
 
-    It stays first where this package itself was imported from it: a checkout is not to be mixed with an installed version.
-    The folder of this package goes before it, because Python asks the finder of an editable install after all of sys.path.
+    It stays first if this package itself was imported from it: a checkout must not be mixed with an installed version.
+    The folder of this package is put before it, because Python uses the finder of an editable install after all of sys.path.
     """
     current = os.getcwd()
     if not sys.flags.safe_path and sys.path[:1] == [current] and not ROOT.samefile(current):
@@ -61,7 +63,7 @@ def import_current_folder_last() -> None:
 
 
 def check_own_packages() -> None:
-    """Raises ImportError, in one line, where `tasks` or `savedmodels` is another file's. That file is not run."""
+    """Raises ImportError, in one line, if `tasks` or `savedmodels` is another project's module, which is not run."""
     for name in OWN:
         spec = importlib.util.find_spec(name)
         found = (
@@ -70,6 +72,6 @@ def check_own_packages() -> None:
         own = ROOT / name / "__init__.py"
         if not (os.path.isfile(found) and own.samefile(found)):
             raise MissingPackageError(
-                f"the module {name} is {found}; expected {own}: rename the first, work in another folder, or take "
+                f"the module {name} is {found}; expected {own}: rename the first file, work in another folder, or take "
                 "its folder out of PYTHONPATH."
             )

@@ -3,7 +3,7 @@
     class Hparams:
         batch_size: int = setting(32, help="examples in a batch", at_least=1)
 
-`check_settings` derives the errors from the fields, `add_flags` the flags of a command.
+`check_settings` derives errors from the fields; `add_flags` derives the flags of a command.
 """
 
 import argparse
@@ -26,7 +26,7 @@ def setting(
     at_most: float | None = None,
     below: float | None = None,
 ) -> Any:
-    """A dataclass field. The bounds do not apply to None, where the annotation allows None."""
+    """A dataclass field. If the annotation allows None, the bounds do not apply to None."""
     bounds = {"at_least": at_least, "over": over, "at_most": at_most, "below": below}
     return dataclasses.field(default=default, metadata={"help": help, "choices": tuple(choices), **bounds})
 
@@ -107,7 +107,7 @@ def add_flags(parser: Any, settings: type, *, without: Sequence[str] = ()) -> No
 
 
 def _help(field: dataclasses.Field, default: Any) -> str:
-    """The help of a field with a default, unless that is None or False."""
+    """The help of a field, with its default unless that is None or False."""
     known = default is not None and default is not False
     return field.metadata["help"] + (f" (default: {spelled(default)})" if known else "")
 
@@ -150,9 +150,9 @@ class Masking:
     """
 
     share: float = setting(
-        0.15, help="fraction of a text's tokens to mask, [CLS] and [SEP] counted", over=0, at_most=1
+        0.15, help="fraction of a text's tokens to mask, [CLS] and [SEP] included", over=0, at_most=1
     )
-    max_predictions: int = setting(20, help="masked positions of a text at most", at_least=1)
+    max_predictions: int = setting(20, help="the most masked positions in a text", at_least=1)
     hide: float = setting(0.8, help="fraction of masked positions that become [MASK]", at_least=0, at_most=1)
     keep: float = setting(
         0.1, help="fraction of masked positions that keep their token", at_least=0, at_most=1
@@ -161,7 +161,7 @@ class Masking:
         0.1, help="fraction of masked positions that get a random token", at_least=0, at_most=1
     )
     whole_word: bool = setting(False, help="mask all tokens of a word or none")
-    max_ngram: int = setting(1, help="words, or tokens, that are masked in a row at most", at_least=1)
+    max_ngram: int = setting(1, help="the most words, or tokens, masked in a row", at_least=1)
     random_pieces: str = setting(
         "vocabulary",
         help="the source of random tokens: the vocabulary, or tokens that can occur in text",

@@ -1,4 +1,4 @@
-"""TensorFlow's errors as Python's."""
+"""Turns TensorFlow's errors into Python's."""
 
 import contextlib
 import re
@@ -9,7 +9,7 @@ from bert_keras.errors import first_line
 
 @contextlib.contextmanager
 def file_errors() -> Iterator[None]:
-    """Turns TensorFlow's errors of writing, such as a full disk, into OSError, in one line."""
+    """Turns TensorFlow's write errors, such as a full disk, into an OSError of one line."""
     import tensorflow as tf
 
     try:

@@ -82,6 +82,7 @@ FLOORS = (
             "tasks",
             "tasks.features",
             "tasks.features.layers",
+            "tasks.features.parquet_file",
             "tasks.settings",
             "tasks.folders",
             "tasks.tfrecord",

@@ -115,7 +115,7 @@ CASES = {
     "no vocabulary": Case(
         command=FINETUNE,
         broken=remove("checkpoint/vocab.txt"),
-        message="without a vocabulary; put .* vocab.txt",
+        message="has no vocabulary; put .* vocab.txt",
     ),
     "vocabulary too large": Case(
         command=FINETUNE,
@@ -131,17 +131,17 @@ CASES = {
     "cut weights": Case(
         command=FINETUNE,
         broken=cut("checkpoint/model.safetensors", 0.5),
-        message="model.safetensors is cut short or no safetensors file",
+        message="model.safetensors is cut short or not a safetensors file",
     ),
     "empty weights": Case(
         command=INFO,
         broken=cut("checkpoint/model.safetensors", 0),
-        message="model.safetensors is cut short or no",
+        message="model.safetensors is cut short or not",
     ),
     "weights of another model": Case(
         command=FINETUNE,
         broken=rewrite("checkpoint/config.json", hidden_size=64),
-        message=r"has shape \[.*48\]; the config wants \[.*64\]: weights and config are not of one model",
+        message=r"has shape \[.*48\]; the config wants \[.*64\]: weights and config belong to different models",
     ),
     "fewer layers than the config": Case(
         command=FINETUNE,

@@ -421,7 +421,7 @@ def test_real_bert_tiny_in_the_old_spelling(data_dir):
     lines: list[str] = []
     encoder = checkpoints.load_encoder(folder, fresh=("pooler",), log=lines.append)
     assert "37 tensors, 4,369,408 numbers from a hugging-face checkpoint" in lines[0]
-    assert "at random pooler/kernel, pooler/bias" in lines[0]
+    assert "randomly initialized: pooler/kernel, pooler/bias" in lines[0]
     head = MaskedLMHead(encoder)
     report = checkpoints.assign(checkpoint, encoder, fresh=("pooler",), masked_lm=head)
     assert report.unused == ()
@@ -449,7 +449,7 @@ def test_an_encoder_without_a_pooled_output_needs_no_pooler(tmp_path):
     checkpoints.write(dataclasses.replace(checkpoint, tensors=bare), tmp_path / "out", format="hugging-face")
     lines: list[str] = []
     checkpoints.load_encoder(tmp_path / "out", outputs=(SEQUENCE_OUTPUT,), log=lines.append)
-    assert "at random pooler/kernel, pooler/bias" in lines[0]
+    assert "randomly initialized: pooler/kernel, pooler/bias" in lines[0]
 
 
 def test_a_bilstm_is_put_on_and_kept(tmp_path):
@@ -529,9 +529,7 @@ def test_a_masked_lm_head_with_embeddings_of_its_own_is_left_out(tmp_path):
     )
     encoder = BertEncoder(TINY)
     assert "cls.predictions.decoder.weight" in checkpoints.assign(again, encoder).unused
-    with pytest.raises(
-        ValueError, match="untied: the checkpoint has no masked_lm/.*nothing here reads its cls"
-    ):
+    with pytest.raises(ValueError, match="untied: the checkpoint has no masked_lm/.*unknown names: cls"):
         checkpoints.assign(again, encoder, masked_lm=MaskedLMHead(encoder))
 
 
@@ -559,7 +557,7 @@ def test_shards(tmp_path):
     for bad in ("../model-1.safetensors", "/etc/passwd", "absent.safetensors"):
         index["weight_map"][names[0]] = bad
         (tmp_path / "model.safetensors.index.json").write_text(json.dumps(index))
-        with pytest.raises(ValueError, match="no file of its folder"):
+        with pytest.raises(ValueError, match="not a file in its folder"):
             checkpoints.read(tmp_path)
 
 
@@ -581,7 +579,7 @@ def test_pytorch_files_are_read_without_running_them(tmp_path):
     raises(ValueError, "plain tensors: it holds model, step; save the model", checkpoints.read, tmp_path)
 
     torch.save(theirs | {"evil": Evil(tmp_path / "ran")}, tmp_path / "pytorch_model.bin")
-    with pytest.raises(ValueError, match="no PyTorch file of plain tensors") as error:
+    with pytest.raises(ValueError, match="not a PyTorch file of plain tensors") as error:
         checkpoints.read(tmp_path)
     assert "\n" not in str(error.value)
     assert not (tmp_path / "ran").exists()
@@ -615,7 +613,7 @@ def test_nothing_there(tmp_path):
         checkpoints.read,
         tmp_path,
     )
-    raises(FileNotFoundError, "; there is notes.txt.$", checkpoints.read, tmp_path)
+    raises(FileNotFoundError, "; found notes.txt.$", checkpoints.read, tmp_path)
     raises(
         ValueError,
         "no checkpoint format 'onnx'; the formats are hugging-face",
@@ -630,7 +628,7 @@ def test_two_tensorflow_checkpoints_in_one_folder(tmp_path):
     (tmp_path / "ckpt-1.index").touch()
     (tmp_path / "ckpt-2.index").touch()
     raises(ValueError, r"holds 2 TensorFlow checkpoints \(ckpt-1, ckpt-2\)", checkpoints.read, tmp_path)
-    raises(ValueError, "is no TensorFlow checkpoint", checkpoints.read, tmp_path / "ckpt-1")
+    raises(ValueError, "is not a TensorFlow checkpoint", checkpoints.read, tmp_path / "ckpt-1")
 
 
 @pytest.mark.parametrize("keep", [0, 4, 200, 0.5, -1])
@@ -639,19 +637,19 @@ def test_safetensors_cut_short(tmp_path, keep):
     file = tmp_path / "out" / "model.safetensors"
     whole = file.read_bytes()
     file.write_bytes(whole[: int(len(whole) * keep) if isinstance(keep, float) else keep])
-    raises(ValueError, "cut short or no safetensors file", checkpoints.read, tmp_path / "out")
+    raises(ValueError, "cut short or not a safetensors file", checkpoints.read, tmp_path / "out")
 
 
 def test_a_safetensors_header_that_claims_more_than_there_is(tmp_path):
     checkpoints.write(random_checkpoint(), tmp_path / "out", format="hugging-face")
     file = tmp_path / "out" / "model.safetensors"
     file.write_bytes(b"\xff" * 8 + file.read_bytes()[8:])
-    raises(ValueError, "cut short or no safetensors file", checkpoints.read, tmp_path / "out")
+    raises(ValueError, "cut short or not a safetensors file", checkpoints.read, tmp_path / "out")
     huge = json.dumps(
         {"bert.x": {"dtype": "F32", "shape": [10**12], "data_offsets": [0, 4 * 10**12]}}
     ).encode()
     file.write_bytes(len(huge).to_bytes(8, "little") + huge)
-    raises(ValueError, "cut short or no safetensors file", checkpoints.read, tmp_path / "out")
+    raises(ValueError, "cut short or not a safetensors file", checkpoints.read, tmp_path / "out")
 
 
 def test_tensorflow_data_cut_short(tmp_path):
@@ -686,12 +684,14 @@ def test_a_keras_hub_preset_in_shards_with_a_head_or_quantized(tmp_path):
         file["optimizer/vars/0"] = 1
     assert checkpoints.read(tmp_path / "whole").unknown == ("task.weights.h5/layers/dense/vars/0",)
     (tmp_path / "whole" / "task.weights.h5").write_bytes(b"x")
-    raises(ValueError, "task.weights.h5 is cut short or no HDF5 file", checkpoints.read, tmp_path / "whole")
+    raises(
+        ValueError, "task.weights.h5 is cut short or not an HDF5 file", checkpoints.read, tmp_path / "whole"
+    )
     path = tmp_path / "whole" / "config.json"
     content = json.loads(path.read_text())
     content["config"]["dtype"] = {"class_name": "QuantizedDTypePolicy", "config": {"mode": "int8"}}
     path.write_text(json.dumps(content))
-    raises(ValueError, "config.json are quantized", checkpoints.read, tmp_path / "whole")
+    raises(ValueError, "config.json is quantized", checkpoints.read, tmp_path / "whole")
 
 
 @saves_with_keras
@@ -701,7 +701,7 @@ def test_keras_hub_weights_cut_short_or_of_another_config(tmp_path):
     config = json.loads((tmp_path / "out" / "config.json").read_text())
     large = dict(config, config=dict(config["config"], vocabulary_size=10**6))
     (tmp_path / "out" / "config.json").write_text(json.dumps(large))
-    raises(ValueError, "asks for .* numbers: it is cut short", checkpoints.read, tmp_path / "out")
+    raises(ValueError, "needs .* numbers: it is cut short", checkpoints.read, tmp_path / "out")
     other = dict(config, config=dict(config["config"], intermediate_dim=16))
     (tmp_path / "out" / "config.json").write_text(json.dumps(other))
     raises(ValueError, "does not hold this config's weights", checkpoints.read, tmp_path / "out")
@@ -742,7 +742,7 @@ def test_names_of_another_model(tmp_path):
     folder = safetensors_folder(tmp_path / "out", {"gpt.wte": np.zeros((3, 2), "float32")})
     raises(
         ValueError,
-        "no tensor in .* has a name of the hugging-face form; there are gpt.wte",
+        "no tensor in .* has a name of the hugging-face format; .* gpt.wte",
         checkpoints.read,
         folder,
     )
@@ -755,7 +755,7 @@ def test_a_model_type_that_is_not_the_weights(tmp_path, kind, said):
     bert = their_tensors(random_checkpoint(heads=()))
     theirs = {prefix + name.removeprefix("bert."): tensor for name, tensor in bert.items()}
     folder = safetensors_folder(tmp_path / "out", theirs, model_type=kind)
-    message = f"and model_type '{kind}'; it has those of {said}: correct its config"
+    message = f"and model_type '{kind}'; .* of {said}: correct its config"
     raises(ValueError, message, checkpoints.read, folder)
 
 
@@ -796,9 +796,7 @@ def test_a_head_of_another_size_or_name():
         ValueError, r"classifier/dense/\w+ has shape \[(8, )?5\] in the checkpoint; the model wants",
         checkpoints.assign, checkpoint, encoder, classifier=wrong,
     )  # fmt: skip
-    raises(
-        ValueError, "no head is called sentiment", checkpoints.assign, checkpoint, encoder, sentiment=wrong
-    )
+    raises(ValueError, "unknown head sentiment", checkpoints.assign, checkpoint, encoder, sentiment=wrong)
     raises(
         ValueError,
         "the checkpoint has no qa_outputs/",
@@ -818,7 +816,7 @@ def test_a_vocabulary_larger_than_the_table(tmp_path):
     checkpoint = dataclasses.replace(random_checkpoint(), vocabulary=(*PIECES, "x", "y"))
     checkpoints.write(checkpoint, tmp_path / "out", format="hugging-face")
     for call in (checkpoints.read, checkpoints.load_tokenizer):
-        raises(ValueError, "has 14 pieces and the config's vocab_size is 13", call, tmp_path / "out")
+        raises(ValueError, "has 14 tokens and the config's vocab_size is 13", call, tmp_path / "out")
 
 
 def test_a_vocabulary_that_is_not_utf8(tmp_path):
@@ -902,7 +900,7 @@ def test_leftovers_of_a_killed_process_are_removed(tmp_path, made):
 
 def test_compare_says_where_there_is_no_library(tmp_path):
     checkpoints.write(random_checkpoint(), tmp_path / "out", format="google")
-    raises(ValueError, "no library here runs a google checkpoint", checkpoints.compare, tmp_path / "out")
+    raises(ValueError, "no library can run a google checkpoint", checkpoints.compare, tmp_path / "out")
 
 
 # --- tokenizers --------------------------------------------------------------------------------------------
@@ -922,9 +920,7 @@ def test_the_tokenizer_comes_along(tmp_path, form, lower_case):
     if form == "google":
         (tmp_path / "out" / "vocab.txt").unlink()
         raises(FileNotFoundError, "no vocab.txt", checkpoints.load_tokenizer, tmp_path / "out")
-        raises(
-            ValueError, "without a vocabulary", checkpoints.tokenizer_of, checkpoints.read(tmp_path / "out")
-        )
+        raises(ValueError, "has no vocabulary", checkpoints.tokenizer_of, checkpoints.read(tmp_path / "out"))
 
 
 @pytest.mark.parametrize("form", ["google", "model-garden"])
@@ -1113,7 +1109,7 @@ def test_a_class_that_splits_text_otherwise_is_named_and_the_weights_are_read(tm
     assert_same(checkpoints.read(tmp_path / "out"), dataclasses.replace(random_checkpoint(), vocabulary=None))
     raises(
         ValueError,
-        f"out: the checkpoint's tokenizer is {kind}, which no",
+        f"out: the checkpoint's tokenizer is {kind}, which is not supported",
         checkpoints.load_tokenizer,
         tmp_path / "out",
     )
@@ -1125,7 +1121,7 @@ def test_a_class_that_splits_text_otherwise_is_named_and_the_weights_are_read(tm
 @pytest.mark.parametrize(
     ("lines", "said"),
     [
-        ((*PIECES, "a"), "line 13: 'a' stands on line 8"),
+        ((*PIECES, "a"), "line 13: 'a' .* line 8"),
         (("[PAD]", "", *PIECES[1:]), "line 2: blank"),
         (("a b", *PIECES), "line 1: 'a b' holds a space"),
         (PIECES[1:], r"\[PAD\] missing"),
@@ -1151,7 +1147,7 @@ def test_tokenizer_json_serves_where_vocab_txt_is_missing(tmp_path):
     assert checkpoints.load_tokenizer(folder).vocabulary == PIECES
     vocab["gap"] = 12 + 5
     (folder / "tokenizer.json").write_text(json.dumps(content))
-    raises(ValueError, "do not run from 0 without a gap", checkpoints.read, folder)
+    raises(ValueError, "ids .* without a gap", checkpoints.read, folder)
     (folder / "tokenizer.json").write_text(json.dumps({"model": {"type": "WordPiece"}}))
     raises(ValueError, "holds no WordPiece vocabulary", checkpoints.read, folder)
 
@@ -1175,7 +1171,7 @@ def test_a_tokenizer_of_another_kind_is_named_and_the_weights_are_read(tmp_path,
         checkpoints.load_tokenizer,
         lambda folder: checkpoints.tokenizer_of(checkpoints.read(folder)),
     ):
-        raises(ValueError, f"tokenizer {said}, which no tokenizer here reads", call, tmp_path / "out")
+        raises(ValueError, f"tokenizer {said}, which is not supported", call, tmp_path / "out")
 
 
 @pytest.mark.parametrize(
@@ -1330,5 +1326,5 @@ def test_a_keras_hub_preset_made_there_computes_the_same_here(tmp_path):
         tmp_path / "preset", outputs=(SEQUENCE_OUTPUT, POOLED_OUTPUT), log=lines.append
     )
     assert encoder.config.num_layers == 3
-    assert "from a keras-hub checkpoint\nat random none\nunused    none" in lines[0]
+    assert "from a keras-hub checkpoint\nrandomly initialized: none\nunused: none" in lines[0]
     assert max(checkpoints.compare(tmp_path / "preset").values()) <= 1e-5

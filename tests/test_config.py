@@ -78,7 +78,7 @@ def test_the_defaults_are_berts():
         ({"activation": "gelu"}, "activation is 'gelu'; activation must be one of gelu_tanh, gelu_erf"),
         ({"share_layers": 1}, "share_layers is 1; share_layers must be true or false"),
         ({"causal": "no"}, "causal is 'no'"),
-        ({"position_offset": 10}, "position_offset 10 leaves no position of max_positions 10"),
+        ({"position_offset": 10}, "position_offset is 10; .* below max_positions, 10"),
     ],
 )
 def test_a_value_from_which_no_encoder_can_be_built_is_one_line(changes, said):
@@ -227,7 +227,7 @@ def test_the_model_types_that_compute_what_a_configuration_says(changes, model_t
             == config
         )
     for other in set(MODEL_TYPES) - set(model_types):
-        with pytest.raises(ValueError, match=f"no {other} computes what .*; {model_types[0]}.* can"):
+        with pytest.raises(ValueError, match=f"no .* {other} computes .*; {model_types[0]}.* can"):
             config.to_hugging_face(other)
 
 
@@ -257,7 +257,7 @@ def test_what_an_absent_key_means_is_the_model_types():
         (ALBERT | {"inner_group_num": 2}, "inner_group_num is 2 .* not supported; wanted 1"),
         (
             ALBERT | {"embedding_size": 768},
-            "embedding_size is hidden_size, 768, .* not supported: wanted another width",
+            "embedding_size .* hidden_size, 768, .* not supported: wanted another embedding_size",
         ),
         (
             GOOGLE | {"model_type": "roberta", "pad_token_id": None},

@@ -7,10 +7,12 @@ import subprocess
 import sys
 
 import numpy as np
+import pyarrow.parquet
 import pytest
 import runs
 import tensorflow as tf
 
+import tasks.features.cache
 from bert_keras import checkpoints
 from bert_keras.encoder import BertEncoder
 from bert_keras.errors import BertKerasError, LossDiverged
@@ -19,12 +21,12 @@ from bert_keras.text.preprocessing import Preprocessor
 from tasks.features.cache import extract, open_cache
 from tasks.features.extract import Extractor, Pieces, Words
 from tasks.features.layers import LAYERS, places_of
+from tasks.features.parquet_file import read_groups, write_rows
 from tasks.features.tagger import ScalarMix, load_tagger, tagger_model, train_tagger
 from tasks.features.text_file import WRITERS, extract_file
 from tasks.metrics import entity_scores
 from tasks.ner.task import Conll
 from tasks.settings import TaggerHparams
-from tasks.tfrecord import record_writer
 
 LABELS = ("O", "B-LOC", "B-PER", "I-LOC", "I-PER")
 OF_WORD = {"actor": "B-PER", "plot": "B-LOC", "film": "B-LOC"}
@@ -166,11 +168,8 @@ class Interrupted(Exception):
 
 
 def cut_shard(path, *, keep: int) -> None:
-    """Leaves the first records of a file."""
-    records = [record.numpy() for record in tf.data.TFRecordDataset(str(path)).take(keep)]
-    with tf.io.TFRecordWriter(str(path)) as writer:
-        for record in records:
-            writer.write(record)
+    """Leaves the first rows of a file."""
+    pyarrow.parquet.write_table(pyarrow.parquet.read_table(path).slice(0, keep), path)
 
 
 def test_an_interrupted_extraction_goes_on(checkpoint, task, tmp_path):
@@ -188,9 +187,7 @@ def test_an_interrupted_extraction_goes_on(checkpoint, task, tmp_path):
     part = tmp_path / "part"
     with pytest.raises(Interrupted):
         extract(task, texts, output=part, progress=stop, **settings)
-    with pytest.raises(
-        ValueError, match=r"part lacks 2 of its 4 files, first 00002\.tfrecord; extract again"
-    ):
+    with pytest.raises(ValueError, match=r"part lacks 2 of its 4 files, first 00002\.parquet; extract again"):
         open_cache(part)
     before = {path.name: path.stat().st_mtime_ns for path in part.iterdir()}
     (part / "00002.tmp").write_bytes(b"half")
@@ -198,12 +195,16 @@ def test_an_interrupted_extraction_goes_on(checkpoint, task, tmp_path):
     assert runs.contents(part) == runs.contents(tmp_path / "whole")
     assert all((part / name).stat().st_mtime_ns == time for name, time in before.items())
     assert open_cache(part).header == whole.header
-    # Cut between two records, which TensorFlow reads without a word, and within one.
-    shard = part / "00001.tfrecord"
+    shard = part / "00001.parquet"
     content = shard.read_bytes()
-    for damage, left in ((lambda: cut_shard(shard, keep=3), 3), (lambda: shard.write_bytes(content[:-1]), 3)):
+    damages = {
+        "its number of examples is 3, and header.json says 4": lambda: cut_shard(shard, keep=3),
+        "magic bytes not found": lambda: shard.write_bytes(content[:-1]),
+        "size is 0 bytes": lambda: shard.write_bytes(b""),
+    }
+    for reason, damage in damages.items():
         damage()
-        message = rf"00001\.tfrecord is damaged: it has {left} whole .* says 4; remove this file and extract"
+        message = rf"00001\.parquet is damaged: .*{reason}.*; remove this file and extract"
         with pytest.raises(ValueError, match=message):
             open_cache(part)
         with pytest.raises(ValueError, match=message):
@@ -221,7 +222,7 @@ def test_a_killed_first_write_and_a_second_process(checkpoint, task, tmp_path):
     (tmp_path / "cache" / ".lock").write_text("")
     made = extract(task, examples(3, seed=1), **settings)
     assert made.header == open_cache(tmp_path / "cache").header
-    assert {path.name for path in made.path.iterdir()} == {"header.json", "00000.tfrecord", "results.json"}
+    assert {path.name for path in made.path.iterdir()} == {"header.json", "00000.parquet", "results.json"}
     code = "import pathlib, sys; from bert_keras.files import locked\n"
     code += "with locked(pathlib.Path(sys.argv[1])): print(flush=True); input()"
     with subprocess.Popen(
@@ -272,9 +273,104 @@ def test_a_cache_of_something_else_is_refused(checkpoint, task, tmp_path):
     with pytest.raises(FileNotFoundError, match=r"has no header\.json"):
         open_cache(tmp_path / "full")
     header = tmp_path / "cache" / "header.json"
-    header.write_text(header.read_text().replace('"format_version": 1', '"format_version": 9'))
-    with pytest.raises(ValueError, match="another format_version: 9, not 1"):
+    header.write_text(header.read_text().replace('"format_version": 2', '"format_version": 1'))
+    with pytest.raises(BertKerasError, match="format_version 1, .* reads 2; remove .*, and extract again"):
         open_cache(tmp_path / "cache")
+    with pytest.raises(BertKerasError, match="another format_version: 1, not 2; .*remove this one"):
+        extract(task, texts, output=tmp_path / "cache", **settings)
+
+
+def test_files_of_another_form_are_refused(checkpoint, task, tmp_path):
+    """Other columns, vectors cut within a word, and another number of vectors than of words; each by the file's name."""
+    settings = {"checkpoint": checkpoint, "seq_length": 24, "layers": ["last"]}
+    cache = extract(task, examples(3, seed=1), output=tmp_path / "cache", **settings)
+    (shard,) = cache.shards
+    table = pyarrow.parquet.read_table(shard)
+    place, vectors = table.column_names.index("vectors"), table["vectors"].to_pylist()
+
+    others = {
+        "its columns are tags binary, .*; wanted tags binary, .*vectors binary": table.drop_columns(
+            "vectors"
+        ),
+        "cannot reshape": table.set_column(
+            place, table.schema.field(place), [[value[:-2] for value in vectors]]
+        ),
+        "example 2 has 0 vectors for another number": table.set_column(
+            place, table.schema.field(place), [[vectors[0], b"", vectors[2]]]
+        ),
+    }
+    for reason, other in others.items():
+        pyarrow.parquet.write_table(other, shard)
+        with pytest.raises(BertKerasError, match=rf"00000\.parquet is damaged: {reason}.*; remove this file"):
+            open_cache(cache.path)
+    shard.unlink()
+    shard.mkdir()
+    with pytest.raises(BertKerasError, match="lacks 1 of its 1 files"):
+        open_cache(cache.path)
+
+
+def test_other_programs_read_the_files(caches):
+    """As the docstring of the module says, with nothing of this package."""
+    train, _ = caches
+    header = json.loads((train.path / "header.json").read_bytes())
+    rows = pyarrow.parquet.read_table(train.path / "00000.parquet").to_pydict()
+    shape = -1, len(header["layers"]), header["config"]["hidden_size"]
+    for i, row in zip(range(len(rows["vectors"])), train.rows(), strict=False):
+        vectors = np.frombuffer(rows["vectors"][i], header["dtype"]).reshape(shape)
+        np.testing.assert_array_equal(vectors, row["vectors"])
+        assert rows["tokens"][i] == row["tokens"] and rows["starts"][i] == row["starts"].tolist()
+    assert i == 15
+
+
+def test_a_column_is_read_alone_and_tensors_are_the_rows(caches):
+    train, _ = caches
+    rows = [*train.rows()]
+    assert len(rows) == 100 and {*rows[0]} == {"vectors", "tokens", "tags", "starts", "ends"}
+    assert [*train.rows("tags")] == [{"tags": row["tags"]} for row in rows]
+    for row, record in zip(rows, train.records().as_numpy_iterator(), strict=True):
+        assert {*row} == {*record}
+        for name, value in row.items():
+            np.testing.assert_array_equal(value, record[name], strict=name not in ("tokens", "tags"))
+
+
+def test_a_group_of_rows_is_in_memory_at_once(tmp_path):
+    """While writing and while reading, of 64 MiB of vectors."""
+    schema = pyarrow.schema({"vectors": pyarrow.binary()}.items())
+    row, held = {"vectors": np.ones(2**21, np.uint8)}, []
+    start = pyarrow.total_allocated_bytes()
+
+    def rows():
+        for _ in range(32):
+            held.append(pyarrow.total_allocated_bytes() - start)
+            yield row
+
+    write_rows(tmp_path / "x.parquet", schema, rows(), value_of=np.ndarray.tobytes)
+    assert max(held) < 2**24
+    held.clear()
+    for group in read_groups(tmp_path / "x.parquet", schema):
+        held.append(pyarrow.total_allocated_bytes() - start)
+        assert group.num_rows == 1
+    assert len(held) == 32 and 2**21 <= max(held) < 2**24
+
+
+def test_an_example_over_the_limit_of_parquet(checkpoint, task, tmp_path, monkeypatch):
+    monkeypatch.setattr(tasks.features.cache, "MAX_BYTES", 100)
+    with pytest.raises(
+        BertKerasError, match=r"vectors of '.*' have [\d,]+ bytes, .*may have 100; cut the text"
+    ):
+        extract(task, examples(3, seed=1), checkpoint=checkpoint, output=tmp_path / "cache", seq_length=24)
+    assert not [*(tmp_path / "cache").iterdir()]
+
+
+def test_a_full_disk_leaves_no_half_file(checkpoint, task, tmp_path):
+    settings = {"checkpoint": checkpoint, "seq_length": 24, "output": tmp_path / "cache"}
+    with (
+        runs.full_disk(5000),
+        pytest.raises(OSError, match=r"cannot write .*00000\.parquet\..*tmp: .*too large"),
+    ):
+        extract(task, examples(20, seed=1), **settings)
+    assert {path.name for path in (tmp_path / "cache").iterdir()} == {"header.json"}
+    assert len([*extract(task, examples(20, seed=1), **settings).rows()]) == 20
 
 
 SMALL = TaggerHparams(units=16, epochs=4, learning_rate=1e-2, dropout=0.1, batch_size=8)
@@ -412,7 +508,6 @@ def flags(checkpoint, text, output, **changes):
 
 
 def test_each_format_says_the_same(capfd, checkpoint, text, tmp_path):
-    parquet = pytest.importorskip("pyarrow.parquet")
     made = {form: tmp_path / f"out.{form}" for form in ("jsonl", "npz", "parquet")}
     for form, path in made.items():
         code, out, err = runs.run_command(
@@ -423,7 +518,7 @@ def test_each_format_says_the_same(capfd, checkpoint, text, tmp_path):
     lines = [json.loads(line) for line in made["jsonl"].read_text(encoding="utf-8").splitlines()]
     assert [line["text"] for line in lines] == LINES
     assert [line["tokens"] for line in lines[:2]] == [["good", "film", ",", "dull", "actor", "!"], []]
-    rows = parquet.read_table(made["parquet"]).to_pylist()
+    rows = pyarrow.parquet.read_table(made["parquet"]).to_pylist()
     for row, line in zip(rows, lines, strict=True):
         np.testing.assert_array_equal(np.float32(row.pop("vectors")), np.float32(line["vectors"]))
         assert row == {name: line[name] for name in row} and len(row) == 4
@@ -463,10 +558,12 @@ def test_an_interrupted_file_goes_on(checkpoint, text, tmp_path):
         extract_file(text, output, progress=stop, **settings)
     part = tmp_path / "out.jsonl.part"
     assert part.is_dir() and not output.exists()
-    first = part / "00000.tfrecord"
+    first = part / "00000.parquet"
     content = first.read_bytes()
     cut_shard(first, keep=1)
-    with pytest.raises(ValueError, match=r"part/00000\.tfrecord is damaged: it has 1 whole .* says 2;"):
+    with pytest.raises(
+        ValueError, match=r"part/00000\.parquet is damaged: its number of examples is 1, .* says 2;"
+    ):
         extract_file(text, output, **settings)
     assert not output.exists()
     first.write_bytes(content)
@@ -501,24 +598,6 @@ def test_what_the_command_refuses(capfd, checkpoint, text, tmp_path):
     assert there.read_text() == "kept" and not new.exists()
 
 
-def test_a_full_disk_leaves_no_temporary_file(tmp_path):
-    path = tmp_path / "x.tfrecord"
-    with (
-        runs.full_disk(1000),
-        pytest.raises(OSError, match="cannot write .*x.tfrecord"),
-        record_writer(path) as write,
-    ):
-        for _ in range(100):
-            write(b"x" * 10_000)
-    assert not [*tmp_path.iterdir()]
-    with record_writer(path) as write:
-        write(b"x")
-    with pytest.raises(KeyError), record_writer(path) as write:
-        raise KeyError  # not of the disk: as it is, and the file as it was
-    assert [*tmp_path.iterdir()] == [path]
-    assert [*tf.data.TFRecordDataset(str(path)).as_numpy_iterator()] == [b"x"]
-
-
 def test_a_flipped_bit_in_cached_vectors_is_named(tmp_path, monkeypatch):
     checkpoint = runs.write_checkpoint(tmp_path / "checkpoint")
     source, output = tmp_path / "lines.txt", tmp_path / "out.jsonl"
@@ -532,12 +611,12 @@ def test_a_flipped_bit_in_cached_vectors_is_named(tmp_path, monkeypatch):
     with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
         patch.setitem(WRITERS, "jsonl", killed)
         extract_file(source, output, **arguments)
-    damaged = tmp_path / "out.jsonl.part" / "00001.tfrecord"
+    damaged = tmp_path / "out.jsonl.part" / "00001.parquet"
     content = bytearray(damaged.read_bytes())
     content[len(content) // 2] ^= 1
     damaged.write_bytes(content)
     with pytest.raises(
-        BertKerasError, match="00001.tfrecord is damaged: .*; remove this file and extract again"
+        BertKerasError, match="00001.parquet is damaged: .*CRC.*; remove this file and extract again"
     ):
         extract_file(source, output, **arguments)
     damaged.unlink()

@@ -281,7 +281,7 @@ def test_finetuning_starts_from_the_head_and_learns(trained):
     folder, results, logged = trained
     assert results["measures"]["val_accuracy"] == 1
     assert results["measures"]["val_skipped"] == 1
-    assert "at random none" in "\n".join(logged)
+    assert "randomly initialized: none" in "\n".join(logged)
     run = load_run(folder / "run", data=folder)
     assert evaluate(run, "validation") == {
         name.removeprefix("val_"): value for name, value in results["measures"].items()

@@ -309,10 +309,10 @@ def test_what_cannot_be_written(pair, tmp_path):
         ValueError, match="seq_length is 49 and the encoder has 48 positions; give at most 48"
     ):
         write(pair.checkpoint, seq_length=49)
-    with pytest.raises(ValueError, match="without a vocabulary"):
+    with pytest.raises(ValueError, match="has no vocabulary"):
         write(dataclasses.replace(pair.checkpoint, vocabulary=None), seq_length=SEQ_LENGTH)
     without = {name: one for name, one in pair.checkpoint.tensors.items() if not name.startswith("pooler/")}
-    with pytest.raises(ValueError, match=r"has no pooler/.*fresh=\('pooler',\) starts it at random"):
+    with pytest.raises(ValueError, match=r"has no pooler/.*fresh=\('pooler',\) initializes it randomly"):
         write(dataclasses.replace(pair.checkpoint, tensors=without), seq_length=SEQ_LENGTH)
     with full_disk(10_000), pytest.raises(ValueError, match="cannot export to .*pair: .*; give a folder"):
         write(pair.checkpoint, seq_length=SEQ_LENGTH)
@@ -321,7 +321,7 @@ def test_what_cannot_be_written(pair, tmp_path):
 
 def test_command(pair, tmp_path, capfd):
     assert sorted(path.name for path in pair.folder.iterdir()) == ["encoder", "preprocess"]
-    assert pair.printed.splitlines()[0].startswith("loaded    44 tensors")
+    assert pair.printed.splitlines()[0].startswith("loaded: 44 tensors")
     assert pair.printed.splitlines()[-1].endswith(
         "a fresh process without this package gave the same answers"
     )
@@ -425,9 +425,9 @@ def test_outputs_by_key(pair, features):
     assert len(found["encoder_outputs"]) == len(symbolic["encoder_outputs"]) == SIZES["num_layers"]
     assert (symbolic["default"].shape, symbolic["default"].dtype) == ((None, 48), "float32")
     np.testing.assert_array_equal(found["default"], everything["pooled_output"])
-    with pytest.raises(ValueError, match="has outputs .*pooled_output.*; pooled was asked for"):
+    with pytest.raises(ValueError, match="has outputs .*pooled_output.*; wanted pooled"):
         HubLayer(pair.encoder, outputs="pooled")(features)
-    with pytest.raises(ValueError, match="has outputs without keys; ids was asked for"):
+    with pytest.raises(ValueError, match="has outputs without keys; wanted ids"):
         HubLayer(pair.preprocess, endpoint="tokenize", outputs="ids")(tf.constant(["good"]))
 
 

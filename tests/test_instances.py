@@ -40,6 +40,7 @@ from tasks.pretraining.sources import check_batch
 from tasks.pretraining.stream import Place, shards, stream, tokenize_documents
 from tasks.pretraining.write_records import write_records
 from tasks.settings import Sampling
+from tasks.tfrecord import record_writer
 
 ROOT = Path(__file__).parents[1]
 SEP = 0  # in the documents below, whose ids are from 1
@@ -862,6 +863,7 @@ from bert_keras.text.wordpiece import WordPiece
 from tasks.pretraining.corpus import Corpus
 from tasks.pretraining.write_records import write_records
 from tasks.settings import Sampling
+from tasks.tfrecord import record_writer
 if __name__ == "__main__":
     files, vocab, out = json.loads(sys.argv[1]), sys.argv[2], sys.argv[3]
     make = functools.partial(WordPiece.from_file, vocab)
@@ -929,3 +931,21 @@ def test_a_full_disk_leaves_the_files_before_and_no_temporary_ones(vocab, tmp_pa
     assert [file.name for file in (tmp_path / "out").iterdir()] == ["manifest.json"]
     summary = write(tmp_path / "out", vocab)  # the same call, now that there is room
     assert summary == write(tmp_path / "other", vocab)
+
+
+def test_a_full_disk_leaves_no_temporary_file(tmp_path):
+    path = tmp_path / "x.tfrecord"
+    with (
+        runs.full_disk(1000),
+        pytest.raises(OSError, match="cannot write .*x.tfrecord"),
+        record_writer(path) as write,
+    ):
+        for _ in range(100):
+            write(b"x" * 10_000)
+    assert not [*tmp_path.iterdir()]
+    with record_writer(path) as write:
+        write(b"x")
+    with pytest.raises(KeyError), record_writer(path) as write:
+        raise KeyError  # not of the disk: as it is, and the file as it was
+    assert [*tmp_path.iterdir()] == [path]
+    assert [*tf.data.TFRecordDataset(str(path)).as_numpy_iterator()] == [b"x"]

@@ -281,7 +281,7 @@ def test_goes_on_from_a_checkpoint(tmp_path, tokenizer):
         verbose=0,
         log=lines.append,
     )
-    assert "unused    none" in "\n".join(lines) and "at random none" in "\n".join(lines)
+    assert "unused: none" in "\n".join(lines) and "randomly initialized: none" in "\n".join(lines)
     assert results["history"][0]["masked_lm_loss"] < 3.3, "from scratch it starts at 5.9"
     config = checkpoints.read(tmp_path / "second").config
     assert config == dataclasses.replace(source.config, hidden_dropout=0.0)

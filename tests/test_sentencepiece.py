@@ -189,7 +189,7 @@ def test_bytes_that_are_no_model_are_refused(model, tmp_path):
         bytes(draw.randrange(256) for _ in range(500)),
         *(model[:n] for n in (1, 50, 300, 700)),
     ):
-        with pytest.raises(ValueError, match="is no SentencePiece model|is missing"):
+        with pytest.raises(ValueError, match="not a SentencePiece model|is missing"):
             SentencePiece(bad)
     for wrong, message in (
         (set_type("[MASK]", 4), r"\[MASK\] is a USER_DEFINED piece; wanted a CONTROL piece"),
@@ -205,7 +205,7 @@ def test_bytes_that_are_no_model_are_refused(model, tmp_path):
     with pytest.raises(FileNotFoundError, match=r"model's spiece.model"):
         SentencePiece.from_file(str(tmp_path / "spiece.model"))
     (tmp_path / "spiece.model").write_bytes(b"garbage")
-    with pytest.raises(ValueError, match=r"spiece.model is no SentencePiece model"):
+    with pytest.raises(ValueError, match=r"spiece.model is not a SentencePiece model"):
         SentencePiece.from_file(str(tmp_path / "spiece.model"))
 
 
@@ -270,7 +270,7 @@ def test_a_folder_keeps_it(checkpoint, model, tmp_path):
         checkpoints.load_tokenizer(copy)
     (copy / "spiece.model").write_bytes(b"garbage")
     (copy / "tokenizer_config.json").unlink()
-    with pytest.raises(ValueError, match="no SentencePiece model"):
+    with pytest.raises(ValueError, match="not a SentencePiece model"):
         checkpoints.load_tokenizer(copy)
 
 

@@ -267,7 +267,7 @@ class TestVocabulary:
             (b"[PAD]\n[UNK]\n\xff\n", "line 3: not UTF-8"),
             (b"[PAD]\n\n[UNK]", "line 2: blank"),
             (b"[PAD]\na b\n[UNK]", "line 2: 'a b' holds a space"),
-            (b"a\n[PAD]\nb\n[PAD]\n", "line 4: '[PAD]' stands on line 2 already"),
+            (b"a\n[PAD]\nb\n[PAD]\n", "line 4: '[PAD]' is on line 2 already"),
             (b"[PAD]\n[CLS]\n[SEP]\n[MASK]\na", "[UNK] missing"),
             (b"[UNK]\na", "[PAD], [CLS], [SEP], [MASK] missing"),
             (b"", "line 1: blank"),

@@ -118,7 +118,7 @@ def test_learns(learned):
     assert results["measures"]["val_accuracy"] > 0.9
     assert losses[-1] < 0.4 < losses[0]
     assert lines[0].startswith("loaded")
-    assert "\nat random classifier" in lines[0]
+    assert "\nrandomly initialized: classifier" in lines[0]
     assert lines[1] == "training sst2 on 96 examples, 48 steps; dev 40 examples"
     assert lines[2] == f"epoch 1/4: accuracy {results['history'][0]['val_accuracy']:.4f}"
     assert len(lines) == 6
@@ -508,7 +508,7 @@ def test_checkpoint_without_pooler(place):
         hparams=dataclasses.replace(QUICK, max_examples=8),
         log=lines.append,
     )
-    assert "\nat random pooler/kernel, pooler/bias, classifier" in lines[0]
+    assert "\nrandomly initialized: pooler/kernel, pooler/bias, classifier" in lines[0]
 
 
 def test_loss_that_is_no_number(place):

@@ -208,7 +208,7 @@ BACKBONE = {
         ({}, {"config": None}, "tokenizer.json: config is None; wanted an object"),
         ({}, {"config": {"lowercase": "no"}}, "tokenizer.json: lowercase is 'no'; wanted true or false"),
         ({}, [], "tokenizer.json holds a list"),
-        ({}, {"config": {"lowercase": True}}, "has 1 bytes and its config asks for .* numbers"),
+        ({}, {"config": {"lowercase": True}}, "has 1 bytes and its config needs .* numbers"),
     ],
 )
 def test_json_of_another_type_in_a_keras_hub_preset(tmp_path, config, tokenizer, message):
@@ -224,14 +224,14 @@ def test_shards_of_a_keras_hub_preset_outside_of_its_folder(tmp_path, names):
     (folder / "model.weights.h5").unlink()
     (tmp_path / "evil.h5").write_bytes(b"x")
     (folder / "model.weights.json").write_text(json.dumps({"weight_map": {"a": names}}))
-    refused("model.weights.json.*(which is no file of its folder|wanted a list)", checkpoints.read, folder)
+    refused("model.weights.json.*(which is not a file in its folder|wanted a list)", checkpoints.read, folder)
 
 
 def test_a_tensorflow_index_that_asks_for_more_than_its_data(tmp_path, untouched):
     checkpoints.write(checkpoints.read(untouched), tmp_path / "google", format="google")
     data = next((tmp_path / "google").glob("*.data-*"))
     data.write_bytes(data.read_bytes()[:1000])
-    refused("its data has 1,000 bytes and its index asks for", checkpoints.read, tmp_path / "google")
+    refused("its data has 1,000 bytes and its index needs", checkpoints.read, tmp_path / "google")
 
 
 def test_a_pytorch_file_that_inflates(checkpoint):
@@ -245,7 +245,7 @@ def test_a_pytorch_file_that_inflates(checkpoint):
 @pytest.mark.parametrize(
     ("piece", "message"),
     [
-        ("a\0b", "line 374: .* holds a byte 0"),
+        ("a\0b", "line 374: .* holds a NUL byte"),
         ("x" * 257, "line 374: .* has 257 bytes; wanted at most 256"),
         ("##" + "é" * 129, "line 374: .* has 258 bytes"),
     ],
@@ -332,7 +332,7 @@ def test_every_task_is_made_again_from_its_json(task):
 SHARD = {"bytes": 1, "text": "", "documents": 1, "instances": 1, "positions": 1, "ones": 1, "skipped": 0}
 RECORDS = {"format_version": 1, "shards": [SHARD], "summary": None, "masking": None, "compress": False}
 HEADER = {
-    "format_version": 1, "config": BertConfig(vocab_size=9).to_dict(), "texts": ["text"], "listed": ["starts"],
+    "format_version": 2, "config": BertConfig(vocab_size=9).to_dict(), "texts": ["text"], "listed": ["starts"],
     "layers": [0], "shards": [1], "dtype": "float16",
 }  # fmt: skip
 OURS = [

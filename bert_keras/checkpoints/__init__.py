@@ -60,22 +60,22 @@ def read(path: Path) -> Checkpoint:
 
     path: a Hugging Face folder, a KerasHub preset folder, or the folder or prefix of a TensorFlow checkpoint
 
-    Raises FileNotFoundError where there is no checkpoint, and ValueError for one that is cut short, does not fit its config,
-    is of another format, or has NaN or infinite weights.
+    Raises FileNotFoundError if there is no checkpoint, and ValueError for a checkpoint that is cut short, does not fit its
+    config, is of another format, or has NaN or infinite weights.
     """
     form, root = _locate(path_of(path))
     config = form.load_config(root)
     vocabulary = _tokenizer_of_folder(form, root, config)
     with form.open(root, config) as source:
         tensors, unknown = read_tensors(form, config, source, where=root)
-    # Checked before an encoder of the config's sizes is made, so that its sizes are those of the file.
+    # Checked before an encoder of the config's sizes is made, so that the encoder is never larger than the file.
     lacking = [
         name
         for name in variable_shapes(config)
         if name not in tensors and name.split("/")[0] not in _MAY_LACK
     ]
     refuse_lacking(lacking, tensors, config, unknown=unknown, named=f"{root}: ")
-    # A class with heads that were not read is not the class of these tensors.
+    # A class whose heads were not read does not describe these tensors.
     has_its_heads = any(
         architecture == source.architecture and heads <= {name.split("/")[0] for name in tensors}
         for heads, architecture in ARCHITECTURES
@@ -95,14 +95,14 @@ def read(path: Path) -> Checkpoint:
 def write(checkpoint: Checkpoint, path: Path, *, format: str, overwrite: bool = False) -> tuple[str, ...]:
     """Writes a checkpoint folder in any format: weights, config, vocabulary.
 
-    path: the folder; where it holds files, `overwrite=True` replaces those of the same names and keeps the others
+    path: the folder; if it holds files, `overwrite=True` replaces files of the same names and keeps other files
 
     Everything is written under a temporary name first, under the folder's lock. In Hugging Face's format, model_type is the first
-    of MODEL_TYPES that computes the same numbers. Returns our names of the tensors that the format has no place for: heads, an
-    ELECTRA's pooler.
+    of MODEL_TYPES that computes the same numbers. Returns our names of the tensors that the format cannot hold, such as heads or
+    the pooler of an ELECTRA.
 
-    Raises BertKerasError where a weight is NaN or infinite, or the format's library would compute other numbers from the config;
-    TakenError where the folder is not empty; OSError where it cannot be written.
+    Raises BertKerasError if a weight is NaN or infinite, or if the format's library would compute other numbers from the config;
+    TakenError if the folder is not empty; OSError if it cannot be written.
     """
     form, path, config = _format(format), path_of(path), checkpoint.config
     _refuse_inexpressible(form, config)
@@ -113,7 +113,7 @@ def write(checkpoint: Checkpoint, path: Path, *, format: str, overwrite: bool = 
         name for name in wanted if name not in checkpoint.tensors and not name.startswith("pooler/")
     ]:
         raise BertKerasError(
-            f"{prefix_of(checkpoint)}the checkpoint lacks {listed(lacking)}; an encoder has every one of them."
+            f"{prefix_of(checkpoint)}the checkpoint lacks {listed(lacking)}; an encoder needs all of them."
         )
     for name, array in checkpoint.tensors.items():
         refuse_not_finite(np.asarray(array), named=f"{prefix_of(checkpoint)}{name}, to be written to {path},")
@@ -148,7 +148,7 @@ def load_encoder(
     """An encoder with the weights of a checkpoint folder.
 
     outputs: see BertEncoder; None means its default
-    fresh: ("pooler",) lets a missing pooler start at random; without it that is an error
+    fresh: ("pooler",) initializes a missing pooler randomly; without it, a missing pooler is an error
     log: receives the report, three lines
 
     Raises as `read` and `assign` do.
@@ -164,10 +164,10 @@ def load_encoder(
 def load_tokenizer(path: Path, *, lower_case: bool | None = None) -> "Tokenizer":
     """The tokenizer of a checkpoint folder, of a folder with only a vocabulary, of a vocab.txt or of a spiece.model.
 
-    lower_case: None reads it from the files beside the vocabulary or, where they do not say, guesses it from the number of
+    lower_case: None reads it from the files beside the vocabulary or, if they do not say, guesses it from the number of
         tokens with upper case and warns
 
-    Raises FileNotFoundError where there is no vocabulary, ValueError if it has more tokens than the config's vocab_size.
+    Raises FileNotFoundError if there is no vocabulary, ValueError if it has more tokens than the config's vocab_size.
     """
     path = path_of(path)
     if path.is_file() and path.suffix in (".txt", ".model"):
@@ -181,7 +181,7 @@ def load_tokenizer(path: Path, *, lower_case: bool | None = None) -> "Tokenizer"
 
 
 def _case_beside(file: pathlib.Path) -> bool | None:
-    """The lower_case setting beside a vocabulary file; None if the file has another name than in a folder."""
+    """The lower_case setting beside a vocabulary file; None if the file does not have its standard name."""
     if file.name not in (VOCAB_TXT, SENTENCEPIECE):
         return None
     return read_tokenizer(file.parent).lower_case
@@ -224,18 +224,18 @@ def with_tokenizer(checkpoint: Checkpoint, tokenizer: "Tokenizer") -> Checkpoint
 
 
 def tokenizer_of(checkpoint: Checkpoint, *, lower_case: bool | None = None) -> "Tokenizer":
-    """The tokenizer of a checkpoint, as `load_tokenizer` makes it. Raises ValueError without one."""
+    """The tokenizer of a checkpoint, as `load_tokenizer` makes it. Raises ValueError if it has none."""
     from bert_keras.text.sentencepiece import SentencePiece
     from bert_keras.text.wordpiece import WordPiece
 
     if checkpoint.vocabulary is None and checkpoint.other_tokenizer is not None:
         raise BertKerasError(
-            f"{prefix_of(checkpoint)}the checkpoint's tokenizer is {checkpoint.other_tokenizer}, which no tokenizer here "
-            "reads; its weights can be used with ids made elsewhere."
+            f"{prefix_of(checkpoint)}the checkpoint's tokenizer is {checkpoint.other_tokenizer}, which is not "
+            "supported; use its weights with ids from another library's tokenizer."
         )
     if checkpoint.vocabulary is None and checkpoint.sentencepiece is None:
         raise BertKerasError(
-            f"{prefix_of(checkpoint)}the checkpoint came without a vocabulary; put the model's vocab.txt into its folder."
+            f"{prefix_of(checkpoint)}the checkpoint has no vocabulary; put the model's vocab.txt into its folder."
         )
     try:
         lower_case = lower_cases(checkpoint) if lower_case is None else lower_case
@@ -249,9 +249,9 @@ def tokenizer_of(checkpoint: Checkpoint, *, lower_case: bool | None = None) -> "
 def compare(path: Path, *, seed: int = 0) -> dict[str, float]:
     """Runs a checkpoint here and in the format's own library, on the same random tokens.
 
-    Returns max |ours - theirs| over the tokens that are not padding, by output: the embeddings, each block, the pooled
-    output and each pre-training head of the checkpoint. Raises ValueError if no library runs the format, or if the library
-    is not installed.
+    Returns the maximum absolute difference over the tokens that are not padding, for each output: the embeddings, each block,
+    the pooled output and each pre-training head of the checkpoint. Raises ValueError if no library runs the format, or if the
+    library is not installed.
     """
     form, root = _locate(path_of(path))
     check_reference(form)
@@ -272,7 +272,7 @@ def _locate(path: pathlib.Path) -> tuple[Format, pathlib.Path]:
         raise MissingFileError(f"no checkpoint at {path}: no such file or folder.")
     looked_for = "; ".join(f"{form.files} ({form.name})" for form in FORMATS.values())
     there = listed(sorted(found.name for found in path.iterdir()), 4) if path.is_dir() else "one file"
-    raise MissingFileError(f"no checkpoint in {path}; looked for {looked_for}; there is {there}.")
+    raise MissingFileError(f"no checkpoint in {path}; looked for {looked_for}; found {there}.")
 
 
 def _format(name: str) -> Format:
@@ -289,7 +289,7 @@ def _tokenizer_of_folder(form: Format, root: pathlib.Path, config: BertConfig) -
     vocabulary = form.load_tokenizer(_folder(root))
     if vocabulary.pieces is not None and len(vocabulary.pieces) > config.vocab_size:
         raise BertKerasError(
-            f"the vocabulary in {_folder(root)} has {len(vocabulary.pieces)} pieces and the config's vocab_size is "
-            f"{config.vocab_size}: they are not of one model."
+            f"the vocabulary in {_folder(root)} has {len(vocabulary.pieces)} tokens and the config's vocab_size is "
+            f"{config.vocab_size}: they belong to different models; bring both files of one model."
         )
     return vocabulary

@@ -31,7 +31,7 @@ SAFETENSORS, TORCH = "model.safetensors", "pytorch_model.bin"
 # -----------------------------------------------------------------------------------------------------------
 # Names
 
-# The names of transformers below the name of the model (`bert.`); heads stand beside it.
+# The names of transformers below the name of the model (`bert.`); heads are beside it.
 _EMBEDDINGS_THERE = {
     "embeddings/word_embeddings": "embeddings.word_embeddings.weight",
     "embeddings/position_embeddings": "embeddings.position_embeddings.weight",
@@ -63,7 +63,7 @@ _ALBERT_BLOCK_THERE = {
 }
 _TASK_HEADS_THERE = {
     "classifier/dense": "classifier",
-    "concat_classifier/dense": "concat_classifier",  # has no counterpart there
+    "concat_classifier/dense": "concat_classifier",  # transformers has no such head
     "qa_outputs/dense": "qa_outputs",
 }
 _BERT_HEADS_THERE = {
@@ -255,7 +255,7 @@ def _shards(folder: pathlib.Path, stem: str) -> list[pathlib.Path]:
         raise BertKerasError(f"{index} has no weight_map of file names.")
     for name in set(names.values()):
         if pathlib.PurePath(name).name != name or not (folder / name).is_file():
-            raise BertKerasError(f"{index} names the shard {name!r}, which is no file of its folder.")
+            raise BertKerasError(f"{index} names the shard {name!r}, which is not a file in its folder.")
     return [folder / name for name in sorted(set(names.values()))]
 
 
@@ -269,7 +269,7 @@ def _open_safetensors(file: pathlib.Path) -> Iterator[Source]:
             shapes = {name: tuple(opened.get_slice(name).get_shape()) for name in opened.keys()}
             yield Source(shapes=shapes, get=functools.partial(_safetensor, opened, file=file))
     except safetensors.SafetensorError as error:
-        raise BertKerasError(f"{file} is cut short or no safetensors file: {error}.") from error
+        raise BertKerasError(f"{file} is cut short or not a safetensors file: {error}.") from error
 
 
 def _safetensor(opened: Any, name: str, *, file: pathlib.Path) -> np.ndarray:
@@ -297,7 +297,7 @@ def _save(checkpoint: Checkpoint, names: Names, tensors: dict[str, np.ndarray], 
     write_tokenizer(checkpoint, folder)
     try:
         safetensors.numpy.save_file(tensors, folder / SAFETENSORS, metadata={"format": "pt"})
-        # safetensors makes a file for its owner alone, but a server may be another user.
+        # safetensors lets only the owner read the file, but a server may run as another user.
         (folder / SAFETENSORS).chmod(0o644)
     except safetensors.SafetensorError as error:
         raise OSError(f"cannot write {SAFETENSORS}: {error}.") from error

@@ -1,4 +1,4 @@
-"""The tokenizer files of a Hugging Face folder, which the folders of Google and Model Garden share: read, checked and written."""
+"""Reads, checks and writes the tokenizer files of a Hugging Face folder; folders of Google and Model Garden have them too."""
 
 import pathlib
 import warnings
@@ -62,7 +62,7 @@ _TOKENIZER_SETTINGS = {
 
 
 def read_tokenizer(folder: pathlib.Path) -> Vocabulary:
-    """The tokenizer of a folder. Google's and Model Garden's have the vocab.txt and, if written here, its settings."""
+    """The tokenizer of a folder. Google's and Model Garden's folders have a vocab.txt and, if we wrote them, its settings."""
     found, has_merges = _vocabulary_of(folder), (folder / "merges.txt").is_file()
     pipeline = read_tokenizer_json(folder / TOKENIZER_JSON, has_pieces=found.is_there)
     if found.sentencepiece is None and (found.pieces is None or pipeline.other is not None):
@@ -101,7 +101,7 @@ def _tokenizer_class_of_model(folder: pathlib.Path) -> str | None:
 
 
 def _warn_of_added_tokens(folder: pathlib.Path, settings: Mapping[str, Any], pieces: tuple[str, ...]) -> None:
-    """Warns of added tokens: transformers finds them in text before it looks for wordpieces, our tokenizers do not."""
+    """Warns of added tokens: transformers finds them in text before it looks for wordpieces; our tokenizers do not."""
     pipeline, listed = (
         read_object(folder / name) if (folder / name).is_file() else {}
         for name in (TOKENIZER_JSON, "added_tokens.json")
@@ -117,7 +117,7 @@ def _warn_of_added_tokens(folder: pathlib.Path, settings: Mapping[str, Any], pie
     if strange := sorted(set(added) - set(pieces)):
         warnings.warn(
             f"{folder} adds {', '.join(strange)[:1000]} to its vocabulary; "
-            "text that holds them is split into the vocabulary's pieces.",
+            "text that holds them is split into the vocabulary's tokens.",
             stacklevel=3,
         )
 

@@ -1,4 +1,4 @@
-"""The presets of KerasHub, read and written through the library: its file numbers the layers, its model names them."""
+"""Reads and writes the presets of KerasHub through the library: the file only numbers the layers, the model names them."""
 
 import contextlib
 import json
@@ -52,7 +52,7 @@ _TABLE = {
     "pooler": "pooled_dense",
 }
 _WEIGHTS = ("model.weights.h5", "model.weights.json")  # the second lists shards
-_HEADS = "task.weights.h5"  # no table reads these
+_HEADS = "task.weights.h5"  # its tensors are in no table
 _FILES = Kind(
     "a file's name or a list of such",
     lambda value: TEXT.accepts(value) or list_of(TEXT).accepts(value),
@@ -76,7 +76,7 @@ def _find(path: pathlib.Path) -> pathlib.Path | None:
 
 
 def keras_hub() -> Any:
-    """The keras_hub library. Raises ValueError where it is not installed."""
+    """The keras_hub library. Raises ValueError if it is not installed."""
     try:
         import keras_hub as library
     except ImportError as error:
@@ -104,11 +104,11 @@ def _load_config(folder: pathlib.Path) -> BertConfig:
         optional=_KEYS,
     )
     if "Quantized" in json.dumps(fields.get("dtype")):
-        raise BertKerasError(f"the weights of {path} are quantized, by its dtype; wanted a preset of floats.")
+        raise BertKerasError(f"the dtype in {path} is quantized; wanted a preset with float weights.")
     if missing := sorted(set(_KEYS) - set(fields)):
         raise BertKerasError(f"{', '.join(missing)} missing from {path}.")
     ours = {name: fields[key] for key, name in _KEYS.items()}
-    # Both dropouts have one rate there; its layers fix tanh gelu and epsilon 1e-12.
+    # KerasHub has one rate for both dropouts; its layers always use tanh gelu and epsilon 1e-12.
     try:
         return BertConfig(**ours, attention_dropout=ours["hidden_dropout"])
     except ValueError as error:
@@ -132,7 +132,7 @@ def _open(folder: pathlib.Path, config: BertConfig) -> Iterator[Source]:
     size = sum(part.stat().st_size for part in folder.glob("model*.weights.h5"))
     if size < numbers:  # under one byte per number; checked before the model is made
         raise BertKerasError(
-            f"{file} has {size:,} bytes and its config asks for {numbers:,} numbers: it is cut short."
+            f"{file} has {size:,} bytes and its config needs {numbers:,} numbers: it is cut short; bring it again."
         )
     backbone = _backbone(config)
     try:
@@ -152,11 +152,11 @@ def _check_shards(file: pathlib.Path) -> None:
     typed({"weight_map": list(names)}, {"weight_map": list_of(_FILES)}, where=file)
     for name in {name for found in names for name in (found if isinstance(found, list) else [found])}:
         if pathlib.PurePath(name).name != name or not (file.parent / name).is_file():
-            raise BertKerasError(f"{file} names the shard {short(name)}, which is no file of its folder.")
+            raise BertKerasError(f"{file} names the shard {short(name)}, which is not a file in its folder.")
 
 
 def _heads(file: pathlib.Path) -> dict[str, tuple[int, ...]]:
-    """Name -> shape of the weights of a task's layers; a name starts with the file's."""
+    """Name -> shape of the weights of a task's layers; each name starts with the file's name."""
     if not file.is_file():
         return {}
     import h5py
@@ -171,7 +171,7 @@ def _heads(file: pathlib.Path) -> dict[str, tuple[int, ...]]:
         with h5py.File(file) as opened:
             opened.visititems(look)
     except OSError as error:
-        raise BertKerasError(f"{file} is cut short or no HDF5 file: {first_line(error)}") from error
+        raise BertKerasError(f"{file} is cut short or not an HDF5 file: {first_line(error)}") from error
     return found
 
 

@@ -1,20 +1,21 @@
-"""The decision to lower-case text where a checkpoint's files do not say."""
+"""Decides if text is lower-cased when a checkpoint's files do not say."""
 
 import re
 import warnings
 
 from bert_keras.checkpoints.names import Checkpoint
 
-# A vocabulary is cased from this fraction of upper case on, among tokens with letters. BERT's English cased vocabulary has
-# 0.31, its multilingual one 0.23, its uncased one 0, or 0.04 with domain terms in place of all [unusedN].
+# A vocabulary counts as cased if at least this fraction of its tokens with letters has upper case. BERT's English cased
+# vocabulary has 0.31, the multilingual vocabulary 0.23, the uncased vocabulary 0, or 0.04 with domain terms in place of all
+# [unusedN].
 _CASED = 0.05
 _SPECIAL_TOKEN = re.compile(r"[\[<].*[\]>]")
 
 
 def lower_cases(checkpoint: Checkpoint) -> bool:
-    """True to lower-case text: as the folder says, else guessed from the vocabulary, with a warning.
+    """True to lower-case text. If the folder does not say, guesses from the vocabulary and warns.
 
-    Raises ValueError where the checkpoint's SentencePiece model is not a model.
+    Raises ValueError if the checkpoint's SentencePiece model is damaged.
     """
     if checkpoint.lower_case is not None:
         return checkpoint.lower_case
@@ -30,7 +31,7 @@ def lower_cases(checkpoint: Checkpoint) -> bool:
     where = f"the files of {checkpoint.path} do" if checkpoint.path else "the vocabulary's files do"
     warnings.warn(
         f"{where} not say whether to lower-case text; guessed lower_case={guessed}: {upper:,} of its {len(lettered):,} tokens "
-        'with letters have upper case. "do_lower_case" in a tokenizer_config.json beside the vocabulary settles it.',
-        stacklevel=1,  # one place, so that Python warns once
+        'with letters have upper case. To choose, set "do_lower_case" in a tokenizer_config.json beside the vocabulary.',
+        stacklevel=1,  # always this line, so that Python warns once
     )
     return guessed

@@ -1,4 +1,4 @@
-"""The TensorFlow 2 checkpoints of Model Garden: variables by their place in an object graph, bert_config.json, vocab.txt."""
+"""The TensorFlow 2 checkpoints of Model Garden: variables by their path in an object graph, bert_config.json, vocab.txt."""
 
 import functools
 import pathlib

@@ -1,4 +1,4 @@
-"""Weights between a Checkpoint and Keras models: `assign` and its inverse, `collect`."""
+"""Moves weights between a Checkpoint and Keras models: `assign` and its inverse, `collect`."""
 
 import dataclasses
 import math
@@ -24,7 +24,7 @@ class Report:
     """The result of loading: our names, and the file's names for tensors that no row of the table has.
 
     matched: assigned variables
-    fresh: variables left at their random initial values, as allowed
+    fresh: variables that keep their random initial values, as allowed
     unused: tensors of the checkpoint without a variable
     """
 
@@ -38,9 +38,9 @@ class Report:
         """Three lines to print."""
         source = f" from a {self.format} checkpoint" if self.format else ""
         return (
-            f"loaded    {len(self.matched)} tensors, {self.numbers:,} numbers{source}\n"
-            f"at random {listed(self.fresh)}\n"
-            f"unused    {listed(self.unused)}"
+            f"loaded: {len(self.matched)} tensors, {self.numbers:,} numbers{source}\n"
+            f"randomly initialized: {listed(self.fresh)}\n"
+            f"unused: {listed(self.unused)}"
         )
 
 
@@ -54,7 +54,7 @@ def assign(
     """Assigns a checkpoint's weights to an encoder and heads. Every variable must have a weight.
 
     fresh: parts that may stay randomly initialized if the checkpoint lacks them: "pooler", "bilstm" or names of heads,
-        which the report repeats. The pooler of an encoder that does not compute `pooled_output` may always be missing.
+        which the report lists. The pooler of an encoder that does not compute `pooled_output` may always be missing.
     heads: masked_lm, next_sentence, classifier, concat_classifier, qa_outputs or replaced_token, loaded beside the encoder
 
     Raises ValueError for a missing weight or another shape, before anything is assigned.
@@ -97,12 +97,12 @@ def refuse_lacking(
     if not lacking:
         return
     parts = sorted({name.split("/")[0] for name in lacking})
-    hint = "; fresh=('pooler',) starts it at random" if parts == ["pooler"] else ""
+    hint = "; fresh=('pooler',) initializes it randomly" if parts == ["pooler"] else ""
     layers = {name.split("/")[0] for name in tensors if name.startswith("block_")}
     if layers and not layers & set(parts) and all(part.startswith("block_") for part in parts):
         hint = f"; it has {len(layers)} layers, and num_hidden_layers is {config.num_layers}"
     elif unknown:
-        hint += f"; nothing here reads its {listed(unknown, 4)}"
+        hint += f"; it has tensors of unknown names: {listed(unknown, 4)}"
     raise BertKerasError(f"{named}the checkpoint has no {listed(lacking)}{hint}.")
 
 
@@ -125,8 +125,8 @@ def _reads_pooler(encoder: "BertEncoder") -> bool:
 def _variables(encoder: "BertEncoder", heads: Mapping[str, "keras.layers.Layer"]) -> dict[str, Any]:
     """Name -> variable: the path below the encoder, or the head's name and the path below the head."""
     if unknown := sorted(set(heads) - set(HEADS)):
-        raise BertKerasError(f"no head is called {', '.join(unknown)}; the heads are {', '.join(HEADS)}.")
-    # Part by part: the parts of a generator may hold variables of another encoder, with that encoder's paths.
+        raise BertKerasError(f"unknown head {', '.join(unknown)}; the heads are {', '.join(HEADS)}.")
+    # One part at a time: the parts of a generator may hold variables of another encoder, with that encoder's paths.
     found = {
         f"{part.name}/{_below(part, variable.path)}": variable
         for part in encoder.parts

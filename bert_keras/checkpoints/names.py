@@ -1,4 +1,4 @@
-"""The types of a checkpoint, and our variables, which every format's name table maps to.
+"""The types of a checkpoint, and our variables: the name table of each format maps them to the file's names.
 
 Our names are the variables' paths below the encoder or the head: `block_3/attention/query/kernel`, `masked_lm/dense/bias`.
 """
@@ -96,7 +96,7 @@ def _sized(patterns: Mapping[str, tuple], config: BertConfig) -> dict[str, tuple
 # -----------------------------------------------------------------------------------------------------------
 # Rows: one variable here and in a file
 
-# Layouts: how their array is laid out against ours. Einsum layers split the kernels of attention by heads.
+# Layouts of the file's array, relative to ours. Einsum layers split the kernels of attention by heads.
 SAME, TRANSPOSED, HEADS_OUT, HEADS_IN, HEADS_BIAS = (
     "same",
     "transposed",
@@ -123,7 +123,7 @@ def numpy_dtype(name: str) -> np.dtype:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Row:
-    """One variable: its name here and in a file, our shape, and the layout of their array."""
+    """One variable: our name and the file's name, our shape, and the layout of the file's array."""
 
     ours: str
     theirs: str
@@ -142,7 +142,7 @@ class Row:
         }[self.layout]
 
     def to_ours(self, array: np.ndarray) -> np.ndarray:
-        """Their array in our layout, the values untouched."""
+        """The file's array in our layout, the values unchanged."""
         if self.layout in (SAME, TRANSPOSED):
             return array.T if self.layout == TRANSPOSED else array
         return array.reshape(self.shape)
@@ -157,8 +157,8 @@ class Row:
 # -----------------------------------------------------------------------------------------------------------
 # Checkpoints
 
-# Hugging Face's class for a checkpoint, without the model's name: by the class of our head where the tensors do not tell,
-# else the first row whose heads the checkpoint has.
+# Hugging Face's class for a checkpoint, without the model's name: the class of our head decides if the tensors do not, else the
+# first row whose heads the checkpoint has.
 HEAD_ARCHITECTURES = {"TokenHead": "ForTokenClassification", "ChoiceHead": "ForMultipleChoice"}
 _BY_HEADS: tuple[tuple[set[str], str], ...] = (
     ({"masked_lm", "next_sentence"}, "ForPreTraining"),
@@ -226,12 +226,12 @@ class Names:
     """The reversible name table of one model_type.
 
     model_type: one of MODEL_TYPES
-    table: our name (a variable, or a layer with several) -> theirs
-    parts: kernel, bias, gamma and beta -> the suffix of their name
-    layouts: our variable -> layout, where the layout differs
+    table: our name (a variable, or a layer with several) -> the file's name
+    parts: kernel, bias, gamma and beta -> the suffix of the file's name
+    layouts: our variable -> layout, if the layout differs
     current: a file's spelling of a name -> the table's, or None for a name that is not a weight
     duplicates: second names in the file -> our variable; both tensors must be equal
-    head_keeps: head -> config field -> the value that their head always computes with; other values have no rows
+    head_keeps: head -> config field -> the value that the format's own head always uses; other values have no rows
     classes: Hugging Face's classes, as in `Checkpoint.architecture`, that compute the same numbers -> parts that each may lack
     padding: for models that count positions from the padding id: tokens that may have that id, `position_offset` - 1
     """
@@ -268,7 +268,7 @@ class Names:
         return found
 
     def readable_rows(self, config: BertConfig) -> dict[str, Row]:
-        """Their name -> row, duplicates included."""
+        """The file's name -> row, duplicates included."""
         rows = {row.theirs: row for row in self.rows(config)}
         ours = {row.ours: row for row in rows.values()}
         return rows | {
@@ -296,12 +296,12 @@ class Format:
     """One published checkpoint format.
 
     names: a table for each model_type; a checkpoint is written by the first that holds it, else by the last
-    keeps: config field -> the value, or the other field, that the format's own library always computes with
+    keeps: config field -> the value, or the other field, that the format's own library always uses
     files: the files that `find` looks for, in words
-    find: a path -> its folder or, for TensorFlow, its prefix; None where there is no checkpoint
+    find: a path -> its folder or, for TensorFlow, its prefix; None if there is no checkpoint
     model_type: the model_type of a folder
     load_config, load_tokenizer, open: read the files
-    save: writes a folder: (checkpoint, names, their name -> array, folder)
+    save: writes a folder: (checkpoint, names, the file's name -> array, folder)
     """
 
     name: str
@@ -324,7 +324,7 @@ class Format:
         return next((names for names in self.names if names.holds(checkpoint)), self.names[-1])
 
 
-# Fields that google-research/bert computes with and its config file cannot change. It refuses unknown activations.
+# The values that google-research/bert always uses: its config file cannot change them. It refuses unknown activations.
 ORIGINAL = {
     "norm_epsilon": 1e-12,
     "share_layers": False,
@@ -336,6 +336,6 @@ ORIGINAL = {
 
 
 def slashed(**more: Any) -> Names:
-    """BERT's table in a format that names parts as Keras does."""
+    """BERT's table for a format with Keras' names of parts."""
     parts = {part: f"/{part}" for part in ("kernel", "bias", "gamma", "beta")}
     return Names(model_type="bert", parts=parts, **more)

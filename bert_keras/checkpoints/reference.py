@@ -1,4 +1,4 @@
-"""A checkpoint here and in the format's own library, on the same random tokens."""
+"""Compares a checkpoint here and in the format's own library, on the same random tokens."""
 
 import pathlib
 from typing import Any
@@ -25,14 +25,14 @@ def check_reference(form: Format) -> None:
     """Raises BertKerasError for a format that no library can run."""
     if form.name not in _REFERENCES:
         raise BertKerasError(
-            f"no library here runs a {form.name} checkpoint; {' and '.join(_REFERENCES)} can be compared."
+            f"no library can run a {form.name} checkpoint; comparison works for {' and '.join(_REFERENCES)}."
         )
 
 
 def differences(
     checkpoint: Checkpoint, form: Format, folder: pathlib.Path, *, seed: int = 0
 ) -> dict[str, float]:
-    """Output name -> max |ours - theirs| over the tokens that are not padding."""
+    """Output name -> the maximum absolute difference over the tokens that are not padding."""
     features = random_features(checkpoint.config, seed=seed)
     theirs = _REFERENCES[form.name](checkpoint, form.names_in(folder), folder, features)
     ours = _our_outputs(checkpoint, features)
@@ -49,7 +49,7 @@ def random_features(config: BertConfig, *, seed: int) -> dict[str, np.ndarray]:
     random, length = np.random.default_rng(seed), min(24, config.max_length)
     lengths = np.array([length, max(1, length // 2), 1])
     return {
-        # RoBERTa gives the padding id, which lies under the offset, no position of its own.
+        # RoBERTa gives no position to the padding id, which is below the offset.
         INPUT_WORD_IDS: random.integers(config.position_offset, config.vocab_size, (3, length)).astype(
             "int32"
         ),
@@ -156,7 +156,7 @@ def _keras_hub_outputs(
     }
     model = keras.Model(backbone.inputs, outputs | {POOLED_OUTPUT: backbone.get_layer("pooled_dense").output})
     inputs = dict(zip(("token_ids", "padding_mask", "segment_ids"), features.values(), strict=True))
-    # By name: Keras flattens a dict in another order.
+    # By name, because Keras flattens a dict in another order.
     return {
         name: np.asarray(value) for name, value in model([inputs[one.name] for one in model.inputs]).items()
     }

@@ -1,4 +1,4 @@
-"""TensorFlow checkpoint files, which Google's and Model Garden's formats share: found, opened, and the config beside them."""
+"""Finds and opens the TensorFlow checkpoints of Google's and Model Garden's formats, and loads the config beside them."""
 
 import contextlib
 import math
@@ -20,7 +20,10 @@ _PART = re.compile(r"\.(index|meta|data-\d{5}-of-\d{5})$")
 
 
 def find_prefix(path: pathlib.Path, *, object_graph: bool) -> pathlib.Path | None:
-    """The prefix of the checkpoint at a path; None unless it has an object graph, or has none, as wanted."""
+    """The prefix of the checkpoint at a path; None if there is none of this kind.
+
+    object_graph: True for a checkpoint with an object graph (TensorFlow 2), False for one without
+    """
     prefix = _prefix_at(path)
     return prefix if prefix is not None and _has_object_graph(prefix) == object_graph else None
 
@@ -56,7 +59,7 @@ def _reader(prefix: pathlib.Path) -> Iterator[Any]:
             reader = tf.train.load_checkpoint(str(found))
         except Exception as error:  # TensorFlow raises RuntimeError, IndexError, ...
             raise BertKerasError(
-                f"{prefix}.index is no TensorFlow checkpoint: {first_line(error)}"
+                f"{prefix}.index is not a TensorFlow checkpoint: {first_line(error)}"
             ) from error
         yield reader
 
@@ -80,7 +83,7 @@ def open_checkpoint(prefix: pathlib.Path, config: BertConfig) -> Iterator[Source
         there = sum(part.stat().st_size for part in prefix.parent.iterdir() if _is_data_of(prefix, part))
         if size > there:
             raise BertKerasError(
-                f"{prefix} cannot be read: its data has {there:,} bytes and its index asks for {size:,}; bring the whole files."
+                f"{prefix} cannot be read: its data has {there:,} bytes and its index needs {size:,}; bring all its files again."
             )
         yield Source(shapes=dict(sorted(shapes.items())), get=get)
 
@@ -94,6 +97,6 @@ def load_config(prefix: pathlib.Path) -> BertConfig:
     path = prefix.parent / "bert_config.json"
     if not path.is_file():
         raise MissingFileError(
-            f"no bert_config.json in {prefix.parent}, which holds {prefix.name}; put the model's own there."
+            f"no bert_config.json in {prefix.parent}, which holds {prefix.name}; put the model's bert_config.json there."
         )
     return BertConfig.load(path)

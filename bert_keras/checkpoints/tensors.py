@@ -1,4 +1,4 @@
-"""The tensors of an open file under our names: shapes, dtypes and values are checked, tied weights compared."""
+"""Reads the tensors of an open file under our names, and checks shapes, dtypes, values and tied weights."""
 
 import pathlib
 
@@ -14,7 +14,8 @@ def read_tensors(
 ) -> tuple[dict[str, np.ndarray], tuple[str, ...]]:
     """Our name -> array in our layout, and the file's names that no row of the table has.
 
-    Raises BertKerasError for a tensor of another shape or dtype, with NaN or infinite numbers, or unlike its second name.
+    Raises BertKerasError for a tensor of another shape or dtype, with NaN or infinite numbers, or for two names of one weight
+    whose values differ.
     """
     names = form.names_in(where)
     known, unknown = _known_rows(names, config, source, where=where)
@@ -31,17 +32,17 @@ def read_tensors(
         if row.ours in tensors and not np.array_equal(tensors[row.ours], array):
             if row.theirs not in names.duplicates:
                 raise BertKerasError(
-                    f"{raw} and {first[row.ours]} in {where} differ and are names of one weight."
+                    f"{raw} and {first[row.ours]} in {where} differ; they are two names of one weight and must be equal."
                 )
             tied = False
         tensors.setdefault(row.ours, array)
         first.setdefault(row.ours, raw)
     if not any(name.startswith("embeddings/") for name in tensors):
         raise BertKerasError(
-            f"no tensor in {where} has a name of the {form.name} form"
-            f"{_other_model_types(form, names, config, source)}; there are {listed(source.shapes, 4)}."
+            f"no tensor in {where} has a name of the {form.name} format"
+            f"{_other_model_types(form, names, config, source)}; its tensors are {listed(source.shapes, 4)}."
         )
-    if not tied:  # the file's masked-LM head has weights of its own; ours shares the embeddings
+    if not tied:  # the file's masked-LM head has its own weights; our head shares the embeddings
         unknown += [raw for raw, row in known if _is_masked_lm(row, names)]
         tensors = {name: tensor for name, tensor in tensors.items() if not name.startswith("masked_lm/")}
     return tensors, tuple(sorted(unknown))
@@ -74,7 +75,7 @@ def _known_rows(
         if len(shape) != len(wanted) or any(w not in (0, s) for s, w in zip(shape, wanted, strict=True)):
             raise BertKerasError(
                 f"{raw} in {where} has shape {list(shape)}; the config wants {list(wanted)}: "
-                "weights and config are not of one model."
+                "weights and config belong to different models; bring both of one model."
             )
         known.append((raw, rows[name]))
     return known, unknown
@@ -94,7 +95,7 @@ def _other_model_types(form: Format, names: Names, config: BertConfig, source: S
     ]
     if not fitting:
         return ""
-    return f" and model_type {names.model_type!r}; it has those of {' or '.join(fitting)}: correct its config"
+    return f" and model_type {names.model_type!r}; its names are those of {' or '.join(fitting)}: correct its config"
 
 
 def _is_float(array: np.ndarray) -> bool:

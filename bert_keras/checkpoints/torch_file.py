@@ -27,11 +27,11 @@ def open_torch(file: pathlib.Path) -> Iterator[Source]:
         tensors = torch.load(file, map_location="cpu", weights_only=True)
     except Exception as error:  # torch raises pickle, zip, runtime and attribute errors
         reason = str(error).strip().split("\n")[0]
-        raise BertKerasError(f"{file} is no PyTorch file of plain tensors: {reason}") from error
+        raise BertKerasError(f"{file} is not a PyTorch file of plain tensors: {reason}") from error
     if not isinstance(tensors, dict) or not all(torch.is_tensor(tensor) for tensor in tensors.values()):
         held = ", ".join(map(str, tensors)) if isinstance(tensors, dict) else f"a {type(tensors).__name__}"
         raise BertKerasError(
-            f"{file} is no PyTorch file of plain tensors: it holds {held:.200}; save the model's state_dict alone."
+            f"{file} is not a PyTorch file of plain tensors: it holds {held:.200}; save the model's state_dict alone."
         )
     # Strides of 0 make a tensor of any size from one number. The factor 2 allows for tied embeddings.
     size, there = (
@@ -40,7 +40,7 @@ def open_torch(file: pathlib.Path) -> Iterator[Source]:
     )
     if size > 2 * there:
         raise BertKerasError(
-            f"{file} has {there:,} bytes and its tensors ask for {size:,}; save the model again."
+            f"{file} has {there:,} bytes and its tensors need {size:,}; save the model again."
         )
     shapes = {name: tuple(tensor.shape) for name, tensor in tensors.items()}
 
@@ -48,7 +48,7 @@ def open_torch(file: pathlib.Path) -> Iterator[Source]:
         try:
             return _torch_to_numpy(tensors[name])
         except (RuntimeError, TypeError) as error:  # a sparse tensor, or a tensor on the meta device
-            raise BertKerasError(f"{name} of {file} is no plain tensor: {first_line(error)}") from error
+            raise BertKerasError(f"{name} of {file} is not a plain tensor: {first_line(error)}") from error
 
     yield Source(shapes=shapes, get=get)
 
@@ -61,7 +61,7 @@ def _refuse_packed(file: pathlib.Path) -> None:
         with zipfile.ZipFile(file) as archive:
             size = sum(member.file_size for member in archive.infolist())
     except (zipfile.BadZipFile, ValueError, NotImplementedError) as error:
-        raise BertKerasError(f"{file} is no PyTorch file of plain tensors: {error}") from error
+        raise BertKerasError(f"{file} is not a PyTorch file of plain tensors: {error}") from error
     if size > (there := file.stat().st_size):
         raise BertKerasError(
             f"{file} has {there:,} bytes and unpacks to {size:,}; wanted a file of torch.save, which compresses nothing."

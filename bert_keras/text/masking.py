@@ -132,7 +132,7 @@ def _choose(features: Features, *, seeds: Sequence[tf.Tensor], pieces: Pieces, m
     """Chooses the positions to predict: bool [B, S]."""
     ids, real = features[INPUT_WORD_IDS], features[INPUT_MASK] > 0
     starts, lengths, exists = _units(features, pieces=pieces, masking=masking)
-    # In random order: the longest n-gram that was drawn, and its shorter ones.
+    # In random order: the n-gram of the drawn length, and the shorter n-grams at the same start.
     order = tf.argsort(tf.where(exists, tf.random.stateless_uniform(tf.shape(ids), seeds[0]), 2.0), axis=1)
     starts = tf.gather(starts, order, batch_dims=1)
     lengths = tf.gather(lengths, order, batch_dims=1)
@@ -179,7 +179,7 @@ def _units(features: Features, *, pieces: Pieces, masking: Masking) -> tuple[tf.
 def _take(starts: tf.Tensor, lengths: tf.Tensor, *, candidates: tf.Tensor, wanted: tf.Tensor) -> tf.Tensor:
     """Takes words in order, each if it fits and is free: bool [B, S].
 
-    starts: int32 [B, S]; lengths: int32 [B, S, N], of which the longest that fits is taken; candidates, wanted: int32 [B].
+    starts: int32 [B, S]; lengths: int32 [B, S, N], the longest that fits is taken; candidates, wanted: int32 [B].
     """
     width = tf.shape(starts)[1]
     positions = tf.range(width)

@@ -1,6 +1,6 @@
-"""Normal forms of text in graph, as BERT and ALBERT define them, and the way back from their offsets to the text's.
+"""Normalizes text in graph as BERT and ALBERT do, and moves offsets in the normal form back to offsets in the text.
 
-In: string [B]. Out: string [B], the normal forms; and byte offsets in them, moved to byte offsets in the strings given.
+In: string [B]. Out: string [B], the normal forms; and byte offsets in them, moved to byte offsets in the given strings.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ NOT_A_MARKER = "\ufdd5"
 
 # WordPiece removes control characters (but tab, newline and carriage return are spaces), format characters and U+FFFD.
 _REMOVED = r"\x{0}-\x{8}\x{B}\x{C}\x{E}-\x{1F}\x{7F}-\x{9F}\p{Cf}\x{FFFD}"
-# Rows of these characters alone are their own normal form after their ASCII is lower-cased, and skip the normalizer.
+# Rows of these characters alone are in normal form after ASCII lower-casing, and skip the normalizer.
 # The uncased pattern lists common characters: ASCII, Latin letters that do not decompose, punctuation, currency, CJK ideographs.
 SIMPLE_CASED = rf"[^{_REMOVED}\p{{Cs}}]*"
 SIMPLE_UNCASED = (
@@ -32,14 +32,14 @@ SIMPLE_UNCASED = (
 _WHITESPACE = r"\t-\r\x1C- \x{85}\x{A0}\x{1680}\x{2000}-\x{200A}\x{2028}\x{2029}\x{202F}\x{205F}\x{3000}"
 # Fills the second byte where two quotes become one. Every normalizer of SentencePiece but `identity` removes it from text.
 _FILLER = "\x01"
-# Rows that are their own normal form after their ASCII is lower-cased.
+# Rows that are in normal form after ASCII lower-casing.
 SIMPLE_SENTENCEPIECE = r"[ -~\x{A3}\x{20AC}\x{2013}\x{2014}\x{2018}-\x{201F}\x{4E00}-\x{9FFF}]*"
 
 
 class Normalizing(tf.Module):
     """Normalizes text in graph, and moves offsets in the normal form back to offsets in the text.
 
-    _simple: a pattern; a row that matches it after its ASCII is lower-cased is its own normal form
+    _simple: a pattern; a row that matches it after ASCII lower-casing is in normal form
     _attached: a pattern of characters that normalizing removes and that belong to the character before them
     """
 
@@ -51,10 +51,10 @@ class Normalizing(tf.Module):
         self.special = special
         self.vocab_size = len(vocabulary)
         self.lower_case = lower_case
-        # Behind a function: TensorFlow would visit every item of a tuple each time it lists the module's variables.
+        # A function hides the tuple: TensorFlow would visit every item each time it lists the module's variables.
         fixed = tuple(vocabulary)
         self._vocabulary = lambda: fixed
-        # No decorator: it holds the instance weakly, and `WordPiece(...).tokenize(...)` would find it deleted.
+        # A decorator would hold the instance weakly, and `WordPiece(...).tokenize(...)` would find it deleted.
         for method in (self.tokenize, self.tokenize_with_offsets):
             graph = tf.function(method, input_signature=[tf.TensorSpec([None], tf.string)], autograph=False)
             setattr(self, method.__name__, graph)
@@ -89,14 +89,14 @@ class Normalizing(tf.Module):
         moving = tf.where(~tf.gather(simple, starts.value_rowids()))
         row = tf.gather(rows, tf.gather_nd(starts.value_rowids(), moving))
 
-        # The characters of those rows, laid end to end: the bytes of each in `text` and in the normal form. A character's
-        # normal form depends on its neighbours in one case only, the final sigma, and both sigmas have two bytes.
-        codes, places = tf.strings.unicode_decode_with_offsets(
+        # The concatenated characters of those rows: the bytes of each in `text` and in the normal form. A character's normal
+        # form depends on its neighbours in one case only, the final sigma, and both sigmas have two bytes.
+        codes, offsets = tf.strings.unicode_decode_with_offsets(
             tf.boolean_mask(text, ~simple), "UTF-8", errors="ignore"
         )
         distinct, which = tf.unique(codes.values)
         characters = tf.strings.unicode_encode(distinct[:, tf.newaxis], "UTF-8")
-        original_starts = tf.cast(places.values, tf.int32)
+        original_starts = tf.cast(offsets.values, tf.int32)
         original_ends = original_starts + tf.gather(tf.strings.length(characters), which)
         normal_ends = tf.cumsum(tf.gather(tf.strings.length(self._normal_form(characters)), which))
 
@@ -121,14 +121,14 @@ def wordpiece_form(text: tf.Tensor, *, lower_case: bool) -> tf.Tensor:
     text = tf.strings.unicode_transcode(text, "UTF-8", "UTF-8", errors="ignore")
     text = tf.strings.regex_replace(text, f"[{_REMOVED}]", "")
     if lower_case:
-        # ASCII first: the second step follows the machine's locale, where a Turkish I would lose its dot.
+        # ASCII first: the second step depends on the machine's locale, and a Turkish one turns I into a dotless i.
         text = tf.strings.lower(tf.strings.lower(text), encoding="utf-8")
         text = tf.strings.regex_replace(tf_text.normalize_utf8(text, "NFD"), r"\p{Mn}", "")
     return text
 
 
 def one_quote(text: tf.Tensor) -> tf.Tensor:
-    """`` and '' become a double quote; the offsets of later bytes do not change."""
+    """Replaces `` and '' by a double quote; the offsets of later bytes do not change."""
     return tf.strings.regex_replace(text, "``|''", '"' + _FILLER)
 
 
@@ -146,7 +146,7 @@ def sentencepiece_form(text: tf.Tensor, *, lower_case: bool) -> tf.Tensor:
 
 @functools.cache
 def vanishing() -> str:
-    """A pattern of the characters that ALBERT strips (those of a combining class over 0) and of the filler."""
+    """A pattern of the characters that ALBERT strips (with a combining class over 0) and of the filler."""
     codes = [code for code in range(sys.maxunicode + 1) if unicodedata.combining(chr(code))]
     starts = [code for code in codes if not unicodedata.combining(chr(code - 1))]
     ends = [code for code in codes if not unicodedata.combining(chr(code + 1))]

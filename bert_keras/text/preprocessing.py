@@ -36,7 +36,7 @@ MAX_SEGMENTS = 2  # BERT has two type ids
 
 
 def longest_first(first: tf.Tensor, second: tf.Tensor, *, room: int) -> tuple[tf.Tensor, tf.Tensor]:
-    """The lengths after the longer segment has lost its last tokens until both fit; of two equals the second loses one.
+    """The lengths after the longer segment loses token by token until both fit; at equal lengths the second loses one.
 
     first, second: int [B], tokens. The loop of google-research/bert run_classifier.py (`_truncate_seq_pair`) in
     closed form.
@@ -60,10 +60,10 @@ TRUNCATION: dict[str, Callable[..., tuple[tf.Tensor, tf.Tensor]]] = {
 class Preprocessor(tf.Module):
     """Tokenizes one or two segments, cuts them to fit, frames them with special tokens and pads.
 
-    seq_length: S, positions, special tokens included; for `pack` in a graph also int32 [].
+    seq_length: S, in tokens, special tokens included; for `pack` in a graph, int32 [] is allowed too.
     pad_to_longest: pad to the batch's longest row (S is then at most seq_length) instead of to seq_length.
     multiple_of: with pad_to_longest, S is rounded up to a multiple of this, at most to seq_length.
-    truncation: how two segments share the room, a key of TRUNCATION.
+    truncation: the way to shorten two segments, a key of TRUNCATION.
     Raises ValueError for a seq_length without room for one token of each segment, a multiple under 1 or an unknown truncation.
     """
 
@@ -117,7 +117,7 @@ class Preprocessor(tf.Module):
 
         context, question: string [B].
         doc_stride: tokens from the start of one window to the start of the next (fewer if fewer fit).
-        max_query_length: the most tokens of the question; the rest is cut off.
+        max_query_length: the most tokens of the question; later tokens are cut off.
         Returns the encoder's inputs [W, S], `example_index` [W] in ascending order, and `start_bytes`, `end_bytes` and
         `max_context` [W, S]. Every token of a context is in at least one window, and has the maximum context in exactly one; an
         empty context has one window.
@@ -270,7 +270,7 @@ class _Windows:
 
 def _first_tokens(starts: tf.RaggedTensor, word_starts: tf.RaggedTensor) -> tf.RaggedTensor:
     """The word's index at its first token, -1 at other tokens. starts: ragged int32 [B, (T)], word_starts: [B, (N)], bytes."""
-    # Rows are laid end to end, with gaps so that one sorted list serves all.
+    # Rows are concatenated with gaps, so that one sorted list works for all rows.
     apart = 1 + tf.cast(tf.maximum(_last(starts.values), _last(word_starts.values)), tf.int64)
     offsets = tf.cast(starts.values, tf.int64) + starts.value_rowids() * apart
     words = tf.cast(word_starts.values, tf.int64) + word_starts.value_rowids() * apart
@@ -284,12 +284,12 @@ def pad_batches(dataset: tf.data.Dataset, *, multiple_of: int) -> tf.data.Datase
     """Pads batches with rows of weight 0, so that `fit` can split them among replicas.
 
     dataset: batches (features, labels) or (features, labels, weights), each a tensor or a nest of tensors [B, ...]
-    multiple_of: rows; the number of replicas, or the batch size to fill the last batch of an epoch too
+    multiple_of: rows: the number of replicas, or the batch size, which also fills the last batch of an epoch
 
     Returns (features, labels, weights) [B', ...], B' the next multiple. Missing weights become float32 [B], 1 in each row. An
     added row repeats the features and labels of the first row.
 
-    Under a weighted mean, as of `GlobalMean`, the added rows change neither loss nor gradients. Pass metrics as
+    With a weighted mean, such as `GlobalMean`, the added rows change neither loss nor gradients. Pass metrics as
     `weighted_metrics`; the `loss` that Keras logs for an epoch weighs each batch by its rows, added rows included.
     Raises ValueError for a `multiple_of` under 1.
     """

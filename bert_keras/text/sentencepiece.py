@@ -1,7 +1,7 @@
 """ALBERT's tokenizer in graph: TensorFlow Text's SentencePiece kernel after ALBERT's own normalizing.
 
-In: the bytes of a model, then string [B], text as it comes. Out: ragged int32 [B, (T)], ids and, on request, the start and end
-of each token in bytes of the strings given.
+In: the bytes of a model, then string [B], raw text. Out: ragged int32 [B, (T)], ids and, on request, the start and end of each
+token in bytes of the given strings.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ SENTENCEPIECE_TOKENS = {
     "mask": MASK,
 }
 SPACE = "\u2581"  # marks the space before a word
-# A token of these alone continues a word, unless it is a single sign (google-research/albert create_pretraining_data.py).
+# A token of these characters only continues a word; a single sign does not (google-research/albert create_pretraining_data.py).
 _LETTERS = frozenset("abcdefghijklmnopqrstuvwxyz")
 _SIGNS = frozenset('!"#$%&()*+,-./:;?@[\\]^_`{|}~£€')
 
@@ -45,7 +45,7 @@ class SentencePiece(Normalizing):
 
     model: a serialized SentencePiece model, whose [CLS], [SEP], [MASK] and <pad> are control symbols, which text cannot
         contain.
-    lower_case: lower-case, as the published models do. Accents are stripped either way, and `` and '' are double quotes.
+    lower_case: lower-case, as the published models do. Accents are always stripped, and `` and '' become double quotes.
 
     A digit and a comma are never one token: "9," becomes "9" and ",".
     Raises ValueError for bytes that are not such a model.
@@ -66,7 +66,7 @@ class SentencePiece(Normalizing):
         self._real = np.array([i for i, piece in enumerate(proto.pieces) if piece.type in occurring], "int32")
         parts = [_without_comma(piece, encode) for piece in vocabulary]
         with tf.device("CPU"):
-            # Each piece is read as one or several parts: their ids, and the bytes of text from each part to the end of the piece.
+            # A piece becomes one or more parts: their ids, and the bytes of text from each part to the end of the piece.
             self._part_splits = tf.constant(np.cumsum([0, *map(len, parts)]), tf.int64)
             self._part_ids = tf.constant([ids.get(part, special.unknown) for row in parts for part in row])
             self._part_bytes = tf.constant([length for row in parts for length in _bytes_to_end(row)])
@@ -139,9 +139,9 @@ class SentencePiece(Normalizing):
     def _parts(self, ids: tf.RaggedTensor) -> tf.RaggedTensor:
         """Ragged [B, (T)], pieces -> ragged [B, (T)], indices into the table of parts."""
         first = tf.gather(self._part_splits, ids.values)
-        places = tf.ragged.range(first, first + self._part_counts(ids))
+        indices = tf.ragged.range(first, first + self._part_counts(ids))
         return tf.RaggedTensor.from_row_splits(
-            tf.cast(places.values, tf.int32), tf.gather(places.row_splits, ids.row_splits), validate=False
+            tf.cast(indices.values, tf.int32), tf.gather(indices.row_splits, ids.row_splits), validate=False
         )
 
     def _trim(
@@ -177,7 +177,7 @@ def _continues(piece: str) -> bool:
 
 
 def _checked_model(model: bytes, *, source: str) -> tuple[Any, Callable[[str], list[str]]]:
-    """The parsed model and its encoder. Raises ValueError for bytes that would crash the process in the kernel."""
+    """The parsed model and its encoder. Raises ValueError for bytes with which the kernel would crash the process."""
     import sentencepiece
     from google.protobuf.message import DecodeError
     from sentencepiece import sentencepiece_model_pb2
@@ -188,7 +188,9 @@ def _checked_model(model: bytes, *, source: str) -> tuple[Any, Callable[[str], l
         processor = sentencepiece.SentencePieceProcessor(model_proto=model)
     except (DecodeError, RuntimeError) as error:
         reason = str(error).split("\n")[0]
-        raise BertKerasError(f"{source} is no SentencePiece model ({reason}); fetch it again") from error
+        raise BertKerasError(
+            f"{source} is not a SentencePiece model ({reason}); download it again"
+        ) from error
     types = {piece.piece: piece.type for piece in proto.pieces}
     kind = proto.SentencePiece
     for name, token in SENTENCEPIECE_TOKENS.items():
@@ -197,7 +199,7 @@ def _checked_model(model: bytes, *, source: str) -> tuple[Any, Callable[[str], l
             found = "missing" if token not in types else f"a {kind.Type.Name(types[token])} piece"
             raise BertKerasError(
                 f"{source}: {token} is {found}; wanted a {kind.Type.Name(wanted)} piece; ALBERT needs "
-                f"{' '.join(SENTENCEPIECE_TOKENS.values())}, which no text may contain"
+                f"{' '.join(SENTENCEPIECE_TOKENS.values())}, which text cannot contain"
             )
     normalizer = proto.normalizer_spec
     if not (normalizer.add_dummy_prefix and normalizer.remove_extra_whitespaces) or (

@@ -56,5 +56,5 @@ class Tokenizer(Protocol):
         """text: string [B] -> three ragged int32 [B, (T)]: ids, start bytes and end bytes (exclusive) in `text`."""
 
 
-# Texts -> texts as a tokenizer sees them before it looks for tokens: the input for learning a vocabulary.
+# Texts -> texts as a tokenizer normalizes them before it looks for tokens: the input for learning a vocabulary.
 Normalizer = Callable[[Sequence[str]], list[str]]

@@ -1,4 +1,4 @@
-"""The three files of a vocabulary: vocab.txt, spiece.model and tokenizer.json. Every reader of one is here.
+"""The three files of a vocabulary: vocab.txt, spiece.model and tokenizer.json. All their readers are here.
 
 In: a path. Out: tokens in the order of their ids, the bytes of a SentencePiece model, or a Vocabulary. Reading a local file
 needs no TensorFlow.
@@ -31,9 +31,9 @@ class Vocabulary(NamedTuple):
     """The tokenizer that a folder describes.
 
     pieces: the wordpieces in the order of their ids
-    sentencepiece: in their place, the bytes of a spiece.model
-    lower_case: True where text is lower-cased, None where the files do not say
-    other: the name of a kind of tokenizer that cannot be read here
+    sentencepiece: or the bytes of a spiece.model
+    lower_case: True if text is lower-cased, None if the files do not say
+    other: the name of a type of tokenizer that is not supported
     """
 
     pieces: tuple[str, ...] | None = None
@@ -43,7 +43,7 @@ class Vocabulary(NamedTuple):
 
     @property
     def is_there(self) -> bool:
-        """True where the folder has a tokenizer of any kind."""
+        """True if the folder has any tokenizer."""
         return any(found is not None for found in (self.pieces, self.other, self.sentencepiece))
 
 
@@ -65,7 +65,7 @@ def read_pieces(path: str | os.PathLike[str]) -> tuple[str, ...]:
     except UnicodeDecodeError as error:
         line = raw[: error.start].count(b"\n") + 1
         raise BertKerasError(f"{path}, line {line}: not UTF-8; save the vocabulary as UTF-8 text") from None
-    # Not splitlines(): a token may be a character that it takes for a line end, such as U+2028.
+    # Not splitlines(), which also splits at characters that can be tokens, such as U+2028.
     lines = text.removeprefix("\ufeff").removesuffix("\n").split("\n")
     return tuple(line.removesuffix("\r") for line in lines)
 
@@ -91,13 +91,13 @@ def _bytes_of(path: str | os.PathLike[str], *, missing: str) -> bytes:
     with tf.io.gfile.GFile(path, "rb") as file:
         if file.size() > MAX_VOCABULARY_BYTES:
             raise BertKerasError(
-                f"{path} has over {MAX_VOCABULARY_BYTES:,} bytes; wanted at most that for such a file."
+                f"{path} has over {MAX_VOCABULARY_BYTES:,} bytes, which is the limit for such a file."
             )
         return file.read()
 
 
 def refuse_other_ids(settings: Mapping[str, Any], allowed: Mapping[str, tuple], *, where: object) -> None:
-    """Raises BertKerasError for a setting with which the other library would compute other ids.
+    """Raises BertKerasError for a setting that gives other ids in the file's own library.
 
     allowed: setting -> the values that change no id
     """
@@ -137,9 +137,9 @@ _SEPARATOR = "\u2028"
 
 
 def read_tokenizer_json(path: pathlib.Path, *, has_pieces: bool) -> Vocabulary:
-    """The tokenizer of a tokenizer.json; an empty Vocabulary where there is no such file.
+    """The tokenizer of a tokenizer.json; an empty Vocabulary if there is no such file.
 
-    has_pieces: the folder has another vocabulary file, so that the tokens of this file are not read
+    has_pieces: True if the folder has another vocabulary file; the tokens of this file are then not read
 
     A model other than WordPiece is named in `other`. Raises BertKerasError for settings that give other ids.
     """
@@ -163,12 +163,12 @@ def read_tokenizer_json(path: pathlib.Path, *, has_pieces: bool) -> Vocabulary:
     pieces = sorted(ids, key=ids.__getitem__)
     if [ids[piece] for piece in pieces] != list(range(len(ids))):
         raise BertKerasError(
-            f"the ids of {path} do not run from 0 without a gap; put a {VOCAB_TXT} beside it."
+            f"the ids in {path} are not 0, 1, 2, ... without a gap; put a {VOCAB_TXT} beside it."
         )
     found = None if has_pieces else tuple(piece or _SEPARATOR for piece in pieces)
     return Vocabulary(pieces=found, lower_case=lower_case)
 
 
 def _ids(model: Mapping[str, Any], path: pathlib.Path) -> dict[str, int] | None:
-    """Token -> id, from the model of a tokenizer.json; None where it has no vocabulary."""
+    """Token -> id, from the model of a tokenizer.json; None if it has no vocabulary."""
     return typed(model, _MODEL, where=f"the model of {path}", optional=_MODEL, others=True).get("vocab")

@@ -1,10 +1,10 @@
 """BERT's tokenizer in graph: WordPiece.
 
-In: a vocabulary, then string [B], text as it comes. Out: ragged int32 [B, (T)], ids and, on request, the start and end of each
-token in bytes of the strings given.
+In: a vocabulary, then string [B], raw text. Out: ragged int32 [B, (T)], ids and, on request, the start and end of each token in
+bytes of the given strings.
 
 The ids are those of google-research/bert's tokenization.py (`FullTokenizer`). TensorFlow Text's own BERT tokenizers differ from
-it in case folding, control characters, invalid UTF-8 and the word limit, so only two of its kernels serve here,
+it in case folding, control characters, invalid UTF-8 and the word limit, so we use only two of its kernels,
 `NormalizeUTF8` and `FastWordpieceTokenizeWithOffsets`, both linked into TensorFlow Serving since 2.10.
 """
 
@@ -41,7 +41,7 @@ MAX_WORD_BYTES = 4 * MAX_WORD_CHARACTERS
 MAX_PIECE_BYTES = 256  # without its ##
 MAX_PIECES = 4_194_304
 
-# Rows that may have a word over the limit. The pattern finds too many: it knows only the most common separators.
+# Rows that may have a word over the limit. The pattern matches more rows: it knows only the most common separators.
 _LONG_WORD = (
     r"(?s).*[^\t\n\r -/:-@\x{2010}-\x{2027}\x{3000}-\x{3003}\x{3400}-\x{4DBF}\x{4E00}-\x{9FFF}\x{FF01}-\x{FF0F}]"
     rf"{{{MAX_WORD_CHARACTERS + 1}}}.*"
@@ -56,8 +56,8 @@ class WordPiece(Normalizing):
     vocabulary: the tokens in the order of their ids.
     lower_case: lower-case and strip accents, as the uncased models do.
     special_tokens_in_text: True reads a literal "[MASK]" (also [CLS], [SEP], [PAD], [UNK]) as that token. False splits it as
-        any other text, as the original does, so that a text cannot inject a separator.
-    Raises ValueError for a vocabulary that lacks a special token or has a blank or repeated token or one with a space.
+        other text, as the original does, so that a text cannot inject a separator.
+    Raises ValueError for a vocabulary that lacks a special token, or has a token that is blank, repeated or has a space.
     Source: google-research/bert tokenization.py; Song et al. 2021 (Fast WordPiece Tokenization) for the matching.
     """
 
@@ -72,7 +72,8 @@ class WordPiece(Normalizing):
         self.special_tokens_in_text = special_tokens_in_text
         self._simple = SIMPLE_UNCASED if lower_case else SIMPLE_CASED
         self._attached = r"\p{Mn}" if lower_case else ""
-        # A token of whitespace (the Chinese vocabulary has U+2028) must never match; the kernel would match it. Brackets split.
+        # A token of whitespace (the Chinese vocabulary has U+2028) must never match; the kernel would match it. Its replacement
+        # never matches, because text is split at brackets.
         pieces = [
             f"[space{i}]" if any(map(str.isspace, piece)) else piece for i, piece in enumerate(vocabulary)
         ]
@@ -155,10 +156,10 @@ class WordPiece(Normalizing):
         word_starts = tf.boolean_mask(starts.values, first)
         word_ends = tf.math.segment_max(ends.values, word)
 
-        # Rows are laid end to end, so that one sorted list of character starts serves all words.
-        _, places = tf.strings.unicode_decode_with_offsets(text, "UTF-8")
+        # Rows are concatenated, so that one sorted list of character starts works for all words.
+        _, offsets = tf.strings.unicode_decode_with_offsets(text, "UTF-8")
         row_starts = tf.cumsum(tf.strings.length(text), exclusive=True)
-        characters = tf.cast(places.values, tf.int32) + tf.gather(row_starts, places.value_rowids())
+        characters = tf.cast(offsets.values, tf.int32) + tf.gather(row_starts, offsets.value_rowids())
         shift = tf.gather(row_starts, tf.boolean_mask(ids.value_rowids(), first))
         length = tf.searchsorted(characters, shift + word_ends) - tf.searchsorted(
             characters, shift + word_starts
@@ -201,20 +202,20 @@ def _checked_ids(vocabulary: Sequence[str], *, source: str) -> dict[str, int]:
     """Token -> id. Raises ValueError, naming the line (from 1), for a vocabulary that would silently give wrong ids."""
     ids: dict[str, int] = {}
     if len(vocabulary) > MAX_PIECES:
-        raise BertKerasError(f"{source} has {len(vocabulary):,} pieces; wanted at most {MAX_PIECES:,}")
+        raise BertKerasError(f"{source} has {len(vocabulary):,} tokens; wanted at most {MAX_PIECES:,}")
     for id_, piece in enumerate(vocabulary):
         line = id_ + 1
         if not piece.strip(" \t\r"):
             raise BertKerasError(
-                f"{source}, line {line}: blank; every line must hold one piece, remove or fill it"
+                f"{source}, line {line}: blank; each line must hold one token: remove the line or fill it"
             )
         if " " in piece or "\n" in piece:
             raise BertKerasError(
-                f"{source}, line {line}: {piece!r} holds a space; a piece is part of one word"
+                f"{source}, line {line}: {piece!r} holds a space; a token is one word or a part of one: split it"
             )
         if "\0" in piece:
             raise BertKerasError(
-                f"{source}, line {line}: {piece[:40]!r} holds a byte 0, which no text has; remove it"
+                f"{source}, line {line}: {piece[:40]!r} holds a NUL byte, which no text has; remove it"
             )
         # A character has 4 bytes at most.
         if (
@@ -223,11 +224,11 @@ def _checked_ids(vocabulary: Sequence[str], *, source: str) -> dict[str, int]:
             > MAX_PIECE_BYTES
         ):
             raise BertKerasError(
-                f"{source}, line {line}: the piece {piece[:40]!r}... has {size:,} bytes; wanted at most {MAX_PIECE_BYTES}"
+                f"{source}, line {line}: the token {piece[:40]!r}... has {size:,} bytes; wanted at most {MAX_PIECE_BYTES}"
             )
         if piece in ids:
             raise BertKerasError(
-                f"{source}, line {line}: {piece!r} stands on line {ids[piece] + 1} already; remove one of the two"
+                f"{source}, line {line}: {piece!r} is on line {ids[piece] + 1} already; remove one of the two"
             )
         ids[piece] = id_
     missing = [token for token in _MARKERS if token not in ids]
@@ -237,7 +238,7 @@ def _checked_ids(vocabulary: Sequence[str], *, source: str) -> dict[str, int]:
 
 
 def wordpiece_words(*, lower_case: bool) -> Normalizer:
-    """Texts -> the words of each text as WordPiece sees them before it looks for tokens, joined by spaces.
+    """Texts -> the words of each text as WordPiece normalizes them before it looks for tokens, joined by spaces.
 
     Words over MAX_WORD_CHARACTERS are left out.
     """

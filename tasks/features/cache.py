@@ -1,10 +1,15 @@
-"""The cache of vectors: a folder of TFRecord shards, and one process at a time that writes them.
+"""The cache of vectors: a folder of Parquet files, and one process at a time that writes them.
 
     header.json            the identity of the cache
-    00000.tfrecord, ...    "vectors" [N, K, H] of each example, its texts and the bytes of its words
-    results.json           is there when all shards are
+    00000.parquet, ...     a row for each example: its texts, the bytes of its words, "vectors" [N, K, H] as raw bytes
+    results.json           is there when all files are
 
-tasks/features/tagger.py learns from a cache.
+tasks/features/tagger.py learns from a cache. Other programs read it with pandas:
+
+    header = json.loads(pathlib.Path("header.json").read_bytes())
+    rows = pandas.read_parquet("00000.parquet")
+    shape = -1, len(header["layers"]), header["config"]["hidden_size"]
+    vectors = numpy.frombuffer(rows["vectors"][0], header["dtype"]).reshape(shape)
 """
 
 import contextlib
@@ -12,24 +17,28 @@ import dataclasses
 import itertools
 import pathlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import tensorflow as tf
 
 from bert_keras import checkpoints
 from bert_keras.config import LIMITS, BertConfig
-from bert_keras.errors import BertKerasError, MissingFileError
-from bert_keras.files import digest
-from bert_keras.json_files import OBJECT, list_of, one_of, read_object, typed, whole
+from bert_keras.errors import BertKerasError, MissingFileError, first_line
+from bert_keras.files import digest, whole_file
+from bert_keras.json_files import OBJECT, list_of, one_of, read_object, short, typed, whole
 from bert_keras.json_files import TEXT as WORD
 from bert_keras.paths import path_of
 from tasks.features.extract import DTYPES, Extractor, Words
-from tasks.folders import Folder, Layout, check_equal
+from tasks.features.parquet_file import VECTORS, read_groups, write_rows
+from tasks.folders import Folder, Layout
 from tasks.ner.task import Conll
-from tasks.tfrecord import record_writer
 
-FORMAT_VERSION = 1
+if TYPE_CHECKING:  # imported where it is used
+    import pyarrow
+
+FORMAT_VERSION = 2  # 1 had TFRecord files
+MAX_BYTES = 2**31 - 2**24  # of an example's vectors: Parquet counts a page's bytes in 31 bits
 HEADER = "header.json"
 CACHE = Layout(name="a cache of features", identity=HEADER, results="results.json")
 
@@ -47,24 +56,22 @@ class Cache:
     @property
     def shards(self) -> list[pathlib.Path]:
         """The files, in order."""
-        return [self.path / f"{i:05d}.tfrecord" for i in range(len(self.header["shards"]))]
+        return [self.path / f"{i:05d}.parquet" for i in range(len(self.header["shards"]))]
+
+    def rows(self, *names: str) -> Iterator[dict[str, Any]]:
+        """Examples in order: "vectors" float16 or float32 [N, K, H], texts as bytes, the rest of `Units.listed` int64 [N].
+
+        names: the columns to read; all without names
+        """
+        for shard in self.shards:
+            yield from _read_shard(shard, self.header, names)
 
     def records(self) -> tf.data.Dataset:
-        """Examples in order: "vectors" float16 or float32 [N, K, H], texts string [], the rest of `Units.listed` int64 [N]."""
-        columns = {name: tf.io.FixedLenFeature([], tf.string) for name in self.header["texts"]}
-        columns |= {
-            name: tf.io.RaggedFeature(tf.int64, row_splits_dtype=tf.int64) for name in self.header["listed"]
-        }
-        columns["vectors"] = tf.io.FixedLenFeature([], tf.string)
-        shape = [-1, len(self.header["layers"]), self.header["config"]["hidden_size"]]
-
-        def parse(record: tf.Tensor) -> dict[str, tf.Tensor]:
-            read = tf.io.parse_single_example(record, columns)
-            read["vectors"] = tf.reshape(tf.io.decode_raw(read["vectors"], self.header["dtype"]), shape)
-            return read
-
-        files = [str(path) for path in self.shards]
-        return tf.data.TFRecordDataset(files).map(parse, num_parallel_calls=tf.data.AUTOTUNE)
+        """The examples of `rows` as tensors."""
+        listed = dict.fromkeys(self.header["listed"], tf.TensorSpec([None], tf.int64))
+        texts = dict.fromkeys(self.header["texts"], tf.TensorSpec([], tf.string))
+        vectors = tf.TensorSpec([None, *_shape(self.header)], self.header["dtype"])
+        return tf.data.Dataset.from_generator(self.rows, output_signature=texts | listed | {VECTORS: vectors})
 
 
 def open_cache(path: str | pathlib.Path) -> Cache:
@@ -82,39 +89,74 @@ def open_cache(path: str | pathlib.Path) -> Cache:
             f"{path} lacks {len(missing)} of its {len(cache.shards)} files, first {missing[0]}; extract again to complete it."
         )
     for shard, length in zip(cache.shards, cache.header["shards"], strict=True):
-        _check_shard(shard, length)
+        _check_shard(shard, cache.header, length)
     return cache
 
 
-def _check_shard(path: pathlib.Path, length: int) -> None:
-    """Raises ValueError where a file has not `length` records, or a checksum is not that of its data.
+def _shape(header: Mapping[str, Any]) -> tuple[int, int]:
+    """K and H of a unit's vectors."""
+    return len(header["layers"]), BertConfig.from_dict(header["config"]).hidden_size
 
-    A TFRecord is its length in 8 bytes, 4 of checksum, the data and 4 of checksum.
-    """
-    size, at, found = path.stat().st_size, 0, 0
-    with path.open("rb") as file:
-        while at < size:
-            file.seek(at)
-            at += 8 + 4 + int.from_bytes(file.read(8), "little") + 4
-            found += at <= size
-    if found != length or at != size:
-        raise BertKerasError(
-            f"{path} is damaged: it has {found} whole examples, and {HEADER} says {length}; "
-            "remove this file and extract again."
-        )
+
+def _schema(header: Mapping[str, Any]) -> "pyarrow.Schema":
+    """The columns of a shard; no value is null."""
+    import pyarrow
+
+    whole = pyarrow.list_(pyarrow.field("element", pyarrow.int64(), nullable=False))
+    kinds = dict.fromkeys(header["texts"], pyarrow.binary()) | dict.fromkeys(header["listed"], whole)
+    kinds[VECTORS] = pyarrow.binary()
+    return pyarrow.schema([pyarrow.field(name, kind, nullable=False) for name, kind in kinds.items()])
+
+
+def _read_shard(
+    path: pathlib.Path, header: Mapping[str, Any], names: Sequence[str] = ()
+) -> Iterator[dict[str, Any]]:
+    """The rows of a file, as `Cache.rows` gives them."""
+    shape, dtype = _shape(header), np.dtype(header["dtype"])
+
+    def value(name: str, cell: Any) -> Any:
+        if name in header["listed"]:
+            return cell.values.to_numpy()
+        if name in header["texts"]:
+            return cell.as_py()
+        return np.frombuffer(cell.as_buffer(), dtype).reshape(-1, *shape)
+
+    for table in read_groups(path, _schema(header), names or None):
+        columns = {name: table[name] for name in table.column_names}
+        for cells in zip(*columns.values(), strict=True):
+            yield {name: value(name, cell) for name, cell in zip(columns, cells, strict=True)}
+
+
+def _check_shard(path: pathlib.Path, header: Mapping[str, Any], length: int) -> None:
+    """Reads a whole file. Raises BertKerasError where it is damaged, or has not `length` examples of the header's columns."""
+    from pyarrow import ArrowException
+
+    found = 0
     try:
-        tf.data.TFRecordDataset(str(path)).reduce(np.int64(0), lambda count, record: count + 1)
-    except tf.errors.DataLossError as error:
+        for row in _read_shard(path, header):
+            found += 1
+            if any(len(row[name]) != len(row[VECTORS]) for name in header["listed"]):
+                raise ValueError(
+                    f"example {found} has {len(row[VECTORS])} vectors for another number of units"
+                )
+        if found != length:
+            raise ValueError(f"its number of examples is {found}, and {HEADER} says {length}")
+    except (ValueError, ArrowException, OSError) as error:
+        if isinstance(error, OSError) and error.errno:  # such as no right to read it
+            raise
         raise BertKerasError(
-            f"{path} is damaged: a checksum is not that of its data; remove this file and extract again."
+            f"{path} is damaged: {first_line(error)}; remove this file and extract again."
         ) from error
 
 
 def _read_header(path: pathlib.Path) -> dict[str, Any]:
     file = path / HEADER
     header = read_object(file)
-    version = "format_version"
-    check_equal(path, {version: header.get(version)}, {version: FORMAT_VERSION})
+    if (version := header.get("format_version")) != FORMAT_VERSION:
+        raise BertKerasError(
+            f"{path} is a cache of format_version {short(version)}, and this version of the package reads {FORMAT_VERSION}; "
+            "remove the folder, or give another one, and extract again."
+        )
     place = whole(0, LIMITS["num_layers"])
     kinds = {
         "config": OBJECT,
@@ -171,9 +213,9 @@ def writing_cache(
             for shard, length in zip(cache.shards, cache.header["shards"], strict=True):
                 chunk = list(itertools.islice(rows, length))
                 if shard.exists():
-                    _check_shard(shard, length)
+                    _check_shard(shard, cache.header, length)
                 else:
-                    _write_shard(shard, chunk, extractor(chunk))
+                    _write_shard(shard, header, chunk, extractor(chunk))
                 progress(length)
         except BertKerasError:
             if not any(shard.exists() for shard in cache.shards):
@@ -201,22 +243,25 @@ def _described(examples: Iterable[Example]) -> tuple[list[str], str, int]:
     return names, found, count
 
 
-def _write_shard(path: pathlib.Path, raw: Iterable[Example], found: Iterable[Mapping[str, Any]]) -> None:
-    with record_writer(path) as write:
-        for texts, listed in zip(raw, found, strict=True):
-            columns = {name: _bytes(text) for name, text in texts.items()}
-            for name, values in listed.items():
-                columns[name] = (
-                    _bytes(values.tobytes())
-                    if name == "vectors"
-                    else tf.train.Feature(int64_list=tf.train.Int64List(value=values))
-                )
-            example = tf.train.Example(features=tf.train.Features(feature=columns))
-            write(example.SerializeToString(deterministic=True))
+def _write_shard(
+    path: pathlib.Path,
+    header: Mapping[str, Any],
+    raw: Iterable[Example],
+    found: Iterable[Mapping[str, Any]],
+) -> None:
+    with whole_file(path) as temporary:
+        write_rows(temporary, _schema(header), _joined(raw, found), value_of=np.ndarray.tobytes)
 
 
-def _bytes(value: bytes) -> tf.train.Feature:
-    return tf.train.Feature(bytes_list=tf.train.BytesList(value=[value]))
+def _joined(raw: Iterable[Example], found: Iterable[Mapping[str, Any]]) -> Iterator[dict[str, Any]]:
+    for texts, listed in zip(raw, found, strict=True):
+        if (size := listed[VECTORS].nbytes) > MAX_BYTES:
+            text = short(next(iter(texts.values())).decode("utf-8", "replace"))
+            raise BertKerasError(
+                f"the vectors of {text} have {size:,} bytes, and an example may have {MAX_BYTES:,}; "
+                "cut the text into several, or give fewer layers."
+            )
+        yield {**texts, **listed}
 
 
 def extract(

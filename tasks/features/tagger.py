@@ -153,8 +153,8 @@ class Tagger:
 
 def _gold(cache: Cache) -> list[list[str]]:
     """The tags of each sentence, as the cache has them."""
-    tags = cache.records().map(lambda record: record[TAGS])
-    return [row.split(" ") for text in tags.as_numpy_iterator() for row in text.decode().split("\n")]
+    texts = (row[TAGS].decode() for row in cache.rows(TAGS))
+    return [row.split(" ") for text in texts for row in text.split("\n")]
 
 
 def _made_with(cache: Cache) -> dict[str, Any]:

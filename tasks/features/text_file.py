@@ -19,6 +19,7 @@ from bert_keras.paths import path_of
 from tasks.features.cache import Cache, Example, writing_cache
 from tasks.features.extract import Extractor, Pieces, Words
 from tasks.features.layers import LAYERS
+from tasks.features.parquet_file import write_rows
 from tasks.ner.words import TEXT
 from tasks.settings import FeatureOptions
 
@@ -96,7 +97,7 @@ def _lines(path: pathlib.Path) -> Iterator[Example]:
 
 def _spoken(cache: Cache, layers: str, vocabulary: Sequence[str]) -> Iterator[dict[str, Any]]:
     """Each example's text, its words or pieces, their bytes and their vectors [N, D]."""
-    for record in cache.records().as_numpy_iterator():
+    for record in cache.rows():
         text, vectors = record[TEXT], record["vectors"]
         if "ids" in record:
             tokens = [vocabulary[id_] for id_ in record["ids"]]
@@ -155,10 +156,8 @@ def _write_npz(path: pathlib.Path, records: Records) -> None:
 
 
 def _write_parquet(path: pathlib.Path, records: Records) -> None:
-    """A row an example, 256 rows a group."""
-    # Imported here: slow to import, and not needed otherwise.
-    import pyarrow
-    import pyarrow.parquet
+    """A row an example."""
+    import pyarrow  # slow to import, and not needed otherwise
 
     rows = records()
     first = next(rows)
@@ -172,12 +171,7 @@ def _write_parquet(path: pathlib.Path, records: Records) -> None:
             "vectors": pyarrow.list_(pyarrow.list_(number)),
         }.items()
     )
-    rows = itertools.chain([first], rows)
-    with pyarrow.parquet.ParquetWriter(path, schema) as writer:
-        for group in iter(lambda: list(itertools.islice(rows, 256)), []):
-            columns = {name: [record[name] for record in group] for name in schema.names}
-            columns["vectors"] = [list(vectors) for vectors in columns["vectors"]]
-            writer.write_table(pyarrow.table(columns, schema=schema))
+    write_rows(path, schema, itertools.chain([first], rows), value_of=list)
 
 
 WRITERS: dict[str, Callable[[pathlib.Path, Records], None]] = {
