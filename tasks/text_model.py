@@ -71,9 +71,14 @@ class TextModel(TrainingSteps, keras.Model):
         self.compile()
 
     @property
+    def layers(self) -> list[keras.layers.Layer]:
+        """The layers of the network."""
+        return self.network.layers
+
+    @property
     def encoder(self) -> BertEncoder:
         """The encoder inside the network."""
-        return encoder_of(self.network)
+        return encoder_of(self)
 
     def call(self, inputs: Features, training: bool = False) -> Any:
         """Features -> logits."""

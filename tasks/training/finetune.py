@@ -15,11 +15,11 @@ from bert_keras.encoder import BertEncoder
 from bert_keras.errors import BertKerasError, LossDiverged
 from bert_keras.features import POOLED_OUTPUT
 from bert_keras.text.preprocessing import Preprocessor
-from bert_keras.training_model import TrainingModel
 from tasks.batches import cardinality, count, dataset, predictor, take_examples
 from tasks.folders import Folder
 from tasks.settings import Hparams
 from tasks.task import Task
+from tasks.text_model import TextModel
 from tasks.training.identity import digest_of_examples, identity_of_checkpoint
 from tasks.training.loop import LOGS, RUN, check_save_every, train
 from tasks.training.optimizer import optimizer_of
@@ -161,11 +161,11 @@ def _compiled_model(
     total_steps: int,
     keep_head: bool,
     log: Callable[[str], None],
-) -> keras.Model:
+    preprocess: Preprocessor | None = None,
+) -> TextModel:
     """The task's model with the checkpoint's weights and BERT's optimizer; make it in the strategy's scope."""
     encoder = BertEncoder(source.config, outputs=task.outputs)
-    made = task.model(encoder)
-    model = TrainingModel(made.input, made.output, name=made.name)
+    model = TextModel(task, preprocess, task.model(encoder))
     if source.tensors:
         heads = heads_of(model)
         if keep_head:
@@ -251,7 +251,13 @@ def plan_finetuning(
     steps, lines = count(batches()), list[str]()
     with distribution.scope():
         model = _compiled_model(
-            task, source, hparams, total_steps=steps * hparams.epochs, keep_head=keep_head, log=lines.append
+            task,
+            source,
+            hparams,
+            total_steps=steps * hparams.epochs,
+            keep_head=keep_head,
+            log=lines.append,
+            preprocess=preprocess,
         )
     lines.append(
         f"training {task.name} on {examples.train_count:,} examples, {steps * hparams.epochs:,} steps; "
