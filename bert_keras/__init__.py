@@ -29,6 +29,17 @@ _HOMES = {
     "bert_keras.optimizers": ("AdamW", "LAMB"),
     "bert_keras.checkpoints": ("load_encoder", "load_tokenizer"),
     "bert_keras.hub_layer": ("HubLayer",),
+    "tasks.text_model": ("TextModel",),
+    "tasks.text_models": (
+        "chooser",
+        "classifier",
+        "embedder",
+        "load",
+        "masked_lm",
+        "question_answerer",
+        "regressor",
+        "tagger",
+    ),
 }
 _HOME_OF = {name: module for module, names in _HOMES.items() for name in names}
 

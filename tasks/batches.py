@@ -79,14 +79,7 @@ def dataset(
     The order is that of `batches`. `preprocess` pads each batch to its longest row, or to one length. For a task with windows,
     `batch_size` counts windows in labelled batches and examples in unlabelled ones, and the number of batches is unknown.
     """
-
-    @tf.autograph.experimental.do_not_convert  # AutoGraph would hide an error of `features` in its own traceback
-    def featurize(raw: Raw) -> tuple[Any, ...]:
-        features = task.features(preprocess, raw)
-        if not labelled:
-            return features, raw
-        return (model_inputs(features), *task.labels(raw, features))
-
+    featurize = _featurizer(task, preprocess, labelled=labelled)
     if labelled and task.windowed:
         if seed is not None:
             examples = examples.shuffle(cardinality(examples), seed=seed)
@@ -105,6 +98,36 @@ def dataset(
         if multiple_of >= batch_size:  # the graph cannot infer the number of rows, and a TPU needs it
             made = made.map(lambda *batch: tf.nest.map_structure(lambda x: _of_rows(x, multiple_of), batch))
     return made.prefetch(tf.data.AUTOTUNE)
+
+
+def featurized(
+    task: Problem, preprocess: Preprocessor, raw: tf.data.Dataset, *, multiple_of: int = 1
+) -> tf.data.Dataset:
+    """(features, labels, weights) of a user's own batches of raw examples, in their order.
+
+    A task with windows has all windows of a batch's examples in one batch.
+    """
+    made = raw.map(
+        _featurizer(task, preprocess, labelled=True), num_parallel_calls=tf.data.AUTOTUNE, deterministic=True
+    )
+    if multiple_of > 1:
+        made = pad_batches(made, multiple_of=multiple_of)
+    return made.prefetch(tf.data.AUTOTUNE)
+
+
+def _featurizer(
+    task: Problem, preprocess: Preprocessor, *, labelled: bool
+) -> Callable[[Raw], tuple[Any, ...]]:
+    """Raw examples [B] -> (features, labels, weights), or (features, raw)."""
+
+    @tf.autograph.experimental.do_not_convert  # AutoGraph would hide an error of `features` in its own traceback
+    def featurize(raw: Raw) -> tuple[Any, ...]:
+        features = task.features(preprocess, raw)
+        if not labelled:
+            return features, raw
+        return (model_inputs(features), *task.labels(raw, features))
+
+    return featurize
 
 
 def _of_rows(values: tf.Tensor, count: int) -> tf.Tensor:

@@ -24,6 +24,7 @@ from bert_keras.json_files import one_of, parse_json, typed, whole
 from bert_keras.settings import names_of
 from bert_keras.text.preprocessing import Preprocessor
 from tasks.data_files import Source, check_text, nonblank_lines, split_file
+from tasks.given import class_ids
 from tasks.metrics import accuracy
 from tasks.report import Table, most_confident
 from tasks.settings import MAX_CHOICES, TASK_DEFAULTS, ChoiceOptions
@@ -137,6 +138,21 @@ class Swag(Task):
             raise BertKerasError(
                 f"{where}: label {choice.label!r}; give the index of the right ending, 0 to {count - 1}."
             )
+
+    def given(self, x: Any) -> dict[str, np.ndarray]:
+        """The columns "context" [N] and "endings" [N, K]."""
+        columns = super().given(x)
+        if (found := columns[ENDINGS].shape[1]) != self.num_choices:
+            raise BertKerasError(f"each row has {found} endings; the model takes {self.num_choices}.")
+        return columns
+
+    def targets(self, y: Any, columns: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+        """The indexes of the right endings."""
+        return {LABEL: class_ids(y, [str(i) for i in range(self.num_choices)])}
+
+    def metrics(self) -> list[keras.metrics.Metric]:
+        """The accuracy of the chosen endings."""
+        return [keras.metrics.SparseCategoricalAccuracy(name="accuracy")]
 
     def features(self, preprocess: Preprocessor, raw: Raw) -> Features:
         """Raw [B] -> Features int32 [B, K, S]."""

@@ -80,6 +80,7 @@ class _Vectors(Task):
 
     outputs = (EMBEDDING_OUTPUT, ENCODER_OUTPUTS)
     measure = ""
+    trains = False
     validation_splits = ()
 
     @classmethod
@@ -88,7 +89,9 @@ class _Vectors(Task):
 
     def _nothing(self, *args: Any, **kwargs: Any) -> Any:
         """Raises BertKerasError."""
-        raise BertKerasError(f"{self.name} has no examples; use it to export an encoder without training.")
+        raise BertKerasError(
+            f"{self.name} has no examples; it predicts and exports an encoder without training."
+        )
 
     examples = labels = loss = evaluate = _nothing
 

@@ -32,6 +32,7 @@ from bert_keras.text.sentencepiece import SPACE
 from bert_keras.text.tokenizer import MASK, Tokenizer
 from bert_keras.text.wordpiece import CONTINUATION
 from tasks.data_files import Source, check_text, nonblank_lines, split_file
+from tasks.given import columns_of
 from tasks.report import Table, most_confident, plain
 from tasks.settings import MAX_OPTION, FillMaskOptions
 from tasks.task import Arrays, Features, Raw, Task
@@ -101,6 +102,13 @@ class FillMask(Task):
                 ANSWER: np.array([answer.encode() for answer in answers], object),
             }
         )
+
+    def targets(self, y: Any, columns: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+        """The answers, strings: one for the one "[MASK]" of each text."""
+        for row, text in enumerate(columns[TEXT]):
+            if (masks := text.count(MASK.encode())) != 1:
+                raise BertKerasError(f"row {row}: {masks} {MASK} in the text; give one, for one answer.")
+        return {ANSWER: columns_of(y, [ANSWER])[ANSWER]}
 
     def features(self, preprocess: Preprocessor, raw: Raw) -> Features:
         """Raw [B] -> Features int32 [B, S], the masks within seq_length [B, P] and the vocabulary [V].

@@ -14,6 +14,7 @@ import numpy as np
 import tensorflow as tf
 
 from bert_keras.encoder import BertEncoder, encoder_inputs
+from bert_keras.errors import BertKerasError
 from bert_keras.features import (
     ENCODER_INPUTS,
     INPUT_MASK,
@@ -26,6 +27,7 @@ from bert_keras.json_files import Kind, one_of, typed
 from bert_keras.losses import GlobalMean, cross_entropy
 from bert_keras.text.preprocessing import Preprocessor
 from tasks.data_files import Source
+from tasks.given import columns_of
 from tasks.report import Table, cell, plain
 
 Features = dict[str, tf.Tensor]
@@ -72,8 +74,10 @@ class Problem(Protocol):
     kinds: the types of the settings in task.json
     text: the raw strings that serving takes
     label_names: the label of each logit; empty for tasks without labels
+    classes: the classes of a text that has exactly one of them; else empty
     outputs: the encoder outputs that the model reads
     windowed: True if examples are cut into windows
+    trains: False if there is nothing to learn, only to predict
     pretrained_head: True if pre-training trains the head too; fine-tuning then starts from the checkpoint's head
     calibrated: the numbers in `to_json` that `calibrate` chooses
     lists: decoded outputs that are lists, [B, N]: the prefix of their names -> the output that is -1 in padding
@@ -85,8 +89,10 @@ class Problem(Protocol):
     kinds: Mapping[str, Kind] = {}
     text: tuple[str, ...] = ("text",)
     label_names: tuple[str, ...] = ()
+    classes: tuple[str, ...] = ()
     outputs: tuple[str, ...] = (POOLED_OUTPUT,)
     windowed: bool = False
+    trains: bool = True
     pretrained_head: bool = False
     calibrated: tuple[str, ...] = ()
     lists: Mapping[str, str] = {}
@@ -121,6 +127,19 @@ class Problem(Protocol):
     def signature(self) -> dict[str, tf.TensorSpec]:
         """The raw strings that serving takes. By default one string [B] for each name of `text`."""
         return {name: tf.TensorSpec([None], tf.string, name=name) for name in self.text}
+
+    def given(self, x: Any) -> dict[str, np.ndarray]:
+        """The columns of raw examples [N] for texts in Python, as tasks/given.py takes them. By default those of `signature`."""
+        shapes = {name: len(spec.shape) for name, spec in self.signature().items()}
+        return columns_of(x, [*shapes], nested=[name for name, rank in shapes.items() if rank > 1])
+
+    def targets(self, y: Any, columns: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+        """The columns of labels in raw examples for labels in Python. columns: the result of `given`. By default refused."""
+        raise BertKerasError(f"{self.name} does not learn from labels; it predicts only.")
+
+    def metrics(self) -> list[keras.metrics.Metric]:
+        """The Keras metrics that `compile()` takes by default, under weights. By default none."""
+        return []
 
     def to_json(self) -> dict[str, Any]:
         """The content of task.json, from which `from_json` restores the task without its data."""

@@ -20,6 +20,11 @@ from tasks.glue.rows import IDX, LABEL, ROWS, SCORES, GlueRow, standard_splits
 UNLABELLED = -1  # the label in TensorFlow Datasets where the test labels are withheld
 
 
+def withheld_label(row: GlueRow) -> np.generic:
+    """The label of an example without a label: -1 for a class, else NaN, because a score may be negative."""
+    return np.int32(UNLABELLED) if row.label_type == "class" else np.float32(np.nan)
+
+
 def row_from_folder(folder: str | Path) -> GlueRow:
     """The row of a user's own classification data: train.tsv, dev.tsv and an optional test.tsv.
 
@@ -84,8 +89,13 @@ def from_tfds(row: GlueRow, split: str) -> tf.data.Dataset:
     dtype = tf.int32 if row.labels else tf.float32
 
     def select(example: dict[str, tf.Tensor]) -> dict[str, tf.Tensor]:
-        label = {LABEL: tf.cast(example[LABEL], dtype), IDX: tf.cast(example[IDX], tf.int32)}
-        return {name: example[name] for name in row.text} | label
+        label = tf.cast(example[LABEL], dtype)
+        if row.label_type == "score":
+            label = tf.where(label == UNLABELLED, withheld_label(row), label)
+        return {name: example[name] for name in row.text} | {
+            LABEL: label,
+            IDX: tf.cast(example[IDX], tf.int32),
+        }
 
     return examples.map(select, num_parallel_calls=tf.data.AUTOTUNE, deterministic=True)
 
@@ -101,7 +111,7 @@ def from_folder(row: GlueRow, split: str, folder: Path) -> dict[str, np.ndarray]
         raise BertKerasError(f"{path} has no examples; give at least one line under the header.")
     parse = _label_parser(row)
     labels = [
-        UNLABELLED if label is None else parse(path, line.number, line.values[label].strip())
+        withheld_label(row) if label is None else parse(path, line.number, line.values[label].strip())
         for line in lines
     ]
     columns = {

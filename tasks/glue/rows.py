@@ -45,6 +45,7 @@ class GlueRow:
     measures: names in MEASURES; the first one chooses the best epoch
     splits: the file of each split
     skip_short_lines: True skips lines with missing columns, which are an error otherwise
+    multi: True where a text may have any number of the labels
     """
 
     name: str
@@ -55,6 +56,12 @@ class GlueRow:
     measures: tuple[str, ...]
     splits: Mapping[str, Tsv]
     skip_short_lines: bool = False
+    multi: bool = False
+
+    @property
+    def label_type(self) -> str:
+        """A key of LABEL_TYPES in tasks/glue/labels.py."""
+        return "multi" if self.multi else "class" if self.labels else "score"
 
 
 def standard_splits(*text: str, label: str) -> dict[str, Tsv]:
@@ -197,6 +204,7 @@ _ROW_KINDS = {
     "measures": list_of(one_of(MEASURES)),
     "splits": OBJECT,
     "skip_short_lines": FLAG,
+    "multi": FLAG,
 }
 
 
@@ -205,7 +213,7 @@ def row_from_json(kept: Mapping[str, Any], **others: Kind) -> tuple[GlueRow, dic
 
     others: the types of the other fields
     """
-    row = _with_tuples(typed(kept, _ROW_KINDS | others, where="task"))
+    row = _with_tuples(typed(kept, _ROW_KINDS | others, where="task", optional=("multi",)))
     rest = {name: row.pop(name) for name in others}
     optional = ("label", "header")
     row["splits"] = {
@@ -213,11 +221,11 @@ def row_from_json(kept: Mapping[str, Any], **others: Kind) -> tuple[GlueRow, dic
         for split, tsv in kept["splits"].items()
     }
     made = GlueRow(**row)
-    _check_row(made)
+    check_row(made)
     return made, rest
 
 
-def _check_row(row: GlueRow) -> None:
+def check_row(row: GlueRow) -> None:
     """Raises BertKerasError if the fields of a row contradict each other."""
     counts = {split: len(tsv.text) for split, tsv in row.splits.items()}
     rules = {
@@ -228,8 +236,9 @@ def _check_row(row: GlueRow) -> None:
             "one or two names",
         ),
         "labels": (
-            len({*row.labels}) == len(row.labels) != 1,
-            "two or more different labels, or none for a score",
+            len({*row.labels}) == len(row.labels)
+            and (bool(row.labels) if row.multi else len(row.labels) != 1),
+            "two or more different labels, none for a score, or one or more with multi",
         ),
         "file_labels": (len(row.file_labels) == len(row.labels), "as many as labels"),
         "measures": (len(row.measures) > 0, "one or more"),

@@ -16,10 +16,11 @@ import tensorflow as tf
 from bert_keras.encoder import BertEncoder
 from bert_keras.errors import BertKerasError
 from bert_keras.json_files import one_of
-from bert_keras.losses import GlobalMean, cross_entropy, squared_error
+from bert_keras.losses import GlobalMean
 from bert_keras.settings import names_of
 from tasks.data_files import Source
 from tasks.glue.files import folder_of, from_folder, from_tfds, one_folder, row_from_folder
+from tasks.glue.labels import LABEL_TYPES, LABELS
 from tasks.glue.rows import LABEL, NAMES, ROWS, GlueRow, row_from_json
 from tasks.metrics import MEASURES
 from tasks.report import Table, most_confident, plain
@@ -46,11 +47,13 @@ class Glue(Task):
     ) -> None:
         ClassifierOptions(pooling=pooling)
         self.row = row
+        self.type = LABEL_TYPES[row.label_type]
         self.pooling = pooling
         self.outputs = (POOLINGS[pooling],)
         self.name = row.name
         self.text = row.text
         self.label_names = row.labels
+        self.classes = row.labels if row.label_type == "class" else ()
         self.measure = row.measures[0]
         self.validation_splits = tuple(split for split in row.splits if split.startswith("validation"))
         self.folder = None if source is None else folder_of(one_folder(source), row.folder)
@@ -67,7 +70,7 @@ class Glue(Task):
         return cls(row_from_folder(one_folder(source)), source, **options)
 
     def examples(self, split: str) -> tf.data.Dataset:
-        """{text names: string [], "label": int32 [] or float32 [], "idx": int32 []}; a withheld label is -1.
+        """{text names: string [], "label": int32 [] or float32 [], "idx": int32 []}; withheld labels are -1, scores NaN.
 
         Raises BertKerasError for an unreadable file, with its line, and MissingFileError for a missing one.
         """
@@ -77,58 +80,77 @@ class Glue(Task):
             return from_tfds(self.row, split)
         return tf.data.Dataset.from_tensor_slices(from_folder(self.row, split, self.folder))
 
+    def targets(self, y: Any, columns: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+        """Names or ids of classes; scores; or lists of names, or 0 and 1 for each label."""
+        return {LABEL: self.type.targets(y, self.label_names)}
+
+    def metrics(self) -> list[keras.metrics.Metric]:
+        """The accuracy of classes."""
+        return self.type.metrics()
+
     def labels(self, raw: Raw, features: Features) -> tuple[tf.Tensor, tf.Tensor]:
-        """Labels int32 [B] or scores float32 [B], and weights float32 [B], which are 0 where the label is withheld."""
+        """Labels as tasks/glue/labels.py has them, and weights float32 [B], which are 0 where the label is withheld."""
         label = raw[LABEL]
+        known = self._is_known(label)
         # Weight 0 hides any loss but NaN: 0 * NaN is NaN.
-        return tf.maximum(label, 0), tf.cast(label >= 0, tf.float32)
+        shape = [-1] + [1] * (len(label.shape) - 1)
+        return tf.where(tf.reshape(known, shape), label, 0), tf.cast(known, tf.float32)
+
+    def _is_known(self, label: Any) -> Any:
+        """False where the label is withheld: a tensor or array [B] or [B, C] -> bool [B]."""
+        if self.row.label_type == "class":
+            return label >= 0
+        first = label[:, 0] if self.row.multi else label
+        return first == first  # False for NaN
 
     def model(self, encoder: BertEncoder) -> keras.Model:
         """Features -> logits float32 [B, C], or [B, 1] for a score."""
         return classifier_model(encoder, len(self.row.labels) or 1, pooling=self.pooling)
 
     def loss(self) -> keras.losses.Loss:
-        """The weighted mean of the cross-entropy, or of the squared error of a score."""
-        return GlobalMean(cross_entropy if self.row.labels else squared_error)
+        """The weighted mean of the loss of the type of labels."""
+        return GlobalMean(self.type.loss)
 
     def decode_features(self, outputs: tf.Tensor) -> dict[str, tf.Tensor]:
-        """Logits [B, C] -> "label" string [B] and "probabilities" float32 [B, C], or "score" float32 [B]."""
-        if not self.row.labels:
-            return {"score": outputs[:, 0]}
-        return {
-            LABEL: tf.gather(tf.constant(self.row.labels), tf.argmax(outputs, axis=-1)),
-            "probabilities": tf.nn.softmax(outputs),
-        }
+        """Logits [B, C] -> the served tensors of the type of labels."""
+        return self.type.decode(outputs, self.label_names)
 
     def evaluate(self, predictions: Arrays, raw: Arrays) -> Iterator[tuple[str, float]]:
         """Yields the row's measures over the labelled examples. Raises BertKerasError where no example is labelled."""
         labels = raw[LABEL]
-        known = labels >= 0
+        known = self._is_known(labels)
         if not known.any():
             raise BertKerasError(
                 f"none of the {len(labels)} {self.name} examples is labelled; give a labelled split."
             )
-        predicted = self._class_ids(predictions) if self.row.labels else predictions["score"]
-        for name in self.row.measures:
-            yield name, MEASURES[name](labels[known], predicted[known])
+        predicted = self.type.predicted(predictions, self.label_names)
+        for name in self.row.measures:  # micro-averaged over any number of labels
+            yield name, MEASURES[name](labels[known].ravel(), predicted[known].ravel())
 
-    def _class_ids(self, predictions: Arrays) -> np.ndarray:
-        ids = {label.encode(): i for i, label in enumerate(self.row.labels)}
-        return np.array([ids[label] for label in predictions[LABEL]])
+    def record(self, decoded: Arrays) -> dict[str, Any]:
+        """The served arrays as JSON values; of several labels, the predicted ones alone."""
+        record = super().record(decoded)
+        if self.row.multi:
+            record[LABELS] = [label for label in record[LABELS] if label]
+        return record
 
     def show(self, example: Mapping[str, Any], record: Mapping[str, Any]) -> dict[str, str]:
-        """The texts, and the score or the label with its probability."""
-        if not self.row.labels:
+        """The texts, and the score, the labels, or the label with its probability."""
+        if self.row.label_type == "score":
             return {**example, "score": f"{record['score']:.2f}"}
+        if self.row.multi:
+            return {**example, LABELS: ", ".join(record[LABELS])}
         return {**example, LABEL: record[LABEL], "probability": f"{max(record['probabilities']):.4f}"}
 
     def report(self, predictions: Arrays, raw: Arrays) -> Iterator[Table]:
         """The confusion matrix and the most confident errors; for scores, the largest errors."""
-        known = np.flatnonzero(raw[LABEL] >= 0)
-        if not self.row.labels:
+        known = np.flatnonzero(self._is_known(raw[LABEL]))
+        if self.row.multi:
+            return
+        if self.row.label_type == "score":
             yield self._largest_errors(predictions["score"], raw, known)
             return
-        names, gold, chosen = self.row.labels, raw[LABEL], self._class_ids(predictions)
+        names, gold, chosen = self.row.labels, raw[LABEL], self.type.predicted(predictions, self.row.labels)
         matrix = sklearn.metrics.confusion_matrix(gold[known], chosen[known], labels=range(len(names)))
         rows = [(label, *counts) for label, counts in zip(names, matrix.tolist(), strict=True)]
         yield Table("gold in rows, predicted in columns", ("", *names), rows)

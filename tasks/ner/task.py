@@ -23,6 +23,7 @@ from bert_keras.settings import names_of
 from bert_keras.text.preprocessing import Preprocessor
 from tasks import metrics
 from tasks.data_files import Source
+from tasks.given import values_of
 from tasks.ner.decoding import Letters, decode_entities, decode_words, joined_tags
 from tasks.ner.files import DOCSTART, Corpus, Sentence, check_tags, corpus_of, detect_scheme, misfits
 from tasks.ner.schemes import OUTSIDE, SCHEMES, convert, entities_of
@@ -130,6 +131,29 @@ class Conll(Task):
                 for name, column in columns.items()
             }
         )
+
+    def given(self, x: Any) -> dict[str, np.ndarray]:
+        """The column "tokens" for lists of words, or "text" for strings, which the model splits into words."""
+        rows = None if hasattr(x, "columns") or isinstance(x, Mapping) else values_of(x)
+        if not rows or isinstance(rows[0], str | bytes):
+            return super().given(x)
+        return {TOKENS: _joined(rows, "word")}
+
+    def targets(self, y: Any, columns: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+        """The tags of each text in IOB2, a list for each list of words."""
+        if TOKENS not in columns:
+            raise BertKerasError("tags need words: give each text as a list of words.")
+        tags = values_of(y)
+        for row, (words, given) in enumerate(zip(columns[TOKENS], tags, strict=False)):
+            if (count := len(words.split(b" "))) != len(values_of(given)):
+                raise BertKerasError(
+                    f"row {row}: {count} words and {len(values_of(given))} tags; give one tag for each word."
+                )
+            if unknown := [tag for tag in values_of(given) if tag not in self.label_names]:
+                raise BertKerasError(
+                    f"row {row}: unknown tag {unknown[0]!r}; the tags are {', '.join(self.label_names)} (IOB2)."
+                )
+        return {TAGS: _joined(tags, "tag")}
 
     def features(self, preprocess: Preprocessor, raw: Raw) -> Features:
         """Windows of the text with `word_index`: raw [B] -> [W, S]."""
@@ -254,6 +278,22 @@ class Conll(Task):
                 f"task: labels is {short(kept['labels'])}; expected {OUTSIDE!r} first, then B-TYPE and I-TYPE, each once."
             )
         return cls(source=source, **kept)
+
+
+def _joined(rows: Sequence[Any], kind: str) -> np.ndarray:
+    """Lists of words or tags as bytes [N], separated by spaces. Raises BertKerasError, with the row, for one that is no word."""
+    joined = []
+    for row, words in enumerate(rows):
+        words = [word.decode() if isinstance(word, bytes) else word for word in values_of(words)]
+        if not words:
+            raise BertKerasError(f"row {row} has no {kind}; give at least one.")
+        for word in words:
+            if not isinstance(word, str) or len(word.split()) != 1 or word.split()[0] != word:
+                raise BertKerasError(
+                    f"row {row}: {word!r} is not one {kind}; give a string without white space."
+                )
+        joined.append(" ".join(words).encode())
+    return np.array(joined, object)
 
 
 def _file_of(sentences: Sequence[Sentence]) -> str:

@@ -17,6 +17,7 @@ import numpy as np
 from bert_keras.errors import BertKerasError
 from bert_keras.json_files import is_whole, parse_json, short
 from tasks.data_files import check_text, load_tfds, read_text
+from tasks.given import values_of
 
 ID, QUESTION, CONTEXT = "id", "question", "context"
 ANSWERS = "answers"
@@ -106,6 +107,43 @@ def columns_of(
         name: np.array(column, dtype)
         for name, column, dtype in zip(names, zip(*rows, strict=True), dtypes, strict=True)
     }
+
+
+def columns_of_answers(
+    questions: np.ndarray, contexts: np.ndarray, y: Any, *, version: Version
+) -> dict[str, np.ndarray]:
+    """The columns of answers in Python, as `Squad.targets` takes them. questions, contexts: bytes [N].
+
+    Raises BertKerasError, with the row, for an answer that is not in its context at its start.
+    """
+    if isinstance(y, Mapping) or hasattr(y, "columns"):
+        pairs = zip(values_of(y["text"]), values_of(y["answer_start"]), strict=True)
+        y = [{"text": text, "answer_start": start} for text, start in pairs]
+    rows = values_of(y)
+    if len(rows) != len(questions):
+        raise BertKerasError(
+            f"there are {len(questions)} questions and {len(rows)} answers; give one for each."
+        )
+    made = []
+    for row, (question, context, answer) in enumerate(zip(questions, contexts, rows, strict=True)):
+        where = f"row {row}"
+        if answer is not None and not (isinstance(answer, Mapping) and {"text", "answer_start"} <= {*answer}):
+            raise BertKerasError(
+                f'{where}: the answer is {answer!r}; give {{"text": ..., "answer_start": ...}} or None.'
+            )
+        texts, starts = ([], []) if answer is None else (answer["text"], answer["answer_start"])
+        texts, starts = (
+            ([texts], [starts]) if isinstance(texts, str) else (values_of(texts), values_of(starts))
+        )
+        made.append(
+            Question(where, question.decode(), context.decode(), [*texts], [*map(int, starts)], where)
+        )
+        if texts and _offsets(made[-1])[0] < 0:
+            raise BertKerasError(
+                f"{where}: the answer {texts[0]!r} is not in the context at character {starts[0]}; give its first character."
+            )
+    columns = columns_of(made, "y", version=version, train=False)
+    return {name: columns[name] for name in (ANSWERS, ANSWER_START, ANSWER_END)}
 
 
 def _check(question: Question, seen: set[str], version: Version) -> None:

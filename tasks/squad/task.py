@@ -44,6 +44,7 @@ from tasks.squad.data import (
     QUESTION,
     VERSIONS,
     columns_of,
+    columns_of_answers,
     from_json,
     from_tfds,
 )
@@ -120,6 +121,13 @@ class Squad(Task):
         return tf.data.Dataset.from_tensor_slices(
             columns_of(questions, where, version=self.version, train=split == "train")
         )
+
+    def targets(self, y: Any, columns: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+        """The answers: {"text": ..., "answer_start": ...} for each question, in characters of its context, or None for no answer.
+
+        Text and start may be lists of several answers. A dict or data frame of the columns "text" and "answer_start" will do.
+        """
+        return columns_of_answers(columns[QUESTION], columns[CONTEXT], y, version=self.version)
 
     def check(self, preprocess: Preprocessor, examples: tf.data.Dataset) -> None:
         """Warns about questions longer than `max_query_length`, which are truncated."""

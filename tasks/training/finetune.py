@@ -15,17 +15,16 @@ from bert_keras.encoder import BertEncoder
 from bert_keras.errors import BertKerasError, LossDiverged
 from bert_keras.features import POOLED_OUTPUT
 from bert_keras.files import whole_file
-from bert_keras.optimizers import AdamW
-from bert_keras.schedules import SCHEDULES
 from bert_keras.text.preprocessing import Preprocessor
-from bert_keras.training_model import TrainingModel
 from tasks.batches import cardinality, count, dataset, predictor, take_examples
 from tasks.folders import Folder
 from tasks.settings import Hparams
 from tasks.task import Task
+from tasks.text_model import TextModel
 from tasks.training.card import CARD, run_card
 from tasks.training.identity import digest_of_examples, identity_of_checkpoint
 from tasks.training.loop import LOGS, RUN, check_save_every, train
+from tasks.training.optimizer import optimizer_of
 from tasks.training.plan import Monitor, Plan, Stage
 from tasks.training.run import FILES, ORIGIN, Run, check_sizes, digests, heads_of, save_run
 from tasks.training.strategies import rows_for, strategy
@@ -171,11 +170,11 @@ def _compiled_model(
     total_steps: int,
     keep_head: bool,
     log: Callable[[str], None],
-) -> keras.Model:
+    preprocess: Preprocessor | None = None,
+) -> TextModel:
     """The task's model with the checkpoint's weights and BERT's optimizer; call it in the strategy's scope."""
     encoder = BertEncoder(source.config, outputs=task.outputs)
-    made = task.model(encoder)
-    model = TrainingModel(made.input, made.output, name=made.name)
+    model = TextModel(task, preprocess, task.model(encoder))
     if source.tensors:
         heads = heads_of(model)
         if keep_head:
@@ -189,17 +188,7 @@ def _compiled_model(
     encoder.trainable = hparams.freeze != "encoder"
     if POOLED_OUTPUT not in task.outputs:  # without a gradient, Keras would warn
         encoder.pooler.trainable = False
-    warmup_steps = int(total_steps * hparams.warmup_proportion)
-    optimizer = AdamW(
-        SCHEDULES[hparams.schedule](
-            hparams.learning_rate, total_steps=total_steps, warmup_steps=warmup_steps
-        ),
-        weight_decay=hparams.weight_decay,
-        clip_norm=hparams.clip_norm,
-        bias_correction=hparams.bias_correction,
-        layer_decay=hparams.layer_decay,
-        gradual=hparams.unfreeze == "gradual",
-    )
+    optimizer = optimizer_of(hparams, total_steps=total_steps)
     # If `fit` created the variables, it would trace the step twice.
     optimizer.build(model.trainable_variables)
     # XLA is not faster on CPU, and fails under MirroredStrategy.
@@ -271,7 +260,13 @@ def plan_finetuning(
     steps, lines = count(batches()), list[str]()
     with distribution.scope():
         model = _compiled_model(
-            task, source, hparams, total_steps=steps * hparams.epochs, keep_head=keep_head, log=lines.append
+            task,
+            source,
+            hparams,
+            total_steps=steps * hparams.epochs,
+            keep_head=keep_head,
+            log=lines.append,
+            preprocess=preprocess,
         )
     lines.append(
         f"training {task.name} on {examples.train_count:,} examples, {steps * hparams.epochs:,} steps; "

@@ -1,0 +1,145 @@
+"""Texts as people have them in Python -> columns of strings: lists, NumPy arrays, data frames, tensors.
+
+A problem names its texts in `signature`. One text is a list of strings; several texts are a dict or a data frame of columns, a
+tuple of columns, or a list of tuples.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from bert_keras.errors import BertKerasError
+
+
+def columns_of(x: Any, names: Sequence[str], *, nested: Sequence[str] = ()) -> dict[str, np.ndarray]:
+    """The columns of texts by name, bytes in object arrays [N], or [N, K] for the names in `nested`.
+
+    Raises BertKerasError for a missing column, columns of unequal lengths, and a value that is not text, with its row.
+    """
+    given = _by_name(x, names)
+    columns = {name: _texts(given[name], name, nested=name in nested) for name in names}
+    lengths = {name: len(column) for name, column in columns.items()}
+    if len({*lengths.values()}) > 1:
+        listed = ", ".join(f"{name} {length}" for name, length in lengths.items())
+        raise BertKerasError(f"the columns of texts have unequal lengths ({listed}); give one text a row.")
+    if not next(iter(lengths.values())):
+        raise BertKerasError("no texts were given; give at least one.")
+    return columns
+
+
+def _by_name(x: Any, names: Sequence[str]) -> Mapping[str, Any]:
+    if isinstance(x, Mapping) or hasattr(x, "columns"):  # a data frame
+        there = [*(x.columns if hasattr(x, "columns") else x)]
+        if missing := [name for name in names if name not in there]:
+            raise BertKerasError(
+                f"no texts named {', '.join(missing)}; the data has {', '.join(map(str, there))}, "
+                f"and the model reads {', '.join(names)}."
+            )
+        if isinstance(x, Mapping) and (unknown := [name for name in there if name not in names]):
+            raise BertKerasError(
+                f"the model does not read {', '.join(map(str, unknown))}; it reads {', '.join(names)}."
+            )
+        return {name: x[name] for name in names}
+    if len(names) == 1:
+        return {names[0]: x}
+    if isinstance(x, tuple) and len(x) == len(names):
+        return dict(zip(names, x, strict=True))
+    rows = x if isinstance(x, np.ndarray) else list(x) if isinstance(x, Sequence) else []
+    if len(rows) and all(
+        isinstance(row, tuple | list | np.ndarray) and len(row) == len(names) for row in rows
+    ):
+        return dict(zip(names, zip(*rows, strict=True), strict=True))
+    raise BertKerasError(
+        f"the model reads {', '.join(names)}; give a dict or a data frame with these columns, a tuple of {len(names)} "
+        f"lists, or a list of tuples; got {type(x).__name__}."
+    )
+
+
+def _texts(values: Any, name: str, *, nested: bool) -> np.ndarray:
+    if isinstance(values, str | bytes):
+        raise BertKerasError(f"{name} is one string; give a list of strings, for example [{name}].")
+    rows = [*values_of(values)]
+    if not nested:
+        return np.array([_bytes(row, f"{name}, row {i}") for i, row in enumerate(rows)], object)
+    counts = {len(values_of(row)) for row in rows}
+    if len(counts) > 1:
+        raise BertKerasError(
+            f"{name}: rows have {min(counts)} to {max(counts)} texts; give each row as many."
+        )
+    return np.array(
+        [[_bytes(text, f"{name}, row {i}") for text in values_of(row)] for i, row in enumerate(rows)], object
+    ).reshape(len(rows), -1)
+
+
+def values_of(values: Any) -> list[Any]:
+    """The values of a list, array, data frame's column or tensor. Raises BertKerasError for another object."""
+    if isinstance(values, str | bytes) or not hasattr(values, "__iter__"):
+        raise BertKerasError(f"expected a list; got {type(values).__name__}.")
+    if hasattr(values, "numpy"):
+        values = values.numpy()
+    return values.tolist() if isinstance(values, np.ndarray) else [*values]
+
+
+def _bytes(text: Any, where: str) -> bytes:
+    if isinstance(text, bytes):
+        return text
+    if not isinstance(text, str):
+        raise BertKerasError(f"{where}: {text!r} is not text; give a string.")
+    try:
+        return text.encode()
+    except UnicodeEncodeError as error:
+        raise BertKerasError(
+            f"{where}: half of a surrogate pair at character {error.start}; write the whole character."
+        ) from error
+
+
+def class_ids(y: Any, labels: Sequence[str]) -> np.ndarray:
+    """Class ids int32 [N] from names of labels or from ids; -1 is a withheld label. Raises BertKerasError, with the row."""
+    rows = values_of(y)
+    ids = {label: i for i, label in enumerate(labels)}
+    found = np.empty(len(rows), np.int32)
+    for row, value in enumerate(rows):
+        value = value.decode("utf-8", "replace") if isinstance(value, bytes) else value
+        if isinstance(value, str):
+            known = value in ids
+            found[row] = ids.get(value, -1)
+        else:
+            known = isinstance(value, int | np.integer) and bool(-1 <= value < len(labels))
+            found[row] = value if known else -1
+        if not known:
+            raise BertKerasError(
+                f"label {value!r} in row {row}; give one of {', '.join(map(repr, labels))}, or its index, 0 to {len(labels) - 1}."
+            )
+    return found
+
+
+def scores(y: Any) -> np.ndarray:
+    """Scores float32 [N]. Raises BertKerasError for a value that is not a finite number, with its row."""
+    rows = values_of(y)
+    for row, value in enumerate(rows):
+        if isinstance(value, str | bytes) or not np.isscalar(value) or not np.isfinite(value):
+            raise BertKerasError(f"score {value!r} in row {row}; give a finite number.")
+    return np.array(rows, np.float32)
+
+
+def label_sets(y: Any, labels: Sequence[str]) -> np.ndarray:
+    """Any number of labels for each text as float32 [N, C] of 0 and 1, from lists of names or from such an array."""
+    rows = [values_of(row) for row in values_of(y)]
+    found = np.zeros((len(rows), len(labels)), np.float32)
+    ids = {label: i for i, label in enumerate(labels)}
+    for row, values in enumerate(rows):
+        names = [value.decode() if isinstance(value, bytes) else value for value in values]
+        if all(isinstance(name, str) for name in names):
+            if unknown := [name for name in names if name not in ids]:
+                raise BertKerasError(
+                    f"label {unknown[0]!r} in row {row}; give a list of any of {', '.join(map(repr, labels))}."
+                )
+            found[row, [ids[name] for name in names]] = 1
+        elif len(names) == len(labels) and all(value in (0, 1) for value in names):
+            found[row] = names
+        else:
+            raise BertKerasError(
+                f"labels {names!r} in row {row}; give a list of names, or a 0 or 1 for each of {', '.join(map(repr, labels))}."
+            )
+    return found

@@ -1,0 +1,227 @@
+"""Models that take strings, by the name of their problem: a checkpoint in, a TextModel out.
+
+model = classifier("minilm", labels=["bad", "good"])
+model.fit(texts, labels, epochs=3)
+model.predict(["a joy to watch"])["label"]
+"""
+
+import dataclasses
+import pathlib
+from collections.abc import Sequence
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from bert_keras import checkpoints
+from bert_keras.encoder import BertEncoder
+from bert_keras.errors import BertKerasError, MissingFileError
+from bert_keras.features import POOLED_OUTPUT
+from bert_keras.paths import for_tensorflow, path_of
+from bert_keras.text.preprocessing import Preprocessor
+from tasks.choice import Swag
+from tasks.embedding import Embedding
+from tasks.fill_mask import FillMask
+from tasks.glue.labels import LABEL_TYPES
+from tasks.glue.rows import LABEL, GlueRow, check_row, standard_splits
+from tasks.glue.task import Glue
+from tasks.ner.schemes import OUTSIDE
+from tasks.ner.task import Conll
+from tasks.settings import (
+    ChoiceOptions,
+    ClassifierOptions,
+    FeatureOptions,
+    FillMaskOptions,
+    Hparams,
+    SquadOptions,
+    TaggingOptions,
+)
+from tasks.squad.task import Squad
+from tasks.task import Problem
+from tasks.text_model import TextModel
+from tasks.training.run import check_sizes, heads_of, is_run, load_run
+
+Checkpoint = str | pathlib.Path | checkpoints.Checkpoint
+
+
+def classifier(
+    checkpoint: Checkpoint,
+    labels: Sequence[str],
+    *,
+    text: str | Sequence[str] = "text",
+    multi: bool = False,
+    pooling: str = ClassifierOptions.pooling,
+    seq_length: int | None = None,
+) -> TextModel:
+    """A classifier of texts, or of pairs of texts.
+
+    checkpoint: a path that `checkpoints.read` takes, or a Checkpoint; the classifier itself starts at random
+    labels: the names of the classes, in the order of their ids
+    text: the name of the text, or the two names of a pair
+    multi: True where a text has any number of the labels
+    pooling: "pooled" or "concat", the way in which the classifier reads the encoder
+    seq_length: longest text, or pair, in tokens, special tokens counted; None takes 128, or the encoder's length if that is less
+
+    Predictions: "label" and "probabilities" [N, C]; with `multi`, "labels" [N, C], "" where a label does not apply.
+    """
+    return _of_row(checkpoint, tuple(labels), text, multi=multi, pooling=pooling, seq_length=seq_length)
+
+
+def regressor(
+    checkpoint: Checkpoint,
+    *,
+    text: str | Sequence[str] = "text",
+    pooling: str = ClassifierOptions.pooling,
+    seq_length: int | None = None,
+) -> TextModel:
+    """A score, any finite number, for a text or a pair of texts. Arguments: those of `classifier`. Predictions: "score" [N]."""
+    return _of_row(checkpoint, (), text, multi=False, pooling=pooling, seq_length=seq_length)
+
+
+def question_answerer(
+    checkpoint: Checkpoint,
+    *,
+    unanswerable: bool = False,
+    seq_length: int | None = None,
+    **options: Any,
+) -> TextModel:
+    """Answers to questions, as spans of a context of any length.
+
+    unanswerable: True where a question may have no answer, as in SQuAD 2.0
+    options: the fields of SquadOptions: doc_stride, max_query_length, max_answer_length, n_best
+
+    Texts: the columns "question" and "context". Predictions: "answer", "score", "start_byte", "end_byte" [N], the n best.
+    """
+    chosen = dataclasses.asdict(SquadOptions(**options))
+    problem = Squad("squad2.0" if unanswerable else "squad1.1", **chosen)
+    return _build(problem, checkpoint, seq_length=seq_length)
+
+
+def tagger(
+    checkpoint: Checkpoint,
+    entities: Sequence[str],
+    *,
+    doc_stride: int = TaggingOptions.doc_stride,
+    seq_length: int | None = None,
+) -> TextModel:
+    """The named entities of texts of any length.
+
+    entities: the types, such as ["PER", "LOC"]; the tags are "O" and, for each type, "B-TYPE" and "I-TYPE"
+
+    `fit` takes lists of words and lists of tags; `predict` takes these or strings, which the model splits into words.
+    Predictions: "tags" [N], joined like the words, and "entity_text", "entity_label", "entity_score" and bytes [N, E].
+    """
+    if not entities or isinstance(entities, str):
+        raise BertKerasError('give the types of entities as a list, for example ["PER", "LOC"].')
+    labels = [OUTSIDE, *sorted(f"{prefix}-{kind}" for kind in entities for prefix in "BI")]
+    problem = Conll(labels, scheme="IOB2", context="sentence", doc_stride=doc_stride)
+    return _build(problem, checkpoint, seq_length=seq_length)
+
+
+def chooser(
+    checkpoint: Checkpoint, num_choices: int = ChoiceOptions.num_choices, *, seq_length: int | None = None
+) -> TextModel:
+    """The ending that fits a context best.
+
+    Texts: the columns "context" [N] and "endings" [N, K]. Predictions: "label", an index, "ending" and "probabilities" [N, K].
+    """
+    return _build(Swag(num_choices=num_choices), checkpoint, seq_length=seq_length)
+
+
+def masked_lm(
+    checkpoint: Checkpoint, *, top_k: int = FillMaskOptions.top_k, seq_length: int | None = None
+) -> TextModel:
+    """The tokens that fill each "[MASK]" in a text, by the checkpoint's own masked language model.
+
+    `fit` takes texts with one "[MASK]" and answers of one token. Predictions: "filled" [N], and "mask_tokens" and "mask_scores"
+    [N, M, k] of the M masks of a text.
+    """
+    return _build(FillMask(top_k=top_k), checkpoint, seq_length=seq_length)
+
+
+def embedder(
+    checkpoint: Checkpoint,
+    *,
+    pooling: str = "mean",
+    l2: bool = False,
+    layers: str = FeatureOptions.layers,
+    seq_length: int | None = None,
+) -> TextModel:
+    """One vector for each text; nothing to train.
+
+    pooling: "mean", "cls" or "max" over the tokens
+    l2: True scales vectors to length 1
+    layers: a row of the paper's Table 7 (tasks/features/layers.py)
+
+    Predictions: "embedding" float32 [N, H].
+    """
+    return _build(Embedding(pooling=pooling, l2=l2, layers=layers), checkpoint, seq_length=seq_length)
+
+
+def load(path: str | pathlib.Path) -> Any:
+    """A saved model: a `.keras` file or the folder of a run as a TextModel, an exported SavedModel as TensorFlow loads it.
+
+    Raises MissingFileError where there is none of these, BertKerasError for one that is damaged.
+    """
+    path = path_of(path)
+    if path.suffix == ".keras":
+        if not path.is_file():
+            raise MissingFileError(f"no such file: {path}.")
+        return keras.models.load_model(path)
+    if is_run(path):
+        run = load_run(path)
+        return TextModel(run.task, run.preprocess, run.model)
+    versions = [found for found in path.glob("*/saved_model.pb") if found.parent.name.isdecimal()]
+    file = path / "saved_model.pb"
+    if not file.is_file() and versions:
+        file = max(versions, key=lambda found: int(found.parent.name))
+    if not file.is_file():
+        raise MissingFileError(f"{path} is no .keras file, no run and no exported model; give one of them.")
+    from bert_keras.text import text_ops  # noqa: F401  registers the ops of the graph
+
+    with for_tensorflow(file.parent) as named:
+        return tf.saved_model.load(str(named))
+
+
+def _of_row(
+    checkpoint: Checkpoint,
+    labels: tuple[str, ...],
+    text: str | Sequence[str],
+    *,
+    multi: bool,
+    pooling: str,
+    seq_length: int | None,
+) -> TextModel:
+    names = (text,) if isinstance(text, str) else tuple(text)
+    row = GlueRow(
+        name="custom",
+        folder="",
+        text=names,
+        labels=labels,
+        file_labels=labels,
+        measures=(),
+        splits=standard_splits(*names, label=LABEL),
+        multi=multi,
+    )
+    row = dataclasses.replace(row, measures=LABEL_TYPES[row.label_type].measures)
+    check_row(row)
+    return _build(Glue(row, pooling=pooling), checkpoint, seq_length=seq_length)
+
+
+def _build(problem: Problem, checkpoint: Checkpoint, *, seq_length: int | None) -> TextModel:
+    """The problem's model with the weights of a checkpoint. Raises as `checkpoints.read`, and for sizes that do not fit."""
+    source = checkpoint if isinstance(checkpoint, checkpoints.Checkpoint) else checkpoints.read(checkpoint)
+    tokenizer = checkpoints.tokenizer_of(source)
+    if seq_length is None:
+        usual = problem.defaults.get("seq_length", Hparams.seq_length)  # type: ignore[attr-defined]
+        seq_length = min(usual, source.config.max_length)
+    check_sizes(source.config, vocab_size=tokenizer.vocab_size, seq_length=seq_length)
+    encoder = BertEncoder(source.config, outputs=problem.outputs)
+    network = problem.model(encoder)
+    if source.tensors:
+        heads = heads_of(network)
+        kept = heads if problem.pretrained_head else {}
+        checkpoints.assign(source, encoder, fresh=("pooler", "bilstm", *heads), **kept)
+    if POOLED_OUTPUT not in problem.outputs:  # without a gradient, Keras would warn
+        encoder.pooler.trainable = False
+    return TextModel(problem, Preprocessor(tokenizer, seq_length=seq_length, pad_to_longest=True), network)

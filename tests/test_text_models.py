@@ -1,0 +1,376 @@
+"""Models that take strings: every problem by `fit`, `evaluate` and `predict`, every form of data, and saving."""
+
+import re
+import subprocess
+import sys
+
+import keras
+import numpy as np
+import pandas as pd
+import pytest
+import tensorflow as tf
+from runs import ROOT, bare_environment, texts, write_checkpoint
+
+import bert_keras as bk
+from bert_keras.errors import BertKerasError
+from tasks.settings import Hparams
+from tasks.text_data import text_batches
+from tasks.training.finetune import plan_finetuning
+from tasks.training.run import open_task
+
+pytestmark = [
+    pytest.mark.filterwarnings("ignore:__array__ implementation doesn't accept a copy keyword"),
+    pytest.mark.filterwarnings("ignore:currentThread:DeprecationWarning"),  # in keras_tuner
+]
+TEXTS = texts(24, seed=0)
+LABELS = ["good" if "good" in text or "warm" in text else "bad" for text in TEXTS]
+NAMES = ["bad", "good"]
+SPAN = {"doc_stride": 16, "max_query_length": 8, "max_answer_length": 4, "n_best": 2}
+
+
+@pytest.fixture(scope="module")
+def checkpoint(tmp_path_factory):
+    return write_checkpoint(tmp_path_factory.mktemp("checkpoint"))
+
+
+@pytest.fixture
+def model(checkpoint):
+    return bk.classifier(checkpoint, NAMES)
+
+
+@pytest.fixture(scope="module")
+def untrained(checkpoint):
+    """A model for tests that leave it as it is."""
+    return bk.classifier(checkpoint, NAMES)
+
+
+# By problem: the model, texts, labels, and the logs that `evaluate` gives after the loss.
+CASES = {
+    "class": (lambda ckpt: bk.classifier(ckpt, NAMES), TEXTS, LABELS, {"accuracy"}),
+    "pair": (
+        lambda ckpt: bk.classifier(ckpt, NAMES, text=("premise", "hypothesis")),
+        (TEXTS, TEXTS[::-1]),
+        LABELS,
+        {"accuracy"},
+    ),
+    "multi": (
+        lambda ckpt: bk.classifier(ckpt, NAMES, multi=True),
+        TEXTS,
+        [[], ["good"], ["bad", "good"]] * 8,
+        {"f1"},
+    ),
+    "score": (bk.regressor, TEXTS, np.linspace(-1, 1, 24), {"spearman", "pearson"}),
+    "answers": (
+        lambda ckpt: bk.question_answerer(ckpt, unanswerable=True, **SPAN),
+        {"question": ["the film"] * 4, "context": ["the plot is good and the film very dull " * 5] * 4},
+        [{"text": "very dull", "answer_start": 30}, None] * 2,
+        {"exact_match", "f1", "HasAns_f1", "NoAns_f1"},
+    ),
+    "tags": (
+        lambda ckpt: bk.tagger(ckpt, ["PER"], doc_stride=16),
+        [["the", "actor", "is", "good"], ["bad", "plot"]] * 4,
+        [["O", "B-PER", "O", "O"], ["O", "O"]] * 4,
+        {"f1", "precision", "recall", "accuracy"},
+    ),
+    "endings": (
+        lambda ckpt: bk.chooser(ckpt, 2),
+        {"context": ["the film"] * 8, "endings": [["is good", "is bad"]] * 8},
+        [1, 0] * 4,
+        {"accuracy"},
+    ),
+    "masks": (
+        bk.masked_lm,
+        ["the film is [MASK]", "a [MASK] plot"] * 4,
+        ["good", "dull"] * 4,
+        {"accuracy", "top_5", "mean_reciprocal_rank", "skipped"},
+    ),
+}
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_every_problem_learns_is_measured_and_saved(case, checkpoint, tmp_path):
+    make, x, y, measures = CASES[case]
+    model = make(checkpoint)
+    model.compile(learning_rate=2e-3, warmup_proportion=0.0)
+    losses = model.fit(x, y, batch_size=8, epochs=3, verbose=0).history["loss"]
+    assert losses[-1] < losses[0]
+    logs = model.evaluate(x, y, verbose=0, return_dict=True)
+    assert measures <= {*logs}
+    predicted = model.predict(x, verbose=0)
+    assert {len(values) for values in predicted.values()} == {len(y)}
+    model.save(tmp_path / "m.keras")
+    again = bk.load(tmp_path / "m.keras").predict(x, verbose=0)
+    for name, values in predicted.items():
+        np.testing.assert_array_equal(again[name], values, err_msg=name)
+
+
+def test_an_embedder_predicts_and_does_not_learn(checkpoint, tmp_path):
+    model = bk.embedder(checkpoint, l2=True)
+    vectors = model.predict(TEXTS, verbose=0)["embedding"]
+    assert np.linalg.norm(vectors, axis=1) == pytest.approx(np.ones(24), abs=1e-5)
+    with pytest.raises(BertKerasError, match="embedding does not learn"):
+        model.fit(TEXTS, LABELS)
+    model.save(tmp_path / "m.keras")
+    np.testing.assert_array_equal(
+        bk.load(tmp_path / "m.keras").predict(TEXTS, verbose=0)["embedding"], vectors
+    )
+
+
+# -----------------------------------------------------------------------------------------------------------
+# Forms of data
+
+IDS = [NAMES.index(label) for label in LABELS]
+FORMS = {
+    "list": (TEXTS, LABELS),
+    "ids": (TEXTS, IDS),
+    "NumPy": (np.array(TEXTS), np.array(LABELS)),
+    "bytes": (np.array([text.encode() for text in TEXTS], object), np.array(IDS)),
+    "pandas column": (pd.Series(TEXTS, index=range(100, 124)), pd.Series(LABELS)),
+    "data frame": (pd.DataFrame({"id": range(24), "text": TEXTS}), pd.Series(IDS)),
+    "dict": ({"text": TEXTS}, LABELS),
+    "tensor": (tf.constant(TEXTS), tf.constant(IDS)),
+}
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_forms_of_data_give_the_same_batches(form, untrained):
+    def batches(x, y):
+        return [
+            *text_batches(untrained.problem, untrained.preprocess, x, y, batch_size=10).as_numpy_iterator()
+        ]
+
+    tf.nest.map_structure(np.testing.assert_array_equal, batches(*FORMS[form]), batches(TEXTS, LABELS))
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        lambda: tf.data.Dataset.from_tensor_slices((TEXTS, LABELS)),
+        lambda: tf.data.Dataset.from_tensor_slices((TEXTS, IDS)).batch(5),
+        lambda: tf.data.Dataset.from_tensor_slices(({"text": TEXTS}, IDS, np.ones(24))).batch(5),
+    ],
+)
+def test_a_data_set_of_strings(data, untrained):
+    batches = text_batches(untrained.problem, untrained.preprocess, data()).as_numpy_iterator()
+    assert sum(len(weights) for *_, weights in batches) == 24
+    expected = untrained.evaluate(TEXTS, LABELS, verbose=0)
+    assert untrained.evaluate(data(), verbose=0) == pytest.approx(expected, abs=1e-6)
+    expected = untrained.predict(TEXTS, verbose=0)["probabilities"]
+    np.testing.assert_allclose(untrained.predict(data(), verbose=0)["probabilities"], expected, atol=1e-6)
+
+
+def test_predictions_keep_the_order_of_texts(untrained):
+    model = untrained
+    together = model.predict(TEXTS, batch_size=4, verbose=0)
+    alone = [model.predict([text], verbose=0)["probabilities"][0] for text in TEXTS[:5]]
+    np.testing.assert_allclose(together["probabilities"][:5], alone, atol=1e-6)
+    assert together["label"].tolist() == [NAMES[i] for i in together["probabilities"].argmax(axis=1)]
+
+
+def test_weights_of_examples_and_classes(untrained):
+    model = untrained
+    options = {"batch_size": 24, "class_weight": {"good": 3.0, 0: 0.5}}
+    given = np.arange(24.0)
+    ((features, labels, weights),) = text_batches(
+        model.problem, model.preprocess, TEXTS, IDS, given, **options
+    )
+    lengths = [len(text) for text in TEXTS]
+    order = np.argsort(lengths, kind="stable")
+    np.testing.assert_array_equal(labels, np.array(IDS)[order])
+    np.testing.assert_allclose(weights, (given * np.where(np.array(IDS), 3.0, 0.5))[order])
+
+
+def test_validation_split_takes_the_last_texts(model):
+    history = model.fit(TEXTS, LABELS, validation_split=0.25, epochs=1, verbose=0).history
+    expected = model.evaluate(TEXTS[18:], LABELS[18:], verbose=0, return_dict=True)
+    assert history["val_loss"][0] == pytest.approx(expected["loss"], abs=1e-6)
+
+
+# -----------------------------------------------------------------------------------------------------------
+# Compiling
+
+
+def test_the_schedule_counts_the_steps_of_each_fit(model):
+    model.compile(learning_rate=1e-4)
+    for epochs in (2, 3):
+        model.fit(TEXTS, LABELS, batch_size=7, epochs=epochs, verbose=0)
+        steps = 4 * epochs
+        assert int(model.optimizer.iterations) == steps
+        assert float(model.optimizer.learning_rate) == pytest.approx(0.0, abs=1e-9)
+        assert (
+            model.get_compile_config()["keras"]["optimizer"]["config"]["learning_rate"]["config"][
+                "total_steps"
+            ]
+            == steps
+        )
+
+
+def test_a_users_own_optimizer_loss_and_metrics(model):
+    loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+    model.compile(keras.optimizers.Adam(1e-3), loss, metrics=["accuracy"])
+    endless = tf.data.Dataset.from_tensor_slices((TEXTS, IDS)).repeat()
+    model.fit(endless, steps_per_epoch=3, epochs=2, verbose=0)
+    assert type(model.optimizer) is keras.optimizers.Adam and int(model.optimizer.iterations) == 6
+
+
+def test_an_unknown_number_of_steps_is_refused(model):
+    unknown = tf.data.Dataset.from_tensor_slices((TEXTS, IDS)).filter(lambda text, label: True)
+    with pytest.raises(BertKerasError, match="steps_per_epoch"):
+        model.fit(unknown, verbose=0)
+    model.fit(unknown, steps_per_epoch=1, verbose=0)
+
+
+def test_the_command_trains_a_text_model(sst2, checkpoint):
+    plan = plan_finetuning(
+        open_task("sst2", sst2.data), checkpoint=sst2.checkpoint, hparams=Hparams(seq_length=16)
+    )
+    assert type(plan.model) is bk.TextModel
+    assert len(plan.model.predict(TEXTS, verbose=0)["label"]) == 24
+
+
+# -----------------------------------------------------------------------------------------------------------
+# Bad input
+
+
+@pytest.mark.parametrize(
+    ("x", "y", "facts"),
+    [
+        ("good film", ["good"], ["one string", "list"]),
+        (["good", None], LABELS[:2], ["row 1", "None"]),
+        ([], [], ["at least one"]),
+        (TEXTS, LABELS[:3], ["24", "3"]),
+        (TEXTS, ["great", *LABELS[1:]], ["'great'", "row 0", "'bad', 'good'"]),
+        (TEXTS, [2] * 24, ["2", "row 0", "0 to 1"]),
+        (TEXTS, None, ["without labels"]),
+        ({"texts": TEXTS}, LABELS, ["text", "texts"]),
+        ((text for text in TEXTS), LABELS, ["generator"]),
+        (["\ud800"], ["bad"], ["row 0", "surrogate"]),
+    ],
+)
+def test_data_that_cannot_work_is_refused(x, y, facts, untrained):
+    with pytest.raises(BertKerasError) as error:
+        untrained.fit(x, y, verbose=0)
+    assert all(fact in str(error.value) for fact in facts), error.value
+
+
+@pytest.mark.parametrize(
+    ("case", "x", "y", "facts"),
+    [
+        ("pair", TEXTS, LABELS, ["premise", "hypothesis"]),
+        ("pair", (TEXTS, TEXTS[:2]), LABELS, ["unequal", "24", "2"]),
+        ("score", TEXTS, [float("nan")] * 24, ["row 0", "nan"]),
+        ("multi", ["good"], [["great"]], ["row 0", "'great'"]),
+        ("endings", {"context": ["a"], "endings": [["b", "c", "d"]]}, [0], ["3", "2"]),
+        ("tags", [["good", "film"]], [["O"]], ["row 0", "2 words", "1 tags"]),
+        ("tags", [["good film"]], [["O"]], ["row 0", "'good film'"]),
+        ("tags", ["good film"], [["O", "O"]], ["list of words"]),
+        ("tags", [["good"]], [["B-LOC"]], ["row 0", "B-LOC", "B-PER"]),
+        (
+            "answers",
+            {"question": ["the film"], "context": ["is dull"]},
+            [{"text": "dull", "answer_start": 0}],
+            ["row 0", "'dull'", "character 0"],
+        ),
+        ("masks", ["no mask"], ["good"], ["row 0", "0 [MASK]"]),
+    ],
+)
+def test_data_of_other_problems_that_cannot_work_is_refused(case, x, y, facts, checkpoint):
+    with pytest.raises(BertKerasError) as error:
+        CASES[case][0](checkpoint).fit(x, y, verbose=0)
+    assert all(fact in str(error.value) for fact in facts), error.value
+
+
+def test_settings_that_cannot_work_are_refused(model, checkpoint, tmp_path):
+    with pytest.raises(BertKerasError, match="learning_rat.*learning_rate"):
+        model.compile(learning_rat=1)
+    with pytest.raises(BertKerasError, match="learning_rate"):
+        model.compile("adam", learning_rate=1e-3)
+    with pytest.raises(BertKerasError, match="learning_rate is -1"):
+        model.compile(learning_rate=-1)
+    with pytest.raises(BertKerasError, match="class_weight.*'great'"):
+        model.fit(TEXTS, LABELS, class_weight={"great": 2})
+    with pytest.raises(BertKerasError, match="labels"):
+        bk.classifier(checkpoint, ["one"])
+    with pytest.raises(BertKerasError, match="seq_length 48"):
+        bk.classifier(checkpoint, NAMES, seq_length=512)
+    with pytest.raises(BertKerasError, match=r"\.keras"):
+        model.save(tmp_path / "model.h5")
+    (tmp_path / "taken").mkdir()
+    (tmp_path / "taken" / "notes.txt").write_text("keep")
+    with pytest.raises(BertKerasError, match="not empty"):
+        model.save(tmp_path / "taken")
+    with pytest.raises(FileNotFoundError, match="nowhere"):
+        bk.load(tmp_path / "nowhere")
+
+
+# -----------------------------------------------------------------------------------------------------------
+# Beside the commands, and other packages
+
+
+def test_a_run_of_the_command_is_loaded_and_exported(sst2, tmp_path):
+    model = bk.load(sst2.run)
+    expected = model.predict(TEXTS, verbose=0)
+    served = bk.load(model.export(tmp_path / "served"))
+    answers = served.signatures["serving_default"](sentence=tf.constant(TEXTS))
+    assert [label.decode() for label in answers["label"].numpy()] == expected["label"].tolist()
+    np.testing.assert_allclose(answers["probabilities"], expected["probabilities"], atol=1e-5)
+
+
+def test_a_keras_file_loads_in_a_fresh_process(model, tmp_path):
+    model.save(tmp_path / "m.keras")
+    model.save(tmp_path / "run")
+    expected = model.predict(TEXTS[:2], verbose=0)["probabilities"]
+    again = bk.load(tmp_path / "run").predict(TEXTS[:2], verbose=0)["probabilities"]
+    np.testing.assert_array_equal(again, expected)
+    script = "import sys, keras, bert_keras; m = keras.models.load_model('m.keras'); "
+    script += "print(m.predict(sys.argv[1:], verbose=0)['probabilities'].tolist())"
+    done = subprocess.run(
+        [sys.executable, "-c", script, *TEXTS[:2]],
+        cwd=tmp_path,
+        env=bare_environment() | {"PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stderr
+    np.testing.assert_allclose(eval(done.stdout.splitlines()[-1]), expected, atol=1e-6)
+
+
+def test_keras_tuner_searches(checkpoint, tmp_path):
+    keras_tuner = pytest.importorskip("keras_tuner")
+
+    def build(hp):
+        model = bk.classifier(checkpoint, NAMES)
+        model.compile(learning_rate=hp.Choice("learning_rate", [1e-4, 1e-3]))
+        return model
+
+    tuner = keras_tuner.GridSearch(build, objective="val_accuracy", directory=tmp_path, project_name="search")
+    tuner.search(TEXTS, LABELS, epochs=1, validation_data=(TEXTS, LABELS), verbose=0)
+    best = tuner.get_best_models()[0]
+    score = tuner.oracle.get_best_trials()[0].score
+    assert best.evaluate(TEXTS, LABELS, verbose=0, return_dict=True)["accuracy"] == pytest.approx(score)
+
+
+def test_mixed_precision_and_callbacks(checkpoint, tmp_path):
+    keras.mixed_precision.set_global_policy("mixed_bfloat16")
+    try:
+        model = bk.classifier(checkpoint, NAMES)
+    finally:
+        keras.mixed_precision.set_global_policy("float32")
+    assert model.encoder.compute_dtype == "bfloat16"
+    stop = keras.callbacks.EarlyStopping("loss", patience=0, min_delta=1e9)
+    keep = keras.callbacks.ModelCheckpoint(tmp_path / "best.keras", monitor="loss")
+    model.fit(TEXTS, LABELS, epochs=5, callbacks=[stop, keep], verbose=0)
+    assert int(model.optimizer.iterations) == 2  # stopped after the second epoch of one step
+    expected = model.predict(TEXTS, verbose=0)["probabilities"]
+    again = bk.load(tmp_path / "best.keras").predict(TEXTS, verbose=0)["probabilities"]
+    np.testing.assert_allclose(again, expected, atol=1e-6)
+
+
+def test_the_blocks_of_the_document_run(checkpoint, tmp_path, monkeypatch, capfd):
+    blocks = re.findall(r"```python\n(.*?)```", (ROOT / "docs" / "text_models.md").read_text(), re.DOTALL)
+    (tmp_path / "minilm").symlink_to(checkpoint)
+    monkeypatch.chdir(tmp_path)
+    names: dict = {}
+    for block in blocks:
+        exec(block, names)
+    assert len(blocks) == 4 and "tf.Tensor" in capfd.readouterr().out
