@@ -3,6 +3,8 @@
 import importlib
 from typing import Any
 
+from bert_keras.registration import register_with_keras
+
 _HOMES = {
     "bert_keras.errors": ("BertKerasError",),
     "bert_keras.config": ("BertConfig",),
@@ -29,6 +31,7 @@ _HOMES = {
     "bert_keras.optimizers": ("AdamW", "LAMB"),
     "bert_keras.checkpoints": ("load_encoder", "load_tokenizer"),
     "bert_keras.hub_layer": ("HubLayer",),
+    "bert_keras.preprocessor_layer": ("PreprocessorLayer",),
 }
 _HOME_OF = {name: module for module, names in _HOMES.items() for name in names}
 
@@ -43,3 +46,6 @@ def __getattr__(name: str) -> Any:
 
 def __dir__() -> list[str]:
     return __all__
+
+
+register_with_keras()

@@ -71,6 +71,8 @@ FLOORS = (
             "bert_keras.checkpoints.reference",
             "bert_keras.checkpoints",
             "bert_keras.hub_layer",
+            "bert_keras.preprocessor_layer",
+            "bert_keras.registration",
             "bert_keras",
             "bert_keras.console",
             "bert_keras.cli",
