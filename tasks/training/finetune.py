@@ -178,6 +178,8 @@ def _compiled_model(
     else:
         log("weights: random, no checkpoint was given")
     encoder.trainable = hparams.freeze != "encoder"
+    if hparams.lora_rank is not None:
+        encoder.enable_lora(hparams.lora_rank)
     if POOLED_OUTPUT not in task.outputs:  # without a gradient, Keras would warn
         encoder.pooler.trainable = False
     warmup_steps = int(total_steps * hparams.warmup_proportion)
