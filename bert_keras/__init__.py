@@ -3,6 +3,8 @@
 import importlib
 from typing import Any
 
+from bert_keras.registration import register_with_keras
+
 _HOMES = {
     "bert_keras.errors": ("BertKerasError",),
     "bert_keras.config": ("BertConfig",),
@@ -40,6 +42,7 @@ _HOMES = {
         "regressor",
         "tagger",
     ),
+    "bert_keras.preprocessor_layer": ("PreprocessorLayer",),
 }
 _HOME_OF = {name: module for module, names in _HOMES.items() for name in names}
 
@@ -54,3 +57,6 @@ def __getattr__(name: str) -> Any:
 
 def __dir__() -> list[str]:
     return __all__
+
+
+register_with_keras()

@@ -19,11 +19,21 @@ from bert_keras.features import (
     EMBEDDING_OUTPUT,
     ENCODER_INPUTS,
     ENCODER_OUTPUTS,
+    INPUT_MASK,
     INPUT_WORD_IDS,
     POOLED_OUTPUT,
     SEQUENCE_OUTPUT,
 )
-from bert_keras.layers import MASKED_SCORE, BiLSTM, Block, Dense, Embeddings
+from bert_keras.layers import (
+    LORA_TARGETS,
+    MASKED_SCORE,
+    BiLSTM,
+    Block,
+    Dense,
+    Embeddings,
+    from_quantized,
+    quantization_config,
+)
 
 ALL = (SEQUENCE_OUTPUT, POOLED_OUTPUT, ENCODER_OUTPUTS, EMBEDDING_OUTPUT)
 _KNOWN = (*ALL, ATTENTION_PROBABILITIES)
@@ -112,6 +122,40 @@ class BertEncoder(keras.Model):
         """The word embeddings, [V, E], which the masked-LM head multiplies by."""
         return self.embeddings.word_embeddings
 
+    def enable_lora(
+        self, rank: int, *, lora_alpha: float | None = None, targets: Sequence[str] = LORA_TARGETS
+    ) -> None:
+        """Freezes the encoder but for new matrices of rank `rank` in every block: see `Block.enable_lora`.
+
+        Call it after the weights are loaded and before the model is compiled. `.keras` files and checkpoints hold the merged
+        kernels. Raises ValueError as `Block.enable_lora` does.
+        """
+        if self.lora_enabled:
+            raise BertKerasError(f"{self.name} has LoRA already; it is enabled once.")
+        self.trainable = True  # else no layer inside could train
+        for part in self.parts:
+            part.trainable = False
+        for block in self.blocks:
+            block.enable_lora(rank, lora_alpha=lora_alpha, targets=targets)
+
+    @property
+    def lora_enabled(self) -> bool:
+        """True after `enable_lora`."""
+        return any(block.lora_enabled for block in self.blocks)
+
+    def compute_mask(self, inputs: Mapping[str, Any], previous_mask: Any = None) -> dict[str, Any]:
+        """Keras' padding mask, bool [B, S], of each output with a position for each token; None for the others."""
+        real = ops.convert_to_tensor(inputs[INPUT_MASK]) > 0
+        layers = range(self.config.num_layers)
+        masks = {
+            SEQUENCE_OUTPUT: real,
+            EMBEDDING_OUTPUT: real,
+            POOLED_OUTPUT: None,
+            ENCODER_OUTPUTS: [real for _ in layers],
+            ATTENTION_PROBABILITIES: [None for _ in layers],
+        }
+        return {name: masks[name] for name in self.outputs_wanted}
+
     def call(self, features: Mapping[str, Any], training: bool = False) -> dict[str, Any]:
         """Features -> the outputs asked for, by name."""
         word_ids, mask, type_ids = (ops.convert_to_tensor(features[name]) for name in ENCODER_INPUTS)
@@ -194,14 +238,19 @@ class BertEncoder(keras.Model):
             "outputs": list(self.outputs_wanted),
             "name": self.name,
             "dtype": keras.dtype_policies.serialize(self.dtype_policy),
+            **quantization_config(self),
         }
 
     @classmethod
     def from_config(cls, config: dict[str, Any], custom_objects: Any = None) -> "BertEncoder":
         """The inverse of `get_config`."""
-        return cls(**(config | {"config": BertConfig.from_dict(config["config"])}))
+        return from_quantized(cls, config | {"config": BertConfig.from_dict(config["config"])})
 
 
-def encoder_inputs(*, seq_length: int | None = None) -> dict[str, keras.KerasTensor]:
-    """Symbolic Features for the functional API: int32 [B, S], S unknown unless `seq_length` fixes it."""
-    return {name: keras.Input((seq_length,), dtype=DTYPE, name=name) for name in ENCODER_INPUTS}
+def encoder_inputs(*, seq_length: int | None = None, prefix: str = "") -> dict[str, keras.KerasTensor]:
+    """Symbolic Features for the functional API: int32 [B, S], S unknown unless `seq_length` fixes it.
+
+    prefix: begins the inputs' own names, which must differ within a model: "question_" makes `question_input_word_ids`. The keys
+        of the dict are the features' names either way.
+    """
+    return {name: keras.Input((seq_length,), dtype=DTYPE, name=f"{prefix}{name}") for name in ENCODER_INPUTS}

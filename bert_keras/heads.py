@@ -18,7 +18,7 @@ from keras import ops
 from bert_keras.config import BertConfig
 from bert_keras.encoder import BertEncoder, gather_positions, pooled_position
 from bert_keras.errors import BertKerasError
-from bert_keras.layers import ACTIVATIONS, Dense, LayerNorm
+from bert_keras.layers import ACTIVATIONS, Dense, LayerNorm, from_quantized, quantization_config
 
 
 @keras.saving.register_keras_serializable("bert_keras")
@@ -48,6 +48,9 @@ class MaskedLMHead(keras.layers.Layer):
         self.bias = self.add_weight(name="bias", shape=shape, initializer="zeros", autocast=False)
         self.built = True
 
+    def compute_mask(self, inputs: Any, previous_mask: Any = None) -> None:
+        """None: the logits are those of the asked positions, which the labels' weights tell from padding."""
+
     def call(self, sequence: Any, positions: Any) -> Any:
         """`sequence`: float [B, S, H], `positions`: int32 [B, P] -> float32 [B, P, V]."""
         x = self.dense(gather_positions(sequence, positions))
@@ -64,6 +67,7 @@ class MaskedLMHead(keras.layers.Layer):
             "encoder": keras.saving.serialize_keras_object(self._encoder()),
             "name": self.name,
             "dtype": keras.dtype_policies.serialize(self.dtype_policy),
+            **quantization_config(self),
         }
 
     @classmethod
@@ -75,7 +79,8 @@ class MaskedLMHead(keras.layers.Layer):
                 "a MaskedLMHead without its encoder: it reads that one's embedding table; save both in one "
                 "functional model, or make MaskedLMHead(encoder)."
             )
-        return cls(**(config | {"encoder": keras.saving.deserialize_keras_object(config["encoder"])}))
+        encoder = keras.saving.deserialize_keras_object(config["encoder"])
+        return from_quantized(cls, config | {"encoder": encoder})
 
 
 class _Head(keras.layers.Layer):
@@ -88,12 +93,17 @@ class _Head(keras.layers.Layer):
     def get_config(self) -> dict[str, Any]:
         """The arguments from which `from_config` rebuilds the head."""
         policy = keras.dtype_policies.serialize(self.dtype_policy)
-        return {"config": self.config.to_dict(), "name": self.name, "dtype": policy}
+        base = {"config": self.config.to_dict(), "name": self.name, "dtype": policy}
+        return base | quantization_config(self)
 
     @classmethod
     def from_config(cls, config: dict[str, Any]) -> "_Head":
         """The inverse of `get_config`."""
-        return cls(**(config | {"config": BertConfig.from_dict(config["config"])}))
+        return from_quantized(cls, config | {"config": BertConfig.from_dict(config["config"])})
+
+    def compute_mask(self, inputs: Any, previous_mask: Any = None) -> Any:
+        """None: Keras' padding mask ends here, since the logits have no axis of tokens that a loss could mask."""
+        return None
 
 
 class _DenseHead(_Head):
@@ -233,6 +243,10 @@ class TokenHead(_DenseHead):
             )
         super().__init__(num_classes, config=config, dropout=config.head_dropout, name=name, dtype=dtype)
 
+    def compute_mask(self, inputs: Any, previous_mask: Any = None) -> Any:
+        """The padding mask, bool [B, S], by which Keras' own losses and metrics leave padding out."""
+        return previous_mask
+
     def get_config(self) -> dict[str, Any]:
         """The arguments from which `from_config` rebuilds the head."""
         return super().get_config() | {"num_classes": self.dense.units}
@@ -263,3 +277,9 @@ class ReplacedTokenHead(_Head):
 def _as_logits(x: Any) -> Any:
     """float32 under mixed precision; a float64 model keeps float64."""
     return x if keras.backend.standardize_dtype(x.dtype) == "float64" else ops.cast(x, "float32")
+
+
+def gives_logits(output: Any) -> str | None:
+    """The class of the head that a model's symbolic output comes from; None where it comes from another layer."""
+    layer = output._keras_history.operation
+    return type(layer).__name__ if isinstance(layer, _Head | MaskedLMHead) else None

@@ -4,8 +4,10 @@ In: int32 features and float hidden states; out: float hidden states. Keras 3 an
 Every projection is a plain 2-D matrix product on [B*S, H]: on CPU faster than an einsum over three axes.
 """
 
+import contextlib
 import math
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import Any, TypeVar
 
 import keras
 from keras import ops
@@ -15,6 +17,9 @@ from bert_keras.errors import BertKerasError
 
 # google-research/bert modeling.py adds this to the scores of masked positions: exp(-10000) is 0 in float32 and float64.
 MASKED_SCORE = -10000.0
+Layer = TypeVar("Layer", bound=keras.layers.Layer)
+# The kernels that LoRA adapts unless told otherwise (Hu et al. 2021, sec. 4.2 and 7.1).
+LORA_TARGETS = ("query", "value")
 
 
 def gelu_tanh(x: Any) -> Any:
@@ -54,27 +59,85 @@ def _sizes(queries: Any, states: Any, scores_mask: Any) -> tuple[Any, Any, Any]:
     return batch, length if queries is states else ops.shape(queries)[1], length
 
 
-class Dense(keras.layers.Layer):
-    """x @ kernel + bias as one 2-D matrix product, whatever the leading axes: float [..., in] -> float [..., units]."""
+class Dense(keras.layers.Dense):
+    """x @ kernel + bias as one 2-D matrix product, whatever the leading axes: float [..., in] -> float [..., units].
+
+    Keras' own layer in all else: `quantize("int8")`, `enable_lora(rank)`, and the files of both.
+    """
 
     def __init__(self, units: int, *, config: BertConfig, name: str, dtype: Any = None) -> None:
-        super().__init__(name=name, dtype=dtype)
-        self.units = units
+        super().__init__(units, name=name, dtype=dtype)
         self._config = config
 
     def build(self, input_shape: tuple) -> None:
         """`input_shape`: [..., in]."""
-        self.kernel = self.add_weight(
-            name="kernel", shape=(input_shape[-1], self.units), initializer=truncated_normal(self._config)
-        )
-        self.bias = self.add_weight(name="bias", shape=(self.units,), initializer="zeros")
-        self.built = True
+        # Made here: an initializer takes its seed when it is made, and the draws follow the order in which layers are built.
+        self.kernel_initializer = truncated_normal(self._config)
+        super().build(input_shape)
 
-    def call(self, x: Any) -> Any:
+    def call(self, inputs: Any, training: bool | None = None) -> Any:
         """Float [..., in] -> float [..., units]."""
-        # `ops.add` is TensorFlow's BiasAdd here, which its CPU kernels fuse with the product; `+` is not.
-        rows = ops.add(ops.matmul(_rows(x), self.kernel), self.bias)
+        # Keras adds the bias by `ops.add`: TensorFlow's BiasAdd here, which its CPU kernels fuse with the product; `+` is not.
+        return self._by_rows(super().call, inputs, training)
+
+    def quantized_call(self, inputs: Any, training: bool | None = None) -> Any:
+        """`call` with an int8 kernel."""
+        return self._by_rows(super().quantized_call, inputs, training)
+
+    def _by_rows(self, product: Callable[..., Any], x: Any, training: bool | None) -> Any:
+        rows = product(_rows(x), training=training)
         return rows if len(x.shape) == 2 else ops.reshape(rows, (*ops.shape(x)[:-1], self.units))
+
+    def quantize(self, mode: str | None = None, type_check: bool = True, config: Any = None) -> None:
+        """Turns the kernel into int8 with a scale for each column. Raises ValueError for another mode."""
+        if mode != "int8":
+            raise BertKerasError(f"quantize({mode!r}) was asked for; bert_keras quantizes to 'int8' alone.")
+        super().quantize(mode, type_check=False, config=config)
+
+    def enable_lora(
+        self,
+        rank: int,
+        lora_alpha: float | None = None,
+        a_initializer: Any = "he_uniform",
+        b_initializer: Any = "zeros",
+    ) -> None:
+        """Freezes the layer, and adds the product of two matrices of rank `rank` that train (Hu et al. 2021, sec. 4.1)."""
+        with (
+            contextlib.ExitStack() as stack
+        ):  # the new variables get paths like the others', which optimizers read
+            for scope in self.path.split("/")[:-1]:
+                stack.enter_context(keras.name_scope(scope))
+            self.trainable = True  # else what is added would be frozen too
+            super().enable_lora(rank, lora_alpha, a_initializer, b_initializer)
+        self.bias.trainable = False
+
+
+def denses_in(layer: keras.layers.Layer) -> dict[str, Dense]:
+    """The Dense layers of a built layer, by their paths below it; "" is the layer itself."""
+    found = [one for one in layer._flatten_layers() if isinstance(one, Dense)]
+    return {one.path.removeprefix(layer.path).strip("/"): one for one in found}
+
+
+def quantization_config(layer: keras.layers.Layer) -> dict[str, Any]:
+    """The part of a layer's config that says which Dense layers are int8, and by which quantizers; empty where none is."""
+    # Not by a DTypePolicyMap: Keras 3.15 cannot save a quantized layer again that it has loaded with one.
+    quantized = {
+        path: keras.saving.serialize_keras_object(dense.quantization_config)
+        for path, dense in denses_in(layer).items()
+        if dense.quantization_mode is not None
+    }
+    return {"quantized": quantized} if quantized else {}
+
+
+def from_quantized(cls: type[Layer], config: dict[str, Any]) -> Layer:
+    """An instance from its arguments and, where `quantization_config` has added one, the key "quantized"."""
+    quantized = config.pop("quantized", {})
+    layer = cls(**config)
+    denses = denses_in(layer)
+    for path, quantizers in quantized.items():
+        # The values are loaded later, into the int8 variables that this makes.
+        denses[path].quantize("int8", config=keras.saving.deserialize_keras_object(quantizers))
+    return layer
 
 
 class LayerNorm(keras.layers.Layer):
@@ -268,6 +331,39 @@ class Block(keras.layers.Layer):
         for layer in (self.attention, self.attention_norm, self.feed_forward, self.feed_forward_norm):
             layer.build(input_shape)
         self.built = True
+
+    def enable_lora(
+        self, rank: int, *, lora_alpha: float | None = None, targets: Sequence[str] = LORA_TARGETS
+    ) -> None:
+        """Freezes the block but for new matrices of rank `rank` beside the kernels of `targets` (Hu et al. 2021).
+
+        targets: names of Dense layers: query, key, value, output (of attention and feed-forward), intermediate
+        lora_alpha: the product of both matrices counts lora_alpha / rank times; `rank` unless given
+
+        Raises ValueError for a rank under 1, an unknown target or where LoRA is enabled already.
+        """
+        denses = [*denses_in(self).values()]
+        known = dict.fromkeys(dense.name for dense in denses)
+        if unknown := [name for name in targets if name not in known] or not targets:
+            raise BertKerasError(
+                f"targets {unknown if targets else list(targets)} of LoRA given; a block has {', '.join(known)}."
+            )
+        if rank < 1:
+            raise BertKerasError(f"the rank of LoRA is {rank}; give at least 1.")
+        if self.lora_enabled:
+            raise BertKerasError(f"{self.name} has LoRA already; it is enabled once.")
+        self.trainable = True  # a frozen block would hide what is added
+        for layer in self._flatten_layers(include_self=False):
+            if len(layer._flatten_layers()) == 1:
+                layer.trainable = False
+        for dense in denses:
+            if dense.name in targets:
+                dense.enable_lora(rank, lora_alpha)
+
+    @property
+    def lora_enabled(self) -> bool:
+        """True after `enable_lora`."""
+        return any(dense.lora_enabled for dense in denses_in(self).values())
 
     def call(self, queries: Any, states: Any, scores_mask: Any, training: bool = False) -> tuple[Any, Any]:
         """One layer for the asked positions.

@@ -85,6 +85,13 @@ def cross_entropy(labels: Any, logits: Any) -> Any:
     return known_weights(labels, losses)
 
 
+@keras.saving.register_keras_serializable("bert_keras")
+def binary_cross_entropy(labels: Any, logits: Any) -> Any:
+    """Sigmoid cross-entropy of each slot: labels of 0 and 1, float [...] -> float32 [...]."""
+    labels, logits = ops.cast(labels, "float32"), ops.cast(logits, "float32")
+    return ops.softplus(logits) - labels * logits
+
+
 def known_weights(labels: Any, weights: Any) -> Any:
     """Class ids and float weights [...] -> the weights, 0 where a label is negative."""
     labels = ops.convert_to_tensor(labels)

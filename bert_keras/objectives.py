@@ -10,11 +10,10 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import keras
 import numpy as np
-import tensorflow as tf
 from keras import ops
 
 from bert_keras.encoder import BertEncoder
@@ -31,9 +30,12 @@ from bert_keras.features import (
     SEQUENCE_OUTPUT,
 )
 from bert_keras.heads import MaskedLMHead, NextSentenceHead, ReplacedTokenHead
-from bert_keras.losses import GlobalMean, cross_entropy
+from bert_keras.losses import GlobalMean, binary_cross_entropy, cross_entropy
 from bert_keras.settings import Masking
-from bert_keras.text.masking import Pieces, ask_next, mask
+
+# TensorFlow is imported by the functions that label: learning labelled batches needs none of it, on another backend.
+if TYPE_CHECKING:
+    from bert_keras.text.masking import Pieces
 
 Features = dict[str, Any]
 
@@ -115,6 +117,8 @@ class MaskedLM(_PredictedTokens):
 
     def label(self, features: Features, *, seed: Any) -> tuple[Features, Any, Any]:
         """Features -> the same with masked tokens, int32 [B, P], float32 [B, P]."""
+        from bert_keras.text.masking import mask
+
         if MASKED_LM_IDS not in features:
             features = mask(features, seed=seed, pieces=self.pieces, masking=self.masking)
         return features, features[MASKED_LM_IDS], features[MASKED_LM_WEIGHTS]
@@ -137,6 +141,8 @@ class LeftToRight(_PredictedTokens):
 
     def label(self, features: Features, *, seed: Any) -> tuple[Features, Any, Any]:
         """Features -> the same with every position predicted, int32 [B, S - 1], float32 [B, S - 1]."""
+        from bert_keras.text.masking import ask_next
+
         features = ask_next(features)
         return features, features[MASKED_LM_IDS], features[MASKED_LM_WEIGHTS]
 
@@ -177,6 +183,8 @@ class SentencePair(Objective):
 
     def label(self, features: Features, *, seed: Any) -> tuple[Features, Any, Any]:
         """Features -> the same, int32 [B], float32 [B] of ones."""
+        import tensorflow as tf
+
         labels = tf.reshape(features[NEXT_SENTENCE_LABEL], [-1])
         return features, labels, tf.ones_like(labels, tf.float32)
 
@@ -204,6 +212,8 @@ class ReplacedTokens(Objective):
 
     def label(self, features: Features, *, seed: Any) -> tuple[Features, Any, Any]:
         """Features unchanged, labels 0 (no token is replaced yet), weights float32 [B, S]: 1 on all but padding."""
+        import tensorflow as tf
+
         weights = tf.cast(features[INPUT_MASK], tf.float32)
         return features, tf.zeros_like(features[INPUT_MASK]), weights
 
@@ -224,13 +234,6 @@ class ReplacedTokens(Objective):
         """None: the generator makes the labels."""
 
 
-@keras.saving.register_keras_serializable("bert_keras")
-def binary_cross_entropy(labels: Any, logits: Any) -> Any:
-    """Sigmoid cross-entropy of each slot: labels of 0 and 1, float [...] -> float32 [...]."""
-    labels, logits = ops.cast(labels, "float32"), ops.cast(logits, "float32")
-    return ops.softplus(logits) - labels * logits
-
-
 def label(
     features: Features, *, objectives: Sequence[Objective], seed: Any
 ) -> tuple[Features, dict[str, Any], dict[str, Any]]:
@@ -238,6 +241,8 @@ def label(
 
     seed: int32 or int64 [2]; each objective has a seed of its own. Equal features and seeds give equal results.
     """
+    import tensorflow as tf
+
     labels, weights = {}, {}
     for i, objective in enumerate(objectives):
         own = tf.random.experimental.stateless_fold_in(tf.cast(seed, tf.int64), i)

@@ -6,7 +6,7 @@ one device and under `tf.distribute`.
 
 import re
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, TypedDict, Unpack
 
 import keras
 from keras import ops
@@ -16,6 +16,24 @@ from bert_keras.losses import replica_context
 
 # Block 0 is the lowest.
 _EMBEDDINGS, _BLOCK = re.compile(r"(^|/)embeddings/"), re.compile(r"(^|/)block_(\d+)/")
+
+CLIP_NORM = 1.0  # google-research/bert optimization.py
+
+
+class KerasArguments(TypedDict, total=False):
+    """The arguments of every Keras optimizer, with Keras' meaning."""
+
+    clipnorm: float | None
+    clipvalue: float | None
+    global_clipnorm: float | None
+    use_ema: bool
+    ema_momentum: float
+    ema_overwrite_frequency: int | None
+    loss_scale_factor: float | None
+    gradient_accumulation_steps: int | None
+
+
+_CLIPS = ("clipnorm", "clipvalue", "global_clipnorm")
 
 # google-research/bert optimization.py excludes LayerNorm and bias; in Keras their paths tell them apart.
 NO_DECAY = r"layer_?norm|(^|/)(bias|gamma|beta)$"
@@ -46,8 +64,10 @@ def _dense(gradient: Any) -> Any:
 class _TwoMoments(keras.optimizers.Optimizer):
     """Base of AdamW and LAMB: two moments, a list of decayed variables, and clipping by the norm of the global gradient.
 
-    Gradients are summed over the replicas, then clipped by their global norm, so that two replicas compute the update of one
-    device. Variables whose path matches `no_decay` are not decayed.
+    Gradients are summed over the replicas, then clipped, so that two replicas compute the update of one device. Variables whose
+    path matches `no_decay` are not decayed.
+
+    keras_arguments: clipnorm, clipvalue or global_clipnorm take the place of clip_norm's default
     """
 
     def __init__(
@@ -62,11 +82,51 @@ class _TwoMoments(keras.optimizers.Optimizer):
         bias_correction: bool,
         no_decay: str,
         name: str,
+        **keras_arguments: Unpack[KerasArguments],
     ) -> None:
-        super().__init__(learning_rate=learning_rate, name=name)
-        self.decay = weight_decay  # Keras' own `weight_decay` would be applied a second time
+        if unknown := sorted(set(keras_arguments) - set(KerasArguments.__annotations__)):
+            raise BertKerasError(
+                f"unknown argument {', '.join(unknown)} of {type(self).__name__}; of Keras' it takes "
+                f"{', '.join(KerasArguments.__annotations__)}."
+            )
+        if clips := [key for key in _CLIPS if keras_arguments.get(key) is not None]:
+            if clip_norm not in (None, CLIP_NORM):
+                raise BertKerasError(
+                    f"clip_norm is {clip_norm} and {clips[0]} is given too; give one of them."
+                )
+            clip_norm = None
+        super().__init__(learning_rate=learning_rate, weight_decay=weight_decay, name=name, **keras_arguments)
         self.beta_1, self.beta_2, self.epsilon = beta_1, beta_2, epsilon
         self.clip_norm, self.bias_correction, self.no_decay = clip_norm, bias_correction, no_decay
+        self._rate_scale = None
+        if isinstance(learning_rate, keras.optimizers.schedules.LearningRateSchedule):
+            # A variable, so that a step that was traced once reads the new value.
+            self._rate_scale = self.add_variable((), initializer="ones", dtype="float32", name="rate_scale")
+
+    @property
+    def learning_rate(self) -> Any:
+        """The rate of the next step. Setting it where the rate is a schedule scales the schedule from now on.
+
+        So `ReduceLROnPlateau` and `LearningRateScheduler` work with a schedule: it keeps its shape, and its rate at this step is
+        the given one. Raises ValueError where the schedule's rate is 0 at this step, as at the start of a warm-up.
+        """
+        rate = super().learning_rate
+        return rate if self._rate_scale is None else rate * ops.convert_to_tensor(self._rate_scale)
+
+    @learning_rate.setter
+    def learning_rate(self, learning_rate: Any) -> None:
+        if self._rate_scale is None or callable(learning_rate):
+            keras.optimizers.Optimizer.learning_rate.fset(self, learning_rate)
+            return
+        scheduled = float(keras.ops.convert_to_numpy(super().learning_rate))
+        if scheduled > 0:
+            self._rate_scale.assign(float(learning_rate) / scheduled)
+        elif float(learning_rate) != 0:
+            raise BertKerasError(
+                f"learning_rate was set to {float(learning_rate):g} at step {int(self.iterations)}, where the schedule's rate is "
+                "0 and cannot be scaled; set it after the warm-up and before the schedule's end, or give the optimizer a "
+                "number for its rate."
+            )
 
     def build(self, variables: Sequence[keras.Variable]) -> None:
         """Creates both moments and lists the decayed variables."""
@@ -94,7 +154,7 @@ class _TwoMoments(keras.optimizers.Optimizer):
 
     def is_decayed(self, variable: keras.Variable) -> bool:
         """True where `weight_decay` applies to this variable."""
-        return self.decay > 0 and not self._is_excluded(variable) and self._use_weight_decay(variable)
+        return self.weight_decay > 0 and not self._is_excluded(variable) and self._use_weight_decay(variable)
 
     def _is_excluded(self, variable: keras.Variable) -> bool:
         return re.search(self.no_decay, variable.path, flags=re.IGNORECASE) is not None
@@ -102,36 +162,40 @@ class _TwoMoments(keras.optimizers.Optimizer):
     def apply(
         self, grads: Sequence[Any], trainable_variables: Sequence[keras.Variable] | None = None
     ) -> None:
-        """Sums gradients over the replicas, clips them by the global norm and updates the variables."""
-        given = self._given(grads, trainable_variables)
-        context = replica_context() if given else None
-        if context is None:
-            given = self._clip(given)
-        else:
-            # Keras sums over the replicas once more when it updates.
-            given = self._clip(context.all_reduce("SUM", given))
-            given = [grad / context.num_replicas_in_sync for grad in given]
-        rest = iter(given)
-        super().apply([None if grad is None else next(rest) for grad in grads], trainable_variables)
+        """Sums gradients over the replicas, clips them and updates the variables.
 
-    def _given(self, grads: Sequence[Any], variables: Sequence[keras.Variable] | None) -> list[Any]:
-        """The gradients that are not None."""
-        return [_dense(grad) for grad in grads if grad is not None]
+        Raises ValueError for gradient_accumulation_steps under several replicas.
+        """
+        if self.gradient_accumulation_steps and replica_context() is not None:
+            raise BertKerasError(
+                f"gradient_accumulation_steps is {self.gradient_accumulation_steps} under a strategy of several replicas, which "
+                "Keras cannot do; leave it out, or train on one device."
+            )
+        super().apply([None if grad is None else _dense(grad) for grad in grads], trainable_variables)
+
+    def _clip_gradients(self, grads: list[Any]) -> list[Any]:
+        """Keras clips here: after it has divided by the loss's scale and summed what it accumulates."""
+        context = replica_context()
+        if context is None:
+            return self._clip(grads)
+        grads = self._clip(context.all_reduce("SUM", grads))
+        # Keras sums over the replicas once more when it updates.
+        return [grad / context.num_replicas_in_sync for grad in grads]
 
     def _clip(self, grads: list[Any]) -> list[Any]:
-        if self.clip_norm is None or not grads:
-            return grads
+        if self.clip_norm is None:
+            return super()._clip_gradients(grads)
         norm = ops.sqrt(sum(ops.sum(ops.square(ops.cast(grad, "float32"))) for grad in grads))
         scale = self.clip_norm / ops.maximum(norm, self.clip_norm)
         return [grad * ops.cast(scale, grad.dtype) for grad in grads]
 
+    def _apply_weight_decay(self, variables: Sequence[keras.Variable]) -> None:
+        """Nothing: `update_step` decays, as BERT and LAMB do."""
+
     def get_config(self) -> dict[str, Any]:
         """The constructor's arguments."""
-        base = super().get_config()
-        names = ("beta_1", "beta_2", "epsilon", "clip_norm", "bias_correction", "no_decay", "name")
-        return {"learning_rate": base["learning_rate"], "weight_decay": self.decay} | {
-            name: getattr(self, name) for name in names
-        }
+        names = ("beta_1", "beta_2", "epsilon", "clip_norm", "bias_correction", "no_decay")
+        return super().get_config() | {name: getattr(self, name) for name in names}
 
 
 @keras.saving.register_keras_serializable("bert_keras")
@@ -149,6 +213,8 @@ class AdamW(_TwoMoments):
         (discriminative rates: Howard and Ruder 2018, sec. 3.1, with 1 / 2.6); 1 gives all variables the same rate
     gradual: `learn_to_depth` selects the variables that learn. The others keep every bit and their moments, are not decayed,
         and do not count in the norm
+    keras_arguments: of every Keras optimizer, see KerasArguments. clipnorm, clipvalue or
+        global_clipnorm take the place of clip_norm's default; gradient_accumulation_steps is refused under several replicas
     """
 
     def __init__(
@@ -159,12 +225,13 @@ class AdamW(_TwoMoments):
         beta_1: float = 0.9,
         beta_2: float = 0.999,
         epsilon: float = 1e-6,
-        clip_norm: float | None = 1.0,
+        clip_norm: float | None = CLIP_NORM,
         bias_correction: bool = False,
         no_decay: str = NO_DECAY,
         layer_decay: float = 1.0,
         gradual: bool = False,
         name: str = "adamw",
+        **keras_arguments: Unpack[KerasArguments],
     ) -> None:
         super().__init__(
             learning_rate,
@@ -176,6 +243,7 @@ class AdamW(_TwoMoments):
             bias_correction=bias_correction,
             no_decay=no_decay,
             name=name,
+            **keras_arguments,
         )
         self.layer_decay, self.gradual = layer_decay, gradual
         self._wanted_depth: int | None = None  # set before `build`; None: all depths
@@ -209,14 +277,19 @@ class AdamW(_TwoMoments):
         """The factor of the schedule's rate for this variable."""
         return self.layer_decay ** self._depths[self._get_variable_index(variable)]
 
-    def _given(self, grads: Sequence[Any], variables: Sequence[keras.Variable] | None) -> list[Any]:
-        """The gradients that are not None, 0 for variables that do not learn."""
-        if not self.gradual:
-            return super()._given(grads, variables)
-        if variables is not None and not self.built:
-            self.build(variables)
-        pairs = zip(grads, self._trainable_variables if variables is None else variables, strict=True)
-        return [ops.where(self._learns(var), _dense(grad), 0) for grad, var in pairs if grad is not None]
+    def apply(
+        self, grads: Sequence[Any], trainable_variables: Sequence[keras.Variable] | None = None
+    ) -> None:
+        """One step. Gradients of variables that do not learn count as 0."""
+        if self.gradual:
+            if trainable_variables is not None and not self.built:
+                self.build(trainable_variables)
+            variables = self._trainable_variables if trainable_variables is None else trainable_variables
+            grads = [
+                None if grad is None else ops.where(self._learns(variable), _dense(grad), 0)
+                for grad, variable in zip(grads, variables, strict=True)
+            ]
+        super().apply(grads, trainable_variables)
 
     def _learns(self, variable: Any) -> Any:
         return self._depths[self._get_variable_index(variable)] <= ops.convert_to_tensor(self._learning_depth)
@@ -236,7 +309,7 @@ class AdamW(_TwoMoments):
                 for value, still in ((rate, 0), (beta_1, 1), (beta_2, 1))
             )
         if self._decays[index]:
-            self.assign_sub(variable, rate * self.decay * ops.convert_to_tensor(variable))
+            self.assign_sub(variable, rate * self.weight_decay * ops.convert_to_tensor(variable))
         if self.bias_correction:
             step = ops.cast(self.iterations + 1, variable.dtype)
             rate = rate * ops.sqrt(1 - ops.power(self.beta_2, step)) / (1 - ops.power(self.beta_1, step))
@@ -289,7 +362,7 @@ class LAMB(_TwoMoments):
 
     m and v are AdamW's, with bias correction unless it is turned off (ALBERT's code has none). The update u includes the decay.
     The trust ratio |w| / |u| is 1 where either norm is 0, and in variables whose path matches `no_decay`; these are not decayed.
-    Gradients are summed and clipped as in AdamW.
+    Gradients are summed and clipped as in AdamW, and `keras_arguments` are AdamW's.
     """
 
     def __init__(
@@ -300,10 +373,11 @@ class LAMB(_TwoMoments):
         beta_1: float = 0.9,
         beta_2: float = 0.999,
         epsilon: float = 1e-6,
-        clip_norm: float | None = 1.0,
+        clip_norm: float | None = CLIP_NORM,
         bias_correction: bool = True,
         no_decay: str = NO_DECAY,
         name: str = "lamb",
+        **keras_arguments: Unpack[KerasArguments],
     ) -> None:
         super().__init__(
             learning_rate,
@@ -315,6 +389,7 @@ class LAMB(_TwoMoments):
             bias_correction=bias_correction,
             no_decay=no_decay,
             name=name,
+            **keras_arguments,
         )
 
     def build(self, variables: Sequence[keras.Variable]) -> None:
@@ -338,7 +413,7 @@ class LAMB(_TwoMoments):
             second = second / (1 - ops.power(self.beta_2, step))
         update, weight = first / (ops.sqrt(second) + self.epsilon), ops.convert_to_tensor(variable)
         if self._decays[index]:
-            update = update + self.decay * weight
+            update = update + self.weight_decay * weight
         if self._adapted[index]:
             rate = rate * _trust_ratio(weight, update)
         self.assign_sub(variable, rate * update)

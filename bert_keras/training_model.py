@@ -4,10 +4,14 @@ In: batches (features, labels, weights). Out: updates, and logs over all replica
 more strategies) belong here and nowhere else.
 """
 
+import inspect
+import warnings
 from collections.abc import Callable
 from typing import Any
 
 import keras
+
+from bert_keras.heads import gives_logits
 
 
 class TrainingSteps:
@@ -18,6 +22,21 @@ class TrainingSteps:
     order moves on.
     Other backends keep Keras' steps.
     """
+
+    def compile(self: Any, *arguments: Any, **keywords: Any) -> None:
+        """As Keras does; warns of a loss of probabilities on the logits of a head."""
+        super().compile(*arguments, **keywords)  # type: ignore[misc]
+        # Only a functional model knows the layers of its outputs.
+        outputs = getattr(self, "outputs", None) or ()
+        heads = [head for head in map(gives_logits, outputs) if head]
+        for loss in keras.tree.flatten(self.loss) if heads else ():
+            if _takes_probabilities(loss):
+                name = getattr(loss, "name", None) or getattr(loss, "__name__", loss)
+                warnings.warn(
+                    f"{', '.join(heads)} gives logits and the loss {name} takes probabilities; compile with from_logits=True, as "
+                    "in keras.losses.SparseCategoricalCrossentropy(from_logits=True).",
+                    stacklevel=2,
+                )
 
     def train_step(self: Any, data: Any) -> dict[str, Any]:
         """One update from one replica's part of a batch, (x, y) or (x, y, sample_weight)."""
@@ -72,6 +91,17 @@ class TrainingSteps:
         if keras.backend.backend() == "tensorflow" and iterator is not None:
             data_batch, iterator = _like(iterator.data_adapter.get_tf_dataset().element_spec), None
         super()._maybe_symbolic_build(iterator, data_batch)  # type: ignore[misc]
+
+
+def _takes_probabilities(loss: Any) -> bool:
+    """True for a loss of Keras with from_logits=False, by name, as a function or as an object."""
+    loss = keras.losses.get(loss) if isinstance(loss, str) else loss
+    if isinstance(loss, keras.losses.Loss):
+        return getattr(loss, "from_logits", None) is False
+    if not callable(loss):
+        return False
+    given = inspect.signature(loss).parameters.get("from_logits")
+    return given is not None and given.default is False
 
 
 def _like(spec: Any) -> Any:

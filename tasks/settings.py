@@ -48,6 +48,9 @@ class Hparams(_Checked):
         None, help="train on this many examples, drawn at random (default: all)", at_least=1
     )
     freeze: str | None = setting(None, help="train only the head", choices=("encoder",))
+    lora_rank: int | None = setting(
+        None, help="train the head and LoRA matrices of this rank; the encoder stays fixed", at_least=1
+    )
     bias_correction: bool = setting(False, help="apply Adam's bias correction, which BERT omits")
     layer_decay: float = setting(
         1.0, help="each layer's learning rate, as a fraction of the layer above", over=0, at_most=1
@@ -63,6 +66,8 @@ class Hparams(_Checked):
         super().__post_init__()
         if self.unfreeze is not None and self.freeze is not None:
             raise wrong_setting(self, "unfreeze", "None if freeze is set")
+        if self.lora_rank is not None and self.freeze is not None:
+            raise wrong_setting(self, "lora_rank", "None if freeze is set")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

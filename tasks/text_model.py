@@ -25,6 +25,7 @@ from bert_keras.paths import path_of
 from bert_keras.text.preprocessing import Preprocessor
 from bert_keras.training_model import TrainingSteps
 from tasks.batches import predictor
+from tasks.embedding import Embedding
 from tasks.settings import Hparams
 from tasks.task import Features, Problem
 from tasks.text_data import (
@@ -330,12 +331,13 @@ class TextModel(TrainingSteps, keras.Model):
     def from_config(cls, config: dict[str, Any], custom_objects: Any = None) -> "TextModel":
         """The model without its vocabulary, which `load_assets` reads."""
         kept = config["problem"]
-        if kept["kind"] not in TASKS:
+        problems = TASKS | {Embedding.kind: Embedding}
+        if kept["kind"] not in problems:
             raise BertKerasError(
                 f"the model's problem is of the kind {kept['kind']!r}, which TASKS of tasks/training/run.py does not have; "
                 "add its class there before you load the model."
             )
-        problem = TASKS[kept["kind"]].from_json(kept["task"])
+        problem = problems[kept["kind"]].from_json(kept["task"])
         network = keras.saving.deserialize_keras_object(config["network"], custom_objects=custom_objects)
         made = cls(problem, None, network, name=config["name"])
         made._sizes = {name: config[name] for name in ("seq_length", "truncation")}

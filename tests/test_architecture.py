@@ -73,6 +73,8 @@ FLOORS = (
             "bert_keras.checkpoints.sources",
             "bert_keras.checkpoints",
             "bert_keras.hub_layer",
+            "bert_keras.preprocessor_layer",
+            "bert_keras.registration",
             "bert_keras.console",
             "bert_keras.cli",
             "bert_keras.__main__",

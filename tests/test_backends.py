@@ -33,6 +33,7 @@ sys.meta_path.insert(0, Blocked())
 
 IMPORT_ALL = """
 import bert_keras.config, bert_keras.features, bert_keras.layers, bert_keras.encoder, bert_keras.heads
+import bert_keras.losses, bert_keras.objectives, bert_keras.optimizers, bert_keras.pretrainers, bert_keras.schedules
 """
 
 COMPARE = """

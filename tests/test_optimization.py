@@ -133,6 +133,15 @@ def test_defaults_are_berts():
         "layer_decay": 1.0,
         "gradual": False,
         "name": "adamw",
+        # Keras' own
+        "clipnorm": None,
+        "clipvalue": None,
+        "global_clipnorm": None,
+        "use_ema": False,
+        "ema_momentum": 0.99,
+        "ema_overwrite_frequency": None,
+        "loss_scale_factor": None,
+        "gradient_accumulation_steps": None,
     }
 
 
@@ -434,7 +443,7 @@ def test_lamb_comes_back_from_its_config():
     optimizer = LAMB(WarmupLinearDecay(1e-3, total_steps=10, warmup_steps=1), clip_norm=None, beta_2=0.98)
     again = LAMB.from_config(optimizer.get_config())
     assert again.get_config() == optimizer.get_config()
-    assert (again.bias_correction, LAMB().bias_correction, LAMB().decay) == (True, True, 0.01)
+    assert (again.bias_correction, LAMB().bias_correction, LAMB().weight_decay) == (True, True, 0.01)
 
 
 def only_decayed(optimizer, exclude):

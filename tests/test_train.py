@@ -27,6 +27,7 @@ from tasks.training.finetune import _compiled_model, finetune, plan_finetuning
 from tasks.training.identity import digest_of_examples
 from tasks.training.loop import train
 from tasks.training.run import encoder_of, evaluate, heads_of, load_run, load_runs, save_run
+from tasks.training.saver import Saver
 from tasks.training.strategies import strategy
 
 TESTS = Path(__file__).parent
@@ -408,6 +409,43 @@ def test_frozen_encoder_and_max_examples(place):
     assert np.abs(head["classifier/dense/bias"]).max() > 0  # it starts at 0
 
 
+LORA = dataclasses.replace(QUICK, lora_rank=2, max_examples=24, epochs=2)
+
+
+def test_lora_trains_its_matrices_and_the_head_and_is_merged(place):
+    start(Glue(ROWS["sst2"], place / "reviews"), place, output="lora", hparams=LORA)
+    after, before = weights_of(place / "lora"), weights_of(place / "checkpoint")
+    changed = {name for name, array in before.items() if not np.array_equal(array, after[name])}
+    assert changed == {f"block_0/attention/{part}/kernel" for part in ("query", "value")}
+    for name in changed:
+        assert np.linalg.matrix_rank(after[name] - before[name], tol=1e-5) <= 2
+    assert set(after) - set(before) == {"classifier/dense/kernel", "classifier/dense/bias"}
+    run = load_run(place / "lora", data=place / "reviews")
+    assert not any("lora" in one.path for one in run.model.weights)
+
+
+def test_a_lora_run_is_resumed_to_the_same_bits(place, monkeypatch):
+    task = Glue(ROWS["sst2"], place / "reviews")
+    start(task, place, output="lora_whole", hparams=LORA)
+
+    class Killed(Exception):
+        pass
+
+    def kill(saver, batch, logs=None, *, go_on=Saver.on_train_batch_end):
+        go_on(saver, batch, logs)
+        if saver.step == 5:
+            raise Killed
+
+    monkeypatch.setattr(Saver, "on_train_batch_end", kill)
+    with pytest.raises(Killed):
+        start(task, place, output="lora_killed", hparams=LORA, save_every=2)
+    monkeypatch.undo()
+    lines = []
+    start(task, place, output="lora_killed", hparams=LORA, save_every=2, log=lines.append)
+    assert any("at step 4 of 6" in line for line in lines)
+    assert_same_weights(weights_of(place / "lora_killed"), weights_of(place / "lora_whole"))
+
+
 def moved(folder, before):
     """The parts of an encoder that a run changed: embeddings, block_0, ..., pooler."""
     after = checkpoints.read(folder).tensors
@@ -469,6 +507,8 @@ def test_ulmfit_settings_reach_the_optimizer(place):
         ({"schedule": "cosine"}, "schedule must be one of linear, slanted_triangular"),
         ({"unfreeze": "all"}, "unfreeze is 'all'; unfreeze must be 'gradual'"),
         ({"unfreeze": "gradual", "freeze": "encoder"}, "must be None if freeze is set"),
+        ({"lora_rank": 0}, "lora_rank is 0"),
+        ({"lora_rank": 4, "freeze": "encoder"}, "must be None if freeze is set"),
     ],
 )
 def test_invalid_ulmfit_settings(changes, match):

@@ -20,7 +20,14 @@ from bert_keras.checkpoints.hugging_face_tokenizer import read_tokenizer
 from bert_keras.checkpoints.keras_hub import KERAS_HUB
 from bert_keras.checkpoints.letter_case import lower_cases
 from bert_keras.checkpoints.model_garden import MODEL_GARDEN
-from bert_keras.checkpoints.models import Report, assign, collect, prefix_of, refuse_lacking
+from bert_keras.checkpoints.models import (
+    Report,
+    assign,
+    collect,
+    prefix_of,
+    refuse_lacking,
+    with_vocab_size,
+)
 from bert_keras.checkpoints.names import ARCHITECTURES, HEADS, Checkpoint, Format, variable_shapes
 from bert_keras.checkpoints.reference import check_reference, differences
 from bert_keras.checkpoints.sources import LocalModel, did_you_mean, resolve
@@ -51,6 +58,7 @@ __all__ = [
     "resolve",
     "tokenizer_of",
     "with_tokenizer",
+    "with_vocab_size",
     "write",
 ]
 
@@ -150,19 +158,23 @@ def load_encoder(
     *,
     outputs: Iterable[str] | None = None,
     fresh: Iterable[str] = (),
+    vocab_size: int | None = None,
     log: Callable[[str], None] = print,
 ) -> "BertEncoder":
     """An encoder with the weights of a checkpoint folder.
 
     outputs: see BertEncoder; None means its default
     fresh: ("pooler",) initializes a missing pooler randomly; without it, a missing pooler is an error
+    vocab_size: tokens of a larger vocabulary, for a tokenizer with added tokens: see `with_vocab_size`
     log: receives the report, three lines
 
-    Raises as `read` and `assign` do.
+    Raises as `read`, `with_vocab_size` and `assign` do.
     """
     from bert_keras.encoder import ALL, BertEncoder
 
     checkpoint = read(path)
+    if vocab_size is not None:
+        checkpoint = with_vocab_size(checkpoint, vocab_size)
     encoder = BertEncoder(checkpoint.config, outputs=ALL if outputs is None else tuple(outputs))
     log(str(assign(checkpoint, encoder, fresh=fresh)))
     return encoder

@@ -57,9 +57,12 @@ def assign(
         which the report lists. The pooler of an encoder that does not compute `pooled_output` may always be missing.
     heads: masked_lm, next_sentence, classifier, concat_classifier, qa_outputs or replaced_token, loaded beside the encoder
 
-    Raises ValueError for a missing weight or another shape, before anything is assigned.
+    Raises ValueError for a missing weight, another shape, an int8 kernel or one with LoRA, before anything is assigned.
     """
     variables = _variables(encoder, heads)
+    if changed := [name for name, dense in _denses(encoder, heads).items() if dense.lora_enabled]:
+        raise BertKerasError(f"{listed(changed)} has LoRA; load the weights before enable_lora.")
+    _refuse_quantized(encoder, heads, do="load the weights before quantize")
     allowed = {*fresh} | (set() if _reads_pooler(encoder) else {"pooler"})
     missing = [name for name in variables if name not in checkpoint.tensors]
     fatal = [name for name in missing if name.split("/")[0] not in allowed]
@@ -110,12 +113,36 @@ def collect(config: BertConfig, encoder: "BertEncoder", **heads: "keras.layers.L
     """The inverse of `assign`: a Checkpoint with the weights of an encoder and heads.
 
     heads: masked_lm, next_sentence, classifier, concat_classifier, qa_outputs or replaced_token
+
+    Kernels with LoRA are merged. Raises ValueError for int8 kernels, which no format has a place for.
     """
+    _refuse_quantized(encoder, heads, do="write the checkpoint before quantize, or save the model as .keras")
     variables = _variables(encoder, heads)
     tensors = {name: np.asarray(variable).copy() for name, variable in variables.items()}
+    for name, dense in _denses(encoder, heads).items():
+        if dense.lora_enabled:
+            tensors[f"{name}/kernel"] = np.asarray(dense.kernel).astype(numpy_dtype(dense.variable_dtype))
     known = {type(head).__name__: None for head in heads.values()}
     architecture = next((HEAD_ARCHITECTURES[name] for name in known if name in HEAD_ARCHITECTURES), None)
     return Checkpoint(config=config, tensors=tensors, architecture=architecture)
+
+
+def _denses(encoder: "BertEncoder", heads: Mapping[str, "keras.layers.Layer"]) -> dict[str, Any]:
+    """Our name of each Dense layer -> the layer."""
+    from bert_keras.layers import denses_in
+
+    named = [(part.name, part) for part in encoder.parts] + [*heads.items()]
+    return {
+        f"{name}/{path}".strip("/"): dense
+        for name, layer in named
+        for path, dense in denses_in(layer).items()
+    }
+
+
+def _refuse_quantized(encoder: "BertEncoder", heads: Mapping[str, "keras.layers.Layer"], *, do: str) -> None:
+    for name, dense in _denses(encoder, heads).items():
+        if dense.quantization_mode is not None:
+            raise BertKerasError(f"{name} is quantized to {dense.quantization_mode}; {do}.")
 
 
 def _reads_pooler(encoder: "BertEncoder") -> bool:
@@ -123,7 +150,7 @@ def _reads_pooler(encoder: "BertEncoder") -> bool:
 
 
 def _variables(encoder: "BertEncoder", heads: Mapping[str, "keras.layers.Layer"]) -> dict[str, Any]:
-    """Name -> variable: the path below the encoder, or the head's name and the path below the head."""
+    """Name -> variable: the path below the encoder, or the head's name and the path below the head. LoRA's are left out."""
     if unknown := sorted(set(heads) - set(HEADS)):
         raise BertKerasError(f"unknown head {', '.join(unknown)}; the heads are {', '.join(HEADS)}.")
     # One part at a time: the parts of a generator may hold variables of another encoder, with that encoder's paths.
@@ -134,12 +161,45 @@ def _variables(encoder: "BertEncoder", heads: Mapping[str, "keras.layers.Layer"]
     }
     for head, layer in heads.items():
         found |= {f"{head}/{_below(layer, variable.path)}": variable for variable in layer.weights}
-    return found
+    return {name: variable for name, variable in found.items() if not variable.name.startswith("lora_")}
 
 
 def _below(layer: "keras.layers.Layer", path: str) -> str:
     """A variable's path below the layer."""
     return f"/{path}".rpartition(f"/{layer.name}/")[2]
+
+
+def with_vocab_size(checkpoint: Checkpoint, vocab_size: int) -> Checkpoint:
+    """The checkpoint with rows for more tokens, for a tokenizer with added ones.
+
+    vocab_size: rows of the word embeddings. New rows are drawn as at the start of a pre-training, from the truncated normal
+        distribution of `initializer_range`; a masked-LM head gets new biases of 0. The tokenizer's fields stay: see
+        `with_tokenizer`.
+
+    Raises ValueError for a size under that of the checkpoint.
+    """
+    import keras
+
+    config = checkpoint.config
+    added = vocab_size - config.vocab_size
+    if added < 0:
+        raise BertKerasError(
+            f"{prefix_of(checkpoint)}vocab_size is {vocab_size} and the checkpoint has {config.vocab_size} tokens; rows can "
+            "be added, not removed."
+        )
+    draw = keras.initializers.TruncatedNormal(stddev=config.initializer_range)
+    new = {
+        "embeddings/word_embeddings": np.asarray(draw((added, config.embedding_width), dtype="float32")),
+        "masked_lm/bias": np.zeros(added, "float32"),
+    }
+    tensors = checkpoint.tensors | {
+        name: np.concatenate([checkpoint.tensors[name], rows.astype(checkpoint.tensors[name].dtype)])
+        for name, rows in new.items()
+        if name in checkpoint.tensors
+    }
+    return dataclasses.replace(
+        checkpoint, config=dataclasses.replace(config, vocab_size=vocab_size), tensors=tensors
+    )
 
 
 def prefix_of(checkpoint: Checkpoint) -> str:

@@ -8,10 +8,11 @@ from __future__ import annotations
 import functools
 import sys
 import unicodedata
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 import tensorflow as tf
 
+from bert_keras.errors import BertKerasError
 from bert_keras.text.text_ops import tf_text
 from bert_keras.text.tokenizer import SpecialTokens
 
@@ -63,6 +64,24 @@ class Normalizing(tf.Module):
     def vocabulary(self) -> tuple[str, ...]:
         """The tokens in the order of their ids."""
         return self._vocabulary()
+
+    def encode(self, text: str) -> list[int]:
+        """The ids of one text, without special tokens: `tokenize` for a Python string."""
+        return self.tokenize(tf.constant([text])).values.numpy().tolist()
+
+    def detokenize(self, ids: Iterable[int]) -> str:
+        """Ids -> normalized text, with a space between words and without padding, [CLS] and [SEP].
+
+        Raises ValueError for an id outside the vocabulary.
+        """
+        left_out = {self.special.padding, self.special.start, self.special.end}
+        kept = [int(one) for one in ids if int(one) not in left_out]
+        if unknown := [one for one in kept if not 0 <= one < self.vocab_size]:
+            raise BertKerasError(f"id {unknown[0]} is not in the vocabulary of {self.vocab_size} tokens.")
+        return self._joined([self.vocabulary[one] for one in kept])
+
+    def _joined(self, pieces: Sequence[str]) -> str:
+        raise NotImplementedError
 
     def tokenize(self, text: tf.Tensor) -> tf.RaggedTensor:
         raise NotImplementedError

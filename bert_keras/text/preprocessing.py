@@ -13,7 +13,7 @@ A context [B] that is longer than the encoder's input, with an optional question
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import tensorflow as tf
@@ -92,9 +92,9 @@ class Preprocessor(tf.Module):
         self.multiple_of = multiple_of
         self.truncation = truncation
 
-    def __call__(self, *segments: tf.Tensor) -> Features:
-        """segments: one or two string [B] -> Features, int32 [B, S]. Raises as `pack` does."""
-        return self.pack(*[self.tokenizer.tokenize(segment) for segment in segments])
+    def __call__(self, *segments: tf.Tensor | str | Sequence[str]) -> Features:
+        """segments: one or two string [B] -> Features, int32 [B, S]. A Python string is a batch of one. Raises as `pack` does."""
+        return self.pack(*[self.tokenizer.tokenize(_strings(segment)) for segment in segments])
 
     def pack(self, *segments: tf.RaggedTensor) -> Features:
         """The part of `__call__` after tokenizing. segments: one or two ragged int32 [B, (T)], ids -> Features, int32 [B, S].
@@ -318,6 +318,10 @@ def _zero_where(rows: tf.Tensor, weights: tf.Tensor) -> tf.Tensor:
     """Weights [B, ...] with 0 in some rows, bool [B]."""
     mask = tf.reshape(rows, tf.concat([tf.shape(rows), tf.ones([tf.rank(weights) - 1], tf.int32)], axis=0))
     return tf.where(mask, tf.zeros([], weights.dtype), weights)
+
+
+def _strings(text: tf.Tensor | str | Sequence[str]) -> tf.Tensor:
+    return text if tf.is_tensor(text) else tf.reshape(tf.constant(text, tf.string), [-1])
 
 
 def _last(values: tf.Tensor) -> tf.Tensor:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import functools
 import hashlib
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -125,6 +125,9 @@ class SentencePiece(Normalizing):
         begun, stopped = self._locate(marked, simple, parts.with_values(begins), parts.with_values(stops))
         stopped = stopped.with_values(tf.where(begins == stops, begun.values, stopped.values))
         return parts.with_values(tf.gather(self._part_ids, parts.values)), begun, stopped
+
+    def _joined(self, pieces: Sequence[str]) -> str:
+        return "".join(pieces).replace(SPACE, " ").strip()
 
     def _normal_form(self, text: tf.Tensor) -> tf.Tensor:
         return sentencepiece_form(text, lower_case=self.lower_case)

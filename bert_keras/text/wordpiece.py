@@ -137,6 +137,9 @@ class WordPiece(Normalizing):
         starts, ends = self._locate(marked, simple, starts, ends)
         return self._unmark(ids, starts, ends)
 
+    def _joined(self, pieces: Sequence[str]) -> str:
+        return " ".join(pieces).replace(f" {CONTINUATION}", "")
+
     def _normal_form(self, text: tf.Tensor) -> tf.Tensor:
         return wordpiece_form(text, lower_case=self.lower_case)
 

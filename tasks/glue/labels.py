@@ -10,25 +10,17 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from bert_keras.losses import cross_entropy, squared_error
+from bert_keras.losses import binary_cross_entropy, cross_entropy, squared_error
 from tasks.given import class_ids, label_sets, scores
 
 LABEL, LABELS, SCORE, PROBABILITIES = "label", "labels", "score", "probabilities"
 Names = Sequence[str]
 
 
-@keras.saving.register_keras_serializable("bert_keras")
-def binary_cross_entropy(labels: Any, logits: Any) -> Any:
-    """The mean over the labels of the sigmoid cross-entropy: float [B, C] twice -> float32 [B]."""
-    logits = keras.ops.cast(logits, "float32")
-    losses = keras.ops.binary_crossentropy(keras.ops.cast(labels, "float32"), logits, from_logits=True)
-    return keras.ops.mean(losses, axis=-1)
-
-
 class LabelType(NamedTuple):
     """One type of labels.
 
-    loss: labels and logits -> one loss for each text
+    loss: labels and logits -> one loss for each text, or for each label of a text
     decode: logits [B, C] and the names of the labels -> the served tensors
     targets: labels in Python and the names of the labels -> raw labels [N]
     predicted: served arrays and the names of the labels -> the values that measures compare with raw labels

@@ -186,6 +186,8 @@ def _compiled_model(
     else:
         log("weights: random, no checkpoint was given")
     encoder.trainable = hparams.freeze != "encoder"
+    if hparams.lora_rank is not None:
+        encoder.enable_lora(hparams.lora_rank)
     if POOLED_OUTPUT not in task.outputs:  # without a gradient, Keras would warn
         encoder.pooler.trainable = False
     optimizer = optimizer_of(hparams, total_steps=total_steps)
