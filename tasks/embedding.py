@@ -63,7 +63,8 @@ class Pooling(keras.layers.Layer):
 
     def get_config(self) -> dict[str, Any]:
         """The constructor's arguments."""
-        return super().get_config() | {"how": self.how, "causal": self.causal}
+        base = super().get_config()
+        return {"name": base["name"], "dtype": base["dtype"], "how": self.how, "causal": self.causal}
 
 
 def _states(encoder: BertEncoder, inputs: dict[str, keras.KerasTensor], layers: str) -> Any:

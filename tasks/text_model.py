@@ -5,6 +5,7 @@ problem that the model was made for. Text becomes tokens on the host; texts of s
 """
 
 import dataclasses
+import functools
 import importlib
 import pathlib
 import random
@@ -19,6 +20,7 @@ from bert_keras import checkpoints
 from bert_keras.checkpoints.hugging_face_tokenizer import write_tokenizer
 from bert_keras.encoder import BertEncoder
 from bert_keras.errors import BertKerasError
+from bert_keras.features import POOLED_OUTPUT
 from bert_keras.folders import whole_folder
 from bert_keras.optimizers import AdamW
 from bert_keras.paths import path_of
@@ -66,6 +68,8 @@ class TextModel(TrainingSteps, keras.Model):
         self.problem, self.network = problem, network
         self.preprocess: Any = preprocess  # None until `load_assets` has read the vocabulary
         self.built = True
+        if POOLED_OUTPUT not in problem.outputs:  # without a gradient, Keras would warn
+            self.encoder.pooler.trainable = False
         self._schedule: Hparams | None = (
             None  # of `compile()` without an optimizer: counted when `fit` starts
         )
@@ -125,18 +129,19 @@ class TextModel(TrainingSteps, keras.Model):
             loss = self.problem.loss()
             weighted_metrics = self.problem.metrics() if weighted_metrics is None else weighted_metrics
         self._predict = None
-        self._compiled_with = {
-            "optimizer": optimizer,
-            "loss": loss,
-            "metrics": metrics,
-            "weighted_metrics": weighted_metrics,
-            "loss_weights": loss_weights,
-            "jit_compile": jit_compile,
-            "run_eagerly": run_eagerly,
-            "steps_per_execution": steps_per_execution,
-            "auto_scale_loss": auto_scale_loss,
-        }
-        super().compile(**self._compiled_with)
+        # A function, because Keras would track the metrics and the optimizer in a dict.
+        self._compile = functools.partial(
+            super().compile,
+            loss=loss,
+            metrics=metrics,
+            weighted_metrics=weighted_metrics,
+            loss_weights=loss_weights,
+            jit_compile=jit_compile,
+            run_eagerly=run_eagerly,
+            steps_per_execution=steps_per_execution,
+            auto_scale_loss=auto_scale_loss,
+        )
+        self._compile(optimizer=optimizer)
 
     def _start_schedule(self, steps: int) -> None:
         """Gives `fit` BERT's optimizer with a schedule over this many steps; no change under the user's own optimizer."""
@@ -146,7 +151,7 @@ class TextModel(TrainingSteps, keras.Model):
             optimizer = optimizer_of(self._schedule, total_steps=max(steps, 1))
             # Variables made inside `fit` would have it trace the step twice.
             optimizer.build(self.trainable_variables)
-            super().compile(**self._compiled_with | {"optimizer": optimizer})
+            self._compile(optimizer=optimizer)
 
     # -------------------------------------------------------------------------------------------------------
     # Training and measuring
@@ -346,14 +351,15 @@ class TextModel(TrainingSteps, keras.Model):
     def get_compile_config(self) -> dict[str, Any]:
         """The arguments of `compile`, with the settings of BERT's optimizer."""
         schedule = None if self._schedule is None else dataclasses.asdict(self._schedule)
-        return {"keras": super().get_compile_config(), "schedule": schedule}
+        return {"keras": super().get_compile_config(), "schedule": schedule, "begun": self.optimizer.built}
 
     def compile_from_config(self, config: dict[str, Any]) -> None:
         """Compiles as `get_compile_config` says."""
-        self._compiled_with = keras.saving.deserialize_keras_object(config["keras"])
-        super().compile(**self._compiled_with)
+        arguments = keras.saving.deserialize_keras_object(config["keras"])
+        self._compile = functools.partial(super().compile, **arguments)
+        self._compile()
         self._schedule = None if config["schedule"] is None else Hparams(**config["schedule"])
-        if self.optimizer is not None:
+        if config["begun"]:
             self.optimizer.build(self.trainable_variables)
 
     def save_assets(self, dir_path: str) -> None:

@@ -16,7 +16,6 @@ import tensorflow as tf
 from bert_keras import checkpoints
 from bert_keras.encoder import BertEncoder
 from bert_keras.errors import BertKerasError, MissingFileError
-from bert_keras.features import POOLED_OUTPUT
 from bert_keras.paths import for_tensorflow, path_of
 from bert_keras.text.preprocessing import Preprocessor
 from tasks.choice import Swag
@@ -222,6 +221,4 @@ def _build(problem: Problem, checkpoint: Checkpoint, *, seq_length: int | None) 
         heads = heads_of(network)
         kept = heads if problem.pretrained_head else {}
         checkpoints.assign(source, encoder, fresh=("pooler", "bilstm", *heads), **kept)
-    if POOLED_OUTPUT not in problem.outputs:  # without a gradient, Keras would warn
-        encoder.pooler.trainable = False
     return TextModel(problem, Preprocessor(tokenizer, seq_length=seq_length, pad_to_longest=True), network)

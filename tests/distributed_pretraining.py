@@ -118,6 +118,7 @@ def watch(model, folder):
         save=lambda path: None,
         strategy_name="",
         identity={},
+        origin={},
     )
     made = monitor.PretrainingMonitor(Path(folder), plan=prepared, log=print, verbose=0)
     made.set_model(model)

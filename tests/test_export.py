@@ -147,7 +147,10 @@ def test_versions_count_up_and_failures_leave_no_trace(exported, tmp_path):
     (directory / "2" / "kept").write_text("as it was")
     (directory / "notes").write_text("not a version")
     (directory / PARTIAL / "new" / "3").mkdir(parents=True)
-    with full_disk(100_000), pytest.raises(ValueError, match=r"cannot export to .*served: .*; give a folder"):
+    with (
+        full_disk(100_000),
+        pytest.raises(ValueError, match=r"cannot export to .*served: .*; give a writable folder"),
+    ):
         export(exported.run, directory)
     assert contents(directory) == {"2/kept": b"as it was", "notes": b"not a version"}
     assert sorted(path.name for path in directory.iterdir()) == ["2", "notes"]
@@ -163,7 +166,7 @@ def test_versions_count_up_and_failures_leave_no_trace(exported, tmp_path):
 def test_a_folder_that_cannot_be_made(exported, tmp_path):
     (tmp_path / "file").write_text("as it was")
     for place in ("file", "file/below"):
-        with pytest.raises(ValueError, match=rf"{place}\b.*; give a folder"):
+        with pytest.raises(ValueError, match=rf"{place}\b.*; give a writable folder"):
             export(exported.run, tmp_path / place)
     assert contents(tmp_path) == {"file": b"as it was"}
 

@@ -520,8 +520,9 @@ def test_each_format_says_the_same(capfd, checkpoint, text, tmp_path):
     for row, line in zip(rows, lines, strict=True):
         np.testing.assert_array_equal(np.float32(row.pop("vectors")), np.float32(line["vectors"]))
         assert row == {name: line[name] for name in row} and len(row) == 4
-    arrays = np.load(made["npz"])
-    assert set(arrays.files) == {"vectors", "starts", "ends", "row_splits"}
+    with np.load(made["npz"]) as file:
+        arrays = dict(file)
+    assert set(arrays) == {"vectors", "starts", "ends", "row_splits"}
     for i, line in enumerate(lines):
         cut = slice(*arrays["row_splits"][i : i + 2])
         for name in ("starts", "ends", "vectors"):

@@ -272,7 +272,7 @@ def test_a_folder_that_is_not_ours_stays(place, tmp_path):
         ({"names": ()}, ValueError, "at least one, each once"),
         ({"learning_rates": (1e-3, 1e-3)}, ValueError, "a task or a learning rate is named twice"),
         ({"learning_rates": ()}, ValueError, "1 restarts for 0 learning rates; give at least one"),
-        ({"restarts": 0}, ValueError, "0 restarts of 1 learning rates"),
+        ({"restarts": 0}, ValueError, "0 restarts for 1 learning rates"),
         ({"names": ("mnli", "qnli")}, FileNotFoundError, "has no train.tsv"),
     ],
 )

@@ -324,7 +324,10 @@ def test_bad_input_of_write_pair(pair, tmp_path):
     without = {name: one for name, one in pair.checkpoint.tensors.items() if not name.startswith("pooler/")}
     with pytest.raises(ValueError, match=r"has no pooler/.*fresh=\('pooler',\) initializes it randomly"):
         write(dataclasses.replace(pair.checkpoint, tensors=without), seq_length=SEQ_LENGTH)
-    with full_disk(10_000), pytest.raises(ValueError, match="cannot export to .*pair: .*; give a folder"):
+    with (
+        full_disk(10_000),
+        pytest.raises(ValueError, match="cannot export to .*pair: .*; give a writable folder"),
+    ):
         write(pair.checkpoint, seq_length=SEQ_LENGTH)
     assert not list(tmp_path.iterdir())
 

@@ -94,7 +94,8 @@ def assert_equal(found: dict, wanted: dict) -> None:
 
 def test_it_answers_as_predict_does(case):
     assert_equal(case["answers"], case["wanted"]["answers"])
-    assert len({json.dumps(value) for value in next(iter(case["answers"].values()))}) > 1  # told apart at all
+    # The texts are told apart.
+    assert any(len({json.dumps(value) for value in values}) > 1 for values in case["answers"].values())
 
 
 def test_every_signature_and_loader_answers_alike(case):

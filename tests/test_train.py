@@ -606,13 +606,13 @@ def test_refuses_a_folder_that_holds_a_run(learned, place):
 
 @pytest.mark.parametrize("output", ["checkpoint/config.json/run", "/proc/bert_keras_run"])
 def test_refuses_a_folder_that_cannot_be_made(place, plan, output):
-    match = "cannot write to .*; give a folder that can be written"
+    match = "cannot write to .*; give a writable folder"
     with runs.no_training(), pytest.raises(ValueError, match=match):
         train(plan, place / output, save_every=None, verbose=0)
 
 
 def test_refuses_a_full_disk(plan, tmp_path):
-    match = "cannot write to .*: File too large; give a folder"
+    match = "cannot write to .*: File too large; give a writable folder"
     with runs.no_training(), runs.full_disk(0), pytest.raises(ValueError, match=match):
         train(plan, tmp_path / "run", save_every=None, verbose=0)
     assert not (tmp_path / "run" / "results.json").exists()

@@ -112,7 +112,10 @@ class Glue(Task):
         return GlobalMean(self.type.loss)
 
     def decode_features(self, outputs: tf.Tensor) -> dict[str, tf.Tensor]:
-        """Logits [B, C] -> the served tensors of the type of labels."""
+        """Logits [B, C] -> "label" string [B] and "probabilities" float32 [B, C], or "score" float32 [B].
+
+        Where a text has any number of labels: "labels" string [B, C], "" where a label does not apply, and "probabilities".
+        """
         return self.type.decode(outputs, self.label_names)
 
     def evaluate(self, predictions: Arrays, raw: Arrays) -> Iterator[tuple[str, float]]:

@@ -229,6 +229,25 @@ def _read_examples(
     return _Examples(train, dev, *counts, about)
 
 
+def _batches_of(
+    task: Task,
+    preprocess: Preprocessor,
+    examples: tf.data.Dataset,
+    hparams: Hparams,
+    distribution: tf.distribute.Strategy,
+) -> Callable[[], tf.data.Dataset]:
+    """Makes the batches of an epoch, a new data set at each call."""
+    return functools.partial(
+        dataset,
+        task,
+        preprocess,
+        examples,
+        batch_size=hparams.batch_size,
+        seed=hparams.seed,
+        multiple_of=rows_for(distribution, hparams.batch_size),
+    )
+
+
 def plan_finetuning(
     task: Task,
     *,
@@ -250,28 +269,22 @@ def plan_finetuning(
     preprocess = Preprocessor(tokenizer, seq_length=hparams.seq_length, pad_to_longest=True)
     examples = _read_examples(task, preprocess, hparams, dev_split)
     fixed = strategy_name == "tpu"  # a TPU needs one shape
-    batches = functools.partial(
-        dataset,
-        task,
-        Preprocessor(tokenizer, seq_length=hparams.seq_length, pad_to_longest=not fixed),
-        examples.train,
-        batch_size=hparams.batch_size,
-        seed=hparams.seed,
-        multiple_of=rows_for(distribution, hparams.batch_size),
-    )
+    padded = Preprocessor(tokenizer, seq_length=hparams.seq_length, pad_to_longest=not fixed)
+    batches = _batches_of(task, padded, examples.train, hparams, distribution)
     steps, lines = count(batches()), list[str]()
+    total = steps * hparams.epochs
     with distribution.scope():
         model = _compiled_model(
             task,
             source,
             hparams,
-            total_steps=steps * hparams.epochs,
+            total_steps=total,
             keep_head=keep_head,
             log=lines.append,
             preprocess=preprocess,
         )
     lines.append(
-        f"training {task.name} on {examples.train_count:,} examples, {steps * hparams.epochs:,} steps; "
+        f"training {task.name} on {examples.train_count:,} examples, {total:,} steps; "
         f"dev {examples.dev_count:,} examples"
     )
     settings = {
@@ -282,10 +295,9 @@ def plan_finetuning(
     }
 
     def monitor(path: pathlib.Path, *, log: Callable[[str], None], **_: Any) -> Monitor:
-        trained = Run(task=task, preprocess=preprocess, model=model, path=path)
         return FineTuningMonitor(
             path,
-            run=trained,
+            run=model.as_run(path),
             examples=examples,
             hparams=hparams,
             strategy_name=strategy_name,
