@@ -74,7 +74,6 @@ class TextModel(TrainingSteps, keras.Model):
             None  # of `compile()` without an optimizer: counted when `fit` starts
         )
         self._predict: Any = None
-        self.compile()
 
     @property
     def layers(self) -> list[keras.layers.Layer]:
@@ -105,6 +104,8 @@ class TextModel(TrainingSteps, keras.Model):
         **settings: Any,
     ) -> None:
         """Chooses how `fit` trains. Without arguments: BERT's optimizer, schedule and loss, and the problem's metrics.
+
+        `fit` and `evaluate` of a model that was not compiled call it so.
 
         optimizer, loss, metrics: as in Keras; None takes those of the problem
         weighted_metrics: as in Keras; None takes the problem's metrics where the loss is the problem's too
@@ -185,6 +186,8 @@ class TextModel(TrainingSteps, keras.Model):
         Raises BertKerasError, before any training, for data that cannot work, and where a schedule needs the number of steps of a
         data set that does not know it.
         """
+        if not self.compiled:
+            self.compile()
         kept = {"epochs": epochs, "verbose": verbose, "callbacks": callbacks, "initial_epoch": initial_epoch}
         kept |= {"validation_steps": validation_steps, "validation_freq": validation_freq}
         if validation_split:
@@ -232,6 +235,8 @@ class TextModel(TrainingSteps, keras.Model):
 
         For a problem without Keras metrics, such as question answering, the measures that the commands print follow them.
         """
+        if not self.compiled:
+            self.compile()
         data = self._batches(x, y, sample_weight, batch_size=batch_size)
         logs = super().evaluate(
             data, verbose=verbose, steps=steps, callbacks=callbacks, return_dict=True, **kwargs
@@ -350,6 +355,8 @@ class TextModel(TrainingSteps, keras.Model):
 
     def get_compile_config(self) -> dict[str, Any]:
         """The arguments of `compile`, with the settings of BERT's optimizer."""
+        if not self.compiled:
+            return {}
         schedule = None if self._schedule is None else dataclasses.asdict(self._schedule)
         return {"keras": super().get_compile_config(), "schedule": schedule, "begun": self.optimizer.built}
 

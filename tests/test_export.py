@@ -166,7 +166,7 @@ def test_versions_count_up_and_failures_leave_no_trace(exported, tmp_path):
 def test_a_folder_that_cannot_be_made(exported, tmp_path):
     (tmp_path / "file").write_text("as it was")
     for place in ("file", "file/below"):
-        with pytest.raises(ValueError, match=rf"{place}\b.*; give a writable folder"):
+        with pytest.raises(ValueError, match=rf"{place}\b.*; give a (writable )?folder"):
             export(exported.run, tmp_path / place)
     assert contents(tmp_path) == {"file": b"as it was"}
 
