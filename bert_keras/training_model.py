@@ -27,7 +27,7 @@ class TrainingSteps:
         """As Keras does; warns of a loss of probabilities on the logits of a head."""
         super().compile(*arguments, **keywords)  # type: ignore[misc]
         # Only a functional model knows the layers of its outputs.
-        outputs = getattr(self, "outputs", None) or ()
+        outputs = getattr(getattr(self, "network", self), "outputs", None) or ()
         heads = [head for head in map(gives_logits, outputs) if head]
         for loss in keras.tree.flatten(self.loss) if heads else ():
             if _takes_probabilities(loss):

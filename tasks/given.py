@@ -46,9 +46,7 @@ def _by_name(x: Any, names: Sequence[str]) -> Mapping[str, Any]:
     if isinstance(x, tuple) and len(x) == len(names):
         return dict(zip(names, x, strict=True))
     rows = x if isinstance(x, np.ndarray) else list(x) if isinstance(x, Sequence) else []
-    if len(rows) and all(
-        isinstance(row, tuple | list | np.ndarray) and len(row) == len(names) for row in rows
-    ):
+    if len(rows) and all(isinstance(row, tuple | np.ndarray) and len(row) == len(names) for row in rows):
         return dict(zip(names, zip(*rows, strict=True), strict=True))
     raise BertKerasError(
         f"the model reads {', '.join(names)}; give a dict or a data frame with these columns, a tuple of {len(names)} "
@@ -95,17 +93,23 @@ def _bytes(text: Any, where: str) -> bytes:
 
 
 def class_ids(y: Any, labels: Sequence[str]) -> np.ndarray:
-    """Class ids int32 [N] from names of labels or from ids; -1 is a withheld label. Raises BertKerasError, with the row."""
+    """Class ids int32 [N] from names of labels or from ids. Raises BertKerasError, with the row, for anything else.
+
+    Where all labels are whole numbers in digits, such as "1" to "5", a number is a name.
+    """
     rows = values_of(y)
+    numbers = all(label.removeprefix("-").isdecimal() for label in labels)
     ids = {label: i for i, label in enumerate(labels)}
     found = np.empty(len(rows), np.int32)
     for row, value in enumerate(rows):
         value = value.decode("utf-8", "replace") if isinstance(value, bytes) else value
+        if numbers and isinstance(value, int | np.integer):
+            value = str(int(value))
         if isinstance(value, str):
             known = value in ids
             found[row] = ids.get(value, -1)
         else:
-            known = isinstance(value, int | np.integer) and bool(-1 <= value < len(labels))
+            known = isinstance(value, int | np.integer) and bool(0 <= value < len(labels))
             found[row] = value if known else -1
         if not known:
             raise BertKerasError(

@@ -53,12 +53,12 @@ def text_batches(
         raise BertKerasError(
             f"{type(x).__name__} is not supported for texts; give lists, arrays, a data frame or a tf.data.Dataset."
         )
-    if y is None:
+    if y is None and not isinstance(x, Columns):
         raise BertKerasError("texts were given without labels; give y.")
     made = dataset(
         weighted,
         preprocess,
-        tf.data.Dataset.from_tensor_slices(raw_columns(problem, x, y, sample_weight)),
+        tf.data.Dataset.from_tensor_slices(dict(raw_columns(problem, x, y, sample_weight))),
         batch_size=batch_size or BATCH_SIZE,
         seed=seed,
         multiple_of=multiple_of,
@@ -70,10 +70,12 @@ def text_batches(
 
 def raw_columns(problem: Problem, x: Any, y: Any = None, sample_weight: Any = None) -> dict[str, np.ndarray]:
     """The columns of raw examples [N] for texts, labels and weights in Python. Raises BertKerasError."""
+    if isinstance(x, Columns):
+        return x
     columns = problem.given(x)
     added = {} if y is None else problem.targets(y, columns)
     if sample_weight is not None:
-        added[SAMPLE_WEIGHT] = np.asarray(values_of(sample_weight), np.float32)
+        added[SAMPLE_WEIGHT] = _weights(values_of(sample_weight), "sample_weight, row {}")
     count = len(next(iter(columns.values())))
     for name, column in added.items():
         if len(column) != count:
@@ -83,40 +85,57 @@ def raw_columns(problem: Problem, x: Any, y: Any = None, sample_weight: Any = No
     return columns | added
 
 
-def text_examples(problem: Problem, x: Any) -> tf.data.Dataset:
-    """Raw examples without labels, in order. x: texts in Python, or a data set of texts or of (texts, labels)."""
+class Columns(dict[str, np.ndarray]):
+    """Raw columns [N] in place of texts and labels."""
+
+
+def _weights(values: Sequence[Any], where: str) -> np.ndarray:
+    """Weights float32 [N]. Raises BertKerasError for one that is negative or not a finite number."""
+    for row, value in enumerate(values):
+        if not isinstance(value, int | float | np.number) or not 0 <= float(value) < np.inf:
+            raise BertKerasError(
+                f"{where.format(row)}: {value!r} is not a weight; give a finite number of at least 0."
+            )
+    return np.array(values, np.float32)
+
+
+def text_examples(problem: Problem, x: Any, *, steps: int | None, batch_size: int) -> tf.data.Dataset:
+    """Raw examples without labels, in order. x: texts in Python, or a data set of texts or of (texts, labels).
+
+    steps: batches to take, a data set's own or of `batch_size`; None takes all
+    """
     names = [*problem.signature()]
     if not isinstance(x, tf.data.Dataset):
-        return tf.data.Dataset.from_tensor_slices(problem.given(x))
+        return tf.data.Dataset.from_tensor_slices(problem.given(x)).take(_rows(steps, batch_size))
     spec = x.element_spec
-    # A pair of texts is no text with its label.
-    labelled = isinstance(spec, tuple) and (len(names) == 1 or len(spec) != len(names))
+    # A tuple of strings may be a pair of texts without a label.
+    labelled = isinstance(spec, tuple) and (
+        isinstance(spec[0], Mapping | tuple) or len(names) == 1 or len(spec) != len(names)
+    )
     texts = x.map(lambda *parts: _named(parts[0] if labelled or len(parts) == 1 else parts, names))
-    return texts.unbatch() if _is_batched(x) else texts
+    if _is_batched(x):
+        return texts.take(_rows(steps, 1)).unbatch()
+    return texts.take(_rows(steps, batch_size))
+
+
+def _rows(steps: int | None, size: int) -> int:
+    return -1 if steps is None else steps * size
 
 
 def split(problem: Problem, x: Any, y: Any, sample_weight: Any, fraction: float) -> tuple[Any, Any]:
     """The first examples and the last `fraction` of them, each (x, y, sample_weight), as Keras' validation_split."""
     if isinstance(x, tf.data.Dataset) or has_features(x):
         raise BertKerasError("validation_split applies to lists and arrays of texts; give validation_data.")
-    columns = problem.given(x)
+    if y is None:
+        raise BertKerasError("texts were given without labels; give y.")
+    columns = raw_columns(problem, x, y, sample_weight)
     count = len(next(iter(columns.values())))
     first = int(count * (1 - fraction))
     if not 0 < first < count:
         raise BertKerasError(f"validation_split {fraction} leaves no texts on one side of {count}.")
 
-    def rows(values: Any, chosen: slice) -> Any:
-        return None if values is None else values_of(values)[chosen]
-
-    def side(chosen: slice) -> tuple[Any, Any, Any]:
-        names = [*problem.signature()]
-        if isinstance(x, tuple):
-            mine: Any = tuple(rows(column, chosen) for column in x)
-        elif isinstance(x, Mapping) or hasattr(x, "columns"):
-            mine = {name: rows(x[name], chosen) for name in names}
-        else:
-            mine = rows(x, chosen)
-        return mine, rows(y, chosen), rows(sample_weight, chosen)
+    def side(chosen: slice) -> tuple[Columns, None, None]:
+        return Columns({name: column[chosen] for name, column in columns.items()}), None, None
 
     return side(slice(first)), side(slice(first, None))
 
@@ -173,6 +192,7 @@ def _class_weights(problem: Problem, given: Mapping[Any, float] | None) -> tf.Te
     if not names:
         raise BertKerasError(f"class_weight does not apply to {problem.name}; give sample_weight.")
     ids: dict[Any, int] = {name: i for i, name in enumerate(names)} | {i: i for i in range(len(names))}
+    _weights([*given.values()], "class_weight")
     weights = np.ones(len(names), np.float32)
     for label, weight in given.items():
         if label not in ids:

@@ -7,6 +7,7 @@ problem that the model was made for. Text becomes tokens on the host; texts of s
 import dataclasses
 import functools
 import importlib
+import os
 import pathlib
 import random
 from collections.abc import Mapping
@@ -42,7 +43,7 @@ from tasks.text_data import (
 )
 from tasks.training.optimizer import OPTIMIZER_SETTINGS, optimizer_of
 from tasks.training.run import TASKS, Run, encoder_of, save_run
-from tasks.training.strategies import rows_for
+from tasks.training.strategies import differ_between_replicas, rows_for
 
 
 @keras.saving.register_keras_serializable("bert_keras")
@@ -64,7 +65,7 @@ class TextModel(TrainingSteps, keras.Model):
         *,
         name: str | None = None,
     ) -> None:
-        super().__init__(name=name or network.name)
+        super().__init__(name=name or network.name, dtype=encoder_of(network).dtype_policy)
         self.problem, self.network = problem, network
         self.preprocess: Any = preprocess  # None until `load_assets` has read the vocabulary
         self.built = True
@@ -205,16 +206,22 @@ class TextModel(TrainingSteps, keras.Model):
             class_weight=class_weight,
         )
         if validation_data is not None:
-            validation_data = self._batches(
-                *unpacked(validation_data), batch_size=validation_batch_size or batch_size
-            )
-        epoch = steps_per_epoch or steps_of(data)
+            given = unpacked(validation_data)
+            size = validation_batch_size or (None if isinstance(given[0], tf.data.Dataset) else batch_size)
+            validation_data = self._batches(*given, batch_size=size)
+        known = steps_of(data)
+        epoch = min(steps_per_epoch or known or 0, known or steps_per_epoch or 0) or None
         if self._schedule is not None and epoch is None:
             raise BertKerasError(
                 "the number of steps is not known, which BERT's schedule needs: give steps_per_epoch, apply "
                 "tf.data.experimental.assert_cardinality to the data set, or compile with another optimizer."
             )
+        if epoch is not None and epoch % self.steps_per_execution:
+            raise BertKerasError(
+                f"steps_per_execution is {self.steps_per_execution} and an epoch has {epoch} steps; give a divisor."
+            )
         self._start_schedule((epoch or 0) * (epochs - initial_epoch))
+        differ_between_replicas(self)
         return super().fit(
             data, steps_per_epoch=steps_per_epoch, validation_data=validation_data, shuffle=False, **kept
         )
@@ -247,7 +254,7 @@ class TextModel(TrainingSteps, keras.Model):
             logs |= dict(self.problem.evaluate(predictions, raw))  # type: ignore[attr-defined]
         if return_dict:
             return logs
-        return [*logs.values()] if len(logs) > 1 else next(iter(logs.values()))
+        return self._flatten_metrics_in_order(logs)
 
     def predict(
         self,
@@ -269,17 +276,17 @@ class TextModel(TrainingSteps, keras.Model):
         if callbacks is not None:
             raise BertKerasError("predict() of texts takes no callbacks; leave them out.")
         size = batch_size or BATCH_SIZE
-        examples = text_examples(self.problem, x)
-        if steps is not None:
-            examples = examples.take(steps * size)
+        examples = text_examples(self.problem, x, steps=steps, batch_size=size)
         shown = keras.utils.Progbar(None, verbose=1 if verbose == 1 else 0)
         predictions, _ = self._predictor()(examples, batch_size=size, progress=shown.add)
         return {name: _as_text(values) for name, values in predictions.items()}
 
     def _predictor(self) -> Any:
-        if self._predict is None:
-            self._predict = predictor(self.problem, self.preprocess, self.network)
-        return self._predict
+        """The traced prediction, anew after a change of what it read: int8 and LoRA replace variables."""
+        read = [self.problem, self.preprocess, *self.network.variables]
+        if self._predict is None or not self._predict.is_of(read):
+            self._predict = _Traced(read, predictor(self.problem, self.preprocess, self.network))
+        return self._predict.call
 
     def _batches(self, x: Any, y: Any, sample_weight: Any, **options: Any) -> Any:
         """What Keras takes: batches of features for texts; features as they are."""
@@ -287,6 +294,11 @@ class TextModel(TrainingSteps, keras.Model):
             if not isinstance(x, tf.data.Dataset):
                 raise BertKerasError(
                     "features were given as arrays; give a tf.data.Dataset of (features, labels), or texts."
+                )
+            ignored = {"y": y, "sample_weight": sample_weight, **options, "seed": None}
+            if named := [name for name, value in ignored.items() if value is not None]:
+                raise BertKerasError(
+                    f"{named[0]} does not apply to a data set of features; put it into the data set."
                 )
             return x
         rows = rows_for(self.distribute_strategy, options["batch_size"] or BATCH_SIZE)
@@ -307,6 +319,10 @@ class TextModel(TrainingSteps, keras.Model):
         if path.suffix:
             raise BertKerasError(
                 f"{path} ends in {path.suffix}; give a name that ends in .keras, or a folder."
+            )
+        if self.problem.kind not in TASKS or "://" in os.fspath(filepath):
+            raise BertKerasError(
+                f"a run of {self.problem.kind} cannot be written to {filepath}; give a .keras file."
             )
         with whole_folder(path) as new:
             save_run(new, self.problem, self.preprocess, self.network)  # type: ignore[arg-type]
@@ -334,6 +350,7 @@ class TextModel(TrainingSteps, keras.Model):
             "seq_length": self.preprocess.seq_length,
             "truncation": self.preprocess.truncation,
             "network": keras.saving.serialize_keras_object(self.network),
+            "frozen": [layer.name for layer in self.layers if not layer.trainable],
             "name": self.name,
         }
 
@@ -350,6 +367,8 @@ class TextModel(TrainingSteps, keras.Model):
         problem = problems[kept["kind"]].from_json(kept["task"])
         network = keras.saving.deserialize_keras_object(config["network"], custom_objects=custom_objects)
         made = cls(problem, None, network, name=config["name"])
+        for layer in made.layers:
+            layer.trainable = layer.trainable and layer.name not in config["frozen"]
         made._sizes = {name: config[name] for name in ("seq_length", "truncation")}
         return made
 
@@ -363,8 +382,9 @@ class TextModel(TrainingSteps, keras.Model):
     def compile_from_config(self, config: dict[str, Any]) -> None:
         """Compiles as `get_compile_config` says."""
         arguments = keras.saving.deserialize_keras_object(config["keras"])
+        optimizer = arguments.pop("optimizer")
         self._compile = functools.partial(super().compile, **arguments)
-        self._compile()
+        self._compile(optimizer=optimizer)
         self._schedule = None if config["schedule"] is None else Hparams(**config["schedule"])
         if config["begun"]:
             self.optimizer.build(self.trainable_variables)
@@ -381,6 +401,17 @@ class TextModel(TrainingSteps, keras.Model):
         self.preprocess = Preprocessor(
             checkpoints.load_tokenizer(dir_path), pad_to_longest=True, **self._sizes
         )
+
+
+@dataclasses.dataclass(frozen=True)
+class _Traced:
+    """A traced function, and the objects that it read. A plain object: Keras would track the variables of a list."""
+
+    read: list[Any]
+    call: Any
+
+    def is_of(self, read: list[Any]) -> bool:
+        return len(read) == len(self.read) and all(a is b for a, b in zip(read, self.read, strict=True))
 
 
 def _as_text(values: np.ndarray) -> np.ndarray:

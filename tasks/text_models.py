@@ -37,6 +37,7 @@ from tasks.settings import (
 )
 from tasks.squad.task import Squad
 from tasks.task import Problem
+from tasks.text_data import SAMPLE_WEIGHT
 from tasks.text_model import TextModel
 from tasks.training.run import check_sizes, heads_of, is_run, load_run
 
@@ -63,6 +64,8 @@ def classifier(
 
     Predictions: "label" and "probabilities" [N, C]; with `multi`, "labels" [N, C], "" where a label does not apply.
     """
+    if isinstance(labels, str) or not all(isinstance(label, str) for label in labels):
+        raise BertKerasError(f'labels is {labels!r}; give a list of strings, for example ["bad", "good"].')
     return _of_row(checkpoint, tuple(labels), text, multi=multi, pooling=pooling, seq_length=seq_length)
 
 
@@ -192,6 +195,8 @@ def _of_row(
     seq_length: int | None,
 ) -> TextModel:
     names = (text,) if isinstance(text, str) else tuple(text)
+    if taken := {*names} & {LABEL, SAMPLE_WEIGHT, "row"}:
+        raise BertKerasError(f"a text cannot be named {min(taken)!r}; give another name.")
     row = GlueRow(
         name="custom",
         folder="",

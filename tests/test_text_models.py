@@ -13,6 +13,7 @@ from runs import ROOT, bare_environment, texts, write_checkpoint
 
 import bert_keras as bk
 from bert_keras.errors import BertKerasError
+from tasks.given import class_ids
 from tasks.settings import Hparams
 from tasks.text_data import text_batches
 from tasks.training.finetune import plan_finetuning
@@ -180,6 +181,50 @@ def test_weights_of_examples_and_classes(untrained):
     np.testing.assert_allclose(weights, (given * np.where(np.array(IDS), 3.0, 0.5))[order])
 
 
+def test_evaluate_lists_the_loss_first(untrained):
+    loss, accuracy = untrained.evaluate(TEXTS, LABELS, verbose=0)
+    assert {"loss": loss, "accuracy": accuracy} == untrained.evaluate(
+        TEXTS, LABELS, verbose=0, return_dict=True
+    )
+
+
+def test_numbers_name_labels_of_digits():
+    assert class_ids([3, "1"], ["1", "2", "3"]).tolist() == [2, 0]
+    assert class_ids([1, 0], ["1", "0"]).tolist() == [0, 1]
+    for wrong in (-1, 2):
+        with pytest.raises(BertKerasError, match=f"label {wrong} in row 0"):
+            class_ids([wrong], NAMES)
+
+
+def test_predictions_of_a_labelled_data_set_of_pairs_and_of_some_batches(checkpoint):
+    model = CASES["pair"][0](checkpoint)
+    columns = {"premise": TEXTS, "hypothesis": TEXTS[::-1]}
+    data = tf.data.Dataset.from_tensor_slices((columns, IDS)).batch(8)
+    expected = model.predict(columns, verbose=0)["probabilities"]
+    np.testing.assert_allclose(model.predict(data, verbose=0)["probabilities"], expected, atol=1e-6)
+    np.testing.assert_allclose(
+        model.predict(data, steps=2, verbose=0)["probabilities"], expected[:16], atol=1e-6
+    )
+
+
+def test_predictions_follow_lora_and_int8(model):
+    before = model.predict(TEXTS, verbose=0)["probabilities"]
+    model.encoder.enable_lora(2)
+    for variable in model.encoder.trainable_variables:
+        variable.assign(np.random.default_rng(0).normal(size=variable.shape))
+    with_lora = model.predict(TEXTS, verbose=0)["probabilities"]
+    assert np.abs(with_lora - before).max() > 1e-3
+    expected = keras.ops.softmax(model.network(model.preprocess(tf.constant(TEXTS))))
+    np.testing.assert_allclose(with_lora, expected, atol=1e-5)
+
+
+def test_frozen_layers_stay_frozen_in_a_keras_file(model, tmp_path):
+    model.encoder.trainable = False
+    model.fit(TEXTS, LABELS, verbose=0)
+    model.save(tmp_path / "m.keras")
+    assert len(bk.load(tmp_path / "m.keras").trainable_variables) == len(model.trainable_variables) == 2
+
+
 def test_validation_split_takes_the_last_texts(model):
     history = model.fit(TEXTS, LABELS, validation_split=0.25, epochs=1, verbose=0).history
     expected = model.evaluate(TEXTS[18:], LABELS[18:], verbose=0, return_dict=True)
@@ -289,8 +334,20 @@ def test_settings_that_cannot_work_are_refused(model, checkpoint, tmp_path):
         model.compile(learning_rate=-1)
     with pytest.raises(BertKerasError, match="class_weight.*'great'"):
         model.fit(TEXTS, LABELS, class_weight={"great": 2})
-    with pytest.raises(BertKerasError, match="labels"):
-        bk.classifier(checkpoint, ["one"])
+    with pytest.raises(BertKerasError, match="class_weight.*nan"):
+        model.fit(TEXTS, LABELS, class_weight={"good": float("nan")})
+    with pytest.raises(BertKerasError, match="sample_weight, row 1.*-1"):
+        model.fit(TEXTS, LABELS, sample_weight=[1, -1] * 12)
+    with pytest.raises(BertKerasError, match="steps_per_execution is 5.*3 steps"):
+        model.compile(steps_per_execution=5)
+        model.fit(TEXTS, LABELS, batch_size=8)
+    for labels in (["one"], "ab", [0, 1]):
+        with pytest.raises(BertKerasError, match="labels"):
+            bk.classifier(checkpoint, labels)
+    with pytest.raises(BertKerasError, match="cannot be named 'label'"):
+        bk.classifier(checkpoint, NAMES, text="label")
+    with pytest.raises(BertKerasError, match="embedding.*keras"):
+        bk.embedder(checkpoint).save(tmp_path / "run")
     with pytest.raises(BertKerasError, match="seq_length 48"):
         bk.classifier(checkpoint, NAMES, seq_length=512)
     with pytest.raises(BertKerasError, match=r"\.keras"):
