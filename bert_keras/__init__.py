@@ -3,7 +3,7 @@
 import importlib
 from typing import Any
 
-from bert_keras.registration import register_with_keras
+from bert_keras.registration import CLASSES, register_with_keras
 
 _HOMES = {
     "bert_keras.errors": ("BertKerasError",),
@@ -12,16 +12,7 @@ _HOMES = {
     "bert_keras.text.wordpiece": ("WordPiece",),
     "bert_keras.text.preprocessing": ("Preprocessor", "pad_batches"),
     "bert_keras.encoder": ("BertEncoder", "encoder_inputs"),
-    "bert_keras.heads": (
-        "MaskedLMHead",
-        "NextSentenceHead",
-        "ClassifierHead",
-        "ConcatClassifierHead",
-        "ChoiceHead",
-        "SpanHead",
-        "TokenHead",
-        "ReplacedTokenHead",
-    ),
+    "bert_keras.heads": CLASSES["bert_keras.heads"],
     "bert_keras.settings": ("Masking",),
     "bert_keras.text.masking": ("Pieces",),
     "bert_keras.objectives": ("LeftToRight", "MaskedLM", "ReplacedTokens", "SentencePair"),

@@ -289,7 +289,7 @@ class TextModel(TrainingSteps, keras.Model):
         return self._predict.call
 
     def _batches(self, x: Any, y: Any, sample_weight: Any, **options: Any) -> Any:
-        """What Keras takes: batches of features for texts; features as they are."""
+        """Converts texts to batches of features for Keras; a data set of features stays as it is."""
         if has_features(x):
             if not isinstance(x, tf.data.Dataset):
                 raise BertKerasError(

@@ -438,7 +438,7 @@ def _(folder):
 def _():
     callback = keras.callbacks.LearningRateScheduler(lambda epoch, rate: 1e-3 * 0.5**epoch)
     found, _ = rates(bk.AdamW(schedule()), callback)
-    ends = [36 / 40, 32 / 36, 28 / 32, 24 / 28]  # the schedule goes on within an epoch
+    ends = [36 / 40, 32 / 36, 28 / 32, 24 / 28]  # the schedule continues within an epoch
     np.testing.assert_allclose(found, [1e-3 * 0.5**i * end for i, end in enumerate(ends)], rtol=1e-6)
 
 
@@ -681,7 +681,7 @@ print(json.dumps({
 
 @pytest.fixture(scope="module")
 def replicas():
-    """What each model did under two replicas: its number of steps, or its error."""
+    """The number of steps of each model under two replicas, or its error."""
     done = subprocess.run(
         [sys.executable, "-c", REPLICAS],
         env=runs.bare_environment() | {"PYTHONPATH": str(runs.ROOT), "TF_CPP_MIN_LOG_LEVEL": "3"},

@@ -60,7 +60,7 @@ def environment(hub: Hub | str, home: Path, **more: str) -> dict[str, str]:
 
 
 def read(hub: Hub | str, home: Path, *names: str, code: str = READ, **more: str) -> list[dict[str, Any]]:
-    """What `checkpoints.read` makes of each name, in a process of its own in an empty folder."""
+    """Calls `checkpoints.read` with each name, in a separate process in an empty folder."""
     home.mkdir(exist_ok=True)
     done = subprocess.run(
         [sys.executable, "-c", code, *names],

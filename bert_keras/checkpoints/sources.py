@@ -222,7 +222,7 @@ def _weights_among(files: Sequence[str]) -> tuple[str, ...]:
 def _from_hub_cache(
     repository: str, revision: str, given: str, weights: bool, licence: str, *, why: Exception
 ) -> LocalModel:
-    """What an earlier download left. Raises MissingFileError where that is not the whole model."""
+    """The folder of an earlier download. Raises MissingFileError if it does not hold the whole model."""
     import huggingface_hub
     from huggingface_hub import constants
     from huggingface_hub.errors import LocalEntryNotFoundError
