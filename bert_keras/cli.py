@@ -4,6 +4,7 @@ COMMANDS names the module of each command, beside the code that it runs. No comm
 """
 
 import argparse
+import contextlib
 import importlib
 import sys
 from collections.abc import Sequence
@@ -11,8 +12,16 @@ from collections.abc import Sequence
 from absl import app
 from absl.flags import argparse_flags
 
-from bert_keras.console import Command, flush_streams, one_line_errors, open_closed_streams, show_warnings
+from bert_keras.console import (
+    Command,
+    flush_streams,
+    one_line_errors,
+    open_closed_streams,
+    reporting,
+    show_warnings,
+)
 from bert_keras.paths import check_own_packages
+from bert_keras.signals import terminable
 
 # The modules of the commands, in the order of `--help`.
 COMMANDS = {
@@ -35,6 +44,12 @@ COMMANDS = {
     "models": "savedmodels.commands",
 }
 
+# Flags of every command.
+COMMON = {
+    "--debug": "show the traceback of an error",
+    "--quiet": "print only results, warnings and errors, without progress",
+}
+
 EXAMPLES = """examples:
   bert-keras demo --quick
   bert-keras vocab --text corpus.txt --output vocab
@@ -49,7 +64,7 @@ EXAMPLES = """examples:
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    """The entry point of the console script; exits with 0, 1 (an error) or 2 (a wrong flag).
+    """The entry point of the console script; exits with 0, 1 (an error), 2 (a wrong flag), 130 (Ctrl-C) or 143 (SIGTERM).
 
     argv: like sys.argv, starts with the program's name
     """
@@ -71,7 +86,11 @@ def _parse(argv: Sequence[str]) -> argparse.Namespace:
 
 def _run(args: argparse.Namespace) -> None:
     show_warnings()
-    with one_line_errors(debug=args.debug):
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(one_line_errors(debug=args.debug))
+        if args.trains:
+            stack.enter_context(terminable())
+        stack.enter_context(reporting(quiet=args.quiet))
         args.run_command(args)
         sys.stdout.flush()
 
@@ -85,7 +104,8 @@ def parser(names: Sequence[str]) -> argparse.ArgumentParser:
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,  # absl's own --run_with_pdb would make --run ambiguous
     )
-    made.add_argument("--debug", action="store_true", help="show the traceback of an error")
+    for flag, text in COMMON.items():
+        made.add_argument(flag, action="store_true", help=text)
     group = made.add_subparsers(dest="command", required=True, metavar="COMMAND")
     for name in names:
         command: Command = importlib.import_module(COMMANDS[name]).COMMANDS[name]
@@ -97,11 +117,10 @@ def parser(names: Sequence[str]) -> argparse.ArgumentParser:
             formatter_class=argparse.RawDescriptionHelpFormatter,
             allow_abbrev=False,
         )
-        own.add_argument(
-            "--debug", action="store_true", default=argparse.SUPPRESS, help="show the traceback of an error"
-        )
+        for flag, text in COMMON.items():
+            own.add_argument(flag, action="store_true", default=argparse.SUPPRESS, help=text)
         command.add_flags(own)
-        own.set_defaults(run_command=command.run)
+        own.set_defaults(run_command=command.run, trains=command.trains)
     return made
 
 

@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 from absl import logging
 
 from bert_keras.errors import BertKerasError, MissingPackageError
+from bert_keras.signals import exit_code
 
 PATH: dict[str, Any] = {"type": os.path.expanduser}  # a shell does not expand ~ after `=` or in quotes
 SEVERAL: dict[str, Any] = {
@@ -31,6 +32,7 @@ class Command(NamedTuple):
     add_flags: adds its flags to an argparse parser
     run: takes the parsed arguments; may import TensorFlow
     notes: paragraphs below the flags in its help
+    trains: SIGTERM stops it as Ctrl-C does
     """
 
     help: str
@@ -38,6 +40,7 @@ class Command(NamedTuple):
     add_flags: Callable[[argparse.ArgumentParser], None]
     run: Callable[[argparse.Namespace], None]
     notes: str = ""
+    trains: bool = False
 
 
 def open_closed_streams() -> None:
@@ -93,8 +96,44 @@ def one_line_errors(*, debug: bool) -> Iterator[None]:
         with contextlib.suppress(OSError):  # standard error may be closed too
             print(f"bert-keras: error: {' '.join(str(error).split())}", file=sys.stderr)
         sys.exit(1)
-    except KeyboardInterrupt:
-        sys.exit(130)
+    except KeyboardInterrupt as error:
+        with contextlib.suppress(OSError):
+            print(f"bert-keras: {error if error.args else 'stopped'}", file=sys.stderr)
+        sys.exit(exit_code(error))
+
+
+# These hide the bars of tqdm, which TensorFlow Datasets, pooch and kagglehub show, and of huggingface_hub.
+_NO_BARS = {"TQDM_DISABLE": "1", "HF_HUB_DISABLE_PROGRESS_BARS": "1"}
+_quiet = False
+
+
+@contextlib.contextmanager
+def reporting(*, quiet: bool) -> Iterator[None]:
+    """Within it, `say` prints nothing if `quiet`, and no library shows a progress bar if `quiet` or in a log."""
+    global _quiet
+    _quiet, hidden = quiet, {}
+    if not shows_bars(sys.stderr):
+        hidden = {name: value for name, value in _NO_BARS.items() if name not in os.environ}
+    os.environ.update(hidden)
+    try:
+        yield
+    finally:
+        _quiet = False
+        for name in hidden:
+            os.environ.pop(name, None)
+
+
+def say(line: str) -> None:
+    """Prints a message about running work; with --quiet only a warning, on standard error."""
+    if not _quiet:
+        print(line)
+    elif line.startswith("warning: "):
+        print(line, file=sys.stderr)
+
+
+def shows_bars(stream: Any) -> bool:
+    """True if a progress bar may be drawn on a stream: a terminal that can move its cursor, without --quiet."""
+    return not _quiet and stream.isatty() and os.environ.get("TERM") != "dumb"
 
 
 @contextlib.contextmanager
@@ -148,14 +187,14 @@ def table(columns: Sequence[str], rows: Iterable[Sequence[Any]], *, title: str |
 
 @contextlib.contextmanager
 def progress(text: str, total: int | None) -> Iterator[Any]:
-    """Shows a progress bar on standard error if that is a terminal; yields the function that advances it."""
+    """Shows a progress bar on standard error if that `shows_bars`; yields the function that advances it."""
     from rich.console import Console
     from rich.progress import Progress
 
     console = Console(stderr=True)
     # Without the redirect, answers that are printed while the bar runs go to standard output.
     with Progress(
-        console=console, disable=not console.is_terminal, transient=True, redirect_stdout=False
+        console=console, disable=not shows_bars(sys.stderr), transient=True, redirect_stdout=False
     ) as bar:
         job = bar.add_task(text, total=total)
         yield lambda done: bar.update(job, advance=done)

@@ -364,6 +364,7 @@ COMMANDS = {
         "--quick --work demo",
         _add_demo,
         _run_demo,
+        trains=True,
     ),
     "info": Command(
         "describe a checkpoint or a run, verify an export, or describe this installation",

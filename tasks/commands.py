@@ -12,7 +12,7 @@ import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
-from bert_keras.console import PATH, SEVERAL, Command, progress, start, table
+from bert_keras.console import PATH, SEVERAL, Command, progress, say, start, table
 from bert_keras.errors import BertKerasError
 from bert_keras.settings import add_flags, given_settings, names_of, spelled
 from tasks.example_files import FORMATS_NOTES, open_input, read_examples
@@ -32,7 +32,10 @@ CHECKPOINT_HELP = (
 )
 DATA_HELP = "folder of the task's files, or one file; without it TensorFlow Datasets fetches them"
 RUNS_HELP = "folder that finetune wrote; several runs form an ensemble: their outputs are averaged"
-SAVE_HELP = "steps between two saves; rerun the same command to resume an interrupted run"
+SAVE_HELP = (
+    "steps between two saves, each three times the size of the weights; 0 saves nothing; rerun the same command to resume an "
+    "interrupted run"
+)
 
 
 def add_strategy(parser: argparse.ArgumentParser, *, choices: Sequence[str] = STRATEGIES) -> None:
@@ -94,7 +97,7 @@ def _add_finetune(parser: argparse.ArgumentParser) -> None:
         help="the split that selects the best epoch (default: the task's first validation split)",
     )
     add_strategy(parser)
-    add("--save-every", type=int, help=SAVE_HELP)
+    add("--save-every", type=int, help=f"{SAVE_HELP} (default: one save at the end of each epoch)")
     add_flags(parser, Hparams)
     seen: set[str] = set()
     for options in TASK_OPTIONS:
@@ -126,12 +129,13 @@ def _run_finetune(args: argparse.Namespace) -> None:
         keep_head=args.keep_head,
         save_every=args.save_every,
         dev_split=args.dev_split,
+        log=say,
     )
     rows = [(name.removeprefix("val_"), value) for name, value in results["measures"].items()]
     table(
         ("measure", "dev"),
         rows,
-        title=f"{task.name}, best of {hparams.epochs} epochs: {results['best_epoch']}",
+        title=f"{task.name}, best of {len(results['history'])} epochs: {results['best_epoch']}",
     )
     print(f"the run is in {args.output}")
 
@@ -357,6 +361,7 @@ COMMANDS = {
         _add_finetune,
         _run_finetune,
         notes=_default_notes(),
+        trains=True,
     ),
     "evaluate": Command(
         "measure a run on a split", "--run runs/mrpc --data glue/MRPC", _add_evaluate, _run_evaluate

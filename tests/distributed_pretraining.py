@@ -120,7 +120,7 @@ def watch(model, folder):
         identity={},
         origin={},
     )
-    made = monitor.PretrainingMonitor(Path(folder), plan=prepared, log=print, verbose=0)
+    made = monitor.PretrainingMonitor(Path(folder), plan=prepared, log=print)
     made.set_model(model)
     return made
 

@@ -87,6 +87,14 @@ def test_reviews_are_deduplicated_split_by_label_and_the_same_for_a_seed(tmp_pat
     assert dev["a"] == dev["b"] != dev["c"]
 
 
+def test_only_a_stopped_demo_with_the_same_settings_is_resumed(tmp_path):
+    settings = {"scale": "quick", "seed": 1}
+    assert [demo._folder(tmp_path, settings).name for _ in range(2)] == ["demo-1", "demo-1"]
+    assert demo._folder(tmp_path, settings | {"seed": 2}).name == "demo-2"
+    (tmp_path / "demo-2" / demo.SERVED).mkdir()
+    assert demo._folder(tmp_path, settings | {"seed": 2}).name == "demo-3"
+
+
 @pytest.mark.slow
 @pytest.mark.timeout(900)
 def test_the_demo_runs(tmp_path):

@@ -5,7 +5,7 @@ TensorFlow is imported when a command runs; flags and help need none.
 
 import argparse
 
-from bert_keras.console import PATH, SEVERAL, Command, start, table
+from bert_keras.console import PATH, SEVERAL, Command, say, start, table
 from bert_keras.settings import add_flags, given_settings
 from tasks.commands import CHECKPOINT_HELP, add_strategy
 from tasks.pretraining.commands import TEXT_HELP, TEXT_NOTES, VOCAB_HELP, pair, set_value
@@ -49,6 +49,7 @@ def _run_ablate(args: argparse.Namespace) -> None:
         changes=dict(map(set_value, args.set)),
         tasks=args.tasks,
         strategy_name=args.strategy,
+        log=say,
         **given_settings(args, AblationOptions),
     )
     for title, columns, rows in ablations.tables(args.ablation, outcomes):
@@ -80,6 +81,7 @@ def _run_glue(args: argparse.Namespace) -> None:
         hparams=Hparams(**given_settings(args, Hparams)),
         strategy_name=args.strategy,
         verbose="auto",
+        log=say,
         **given_settings(args, ProtocolOptions, ClassifierOptions),
     )
     for title, columns, rows in glue_protocol.tables(summaries):
@@ -97,11 +99,13 @@ COMMANDS = {
         _add_ablate,
         _run_ablate,
         notes=TEXT_NOTES,
+        trains=True,
     ),
     "glue": Command(
         "fine-tune on GLUE's tasks by the paper's protocol and write the leaderboard's files",
         "--tasks cola mrpc rte --data glue --checkpoint bert-base --output runs/glue --restarts 5",
         _add_glue,
         _run_glue,
+        trains=True,
     ),
 }

@@ -166,11 +166,9 @@ def _made_with(cache: Cache) -> dict[str, Any]:
 class TaggerMonitor(Monitor):
     """Measures the dev cache after every epoch and keeps the best epoch's weights on disk."""
 
-    def __init__(
-        self, tagger: Tagger, train: Cache, dev: Cache, path: pathlib.Path, *, log: Callable[[str], None]
-    ) -> None:
+    def __init__(self, tagger: Tagger, train: Cache, dev: Cache, path: pathlib.Path) -> None:
         super().__init__()
-        self._tagger, self._train, self._dev, self._path, self._log = tagger, train, dev, path, log
+        self._tagger, self._train, self._dev, self._path = tagger, train, dev, path
         self.history: list[dict[str, float]] = []
         self.best: dict[str, Any] | None = None  # epoch from 0, SHA-256 of its weights
 
@@ -182,15 +180,14 @@ class TaggerMonitor(Monitor):
 
     def on_epoch_end(self, epoch: int, logs: dict[str, float] | None = None) -> None:
         measures = self._tagger.evaluate(self._dev)
-        loss = float((logs or {})["loss"])
-        self.history.append({"loss": loss} | {f"val_{name}": value for name, value in measures.items()})
+        logs = {} if logs is None else logs
+        logs.update({f"val_{name}": value for name, value in measures.items()})
+        self.history.append({name: float(value) for name, value in logs.items()})
         if self.best is None or measures["f1"] > self.history[self.best["epoch"]]["val_f1"]:
             with whole_file(self._path / WEIGHTS) as temporary:
                 weights = {weight.path: np.asarray(weight) for weight in self._tagger.model.weights}
                 safetensors.numpy.save_file(weights, temporary)
             self.best = {"epoch": epoch, "sha256": digest_of_file(self._path / WEIGHTS)}
-        listed = ", ".join(f"{name} {value:.4f}" for name, value in measures.items())
-        self._log(f"epoch {epoch + 1}: {listed}")
 
     def results(self) -> Mapping[str, Any]:
         assert self.best is not None  # every epoch is measured
@@ -233,8 +230,8 @@ def plan_tagger(train: Cache, dev: Cache, *, layers: str, hparams: TaggerHparams
         made = _tagger_batches(train, layers, batch_size=hparams.batch_size, seed=hparams.seed)
         return made.map(lambda inputs, labels, weights, index: (inputs, labels, weights))
 
-    def monitor(path: pathlib.Path, *, log: Callable[[str], None], **_: Any) -> Monitor:
-        return TaggerMonitor(tagger, train, dev, path, log=log)
+    def monitor(path: pathlib.Path, **_: Any) -> Monitor:
+        return TaggerMonitor(tagger, train, dev, path)
 
     stage = Stage(
         steps=count(batches()),
@@ -266,7 +263,7 @@ def train_tagger(
     """Trains the BiLSTM on cached vectors, keeps the best epoch in `output` and returns the content of results.json.
 
     layers: a key of LAYERS; the tagger reads each sentence alone, but the vectors may include document context
-    save_every: steps between two saves, for resuming; None saves nothing
+    save_every: steps between two saves, for resuming; None saves at the end of each epoch, 0 never
 
     Raises BertKerasError if the caches do not match, or if `output` holds anything but an unfinished run with the same
     arguments; LossDiverged.

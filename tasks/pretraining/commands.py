@@ -13,7 +13,7 @@ import sys
 from collections.abc import Sequence
 from typing import Any
 
-from bert_keras.console import PATH, SEVERAL, Command, progress, start, table
+from bert_keras.console import PATH, SEVERAL, Command, progress, say, start, table
 from bert_keras.errors import BertKerasError
 from bert_keras.settings import Masking, add_flags, describe, given_settings, names_of
 from tasks.commands import SAVE_HELP, add_strategy
@@ -149,6 +149,7 @@ def _run_pretrain(args: argparse.Namespace) -> None:
         save_every=args.save_every,
         snapshots=args.snapshots,
         strategy_name=args.strategy,
+        log=say,
     )
     baselines = results["majority_baselines"]
     rows = [
@@ -310,6 +311,7 @@ COMMANDS = {
         _add_pretrain,
         _run_pretrain,
         notes=TEXT_NOTES + PRETRAIN_NOTES,
+        trains=True,
     ),
     "instances": Command(
         "write pre-training instances as TFRecord files in Google's names",

@@ -44,8 +44,9 @@ class Prepared:
 
 
 class PretrainingMonitor(Monitor):
-    """Logs, evaluates on held-out instances and writes snapshots.
+    """Keeps the history, evaluates on held-out instances and writes snapshots.
 
+    log: receives a line for each evaluation
     history: a row for each log: step, rate, tokens_per_second, measures; names of held-out measures start with `held_out_`
     """
 
@@ -55,11 +56,10 @@ class PretrainingMonitor(Monitor):
         *,
         plan: Prepared,
         log: Callable[[str], None],
-        verbose: int | str,
     ) -> None:
         super().__init__()
         self._path, self._plan = path, plan
-        self._log_line = log if verbose == 2 else lambda line: None
+        self._log_line = log
         self._writer = tf.summary.create_file_writer(str(path / LOGS))
         self.history: list[dict[str, float]] = []
         self.step = 0
@@ -93,16 +93,19 @@ class PretrainingMonitor(Monitor):
         if self.step in self._plan.snapshots:
             self._plan.save(self._path / SNAPSHOTS / str(self.step))
 
+    def on_epoch_end(self, epoch: int, logs: dict[str, float] | None = None) -> None:
+        if logs is not None:  # zeros: the metrics were reset after the phase's last step
+            logs.update(self._logged)
+
     def _log(self, measures: dict[str, float]) -> None:
         seconds = time.monotonic() - self._since
         rate = float(schedule(self._plan.hparams)(self.step - 1))
         tokens = measures.pop("tokens")
+        self._logged = measures
         self._add({"learning_rate": rate, "tokens_per_second": tokens / seconds, **measures})
 
     def _add(self, measures: dict[str, float]) -> None:
         self.history.append({"step": self.step, **measures})
-        figures = (f"{name} {value:.4g}" for name, value in measures.items())
-        self._log_line(f"step {self.step:,}: {', '.join(figures)}")
         with self._writer.as_default():
             for name, value in measures.items():
                 tf.summary.scalar(name, value, step=self.step)
@@ -113,6 +116,8 @@ class PretrainingMonitor(Monitor):
             measures = self.model.evaluate(held_out, verbose=0, return_dict=True)
         measures.pop("tokens")
         self._add({f"held_out_{name}": float(value) for name, value in measures.items()})
+        listed = ", ".join(f"{name} {value:.4f}" for name, value in measures.items())
+        self._log_line(f"step {self.step:,}, held out: {listed}")
 
     def results(self) -> Mapping[str, Any]:
         plan = self._plan

@@ -362,6 +362,7 @@ def _stage(prepared: Prepared, number: int, *, vocab_size: int) -> Stage:
 
     return Stage(
         steps=phase.end - phase.start,
+        name="phase",
         batches=batches,
         reading=functools.partial(source.reading, number, vocab_size=vocab_size),
     )
@@ -392,13 +393,14 @@ def pretrain(
     tokenizer: None takes the checkpoint's
     segment: splits a line into words, for whole-word masking
     checkpoint: initial weights with heads, and a generator from a run of ELECTRA; its configuration replaces the recipe's
-    save_every: steps between two saves, for resuming
+    save_every: steps between two saves, for resuming; 0 saves nothing
     snapshots: steps after which the weights are also written to `snapshots/STEP`
-    verbose: 0 for silence, 1 for a progress bar, 2 for a line for each log; "auto" is 1 in a terminal, else 2
-    log: receives progress messages
+    verbose: 0 for no lines inside phases, 1 for a progress bar, 2 for lines inside long phases; "auto" is 1 in a terminal, else 2
+    log: receives progress messages: each evaluation, each phase
 
     On one device with deterministic ops, equal arguments give bit-identical results, even if the run was interrupted.
-    Raises ValueError or FileNotFoundError, before any training, for wrong data, sizes, settings or folders.
+    Ctrl-C stops after the running step and saves it; a second one stops at once. KeyboardInterrupt says where the same call
+    resumes. Raises ValueError or FileNotFoundError, before any training, for wrong data, sizes, settings or folders.
     """
     check_save_every(save_every)
     Folder(output, RUN).check()

@@ -26,7 +26,8 @@ from tasks.training.identity import digest_of_examples, identity_of_checkpoint
 from tasks.training.loop import LOGS, RUN, check_save_every, train
 from tasks.training.optimizer import optimizer_of
 from tasks.training.plan import Monitor, Plan, Stage
-from tasks.training.run import FILES, ORIGIN, Run, check_sizes, digests, heads_of, save_run
+from tasks.training.progress import counter
+from tasks.training.run import FILES, ORIGIN, check_sizes, digests, heads_of, save_run
 from tasks.training.strategies import rows_for, strategy
 
 # Checkpoints may lack them: pre-training with only the masked LM trains no pooler, and a BiLSTM is added later.
@@ -59,7 +60,7 @@ class FineTuningMonitor(Monitor):
         self,
         path: pathlib.Path,
         *,
-        run: Run,
+        trained: TextModel,
         examples: "_Examples",
         hparams: Hparams,
         strategy_name: str,
@@ -67,9 +68,10 @@ class FineTuningMonitor(Monitor):
         log: Callable[[str], None],
     ) -> None:
         super().__init__()
-        self._run, self._examples, self._hparams, self._origin = run, examples, hparams, origin
-        self._path, self._strategy_name, self._log = path, strategy_name, log
-        self._predict = predictor(run.task, run.preprocess, run.model)
+        self._trained, self._run = trained, trained.as_run(path)
+        self._examples, self._hparams = examples, hparams
+        self._path, self._strategy_name, self._origin, self._log = path, strategy_name, origin, log
+        self._predict = predictor(self._run.task, self._run.preprocess, self._run.model)
         self.others = [keras.callbacks.TensorBoard(path / LOGS, write_graph=False)]
         if hparams.unfreeze == "gradual":
             self.others.append(GradualUnfreezing())
@@ -86,7 +88,11 @@ class FineTuningMonitor(Monitor):
 
     def on_epoch_end(self, epoch: int, logs: dict[str, float] | None = None) -> None:
         run = self._run
-        predictions, raw = self._predict(self._examples.dev, batch_size=self._hparams.batch_size)
+        predictions, raw = self._predict(
+            self._examples.dev,
+            batch_size=self._hparams.batch_size,
+            progress=counter("evaluating", self._examples.dev_count, log=self._log),
+        )
         task, predictions = run.task.calibrate(predictions, raw)
         measures = dict(task.evaluate(predictions, raw))
         if bad := [f"{name} is {value}" for name, value in measures.items() if not math.isfinite(value)]:
@@ -98,8 +104,6 @@ class FineTuningMonitor(Monitor):
         if self.best is None or value > self.best["value"]:
             save_run(self._path, task, run.preprocess, run.model)
             self.best = {"value": float(value), "epoch": epoch, FILES: digests(self._path)}
-        listed = ", ".join(f"{name} {value:.4f}" for name, value in measures.items())
-        self._log(f"epoch {epoch + 1}/{self._hparams.epochs}: {listed}")
 
     def results(self) -> Mapping[str, Any]:
         assert self.best is not None  # every epoch is measured
@@ -271,20 +275,23 @@ def plan_finetuning(
     fixed = strategy_name == "tpu"  # a TPU needs one shape
     padded = Preprocessor(tokenizer, seq_length=hparams.seq_length, pad_to_longest=not fixed)
     batches = _batches_of(task, padded, examples.train, hparams, distribution)
-    steps, lines = count(batches()), list[str]()
-    total = steps * hparams.epochs
+    # A new data set each time: an epoch's order depends on the seed and the number of epochs before it.
+    stage = Stage(
+        steps=count(batches()), epochs=hparams.epochs, batches=lambda done: batches().repeat().skip(done)
+    )
+    lines = list[str]()
     with distribution.scope():
         model = _compiled_model(
             task,
             source,
             hparams,
-            total_steps=total,
+            total_steps=stage.total,
             keep_head=keep_head,
             log=lines.append,
             preprocess=preprocess,
         )
     lines.append(
-        f"training {task.name} on {examples.train_count:,} examples, {total:,} steps; "
+        f"training {task.name} on {examples.train_count:,} examples, {stage.total:,} steps; "
         f"dev {examples.dev_count:,} examples"
     )
     settings = {
@@ -293,23 +300,13 @@ def plan_finetuning(
         "keep_head": keep_head,
         "strategy": strategy_name,
     }
-
-    def monitor(path: pathlib.Path, *, log: Callable[[str], None], **_: Any) -> Monitor:
-        return FineTuningMonitor(
-            path,
-            run=model.as_run(path),
-            examples=examples,
-            hparams=hparams,
-            strategy_name=strategy_name,
-            origin=source.origin if source.tensors else {},
-            log=log,
-        )
-
-    stage = Stage(
-        steps=steps,
-        epochs=hparams.epochs,
-        # A new data set each time: an epoch's order depends on the seed and the number of epochs before it.
-        batches=lambda done: batches().repeat().skip(done),
+    monitor = functools.partial(
+        FineTuningMonitor,
+        trained=model,
+        examples=examples,
+        hparams=hparams,
+        strategy_name=strategy_name,
+        origin=source.origin if source.tensors else {},
     )
     identity = settings | examples.about | identity_of_checkpoint(source, tokenizer)
     return Plan(identity=identity, model=model, stages=[stage], monitor=monitor, lines=lines)
@@ -336,11 +333,13 @@ def finetune(
     dev_split: evaluated after every epoch; None takes the task's first validation split
     keep_head: start the head from the checkpoint too, for example to train on a second question-answering set. The checkpoint
         must name the head's labels (`id2label` in config.json); they are reordered for the task
-    save_every: steps between two saves in `checkpoints/`, each three times the size of the weights; None saves nothing
-    verbose: 0 for silence, 1 for a progress bar; "auto" is 1 in a terminal, else 0
-    log: receives progress messages: the loaded weights, each epoch's measures
+    save_every: steps between two saves in `checkpoints/`, each three times the size of the weights; None saves at the end of each
+        epoch, 0 never
+    verbose: 0 for no lines inside epochs, 1 for a progress bar, 2 for lines inside long epochs; "auto" is 1 in a terminal, else 2
+    log: receives progress messages: the loaded weights, each epoch's loss and measures
 
-    Raises BertKerasError or MissingFileError, before any training, for wrong data, sizes or folders; LossDiverged.
+    Ctrl-C stops after the running step and saves it; a second one stops at once. KeyboardInterrupt says from which step the same
+    call resumes. Raises BertKerasError or MissingFileError, before any training, for wrong data, sizes or folders; LossDiverged.
     """
     check_save_every(save_every)
     Folder(output, RUN).check()

@@ -12,9 +12,12 @@ from typing import Any
 
 import keras
 
+from bert_keras.console import shows_bars
 from bert_keras.errors import BertKerasError, LossDiverged
+from bert_keras.signals import postponed
 from tasks.folders import Folder, Layout
-from tasks.training.plan import Plan, Stage
+from tasks.training.plan import Monitor, Plan, Stage
+from tasks.training.progress import Progress
 from tasks.training.saver import CHECKPOINTS, SETTINGS, Saver, check_finite
 from tasks.training.strategies import differ_between_replicas
 
@@ -49,9 +52,9 @@ class StopOnDivergence(keras.callbacks.Callback):
 
 
 def check_save_every(every: int | None) -> None:
-    """Raises BertKerasError if save_every is under 1; None saves nothing."""
-    if every is not None and every < 1:
-        raise BertKerasError(f"save_every is {every}; give at least 1 step.")
+    """Raises BertKerasError if save_every is negative."""
+    if every is not None and every < 0:
+        raise BertKerasError(f"save_every is {every}; give a number of steps, or 0 to save nothing.")
 
 
 def train(
@@ -64,50 +67,74 @@ def train(
 ) -> dict[str, Any]:
     """Trains as planned, or resumes the unfinished run of the same plan in `output`; returns the content of results.json.
 
-    save_every: steps between two saves; None saves nothing, so an interrupted run starts again
-    verbose: 0 for silence, 1 for a progress bar, 2 for lines; "auto" is 1 in a terminal, else 2
+    save_every: steps between two saves; None saves at the end of each epoch; 0 saves nothing, so that an interrupted run starts
+        again
+    verbose: 0 logs no lines inside epochs; 1 shows a progress bar; 2 logs lines inside long epochs; "auto" is 1 in a terminal,
+        else 2
+    log: receives a line for each epoch, and the other messages
+
+    Ctrl-C stops after the running step, which is saved unless save_every is 0; a second Ctrl-C stops at once. Both raise
+    KeyboardInterrupt, whose message says from which step the same call resumes.
 
     Raises BertKerasError if the folder has other content or is in use, and LossDiverged.
     """
     folder = Folder(output, RUN)
     if verbose == "auto":
-        verbose = 1 if sys.stdout.isatty() else 2
-    with folder.begin(plan.identity) as begun:
+        verbose = 1 if shows_bars(sys.stdout) else 2
+    with folder.begin(plan.identity) as begun, postponed() as stop:
         for line in plan.lines:
             log(line)
-        monitor, stop = plan.monitor(folder.path, log=log, verbose=verbose), StopOnDivergence()
-        saver = Saver(
-            folder.path, plan.model, every=save_every, remember=lambda: [seconds(), monitor.memory()]
-        )
-        before, began = 0.0, time.monotonic()
+        monitor, before, began = plan.monitor(folder.path, log=log), 0.0, time.monotonic()
 
         def seconds() -> float:
             return before + time.monotonic() - began
 
+        saver = Saver(
+            folder.path,
+            plan.model,
+            every=save_every,
+            remember=lambda: [seconds(), monitor.memory()],
+            stop=stop,
+        )
         if (memory := saver.restore(log=log)) is not None:
             before, remembered = memory
             monitor.recall(remembered)
             log(f"resuming {folder.path} at step {saver.step:,} of {plan.steps:,}")
         elif begun:
             log(f"{folder.path} has no save yet; training starts at step 0")
-        stop.step = saver.step
-        differ_between_replicas(plan.model)
-        first = 0
-        for number, stage in enumerate(plan.stages):
-            done = saver.step - first
-            if done < stage.total:
-                monitor.begin(number, saver.step)
-                _fit(
-                    plan.model,
-                    stage,
-                    done,
-                    callbacks=[stop, monitor, *monitor.others, saver],
-                    verbose=verbose,
-                )
-            first += stage.total
-        results = {**monitor.results(), "steps": plan.steps, "seconds": round(seconds(), 1)}
+        progress = Progress(plan.stages, log=log, inside=verbose == 2, seconds=seconds)
+        try:
+            _fit_stages(plan, monitor, saver, progress, verbose=int(verbose == 1))
+            results = {**monitor.results(), "steps": saver.step, "seconds": round(seconds(), 1)}
+        except KeyboardInterrupt as error:
+            raise type(error)(_where_stopped(saver, plan.steps)) from None
         folder.finish(results)
+        saver.remove()
+        if stop.signal is not None:  # after the last step
+            raise type(stop.error)(f"stopped; {folder.path} is finished")
     return results
+
+
+def _where_stopped(saver: Saver, steps: int) -> str:
+    saves = saver.saves()
+    resumes = f"resume from step {saves[0]:,}" if saves else "start again: nothing was saved"
+    return f"stopped at step {saver.step:,} of {steps:,}; run the same command to {resumes}"
+
+
+def _fit_stages(plan: Plan, monitor: Monitor, saver: Saver, progress: Progress, *, verbose: int) -> None:
+    """Trains the rest of all stages."""
+    diverged = StopOnDivergence()
+    diverged.step = saver.step
+    differ_between_replicas(plan.model)
+    first = 0
+    for number, stage in enumerate(plan.stages):
+        done = saver.step - first
+        if done < stage.total:
+            for callback in (monitor, progress):
+                callback.begin(number, saver.step)
+            callbacks = [diverged, monitor, *monitor.others, progress, saver]
+            _fit(plan.model, stage, done, callbacks=callbacks, verbose=verbose)
+        first += stage.total
 
 
 def _fit(
@@ -116,13 +143,14 @@ def _fit(
     done: int,
     *,
     callbacks: list[keras.callbacks.Callback],
-    verbose: int | str,
+    verbose: int,
 ) -> None:
     """Trains the rest of a stage after `done` steps."""
     # Retrace for each stage, as a process that resumes here does: a shape-polymorphic graph rounds differently.
     model.make_train_function(force=True)
     model.make_test_function(force=True)
-    while done < stage.total:  # once, or twice to finish a partial epoch first
+    # Once, or twice to finish a partial epoch first.
+    while done < stage.total:
         epoch, begun = divmod(done, stage.steps)
         last = epoch + 1 if begun else stage.epochs
         with stage.reading():
@@ -132,7 +160,7 @@ def _fit(
                 epochs=last,
                 steps_per_epoch=stage.steps - begun,
                 callbacks=callbacks,
-                verbose=int(verbose == 1),
+                verbose=verbose,
                 shuffle=False,
             )
         done = last * stage.steps

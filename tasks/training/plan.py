@@ -19,10 +19,12 @@ class Stage:
     steps: optimizer steps in an epoch
     batches: step -> the batches (features, labels, weights) of the stage starting at this step; a pure function
     reading: a context for reading the batches, which turns TensorFlow's errors into ours
+    name: the word for an epoch in progress lines
     """
 
     steps: int
     epochs: int = 1
+    name: str = "epoch"
     batches: Callable[[int], tf.data.Dataset]
     reading: Callable[[], contextlib.AbstractContextManager[None]] = contextlib.nullcontext
 

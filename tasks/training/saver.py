@@ -22,6 +22,7 @@ import tensorflow as tf
 from bert_keras.errors import BertKerasError, LossDiverged
 from bert_keras.files import sync
 from bert_keras.paths import for_tensorflow
+from bert_keras.signals import Stop
 from bert_keras.tensorflow_errors import file_errors
 
 CHECKPOINTS, SETTINGS = "checkpoints", "settings.json"
@@ -43,18 +44,28 @@ class Saver(keras.callbacks.Callback):
 
     path: the run's folder
     model: compiled; model and optimizer are built
-    every: steps between two saves; None saves nothing. A save at an epoch's last step waits for the epoch's end
+    every: steps between two saves; None saves at the end of each epoch, 0 never. A save at an epoch's last step waits for the
+        epoch's end
     remember: returns further state of the run, plain JSON
+    stop: a request to stop is followed after the running step: its save, and KeyboardInterrupt
 
-    A save appears only when it is complete: a kill during a save leaves the previous save. The last KEPT saves are never deleted.
+    A save appears only when it is complete: a kill during a save leaves the previous save. While the run is unfinished, the
+    last KEPT saves are never deleted.
     """
 
     def __init__(
-        self, path: pathlib.Path, model: keras.Model, *, every: int | None, remember: Callable[[], Any]
+        self,
+        path: pathlib.Path,
+        model: keras.Model,
+        *,
+        every: int | None,
+        remember: Callable[[], Any],
+        stop: Stop | None = None,
     ) -> None:
         super().__init__()
         self.step = 0
         self._folder, self._model, self._every, self._remember = path / CHECKPOINTS, model, every, remember
+        self._stop = stop or Stop()
         self._folder.mkdir(parents=True, exist_ok=True)
         self._links = contextlib.ExitStack()  # lasts as long as the callback
         self._named = self._links.enter_context(for_tensorflow(self._folder))
@@ -84,7 +95,7 @@ class Saver(keras.callbacks.Callback):
                 self._checkpoint.read(self._prefix(step)).assert_existing_objects_matched()
             except Exception as error:  # TensorFlow raises DataLossError, IndexError and others
                 reason = str(error).split("\n")[0]
-                log(f"cannot read the save of step {step:,} in {self._folder}: {reason}")
+                log(f"warning: cannot read the save of step {step:,} in {self._folder}: {reason}")
                 continue
             self.step, memory = json.loads(self._memory.numpy())
             self._measures = [one.numpy() for one in self._model.metrics_variables]
@@ -103,14 +114,26 @@ class Saver(keras.callbacks.Callback):
 
     def on_train_batch_end(self, batch: int, logs: dict[str, float] | None = None) -> None:
         self.step += 1
-        self._due |= self._every is not None and self.step % self._every == 0
-        if self._due and batch + 1 < self.params["steps"]:
-            self._save()
+        self._due |= self._every is not None and self._every > 0 and self.step % self._every == 0
+        if batch + 1 < self.params["steps"]:
+            self._save_or_stop()
 
     def on_epoch_end(self, epoch: int, logs: dict[str, float] | None = None) -> None:
-        if self._due:
-            self._model.reset_metrics()  # as the next epoch does; this epoch's metrics are in its logs
+        self._model.reset_metrics()  # as the next epoch does; this epoch's metrics are in its logs
+        self._due |= self._every is None
+        self._save_or_stop()
+
+    def _save_or_stop(self) -> None:
+        stops = self._stop.signal is not None
+        if self._due or (stops and self._every != 0):
             self._save()
+        if stops:
+            raise self._stop.error
+
+    def remove(self) -> None:
+        """Removes all saves: a finished run needs none."""
+        for step in self.saves():
+            self._remove(step)
 
     def _prefix(self, step: int) -> str:
         return str(self._named / f"ckpt-{step}")
@@ -125,9 +148,11 @@ class Saver(keras.callbacks.Callback):
                 sync(file)
         sync(self._folder)
         for step in self.saves()[KEPT:]:
-            for file in sorted(
-                self._folder.iterdir(), reverse=True
-            ):  # .index first: without it the save does not exist
-                if file.name.startswith(f"ckpt-{step}."):
-                    file.unlink()
+            self._remove(step)
         self._due = False
+
+    def _remove(self, step: int) -> None:
+        # .index first: without it the save does not exist.
+        for file in sorted(self._folder.iterdir(), reverse=True):
+            if file.name.startswith(f"ckpt-{step}."):
+                file.unlink()
