@@ -122,13 +122,22 @@ def check_equal(path: pathlib.Path, found: Mapping[str, Any], wanted: Mapping[st
 
     found: the identity in the folder `path`
     wanted: the identity of this call
+
+    A field that is missing equals null: an earlier version did not have this setting.
     """
+    found, wanted = _without_null(found), _without_null(wanted)
     for field in (*wanted, *found):
         if field not in found or field not in wanted or found[field] != wanted[field]:
             raise BertKerasError(
                 f"{path} was made with another {field}: {_short(found.get(field))}, not {_short(wanted.get(field))}; "
                 "give the same, or another folder, or remove this one."
             )
+
+
+def _without_null(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return {name: _without_null(inner) for name, inner in value.items() if inner is not None}
+    return [_without_null(inner) for inner in value] if isinstance(value, list) else value
 
 
 def _short(value: Any) -> str:

@@ -32,6 +32,9 @@ class Hparams(_Checked):
 
     layer_decay, schedule and unfreeze are the three techniques of ULMFiT (Howard and Ruder 2018). With unfreeze, epoch e, counted
     from 1, trains heads, pooler and the top e blocks.
+
+    patience ends a training early and changes nothing before: the learning rate decays over all epochs, so it is still high at an
+    early end, and the best epoch lacks the last part of the decay. For a full decay, give fewer epochs instead.
     """
 
     batch_size: int = setting(32, help="examples in a batch, over all replicas", at_least=1)
@@ -60,6 +63,11 @@ class Hparams(_Checked):
     )
     unfreeze: str | None = setting(
         None, help="epoch e trains the head and the top e blocks", choices=("gradual",)
+    )
+    patience: int | None = setting(
+        None,
+        help="stop after this many epochs without a better dev measure; the learning rate still decays over all --epochs",
+        at_least=1,
     )
 
     def __post_init__(self) -> None:
@@ -142,6 +150,11 @@ class PretrainHparams(_Checked):
     log_every: int = setting(100, help="steps between two log entries, each a mean", at_least=1)
     eval_every: int = setting(1000, help="steps between two held-out evaluations", at_least=1)
     held_out_instances: int = setting(2000, help="most held-out instances to evaluate", at_least=1)
+    patience: int | None = setting(
+        None,
+        help="end the last phase after this many evaluations without a lower held-out loss; the rate still decays over all steps",
+        at_least=1,
+    )
     replaced_weight: float = setting(50.0, help="ELECTRA: weight of the discriminator's loss", over=0)
     generator_share: float = setting(
         0.25, help="ELECTRA: width of the generator, as a fraction", over=0, at_most=1

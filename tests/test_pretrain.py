@@ -278,6 +278,26 @@ def test_the_optimizer_continues_in_the_second_phase(tmp_path, monkeypatch):
     assert any((before[name], after[name]) == (4, 8) for name in steps), "iterations go on"
 
 
+def test_patience_ends_the_last_phase(tmp_path):
+    """At a rate of nearly 0, no evaluation is better than the first of a phase."""
+    still = {
+        "learning_rate": 1e-30,
+        "weight_decay": 0.0,
+        "num_layers": 1,
+        "log_every": 1,
+        "eval_every": 2,
+        "patience": 2,
+    }
+    phases = {"phases": ((24, 0.5), (32, 0.5)), "steps": 24}
+    lines = []
+    options = given("bert", held_out=0.3, changes=still | phases)
+    results = pretrain(output=tmp_path / "run", log=lines.append, verbose=0, **options)
+    assert results["stopped_early"] == {"step": 18} and results["steps"] == 18
+    evaluated = [row["step"] for row in results["history"] if "held_out_loss" in row]
+    assert evaluated == [2, 4, 6, 8, 10, 12, 14, 16, 18], "the first phase has all its steps"
+    assert "stopped early: 2 evaluations without a lower loss" in lines
+
+
 def test_starts_from_a_checkpoint(tmp_path, tokenizer):
     train(tmp_path / "first", changes={"steps": 40})
     lines = []
@@ -736,6 +756,11 @@ def test_cheap_checks_run_before_the_text_is_read(changes, tmp_path):
 
 def test_save_every_is_a_number_of_steps(tmp_path):
     refused(tmp_path, "save_every is -1; give a number of steps, or 0", save_every=-1)
+
+
+def test_patience_without_held_out_data(tmp_path):
+    refused(tmp_path, "patience is 2 and the last phase has no held-out data", changes={"patience": 2})
+    assert not (tmp_path / "run").exists()
 
 
 @pytest.mark.parametrize("step", [0, 41])

@@ -1,4 +1,4 @@
-"""Long work: its lines in logs and its bars in terminals, --quiet, and stops by Ctrl-C and SIGTERM."""
+"""Long work: its lines in logs and its bars in terminals, --quiet, --patience, and stops by Ctrl-C and SIGTERM."""
 
 import json
 import re
@@ -95,6 +95,7 @@ def test_a_log_has_lines_for_epochs_and_steps(whole, place):
     assert numbers == [2, 3, 4, 5, 8, 9, 10, 11, 14, 15, 16, 17], (
         "all but the first, which traces, and the last"
     )
+    assert content(place / "whole")["stopped_early"] is None
 
 
 @pytest.mark.timeout(900)
@@ -323,7 +324,36 @@ def test_a_signal_from_outside(number, code, place, tmp_path):
 
 
 # -----------------------------------------------------------------------------------------------------------
-# Saves
+# Patience and saves
+
+
+def test_patience_stops_and_survives_a_stop(place, tmp_path):
+    """A learning rate of nearly 0: no epoch is better than the first."""
+    still = ("--learning-rate", "1e-30", "--epochs", "9", "--patience", "3")
+    arguments = finetuning(place, "--output", tmp_path / "run", *still)
+    whole, *stops, done = watch(
+        (finetuning(place, "--output", tmp_path / "whole", *still), {}),
+        (arguments, signals(["step", 15, ["SIGINT"]])),
+        (arguments, signals(["evaluation", 24, ["SIGINT"]])),
+        (arguments, {}),
+    )
+    assert whole.code == 0 and "stopped early: 3 epochs without a better accuracy" in whole.out, whole.err
+    results = content(tmp_path / "whole")
+    assert (results["best_epoch"], results["steps"]) == (1, 24)
+    assert results["stopped_early"] == {"epoch": 4, "step": 24} and len(results["history"]) == 4
+    assert [stop.code for stop in stops] == [130, 130]
+    assert done.code == 0 and content(tmp_path / "run") == results, done.err
+
+
+def test_an_unfinished_run_of_a_version_without_patience_is_resumed(place, tmp_path):
+    arguments = finetuning(place, "--output", tmp_path / "run")
+    assert watch((arguments, signals(["step", 2, ["SIGINT"]])))[0].code == 130
+    settings = tmp_path / "run" / "checkpoints" / "settings.json"
+    without = {name: value for name, value in json.loads(settings.read_text()).items() if name != "patience"}
+    settings.write_text(json.dumps(without))
+    refused, done = watch(([*arguments, "--patience", "2"], {}), (arguments, {}))
+    assert "was made with another patience: null, not 2" in refused.err
+    assert done.code == 0 and "at step 2 of 18" in done.out, done.err
 
 
 def test_each_epoch_is_saved_and_a_finished_run_keeps_no_save(whole, place, tmp_path):

@@ -172,6 +172,7 @@ def test_results(learned, place):
             "origin",
             "measures",
             "best_epoch",
+            "stopped_early",
             "history",
             "train_examples",
             "dev_examples",

@@ -20,6 +20,7 @@ from tasks.training.run import FILES, ORIGIN, digests
 from tasks.training.strategies import drawing_from
 
 CURVES, SNAPSHOTS = "curves.png", "snapshots"
+HELD_OUT_LOSS = "held_out_loss"
 
 
 @dataclasses.dataclass(kw_only=True)
@@ -78,6 +79,18 @@ class PretrainingMonitor(Monitor):
 
     def recall(self, memory: Any) -> None:
         self.history, self._plan.place = memory
+        self.step = int(self.history[-1]["step"]) if self.history else 0
+
+    @property
+    def stopped(self) -> bool:
+        """True after `patience` evaluations of the last phase without a lower loss. Earlier phases have shorter texts."""
+        patience, last = self._plan.hparams.patience, self._plan.source.phases[-1]
+        if patience is None or self.step >= last.end:
+            return False
+        losses = [
+            row[HELD_OUT_LOSS] for row in self.history if row["step"] > last.start and HELD_OUT_LOSS in row
+        ]
+        return len(losses) - losses.index(min(losses)) > patience if losses else False
 
     def on_train_batch_end(self, batch: int, logs: dict[str, float] | None = None) -> None:
         hparams, held_out = self._plan.hparams, self._plan.held_out[self._phase]
@@ -92,6 +105,9 @@ class PretrainingMonitor(Monitor):
             self._since = time.monotonic()
         if self.step in self._plan.snapshots:
             self._plan.save(self._path / SNAPSHOTS / str(self.step))
+        if evaluates and self.stopped:
+            self.model.stop_training = True
+            self._log_line(f"stopped early: {hparams.patience} evaluations without a lower loss")
 
     def on_epoch_end(self, epoch: int, logs: dict[str, float] | None = None) -> None:
         if logs is not None:  # zeros: the metrics were reset after the phase's last step
@@ -132,6 +148,7 @@ class PretrainingMonitor(Monitor):
             "measures": dict(itertools.chain.from_iterable(row.items() for row in self.history)),
             # Of the last phase with held-out instances.
             "majority_baselines": majority_baselines(*evaluated[-1]) if evaluated else {},
+            "stopped_early": {"step": self.step} if self.stopped else None,
             "history": self.history,
             "strategy": plan.strategy_name,
             "settings": plan.identity,

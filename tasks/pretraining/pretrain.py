@@ -235,6 +235,13 @@ def _check_snapshots(snapshots: Sequence[int], hparams: PretrainHparams) -> None
         raise BertKerasError(f"snapshots has {wrong[0]}; give steps from 1 to {hparams.steps}.")
 
 
+def _check_patience(hparams: PretrainHparams, held_out: Sequence[tf.data.Dataset | None]) -> None:
+    if hparams.patience is not None and held_out[-1] is None:
+        raise BertKerasError(
+            f"patience is {hparams.patience} and the last phase has no held-out data; give held_out, or leave patience out."
+        )
+
+
 def _check_phases(
     source: Source, objectives: Sequence[Sequence[Objective]], *, config: BertConfig, batch_size: int
 ) -> list[str]:
@@ -293,6 +300,7 @@ def plan_pretraining(
         multiple_of=rows_for(distribution, HELD_OUT_BATCH),
     )
     held = [evaluate_on(phase, objectives=those) for phase, those in enumerate(objectives)]
+    _check_patience(hparams, held)
     keras.utils.set_random_seed(hparams.seed)
     with distribution.scope():
         model = _build(recipe, config, objectives[0])

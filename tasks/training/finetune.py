@@ -86,6 +86,13 @@ class FineTuningMonitor(Monitor):
         if self.best is not None:
             self._check_kept(lambda name: (self._path / name).is_file())
 
+    @property
+    def stopped(self) -> bool:
+        patience = self._hparams.patience
+        if patience is None or self.best is None or len(self.history) == self._hparams.epochs:
+            return False
+        return len(self.history) - 1 - self.best["epoch"] >= patience
+
     def on_epoch_end(self, epoch: int, logs: dict[str, float] | None = None) -> None:
         run = self._run
         predictions, raw = self._predict(
@@ -104,6 +111,9 @@ class FineTuningMonitor(Monitor):
         if self.best is None or value > self.best["value"]:
             save_run(self._path, task, run.preprocess, run.model)
             self.best = {"value": float(value), "epoch": epoch, FILES: digests(self._path)}
+        if self.stopped:
+            self.model.stop_training = True
+            self._log(f"stopped early: {self._hparams.patience} epochs without a better {task.measure}")
 
     def results(self) -> Mapping[str, Any]:
         assert self.best is not None  # every epoch is measured
@@ -116,6 +126,7 @@ class FineTuningMonitor(Monitor):
             ORIGIN: dict(self._origin),
             "measures": measures,
             "best_epoch": self.best["epoch"] + 1,
+            "stopped_early": self._stopped_early(),
             "history": self.history,
             "train_examples": self._examples.train_count,
             "dev_examples": self._examples.dev_count,
@@ -126,6 +137,12 @@ class FineTuningMonitor(Monitor):
         with whole_file(self._path / CARD) as temporary:
             temporary.write_text(run_card(self._run, results), encoding="utf-8")
         return results
+
+    def _stopped_early(self) -> dict[str, int] | None:
+        """The last epoch, from 1, and its step, if that is not the last of the settings."""
+        if not self.stopped:
+            return None
+        return {"epoch": len(self.history), "step": int(self._trained.optimizer.iterations)}
 
     def _check_kept(self, is_kept: Callable[[str], bool]) -> None:
         """Raises BertKerasError if a file of the best epoch is missing or was changed."""

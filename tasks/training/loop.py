@@ -129,11 +129,11 @@ def _fit_stages(plan: Plan, monitor: Monitor, saver: Saver, progress: Progress, 
     first = 0
     for number, stage in enumerate(plan.stages):
         done = saver.step - first
-        if done < stage.total:
+        if done < stage.total and not monitor.stopped:
             for callback in (monitor, progress):
                 callback.begin(number, saver.step)
             callbacks = [diverged, monitor, *monitor.others, progress, saver]
-            _fit(plan.model, stage, done, callbacks=callbacks, verbose=verbose)
+            _fit(plan.model, stage, done, monitor, callbacks=callbacks, verbose=verbose)
         first += stage.total
 
 
@@ -141,6 +141,7 @@ def _fit(
     model: keras.Model,
     stage: Stage,
     done: int,
+    monitor: Monitor,
     *,
     callbacks: list[keras.callbacks.Callback],
     verbose: int,
@@ -150,7 +151,7 @@ def _fit(
     model.make_train_function(force=True)
     model.make_test_function(force=True)
     # Once, or twice to finish a partial epoch first.
-    while done < stage.total:
+    while done < stage.total and not monitor.stopped:
         epoch, begun = divmod(done, stage.steps)
         last = epoch + 1 if begun else stage.epochs
         with stage.reading():

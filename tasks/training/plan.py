@@ -42,6 +42,11 @@ class Monitor(keras.callbacks.Callback):
 
     others: Sequence[keras.callbacks.Callback] = ()
 
+    @property
+    def stopped(self) -> bool:
+        """True after the epoch at which the training stops early. It follows from `memory`, so that a resume knows it."""
+        return False
+
     def begin(self, stage: int, step: int) -> None:
         """Called before each stage. step: the steps done in all stages."""
 
