@@ -375,7 +375,7 @@ def test_build_runs_every_test():
 
 
 def test_tests_that_need_the_parity_extra_are_marked():
-    extra, unmarked = {"jax", "tokenizers", "torch", "transformers"}, []
+    extra, unmarked = {"accelerate", "jax", "tokenizers", "torch", "transformers"}, []
     for file in sorted((ROOT / "tests").glob("test_*.py")):
         tests = (node for node in ast.parse(file.read_text()).body if isinstance(node, ast.FunctionDef))
         for test in (test for test in tests if test.name.startswith("test_")):
