@@ -22,6 +22,7 @@ _HOMES = {
     "bert_keras.optimizers": ("AdamW", "LAMB"),
     "bert_keras.checkpoints": ("load_encoder", "load_tokenizer"),
     "bert_keras.hub_layer": ("HubLayer",),
+    "tasks.features.mix": ("LayerMix",),
     "tasks.text_model": ("TextModel",),
     "tasks.text_models": (
         "chooser",
@@ -34,6 +35,7 @@ _HOMES = {
         "tagger",
     ),
     "bert_keras.preprocessor_layer": ("PreprocessorLayer",),
+    "bert_keras.pooling": ("MeanPooling",),
 }
 _HOME_OF = {name: module for module, names in _HOMES.items() for name in names}
 

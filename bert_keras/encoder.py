@@ -99,6 +99,7 @@ class BertEncoder(keras.Model):
         ]
         self.bilstm = BiLSTM(config=config, dtype=dtype) if config.bilstm else None
         self.pooler = Dense(config.hidden_size, config=config, name="pooler", dtype=dtype)
+        self.pooler.trainable = POOLED_OUTPUT in outputs  # without a gradient, Keras would warn
         self.build()
 
     def build(self, input_shape: Any = None) -> None:

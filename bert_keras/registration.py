@@ -31,9 +31,10 @@ CLASSES = {
     "bert_keras.optimizers": ("AdamW", "LAMB"),
     "bert_keras.hub_layer": ("HubLayer",),
     "bert_keras.preprocessor_layer": ("PreprocessorLayer",),
+    "bert_keras.pooling": ("MeanPooling",),
     "tasks.choice": ("FlattenChoices",),
     "tasks.embedding": ("Pooling",),
-    "tasks.features.tagger": ("ScalarMix",),
+    "tasks.features.mix": ("LayerMix", "ScalarMix"),
     "tasks.text_model": ("TextModel",),
 }
 FUNCTIONS = {

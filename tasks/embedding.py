@@ -15,6 +15,7 @@ from bert_keras.encoder import BertEncoder, encoder_inputs, gather_positions, po
 from bert_keras.errors import BertKerasError
 from bert_keras.features import EMBEDDING_OUTPUT, ENCODER_OUTPUTS, EXAMPLE_INDEX, INPUT_MASK, WORD_INDEX
 from bert_keras.json_files import FLAG, one_of, whole
+from bert_keras.pooling import mean_of_tokens
 from bert_keras.text.preprocessing import Preprocessor
 from tasks.data_files import Source
 from tasks.features.extract import Words
@@ -27,7 +28,7 @@ VECTOR = "embedding"
 
 
 def _mean(states: Any, mask: Any, position: Any) -> Any:
-    return ops.sum(states * mask, axis=1) / ops.maximum(ops.sum(mask, axis=1), 1)
+    return mean_of_tokens(states, mask)
 
 
 def _cls(states: Any, mask: Any, position: Any) -> Any:

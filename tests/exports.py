@@ -14,7 +14,6 @@ from runs import ROOT, write_checkpoint
 
 from bert_keras import checkpoints
 from bert_keras.encoder import BertEncoder
-from bert_keras.features import POOLED_OUTPUT
 from bert_keras.text.preprocessing import Preprocessor
 from savedmodels.export import servable_of
 from savedmodels.model_card import answers_of, signature_table
@@ -50,7 +49,6 @@ def untrained(task: Task, checkpoint: Path) -> Run:
     """A run as `load_run` makes it, from a checkpoint and a head that starts at random."""
     source = checkpoints.read(checkpoint)
     encoder = BertEncoder(source.config, outputs=task.outputs)
-    encoder.pooler.trainable = POOLED_OUTPUT in task.outputs
     checkpoints.assign(source, encoder)
     preprocess = Preprocessor(checkpoints.tokenizer_of(source), seq_length=40, pad_to_longest=True)
     return Run(task=task, preprocess=preprocess, model=task.model(encoder), path=checkpoint)

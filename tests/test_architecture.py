@@ -74,6 +74,7 @@ FLOORS = (
             "bert_keras.checkpoints",
             "bert_keras.hub_layer",
             "bert_keras.preprocessor_layer",
+            "bert_keras.pooling",
             "bert_keras.registration",
             "bert_keras.signals",
             "bert_keras.console",
@@ -87,6 +88,7 @@ FLOORS = (
             "tasks",
             "tasks.features",
             "tasks.features.layers",
+            "tasks.features.mix",
             "tasks.features.parquet_file",
             "tasks.settings",
             "tasks.folders",
@@ -375,7 +377,7 @@ def test_build_runs_every_test():
 
 
 def test_tests_that_need_the_parity_extra_are_marked():
-    extra, unmarked = {"jax", "tokenizers", "torch", "transformers"}, []
+    extra, unmarked = {"accelerate", "jax", "tokenizers", "torch", "transformers"}, []
     for file in sorted((ROOT / "tests").glob("test_*.py")):
         tests = (node for node in ast.parse(file.read_text()).body if isinstance(node, ast.FunctionDef))
         for test in (test for test in tests if test.name.startswith("test_")):

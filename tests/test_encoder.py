@@ -799,3 +799,16 @@ def test_dense_keeps_the_leading_axes():
     for shape in ((5, 4), (2, 5, 4), (2, 3, 5, 4)):
         x = np.random.default_rng(0).normal(size=shape).astype("float32")
         np.testing.assert_allclose(array(dense(x)), x @ array(dense.kernel) + [0, 1, 2], atol=1e-6)
+
+
+def test_an_encoder_that_computes_no_pooled_output_does_not_train_its_pooler(recwarn):
+    config = BertConfig(vocab_size=9, hidden_size=8, num_layers=1, num_heads=2, intermediate_size=16)
+    encoder = BertEncoder(config, outputs=["sequence_output"])
+    inputs = encoder_inputs()
+    model = keras.Model(inputs, encoder(inputs)["sequence_output"][:, 0])
+    model.compile("sgd", "mse")
+    x = {name: np.ones((2, 4), np.int32) for name in ("input_word_ids", "input_mask")}
+    x["input_type_ids"] = np.zeros((2, 4), np.int32)
+    model.fit(x, np.zeros((2, config.hidden_size)), verbose=0)
+    assert not [str(caught.message) for caught in recwarn if "Gradients do not exist" in str(caught.message)]
+    assert encoder.pooler.trainable_variables == [] and BertEncoder(config).pooler.trainable

@@ -474,6 +474,16 @@ def _(folder):
     np.testing.assert_array_equal(answers(reloaded(model, folder)), answers(model))
 
 
+@idiom("`MeanPooling`")
+def _(folder):
+    model = with_layer(bk.MeanPooling())
+    same = keras.Model(model.input, keras.layers.GlobalAveragePooling1D()(model.layers[-1].input))
+    np.testing.assert_allclose(answers(model), answers(same), atol=1e-5)
+    np.testing.assert_array_equal(answers(reloaded(model, folder)), answers(model))
+    with pytest.raises(ValueError, match="padding would count"):
+        bk.MeanPooling()(np.zeros((2, 5, 8), np.float32))
+
+
 @idiom("`LSTM`, `Attention`, `MultiHeadAttention` on `sequence_output`")
 def _():
     attention = keras.layers.MultiHeadAttention(2, 8)

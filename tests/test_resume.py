@@ -62,7 +62,7 @@ def test_killed_runs_end_with_the_same_bits(tmp_path):
         assert results(tmp_path / killed) == results(tmp_path / unbroken), (first, second)
         weights = [(tmp_path / run / "model.safetensors").read_bytes() for run in (killed, unbroken)]
         assert weights[0] == weights[1], (first, second)
-        assert [file.name for file in (tmp_path / killed / CHECKPOINTS).iterdir()] == [SETTINGS]
+        assert list((tmp_path / killed / CHECKPOINTS).glob("ckpt-*.index")), "saves that were asked for stay"
 
 
 # -----------------------------------------------------------------------------------------------------------

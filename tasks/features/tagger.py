@@ -27,6 +27,7 @@ from tasks import metrics
 from tasks.batches import count
 from tasks.features.cache import Cache
 from tasks.features.layers import LAYERS, places_of
+from tasks.features.mix import ScalarMix
 from tasks.folders import Folder, check_equal
 from tasks.ner.task import TAGS, Conll
 from tasks.settings import MAX_OPTION, TaggerHparams
@@ -37,28 +38,6 @@ from tasks.training.plan import Monitor, Plan, Stage
 BUCKETS = (9, 17, 25, 33, 49, 65)  # lengths in words: sentences between two bounds share batches
 PREDICT_BATCH = 128  # sentences; a step of the BiLSTM takes nearly as long with 32
 TAGGER, WEIGHTS = "tagger.json", "tagger.safetensors"
-
-
-@keras.saving.register_keras_serializable("bert_keras")
-class ScalarMix(keras.layers.Layer):
-    """gamma * sum over k of softmax(weights)_k * x_k: float [..., K, H] -> [..., H] (Peters et al. 2018, ELMo, eq. 1).
-
-    All weights start equal; gamma starts at 1.
-    """
-
-    def build(self, input_shape: Any) -> None:
-        """Creates both variables: weights [K], gamma []."""
-        self.weight = self.add_weight(shape=(input_shape[-2],), initializer="zeros", name="weight")
-        self.gamma = self.add_weight(shape=(), initializer="ones", name="gamma")
-        self.built = True
-
-    def call(self, x: Any) -> Any:
-        """Float [..., K, H] -> [..., H]."""
-        return self.gamma * ops.sum(ops.softmax(self.weight)[:, None] * x, axis=-2)
-
-    def compute_output_shape(self, input_shape: Any) -> tuple[Any, ...]:
-        """[..., K, H] -> [..., H]."""
-        return (*input_shape[:-2], input_shape[-1])
 
 
 def tagger_model(

@@ -67,8 +67,8 @@ def train(
 ) -> dict[str, Any]:
     """Trains as planned, or resumes the unfinished run of the same plan in `output`; returns the content of results.json.
 
-    save_every: steps between two saves; None saves at the end of each epoch; 0 saves nothing, so that an interrupted run starts
-        again
+    save_every: steps between two saves, which stay; None saves at the end of each epoch, and removes the saves when the run is
+        finished; 0 saves nothing, so that an interrupted run starts again
     verbose: 0 logs no lines inside epochs; 1 shows a progress bar; 2 logs lines inside long epochs; "auto" is 1 in a terminal,
         else 2
     log: receives a line for each epoch, and the other messages
@@ -109,7 +109,8 @@ def train(
         except KeyboardInterrupt as error:
             raise type(error)(_where_stopped(saver, plan.steps)) from None
         folder.finish(results)
-        saver.remove()
+        if save_every is None:
+            saver.remove()
         if stop.signal is not None:  # after the last step
             raise type(stop.error)(f"stopped; {folder.path} is finished")
     return results

@@ -19,7 +19,6 @@ from bert_keras import checkpoints
 from bert_keras.config import LIMITS, BertConfig
 from bert_keras.encoder import BertEncoder
 from bert_keras.errors import BertKerasError, MissingFileError
-from bert_keras.features import POOLED_OUTPUT
 from bert_keras.files import digest_of_file, write_json
 from bert_keras.json_files import (
     MAX_JSON_BYTES,
@@ -232,8 +231,6 @@ def run_of(
     seq_length = checkpoint.config.max_length if seq_length is None else seq_length
     check_sizes(checkpoint.config, vocab_size=tokenizer.vocab_size, seq_length=seq_length)
     encoder = BertEncoder(checkpoint.config, outputs=task.outputs)
-    # A model that does not read the pooler needs none.
-    encoder.pooler.trainable = POOLED_OUTPUT in task.outputs
     made = task.model(encoder)
     checkpoints.assign(checkpoint, encoder, **heads_of(made))
     preprocess = Preprocessor(tokenizer, seq_length=seq_length, truncation=truncation, pad_to_longest=True)

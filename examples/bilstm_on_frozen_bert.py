@@ -1,0 +1,37 @@
+"""Trains a BiLSTM that tags words by the features of a frozen BERT: the feature-based approach of the paper (section 5.3).
+
+python examples/bilstm_on_frozen_bert.py bert-base-cased words.txt    ("word tag" lines, a blank line after each sentence)
+"""
+
+import sys
+
+import keras
+
+import bert_keras as bk
+
+checkpoint, file = sys.argv[1:]
+with open(file, encoding="utf-8") as opened:
+    sentences = [
+        [line.split() for line in block.splitlines()] for block in opened.read().strip().split("\n\n")
+    ]
+words = [[word for word, _ in sentence] for sentence in sentences]
+tags = [[tag for _, tag in sentence] for sentence in sentences]  # IOB2: O, B-PER, I-PER, ...
+
+tagger = bk.tagger(checkpoint, entities=sorted({tag[2:] for row in tags for tag in row if tag != "O"}))
+encoder = bk.load_encoder(checkpoint, outputs=["embedding_output", "encoder_outputs"])
+encoder.trainable = False
+inputs = bk.encoder_inputs()
+states = bk.LayerMix("concat_last_four")(
+    encoder(inputs, training=False)
+)  # training=False: no dropout in BERT
+for _ in range(2):
+    states = keras.layers.Bidirectional(keras.layers.LSTM(768, return_sequences=True))(states)
+logits = keras.layers.Dense(len(tagger.problem.label_names))(keras.layers.Dropout(0.5)(states))
+model = bk.TextModel(tagger.problem, tagger.preprocess, keras.Model(inputs, logits))
+model.compile(keras.optimizers.Adam(1e-3))
+model.fit(words, tags, epochs=10, validation_split=0.1)
+
+print(model.evaluate(words, tags, return_dict=True))
+print(model.predict([" ".join(words[0])])["tags"])
+model.save("tagger.keras")
+print("for TensorFlow Serving:", model.export("served/tagger"))

@@ -1,0 +1,38 @@
+"""Continues masked-LM pre-training on your own text, one text a line, and writes a checkpoint to fine-tune.
+
+python examples/continue_pretraining.py bert-base-uncased text.txt
+"""
+
+import sys
+
+import tensorflow as tf
+
+import bert_keras as bk
+from bert_keras import checkpoints
+from bert_keras.objectives import label
+
+checkpoint, file = sys.argv[1:]
+source = checkpoints.read(checkpoint)
+tokenizer = checkpoints.tokenizer_of(source)
+preprocess = bk.Preprocessor(tokenizer, seq_length=128)
+objective = bk.MaskedLM(pieces=bk.Pieces.of(tokenizer), masking=bk.Masking(whole_word=True))
+model = bk.Pretrainer(bk.BertEncoder(source.config), [objective])
+checkpoints.assign(source, model.encoder, fresh=("pooler", "masked_lm"), **model.heads)  # where it lacks them
+
+
+def masked(texts, seed):
+    """Masks the texts of a batch, in another way in each epoch."""
+    return label(preprocess(texts), objectives=[objective], seed=seed)
+
+
+lines = tf.data.TextLineDataset(file).filter(lambda line: tf.strings.length(line) > 0)
+batches = lines.shuffle(10_000).batch(32)
+epochs, steps = 3, sum(1 for _ in batches)
+seeds = tf.data.Dataset.random(seed=1).batch(2)  # goes on through all epochs
+data = tf.data.Dataset.zip(batches.repeat(), seeds).map(masked).prefetch(tf.data.AUTOTUNE)
+rate = bk.WarmupLinearDecay(5e-5, total_steps=epochs * steps, warmup_steps=epochs * steps // 10)
+model.compile(bk.AdamW(rate))
+model.fit(data, epochs=epochs, steps_per_epoch=steps)
+
+trained = checkpoints.collect(source.config, model.encoder, **model.heads)
+checkpoints.write(checkpoints.with_tokenizer(trained, tokenizer), "continued", format="hugging-face")

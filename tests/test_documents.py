@@ -1,0 +1,227 @@
+"""The code of README.md and docs/: Python runs as it stands, commands run or have flags that exist, and the rest has a reason.
+
+One folder stands for the reader's: it holds what the documents name, as small as it gets.
+"""
+
+import contextlib
+import importlib.util
+import os
+import re
+import shlex
+
+import keras
+import pytest
+import runs
+
+from bert_keras.cli import parser
+
+DOCUMENTS = [
+    "README.md",
+    "CONTRIBUTING.md",
+    *sorted(f"docs/{f.name}" for f in (runs.ROOT / "docs").glob("*.md")),
+]
+# The documents whose Python another test runs, and that test's file.
+RUN_ELSEWHERE = {
+    "docs/your_own_task.md": "test_your_own_task.py",
+    "docs/text_models.md": "test_text_models.py",
+}
+# Lines that are no command of ours, by their first word: why they do not run here.
+NOT_RUN = {
+    "python3": "sets up an environment; `.ci/run` runs the two of README.md",
+    ".venv/bin/pip": "installs from the network",
+    ".venv/bin/python": "unpacks what pip has downloaded",
+    ".venv-model-garden/bin/pytest": "needs an environment of its own; CONTRIBUTING.md says when it was run",
+    ".venv-lowest/bin/pytest": "needs an environment of its own; CONTRIBUTING.md says what was run",
+    "uv": "makes an environment",
+    "npm": "fetches Bazel; docs/bazel.md says which versions were run",
+    "cd": "belongs to the Bazel of docs/bazel.md",
+    "touch": "belongs to the Bazel of docs/bazel.md",
+    "printf": "belongs to the Bazel of docs/bazel.md",
+    "echo": "belongs to the Bazel of docs/bazel.md",
+    "hf": "downloads from the Hugging Face Hub",
+    "python": "trains for hours; benchmarks/README.md says when it was run",
+}
+# Our commands that are read by their own parser but do not run here. All others of README.md run.
+NOT_RUN_HERE = {
+    "bert-keras demo": "downloads 90 MB; `.ci/run` or a person runs it",
+    "bert-keras serve": "waits for requests; test_serve.py",
+    "bert-keras glue": "trains 60 times; test_glue_protocol.py",
+    "bert-keras vocab": "test_vocabulary.py",
+    "bert-keras instances": "test_dataset.py",
+    "bert-keras pretrain": "trains a million steps; test_pretrain.py",
+    "bert-keras fill-mask": "reads what pretrain wrote; test_fill_mask.py",
+    "bert-keras ablate": "pre-trains; test_ablations.py",
+    "bert-keras finetune --task squad2.0": "test_squad.py",
+    "bert-keras finetune --task conll2003": "test_conll.py",
+    "bert-keras finetune --task sst2 --data glue/SST-2 --checkpoint runs/bert": "reads what pretrain wrote",
+    "bert-keras features": "test_feature_based.py",
+}
+
+
+def text_of(document):
+    return (runs.ROOT / document).read_text(encoding="utf-8")
+
+
+def fenced(document, language):
+    return re.findall(rf"(?ms)^```{language}\n(.*?)^```$", text_of(document))
+
+
+def indented(document):
+    """The lines of indented blocks; a backslash joins two."""
+    rest = re.sub(r"(?ms)^```.*?^```$", "", text_of(document)).replace("\\\n", " ")
+    return [
+        line.strip()
+        for block in re.findall(r"(?:^|\n)\n((?:    .*\n)+)", rest)
+        for line in block.splitlines()
+    ]
+
+
+def commands(document):
+    return [
+        line.split("    #")[0].removeprefix(".venv/bin/")
+        for line in [*indented(document), *"\n".join(fenced(document, "(?:bash|sh)?")).splitlines()]
+        if line.startswith(("bert-keras ", ".venv/bin/bert-keras "))
+    ]
+
+
+def parses(command):
+    """True where each word is a flag that exists, with a value that it takes."""
+    words = shlex.split(command.split(" | ")[0].split(" > ")[0].split(" && ")[0])
+    try:
+        parser(words[1:2]).parse_args(words[1:])
+    except SystemExit:
+        return False
+    return True
+
+
+@pytest.mark.parametrize("document", [name for name in DOCUMENTS if commands(name)])
+def test_the_flags_of_every_documented_command_exist(document, capsys):
+    wrong = [command for command in commands(document) if not parses(command)]
+    assert wrong == [], capsys.readouterr().err
+
+
+def test_a_wrong_flag_is_noticed(capsys):
+    assert parses("bert-keras finetune --task sst2 --checkpoint minilm --output run")
+    assert not parses("bert-keras finetune --task sst2 --checkpoint minilm --output run --no-such-flag")
+
+
+@pytest.mark.parametrize("document", DOCUMENTS)
+def test_every_block_is_python_or_a_command_or_a_listing(document):
+    first = {line.split()[0] for line in indented(document) if line}
+    shell = {
+        word
+        for word in first
+        if re.match(r"[.\w/-]*(python3?|pip|pytest|uv|npm|cd|touch|printf|echo|hf)$", word)
+    }
+    assert shell <= {*NOT_RUN}, "give the command a reason in NOT_RUN, or run it"
+    languages = set(re.findall(r"(?m)^```(\w*)\n", text_of(document)))
+    assert languages <= {"", "python", "text", "bash", "json", "csv"}
+    code = [
+        line for line in indented(document) if re.match(r"(import|from|with) \w|\w+ = \w+\.|model\.", line)
+    ]
+    assert code == [], "Python stands in ```python blocks, which run"
+
+
+def test_the_api_page_is_what_the_docstrings_say():
+    path = runs.ROOT / "docs" / "make_api.py"
+    spec = importlib.util.spec_from_file_location("make_api", path)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    assert module.page() == text_of("docs/api.md"), "docs/api.md is old: python docs/make_api.py"
+    names = {name for names in module.SECTIONS.values() for name in names}
+    assert names == {*module.bert_keras.__all__}, "every public name has a section"
+
+
+# -----------------------------------------------------------------------------------------------------------
+# Running
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    """The reader's folder."""
+    folder = tmp_path_factory.mktemp("reader")
+    sizes = {"hidden_size": 16, "intermediate_size": 32, "num_layers": 4, "max_positions": 512}
+    runs.write_checkpoint(folder / "minilm", **sizes, initializer_range=0.02)
+    for name in ("bert-base", "bert-base-cased", "bert-base-uncased"):
+        (folder / name).symlink_to("minilm")
+    runs.write_data(folder / "glue" / "SST-2", "sst2")
+    (folder / "reviews.txt").write_text("a good film\na dull plot\n")
+    (folder / "conll2003").mkdir()
+    sentence = "the DT O O\nactor NN O I-PER\nis VBZ O O\ngood JJ O O\n\n"
+    for name in ("train.txt", "valid.txt"):
+        (folder / "conll2003" / name).write_text(f"-DOCSTART- -X- O O\n\n{sentence * 6}")
+    return folder
+
+
+@pytest.fixture
+def reader(folder, monkeypatch):
+    monkeypatch.chdir(folder)
+    yield folder
+    keras.config.set_dtype_policy("float32")
+
+
+def run_python(document, names=None):
+    names = names or {}
+    for block in fenced(document, "python"):
+        exec(compile(block, f"{document}: {block.splitlines()[0]}", "exec"), names)
+    return names
+
+
+@contextlib.contextmanager
+def with_words(capfd, wanted):
+    yield
+    printed = capfd.readouterr().out
+    assert [word for word in wanted if word not in printed] == []
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_readme_runs(reader, capfd):
+    runnable = [line for line in commands("README.md") if not line.startswith(tuple(NOT_RUN_HERE))]
+    order = sorted(
+        runnable,
+        key=lambda line: (
+            ["finetune", "evaluate", "predict"].index(line.split()[1])
+            if line.split()[1] in ("finetune", "evaluate", "predict")
+            else 3
+        ),
+    )
+    assert len(order) >= 8
+    for line in order:
+        code, _, err = runs.run_command(capfd, *shlex.split(line)[1:])
+        assert code == 0, f"{line}: {err[-2000:]}"
+    with with_words(capfd, ["label"]):
+        names = run_python("README.md")
+    assert names["answers"]["probabilities"].shape == (1, 2)
+    assert (reader / "runs/bilstm/results.json").is_file()
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+@pytest.mark.filterwarnings("ignore")  # Keras' own
+@pytest.mark.parametrize("document", ["docs/recipes.md", "docs/keras.md"])
+def test_python_runs(document, reader, capfd):
+    run_python(document)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_the_python_of_serving_and_hub_runs(reader, capfd):
+    exported = ["finetune --task sst2 --data glue/SST-2 --checkpoint minilm --output runs/s --epochs 1"]
+    exported += [
+        "export --run runs/s --output served/sst2",
+        *(line.split(" ", 1)[1] for line in commands("docs/hub.md")),
+    ]
+    for line in exported:
+        if line.startswith(("export", "hub")) or not os.path.exists("runs/s"):
+            code, _, err = runs.run_command(capfd, *shlex.split(line))
+            assert code == 0, err[-2000:]
+    assert all(gradient is not None for gradient in run_python("docs/serving.md")["gradients"])
+    run_python("docs/hub.md")
+    assert {*RUN_ELSEWHERE} | {
+        "README.md",
+        "docs/recipes.md",
+        "docs/keras.md",
+        "docs/serving.md",
+        "docs/hub.md",
+    } == {document for document in DOCUMENTS if fenced(document, "python")}

@@ -1,0 +1,104 @@
+"""The scripts of examples/, each run in a process of its own on a small checkpoint and small files."""
+
+import json
+
+import forked
+import keras
+import numpy as np
+import pytest
+import runs
+import tensorflow as tf
+
+import bert_keras as bk
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
+EXAMPLES = {file.name: file for file in (runs.ROOT / "examples").glob("*.py")}
+TEXTS = runs.texts(48, seed=3)
+PEOPLE = [["the", "actor", "is", "good"], ["bad", "plot", "and", "dull"]] * 12
+TAGS = [["O", "B-PER", "O", "O"], ["O", "B-LOC", "I-LOC", "O"]] * 12
+
+
+@pytest.fixture
+def run(tmp_path):
+    """Runs an example in a folder with a checkpoint and returns what it printed."""
+    sizes = {"max_positions": 512, "initializer_range": 0.02}
+
+    def run(name, *files, num_layers=1, **changes):
+        runs.write_checkpoint(tmp_path / "checkpoint", num_layers=num_layers, **sizes)
+        code = EXAMPLES[name].read_text()
+        for old, new in changes.values():
+            assert old in code
+            code = code.replace(old, new)
+        (tmp_path / name).write_text(code)
+        done = forked.run(tmp_path / name, "checkpoint", *files, cwd=tmp_path)
+        assert done.returncode == 0, done.stderr[-3000:]
+        return done.stdout
+
+    return run
+
+
+def test_each_example_has_under_40_lines():
+    assert len(EXAMPLES) == 6
+    assert {name for name, file in EXAMPLES.items() if len(file.read_text().splitlines()) >= 40} == set()
+
+
+def test_classify(run, tmp_path):
+    rows = [f'"{text}, {text}",{"good" if "good" in text else "bad"}' for text in TEXTS]
+    (tmp_path / "reviews.csv").write_text("\n".join(["text,label", *rows]) + "\n")
+    printed = run("classify.py", "reviews.csv")
+    model = bk.load(tmp_path / "classifier.keras")
+    assert model.problem.label_names == ("bad", "good")
+    served = tf.saved_model.load(str(tmp_path / "served/classifier/1")).signatures["serving_default"]
+    answer = served(text=tf.constant([TEXTS[0]]))["label"].numpy()[0].decode()
+    assert model.predict([TEXTS[0]], verbose=0)["label"][0] == answer and "served/classifier/1" in printed
+
+
+def test_answer_questions(run, tmp_path):
+    context = "the plot is good and the film very dull"
+    answers = [{"text": "very dull", "answer_start": context.index("very dull")}]
+    questions = [{"id": str(i), "question": "the film", "answers": answers} for i in range(8)]
+    written = json.dumps({"data": [{"title": "t", "paragraphs": [{"context": context, "qas": questions}]}]})
+    (tmp_path / "squad.json").write_text(written)
+    printed = run("answer_questions.py", "squad.json", "squad.json")
+    assert "exact_match" in printed and printed.count("->") == 5
+    assert (tmp_path / "question_answerer.keras").is_file()
+
+
+def test_bilstm_on_frozen_bert(run, tmp_path):
+    blocks = ["\n".join(map(" ".join, zip(*pair, strict=True))) for pair in zip(PEOPLE, TAGS, strict=True)]
+    (tmp_path / "words.txt").write_text("\n\n".join(blocks) + "\n")
+    small = {"units": ("LSTM(768", "LSTM(16"), "rate": ("Adam(1e-3)", "Adam(2e-2)")}
+    printed = run("bilstm_on_frozen_bert.py", "words.txt", num_layers=4, **small)
+    assert "O B-PER O O" in printed, "it learned the first sentence"
+    model = bk.load(tmp_path / "tagger.keras")
+    before = bk.load_encoder(tmp_path / "checkpoint", outputs=["embedding_output", "encoder_outputs"])
+    for old, new in zip(before.weights, model.encoder.weights, strict=True):
+        np.testing.assert_array_equal(old, new, err_msg=old.path)  # the encoder was frozen
+    served = tf.saved_model.load(str(tmp_path / "served/tagger/1")).signatures["serving_default"]
+    assert served(text=tf.constant(["the actor is good"]))["entity_label"].numpy().tolist() == [[b"PER"]]
+
+
+def test_continue_pretraining(run, tmp_path):
+    (tmp_path / "text.txt").write_text("\n".join([*TEXTS, ""]))
+    run("continue_pretraining.py", "text.txt")
+    old, new = (bk.load_encoder(tmp_path / name).get_weights() for name in ("checkpoint", "continued"))
+    assert any(np.abs(a - b).max() > 1e-6 for a, b in zip(old, new, strict=True)), "it trained"
+    assert bk.masked_lm(tmp_path / "continued").predict(["the [MASK] is"], verbose=0)[
+        "mask_tokens"
+    ].shape == (1, 1, 5)
+
+
+def test_two_towers(run, tmp_path):
+    (tmp_path / "pairs.tsv").write_text("".join(f"{text}\t{text}\n" for text in TEXTS))
+    printed = run("two_towers.py", "pairs.tsv")
+    assert [line.split(" -> ")[0] for line in printed.splitlines() if " -> " in line] == TEXTS[:5]
+    tower = keras.models.load_model(tmp_path / "tower.keras")
+    preprocess = bk.Preprocessor(bk.load_tokenizer(tmp_path / "checkpoint"), seq_length=16)
+    vectors = tower.predict(preprocess(tf.constant(TEXTS)), verbose=0)
+    np.testing.assert_allclose(np.linalg.norm(vectors, axis=1), 1, atol=1e-5)
+
+
+def test_mirrored(run, tmp_path):
+    fetched = "from tensorflow_datasets.testing import mock_data\nmock = mock_data(num_examples=40)\nmock.__enter__()\n"
+    run("mirrored.py", data=("import bert_keras as bk\n", f"import bert_keras as bk\n{fetched}"))
+    assert keras.models.load_model(tmp_path / "sst2.keras").output_shape == (None, 2)
