@@ -4,6 +4,8 @@ import codecs
 import contextlib
 import gzip
 import io
+import sys
+import urllib.parse
 import zlib
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -11,7 +13,7 @@ from typing import IO, Any
 
 import tensorflow as tf
 
-from bert_keras.errors import BertKerasError, MissingFileError
+from bert_keras.errors import BertKerasError, MissingFileError, first_line
 from bert_keras.paths import path_of
 
 # A folder of files with their official names, one file for every split, or one file for each split.
@@ -19,6 +21,8 @@ Source = str | Path | Mapping[str, str | Path]
 
 MAX_LINE_BYTES = 100_000_000  # the longest line
 MAX_UNPACKED_BYTES = 250_000_000  # the largest file read into memory, and the largest unpacked gzip file
+# Seconds until a download gives up: to connect, and between two parts of an answer.
+CONNECT_SECONDS, ANSWER_SECONDS = 5, 60
 
 
 def split_file(source: Source, split: str, names: Mapping[str, tuple[str, ...]]) -> Path:
@@ -119,7 +123,7 @@ def numbered_lines(path: Path) -> Iterator[tuple[int, str]]:
                 raise BertKerasError(
                     f"{path} unpacks to over {MAX_UNPACKED_BYTES:,} bytes; unpack it, if you trust it."
                 )
-            line = line.removeprefix(codecs.BOM_UTF8) if number == 1 else line
+            line = line.removeprefix(codecs.BOM_UTF8)  # in joined files, any line may start with it
             try:
                 text = line.decode()
             except UnicodeDecodeError as error:
@@ -152,9 +156,49 @@ def load_tfds(name: str, split: str, *, instead: str) -> tuple[tf.data.Dataset, 
     import tensorflow_datasets as tfds
 
     try:
-        return tfds.load(name, split=split, with_info=True)
+        with _fails_fast(), contextlib.redirect_stdout(io.StringIO()):
+            return tfds.load(name, split=split, with_info=True)
     except Exception as error:  # downloading, unpacking and writing raise many types
-        reason = str(error).split("\n")[0]
         raise MissingFileError(
-            f"{name} cannot be loaded from TensorFlow Datasets ({type(error).__name__}: {reason}); give {instead}."
+            f"{name} cannot be loaded from TensorFlow Datasets ({_reason(error)}); give {instead}."
         ) from error
+
+
+@contextlib.contextmanager
+def _fails_fast() -> Iterator[None]:
+    """TensorFlow Datasets gives up at a host that does not answer, and shows progress bars only on a terminal.
+
+    By itself it repeats each request ten times with growing pauses, without a time limit. A busy server is still asked ten times.
+    """
+    import requests
+    import tensorflow_datasets as tfds
+
+    adapters: Any = requests.adapters
+    usual: Any = adapters.HTTPAdapter
+
+    class Impatient(usual):
+        max_retries: Any
+
+        def __init__(self, *given: Any, **named: Any) -> None:
+            super().__init__(*given, **named)
+            self.max_retries = self.max_retries.new(connect=1, read=1)
+
+        def send(self, request: Any, timeout: Any = None, **settings: Any) -> Any:
+            return super().send(request, timeout=timeout or (CONNECT_SECONDS, ANSWER_SECONDS), **settings)
+
+    if not sys.stderr.isatty():
+        tfds.disable_progress_bar()
+    adapters.HTTPAdapter = Impatient
+    try:
+        yield
+    finally:
+        adapters.HTTPAdapter = usual
+
+
+def _reason(error: Exception) -> str:
+    """The cause of a failed download in a few words."""
+    import requests
+
+    if isinstance(error, requests.exceptions.ConnectionError) and error.request is not None:
+        return f"{urllib.parse.urlsplit(str(error.request.url)).hostname} does not answer"
+    return f"{type(error).__name__}: {first_line(error)}"
