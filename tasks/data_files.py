@@ -7,14 +7,15 @@ import io
 import sys
 import urllib.parse
 import zlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, TYPE_CHECKING, Any
 
-import tensorflow as tf
-
-from bert_keras.errors import BertKerasError, MissingFileError, first_line
+from bert_keras.errors import BertKerasError, MissingFileError, first_line, listed
 from bert_keras.paths import path_of
+
+if TYPE_CHECKING:  # slow to import, and the flags of commands need none of it
+    import tensorflow as tf
 
 # A folder of files with their official names, one file for every split, or one file for each split.
 Source = str | Path | Mapping[str, str | Path]
@@ -55,7 +56,8 @@ def split_file(source: Source, split: str, names: Mapping[str, tuple[str, ...]])
 
 def listing(folder: Path) -> str:
     """The first names in a folder, for an error."""
-    return ", ".join(sorted(entry.name for entry in folder.iterdir())[:10]) or "no files"
+    names = sorted(entry.name for entry in folder.iterdir())
+    return listed(names, 10) if names else "no files"
 
 
 @contextlib.contextmanager
@@ -93,7 +95,7 @@ def read_text(path: Path) -> str:
         raise _not_utf8(path, line, byte, data[at]) from error
 
 
-def _not_utf8(path: Path, line: int, byte: int, value: int) -> BertKerasError:
+def _not_utf8(path: object, line: int, byte: int, value: int) -> BertKerasError:
     where = f"{path}, line {line}, byte {byte}"
     return BertKerasError(f"{where}: 0x{value:02x} is not UTF-8; save the file as UTF-8.")
 
@@ -110,30 +112,54 @@ def bounded_lines(file: IO[bytes], name: object) -> Iterator[bytes]:
         yield line
 
 
-def numbered_lines(path: Path) -> Iterator[tuple[int, str]]:
-    """Yields the number, from 1, and the text of each line. Only a newline ends a line: U+2028 is text.
+def decoded_lines(lines: Iterable[bytes], name: object) -> Iterator[tuple[int, str]]:
+    """Yields the number, from 1, and the text of each line, with its end and without a byte order mark.
 
-    Raises BertKerasError as `read_text` and `bounded_lines`; the size limit holds for gzipped files only.
+    Raises BertKerasError for bytes that are not UTF-8, with line and byte.
     """
-    unpacked = 0
+    for number, line in enumerate(lines, start=1):
+        line = line.removeprefix(codecs.BOM_UTF8)  # in joined files, any line may start with it
+        try:
+            text = line.decode()
+        except UnicodeDecodeError as error:
+            raise _not_utf8(name, number, error.start + 1, line[error.start]) from error
+        yield number, text
+
+
+def without_end(line: str) -> str:
+    """A line without its newline, or carriage return and newline."""
+    return line.removesuffix("\n").removesuffix("\r")
+
+
+def ended_lines(path: Path) -> Iterator[tuple[int, str]]:
+    """Yields the `decoded_lines` of a plain or gzipped file. Only a newline ends a line: U+2028 is text.
+
+    Raises BertKerasError as `decoded_lines` and `bounded_lines`, and for a gzipped file over MAX_UNPACKED_BYTES.
+    """
     with _opened(path) as (file, packed):
-        for number, line in enumerate(bounded_lines(file, path), start=1):
-            unpacked += len(line)
-            if packed and unpacked > MAX_UNPACKED_BYTES:
-                raise BertKerasError(
-                    f"{path} unpacks to over {MAX_UNPACKED_BYTES:,} bytes; unpack it, if you trust it."
-                )
-            line = line.removeprefix(codecs.BOM_UTF8)  # in joined files, any line may start with it
-            try:
-                text = line.decode()
-            except UnicodeDecodeError as error:
-                raise _not_utf8(path, number, error.start + 1, line[error.start]) from error
-            yield number, text.removesuffix("\n").removesuffix("\r")
+        lines = bounded_lines(file, path)
+        yield from decoded_lines(_bounded_sum(lines, path) if packed else lines, path)
 
 
-def nonblank_lines(path: Path) -> Iterator[tuple[int, str]]:
-    """Yields the `numbered_lines` that are not blank."""
-    return ((number, line) for number, line in numbered_lines(path) if line.strip())
+def _bounded_sum(lines: Iterable[bytes], path: Path) -> Iterator[bytes]:
+    unpacked = 0
+    for line in lines:
+        unpacked += len(line)
+        if unpacked > MAX_UNPACKED_BYTES:
+            raise BertKerasError(
+                f"{path} unpacks to over {MAX_UNPACKED_BYTES:,} bytes; unpack it, if you trust it."
+            )
+        yield line
+
+
+def numbered_lines(path: Path) -> Iterator[tuple[int, str]]:
+    """Yields the `ended_lines` without their ends."""
+    return ((number, without_end(line)) for number, line in ended_lines(path))
+
+
+def nonblank_lines(path: Path, *, spaces: bool = True) -> Iterator[tuple[int, str]]:
+    """Yields the `numbered_lines` that are not blank. spaces: True if a line of spaces is blank too."""
+    return ((number, line) for number, line in numbered_lines(path) if (line.strip() if spaces else line))
 
 
 def check_text(where: str, *texts: str) -> None:
@@ -145,7 +171,7 @@ def check_text(where: str, *texts: str) -> None:
         raise BertKerasError(f"{where}: {half} is half a character; write the whole character.") from error
 
 
-def load_tfds(name: str, split: str, *, instead: str) -> tuple[tf.data.Dataset, Any]:
+def load_tfds(name: str, split: str, *, instead: str) -> "tuple[tf.data.Dataset, Any]":
     """A split from TensorFlow Datasets, and the info of its builder.
 
     instead: the source that the error recommends

@@ -230,11 +230,14 @@ CASES = {
     ),
     # The input of predict.
     "no input": Case(command=[*PREDICT, "--input", "none.txt"], message="no file at none.txt; give a file"),
-    "input is a folder": Case(command=[*PREDICT, "--input", "data"], message="no file at data; give a file"),
+    "input is a folder": Case(
+        command=[*PREDICT, "--input", "data"],
+        message="data, which is a folder with dev.tsv, train.tsv; give a file",
+    ),
     "input not UTF-8": Case(
         command=PREDICT,
         broken=append("lines.txt", b"\xe9\n"),
-        message="lines.txt, line 2: .* give sentence in UTF-8",
+        message="lines.txt, line 2, byte 1: 0xe9 is not UTF-8; save",
     ),
 }
 
