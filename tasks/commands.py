@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from bert_keras.console import PATH, SEVERAL, Command, progress, start, table
-from bert_keras.errors import BertKerasError, MissingFileError
+from bert_keras.errors import BertKerasError, MissingFileError, listed
 from bert_keras.settings import add_flags, given_settings, names_of, spelled
 from tasks.example_files import FORMATS_NOTES, STANDARD_INPUT, read_examples
 from tasks.settings import (
@@ -144,6 +144,9 @@ def _run_finetune(args: argparse.Namespace) -> None:
     _check_dev(args.data, args.dev_data, fraction)
     source = {"train": args.data, "validation": args.dev_data} if args.dev_data else args.data
     task = open_task(args.task, source, **given_settings(args, *TASK_OPTIONS))
+    if task.columns and args.data:
+        labels = f"labels: {listed(task.label_names)}" if task.label_names else "label: a score"
+        print(f"text: {', '.join(task.columns.values())}; {labels}")
     hparams = Hparams(**{**task.defaults, **given_settings(args, Hparams)})
     if fraction is not None and pathlib.Path(args.data).is_dir():
         _check_no_dev_split(task, args.data)

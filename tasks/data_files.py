@@ -50,8 +50,14 @@ def split_file(source: Source, split: str, names: Mapping[str, tuple[str, ...]])
             )
         return found
     if not path.is_file():
-        raise MissingFileError(f"there is no {path}; give a file, or a folder of files.")
+        raise missing_source(path)
     return path
+
+
+def missing_source(path: Path) -> MissingFileError:
+    """The error about a source that does not exist, with the names beside it."""
+    beside = f" ({path.parent} has {listing(path.parent)})" if path.parent.is_dir() else ""
+    return MissingFileError(f"there is no {path}{beside}; give a file, or a folder of files.")
 
 
 def listing(folder: Path) -> str:

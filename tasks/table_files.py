@@ -94,9 +94,14 @@ def read_rows(
     ending, names = _checked_ending(path), column_names(path, header=header)
     for column in columns:
         if names.count(column) != 1:
-            many, there = "more than one" if column in names else "no", ", ".join(map(repr, names))
+            many, there = "more than one" if column in names else "no", ", ".join(map(repr, names)) or "none"
+            hint = (
+                ""
+                if len(names) != 1 or ending not in _SEPARATED
+                else f"; separate columns by {_SEPARATOR[ending]}"
+            )
             raise BertKerasError(
-                f"{path} has {many} column {column!r}; the {_SEPARATED.get(ending, '')}columns are {there}."
+                f"{path} has {many} column {column!r}; the {_SEPARATED.get(ending, '')}columns are {there}{hint}."
             )
     if ending == ".parquet":
         return _parquet_rows(path, columns)
@@ -162,14 +167,16 @@ def _csv_records(path: Path) -> Iterator[tuple[int, list[str]]]:
         except StopIteration:
             return
         except csv.Error as error:
-            raise BertKerasError(f"{path}, line {start}: {_CSV_ERRORS.get(str(error), error)}.") from error
+            message = next((ours for theirs, ours in _CSV_ERRORS.items() if theirs in str(error)), error)
+            raise BertKerasError(f"{path}, line {start}: {message}.") from error
         if values:
             yield start, values
 
 
-# Python's messages, in our words.
+# Parts of Python's messages -> our words.
 _CSV_ERRORS = {
     "unexpected end of data": "a quote is opened in this row and not closed; close it, or double a quote that is text",
+    "new-line character": "there is a carriage return outside quotes; save the file with newlines",
     "',' expected after '\"'": "there is text after a closing quote; double a quote that is text, inside a quoted field",
 }
 

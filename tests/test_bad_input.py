@@ -67,7 +67,9 @@ def remove(*paths: str) -> Callable[[], object]:
 
 CASES = {
     # The data.
-    "no data folder": Case(command=[*FINETUNE, "--data", "none"], message="none is not a folder; .* folder"),
+    "no data folder": Case(
+        command=[*FINETUNE, "--data", "none"], message="there is no none .*run.*; give a file, or a folder"
+    ),
     "no data file": Case(
         command=FINETUNE, broken=remove("data/train.tsv"), message="data has no train.tsv; it has"
     ),

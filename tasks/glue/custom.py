@@ -74,14 +74,19 @@ def _own_row(source: Source, options: ColumnOptions) -> GlueRow:
     train = split_path(empty, "train", source)
     columns = column_names(train)
     text = _text_columns(train, columns, label, options)
-    rows = [*read_rows(train, [label])]
+    names = tuple(map(_text_name, text))
+    if len({*names}) < len(names):
+        raise BertKerasError(
+            f"{train}: the text columns {' and '.join(map(repr, text))} would have one name, {names[0]}; rename one."
+        )
+    rows = [row._replace(values=row.values[-1:]) for row in read_rows(train, [*text, label])]
     if not rows:
         raise BertKerasError(f"{train} has no examples; give at least one line under the header.")
     label_type = options.label_type or _guessed_type(train, label, rows)
     labels = _labels(train, label, rows, label_type)
     row = dataclasses.replace(
         empty,
-        text=tuple(map(_text_name, text)),
+        text=names,
         labels=labels,
         file_labels=labels,
         measures=LABEL_TYPES[label_type].measures,

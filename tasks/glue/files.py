@@ -14,7 +14,7 @@ import tensorflow as tf
 from bert_keras.errors import BertKerasError, MissingFileError, listed
 from bert_keras.json_files import is_finite, short
 from bert_keras.paths import path_of
-from tasks.data_files import Source, check_text, listing, load_tfds
+from tasks.data_files import Source, check_text, listing, load_tfds, missing_source
 from tasks.glue.rows import IDX, LABEL, ROWS, SCORES, STEMS, GlueRow
 from tasks.table_files import find_table, read_rows
 
@@ -38,9 +38,7 @@ def check_source(source: Source) -> None:
     """Raises MissingFileError if a file or folder of the source does not exist."""
     for given in source.values() if isinstance(source, Mapping) else [source]:
         if not path_of(given).exists():
-            raise MissingFileError(
-                f"{given} is not a folder; give the folder that holds the files, or one file."
-            )
+            raise missing_source(path_of(given))
 
 
 def split_path(row: GlueRow, split: str, source: Source) -> Path:
@@ -143,6 +141,7 @@ def _label_parser(row: GlueRow) -> Callable[[Any, str], Any]:
 def label_of(value: Any, where: str) -> str:
     """The name of a label in a file: text without surrounding spaces, a number, or true and false."""
     if isinstance(value, str):
+        check_text(where, value)
         return value.strip()
     if isinstance(value, bool):
         return str(value).lower()
@@ -156,7 +155,8 @@ def labels_of(value: Any, where: str) -> list[str]:
     """Any number of labels: a list, or text with SEPARATOR between them; an empty text has none."""
     if not isinstance(value, str | list):
         raise BertKerasError(
-            f"{where}: the labels are {short(value)}; give a list, or text with {SEPARATOR} between labels."
+            f"{where}: the labels are {'empty' if value is None else short(value)}; give a list, or text with {SEPARATOR} "
+            "between labels."
         )
     if isinstance(value, str):
         value = value.split(SEPARATOR) if value.strip() else []
