@@ -285,3 +285,17 @@ def test_csv_from_training_to_export_by_command(tmp_path, capfd):
     assert code == 0, err
     assert "fresh process" in out
     assert load_run(run, data=path).task.validation_splits == ("validation",)
+
+
+@pytest.mark.slow
+def test_every_command_of_the_page_works_as_it_stands(tmp_path, capfd, monkeypatch):
+    page = (runs.ROOT / "docs" / "data.md").read_text()
+    monkeypatch.chdir(tmp_path)
+    for name, content in re.findall(r"^`([\w.]+)`:\n\n```\w+\n(.*?)```", page, re.M | re.S):
+        (tmp_path / name).write_text(content)
+    runs.write_checkpoint(tmp_path / "minilm", max_positions=128)
+    commands = re.findall(r"^    bert-keras (.*)", page, re.M)
+    assert len(commands) == 7
+    for command in commands:
+        code, _, err = runs.run_command(capfd, *command.split())
+        assert code == 0, (command, err)
