@@ -96,7 +96,7 @@ BAD = [
     ("csv", "text,label\ra,x\r", {}, "train.csv, line 1: there is a carriage return"),
     ("csv", "text;label\na;x\n", {}, "no column 'label'; .* 'text;label'; separate columns by commas"),
     ("csv", "text,label\ncafé,x\n".encode("latin-1"), {}, "train.csv, line 2, byte 4: 0xe9 is not UTF-8"),
-    ("csv", "text,text,label\na,b,x\n", {}, "train.csv: the text columns 'text' and 'text' .* one name"),
+    ("csv", "text,text,label\na,b,x\n", {}, "train.csv has more than one column 'text'"),
     ("csv", "text,label\na,x\nb, \n", {}, "train.csv, line 3: the label is empty"),
     ("csv", "a,b,c,label\n1,2,3,x\n", {}, "text columns 'a', 'b', 'c'; .* --text-column"),
     ("csv", "a,b,label\n1,2,x\n", {"text_column": ["c"]}, "has no column 'c'; .* 'a', 'b', 'label'"),
@@ -146,6 +146,33 @@ def test_columns_by_name_and_names_that_are_no_identifiers(tmp_path):
     got = read(again, "validation")
     assert (got["text_row"].tolist(), got["my_text"].tolist()) == ([b"q", b"s"], [b"p", b"r"])
     assert got["label"].tolist() == [0, 1]
+
+
+@pytest.mark.parametrize(
+    ("columns", "names"),
+    [
+        (["Review Text"], ["Review_Text"]),
+        (["текст"], ["text"]),
+        (["вопрос", "ответ"], ["text_1", "text_2"]),
+        (["class", "7"], ["text_class", "text_7"]),
+    ],
+)
+def test_names_that_a_saved_model_can_have(tmp_path, columns, names):
+    table = as_csv(
+        [("a", "b", "x")[-len(columns) - 1 :], ("c", "d", "y")[-len(columns) - 1 :]], (*columns, "label")
+    )
+    task = Glue.open("custom", write(tmp_path, train_csv=table) / "train.csv")
+    assert list(task.signature()) == names
+    served = tf.function(lambda **texts: texts, input_signature=None)
+    arguments = {name: tf.TensorSpec([None], tf.string, name=name) for name in names}
+    module = tf.Module()
+    module.serve = served.get_concrete_function(**arguments)
+    tf.saved_model.save(module, tmp_path / "saved", signatures={"serving_default": module.serve})
+
+
+def test_columns_of_files_need_files():
+    with pytest.raises(BertKerasError, match="give the files too"):
+        Glue.open("sst2", None, text_column=["a"])
 
 
 def test_any_number_of_labels_in_text_and_in_lists(tmp_path):

@@ -2,6 +2,7 @@
 
 import contextlib
 import dataclasses
+import keyword
 import re
 from collections.abc import Sequence
 from pathlib import Path
@@ -31,6 +32,10 @@ def row_of(name: str, source: Source | None, options: ColumnOptions | None = Non
     Raises BertKerasError for an unreadable file, with its line, and MissingFileError for a missing one.
     """
     options = options or ColumnOptions()
+    if source is None and name != CUSTOM and options != ColumnOptions():
+        raise BertKerasError(
+            "text_column and label_column are columns of files; give the files too (--data)."
+        )
     if name != CUSTOM:
         return _with_columns(ROWS[name], options)
     if source is None:
@@ -74,11 +79,6 @@ def _own_row(source: Source, options: ColumnOptions) -> GlueRow:
     train = split_path(empty, "train", source)
     columns = column_names(train)
     text = _text_columns(train, columns, label, options)
-    names = tuple(map(_text_name, text))
-    if len({*names}) < len(names):
-        raise BertKerasError(
-            f"{train}: the text columns {' and '.join(map(repr, text))} would have one name, {names[0]}; rename one."
-        )
     rows = [row._replace(values=row.values[-1:]) for row in read_rows(train, [*text, label])]
     if not rows:
         raise BertKerasError(f"{train} has no examples; give at least one line under the header.")
@@ -86,7 +86,7 @@ def _own_row(source: Source, options: ColumnOptions) -> GlueRow:
     labels = _labels(train, label, rows, label_type)
     row = dataclasses.replace(
         empty,
-        text=names,
+        text=_text_names(text),
         labels=labels,
         file_labels=labels,
         measures=LABEL_TYPES[label_type].measures,
@@ -110,10 +110,16 @@ def _text_columns(path: Path, columns: Sequence[str], label: str, options: Colum
     return text
 
 
-def _text_name(column: str) -> str:
-    """The name of a text in examples and signatures: the column's, as letters, digits and _."""
-    name = re.sub(r"\W+", "_", column).strip("_")
-    return name if name.isidentifier() and name not in TAKEN else f"text_{name}".rstrip("_")
+def _text_names(columns: Sequence[str]) -> tuple[str, ...]:
+    """The names of the texts in examples and signatures: the columns' names, as ASCII letters, digits and _."""
+    names = []
+    for column in columns:
+        name = re.sub(r"[^A-Za-z0-9_]+", "_", column).strip("_")
+        good = name.isidentifier() and not keyword.iskeyword(name) and name not in TAKEN
+        names.append(name if good else f"text_{name}".rstrip("_"))
+    if len({*names}) < len(names):
+        return tuple(f"{name}_{i}" for i, name in enumerate(names, start=1))
+    return tuple(names)
 
 
 def _guessed_type(path: Path, label: str, rows: Sequence[Row]) -> str:
