@@ -69,11 +69,11 @@ def column_names(path: Path, *, header: Sequence[str] | None = None) -> list[str
     if ending == ".parquet":
         with _opened(path) as file:
             return list(file.schema_arrow.names)
-    if header and ending == ".tsv":
-        next(_records(path, ending), None) or _empty(path, ending)
-        return list(header)
-    first = next(_records(path, ending), None) or _empty(path, ending)
-    return list(first[1])
+    first = next(_records(path, ending), None)
+    if first is None:
+        wanted = "one object per line" if ending == ".jsonl" else f"{_SEPARATED[ending]}lines under a header"
+        raise BertKerasError(f"{path} is empty; give {wanted}.")
+    return list(header) if header and ending == ".tsv" else list(first[1])
 
 
 def read_rows(
@@ -95,11 +95,8 @@ def read_rows(
     for column in columns:
         if names.count(column) != 1:
             many, there = "more than one" if column in names else "no", ", ".join(map(repr, names)) or "none"
-            hint = (
-                ""
-                if len(names) != 1 or ending not in _SEPARATED
-                else f"; separate columns by {_SEPARATOR[ending]}"
-            )
+            other = ending in _SEPARATED and len(names) == 1 and any(mark in names[0] for mark in ",;\t")
+            hint = f"; separate columns by {_SEPARATOR[ending]}" if other else ""
             raise BertKerasError(
                 f"{path} has {many} column {column!r}; the {_SEPARATED.get(ending, '')}columns are {there}{hint}."
             )
@@ -123,13 +120,6 @@ def _checked_ending(path: Path) -> str:
         there = f"; it has {listing(path.parent)}" if path.parent.is_dir() else ""
         raise MissingFileError(f"{path.parent} has no {path.name}{there}.")
     return ending
-
-
-def _empty(path: Path, ending: str) -> Any:
-    wanted = {".jsonl": "one object per line"}.get(
-        ending, f"{_SEPARATED.get(ending, '')}lines under a header"
-    )
-    raise BertKerasError(f"{path} is empty; give {wanted}.")
 
 
 # -----------------------------------------------------------------------------------------------------------

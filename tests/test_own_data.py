@@ -136,6 +136,15 @@ def test_a_parquet_file_that_unpacks_to_far_more_than_its_size_is_refused(tmp_pa
         Glue.open("custom", path).examples("train")
 
 
+def test_a_row_of_csv_is_bounded_where_a_quote_stays_open(tmp_path, monkeypatch):
+    monkeypatch.setattr("tasks.table_files.MAX_LINE_BYTES", 1000)
+    path = write(tmp_path, train_csv='text,label\na,x\n"b,y\n' + "c,x\n" * 1000) / "train.csv"
+    with pytest.raises(
+        BertKerasError, match="train.csv, line 3: the row has over 1,000 bytes; close its quote"
+    ):
+        Glue.open("custom", path)
+
+
 def test_columns_by_name_and_names_that_are_no_identifiers(tmp_path):
     table = as_csv([("1", "p", "q", "x"), ("2", "r", "s", "y")], ("label", "my text", "row", "kind"))
     path = write(tmp_path, train_csv=table) / "train.csv"
