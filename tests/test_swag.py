@@ -453,7 +453,7 @@ def test_one_file_cannot_train_and_evaluate(place, tmp_path, capfd):
     flags = ("--checkpoint", folder / "checkpoint", "--output", tmp_path / "run")
     data = folder / "data" / "train.tsv"
     code, _, err = runs.run_command(capfd, "finetune", "--task", "codah", "--data", data, *flags)
-    assert code == 1 and "is one file; give the dev split's file as --dev-data" in err
+    assert code == 1 and "is one file, without a dev split; give the dev split's file as --dev-data" in err
     flags += (
         "--data",
         data,
