@@ -215,13 +215,12 @@ def _read_examples(
     task: Task, preprocess: Preprocessor, hparams: Hparams, dev_split: str | None
 ) -> _Examples:
     """Reads both splits once. Raises BertKerasError if a split is empty or has no label."""
-    everything = task.examples("train")
     if hparams.dev_fraction is None:
         dev_split = dev_split or next(iter(task.validation_splits), "validation")
-        dev = task.examples(dev_split)
+        dev, everything = task.examples(dev_split), task.examples("train")
     elif dev_split is None:
         dev_split = "held-out"
-        everything, dev = hold_out(everything, fraction=hparams.dev_fraction, seed=hparams.seed)
+        everything, dev = hold_out(task.examples("train"), fraction=hparams.dev_fraction, seed=hparams.seed)
     else:
         raise BertKerasError("dev_split and dev_fraction were given; give one of them.")
     train = take_examples(everything, count=hparams.max_examples, seed=hparams.seed)
