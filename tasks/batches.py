@@ -32,6 +32,30 @@ def take_examples(examples: tf.data.Dataset, *, count: int | None, seed: int) ->
     return examples.shuffle(cardinality(examples), seed=seed, reshuffle_each_iteration=False).take(count)
 
 
+def hold_out(
+    examples: tf.data.Dataset, *, fraction: float, seed: int
+) -> tuple[tf.data.Dataset, tf.data.Dataset]:
+    """Splits examples at random into the rest and the held-out fraction, both in their order. Equal seeds split equally.
+
+    Raises BertKerasError if a part would be empty.
+    """
+    found = cardinality(examples)
+    held = round(found * fraction)
+    if not 0 < held < found:
+        raise BertKerasError(
+            f"a dev_fraction of {fraction:g} of {found} example(s) is {held}; give another fraction, or more examples."
+        )
+    chosen = np.zeros(found, bool)
+    chosen[np.random.default_rng(seed).permutation(found)[:held]] = True
+    where = tf.constant(chosen)
+
+    def part(wanted: bool, size: int) -> tf.data.Dataset:
+        kept = examples.enumerate().filter(lambda row, _: where[row] == wanted).map(lambda _, raw: raw)
+        return kept.apply(tf.data.experimental.assert_cardinality(size))
+
+    return part(False, found - held), part(True, held)
+
+
 def count(elements: tf.data.Dataset) -> int:
     """The number of elements. Iterates over a data set of unknown cardinality."""
     known = int(elements.cardinality())

@@ -17,7 +17,7 @@ import tensorflow as tf
 from keras import ops
 
 from bert_keras.encoder import BertEncoder
-from bert_keras.errors import BertKerasError
+from bert_keras.errors import BertKerasError, listed
 from bert_keras.features import DTYPE, ENCODER_INPUTS, POOLED_OUTPUT
 from bert_keras.heads import ChoiceHead
 from bert_keras.json_files import one_of, parse_json, typed, whole
@@ -252,7 +252,8 @@ def _from_csv(path: Path) -> Iterator[Choice]:
     first, header = next(rows, (1, []))
     if missing := [name for name in ("sent1", "sent2", "ending0") if name not in header]:
         raise BertKerasError(
-            f"{path} has no column {', '.join(missing)}; give sent1, sent2, ending0, ending1, ... and label."
+            f"{path} has no column {', '.join(missing)}; give sent1, sent2, ending0, ending1, ... and label; the columns are "
+            f"{listed(header)}."
         )
     if repeated := [name for name in header if header.count(name) > 1]:
         raise BertKerasError(

@@ -13,9 +13,9 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from bert_keras.console import PATH, SEVERAL, Command, progress, say, start, table
-from bert_keras.errors import BertKerasError
+from bert_keras.errors import BertKerasError, MissingFileError, listed
 from bert_keras.settings import add_flags, given_settings, names_of, spelled
-from tasks.example_files import FORMATS_NOTES, open_input, read_examples
+from tasks.example_files import FORMATS_NOTES, STANDARD_INPUT, read_examples
 from tasks.settings import (
     STRATEGIES,
     TAGGING_DEFAULTS,
@@ -30,7 +30,10 @@ CHUNK = 4096  # examples that `predict` holds at a time
 CHECKPOINT_HELP = (
     "Hugging Face, Google, KerasHub or Model Garden checkpoint, by path or name (bert-base-uncased)"
 )
-DATA_HELP = "folder of the task's files, or one file; without it TensorFlow Datasets fetches them"
+DATA_HELP = (
+    "folder of the task's files, or one file; without it TensorFlow Datasets fetches them. GLUE and custom read .csv, .tsv, "
+    ".jsonl and .parquet"
+)
 RUNS_HELP = "folder that finetune wrote; several runs form an ensemble: their outputs are averaged"
 SAVE_HELP = (
     "steps between two saves, each three times the size of the weights; 0 saves nothing; rerun the same command to resume an "
@@ -79,7 +82,11 @@ def _add_finetune(parser: argparse.ArgumentParser) -> None:
         "conll2003 or fill-mask",
     )
     add("--data", **PATH, help=DATA_HELP)
-    add("--dev-data", **PATH, help="file of the dev split, if --data is the training file")
+    add(
+        "--dev-data",
+        **PATH,
+        help="file of the dev split, if --data is the training file; or give --dev-fraction",
+    )
     add("--checkpoint", **PATH, required=True, help=CHECKPOINT_HELP)
     add(
         "--keep-head",
@@ -105,6 +112,30 @@ def _add_finetune(parser: argparse.ArgumentParser) -> None:
         seen |= {*names_of(options)}
 
 
+def _check_dev(data: str | None, dev_data: str | None, fraction: float | None) -> None:
+    """Raises BertKerasError unless one flag at most says where the dev split comes from, and a file has one."""
+    if dev_data is not None and fraction is not None:
+        raise BertKerasError("--dev-data and --dev-fraction were given; give one of them.")
+    if data is None and (dev_data is not None or fraction is not None):
+        flag = "--dev-fraction" if dev_data is None else "--dev-data"
+        raise BertKerasError(f"{flag} was given without --data; give the training file as --data.")
+    if data is not None and dev_data is None and fraction is None and pathlib.Path(data).is_file():
+        raise BertKerasError(
+            f"{data} is one file, without a dev split; give the dev split's file as --dev-data, or --dev-fraction 0.1 to hold "
+            "out a tenth of this file."
+        )
+
+
+def _check_no_dev_split(task: Any, folder: str) -> None:
+    try:
+        task.examples(task.validation_splits[0])
+    except MissingFileError:
+        return
+    raise BertKerasError(
+        f"{folder} has a dev split; leave --dev-fraction out, or give the training file as --data."
+    )
+
+
 def _run_finetune(args: argparse.Namespace) -> None:
     start(deterministic=True)
     from bert_keras import checkpoints
@@ -112,11 +143,16 @@ def _run_finetune(args: argparse.Namespace) -> None:
     from tasks.training.finetune import finetune
     from tasks.training.run import open_task
 
-    if args.data and not args.dev_data and pathlib.Path(args.data).is_file():
-        raise BertKerasError(f"{args.data} is one file; give the dev split's file as --dev-data.")
+    fraction = getattr(args, "dev_fraction", None)
+    _check_dev(args.data, args.dev_data, fraction)
     source = {"train": args.data, "validation": args.dev_data} if args.dev_data else args.data
     task = open_task(args.task, source, **given_settings(args, *TASK_OPTIONS))
+    if task.columns and args.data:
+        labels = f"labels: {listed(task.label_names)}" if task.label_names else "label: a score"
+        print(f"text: {', '.join(task.columns.values())}; {labels}")
     hparams = Hparams(**{**task.defaults, **given_settings(args, Hparams)})
+    if fraction is not None and pathlib.Path(args.data).is_dir():
+        _check_no_dev_split(task, args.data)
     checkpoint = checkpoints.read(args.checkpoint)
     if args.random_weights:
         checkpoint = dataclasses.replace(checkpoint, tensors={})
@@ -183,8 +219,9 @@ def _add_predict(parser: argparse.ArgumentParser) -> None:
     add("--run", **PATH, required=True, **SEVERAL, help=RUNS_HELP)
     add(
         "--input",
+        "--data",
         **PATH,
-        default="-",
+        default=STANDARD_INPUT,
         help="a file (see below), or - for lines of standard input (default: -)",
     )
     add("--format", choices=("table", "jsonl"), help="default: a table on a terminal, JSON lines elsewhere")
@@ -200,8 +237,8 @@ def _run_predict(args: argparse.Namespace) -> None:
     lists = {name: spec.shape[1] for name, spec in signature.items() if len(spec.shape) > 1}
     as_table = (args.format or ("table" if sys.stdout.isatty() else "jsonl")) == "table"
     shown: list[dict[str, str]] = []
-    with progress("predicting", None) as advance, open_input(args.input) as lines:
-        examples = read_examples(lines, args.input, tuple(signature), lists)
+    examples = read_examples(args.input, tuple(signature), lists, run.task.columns)
+    with progress("predicting", None) as advance:
         for example, record in _records(run, examples, batch_size=args.batch_size, progress=advance):
             if as_table:
                 shown.append(run.task.show(example, record))
@@ -275,7 +312,7 @@ def _run_fill_mask(args: argparse.Namespace) -> None:
     else:
         run = run_of(FillMask(**options), model)
     given = iter([{TEXT: text} for text in args.text])
-    examples = given if args.text else read_examples(sys.stdin.buffer, "-", (TEXT,))
+    examples = given if args.text else read_examples(STANDARD_INPUT, (TEXT,))
     with progress("filling", None) as advance:
         for example, record in _records(run, examples, batch_size=args.batch_size, progress=advance):
             _warn_of_masks(example[TEXT], record["masks"], run.preprocess.seq_length)

@@ -4,21 +4,26 @@ import codecs
 import contextlib
 import gzip
 import io
+import sys
+import urllib.parse
 import zlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, TYPE_CHECKING, Any
 
-import tensorflow as tf
-
-from bert_keras.errors import BertKerasError, MissingFileError
+from bert_keras.errors import BertKerasError, MissingFileError, first_line, listed
 from bert_keras.paths import path_of
+
+if TYPE_CHECKING:  # slow to import, and the flags of commands need none of it
+    import tensorflow as tf
 
 # A folder of files with their official names, one file for every split, or one file for each split.
 Source = str | Path | Mapping[str, str | Path]
 
 MAX_LINE_BYTES = 100_000_000  # the longest line
 MAX_UNPACKED_BYTES = 250_000_000  # the largest file read into memory, and the largest unpacked gzip file
+# Seconds until a download gives up: to connect, and between two parts of an answer.
+CONNECT_SECONDS, ANSWER_SECONDS = 5, 60
 
 
 def split_file(source: Source, split: str, names: Mapping[str, tuple[str, ...]]) -> Path:
@@ -45,13 +50,20 @@ def split_file(source: Source, split: str, names: Mapping[str, tuple[str, ...]])
             )
         return found
     if not path.is_file():
-        raise MissingFileError(f"there is no {path}; give a file, or a folder of files.")
+        raise missing_source(path)
     return path
+
+
+def missing_source(path: Path) -> MissingFileError:
+    """The error about a source that does not exist, with the names beside it."""
+    beside = f" ({path.parent} has {listing(path.parent)})" if path.parent.is_dir() else ""
+    return MissingFileError(f"there is no {path}{beside}; give a file, or a folder of files.")
 
 
 def listing(folder: Path) -> str:
     """The first names in a folder, for an error."""
-    return ", ".join(sorted(entry.name for entry in folder.iterdir())[:10]) or "no files"
+    names = sorted(entry.name for entry in folder.iterdir())
+    return listed(names, 10) if names else "no files"
 
 
 @contextlib.contextmanager
@@ -89,7 +101,7 @@ def read_text(path: Path) -> str:
         raise _not_utf8(path, line, byte, data[at]) from error
 
 
-def _not_utf8(path: Path, line: int, byte: int, value: int) -> BertKerasError:
+def _not_utf8(path: object, line: int, byte: int, value: int) -> BertKerasError:
     where = f"{path}, line {line}, byte {byte}"
     return BertKerasError(f"{where}: 0x{value:02x} is not UTF-8; save the file as UTF-8.")
 
@@ -106,30 +118,54 @@ def bounded_lines(file: IO[bytes], name: object) -> Iterator[bytes]:
         yield line
 
 
-def numbered_lines(path: Path) -> Iterator[tuple[int, str]]:
-    """Yields the number, from 1, and the text of each line. Only a newline ends a line: U+2028 is text.
+def decoded_lines(lines: Iterable[bytes], name: object) -> Iterator[tuple[int, str]]:
+    """Yields the number, from 1, and the text of each line, with its end and without a byte order mark.
 
-    Raises BertKerasError as `read_text` and `bounded_lines`; the size limit holds for gzipped files only.
+    Raises BertKerasError for bytes that are not UTF-8, with line and byte.
     """
-    unpacked = 0
+    for number, line in enumerate(lines, start=1):
+        line = line.removeprefix(codecs.BOM_UTF8)  # in joined files, any line may start with it
+        try:
+            text = line.decode()
+        except UnicodeDecodeError as error:
+            raise _not_utf8(name, number, error.start + 1, line[error.start]) from error
+        yield number, text
+
+
+def without_end(line: str) -> str:
+    """A line without its newline, or carriage return and newline."""
+    return line.removesuffix("\n").removesuffix("\r")
+
+
+def ended_lines(path: Path) -> Iterator[tuple[int, str]]:
+    """Yields the `decoded_lines` of a plain or gzipped file. Only a newline ends a line: U+2028 is text.
+
+    Raises BertKerasError as `decoded_lines` and `bounded_lines`, and for a gzipped file over MAX_UNPACKED_BYTES.
+    """
     with _opened(path) as (file, packed):
-        for number, line in enumerate(bounded_lines(file, path), start=1):
-            unpacked += len(line)
-            if packed and unpacked > MAX_UNPACKED_BYTES:
-                raise BertKerasError(
-                    f"{path} unpacks to over {MAX_UNPACKED_BYTES:,} bytes; unpack it, if you trust it."
-                )
-            line = line.removeprefix(codecs.BOM_UTF8) if number == 1 else line
-            try:
-                text = line.decode()
-            except UnicodeDecodeError as error:
-                raise _not_utf8(path, number, error.start + 1, line[error.start]) from error
-            yield number, text.removesuffix("\n").removesuffix("\r")
+        lines = bounded_lines(file, path)
+        yield from decoded_lines(_bounded_sum(lines, path) if packed else lines, path)
 
 
-def nonblank_lines(path: Path) -> Iterator[tuple[int, str]]:
-    """Yields the `numbered_lines` that are not blank."""
-    return ((number, line) for number, line in numbered_lines(path) if line.strip())
+def _bounded_sum(lines: Iterable[bytes], path: Path) -> Iterator[bytes]:
+    unpacked = 0
+    for line in lines:
+        unpacked += len(line)
+        if unpacked > MAX_UNPACKED_BYTES:
+            raise BertKerasError(
+                f"{path} unpacks to over {MAX_UNPACKED_BYTES:,} bytes; unpack it, if you trust it."
+            )
+        yield line
+
+
+def numbered_lines(path: Path) -> Iterator[tuple[int, str]]:
+    """Yields the `ended_lines` without their ends."""
+    return ((number, without_end(line)) for number, line in ended_lines(path))
+
+
+def nonblank_lines(path: Path, *, spaces: bool = True) -> Iterator[tuple[int, str]]:
+    """Yields the `numbered_lines` that are not blank. spaces: True if a line of spaces is blank too."""
+    return ((number, line) for number, line in numbered_lines(path) if (line.strip() if spaces else line))
 
 
 def check_text(where: str, *texts: str) -> None:
@@ -141,7 +177,7 @@ def check_text(where: str, *texts: str) -> None:
         raise BertKerasError(f"{where}: {half} is half a character; write the whole character.") from error
 
 
-def load_tfds(name: str, split: str, *, instead: str) -> tuple[tf.data.Dataset, Any]:
+def load_tfds(name: str, split: str, *, instead: str) -> "tuple[tf.data.Dataset, Any]":
     """A split from TensorFlow Datasets, and the info of its builder.
 
     instead: the source that the error recommends
@@ -152,9 +188,49 @@ def load_tfds(name: str, split: str, *, instead: str) -> tuple[tf.data.Dataset, 
     import tensorflow_datasets as tfds
 
     try:
-        return tfds.load(name, split=split, with_info=True)
+        with _fails_fast(), contextlib.redirect_stdout(io.StringIO()):
+            return tfds.load(name, split=split, with_info=True)
     except Exception as error:  # downloading, unpacking and writing raise many types
-        reason = str(error).split("\n")[0]
         raise MissingFileError(
-            f"{name} cannot be loaded from TensorFlow Datasets ({type(error).__name__}: {reason}); give {instead}."
+            f"{name} cannot be loaded from TensorFlow Datasets ({_reason(error)}); give {instead}."
         ) from error
+
+
+@contextlib.contextmanager
+def _fails_fast() -> Iterator[None]:
+    """TensorFlow Datasets gives up at a host that does not answer, and shows progress bars only on a terminal.
+
+    By itself it repeats each request ten times with growing pauses, without a time limit. A busy server is still asked ten times.
+    """
+    import requests
+    import tensorflow_datasets as tfds
+
+    adapters: Any = requests.adapters
+    usual: Any = adapters.HTTPAdapter
+
+    class Impatient(usual):
+        max_retries: Any
+
+        def __init__(self, *given: Any, **named: Any) -> None:
+            super().__init__(*given, **named)
+            self.max_retries = self.max_retries.new(connect=1, read=1)
+
+        def send(self, request: Any, timeout: Any = None, **settings: Any) -> Any:
+            return super().send(request, timeout=timeout or (CONNECT_SECONDS, ANSWER_SECONDS), **settings)
+
+    if not sys.stderr.isatty():
+        tfds.disable_progress_bar()
+    adapters.HTTPAdapter = Impatient
+    try:
+        yield
+    finally:
+        adapters.HTTPAdapter = usual
+
+
+def _reason(error: Exception) -> str:
+    """The cause of a failed download in a few words."""
+    import requests
+
+    if isinstance(error, requests.exceptions.ConnectionError) and error.request is not None:
+        return f"{urllib.parse.urlsplit(str(error.request.url)).hostname} does not answer"
+    return f"{type(error).__name__}: {first_line(error)}"

@@ -1,127 +1,107 @@
-"""Files of examples for `predict` and `fill-mask`: lines of bytes in, dicts of the task's texts out."""
+"""Files of examples for `predict` and `fill-mask`: a file or standard input in, dicts of the task's texts out."""
 
-import codecs
-import contextlib
-import csv
-import pathlib
 import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 from bert_keras.errors import BertKerasError, MissingFileError
-from bert_keras.json_files import parse_json
+from bert_keras.json_files import short
+from bert_keras.paths import path_of
+from tasks.data_files import bounded_lines, check_text, decoded_lines, listing, without_end
+from tasks.table_files import column_names, ending_of, read_rows
 
+STANDARD_INPUT = "-"
 FORMATS_NOTES = """input files, in UTF-8:
-  .tsv .csv   the first line names the columns; blank lines are skipped. The task's text columns are read
-  .jsonl      one object per line, with the task's texts by name
-              (endings of a choice: columns endings0, endings1, ...; in .jsonl a list)
-  any other   one example per line; a blank line is an empty text. Two texts are separated by a tab; further
-              tabs belong to the second text. Lines end in \\n or \\r\\n.
+  .csv      a header, commas; quotes as in RFC 4180: a quoted field may hold commas, line ends and doubled quotes
+  .tsv      a header, tabs; quotes are text
+  .jsonl    one object per line
+  .parquet  columns of text
+            The task's text columns are read, under the names of the training file or of the model's inputs. Blank
+            lines are skipped. The endings of a choice are columns endings0, endings1, ..., or a list in endings.
+  any other one example per line; a blank line is an empty text. Two texts are separated by a tab; further
+            tabs belong to the second text. Lines end in \\n or \\r\\n.
 Standard input is read as "any other". The output has each text with its prediction, in the order of the input.
 
 """
 
 
-def open_input(path: str) -> contextlib.AbstractContextManager[Iterable[bytes]]:
-    """Opens a file of examples for reading; `-` is standard input."""
-    if path == "-":
-        return contextlib.nullcontext(sys.stdin.buffer)
-    if not pathlib.Path(path).exists() or pathlib.Path(path).is_dir():
-        raise MissingFileError(f"no file at {path}; give a file of examples, or - for standard input.")
-    return open(path, "rb")
-
-
 def read_examples(
-    lines: Iterable[bytes], path: str, names: Sequence[str], lists: Mapping[str, int] | None = None
+    path: str,
+    names: Sequence[str],
+    lists: Mapping[str, int] | None = None,
+    columns: Mapping[str, str] | None = None,
 ) -> Iterator[dict[str, Any]]:
-    """Yields examples by the task's names. Raises BertKerasError with the number of the wrong line.
+    """Yields examples by the task's names.
 
+    path: a file; - is standard input
     names: the texts of an example
-    lists: names of lists of texts, with their lengths; JSON has a list, other files have columns name0, name1, ...
+    lists: names of lists of texts, with their lengths
+    columns: other names that the columns of texts may have in a table
+
+    Raises MissingFileError for a missing file, BertKerasError with the number of the wrong line.
     """
-    number, lists = 0, lists or {}
-    rows_of, form = _FORMS.get(pathlib.Path(path).suffix.lower(), _LINES)
-    columns = [
-        column
-        for name in names
-        for column in ([f"{name}{i}" for i in range(lists[name])] if name in lists else [name])
-    ]
-
-    def texts() -> Iterator[str]:
-        nonlocal number
-        for number, line in enumerate(lines, start=1):
-            yield (line.removeprefix(codecs.BOM_UTF8) if number == 1 else line).decode()
-
-    try:
-        for row in rows_of(texts(), columns):
-            for name, length in lists.items():
-                value = row.get(name)
-                if isinstance(value, list) and len(value) == length:
-                    row |= {f"{name}{i}": text for i, text in enumerate(value)}
-            if missing := [column for column in columns if not isinstance(row.get(column), str)]:
-                found = ", ".join(map(str, row)) or "none"
-                raise BertKerasError(f"no text in column {' and '.join(missing)}; the columns are {found}")
-            for column in columns:
-                row[column].encode()  # a JSON escape can stand for half a character
-            yield {
-                name: [row[f"{name}{i}"] for i in range(lists[name])] if name in lists else row[name]
-                for name in names
-            }
-    except (ValueError, csv.Error) as error:
-        source = "standard input" if path == "-" else path
-        raise BertKerasError(
-            f"{source}, line {number}: {str(error).rstrip('.')}; give {' and '.join(columns)} in UTF-8, {form}."
-        ) from error
+    lists = lists or {}
+    if path == STANDARD_INPUT:
+        yield from _examples_of_lines(sys.stdin.buffer, "standard input", names, lists)
+        return
+    file = path_of(path)
+    if file.is_dir():
+        raise MissingFileError(f"no file at {path}, which is a folder with {listing(file)}; give a file.")
+    if not file.exists():
+        raise MissingFileError(f"no file at {path}; give a file of examples, or - for standard input.")
+    if ending_of(file) is not None:
+        yield from _examples_of_table(file, names, lists, columns or {})
+        return
+    with file.open("rb") as stream:  # may be a pipe
+        yield from _examples_of_lines(bounded_lines(stream, path), path, names, lists)
 
 
-def _rows_of_lines(lines: Iterator[str], names: Sequence[str]) -> Iterator[dict[str, Any]]:
-    for line in lines:
-        yield dict(zip(names, _without_end(line).split("\t", len(names) - 1), strict=False))
+def _examples_of_lines(
+    lines: Iterable[bytes], source: str, names: Sequence[str], lists: Mapping[str, int]
+) -> Iterator[dict[str, Any]]:
+    """Examples of text without names: a line each, with tabs between its texts."""
+    counts = [lists.get(name, 1) for name in names]
+    for number, line in decoded_lines(lines, source):
+        texts = without_end(line).split("\t", sum(counts) - 1)
+        if len(texts) < sum(counts):
+            raise BertKerasError(
+                f"{source}, line {number}: {len(texts)} text(s), expected {sum(counts)}, separated by tabs: "
+                f"{', '.join(names)}; or name the columns in a .csv, .tsv, .jsonl or .parquet."
+            )
+        rest = iter(texts)
+        yield {
+            name: [next(rest) for _ in range(count)] if name in lists else next(rest)
+            for name, count in zip(names, counts, strict=True)
+        }
 
 
-def _rows_of_tsv(lines: Iterator[str], names: Sequence[str]) -> Iterator[dict[str, Any]]:
-    texts = (_without_end(line) for line in lines)
-    return _under_names(text.split("\t") for text in texts if text)
+def _examples_of_table(
+    path: Path, names: Sequence[str], lists: Mapping[str, int], columns: Mapping[str, str]
+) -> Iterator[dict[str, Any]]:
+    there = column_names(path)
+    places = {}  # name -> its columns
+    for name in names:
+        own = columns.get(name, name)
+        places[name] = [own if own in there or name not in there else name]
+        if name in lists and f"{name}0" in there:
+            places[name] = [f"{name}{i}" for i in range(lists[name])]
+    for where, _, values in read_rows(path, [column for found in places.values() for column in found]):
+        rest = iter(values)
+        row = {name: [next(rest) for _ in found] for name, found in places.items()}
+        for name in lists:
+            if len(places[name]) == 1 and isinstance(row[name][0], list):
+                row[name] = row[name][0]
+        for name, texts in row.items():
+            _check_texts(texts, f"{where}: {name!r}", lists.get(name, 1))
+        yield {name: texts if name in lists else texts[0] for name, texts in row.items()}
 
 
-def _rows_of_csv(lines: Iterator[str], names: Sequence[str]) -> Iterator[dict[str, Any]]:
-    csv.field_size_limit(sys.maxsize)
-    # A record is one line: two stray quotes would make one field of all rows between them.
-    return _under_names(row for line in lines for row in csv.reader([line], strict=True) if row)
-
-
-def _under_names(rows: Iterator[list[str]]) -> Iterator[dict[str, Any]]:
-    """Yields rows by the names in the first row. Raises BertKerasError on a repeated name or a wrong number of columns."""
-    header = next(rows, [])
-    if repeated := [name for name in header if header.count(name) > 1]:
-        raise BertKerasError(f"more than one column {repeated[0]!r}")
-    for row in rows:
-        if len(row) != len(header):
-            raise BertKerasError(f"{len(row)} column(s), but the header has {len(header)}")
-        yield dict(zip(header, row, strict=True))
-
-
-def _rows_of_jsonl(lines: Iterator[str], names: Sequence[str]) -> Iterator[dict[str, Any]]:
-    for line in lines:
-        if line.strip():
-            row = parse_json(line, source="the line")
-            if not isinstance(row, dict):
-                raise BertKerasError(f"a JSON {type(row).__name__}, not an object")
-            yield row
-
-
-# The reader for a suffix, and a description of its files for errors.
-_Form = tuple[Callable[[Iterator[str], Sequence[str]], Iterator[dict[str, Any]]], str]
-_LINES: _Form = (
-    _rows_of_lines,
-    "one example per line, with a tab between two texts, or name the texts in a .tsv, .csv or .jsonl",
-)
-_FORMS: dict[str, _Form] = {
-    ".tsv": (_rows_of_tsv, "with the column names in the first line"),
-    ".csv": (_rows_of_csv, "with the column names in the first line"),
-    ".jsonl": (_rows_of_jsonl, "one object per line"),
-}
-
-
-def _without_end(line: str) -> str:
-    return line.removesuffix("\n").removesuffix("\r")
+def _check_texts(texts: Sequence[Any], where: str, count: int) -> None:
+    """Raises BertKerasError unless there are as many texts as expected, and all are text."""
+    if len(texts) != count:
+        raise BertKerasError(f"{where} has {len(texts)} text(s); give {count}.")
+    for text in texts:
+        if not isinstance(text, str):
+            raise BertKerasError(f"{where} is {'empty' if text is None else short(text)}; give text.")
+        check_text(where, text)

@@ -50,6 +50,12 @@ class Hparams(_Checked):
     max_examples: int | None = setting(
         None, help="train on this many examples, drawn at random (default: all)", at_least=1
     )
+    dev_fraction: float | None = setting(
+        None,
+        help="hold out this fraction of the training file, drawn at random, as dev split",
+        over=0,
+        below=1,
+    )
     freeze: str | None = setting(None, help="train only the head", choices=("encoder",))
     lora_rank: int | None = setting(
         None, help="train the head and LoRA matrices of this rank; the encoder stays fixed", at_least=1
@@ -231,13 +237,47 @@ class ClassifierOptions(_Checked):
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
+class ColumnOptions(_Checked):
+    """Options for examples in the columns of a table: GLUE's tasks and custom. label_type applies only to custom."""
+
+    text_column: tuple[str, ...] | None = setting(
+        None,
+        help="GLUE and custom: the column of the text, or the two columns of a pair (default for custom: all columns but the "
+        "label's, idx, index and id)",
+    )
+    label_column: str | None = setting(
+        None, help="GLUE and custom: the column of the label (default for custom: label)"
+    )
+    label_type: str | None = setting(
+        None,
+        help="custom: each text has one class, a score, or any number of labels (a list, or separated by |); needed if "
+        "all labels are numbers",
+        choices=("class", "score", "multi"),
+    )
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.text_column is not None and len({*self.text_column}) != len(self.text_column):
+            raise wrong_setting(self, "text_column", "different columns")
+        if self.text_column is not None and len(self.text_column) not in (1, 2):
+            raise wrong_setting(self, "text_column", "one column, or two for a pair")
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
 class FillMaskOptions(_Checked):
     """Options for fill-mask."""
 
     top_k: int = setting(5, help="tokens to list for each [MASK]", at_least=1)
 
 
-TASK_OPTIONS = (SquadOptions, TaggingOptions, ChoiceOptions, ClassifierOptions, FillMaskOptions)
+TASK_OPTIONS = (
+    SquadOptions,
+    TaggingOptions,
+    ChoiceOptions,
+    ClassifierOptions,
+    ColumnOptions,
+    FillMaskOptions,
+)
 
 # The hyperparameters of a task's paper that differ from the defaults of Hparams, by task.
 TASK_DEFAULTS: dict[str, Mapping[str, Any]] = {

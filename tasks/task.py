@@ -42,12 +42,14 @@ class Data(Protocol):
 
     names: the data sets of this class on the command line
     options: the settings that `open` accepts besides the source
+    columns: the column in files of each text of `signature`, where it has another name
     validation_splits: the labelled splits to measure; the first one chooses the best epoch
     defaults: the Hparams of the recipe that differ from the defaults of Hparams
     """
 
     names: tuple[str, ...]
     options: tuple[str, ...] = ()
+    columns: Mapping[str, str] = {}
     validation_splits: tuple[str, ...] = ("validation",)
     defaults: Mapping[str, Any] = {}
 

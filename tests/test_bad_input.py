@@ -67,7 +67,9 @@ def remove(*paths: str) -> Callable[[], object]:
 
 CASES = {
     # The data.
-    "no data folder": Case(command=[*FINETUNE, "--data", "none"], message="none is not a folder; .* folder"),
+    "no data folder": Case(
+        command=[*FINETUNE, "--data", "none"], message="there is no none .*run.*; give a file, or a folder"
+    ),
     "no data file": Case(
         command=FINETUNE, broken=remove("data/train.tsv"), message="data has no train.tsv; it has"
     ),
@@ -230,11 +232,14 @@ CASES = {
     ),
     # The input of predict.
     "no input": Case(command=[*PREDICT, "--input", "none.txt"], message="no file at none.txt; give a file"),
-    "input is a folder": Case(command=[*PREDICT, "--input", "data"], message="no file at data; give a file"),
+    "input is a folder": Case(
+        command=[*PREDICT, "--input", "data"],
+        message="data, which is a folder with dev.tsv, train.tsv; give a file",
+    ),
     "input not UTF-8": Case(
         command=PREDICT,
         broken=append("lines.txt", b"\xe9\n"),
-        message="lines.txt, line 2: .* give sentence in UTF-8",
+        message="lines.txt, line 2, byte 1: 0xe9 is not UTF-8; save",
     ),
 }
 

@@ -424,11 +424,11 @@ def test_predict_by_command(place, tmp_path, capfd, suffix, content):
             "jsonl",
             as_jsonl() + '{"context": "a", "endings": ["b", "c", "d"]}\n',
             3,
-            "no text in column endings",
+            "'endings' has 3 text(s); give 4",
         ),
-        ("jsonl", as_jsonl() + '{"context": "a", "endings": "bcde"}\n', 3, "no text in column endings"),
-        ("tsv", as_tsv() + "a\tb\tc\td\n", 4, "4 column(s), but the header has 5"),
-        ("txt", as_lines() + "a\tb\tc\td\n", 3, "no text in column endings"),
+        ("jsonl", as_jsonl() + '{"context": "a", "endings": "bcde"}\n', 3, "'endings' has 1 text(s); give 4"),
+        ("tsv", as_tsv() + "a\tb\tc\td\n", 4, "4 column(s), expected 5"),
+        ("txt", as_lines() + "a\tb\tc\td\n", 3, "4 text(s), expected 5"),
     ],
     ids=["jsonl-three", "jsonl-text", "tsv-three", "txt-three"],
 )
@@ -453,7 +453,7 @@ def test_one_file_cannot_train_and_evaluate(place, tmp_path, capfd):
     flags = ("--checkpoint", folder / "checkpoint", "--output", tmp_path / "run")
     data = folder / "data" / "train.tsv"
     code, _, err = runs.run_command(capfd, "finetune", "--task", "codah", "--data", data, *flags)
-    assert code == 1 and "is one file; give the dev split's file as --dev-data" in err
+    assert code == 1 and "is one file, without a dev split; give the dev split's file as --dev-data" in err
     flags += (
         "--data",
         data,

@@ -25,6 +25,7 @@ import tasks.data_files
 import tasks.pretraining.corpus
 import tasks.pretraining.wiki
 import tasks.settings
+import tasks.table_files
 import tasks.task
 from bert_keras import checkpoints, config, json_files
 from bert_keras.config import BertConfig
@@ -506,6 +507,7 @@ def test_the_limits_in_the_document_are_the_codes():
         "wordpiece.MAX_PIECE_BYTES": MAX_PIECE_BYTES,
         "data_files.MAX_LINE_BYTES": tasks.data_files.MAX_LINE_BYTES,
         "data_files.MAX_UNPACKED_BYTES": tasks.data_files.MAX_UNPACKED_BYTES,
+        "table_files.MAX_RATIO": tasks.table_files.MAX_RATIO,
         "settings.MAX_OPTION": tasks.settings.MAX_OPTION,
         "settings.MAX_CHOICES": tasks.settings.MAX_CHOICES,
         "corpus.MAX_DOCUMENT": tasks.pretraining.corpus.MAX_DOCUMENT,

@@ -65,7 +65,7 @@ def _add_glue(parser: argparse.ArgumentParser) -> None:
     add("--output", **PATH, required=True, help=OUTPUT_HELP)
     add_flags(parser, ProtocolOptions)
     add_strategy(parser)
-    add_flags(parser, Hparams, without=("learning_rate",))
+    add_flags(parser, Hparams, without=("learning_rate", "dev_fraction"))
     add_flags(parser, ClassifierOptions)
 
 

@@ -132,6 +132,10 @@ def run_protocol(
     weights of this call's best run. Raises as `finetune` too.
     """
     _check_names(names, learning_rates, restarts)
+    if hparams.dev_fraction is not None:
+        raise BertKerasError(
+            "dev_fraction does not apply to GLUE, whose tasks have dev splits; leave it out."
+        )
     output = path_of(output)
     tasks = _open_tasks(names, data, pooling=pooling)
     source = checkpoints.read(checkpoint)

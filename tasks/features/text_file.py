@@ -16,6 +16,7 @@ from bert_keras import checkpoints
 from bert_keras.errors import BertKerasError, MissingFileError
 from bert_keras.files import sync, whole_file
 from bert_keras.paths import path_of
+from tasks.data_files import listing
 from tasks.features.cache import Cache, Example, writing_cache
 from tasks.features.extract import Extractor, Pieces, Words
 from tasks.features.layers import LAYERS
@@ -77,7 +78,8 @@ def _check_paths(source: pathlib.Path, output: pathlib.Path) -> None:
     if output.exists():
         raise BertKerasError(f"{output} already exists; give another name, or remove it first.")
     if not source.is_file():
-        raise MissingFileError(f"no file at {source}; give a file of text.")
+        there = f", which is a folder with {listing(source)}" if source.is_dir() else ""
+        raise MissingFileError(f"no file at {source}{there}; give a file of text.")
 
 
 def _lines(path: pathlib.Path) -> Iterator[Example]:

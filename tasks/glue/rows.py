@@ -15,16 +15,19 @@ from tasks.metrics import MEASURES
 LABEL = "label"
 IDX = "idx"  # the position of the example in its file, from 0
 SCORES = (0.0, 5.0)  # the range of STS-B's similarity score
+# The files of a user's own data -> the stems of the names that they may have.
+STEMS = {"train.tsv": ("train",), "dev.tsv": ("dev", "valid", "validation"), "test.tsv": ("test",)}
 NLI_LABELS = ("entailment", "neutral", "contradiction")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Tsv:
-    """One file of a data set, and the columns to read.
+class SplitFile:
+    """The file of a split in a folder, and the columns to read.
 
+    file: its name; a user's own data may have another format, and the other stems of STEMS
     text: the text columns, in the order of the row's text features
     label: the label column; None where labels are withheld
-    header: the column names of a file without a header line
+    header: the column names of a .tsv without a header line
     """
 
     file: str
@@ -54,7 +57,7 @@ class GlueRow:
     labels: tuple[str, ...]
     file_labels: tuple[str, ...]
     measures: tuple[str, ...]
-    splits: Mapping[str, Tsv]
+    splits: Mapping[str, SplitFile]
     skip_short_lines: bool = False
     multi: bool = False
 
@@ -64,12 +67,12 @@ class GlueRow:
         return "multi" if self.multi else "class" if self.labels else "score"
 
 
-def standard_splits(*text: str, label: str) -> dict[str, Tsv]:
+def standard_splits(*text: str, label: str) -> dict[str, SplitFile]:
     """train.tsv, dev.tsv and test.tsv with the same text columns; test.tsv has no labels."""
     return {
-        "train": Tsv(file="train.tsv", text=text, label=label),
-        "validation": Tsv(file="dev.tsv", text=text, label=label),
-        "test": Tsv(file="test.tsv", text=text),
+        "train": SplitFile(file="train.tsv", text=text, label=label),
+        "validation": SplitFile(file="dev.tsv", text=text, label=label),
+        "test": SplitFile(file="test.tsv", text=text),
     }
 
 
@@ -91,9 +94,9 @@ _TABLE = (
         file_labels=("0", "1"),
         measures=("matthews",),
         splits={
-            "train": Tsv(file="train.tsv", **_COLA),
-            "validation": Tsv(file="dev.tsv", **_COLA),
-            "test": Tsv(file="test.tsv", text=("sentence",)),
+            "train": SplitFile(file="train.tsv", **_COLA),
+            "validation": SplitFile(file="dev.tsv", **_COLA),
+            "test": SplitFile(file="test.tsv", text=("sentence",)),
         },
     ),
     GlueRow(
@@ -142,11 +145,11 @@ _TABLE = (
         file_labels=NLI_LABELS,
         measures=("accuracy",),
         splits={
-            "train": Tsv(file="train.tsv", **_MNLI),
-            "validation_matched": Tsv(file="dev_matched.tsv", **_MNLI),
-            "validation_mismatched": Tsv(file="dev_mismatched.tsv", **_MNLI),
-            "test_matched": Tsv(file="test_matched.tsv", text=_PAIR),
-            "test_mismatched": Tsv(file="test_mismatched.tsv", text=_PAIR),
+            "train": SplitFile(file="train.tsv", **_MNLI),
+            "validation_matched": SplitFile(file="dev_matched.tsv", **_MNLI),
+            "validation_mismatched": SplitFile(file="dev_mismatched.tsv", **_MNLI),
+            "test_matched": SplitFile(file="test_matched.tsv", text=_PAIR),
+            "test_mismatched": SplitFile(file="test_mismatched.tsv", text=_PAIR),
         },
     ),
     GlueRow(
@@ -183,18 +186,19 @@ _TABLE = (
         labels=NLI_LABELS,
         file_labels=NLI_LABELS,
         measures=("matthews",),
-        splits={"test": Tsv(file="diagnostic.tsv", text=_PAIR)},
+        splits={"test": SplitFile(file="diagnostic.tsv", text=_PAIR)},
     ),
 )
 ROWS = {row.name: row for row in _TABLE}
-NAMES = (*ROWS, "custom")
+CUSTOM = "custom"  # a user's own data, in the form of a row
+NAMES = (*ROWS, CUSTOM)
 
 _WORDS = list_of(TEXT)
 _FILE = Kind(
     "the name of a file in the data's folder",
     lambda value: isinstance(value, str) and PurePath(value).name == value,
 )
-_TSV_KINDS = {"file": _FILE, "text": _WORDS, "label": or_null(TEXT), "header": or_null(_WORDS)}
+_SPLIT_KINDS = {"file": _FILE, "text": _WORDS, "label": or_null(TEXT), "header": or_null(_WORDS)}
 _ROW_KINDS = {
     "name": one_of(NAMES),
     "folder": _FILE,
@@ -217,7 +221,9 @@ def row_from_json(kept: Mapping[str, Any], **others: Kind) -> tuple[GlueRow, dic
     rest = {name: row.pop(name) for name in others}
     optional = ("label", "header")
     row["splits"] = {
-        split: Tsv(**_with_tuples(typed(tsv, _TSV_KINDS, where=f"task: splits: {split}", optional=optional)))
+        split: SplitFile(
+            **_with_tuples(typed(tsv, _SPLIT_KINDS, where=f"task: splits: {split}", optional=optional))
+        )
         for split, tsv in kept["splits"].items()
     }
     made = GlueRow(**row)

@@ -19,20 +19,21 @@ from bert_keras.json_files import one_of
 from bert_keras.losses import GlobalMean
 from bert_keras.settings import names_of
 from tasks.data_files import Source
-from tasks.glue.files import folder_of, from_folder, from_tfds, one_folder, row_from_folder
+from tasks.glue.custom import row_of
+from tasks.glue.files import check_source, from_files, from_tfds, is_folder
 from tasks.glue.labels import LABEL_TYPES, LABELS
-from tasks.glue.rows import LABEL, NAMES, ROWS, GlueRow, row_from_json
+from tasks.glue.rows import LABEL, NAMES, GlueRow, row_from_json
 from tasks.metrics import MEASURES
 from tasks.report import Table, most_confident, plain
-from tasks.settings import ClassifierOptions
+from tasks.settings import ClassifierOptions, ColumnOptions
 from tasks.task import POOLINGS, Arrays, Features, Raw, Task, classifier_model
 
 
 class Glue(Task):
     """The task of one row.
 
-    row: a value of ROWS, or the result of `row_from_folder`
-    source: the folder of the row's files, or its parent; None for TensorFlow Datasets
+    row: the result of `row_of`
+    source: the folder of the row's files or its parent, one file, or a file for each split; None for TensorFlow Datasets
     pooling: a key of POOLINGS, the input of the classifier
 
     Raises MissingFileError for a missing folder, BertKerasError for an unknown pooling.
@@ -40,7 +41,7 @@ class Glue(Task):
 
     kind = "glue"
     names = NAMES
-    options = names_of(ClassifierOptions)
+    options = (*names_of(ClassifierOptions), *names_of(ColumnOptions))
 
     def __init__(
         self, row: GlueRow, source: Source | None = None, *, pooling: str = ClassifierOptions.pooling
@@ -56,29 +57,32 @@ class Glue(Task):
         self.classes = row.labels if row.label_type == "class" else ()
         self.measure = row.measures[0]
         self.validation_splits = tuple(split for split in row.splits if split.startswith("validation"))
-        self.folder = None if source is None else folder_of(one_folder(source), row.folder)
+        train = next(iter(row.splits.values()))
+        self.columns = dict(zip(row.text, train.text, strict=True))
+        self.source = source
+        if source is not None:
+            check_source(source)
+            if not is_folder(source):  # MNLI has two validation splits
+                self.validation_splits = self.validation_splits[:1]
 
     @classmethod
     def open(cls, name: str, source: Source | None, **options: Any) -> "Glue":
         """The task of the row named `name`; for "custom", the files in `source` define the row."""
-        if name != "custom":
-            return cls(ROWS[name], source, **options)
-        if source is None:
-            raise BertKerasError(
-                "custom reads its labels from files; give the folder of train.tsv and dev.tsv."
-            )
-        return cls(row_from_folder(one_folder(source)), source, **options)
+        columns = {name: options.pop(name) for name in names_of(ColumnOptions) if name in options}
+        return cls(row_of(name, source, ColumnOptions(**columns)), source, **options)
 
     def examples(self, split: str) -> tf.data.Dataset:
-        """{text names: string [], "label": int32 [] or float32 [], "idx": int32 []}; withheld labels are -1, scores NaN.
+        """{text names: string [], "label": int32 [], float32 [] or float32 [C], "idx": int32 []}.
+
+        Withheld labels are -1, or NaN in float32.
 
         Raises BertKerasError for an unreadable file, with its line, and MissingFileError for a missing one.
         """
         if split not in self.row.splits:
             raise BertKerasError(f"{self.name} has no split {split!r}; it has {', '.join(self.row.splits)}.")
-        if self.folder is None:
+        if self.source is None:
             return from_tfds(self.row, split)
-        return tf.data.Dataset.from_tensor_slices(from_folder(self.row, split, self.folder))
+        return tf.data.Dataset.from_tensor_slices(from_files(self.row, split, self.source))
 
     def targets(self, y: Any, columns: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
         """Names or ids of classes; scores; or lists of names, or 0 and 1 for each label."""

@@ -91,7 +91,7 @@ def from_tfds(split: str) -> Corpus:
     """A split of conll2003 in TensorFlow Datasets, which does not mark documents."""
     if split not in TFDS_SPLITS:
         raise BertKerasError(f"there is no split {split!r}; the splits are {', '.join(TFDS_SPLITS)}.")
-    examples, info = load_tfds("conll2003", TFDS_SPLITS[split], instead="a folder of its files")
+    examples, info = load_tfds("conll2003", TFDS_SPLITS[split], instead="a folder of its files (--data)")
     names = info.features["ner"].feature.names
     source, number, sentences = f"conll2003/{TFDS_SPLITS[split]}, word", 1, []
     for example in examples.as_numpy_iterator():

@@ -264,9 +264,10 @@ def _unpacked(name: str, file: Any) -> tuple[str, BinaryIO]:
 
 
 def _decoded(name: str, stream: BinaryIO, encoding: str) -> Iterator[str]:
-    """Yields lines as strings, without byte order mark and surrounding spaces."""
+    """Yields lines as strings, without byte order marks and surrounding spaces."""
     for number, line in enumerate(bounded_lines(stream, name), 1):
-        mark = len(codecs.BOM_UTF8) if number == 1 and line.startswith(codecs.BOM_UTF8) else 0
+        # In joined files, any line may start with a mark.
+        mark = len(codecs.BOM_UTF8) if line.startswith(codecs.BOM_UTF8) else 0
         try:
             text = line[mark:].decode(encoding).strip()
         except UnicodeDecodeError as error:

@@ -182,7 +182,7 @@ def _is_blank(text: str) -> bool:
 
 def from_tfds(name: str, split: str) -> Iterator[Question]:
     """Yields the questions of a split in TensorFlow Datasets."""
-    examples, _ = load_tfds(name, split, instead="a folder of the official JSON files")
+    examples, _ = load_tfds(name, split, instead="a folder of the official JSON files (--data)")
     for example in examples.as_numpy_iterator():
         id_, question, context = (example[key].decode() for key in (ID, QUESTION, CONTEXT))
         yield Question(

@@ -16,7 +16,7 @@ from bert_keras.errors import BertKerasError, LossDiverged
 from bert_keras.features import POOLED_OUTPUT
 from bert_keras.files import whole_file
 from bert_keras.text.preprocessing import Preprocessor
-from tasks.batches import cardinality, count, dataset, predictor, take_examples
+from tasks.batches import cardinality, count, dataset, hold_out, predictor, take_examples
 from tasks.folders import Folder
 from tasks.settings import Hparams
 from tasks.task import Task
@@ -236,8 +236,14 @@ def _read_examples(
     task: Task, preprocess: Preprocessor, hparams: Hparams, dev_split: str | None
 ) -> _Examples:
     """Reads both splits once. Raises BertKerasError if a split is empty or has no label."""
-    dev_split = dev_split or next(iter(task.validation_splits), "validation")
-    dev, everything = task.examples(dev_split), task.examples("train")
+    if hparams.dev_fraction is None:
+        dev_split = dev_split or next(iter(task.validation_splits), "validation")
+        dev, everything = task.examples(dev_split), task.examples("train")
+    elif dev_split is None:
+        dev_split = "held-out"
+        everything, dev = hold_out(task.examples("train"), fraction=hparams.dev_fraction, seed=hparams.seed)
+    else:
+        raise BertKerasError("dev_split and dev_fraction were given; give one of them.")
     train = take_examples(everything, count=hparams.max_examples, seed=hparams.seed)
     counts = cardinality(train), cardinality(dev)
     about = {

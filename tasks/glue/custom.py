@@ -1,0 +1,165 @@
+"""A user's own table as a row of GLUE: its text columns, its label column and the labels in it."""
+
+import contextlib
+import dataclasses
+import keyword
+import re
+from collections.abc import Sequence
+from pathlib import Path
+
+from bert_keras.errors import BertKerasError, MissingFileError, listed
+from tasks.data_files import Source
+from tasks.glue.files import check_source, is_folder, label_of, labels_of, number_of, split_path
+from tasks.glue.labels import LABEL_TYPES
+from tasks.glue.rows import CUSTOM, IDX, LABEL, ROWS, GlueRow, SplitFile, check_row, standard_splits
+from tasks.settings import ColumnOptions
+from tasks.table_files import Row, column_names, read_rows
+
+# Columns that are no text: pandas writes an index without a name, and in Parquet as the last of these.
+NO_TEXT = (IDX, "index", "id", "", "__index_level_0__")
+TAKEN = (
+    LABEL,
+    IDX,
+    "row",
+    "self",
+    "sample_weight",
+)  # names that a text cannot have in examples and signatures
+
+
+def row_of(name: str, source: Source | None, options: ColumnOptions | None = None) -> GlueRow:
+    """The row named `name`; for "custom", the training file defines the row. Options replace the columns.
+
+    Raises BertKerasError for an unreadable file, with its line, and MissingFileError for a missing one.
+    """
+    options = options or ColumnOptions()
+    if source is None and name != CUSTOM and options != ColumnOptions():
+        raise BertKerasError(
+            "text_column and label_column are columns of files; give the files too (--data)."
+        )
+    if name != CUSTOM:
+        return _with_columns(ROWS[name], options)
+    if source is None:
+        raise BertKerasError(
+            "custom reads its labels from files; give a training file, or a folder that holds train.tsv and dev.tsv."
+        )
+    check_source(source)
+    return _own_row(source, options)
+
+
+def _with_columns(row: GlueRow, options: ColumnOptions) -> GlueRow:
+    """A row of GLUE for files with other columns."""
+    if options.label_type is not None:
+        raise BertKerasError(f"label_type applies only to custom; {row.name} has its own type of labels.")
+    if options.text_column is not None and len(options.text_column) != len(row.text):
+        raise BertKerasError(
+            f"text_column is {', '.join(options.text_column)}; {row.name} reads {len(row.text)}: {', '.join(row.text)}."
+        )
+    splits = {
+        split: dataclasses.replace(
+            file,
+            text=tuple(options.text_column or file.text),
+            label=file.label and (options.label_column or file.label),
+        )
+        for split, file in row.splits.items()
+    }
+    return dataclasses.replace(row, splits=splits)
+
+
+def _own_row(source: Source, options: ColumnOptions) -> GlueRow:
+    label = options.label_column or LABEL
+    empty = GlueRow(
+        name=CUSTOM,
+        folder="",
+        text=(),
+        labels=(),
+        file_labels=(),
+        measures=(),
+        splits=standard_splits("text", label=label),
+    )
+    train = split_path(empty, "train", source)
+    columns = column_names(train)
+    text = _text_columns(train, columns, label, options)
+    rows = [row._replace(values=row.values[-1:]) for row in read_rows(train, [*text, label])]
+    if not rows:
+        raise BertKerasError(f"{train} has no examples; give at least one line under the header.")
+    label_type = options.label_type or _guessed_type(train, label, rows)
+    labels = _labels(train, label, rows, label_type)
+    row = dataclasses.replace(
+        empty,
+        text=_text_names(text),
+        labels=labels,
+        file_labels=labels,
+        measures=LABEL_TYPES[label_type].measures,
+        splits=_splits(empty, source, text, label),
+        multi=label_type == "multi",
+    )
+    check_row(row)
+    return row
+
+
+def _text_columns(path: Path, columns: Sequence[str], label: str, options: ColumnOptions) -> tuple[str, ...]:
+    if options.text_column is not None:
+        if label in options.text_column:
+            raise BertKerasError(f"the column {label!r} is the label and a text; give different columns.")
+        return tuple(options.text_column)
+    text = tuple(column for column in columns if column not in (label, *NO_TEXT))
+    if label in columns and len(text) not in (1, 2):
+        raise BertKerasError(
+            f"{path} has the text columns {', '.join(map(repr, text)) or '(none)'}; name one or two with --text-column."
+        )
+    return text
+
+
+def _text_names(columns: Sequence[str]) -> tuple[str, ...]:
+    """The names of the texts in examples and signatures: the columns' names, as ASCII letters, digits and _."""
+    names = []
+    for column in columns:
+        name = re.sub(r"[^A-Za-z0-9_]+", "_", column).strip("_")
+        good = name.isidentifier() and not keyword.iskeyword(name) and name not in TAKEN
+        names.append(name if good else f"text_{name}".rstrip("_"))
+    if len({*names}) < len(names):
+        return tuple(f"{name}_{i}" for i, name in enumerate(names, start=1))
+    return tuple(names)
+
+
+def _guessed_type(path: Path, label: str, rows: Sequence[Row]) -> str:
+    """The type of labels that are lists, or texts. Numbers may be classes or scores, so they are an error."""
+    values = [row.values[0] for row in rows]
+    if any(isinstance(value, list) for value in values):
+        return "multi"
+    if all(number_of(value) is not None for value in values):
+        found = listed(sorted({str(value).strip() for value in values}), 5)
+        raise BertKerasError(
+            f"{path}: all labels in the column {label!r} are numbers ({found}); give --label-type class if each number "
+            "stands for a class, or --label-type score if the model must predict the number."
+        )
+    return "class"
+
+
+def _labels(path: Path, label: str, rows: Sequence[Row], label_type: str) -> tuple[str, ...]:
+    """The labels in a training file, sorted; none for scores."""
+    if label_type == "score":
+        return ()
+    found = set[str]()
+    for where, _, (value,) in rows:
+        names = labels_of(value, where) if label_type == "multi" else [label_of(value, where)]
+        if "" in names:
+            raise BertKerasError(f"{where}: the label is empty; give every line a label.")
+        found.update(names)
+    if len(found) < (1 if label_type == "multi" else 2):
+        wanted = "one" if label_type == "multi" else "two"
+        raise BertKerasError(
+            f"{path} has the labels {', '.join(map(repr, found)) or '(none)'} in the column {label!r}; give {wanted} or more."
+        )
+    return tuple(sorted(found))
+
+
+def _splits(row: GlueRow, source: Source, text: Sequence[str], label: str) -> dict[str, SplitFile]:
+    """The standard splits; a folder may have a test file, with or without labels."""
+    splits = standard_splits(*text, label=label)
+    test = splits.pop("test")
+    if is_folder(source):
+        with contextlib.suppress(MissingFileError):
+            labelled = label in column_names(split_path(row, "test", source))
+            splits["test"] = dataclasses.replace(test, label=label if labelled else None)
+    return splits

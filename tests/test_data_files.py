@@ -1,0 +1,77 @@
+"""Reading of data files: byte order marks inside joined files, and TensorFlow Datasets without a network."""
+
+import socket
+import time
+
+import pytest
+import runs
+
+from tasks import data_files
+from tasks.ner.files import read
+from tasks.pretraining.corpus import Corpus
+
+MARK = "\ufeff"
+
+
+def test_a_byte_order_mark_alone_on_a_line_ends_a_sentence(tmp_path):
+    path = tmp_path / "dev.txt"
+    path.write_text(f"{MARK}Ada B-PER\nwrote O\n{MARK}\nBath B-LOC\n{MARK}-DOCSTART- O\n\nYork B-LOC\n")
+    first, second = read(path).documents
+    assert [sentence.words for sentence in first] == [["Ada", "wrote"], ["Bath"]]
+    assert [sentence.words for sentence in second] == [["York"]]
+
+
+def test_a_byte_order_mark_inside_a_corpus_is_not_text(tmp_path):
+    (tmp_path / "joined.txt").write_text(f"{MARK}one\n{MARK}\n{MARK}two\n")
+    assert list(Corpus(tmp_path / "joined.txt", lines="paragraph")) == [["one"], ["two"]]
+
+
+@pytest.fixture
+def unreachable(monkeypatch, tmp_path):
+    """Every host name resolves to an address that does not answer: "refuses" and "drops" choose how."""
+    monkeypatch.setenv("TFDS_DATA_DIR", str(tmp_path))
+    resolve, held = socket.getaddrinfo, []
+
+    def choose(how: str) -> None:
+        server = socket.create_server(("127.0.0.1", 0), backlog=0)
+        port = server.getsockname()[1]
+        if how == "refuses":
+            server.close()
+        else:  # a full queue: Linux drops further connections without an answer
+            held.append(server)
+            for _ in range(4):
+                held.append(socket.socket())
+                held[-1].setblocking(False)
+                held[-1].connect_ex(("127.0.0.1", port))
+        monkeypatch.setattr(
+            socket, "getaddrinfo", lambda host, _, *rest, **more: resolve("127.0.0.1", port, *rest, **more)
+        )
+
+    yield choose
+    for one in held:
+        one.close()
+
+
+@pytest.mark.parametrize("how", ["refuses", "drops"])
+def test_a_download_fails_fast_where_the_host_does_not_answer(unreachable, monkeypatch, how):
+    import requests
+
+    monkeypatch.setattr(data_files, "CONNECT_SECONDS", 1)
+    usual = requests.adapters.HTTPAdapter
+    unreachable(how)
+    began = time.monotonic()
+    with pytest.raises(FileNotFoundError, match="glue/sst2 .* does not answer.*; give a folder of files"):
+        data_files.load_tfds("glue/sst2", "train", instead="a folder of files")
+    assert time.monotonic() - began < 15
+    assert requests.adapters.HTTPAdapter is usual
+
+
+def test_a_command_without_a_network_prints_one_line(unreachable, capfd, tmp_path):
+    unreachable("refuses")
+    runs.write_checkpoint(tmp_path / "checkpoint")
+    flags = ["--checkpoint", tmp_path / "checkpoint", "--output", tmp_path / "run", "--seq-length", "40"]
+    code, out, err = runs.run_command(capfd, "finetune", "--task", "rte", *flags)
+    assert (code, out) == (1, "")
+    assert err.startswith("bert-keras: error: glue/rte cannot be loaded") and err.count("\n") == 1
+    assert "give a folder of" in err
+    assert not (tmp_path / "run").exists()

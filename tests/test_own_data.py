@@ -1,0 +1,337 @@
+"""A user's own data: CSV, TSV, JSON lines and Parquet, columns by name, types of labels, and a held-out dev split."""
+
+import gzip
+import json
+import re
+
+import numpy as np
+import pyarrow
+import pyarrow.parquet
+import pytest
+import runs
+import tensorflow as tf
+
+from bert_keras.errors import BertKerasError
+from tasks.batches import hold_out
+from tasks.glue.task import Glue
+from tasks.settings import Hparams
+from tasks.training.finetune import plan_finetuning
+from tasks.training.run import load_run
+
+ROWS = [('a "b", c\nd', "no"), ("", "yes"), ("ж\u2028x", "no")]
+
+
+def as_csv(rows, names=("text", "label")):
+    quoted = [",".join('"' + cell.replace('"', '""') + '"' for cell in row) for row in [names, *rows]]
+    return "\n".join(quoted).encode()
+
+
+def as_jsonl(*rows):
+    return "".join(json.dumps(row) + "\n" for row in rows).encode()
+
+
+def as_parquet(**columns):
+    sink = pyarrow.BufferOutputStream()
+    pyarrow.parquet.write_table(pyarrow.table(columns), sink)
+    return sink.getvalue().to_pybytes()
+
+
+def write(folder, **files):
+    """`train_csv=b"..."` -> train.csv"""
+    for name, data in files.items():
+        (folder / name.replace("_", ".")).write_bytes(data.encode() if isinstance(data, str) else data)
+    return folder
+
+
+def read(task, split="train"):
+    (batch,) = task.examples(split).batch(1000).as_numpy_iterator()
+    return batch
+
+
+TABLES = {
+    "csv": as_csv(ROWS),
+    "csv_gz": gzip.compress(as_csv(ROWS)),
+    "jsonl": as_jsonl(*({"text": text, "label": label} for text, label in ROWS)),
+    "parquet": as_parquet(text=[text for text, _ in ROWS], label=[label for _, label in ROWS]),
+}
+
+
+@pytest.mark.parametrize("ending", TABLES)
+def test_every_format_gives_the_same_examples(tmp_path, ending):
+    task = Glue.open("custom", write(tmp_path, **{f"train_{ending}": TABLES[ending]}))
+    got = read(task)
+    assert [text.decode() for text in got["text"]] == [text for text, _ in ROWS]
+    assert got["label"].tolist() == [0, 1, 0] and task.label_names == ("no", "yes")
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "text,label\r\na,x\r\nb,y\r\n",
+        "\ufefftext,label\na,x\n\ufeff\nb,y",
+        ",text,label,id\n0,a, x,7\n1,b,y ,8\n",  # pandas' index has no name
+        "label,text\n\nx,a\n\ny,b\n",
+    ],
+)
+def test_csv_as_people_have_it(tmp_path, text):
+    task = Glue.open("custom", write(tmp_path, train_csv=text) / "train.csv")
+    got = read(task)
+    assert got["text"].tolist() == [b"a", b"b"] and got["label"].tolist() == [0, 1]
+
+
+def test_a_cell_of_200_000_characters(tmp_path):
+    long = "a b " * 50_000
+    task = Glue.open("custom", write(tmp_path, train_csv=as_csv([(long, "x"), ("b", "y")])))
+    assert read(task)["text"][0].decode() == long
+
+
+BAD = [
+    # ending, content, options, message
+    ("csv", "", {}, "train.csv is empty; .* comma-separated"),
+    ("csv", "text,label\n", {}, "train.csv has no examples"),
+    ("csv", "text,label\na,x\nb\n", {}, r"train.csv, line 3: 1 column\(s\), expected 2, separated by commas: text, label"),
+    ("csv", 'text,label\n"a\nb",x\nc,d,y\n', {}, r"train.csv, line 4: 3 column\(s\), expected 2"),
+    ("csv", 'text,label\na,x\n"b,y\nc,x\n', {}, "train.csv, line 3: a quote is opened .* not closed"),
+    ("csv", 'text,label\n"a" b,x\n', {}, "train.csv, line 2: .* after a closing quote"),
+    ("csv", "text,label\ra,x\r", {}, "train.csv, line 1: there is a carriage return"),
+    ("csv", "text;label\na;x\n", {}, "no column 'label'; .* 'text;label'; separate columns by commas"),
+    ("csv", "text,label\ncafé,x\n".encode("latin-1"), {}, "train.csv, line 2, byte 4: 0xe9 is not UTF-8"),
+    ("csv", "text,text,label\na,b,x\n", {}, "train.csv has more than one column 'text'"),
+    ("csv", "text,label\na,x\nb, \n", {}, "train.csv, line 3: the label is empty"),
+    ("csv", "a,b,c,label\n1,2,3,x\n", {}, "text columns 'a', 'b', 'c'; .* --text-column"),
+    ("csv", "a,b,label\n1,2,x\n", {"text_column": ["c"]}, "has no column 'c'; .* 'a', 'b', 'label'"),
+    ("csv", "a,b,label\n1,2,x\n", {"label_column": "y"}, "has no column 'y'; .* 'a', 'b', 'label'"),
+    ("csv", "text,label\na,1\nb,0\n", {}, "all labels .* numbers .0, 1.; give --label-type class .* score"),
+    ("csv", "text,label\na,1\nb,1e99\n", {"label_type": "score"}, "line 3: score '1e99' is not a number"),
+    ("csv", "text,label\na,x||y\n", {"label_type": "multi"}, "line 2: the label is empty"),
+    ("jsonl", b'{"text": "a", "label": "x"}\n[1]\n', {}, "line 2: a JSON list; give one object"),
+    ("jsonl", b'{"text": "a", "label": "x"}\n{oops\n', {}, "line 2 is not JSON"),
+    ("jsonl", as_jsonl({"text": "a", "label": "x"}, {"text": "b"}), {}, "line 2: no 'label'; the fields are 'text'"),
+    ("jsonl", as_jsonl({"text": 5, "label": "x"}, {"text": "b", "label": "y"}), {}, "line 1: 'text' is 5, not text"),
+    ("jsonl", as_jsonl({"text": "a", "label": {}}), {}, "line 1: the label is {}; give one label"),
+    ("jsonl", as_jsonl({"text": "a", "label": 0}, {"text": "b", "label": 1}), {}, "all labels .* numbers"),
+    ("parquet", b"text,label", {}, "train.parquet is not a Parquet file"),
+    ("parquet", as_parquet(text=["a", None], label=["x", "y"]), {}, "train.parquet, row 2: 'text' is empty"),
+    ("parquet", as_parquet(text=["a", "b"], label=["x", None]), {}, "train.parquet, row 2: the label is empty"),
+    ("parquet", as_parquet(text=["a"] * 9, label=[1.5] * 8 + [None]), {"label_type": "score"}, "row 9: score None"),
+    ("txt", b"text,label", {}, "train.txt does not end in .tsv, .csv, .jsonl, .parquet"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("ending", "data", "options", "message"), BAD)
+def test_a_file_that_cannot_be_read_is_named_with_its_line(tmp_path, ending, data, options, message):
+    path = write(tmp_path, **{f"train_{ending}": data}) / f"train.{ending}"
+    with pytest.raises(BertKerasError, match=message) as error:
+        Glue.open("custom", path, **options).examples("train")
+    assert "\n" not in str(error.value)
+
+
+def test_a_parquet_file_that_unpacks_to_far_more_than_its_size_is_refused(tmp_path, monkeypatch):
+    monkeypatch.setattr("tasks.table_files.MAX_UNPACKED_BYTES", 100_000)
+    monkeypatch.setattr("tasks.table_files.MAX_RATIO", 10)
+    bomb = as_parquet(text=["a" * 1000] * 4000, label=["x", "y"] * 2000)
+    path = write(tmp_path, train_parquet=bomb) / "train.parquet"
+    assert len(bomb) < 100_000
+    with pytest.raises(BertKerasError, match="train.parquet unpacks to over"):
+        Glue.open("custom", path).examples("train")
+
+
+def test_a_row_of_csv_is_bounded_where_a_quote_stays_open(tmp_path, monkeypatch):
+    monkeypatch.setattr("tasks.table_files.MAX_LINE_BYTES", 1000)
+    path = write(tmp_path, train_csv='text,label\na,x\n"b,y\n' + "c,x\n" * 1000) / "train.csv"
+    with pytest.raises(
+        BertKerasError, match="train.csv, line 3: the row has over 1,000 bytes; close its quote"
+    ):
+        Glue.open("custom", path)
+
+
+def test_columns_by_name_and_names_that_are_no_identifiers(tmp_path):
+    table = as_csv([("1", "p", "q", "x"), ("2", "r", "s", "y")], ("label", "my text", "row", "kind"))
+    path = write(tmp_path, train_csv=table) / "train.csv"
+    task = Glue.open("custom", path, text_column=["row", "my text"], label_column="kind")
+    assert list(task.signature()) == ["text_row", "my_text"]
+    assert task.columns == {"text_row": "row", "my_text": "my text"}
+    again = Glue.from_json(json.loads(json.dumps(task.to_json())), path)
+    got = read(again, "validation")
+    assert (got["text_row"].tolist(), got["my_text"].tolist()) == ([b"q", b"s"], [b"p", b"r"])
+    assert got["label"].tolist() == [0, 1]
+
+
+@pytest.mark.parametrize(
+    ("columns", "names"),
+    [
+        (["Review Text"], ["Review_Text"]),
+        (["текст"], ["text"]),
+        (["вопрос", "ответ"], ["text_1", "text_2"]),
+        (["class", "7"], ["text_class", "text_7"]),
+    ],
+)
+def test_names_that_a_saved_model_can_have(tmp_path, columns, names):
+    table = as_csv(
+        [("a", "b", "x")[-len(columns) - 1 :], ("c", "d", "y")[-len(columns) - 1 :]], (*columns, "label")
+    )
+    task = Glue.open("custom", write(tmp_path, train_csv=table) / "train.csv")
+    assert list(task.signature()) == names
+    served = tf.function(lambda **texts: texts, input_signature=None)
+    arguments = {name: tf.TensorSpec([None], tf.string, name=name) for name in names}
+    module = tf.Module()
+    module.serve = served.get_concrete_function(**arguments)
+    tf.saved_model.save(module, tmp_path / "saved", signatures={"serving_default": module.serve})
+
+
+def test_columns_of_files_need_files():
+    with pytest.raises(BertKerasError, match="give the files too"):
+        Glue.open("sst2", None, text_column=["a"])
+
+
+def test_any_number_of_labels_in_text_and_in_lists(tmp_path):
+    written = as_csv([("a", "x|y z"), ("b", ""), ("c", " x ")])
+    listed = as_jsonl(
+        *({"text": t, "label": one} for t, one in (("a", ["x", "y z"]), ("b", []), ("c", ["x"])))
+    )
+    tasks = [
+        Glue.open("custom", write(tmp_path, train_csv=written) / "train.csv", label_type="multi"),
+        Glue.open("custom", write(tmp_path, train_jsonl=listed) / "train.jsonl"),
+    ]
+    for task in tasks:
+        assert task.label_names == ("x", "y z") and task.measure == "f1"
+        assert read(task)["label"].tolist() == [[1, 1], [0, 0], [1, 0]]
+
+
+def test_scores_of_any_size(tmp_path):
+    task = Glue.open("custom", write(tmp_path, train_csv="text,label\na,-7\nb,1e3\n"), label_type="score")
+    assert task.label_names == () and read(task)["label"].tolist() == [-7, 1000]
+
+
+def test_a_label_of_the_dev_file_that_the_training_file_lacks(tmp_path):
+    write(tmp_path, train_csv="text,label\na,x\nb,y\n", dev_jsonl=as_jsonl({"text": "c", "label": "z"}))
+    source = {"train": tmp_path / "train.csv", "validation": tmp_path / "dev.jsonl"}
+    for given in (tmp_path, source):
+        with pytest.raises(BertKerasError, match="dev.jsonl, line 1: unknown label 'z'; the labels are x, y"):
+            Glue.open("custom", given).examples("validation")
+
+
+def test_a_folder_with_other_files_names_them(tmp_path):
+    write(tmp_path, dev_csv="", notes_txt="")
+    with pytest.raises(FileNotFoundError, match="has no train.tsv, .* it has dev.csv, notes.txt"):
+        Glue.open("custom", tmp_path)
+    write(tmp_path, train_csv="text,label\na,x\n", train_tsv="text\tlabel\na\tx\n")
+    with pytest.raises(BertKerasError, match="has train.tsv and train.csv"):
+        Glue.open("custom", tmp_path)
+
+
+def test_a_glue_task_reads_tables_with_other_columns(tmp_path):
+    table = as_parquet(sentence1=["a", "b"], sentence2=["c", "d"], label=[0, 1], idx=[5, 6])
+    path = write(tmp_path, mrpc_parquet=table) / "mrpc.parquet"
+    columns = {"text_column": ["sentence1", "sentence2"], "label_column": "label"}
+    assert read(Glue.open("mrpc", path, **columns))["label"].tolist() == [0, 1]
+    with pytest.raises(BertKerasError, match="label_type applies only to custom"):
+        Glue.open("mrpc", path, label_type="class")
+    with pytest.raises(BertKerasError, match="text_column is a; mrpc reads 2"):
+        Glue.open("mrpc", path, text_column=["a"])
+
+
+def test_held_out_examples_are_decided_by_the_seed_and_are_no_training_examples():
+    examples = tf.data.Dataset.from_tensor_slices({"n": np.arange(100)})
+
+    def drawn(seed):
+        return [
+            [int(one["n"]) for one in part.as_numpy_iterator()]
+            for part in hold_out(examples, fraction=0.1, seed=seed)
+        ]
+
+    train, dev = drawn(1)
+    assert (len(train), len(dev)) == (90, 10)
+    assert sorted(train + dev) == list(range(100)) and train == sorted(train)
+    assert drawn(1) == [train, dev] != drawn(2)
+    with pytest.raises(BertKerasError, match=r"0.001 of 100 example\(s\) is 0"):
+        hold_out(examples, fraction=0.001, seed=1)
+
+
+def test_a_resume_checks_the_held_out_fraction(tmp_path):
+    checkpoint = runs.write_checkpoint(tmp_path / "checkpoint")
+    rows = [(text, "xy"[len(text) % 2]) for text in runs.texts(40, seed=1)]
+    task = Glue.open("custom", write(tmp_path, train_csv=as_csv(rows)) / "train.csv")
+
+    def identity(**settings):
+        hparams = Hparams(seq_length=16, **settings)
+        return plan_finetuning(task, checkpoint=checkpoint, hparams=hparams).identity
+
+    first, second = identity(dev_fraction=0.2), identity(dev_fraction=0.1)
+    assert first == identity(dev_fraction=0.2)
+    assert (first["train_examples"][0], first["dev_examples"][0]) == (32, 8)
+    assert {name for name in first if first[name] != second[name]} == {
+        "dev_fraction",
+        "train_examples",
+        "dev_examples",
+    }
+
+
+DEV = {
+    "neither": ([], "--dev-data, or --dev-fraction"),
+    "both": (["--dev-data", "own.csv", "--dev-fraction", "0.1"], "give one of them"),
+    "a fraction out of range": (["--dev-fraction", "1"], "dev_fraction is 1.0; dev_fraction must be"),
+    "a folder with a dev split": (["--data", "both", "--dev-fraction", "0.1"], "both has a dev split"),
+    "no training file": (["--data", "none.csv", "--dev-fraction", "0.1"], "there is no none.csv .*own.csv"),
+    "another task": (
+        ["--task", "swag", "--dev-fraction", "0.1", "--text-column", "a"],
+        "--text-column does not",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", DEV)
+def test_one_file_needs_one_source_of_a_dev_split(tmp_path, capfd, monkeypatch, name):
+    flags, message = DEV[name]
+    monkeypatch.chdir(tmp_path)
+    write(tmp_path, own_csv=as_csv(ROWS))
+    (tmp_path / "both").mkdir()
+    write(tmp_path / "both", train_csv=as_csv(ROWS), dev_csv=as_csv(ROWS))
+    command = ["finetune", "--task", "custom", "--checkpoint", "none", "--output", "run", "--data", "own.csv"]
+    code, _, err = runs.run_command(capfd, *command, *flags)
+    assert code == 1 and err.count("\n") == 1
+    assert re.search(message, err), err
+
+
+def test_csv_from_training_to_export_by_command(tmp_path, capfd):
+    rows = [(text + ", or\nso", "good one" if "good" in text else "bad") for text in runs.texts(60, seed=3)]
+    path = write(tmp_path, own_csv=as_csv(rows, ("Review Text", "mood"))) / "own.csv"
+    runs.write_checkpoint(tmp_path / "checkpoint")
+    run, flags = tmp_path / "run", ["--epochs", "1", "--seq-length", "24", "--batch-size", "16"]
+    start = ["--checkpoint", tmp_path / "checkpoint", "--output", run, "--dev-fraction", "0.2"]
+    columns = ["--text-column", "Review Text", "--label-column", "mood"]
+    code, out, err = runs.run_command(
+        capfd, "finetune", "--task", "custom", "--data", path, *columns, *start, *flags
+    )
+    assert (code, err) == (0, "")
+    assert "text: Review Text; labels: bad, good one" in out
+    results = json.loads((run / "results.json").read_text())
+    assert (results["train_examples"], results["dev_examples"]) == (48, 12)
+
+    code, out, err = runs.run_command(capfd, "evaluate", "--run", run, "--data", path, "--json")
+    assert (code, err) == (0, "")
+    measured = json.loads(out)["validation"]["accuracy"]
+    code, out, err = runs.run_command(capfd, "predict", "--run", run, "--data", path, "--format", "jsonl")
+    assert (code, err) == (0, "")
+    answers = [json.loads(line) for line in out.splitlines()]
+    assert [answer["Review_Text"] for answer in answers] == [text for text, _ in rows]
+    right = [answer["label"] == label for answer, (_, label) in zip(answers, rows, strict=True)]
+    assert np.mean(right) == pytest.approx(measured)
+    code, out, err = runs.run_command(capfd, "export", "--run", run, "--output", tmp_path / "served")
+    assert code == 0, err
+    assert "fresh process" in out
+    assert load_run(run, data=path).task.validation_splits == ("validation",)
+
+
+@pytest.mark.slow
+def test_every_command_of_the_page_works_as_it_stands(tmp_path, capfd, monkeypatch):
+    page = (runs.ROOT / "docs" / "data.md").read_text()
+    monkeypatch.chdir(tmp_path)
+    for name, content in re.findall(r"^`([\w.]+)`:\n\n```\w+\n(.*?)```", page, re.M | re.S):
+        (tmp_path / name).write_text(content)
+    runs.write_checkpoint(tmp_path / "minilm", max_positions=128)
+    commands = re.findall(r"^    bert-keras (.*)", page, re.M)
+    assert len(commands) == 7
+    for command in commands:
+        code, _, err = runs.run_command(capfd, *command.split())
+        assert code == 0, (command, err)
