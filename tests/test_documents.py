@@ -115,7 +115,7 @@ def test_every_block_is_python_or_a_command_or_a_listing(document):
     }
     assert shell <= {*NOT_RUN}, "give the command a reason in NOT_RUN, or run it"
     languages = set(re.findall(r"(?m)^```(\w*)\n", text_of(document)))
-    assert languages <= {"", "python", "text", "bash", "json", "csv"}
+    assert languages <= {"", "python", "text", "json", "csv", "tsv"}
     code = [
         line for line in indented(document) if re.match(r"(import|from|with) \w|\w+ = \w+\.|model\.", line)
     ]
