@@ -215,6 +215,13 @@ class ClassifierOptions(_Checked):
         help="input of the classifier: the pooled output, or concat with maximum and mean too",
         choices=("pooled", "concat"),
     )
+    doc_stride: int | None = setting(
+        None,
+        help="read long texts in windows that start this many tokens apart (default: 128; without it, GLUE's tasks and "
+        "custom truncate)",
+        at_least=1,
+        at_most=MAX_OPTION,
+    )
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -224,7 +231,8 @@ class FillMaskOptions(_Checked):
     top_k: int = setting(5, help="tokens to list for each [MASK]", at_least=1)
 
 
-TASK_OPTIONS = (SquadOptions, TaggingOptions, ChoiceOptions, ClassifierOptions, FillMaskOptions)
+# The help of a flag is that of the first class with its field.
+TASK_OPTIONS = (ClassifierOptions, SquadOptions, TaggingOptions, ChoiceOptions, FillMaskOptions)
 
 # The hyperparameters of a task's paper that differ from the defaults of Hparams, by task.
 TASK_DEFAULTS: dict[str, Mapping[str, Any]] = {

@@ -100,7 +100,7 @@ def flags_of(name: str) -> dict[str, argparse.Action]:
     ("name", "settings", "without"),
     [
         ("finetune", (Hparams, *TASK_OPTIONS), ()),
-        ("glue", (Hparams, ClassifierOptions, ProtocolOptions), ("learning_rate",)),
+        ("glue", (Hparams, ClassifierOptions, ProtocolOptions), ("learning_rate", "doc_stride")),
         ("features", (FeatureOptions,), ()),
         ("vocab", (VocabularyOptions,), ()),
         ("fill-mask", (FillMaskOptions,), ()),

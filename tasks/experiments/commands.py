@@ -65,7 +65,7 @@ def _add_glue(parser: argparse.ArgumentParser) -> None:
     add_flags(parser, ProtocolOptions)
     add_strategy(parser)
     add_flags(parser, Hparams, without=("learning_rate",))
-    add_flags(parser, ClassifierOptions)
+    add_flags(parser, ClassifierOptions, without=("doc_stride",))
 
 
 def _run_glue(args: argparse.Namespace) -> None:
