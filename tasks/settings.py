@@ -223,6 +223,11 @@ class ClassifierOptions(_Checked):
         at_most=MAX_OPTION,
     )
 
+    def __post_init__(self) -> None:
+        if self.doc_stride is not None and type(self.doc_stride) is not int:
+            raise wrong_setting(self, "doc_stride", "a whole number, or None")
+        super().__post_init__()
+
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class FillMaskOptions(_Checked):

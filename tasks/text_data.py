@@ -83,7 +83,8 @@ def one_batch(
 
 def text_features(problem: Problem, preprocess: Preprocessor, x: Any) -> Features:
     """The inputs of the network for texts in Python, or for string tensors, all in one batch."""
-    tensors = all(tf.is_tensor(text) for text in keras.tree.flatten(x))
+    texts = keras.tree.flatten(x)
+    tensors = bool(texts) and all(map(tf.is_tensor, texts))
     raw = _named(x, [*problem.signature()]) if tensors else problem.given(x)
     return model_inputs(
         problem.features(preprocess, {name: tf.convert_to_tensor(text) for name, text in raw.items()})
@@ -252,6 +253,8 @@ def has_text(x: Any) -> bool:
     if hasattr(x, "columns"):
         return True
     first: Any = next(iter(keras.tree.flatten(x)), None)
+    if first is None and isinstance(x, list | tuple):  # `given` names what is missing
+        return True
     if hasattr(first, "iloc"):  # a column of a data frame
         first = first.to_numpy()
     if isinstance(first, np.ndarray):

@@ -351,16 +351,16 @@ class TextModel(TrainingSteps, SavedTextModel):
 
         Raises BertKerasError after a `compile()` without an optimizer: its schedule needs the number of steps.
         """
-        if self._schedule is not None or not self.compiled:
-            raise BertKerasError(
-                "train_on_batch() does not know the number of steps, which BERT's schedule needs; compile with an optimizer, for "
-                "example compile(bert_keras.AdamW(2e-5)), or call fit()."
-            )
         if has_text(x):
             x, y, sample_weight = one_batch(
                 self.problem, self.preprocess, x, y, sample_weight, class_weight=class_weight
             )
             class_weight = None
+        if self._schedule is not None or not self.compiled:
+            raise BertKerasError(
+                "train_on_batch() does not know the number of steps, which BERT's schedule needs; compile with an optimizer, for "
+                "example compile(bert_keras.AdamW(2e-5)), or call fit()."
+            )
         return super().train_on_batch(x, y, sample_weight, class_weight, return_dict)
 
     def test_on_batch(

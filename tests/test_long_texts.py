@@ -119,9 +119,10 @@ def test_every_token_of_a_pairs_second_text_is_read(checkpoint):
     assert found == rows
 
 
-def test_a_doc_stride_under_1_is_refused(checkpoint):
-    with pytest.raises(BertKerasError, match="doc_stride is 0"):
-        bk.classifier(checkpoint, NAMES, doc_stride=0)
+@pytest.mark.parametrize("stride", [0, 2.5, "12", True])
+def test_a_doc_stride_that_is_no_whole_number_over_0_is_refused(stride, checkpoint):
+    with pytest.raises(BertKerasError, match=f"doc_stride is {stride!r}"):
+        bk.classifier(checkpoint, NAMES, doc_stride=stride)
 
 
 # -----------------------------------------------------------------------------------------------------------

@@ -1,5 +1,7 @@
 """Measures, metrics, single batches and late errors of the models that take strings."""
 
+import warnings
+
 import keras
 import numpy as np
 import pytest
@@ -188,6 +190,27 @@ def test_the_model_is_called_on_texts(given, untrained):
     probabilities = untrained.predict(TEXTS, verbose=0)["probabilities"]
     logits = untrained(given(TEXTS), training=False)
     np.testing.assert_allclose(keras.ops.softmax(logits), probabilities, atol=1e-5)
+
+
+def test_a_call_or_a_step_that_cannot_work_is_refused(untrained, checkpoint):
+    for given, facts in (([], "no texts"), ([None], "None is not text"), ("good", "one string")):
+        with pytest.raises(BertKerasError, match=facts):
+            untrained(given)
+    with pytest.raises(BertKerasError, match="without labels"):
+        untrained.test_on_batch(TEXTS)
+    with pytest.raises(BertKerasError, match="embedding does not learn"):
+        bk.embedder(checkpoint).train_on_batch(TEXTS, IDS)
+
+
+def test_one_execution_of_more_steps_than_the_data_has_is_measured(checkpoint):
+    model = bk.classifier(checkpoint, NAMES)
+    model.compile(steps_per_execution=3)
+    expected = bk.classifier(checkpoint, NAMES)
+    expected.set_weights(model.get_weights())
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "Your input ran out of data")  # Keras' own, of its last execution
+        found = model.evaluate(TEXTS, IDS, verbose=0, return_dict=True)
+    assert found == pytest.approx(expected.evaluate(TEXTS, IDS, verbose=0, return_dict=True), abs=1e-5)
 
 
 # -----------------------------------------------------------------------------------------------------------
