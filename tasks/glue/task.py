@@ -58,7 +58,7 @@ class Glue(Task):
         self.row = row
         self.type = LABEL_TYPES[row.label_type]
         self.pooling, self.doc_stride = pooling, doc_stride
-        self.windowed = doc_stride is not None
+        self.windowed = self.windowed or doc_stride is not None  # a subclass may have windows of its own
         self.outputs = (POOLINGS[pooling],)
         self.name = row.name
         self.text = row.text
@@ -117,7 +117,7 @@ class Glue(Task):
         # Weight 0 hides any loss but NaN: 0 * NaN is NaN.
         shape = [-1] + [1] * (len(label.shape) - 1)
         label, weights = tf.where(tf.reshape(known, shape), label, 0), tf.cast(known, tf.float32)
-        if not self.windowed:
+        if self.doc_stride is None:
             return label, weights
         text = features[EXAMPLE_INDEX]
         windows = tf.math.bincount(text, minlength=tf.size(weights), dtype=tf.float32)
@@ -144,7 +144,7 @@ class Glue(Task):
         The logits of a text are the mean over its windows, as those of an ensemble are the mean over its models: the order of the
         two means does not matter, and a score is a mean of scores.
         """
-        if self.windowed:
+        if self.doc_stride is not None:
             count = tf.size(raw[self.text[0]])
             outputs = tf.math.unsorted_segment_mean(outputs, features[EXAMPLE_INDEX], count)
         return self.decode_features(outputs)
