@@ -22,6 +22,7 @@ from tasks.task import Arrays, Features, Problem, Raw, model_inputs
 POOL = (
     50  # batches that are sorted by length together: enough for similar lengths, few enough for random order
 )
+EMPTY = "the data set is empty; give at least one example."
 _ROW = "row"  # the position of the example in the data set, int64 [B]
 
 
@@ -66,7 +67,7 @@ def cardinality(examples: tf.data.Dataset) -> int:
     """The number of examples. Raises BertKerasError for an empty data set."""
     found = count(examples)
     if found == 0:
-        raise BertKerasError("the data set is empty; give at least one example.")
+        raise BertKerasError(EMPTY)
     return found
 
 
@@ -74,15 +75,17 @@ def batches(examples: tf.data.Dataset, *, batch_size: int, seed: int | None = No
     """Batches of raw examples [B] with similar lengths.
 
     A seed makes the order random, different in every epoch and equal for equal seeds; None keeps it fixed. Lengths are compared
-    in bytes of raw text, so no text is tokenized twice.
+    in bytes of raw text, so no text is tokenized twice. A fixed order needs no number of examples: an unknown one stays unknown.
     """
-    found = cardinality(examples)
+    found = int(examples.cardinality()) if seed is None else cardinality(examples)
+    if found == 0:
+        raise BertKerasError(EMPTY)
     if seed is not None:
         examples = examples.shuffle(found, seed=seed)
     made = examples.batch(POOL * batch_size).map(_sort_by_length).rebatch(batch_size)
     if seed is not None:
         made = made.shuffle(POOL, seed=seed + 1)
-    return made.apply(tf.data.experimental.assert_cardinality(-(-found // batch_size)))
+    return made if found < 0 else made.apply(tf.data.experimental.assert_cardinality(-(-found // batch_size)))
 
 
 def dataset(
@@ -243,6 +246,8 @@ def predictor(
             decoded = {name: value.numpy() for name, value in finish(joined, features, raw).items()}
             parts.append((decoded, {name: value.numpy() for name, value in raw.items()}))
             progress(len(parts[-1][1][_ROW]))
+        if not parts:
+            raise BertKerasError(EMPTY)
         return _in_order(parts)
 
     return call

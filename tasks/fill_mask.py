@@ -40,6 +40,7 @@ from tasks.task import Arrays, Features, Raw, Task
 TEXT, ANSWER = "text", "answer"
 TOKENS, SCORES, START, FILLED, RANK = "mask_tokens", "mask_scores", "mask_start_byte", "filled", "rank"
 UNKNOWN = -1  # the label of an answer that is not one token
+CHECKED = 1024  # examples that `check_targets` tokenizes together
 NEAR = 5  # the last rank that counts for "top_5"
 
 FILES: dict[str, tuple[str, ...]] = {
@@ -109,6 +110,25 @@ class FillMask(Task):
             if (masks := text.count(MASK.encode())) != 1:
                 raise BertKerasError(f"row {row}: {masks} {MASK} in the text; give one, for one answer.")
         return {ANSWER: columns_of(y, [ANSWER])[ANSWER]}
+
+    def check_targets(self, preprocess: Preprocessor, columns: Mapping[str, np.ndarray]) -> None:
+        """Raises BertKerasError for the first answer that is not one token, or whose mask is cut off."""
+        tokenizer = preprocess.tokenizer
+        for start in range(0, len(columns[TEXT]), CHECKED):
+            raw = {name: tf.constant(columns[name][start : start + CHECKED]) for name in (TEXT, ANSWER)}
+            _, weights = self.labels(raw, self.features(preprocess, raw))
+            for row in np.flatnonzero(np.all(weights.numpy() == 0, axis=1)):
+                answer = columns[ANSWER][start + row].decode()
+                tokens = [tokenizer.vocabulary[i] for i in tokenizer.tokenize([answer])[0].numpy()]
+                if len(tokens) != 1:
+                    reason = f"the answer {answer!r} is {len(tokens)} tokens ({', '.join(tokens) or 'none'}), not one"
+                elif tokens[0] == tokenizer.vocabulary[tokenizer.special.unknown]:
+                    reason = f"the answer {answer!r} is not in the vocabulary"
+                else:
+                    reason = f"the {MASK} is not in the first {preprocess.seq_length} tokens, which the model reads"
+                raise BertKerasError(
+                    f"row {start + row}: {reason}; give an answer of one token, whose {MASK} is read, or leave the row out."
+                )
 
     def features(self, preprocess: Preprocessor, raw: Raw) -> Features:
         """Raw [B] -> Features int32 [B, S], the masks within seq_length [B, P] and the vocabulary [V].

@@ -234,6 +234,18 @@ class ClassifierOptions(_Checked):
         help="input of the classifier: the pooled output, or concat with maximum and mean too",
         choices=("pooled", "concat"),
     )
+    doc_stride: int | None = setting(
+        None,
+        help="read long texts in windows that start this many tokens apart (default: 128; without it, GLUE's tasks and "
+        "custom truncate)",
+        at_least=1,
+        at_most=MAX_OPTION,
+    )
+
+    def __post_init__(self) -> None:
+        if self.doc_stride is not None and type(self.doc_stride) is not int:
+            raise wrong_setting(self, "doc_stride", "a whole number, or None")
+        super().__post_init__()
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -270,12 +282,13 @@ class FillMaskOptions(_Checked):
     top_k: int = setting(5, help="tokens to list for each [MASK]", at_least=1)
 
 
+# The help of a flag is that of the first class with its field.
 TASK_OPTIONS = (
+    ClassifierOptions,
+    ColumnOptions,
     SquadOptions,
     TaggingOptions,
     ChoiceOptions,
-    ClassifierOptions,
-    ColumnOptions,
     FillMaskOptions,
 )
 

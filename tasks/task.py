@@ -139,6 +139,13 @@ class Problem(Protocol):
         """The columns of labels in raw examples for labels in Python. columns: the result of `given`. By default refused."""
         raise BertKerasError(f"{self.name} does not learn from labels; it predicts only.")
 
+    def check_targets(self, preprocess: Preprocessor, columns: Mapping[str, np.ndarray]) -> None:
+        """Raises BertKerasError, with the row, for a label that this vocabulary or length cannot express. By default none.
+
+        columns: the results of `given` and `targets`
+        """
+        return
+
     def metrics(self) -> list[keras.metrics.Metric]:
         """The Keras metrics that `compile()` takes by default, under weights. By default none."""
         return []

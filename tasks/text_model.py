@@ -6,55 +6,53 @@ problem that the model was made for. Text becomes tokens on the host; texts of s
 
 import dataclasses
 import functools
-import importlib
-import os
-import pathlib
 import random
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import keras
 import numpy as np
 import tensorflow as tf
 
-from bert_keras import checkpoints
-from bert_keras.checkpoints.hugging_face_tokenizer import write_tokenizer
 from bert_keras.encoder import BertEncoder
 from bert_keras.errors import BertKerasError
 from bert_keras.features import POOLED_OUTPUT
-from bert_keras.folders import whole_folder
 from bert_keras.optimizers import AdamW
-from bert_keras.paths import path_of
+from bert_keras.tensorflow_errors import data_errors
 from bert_keras.text.preprocessing import Preprocessor
 from bert_keras.training_model import TrainingSteps
 from tasks.batches import predictor
-from tasks.embedding import Embedding
+from tasks.saved_text_model import SavedTextModel
 from tasks.settings import Hparams
 from tasks.task import Features, Problem
 from tasks.text_data import (
     BATCH_SIZE,
+    evaluation_data,
     has_features,
-    raw_columns,
+    has_text,
+    one_batch,
     split,
     steps_of,
     text_batches,
     text_examples,
+    text_features,
     unpacked,
 )
 from tasks.training.optimizer import OPTIMIZER_SETTINGS, optimizer_of
-from tasks.training.run import TASKS, Run, encoder_of, save_run
+from tasks.training.run import encoder_of
 from tasks.training.strategies import differ_between_replicas, rows_for
 
 
 @keras.saving.register_keras_serializable("bert_keras")
-class TextModel(TrainingSteps, keras.Model):
+class TextModel(TrainingSteps, SavedTextModel):
     """A problem, its text processing and its network as one Keras model.
 
     problem: labels, loss and decoding; a Task is one
     preprocess: pads to the longest text of a batch
     network: the problem's model, features -> logits
 
-    `fit`, `evaluate` and `predict` take texts, or features as the encoder reads them, which pass through to Keras.
+    `fit`, `evaluate` and `predict`, their forms for one batch, and the call itself take texts, or features as the encoder reads
+    them, which pass through to Keras.
     """
 
     def __init__(
@@ -75,6 +73,7 @@ class TextModel(TrainingSteps, keras.Model):
             None  # of `compile()` without an optimizer: counted when `fit` starts
         )
         self._predict: Any = None
+        self._validation: Any = None  # the measures of `fit`'s validation data
 
     @property
     def layers(self) -> list[keras.layers.Layer]:
@@ -85,6 +84,12 @@ class TextModel(TrainingSteps, keras.Model):
     def encoder(self) -> BertEncoder:
         """The encoder inside the network."""
         return encoder_of(self)
+
+    def __call__(self, inputs: Any, *args: Any, **kwargs: Any) -> Any:
+        """Texts, as `predict` takes them, or features -> logits, of windows where the problem has windows."""
+        if has_text(inputs):
+            inputs = text_features(self.problem, self.preprocess, inputs)
+        return super().__call__(inputs, *args, **kwargs)
 
     def call(self, inputs: Features, training: bool = False) -> Any:
         """Features -> logits."""
@@ -108,7 +113,8 @@ class TextModel(TrainingSteps, keras.Model):
 
         `fit` and `evaluate` of a model that was not compiled call it so.
 
-        optimizer, loss, metrics: as in Keras; None takes those of the problem
+        optimizer, loss: as in Keras; None takes those of the problem
+        metrics: as in Keras. Beside the problem's loss they are weighted as it is, because padding has weight 0
         weighted_metrics: as in Keras; None takes the problem's metrics where the loss is the problem's too
         settings: of BERT's optimizer, the fields of Hparams that OPTIMIZER_SETTINGS lists, such as learning_rate. Each `fit`
             then counts its own steps: it starts a new optimizer and a new schedule, with warm-up and decay to 0
@@ -130,6 +136,7 @@ class TextModel(TrainingSteps, keras.Model):
         if loss is None and self.problem.trains:
             loss = self.problem.loss()
             weighted_metrics = self.problem.metrics() if weighted_metrics is None else weighted_metrics
+            metrics, weighted_metrics = None, _joined(metrics, weighted_metrics)
         self._predict = None
         # A function, because Keras would track the metrics and the optimizer in a dict.
         self._compile = functools.partial(
@@ -145,15 +152,47 @@ class TextModel(TrainingSteps, keras.Model):
         )
         self._compile(optimizer=optimizer)
 
-    def _start_schedule(self, steps: int) -> None:
-        """Gives `fit` BERT's optimizer with a schedule over this many steps; no change under the user's own optimizer."""
+    def _start_schedule(self, data: tf.data.Dataset, *, epochs: int, steps_per_epoch: int | None) -> None:
+        """Gives `fit` BERT's optimizer with a schedule over its steps; no change under the user's own optimizer.
+
+        Raises BertKerasError where the schedule needs an unknown number of steps, or where no whole number of executions makes an
+        epoch.
+        """
+        known = steps_of(data)
+        epoch = min(steps_per_epoch or known or 0, known or steps_per_epoch or 0) or None
+        if self._schedule is not None and epoch is None:
+            raise BertKerasError(
+                "the number of steps is not known, which BERT's schedule needs: give steps_per_epoch, apply "
+                "tf.data.experimental.assert_cardinality to the data set, or compile with another optimizer."
+            )
+        if epoch is not None and epoch % self.steps_per_execution:
+            raise BertKerasError(
+                f"steps_per_execution is {self.steps_per_execution} and an epoch has {epoch} steps; give a divisor."
+            )
         if self._schedule is None:
             return
         with self.distribute_strategy.scope():
-            optimizer = optimizer_of(self._schedule, total_steps=max(steps, 1))
+            optimizer = optimizer_of(self._schedule, total_steps=max((epoch or 0) * epochs, 1))
             # Variables made inside `fit` would have it trace the step twice.
             optimizer.build(self.trainable_variables)
             self._compile(optimizer=optimizer)
+
+    def get_compile_config(self) -> dict[str, Any]:
+        """The arguments of `compile`, with the settings of BERT's optimizer."""
+        if not self.compiled:
+            return {}
+        schedule = None if self._schedule is None else dataclasses.asdict(self._schedule)
+        return {"keras": super().get_compile_config(), "schedule": schedule, "begun": self.optimizer.built}
+
+    def compile_from_config(self, config: dict[str, Any]) -> None:
+        """Compiles as `get_compile_config` says."""
+        arguments = keras.saving.deserialize_keras_object(config["keras"])
+        optimizer = arguments.pop("optimizer")
+        self._compile = functools.partial(super().compile, **arguments)
+        self._compile(optimizer=optimizer)
+        self._schedule = None if config["schedule"] is None else Hparams(**config["schedule"])
+        if config["begun"]:
+            self.optimizer.build(self.trainable_variables)
 
     # -------------------------------------------------------------------------------------------------------
     # Training and measuring
@@ -189,42 +228,30 @@ class TextModel(TrainingSteps, keras.Model):
         """
         if not self.compiled:
             self.compile()
-        kept = {"epochs": epochs, "verbose": verbose, "callbacks": callbacks, "initial_epoch": initial_epoch}
-        kept |= {"validation_steps": validation_steps, "validation_freq": validation_freq}
         if validation_split:
             if validation_data is not None:
                 raise BertKerasError("validation_split and validation_data were given; give one.")
             (x, y, sample_weight), validation_data = split(
-                self.problem, x, y, sample_weight, validation_split
+                self.problem, self.preprocess, x, y, sample_weight, validation_split
             )
-        data = self._batches(
-            x,
-            y,
-            sample_weight,
-            batch_size=batch_size,
-            seed=random.randrange(2**31) if shuffle else None,
-            class_weight=class_weight,
-        )
+        seed = random.randrange(2**31) if shuffle else None
+        data = self._batches(x, y, sample_weight, batch_size=batch_size, seed=seed, class_weight=class_weight)
         if validation_data is not None:
             given = unpacked(validation_data)
             size = validation_batch_size or (None if isinstance(given[0], tf.data.Dataset) else batch_size)
-            validation_data = self._batches(*given, batch_size=size)
-        known = steps_of(data)
-        epoch = min(steps_per_epoch or known or 0, known or steps_per_epoch or 0) or None
-        if self._schedule is not None and epoch is None:
-            raise BertKerasError(
-                "the number of steps is not known, which BERT's schedule needs: give steps_per_epoch, apply "
-                "tf.data.experimental.assert_cardinality to the data set, or compile with another optimizer."
+            validation_data, self._validation, validation_steps = self._evaluation(
+                *given, batch_size=size, steps=validation_steps
             )
-        if epoch is not None and epoch % self.steps_per_execution:
-            raise BertKerasError(
-                f"steps_per_execution is {self.steps_per_execution} and an epoch has {epoch} steps; give a divisor."
-            )
-        self._start_schedule((epoch or 0) * (epochs - initial_epoch))
+        self._start_schedule(data, epochs=epochs - initial_epoch, steps_per_epoch=steps_per_epoch)
         differ_between_replicas(self)
-        return super().fit(
-            data, steps_per_epoch=steps_per_epoch, validation_data=validation_data, shuffle=False, **kept
-        )
+        kept = {"epochs": epochs, "verbose": verbose, "callbacks": callbacks, "initial_epoch": initial_epoch}
+        kept |= {"validation_steps": validation_steps, "validation_freq": validation_freq}
+        kept |= {"validation_data": validation_data, "steps_per_epoch": steps_per_epoch}
+        try:
+            with data_errors():
+                return super().fit(data, shuffle=False, **kept)
+        finally:
+            self._validation = None
 
     def evaluate(
         self,
@@ -240,21 +267,51 @@ class TextModel(TrainingSteps, keras.Model):
     ) -> Any:
         """The loss and the metrics, as Keras' `evaluate`; arguments as in `fit`.
 
-        For a problem without Keras metrics, such as question answering, the measures that the commands print follow them.
+        steps: batches to measure, a data set's own or of `batch_size` texts; None takes all
+
+        For a problem without Keras metrics, such as question answering, the measures that the commands print follow them. These
+        count every text alike, so weights are refused.
         """
         if not self.compiled:
             self.compile()
-        data = self._batches(x, y, sample_weight, batch_size=batch_size)
-        logs = super().evaluate(
-            data, verbose=verbose, steps=steps, callbacks=callbacks, return_dict=True, **kwargs
-        )
-        if not isinstance(x, tf.data.Dataset) and not self.problem.metrics():
-            examples = tf.data.Dataset.from_tensor_slices(raw_columns(self.problem, x, y))
-            predictions, raw = self._predictor()(examples, batch_size=batch_size or BATCH_SIZE)
-            logs |= dict(self.problem.evaluate(predictions, raw))  # type: ignore[attr-defined]
+        if kwargs.get("_use_cached_eval_dataset"):  # `fit` validates
+            measures = self._validation
+        else:
+            x, measures, steps = self._evaluation(x, y, sample_weight, batch_size=batch_size, steps=steps)
+        with data_errors():
+            logs = super().evaluate(
+                x, verbose=verbose, steps=steps, callbacks=callbacks, return_dict=True, **kwargs
+            )
+            # Keras gives none where the data ends within its first execution of `steps_per_execution` steps.
+            logs = logs or {name: float(value) for name, value in self.get_metrics_result().items()}
+            logs |= {} if measures is None else measures()
         if return_dict:
             return logs
         return self._flatten_metrics_in_order(logs)
+
+    def _evaluation(
+        self, x: Any, y: Any, sample_weight: Any, *, batch_size: int | None, steps: int | None
+    ) -> tuple[Any, Callable[[], dict[str, float]] | None, int | None]:
+        """Batches for Keras, the problem's own measures where it has some, and Keras' steps."""
+        if has_features(x):
+            return self._batches(x, y, sample_weight, batch_size=batch_size), None, steps
+        rows = rows_for(self.distribute_strategy, batch_size or BATCH_SIZE)
+        batches, examples = evaluation_data(
+            self.problem,
+            self.preprocess,
+            x,
+            y,
+            sample_weight,
+            batch_size=batch_size,
+            steps=steps,
+            multiple_of=rows,
+        )
+
+        def measures() -> dict[str, float]:
+            predictions, raw = self._predictor()(examples, batch_size=batch_size or BATCH_SIZE)
+            return dict(self.problem.evaluate(predictions, raw))  # type: ignore[attr-defined]
+
+        return batches, None if examples is None else measures, None
 
     def predict(
         self,
@@ -278,8 +335,47 @@ class TextModel(TrainingSteps, keras.Model):
         size = batch_size or BATCH_SIZE
         examples = text_examples(self.problem, x, steps=steps, batch_size=size)
         shown = keras.utils.Progbar(None, verbose=1 if verbose == 1 else 0)
-        predictions, _ = self._predictor()(examples, batch_size=size, progress=shown.add)
+        with data_errors():
+            predictions, _ = self._predictor()(examples, batch_size=size, progress=shown.add)
         return {name: _as_text(values) for name, values in predictions.items()}
+
+    def train_on_batch(
+        self,
+        x: Any,
+        y: Any = None,
+        sample_weight: Any = None,
+        class_weight: Mapping[Any, float] | None = None,
+        return_dict: bool = False,
+    ) -> Any:
+        """One step on one batch of texts and labels, or of features; result as in Keras.
+
+        Raises BertKerasError after a `compile()` without an optimizer: its schedule needs the number of steps.
+        """
+        if has_text(x):
+            x, y, sample_weight = one_batch(
+                self.problem, self.preprocess, x, y, sample_weight, class_weight=class_weight
+            )
+            class_weight = None
+        if self._schedule is not None or not self.compiled:
+            raise BertKerasError(
+                "train_on_batch() does not know the number of steps, which BERT's schedule needs; compile with an optimizer, for "
+                "example compile(bert_keras.AdamW(2e-5)), or call fit()."
+            )
+        return super().train_on_batch(x, y, sample_weight, class_weight, return_dict)
+
+    def test_on_batch(
+        self, x: Any, y: Any = None, sample_weight: Any = None, return_dict: bool = False
+    ) -> Any:
+        """The loss and the compiled metrics of one batch of texts and labels, or of features; result as in Keras."""
+        if not self.compiled:
+            self.compile()
+        if has_text(x):
+            x, y, sample_weight = one_batch(self.problem, self.preprocess, x, y, sample_weight)
+        return super().test_on_batch(x, y, sample_weight, return_dict)
+
+    def predict_on_batch(self, x: Any) -> Any:
+        """`predict` of one batch of texts; features give logits, as in Keras."""
+        return self.predict(x, verbose=0) if has_text(x) else super().predict_on_batch(x)
 
     def _predictor(self) -> Any:
         """The traced prediction, anew after a change of what it read: int8 and LoRA replace variables."""
@@ -304,104 +400,6 @@ class TextModel(TrainingSteps, keras.Model):
         rows = rows_for(self.distribute_strategy, options["batch_size"] or BATCH_SIZE)
         return text_batches(self.problem, self.preprocess, x, y, sample_weight, multiple_of=rows, **options)
 
-    # -------------------------------------------------------------------------------------------------------
-    # Saving
-
-    def save(self, filepath: Any, overwrite: bool = True, zipped: Any = None, **kwargs: Any) -> None:
-        """Writes a `.keras` file, or, for a path without a suffix, a run folder as `bert-keras finetune` writes it.
-
-        overwrite: replace a `.keras` file; a folder that holds files is always refused
-        """
-        path = path_of(filepath)
-        if path.suffix == ".keras":
-            super().save(filepath, overwrite=overwrite, zipped=zipped, **kwargs)
-            return
-        if path.suffix:
-            raise BertKerasError(
-                f"{path} ends in {path.suffix}; give a name that ends in .keras, or a folder."
-            )
-        if self.problem.kind not in TASKS or "://" in os.fspath(filepath):
-            raise BertKerasError(
-                f"a run of {self.problem.kind} cannot be written to {filepath}; give a .keras file."
-            )
-        with whole_folder(path) as new:
-            save_run(new, self.problem, self.preprocess, self.network)  # type: ignore[arg-type]
-
-    def export(self, filepath: Any, *, target: str | None = None, **kwargs: Any) -> pathlib.Path:
-        """Writes the next version of a SavedModel that takes raw strings, as `bert-keras export` does; returns its folder."""
-        if kwargs:
-            raise BertKerasError(f"export() has no argument {next(iter(kwargs))!r}; it writes a SavedModel.")
-        # By name, because exports stand above the tasks.
-        return importlib.import_module("savedmodels.export").export(self.as_run(), filepath, target=target)
-
-    def as_run(self, path: Any = "") -> Run:
-        """The model as the commands hold it."""
-        return Run(
-            task=self.problem,  # type: ignore[arg-type]
-            preprocess=self.preprocess,
-            model=self.network,
-            path=pathlib.Path(path),
-        )
-
-    def get_config(self) -> dict[str, Any]:
-        """The problem and the network; the vocabulary is an asset."""
-        return {
-            "problem": {"kind": self.problem.kind, "task": self.problem.to_json()},
-            "seq_length": self.preprocess.seq_length,
-            "truncation": self.preprocess.truncation,
-            "network": keras.saving.serialize_keras_object(self.network),
-            "frozen": [layer.name for layer in self.layers if not layer.trainable],
-            "name": self.name,
-        }
-
-    @classmethod
-    def from_config(cls, config: dict[str, Any], custom_objects: Any = None) -> "TextModel":
-        """The model without its vocabulary, which `load_assets` reads."""
-        kept = config["problem"]
-        problems = TASKS | {Embedding.kind: Embedding}
-        if kept["kind"] not in problems:
-            raise BertKerasError(
-                f"the model's problem is of the kind {kept['kind']!r}, which TASKS of tasks/training/run.py does not have; "
-                "add its class there before you load the model."
-            )
-        problem = problems[kept["kind"]].from_json(kept["task"])
-        network = keras.saving.deserialize_keras_object(config["network"], custom_objects=custom_objects)
-        made = cls(problem, None, network, name=config["name"])
-        for layer in made.layers:
-            layer.trainable = layer.trainable and layer.name not in config["frozen"]
-        made._sizes = {name: config[name] for name in ("seq_length", "truncation")}
-        return made
-
-    def get_compile_config(self) -> dict[str, Any]:
-        """The arguments of `compile`, with the settings of BERT's optimizer."""
-        if not self.compiled:
-            return {}
-        schedule = None if self._schedule is None else dataclasses.asdict(self._schedule)
-        return {"keras": super().get_compile_config(), "schedule": schedule, "begun": self.optimizer.built}
-
-    def compile_from_config(self, config: dict[str, Any]) -> None:
-        """Compiles as `get_compile_config` says."""
-        arguments = keras.saving.deserialize_keras_object(config["keras"])
-        optimizer = arguments.pop("optimizer")
-        self._compile = functools.partial(super().compile, **arguments)
-        self._compile(optimizer=optimizer)
-        self._schedule = None if config["schedule"] is None else Hparams(**config["schedule"])
-        if config["begun"]:
-            self.optimizer.build(self.trainable_variables)
-
-    def save_assets(self, dir_path: str) -> None:
-        """Writes the vocabulary."""
-        checkpoint = checkpoints.Checkpoint(config=self.encoder.config, tensors={})
-        write_tokenizer(
-            checkpoints.with_tokenizer(checkpoint, self.preprocess.tokenizer), pathlib.Path(dir_path)
-        )
-
-    def load_assets(self, dir_path: str) -> None:
-        """Reads the vocabulary."""
-        self.preprocess = Preprocessor(
-            checkpoints.load_tokenizer(dir_path), pad_to_longest=True, **self._sizes
-        )
-
 
 @dataclasses.dataclass(frozen=True)
 class _Traced:
@@ -412,6 +410,19 @@ class _Traced:
 
     def is_of(self, read: list[Any]) -> bool:
         return len(read) == len(self.read) and all(a is b for a, b in zip(read, self.read, strict=True))
+
+
+def _joined(metrics: Any, weighted_metrics: Any) -> list[Any]:
+    """Both lists of metrics as one; a metric in `metrics` replaces one of the same name."""
+    first = keras.tree.flatten(metrics)
+    names = {_name_of(metric) for metric in first if metric is not None}
+    second = [metric for metric in keras.tree.flatten(weighted_metrics) if _name_of(metric) not in names]
+    return [metric for metric in (*first, *second) if metric is not None]
+
+
+def _name_of(metric: Any) -> str:
+    name = metric if isinstance(metric, str) else getattr(metric, "name", getattr(metric, "__name__", ""))
+    return "accuracy" if name == "acc" else name
 
 
 def _as_text(values: np.ndarray) -> np.ndarray:

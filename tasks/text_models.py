@@ -51,6 +51,7 @@ def classifier(
     text: str | Sequence[str] = "text",
     multi: bool = False,
     pooling: str = ClassifierOptions.pooling,
+    doc_stride: int | None = ClassifierOptions.doc_stride,
     seq_length: int | None = None,
 ) -> TextModel:
     """A classifier of texts, or of pairs of texts.
@@ -60,13 +61,16 @@ def classifier(
     text: the name of the text, or the two names of a pair
     multi: True where a text has any number of the labels
     pooling: "pooled" or "concat", the way in which the classifier reads the encoder
-    seq_length: longest text, or pair, in tokens, special tokens counted; None takes 128, or the encoder's length if that is less
+    doc_stride: tokens between the starts of two windows over a long text, or over the second text of a pair; None truncates
+    seq_length: longest text, pair or window in tokens, special tokens counted; None takes 128, or the encoder's length if that is
+        less
 
     Predictions: "label" and "probabilities" [N, C]; with `multi`, "labels" [N, C], "" where a label does not apply.
     """
     if isinstance(labels, str) or not all(isinstance(label, str) for label in labels):
         raise BertKerasError(f'labels is {labels!r}; give a list of strings, for example ["bad", "good"].')
-    return _of_row(checkpoint, tuple(labels), text, multi=multi, pooling=pooling, seq_length=seq_length)
+    options = {"pooling": pooling, "doc_stride": doc_stride}
+    return _of_row(checkpoint, tuple(labels), text, multi=multi, seq_length=seq_length, **options)
 
 
 def regressor(
@@ -74,10 +78,12 @@ def regressor(
     *,
     text: str | Sequence[str] = "text",
     pooling: str = ClassifierOptions.pooling,
+    doc_stride: int | None = ClassifierOptions.doc_stride,
     seq_length: int | None = None,
 ) -> TextModel:
     """A score, any finite number, for a text or a pair of texts. Arguments: those of `classifier`. Predictions: "score" [N]."""
-    return _of_row(checkpoint, (), text, multi=False, pooling=pooling, seq_length=seq_length)
+    options = {"pooling": pooling, "doc_stride": doc_stride}
+    return _of_row(checkpoint, (), text, multi=False, seq_length=seq_length, **options)
 
 
 def question_answerer(
@@ -191,8 +197,8 @@ def _of_row(
     text: str | Sequence[str],
     *,
     multi: bool,
-    pooling: str,
     seq_length: int | None,
+    **options: Any,
 ) -> TextModel:
     names = (text,) if isinstance(text, str) else tuple(text)
     if taken := {*names} & {LABEL, SAMPLE_WEIGHT, "row"}:
@@ -209,7 +215,7 @@ def _of_row(
     )
     row = dataclasses.replace(row, measures=LABEL_TYPES[row.label_type].measures)
     check_row(row)
-    return _build(Glue(row, pooling=pooling), checkpoint, seq_length=seq_length)
+    return _build(Glue(row, **options), checkpoint, seq_length=seq_length)
 
 
 def _build(problem: Problem, checkpoint: Checkpoint, *, seq_length: int | None) -> TextModel:

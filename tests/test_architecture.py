@@ -133,6 +133,7 @@ FLOORS = (
             "tasks.features.tagger",
             "tasks.training.optimizer",
             "tasks.text_data",
+            "tasks.saved_text_model",
             "tasks.text_model",
             "tasks.training.finetune",
             "tasks.text_models",

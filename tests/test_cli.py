@@ -100,7 +100,11 @@ def flags_of(name: str) -> dict[str, argparse.Action]:
     ("name", "settings", "without"),
     [
         ("finetune", (Hparams, *TASK_OPTIONS), ()),
-        ("glue", (Hparams, ClassifierOptions, ProtocolOptions), ("learning_rate", "dev_fraction")),
+        (
+            "glue",
+            (Hparams, ClassifierOptions, ProtocolOptions),
+            ("learning_rate", "dev_fraction", "doc_stride"),
+        ),
         ("features", (FeatureOptions,), ()),
         ("vocab", (VocabularyOptions,), ()),
         ("fill-mask", (FillMaskOptions,), ()),

@@ -1,5 +1,6 @@
 """Models that take strings: every problem by `fit`, `evaluate` and `predict`, every form of data, and saving."""
 
+import json
 import re
 import subprocess
 import sys
@@ -9,7 +10,7 @@ import numpy as np
 import pandas as pd
 import pytest
 import tensorflow as tf
-from runs import ROOT, bare_environment, texts, write_checkpoint
+from runs import ROOT, bare_environment, contents, full_disk, texts, write_checkpoint
 
 import bert_keras as bk
 from bert_keras.errors import BertKerasError
@@ -218,11 +219,61 @@ def test_predictions_follow_lora_and_int8(model):
     np.testing.assert_allclose(with_lora, expected, atol=1e-5)
 
 
-def test_frozen_layers_stay_frozen_in_a_keras_file(model, tmp_path):
-    model.encoder.trainable = False
-    model.fit(TEXTS, LABELS, verbose=0)
+@pytest.mark.parametrize(
+    ("freeze", "frozen"),
+    [
+        (lambda model: model.encoder, ["bert_encoder"]),
+        (lambda model: model.encoder.blocks[0], ["bert_encoder/block_0"]),
+        (lambda model: model.encoder.embeddings, ["bert_encoder/embeddings"]),
+        (lambda model: model.network, ["bert_encoder", "classifier"]),
+    ],
+    ids=["encoder", "block", "embeddings", "network"],
+)
+def test_frozen_layers_stay_frozen_in_files_and_run_folders(freeze, frozen, model, tmp_path):
+    freeze(model).trainable = False
+    expected = [variable.path for variable in model.trainable_variables]
     model.save(tmp_path / "m.keras")
-    assert len(bk.load(tmp_path / "m.keras").trainable_variables) == len(model.trainable_variables) == 2
+    model.save(tmp_path / "run")
+    assert json.loads((tmp_path / "run" / "task.json").read_text())["frozen"] == frozen
+    for name in ("m.keras", "run"):
+        again = bk.load(tmp_path / name)
+        assert [variable.path for variable in again.trainable_variables] == expected, name
+
+
+def test_a_run_folder_without_frozen_layers_does_not_name_any(untrained, checkpoint, tmp_path):
+    for name, model in {"pooled": untrained, "states": bk.tagger(checkpoint, ["PER"])}.items():
+        model.save(tmp_path / name)
+        assert "frozen" not in json.loads((tmp_path / name / "task.json").read_text())
+
+
+def test_a_run_that_freezes_a_layer_it_lacks_is_refused(untrained, tmp_path):
+    untrained.save(tmp_path / "run")
+    file = tmp_path / "run" / "task.json"
+    file.write_text(json.dumps(json.loads(file.read_text()) | {"frozen": ["bert_encoder/block_9"]}))
+    with pytest.raises(BertKerasError, match="no layer 'bert_encoder/block_9'"):
+        bk.load(tmp_path / "run")
+
+
+def test_a_file_is_replaced_whole_or_not_at_all(untrained, tmp_path):
+    path = tmp_path / "m.keras"
+    untrained.save(path)
+    before = path.read_bytes()
+    with pytest.raises(OSError), full_disk(len(before) // 2):
+        untrained.save(path)
+    with pytest.raises(BertKerasError, match="m.keras.*overwrite"):
+        untrained.save(path, overwrite=False)
+    assert contents(tmp_path) == {"m.keras": before}
+    untrained.save(path, overwrite=True)
+    assert {*contents(tmp_path)} == {"m.keras"}
+
+
+@pytest.mark.parametrize("overwrite", [None, True, False])
+def test_a_run_folder_is_never_replaced(overwrite, untrained, tmp_path):
+    untrained.save(tmp_path / "run", overwrite=overwrite)
+    before = contents(tmp_path / "run")
+    with pytest.raises(BertKerasError, match="run is there already.*give another"):
+        untrained.save(tmp_path / "run", overwrite=overwrite)
+    assert contents(tmp_path / "run") == before
 
 
 def test_validation_split_takes_the_last_texts(model):
@@ -434,4 +485,4 @@ def test_the_blocks_of_the_document_run(checkpoint, tmp_path, monkeypatch, capfd
     names: dict = {}
     for block in blocks:
         exec(block, names)
-    assert len(blocks) == 4 and "tf.Tensor" in capfd.readouterr().out
+    assert len(blocks) == 5 and "tf.Tensor" in capfd.readouterr().out

@@ -111,13 +111,14 @@ class Preprocessor(tf.Module):
         *,
         question: tf.Tensor | None = None,
         doc_stride: int = 128,
-        max_query_length: int = 64,
+        max_query_length: int | None = 64,
     ) -> Features:
         """Cuts each context into overlapping windows; each starts with the truncated question.
 
         context, question: string [B].
         doc_stride: tokens from the start of one window to the start of the next (fewer if fewer fit).
-        max_query_length: the most tokens of the question; later tokens are cut off.
+        max_query_length: the most tokens of the question; later tokens are cut off. None cuts it as `longest_first` would: only
+            where the context does not fit beside it, and then to half of the window.
         Returns the encoder's inputs [W, S], `example_index` [W] in ascending order, and `start_bytes`, `end_bytes` and
         `max_context` [W, S]. Every token of a context is in at least one window, and has the maximum context in exactly one; an
         empty context has one window.
@@ -143,11 +144,11 @@ class Preprocessor(tf.Module):
         *,
         doc_stride: int,
         question: tf.Tensor | None = None,
-        max_query_length: int = 0,
+        max_query_length: int | None = None,
         word_starts: tf.RaggedTensor | None = None,
     ) -> Features:
         special_tokens = 2 if question is None else 3
-        room = self.seq_length - special_tokens - (0 if question is None else max_query_length)
+        room = self.seq_length - special_tokens - (0 if question is None else max_query_length or 0)
         if room < 1:
             raise BertKerasError(
                 f"seq_length {self.seq_length} leaves no room for the context beside {max_query_length} tokens of "
@@ -163,8 +164,11 @@ class Preprocessor(tf.Module):
         rooms = tf.fill([ids.nrows()], self.seq_length - special_tokens)
         if question is not None:
             query = self.tokenizer.tokenize(question)
-            query = _heads(query, tf.minimum(_lengths(query), max_query_length))
-            rooms -= _lengths(query)
+            if max_query_length is None:
+                kept, _ = longest_first(_lengths(query), _lengths(ids), room=room)
+            else:
+                kept = tf.minimum(_lengths(query), max_query_length)
+            query, rooms = _heads(query, kept), rooms - kept
         window = _Windows(_lengths(ids), rooms=rooms, doc_stride=doc_stride)
         segments = [window.cut(ids)]
         # The number of positions before the context: [CLS], the question and its [SEP].
@@ -233,7 +237,9 @@ class _Windows:
     """
 
     def __init__(self, lengths: tf.Tensor, *, rooms: tf.Tensor, doc_stride: int) -> None:
-        strides = tf.minimum(rooms, doc_stride)
+        strides = tf.maximum(
+            tf.minimum(rooms, doc_stride), 1
+        )  # a question may fill the window of an empty context
         counts = 1 + tf.maximum(lengths - rooms + strides - 1, 0) // strides
         self.example = tf.repeat(tf.range(tf.size(lengths)), counts)  # int32 [W]
         self._rank = tf.ragged.range(counts).values  # among the windows of its row

@@ -1,7 +1,7 @@
 """GLUE: one task for every row, classification or similarity scores of one or two texts.
 
 In: examples {text names: string, "label": int32 (float32 for a score), "idx": int32}. Out: label strings with probabilities, or
-scores, and the measures of the data set.
+scores, and the measures of the data set. With a `doc_stride`, a text longer than the encoder's limit is cut into windows, [W, S].
 """
 
 import dataclasses
@@ -15,9 +15,11 @@ import tensorflow as tf
 
 from bert_keras.encoder import BertEncoder
 from bert_keras.errors import BertKerasError
-from bert_keras.json_files import one_of
+from bert_keras.features import EXAMPLE_INDEX
+from bert_keras.json_files import one_of, or_null, whole
 from bert_keras.losses import GlobalMean
 from bert_keras.settings import names_of
+from bert_keras.text.preprocessing import Preprocessor
 from tasks.data_files import Source
 from tasks.glue.custom import row_of
 from tasks.glue.files import check_source, from_files, from_tfds, is_folder
@@ -25,7 +27,7 @@ from tasks.glue.labels import LABEL_TYPES, LABELS
 from tasks.glue.rows import LABEL, NAMES, GlueRow, row_from_json
 from tasks.metrics import MEASURES
 from tasks.report import Table, most_confident, plain
-from tasks.settings import ClassifierOptions, ColumnOptions
+from tasks.settings import MAX_OPTION, ClassifierOptions, ColumnOptions
 from tasks.task import POOLINGS, Arrays, Features, Raw, Task, classifier_model
 
 
@@ -35,7 +37,9 @@ class Glue(Task):
     row: the result of `row_of`
     source: the folder of the row's files or its parent, one file, or a file for each split; None for TensorFlow Datasets
     pooling: a key of POOLINGS, the input of the classifier
+    doc_stride: tokens from the start of one window of a long text to the start of the next; None truncates long texts
 
+    Of a pair, the second text is cut into windows; the first text is in each window, truncated only where both do not fit.
     Raises MissingFileError for a missing folder, BertKerasError for an unknown pooling.
     """
 
@@ -44,12 +48,18 @@ class Glue(Task):
     options = (*names_of(ClassifierOptions), *names_of(ColumnOptions))
 
     def __init__(
-        self, row: GlueRow, source: Source | None = None, *, pooling: str = ClassifierOptions.pooling
+        self,
+        row: GlueRow,
+        source: Source | None = None,
+        *,
+        pooling: str = ClassifierOptions.pooling,
+        doc_stride: int | None = ClassifierOptions.doc_stride,
     ) -> None:
-        ClassifierOptions(pooling=pooling)
+        ClassifierOptions(pooling=pooling, doc_stride=doc_stride)
         self.row = row
         self.type = LABEL_TYPES[row.label_type]
-        self.pooling = pooling
+        self.pooling, self.doc_stride = pooling, doc_stride
+        self.windowed = self.windowed or doc_stride is not None  # a subclass may have windows of its own
         self.outputs = (POOLINGS[pooling],)
         self.name = row.name
         self.text = row.text
@@ -89,16 +99,33 @@ class Glue(Task):
         return {LABEL: self.type.targets(y, self.label_names)}
 
     def metrics(self) -> list[keras.metrics.Metric]:
-        """The accuracy of classes."""
-        return self.type.metrics()
+        """The accuracy of classes; none for windows, because a metric of windows does not measure texts."""
+        return [] if self.windowed else self.type.metrics()
+
+    def features(self, preprocess: Preprocessor, raw: Raw) -> Features:
+        """Raw [B] -> Features int32 [B, S]; with a `doc_stride`, `Preprocessor.windows` of the last text, [W, S]."""
+        if self.doc_stride is None:
+            return super().features(preprocess, raw)
+        *first, last = (raw[name] for name in self.text)
+        question = first[0] if first else None
+        return preprocess.windows(last, question=question, doc_stride=self.doc_stride, max_query_length=None)
 
     def labels(self, raw: Raw, features: Features) -> tuple[tf.Tensor, tf.Tensor]:
-        """Labels as tasks/glue/labels.py has them, and weights float32 [B], which are 0 where the label is withheld."""
+        """Labels as tasks/glue/labels.py has them, and weights float32 [B], which are 0 where the label is withheld.
+
+        Each of W windows has its text's label [W, ...], and the windows of a text share its weight equally: a long text counts as
+        much as a short one.
+        """
         label = raw[LABEL]
         known = self._is_known(label)
         # Weight 0 hides any loss but NaN: 0 * NaN is NaN.
         shape = [-1] + [1] * (len(label.shape) - 1)
-        return tf.where(tf.reshape(known, shape), label, 0), tf.cast(known, tf.float32)
+        label, weights = tf.where(tf.reshape(known, shape), label, 0), tf.cast(known, tf.float32)
+        if self.doc_stride is None:
+            return label, weights
+        text = features[EXAMPLE_INDEX]
+        windows = tf.math.bincount(text, minlength=tf.size(weights), dtype=tf.float32)
+        return tf.gather(label, text), tf.gather(weights / windows, text)
 
     def _is_known(self, label: Any) -> Any:
         """False where the label is withheld: a tensor or array [B] or [B, C] -> bool [B]."""
@@ -114,6 +141,17 @@ class Glue(Task):
     def loss(self) -> keras.losses.Loss:
         """The weighted mean of the loss of the type of labels."""
         return GlobalMean(self.type.loss)
+
+    def decode(self, outputs: tf.Tensor, features: Features, raw: Raw) -> dict[str, tf.Tensor]:
+        """Logits [B, C], or [W, C] of windows -> the tensors of `decode_features`, [B, ...].
+
+        The logits of a text are the mean over its windows, as those of an ensemble are the mean over its models: the order of the
+        two means does not matter, and a score is a mean of scores.
+        """
+        if self.doc_stride is not None:
+            count = tf.size(raw[self.text[0]])
+            outputs = tf.math.unsorted_segment_mean(outputs, features[EXAMPLE_INDEX], count)
+        return self.decode_features(outputs)
 
     def decode_features(self, outputs: tf.Tensor) -> dict[str, tf.Tensor]:
         """Logits [B, C] -> "label" string [B] and "probabilities" float32 [B, C], or "score" float32 [B].
@@ -184,9 +222,12 @@ class Glue(Task):
         return tuple(plain(raw[name][row]) for name in self.text)
 
     def to_json(self) -> dict[str, Any]:
-        return dataclasses.asdict(self.row) | {"pooling": self.pooling}
+        kept = dataclasses.asdict(self.row) | {"pooling": self.pooling}
+        # Left out where it is None, as in the runs of versions without it, which are still resumed.
+        return kept | ({} if self.doc_stride is None else {"doc_stride": self.doc_stride})
 
     @classmethod
     def from_json(cls, kept: Mapping[str, Any], source: Source | None = None) -> "Glue":
-        row, options = row_from_json(kept, pooling=one_of(POOLINGS))
+        kinds = {"pooling": one_of(POOLINGS), "doc_stride": or_null(whole(1, MAX_OPTION))}
+        row, options = row_from_json({"doc_stride": None, **kept}, **kinds)
         return cls(row, source, **options)

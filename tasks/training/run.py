@@ -18,12 +18,14 @@ import keras
 from bert_keras import checkpoints
 from bert_keras.config import LIMITS, BertConfig
 from bert_keras.encoder import BertEncoder
-from bert_keras.errors import BertKerasError, MissingFileError
+from bert_keras.errors import BertKerasError, MissingFileError, listed
+from bert_keras.features import POOLED_OUTPUT
 from bert_keras.files import digest_of_file, write_json
 from bert_keras.json_files import (
     MAX_JSON_BYTES,
     OBJECT,
     TEXT,
+    list_of,
     object_of,
     one_of,
     read_bounded,
@@ -49,6 +51,7 @@ from tasks.training.loop import LOGS, RESULTS_FILE, TASK_FILE
 TASKS: dict[str, type[Task]] = {task.kind: task for task in (Glue, Squad, Swag, Conll, FillMask)}
 # Keys in results.json: file name -> SHA-256; the model that the run started from (`Checkpoint.origin`).
 FILES, ORIGIN = "files", "origin"
+FROZEN = "frozen"  # a key in task.json: the paths of layers that do not train
 CHECKED = ("model.safetensors", "vocab.txt", SENTENCEPIECE)
 
 
@@ -88,6 +91,35 @@ def heads_of(model: keras.Model) -> dict[str, keras.layers.Layer]:
     return {
         layer.name: layer for layer in model.layers if layer.weights and not isinstance(layer, BertEncoder)
     }
+
+
+def _layers_by_path(model: keras.Model) -> dict[str, keras.layers.Layer]:
+    """All layers of a task's model, nested ones too, from the outside in."""
+    nested = model._flatten_layers(include_self=False)
+    return {
+        layer.path or layer.name: layer
+        for layer in sorted(nested, key=lambda one: (one.path or "").count("/"))
+    }
+
+
+def frozen_layers(model: keras.Model) -> list[str]:
+    """The paths of the outermost layers of a task's model that do not train. A pooler that no output reads never trains."""
+    frozen: list[str] = []
+    unread = encoder_of(model).pooler if POOLED_OUTPUT not in encoder_of(model).outputs_wanted else None
+    for path, layer in _layers_by_path(model).items():
+        inside = any(path.startswith(f"{outer}/") for outer in frozen)
+        if layer.weights and not layer.trainable and layer is not unread and not inside:
+            frozen.append(path)
+    return frozen
+
+
+def freeze(model: keras.Model, paths: Sequence[str]) -> None:
+    """Makes layers untrainable, by the paths of `frozen_layers`. Raises BertKerasError for a layer that the model lacks."""
+    layers = _layers_by_path(model)
+    if unknown := [path for path in paths if path not in layers]:
+        raise BertKerasError(f"the model has no layer {unknown[0]!r} to freeze; it has {listed(layers)}.")
+    for path in paths:
+        layers[path].trainable = False
 
 
 def free_memory() -> None:
@@ -133,19 +165,30 @@ def save_weights(
     checkpoints.write(checkpoint, path, format="hugging-face", overwrite=True)
 
 
-def save_run(path: pathlib.Path, task: Task, preprocess: Preprocessor, model: keras.Model) -> None:
-    """Writes weights, config, vocabulary and task.json. Raises as `save_weights`."""
+def save_run(
+    path: pathlib.Path,
+    task: Task,
+    preprocess: Preprocessor,
+    model: keras.Model,
+    *,
+    frozen: Sequence[str] = (),
+) -> None:
+    """Writes weights, config, vocabulary and task.json. Raises as `save_weights`.
+
+    frozen: paths of layers that `load_run` freezes
+    """
     encoder, heads = encoder_of(model), heads_of(model)
     save_weights(path, preprocess.tokenizer, encoder, heads, labels=task.label_names)
-    save_task(path, task, preprocess)
+    save_task(path, task, preprocess, frozen=frozen)
 
 
-def save_task(path: pathlib.Path, task: Task, preprocess: Preprocessor) -> None:
+def save_task(
+    path: pathlib.Path, task: Task, preprocess: Preprocessor, *, frozen: Sequence[str] = ()
+) -> None:
     """Writes the task.json of a run."""
-    content = {"kind": task.kind, "task": task.to_json()}
-    write_json(
-        path / TASK_FILE, content | {"seq_length": preprocess.seq_length, "truncation": preprocess.truncation}
-    )
+    content: dict[str, Any] = {"kind": task.kind, "task": task.to_json()}
+    content |= {"seq_length": preprocess.seq_length, "truncation": preprocess.truncation}
+    write_json(path / TASK_FILE, content | ({FROZEN: [*frozen]} if frozen else {}))
 
 
 def digests(path: pathlib.Path) -> dict[str, str]:
@@ -200,15 +243,19 @@ def load_run(path: str | os.PathLike[str], *, data: str | pathlib.Path | None = 
         "task": OBJECT,
         "seq_length": whole(1, LIMITS["max_positions"]),
         "truncation": one_of(TRUNCATION),
+        FROZEN: list_of(TEXT),
     }
-    content = typed(read_object(file), kinds, where=f"{file} is not the {TASK_FILE} of a run", others=True)
+    where = f"{file} is not the {TASK_FILE} of a run"
+    content = typed(read_object(file), kinds, where=where, optional=(FROZEN,), others=True)
     try:
         task = TASKS[content["kind"]].from_json(content["task"], data)
     except FileNotFoundError:  # of the data
         raise
     except BertKerasError as error:
-        raise BertKerasError(f"{file} is not the {TASK_FILE} of a run: {error}") from error
-    return run_of(task, path, seq_length=content["seq_length"], truncation=content["truncation"])
+        raise BertKerasError(f"{where}: {error}") from error
+    run = run_of(task, path, seq_length=content["seq_length"], truncation=content["truncation"])
+    freeze(run.model, content.get(FROZEN, ()))
+    return run
 
 
 def run_of(

@@ -1,0 +1,231 @@
+"""Long texts that are classified by windows: training, measuring, predicting, saving and serving."""
+
+import json
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+from runs import run_command, texts, write_checkpoint, write_data
+
+import bert_keras as bk
+from bert_keras.errors import BertKerasError
+from bert_keras.features import EXAMPLE_INDEX, INPUT_MASK, INPUT_WORD_IDS
+from tasks.glue.rows import ROWS
+from tasks.glue.task import Glue
+from tasks.text_data import text_batches
+from tasks.training.run import load_run
+
+pytestmark = [
+    pytest.mark.filterwarnings("ignore:__array__ implementation doesn't accept a copy keyword"),
+]
+NAMES = ["bad", "good"]
+LENGTH, STRIDE = 16, 6
+SHORT = texts(6, seed=1)
+LONG = [" ".join(texts(count, seed=count)) for count in (5, 20, 7, 12)]
+TEXTS = [*SHORT[:3], *LONG, *SHORT[3:]]
+LABELS = [i % 2 for i in range(len(TEXTS))]
+LARGE = {"learning_rate": 1e-3, "warmup_proportion": 0.0}
+
+
+@pytest.fixture(scope="module")
+def checkpoint(tmp_path_factory):
+    no_dropout = {"hidden_dropout": 0.0, "attention_dropout": 0.0, "initializer_range": 0.3}
+    return write_checkpoint(tmp_path_factory.mktemp("checkpoint"), num_layers=1, **no_dropout)
+
+
+@pytest.fixture(scope="module")
+def model(checkpoint):
+    """A classifier by windows, for tests that leave it as it is."""
+    return bk.classifier(checkpoint, NAMES, seq_length=LENGTH, doc_stride=STRIDE)
+
+
+def starts(length: int, *, room: int) -> list[int]:
+    """The first token of each window."""
+    return [0, *range(STRIDE, length - room + STRIDE, STRIDE)]
+
+
+def logits_by_hand(model, text: str) -> np.ndarray:
+    """The mean of the logits of a text's windows, each alone and unpadded [C]."""
+    tokenizer, room = model.preprocess.tokenizer, LENGTH - 2
+    ids, special = tokenizer.tokenize([text])[0].numpy().tolist(), tokenizer.special
+    rows = [[special.start, *ids[first : first + room], special.end] for first in starts(len(ids), room=room)]
+    logits = []
+    for row in rows:
+        one = np.ones((1, len(row)), np.int32)
+        inputs = {"input_word_ids": np.array([row], np.int32), "input_mask": one, "input_type_ids": 0 * one}
+        logits.append(model.network(inputs).numpy()[0])
+    return np.mean(logits, axis=0)
+
+
+# -----------------------------------------------------------------------------------------------------------
+# Windows, labels and weights
+
+
+def test_the_windows_of_a_text_share_its_label_and_its_weight(model):
+    raw = {"text": tf.constant([LONG[0], SHORT[0], LONG[1]]), "label": tf.constant([1, 0, -1])}
+    features = model.problem.features(model.preprocess, raw)
+    labels, weights = model.problem.labels(raw, features)
+    index = features[EXAMPLE_INDEX].numpy()
+    counts = np.bincount(index)
+    assert counts[0] > 1 and counts[1] == 1 and counts[2] > counts[0]
+    assert labels.numpy().tolist() == [1] * counts[0] + [0] + [0] * counts[2]
+    np.testing.assert_allclose(weights, [1 / counts[0]] * counts[0] + [1.0] + [0.0] * counts[2])
+
+
+def test_sample_and_class_weights_apply_to_every_window(model):
+    x, y, given = [LONG[0], SHORT[0]], ["good", "bad"], [3.0, 5.0]
+    batches = text_batches(model.problem, model.preprocess, x, y, given, class_weight={"good": 2.0})
+    ((_, labels, weights),) = batches
+    assert float(tf.reduce_sum(weights[labels == 1])) == pytest.approx(6.0)
+    assert float(tf.reduce_sum(weights[labels == 0])) == pytest.approx(5.0)
+
+
+def test_a_pair_that_fits_is_read_as_without_windows(checkpoint):
+    names = {"text": ("premise", "hypothesis"), "seq_length": LENGTH}
+    windows = bk.classifier(checkpoint, NAMES, doc_stride=STRIDE, **names)
+    plain = bk.classifier(checkpoint, NAMES, **names)
+    raw = {"premise": tf.constant([*SHORT, LONG[1]]), "hypothesis": tf.constant([*SHORT[::-1], ""])}
+    rows = [windows.preprocess.tokenizer.tokenize(raw[name]).row_lengths() for name in raw]
+    fits = (rows[0] + rows[1] <= LENGTH - 3).numpy()
+    assert fits.any() and not fits.all()
+    fits[-1] = True  # a first text alone is truncated
+    features = windows.problem.features(windows.preprocess, raw)
+    expected = plain.problem.features(plain.preprocess, raw)
+    index = features[EXAMPLE_INDEX].numpy()
+    for row in np.flatnonzero(fits):
+        (at,) = np.flatnonzero(index == row)
+        for name in (INPUT_WORD_IDS, INPUT_MASK, "input_type_ids"):
+            assert features[name][at].numpy().tolist() == expected[name][row].numpy().tolist()
+
+
+def test_every_token_of_a_pairs_second_text_is_read(checkpoint):
+    model = bk.classifier(
+        checkpoint, NAMES, text=("premise", "hypothesis"), seq_length=LENGTH, doc_stride=STRIDE
+    )
+    special, tokenize = model.preprocess.tokenizer.special, model.preprocess.tokenizer.tokenize
+    first, second = LONG[2], LONG[3]
+    features = model.problem.features(
+        model.preprocess, {"premise": tf.constant([first]), "hypothesis": tf.constant([second])}
+    )
+    room = LENGTH - 3
+    kept = tokenize([first])[0].numpy().tolist()[: (room + 1) // 2]
+    ids = tokenize([second])[0].numpy().tolist()
+    rows = [
+        [special.start, *kept, special.end, *ids[at : at + room // 2], special.end]
+        for at in starts(len(ids), room=room // 2)
+    ]
+    found = [row[row != special.padding].numpy().tolist() for row in features[INPUT_WORD_IDS]]
+    assert found == rows
+
+
+@pytest.mark.parametrize("stride", [0, 2.5, "12", True])
+def test_a_doc_stride_that_is_no_whole_number_over_0_is_refused(stride, checkpoint):
+    with pytest.raises(BertKerasError, match=f"doc_stride is {stride!r}"):
+        bk.classifier(checkpoint, NAMES, doc_stride=stride)
+
+
+# -----------------------------------------------------------------------------------------------------------
+# Predictions
+
+
+def test_a_prediction_is_the_mean_of_the_windows_logits_in_input_order(model):
+    expected = np.stack([logits_by_hand(model, text) for text in TEXTS])
+    for size in (2, 32):  # fewer rows than a text has windows, and more
+        found = model.predict(TEXTS, batch_size=size, verbose=0)["probabilities"]
+        np.testing.assert_allclose(found, keras.ops.softmax(expected), atol=1e-5)
+
+
+def test_short_texts_are_classified_as_without_windows(model, checkpoint):
+    plain = bk.classifier(checkpoint, NAMES, seq_length=LENGTH)
+    plain.set_weights(model.get_weights())
+    found, expected = (one.predict(TEXTS, verbose=0)["probabilities"] for one in (model, plain))
+    short = [text in SHORT for text in TEXTS]
+    np.testing.assert_allclose(found[short], expected[short], atol=1e-6)
+    assert np.abs(found - expected)[~np.array(short)].max() > 1e-3
+
+
+KINDS = {
+    "class": (lambda ckpt, **o: bk.classifier(ckpt, NAMES, **o), LABELS, "accuracy"),
+    "multi": (
+        lambda ckpt, **o: bk.classifier(ckpt, NAMES, multi=True, **o),
+        [[NAMES[label]] for label in LABELS],
+        "f1",
+    ),
+    "score": (bk.regressor, [float(label) for label in LABELS], "spearman"),
+    "pair": (
+        lambda ckpt, **o: bk.classifier(ckpt, NAMES, text=("a", "b"), **o),
+        LABELS,
+        "accuracy",
+    ),
+}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_windows_are_learned_measured_saved_and_served(kind, checkpoint, tmp_path):
+    make, y, measure = KINDS[kind]
+    model = make(checkpoint, seq_length=LENGTH, doc_stride=STRIDE)
+    x = (TEXTS, TEXTS[::-1]) if kind == "pair" else TEXTS
+    model.compile(**LARGE)
+    losses = model.fit(x, y, batch_size=8, epochs=3, verbose=0).history["loss"]
+    assert losses[-1] < losses[0]
+    predicted = model.predict(x, verbose=0)
+    assert {len(values) for values in predicted.values()} == {len(TEXTS)}
+    logs = model.evaluate(x, y, verbose=0, return_dict=True)
+    if measure == "accuracy":  # of texts, not of windows
+        right = [NAMES.index(label) == wanted for label, wanted in zip(predicted["label"], y, strict=True)]
+        assert logs["accuracy"] == pytest.approx(np.mean(right))
+    assert measure in logs
+    model.save(tmp_path / "m.keras")
+    model.save(tmp_path / "run")
+    assert json.loads((tmp_path / "run" / "task.json").read_text())["task"]["doc_stride"] == STRIDE
+    for path in (tmp_path / "m.keras", tmp_path / "run"):
+        for name, values in bk.load(path).predict(x, verbose=0).items():
+            np.testing.assert_array_equal(values, predicted[name], err_msg=str(path))
+    served = bk.load(model.export(tmp_path / "served")).signatures["serving_default"]
+    columns = dict(zip(model.problem.text, x if kind == "pair" else (x,), strict=True))
+    answers = served(**{name: tf.constant(column) for name, column in columns.items()})
+    for name, values in answers.items():
+        if values.dtype == tf.float32:
+            np.testing.assert_allclose(values, predicted[name], atol=1e-5)
+
+
+# -----------------------------------------------------------------------------------------------------------
+# Commands and old runs
+
+
+def test_the_commands_read_windows(checkpoint, tmp_path, capfd):
+    data, run = write_data(tmp_path / "data", "sst2", count=16), tmp_path / "run"
+    flags = ["--epochs", "1", "--batch-size", "8", "--seq-length", "8", "--doc-stride", "3"]
+    code, _, err = run_command(
+        capfd,
+        "finetune",
+        "--task",
+        "sst2",
+        "--data",
+        data,
+        "--checkpoint",
+        checkpoint,
+        "--output",
+        run,
+        *flags,
+    )
+    assert code == 0, err
+    code, out, err = run_command(capfd, "evaluate", "--run", run, "--data", data, "--json")
+    assert code == 0, err
+    measures = json.loads((run / "results.json").read_text())["measures"]
+    assert json.loads(out)["validation"]["accuracy"] == pytest.approx(measures["val_accuracy"])
+    (tmp_path / "in.txt").write_text("\n".join(TEXTS))
+    code, out, err = run_command(capfd, "predict", "--run", run, "--input", tmp_path / "in.txt")
+    assert code == 0, err
+    records = [json.loads(line) for line in out.splitlines()]
+    expected = bk.load(run).predict(TEXTS, verbose=0)
+    assert [record["label"] for record in records] == expected["label"].tolist()
+    found = [record["probabilities"] for record in records]
+    np.testing.assert_allclose(found, expected["probabilities"], atol=1e-6)
+
+
+def test_a_task_without_windows_is_written_as_before(sst2):
+    assert "doc_stride" not in Glue(ROWS["sst2"]).to_json()
+    run = load_run(sst2.run)
+    assert run.task.doc_stride is None and not run.task.windowed
