@@ -364,6 +364,7 @@ def test_settings_that_cannot_work_are_refused(model, checkpoint, tmp_path):
 # Beside the commands, and other packages
 
 
+@pytest.mark.usefixtures("forked_answers")
 def test_a_run_of_the_command_is_loaded_and_exported(sst2, tmp_path):
     model = bk.load(sst2.run)
     expected = model.predict(TEXTS, verbose=0)
@@ -427,6 +428,7 @@ def test_mixed_precision_and_callbacks(checkpoint, tmp_path):
     np.testing.assert_allclose(again, expected, atol=1e-6)
 
 
+@pytest.mark.usefixtures("forked_answers")
 def test_the_blocks_of_the_document_run(checkpoint, tmp_path, monkeypatch, capfd):
     blocks = re.findall(r"```python\n(.*?)```", (ROOT / "docs" / "text_models.md").read_text(), re.DOTALL)
     (tmp_path / "minilm").symlink_to(checkpoint)
