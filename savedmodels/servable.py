@@ -35,6 +35,12 @@ class Servable(tf.Module):
         super().__init__(name="servable")
         # Hidden in functions, so that the SavedModel has the variables only once, without a Keras model.
         self._task, self._model = lambda: task, lambda: model
+        # Hidden too: `tf.saved_model.save` traces every tf.function that is an attribute again, and keeps both traces.
+        traced = {
+            function.__name__: tf.function(function, autograph=False)
+            for function in (self._serve, self._serve_examples, self._serve_features, self._serve_ragged)
+        }
+        self._traced = lambda: traced
         self.preprocess = preprocess
         # All variables, including dropout seeds: without them a trace with training=True cannot be saved.
         self.variables = [variable.value for variable in model.variables]
@@ -47,9 +53,15 @@ class Servable(tf.Module):
         features = self._task().features(self.preprocess, _of_one_size(raw))
         return self._model()(model_inputs(features), training=training)
 
-    @tf.function(autograph=False)
     def serve(self, **raw: tf.Tensor) -> Raw:
         """Strings [B] by name -> the decoded outputs [B, ...] by name."""
+        return self._traced()["_serve"](**raw)
+
+    def serve_features(self, **features: tf.Tensor) -> Raw:
+        """Features int32 [B, S], or [B, K, S] for choices -> the outputs that need no text."""
+        return self._traced()["_serve_features"](**features)
+
+    def _serve(self, **raw: tf.Tensor) -> Raw:
         task, raw = self._task(), _of_one_size(raw)
         features = task.features(self.preprocess, raw)
         run = self._in_groups if task.windowed else self._run
@@ -74,8 +86,7 @@ class Servable(tf.Module):
         _, outputs = tf.while_loop(lambda i, _: i < groups, step, [0, outputs], parallel_iterations=1)
         return tf.ensure_shape(outputs.concat(), shapes[0])
 
-    @tf.function(autograph=False)
-    def serve_examples(self, **raw: tf.Tensor) -> Raw:
+    def _serve_examples(self, **raw: tf.Tensor) -> Raw:
         """Serialized tf.Example [B] with the strings as bytes features -> the outputs of `serve`."""
         examples = _of_one_size(raw)[EXAMPLES]
         # TensorFlow's own error would print the bytes. A message is empty or starts with the tag of its only field.
@@ -89,9 +100,7 @@ class Servable(tf.Module):
         }
         return self.serve(**tf.io.parse_example(examples, columns))
 
-    @tf.function(autograph=False)
-    def serve_features(self, **features: tf.Tensor) -> Raw:
-        """Features int32 [B, S], or [B, K, S] for choices -> the outputs that need no text."""
+    def _serve_features(self, **features: tf.Tensor) -> Raw:
         same = _of_one_size({name: features[name] for name in ENCODER_INPUTS}, whole=True)
         features = _of_one_size(features | same)
         # The kernel refuses too large ids, but counts negative ids from the end of the table.
@@ -105,8 +114,7 @@ class Servable(tf.Module):
             features = {name: tf.identity(value) for name, value in features.items()}
         return self._task().decode_features(self._run(features))
 
-    @tf.function(autograph=False)
-    def serve_ragged(self, **raw: tf.Tensor) -> Raw:
+    def _serve_ragged(self, **raw: tf.Tensor) -> Raw:
         """Like `serve`, but lists [B, N] are concatenated to [M], with NAME_row_splits int64 [B + 1]."""
         answers = self.serve(**raw)
         for prefix, filling in self._task().lists.items():
@@ -127,7 +135,7 @@ class Servable(tf.Module):
 
     def signatures(self) -> dict[str, Any]:
         """The signatures of the SavedModel, by name."""
-        task = self._task()
+        task, traced = self._task(), self._traced()
         text = task.signature()
         read = tf.function(lambda **raw: model_inputs(task.features(self.preprocess, raw)), autograph=False)
         features = {
@@ -135,14 +143,14 @@ class Servable(tf.Module):
             for name, value in read.get_concrete_function(**text).structured_outputs.items()
         }
         made = {
-            "serving_default": self.serve.get_concrete_function(**text),
-            EXAMPLES: self.serve_examples.get_concrete_function(
+            "serving_default": traced["_serve"].get_concrete_function(**text),
+            EXAMPLES: traced["_serve_examples"].get_concrete_function(
                 **{EXAMPLES: tf.TensorSpec([None], tf.string, name=EXAMPLES)}
             ),
-            "features": self.serve_features.get_concrete_function(**features),
+            "features": traced["_serve_features"].get_concrete_function(**features),
         }
         if task.lists:
-            made["ragged"] = self.serve_ragged.get_concrete_function(**text)
+            made["ragged"] = traced["_serve_ragged"].get_concrete_function(**text)
         return made
 
 
