@@ -1,15 +1,14 @@
 """Models that take strings: every problem by `fit`, `evaluate` and `predict`, every form of data, and saving."""
 
 import re
-import subprocess
-import sys
 
+import forked
 import keras
 import numpy as np
 import pandas as pd
 import pytest
 import tensorflow as tf
-from runs import ROOT, bare_environment, texts, write_checkpoint
+from runs import ROOT, texts, write_checkpoint
 
 import bert_keras as bk
 from bert_keras.errors import BertKerasError
@@ -382,13 +381,8 @@ def test_a_keras_file_loads_in_a_fresh_process(model, tmp_path):
     np.testing.assert_array_equal(again, expected)
     script = "import sys, keras, bert_keras; m = keras.models.load_model('m.keras'); "
     script += "print(m.predict(sys.argv[1:], verbose=0)['probabilities'].tolist())"
-    done = subprocess.run(
-        [sys.executable, "-c", script, *TEXTS[:2]],
-        cwd=tmp_path,
-        env=bare_environment() | {"PYTHONPATH": str(ROOT)},
-        capture_output=True,
-        text=True,
-    )
+    (tmp_path / "script.py").write_text(script)
+    done = forked.run(tmp_path / "script.py", *TEXTS[:2], cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     np.testing.assert_allclose(eval(done.stdout.splitlines()[-1]), expected, atol=1e-6)
 
