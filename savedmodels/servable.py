@@ -38,7 +38,13 @@ class Servable(tf.Module):
         # Hidden too: `tf.saved_model.save` traces every tf.function that is an attribute again, and keeps both traces.
         traced = {
             function.__name__: tf.function(function, autograph=False)
-            for function in (self._serve, self._serve_examples, self._serve_features, self._serve_ragged)
+            for function in (
+                self._features,
+                self._serve,
+                self._serve_examples,
+                self._serve_features,
+                self._serve_ragged,
+            )
         }
         self._traced = lambda: traced
         self.preprocess = preprocess
@@ -50,7 +56,7 @@ class Servable(tf.Module):
     @tf.function(autograph=False)
     def __call__(self, raw: Raw, training: bool = False) -> Any:
         """Raw strings [B] by name -> the model's outputs, before `decode`."""
-        features = self._task().features(self.preprocess, _of_one_size(raw))
+        features = self._traced()["_features"](**_of_one_size(raw))
         return self._model()(model_inputs(features), training=training)
 
     def serve(self, **raw: tf.Tensor) -> Raw:
@@ -61,9 +67,13 @@ class Servable(tf.Module):
         """Features int32 [B, S], or [B, K, S] for choices -> the outputs that need no text."""
         return self._traced()["_serve_features"](**features)
 
+    def _features(self, **raw: tf.Tensor) -> Features:
+        """The task's features; a function of its own, so that all that read texts share one trace of the text processing."""
+        return self._task().features(self.preprocess, raw)
+
     def _serve(self, **raw: tf.Tensor) -> Raw:
         task, raw = self._task(), _of_one_size(raw)
-        features = task.features(self.preprocess, raw)
+        features = self._traced()["_features"](**raw)
         run = self._in_groups if task.windowed else self._run
         return task.decode(run(model_inputs(features)), features, raw)
 
@@ -137,10 +147,10 @@ class Servable(tf.Module):
         """The signatures of the SavedModel, by name."""
         task, traced = self._task(), self._traced()
         text = task.signature()
-        read = tf.function(lambda **raw: model_inputs(task.features(self.preprocess, raw)), autograph=False)
+        read = traced["_features"].get_concrete_function(**text).structured_outputs
         features = {
             name: tf.TensorSpec(value.shape, value.dtype, name=name)
-            for name, value in read.get_concrete_function(**text).structured_outputs.items()
+            for name, value in model_inputs(read).items()
         }
         made = {
             "serving_default": traced["_serve"].get_concrete_function(**text),
