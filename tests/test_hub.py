@@ -335,7 +335,7 @@ def test_bad_input_of_write_pair(pair, tmp_path):
 
 def test_command(pair, tmp_path, capfd):
     assert sorted(path.name for path in pair.folder.iterdir()) == ["encoder", "preprocess"]
-    assert pair.printed.splitlines()[0].startswith("loaded: 44 tensors")
+    assert pair.printed.splitlines()[0].startswith("loaded: 28 tensors")
     assert pair.printed.splitlines()[-1].endswith(
         "a fresh process without this package gave the same answers"
     )
