@@ -35,6 +35,18 @@ class Servable(tf.Module):
         super().__init__(name="servable")
         # Hidden in functions, so that the SavedModel has the variables only once, without a Keras model.
         self._task, self._model = lambda: task, lambda: model
+        # Hidden too: `tf.saved_model.save` traces every tf.function that is an attribute again, and keeps both traces.
+        traced = {
+            function.__name__: tf.function(function, autograph=False)
+            for function in (
+                self._features,
+                self._serve,
+                self._serve_examples,
+                self._serve_features,
+                self._serve_ragged,
+            )
+        }
+        self._traced = lambda: traced
         self.preprocess = preprocess
         # All variables, including dropout seeds: without them a trace with training=True cannot be saved.
         self.variables = [variable.value for variable in model.variables]
@@ -44,14 +56,24 @@ class Servable(tf.Module):
     @tf.function(autograph=False)
     def __call__(self, raw: Raw, training: bool = False) -> Any:
         """Raw strings [B] by name -> the model's outputs, before `decode`."""
-        features = self._task().features(self.preprocess, _of_one_size(raw))
+        features = self._traced()["_features"](**_of_one_size(raw))
         return self._model()(model_inputs(features), training=training)
 
-    @tf.function(autograph=False)
     def serve(self, **raw: tf.Tensor) -> Raw:
         """Strings [B] by name -> the decoded outputs [B, ...] by name."""
+        return self._traced()["_serve"](**raw)
+
+    def serve_features(self, **features: tf.Tensor) -> Raw:
+        """Features int32 [B, S], or [B, K, S] for choices -> the outputs that need no text."""
+        return self._traced()["_serve_features"](**features)
+
+    def _features(self, **raw: tf.Tensor) -> Features:
+        """The task's features; a function of its own, so that all that read texts share one trace of the text processing."""
+        return self._task().features(self.preprocess, raw)
+
+    def _serve(self, **raw: tf.Tensor) -> Raw:
         task, raw = self._task(), _of_one_size(raw)
-        features = task.features(self.preprocess, raw)
+        features = self._traced()["_features"](**raw)
         run = self._in_groups if task.windowed else self._run
         return task.decode(run(model_inputs(features)), features, raw)
 
@@ -74,8 +96,7 @@ class Servable(tf.Module):
         _, outputs = tf.while_loop(lambda i, _: i < groups, step, [0, outputs], parallel_iterations=1)
         return tf.ensure_shape(outputs.concat(), shapes[0])
 
-    @tf.function(autograph=False)
-    def serve_examples(self, **raw: tf.Tensor) -> Raw:
+    def _serve_examples(self, **raw: tf.Tensor) -> Raw:
         """Serialized tf.Example [B] with the strings as bytes features -> the outputs of `serve`."""
         examples = _of_one_size(raw)[EXAMPLES]
         # TensorFlow's own error would print the bytes. A message is empty or starts with the tag of its only field.
@@ -89,9 +110,7 @@ class Servable(tf.Module):
         }
         return self.serve(**tf.io.parse_example(examples, columns))
 
-    @tf.function(autograph=False)
-    def serve_features(self, **features: tf.Tensor) -> Raw:
-        """Features int32 [B, S], or [B, K, S] for choices -> the outputs that need no text."""
+    def _serve_features(self, **features: tf.Tensor) -> Raw:
         same = _of_one_size({name: features[name] for name in ENCODER_INPUTS}, whole=True)
         features = _of_one_size(features | same)
         # The kernel refuses too large ids, but counts negative ids from the end of the table.
@@ -105,8 +124,7 @@ class Servable(tf.Module):
             features = {name: tf.identity(value) for name, value in features.items()}
         return self._task().decode_features(self._run(features))
 
-    @tf.function(autograph=False)
-    def serve_ragged(self, **raw: tf.Tensor) -> Raw:
+    def _serve_ragged(self, **raw: tf.Tensor) -> Raw:
         """Like `serve`, but lists [B, N] are concatenated to [M], with NAME_row_splits int64 [B + 1]."""
         answers = self.serve(**raw)
         for prefix, filling in self._task().lists.items():
@@ -127,22 +145,22 @@ class Servable(tf.Module):
 
     def signatures(self) -> dict[str, Any]:
         """The signatures of the SavedModel, by name."""
-        task = self._task()
+        task, traced = self._task(), self._traced()
         text = task.signature()
-        read = tf.function(lambda **raw: model_inputs(task.features(self.preprocess, raw)), autograph=False)
+        read = traced["_features"].get_concrete_function(**text).structured_outputs
         features = {
             name: tf.TensorSpec(value.shape, value.dtype, name=name)
-            for name, value in read.get_concrete_function(**text).structured_outputs.items()
+            for name, value in model_inputs(read).items()
         }
         made = {
-            "serving_default": self.serve.get_concrete_function(**text),
-            EXAMPLES: self.serve_examples.get_concrete_function(
+            "serving_default": traced["_serve"].get_concrete_function(**text),
+            EXAMPLES: traced["_serve_examples"].get_concrete_function(
                 **{EXAMPLES: tf.TensorSpec([None], tf.string, name=EXAMPLES)}
             ),
-            "features": self.serve_features.get_concrete_function(**features),
+            "features": traced["_serve_features"].get_concrete_function(**features),
         }
         if task.lists:
-            made["ragged"] = self.serve_ragged.get_concrete_function(**text)
+            made["ragged"] = traced["_serve_ragged"].get_concrete_function(**text)
         return made
 
 

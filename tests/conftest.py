@@ -1,5 +1,7 @@
 """Shared by all tests: a quiet TensorFlow, fixed seeds and the folder of the real data."""
 
+import contextlib
+import gc
 import os
 import sys
 from collections.abc import Iterator
@@ -17,6 +19,56 @@ from filelock import FileLock  # noqa: E402
 from runs import Finetuned, finetuned_by_command  # noqa: E402
 
 ROOT = Path(__file__).parents[1]
+
+# The files that take longest. They start first, so that no process is left with one of them at the end.
+LONGEST = (
+    "test_pretrain test_text_models test_serving_safety test_train test_feature_based test_glue_protocol test_hub test_cli "
+    "test_resume test_serve test_export test_keras_idioms test_fill_mask test_ablations test_objectives test_run_folders"
+).split()
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Sorts the files by LONGEST; the tests of a file keep their order."""
+    places = {name: place for place, name in enumerate(LONGEST)}
+    items.sort(key=lambda item: places.get(item.path.stem, len(places)))
+
+
+def spare_what_is_alive() -> None:
+    """Keeps the garbage collector off all objects of now, most of them TensorFlow's and Keras'.
+
+    A pass over them takes half a second, and Keras collects whenever a layer deletes a variable, as `quantize` does.
+    """
+    gc.collect()
+    gc.freeze()
+
+
+def pytest_collection_finish() -> None:
+    """All test files are imported."""
+    spare_what_is_alive()
+    if "tensorflow" in sys.modules:
+        give_ops_one_stack()
+
+
+def give_ops_one_stack() -> None:
+    """Gives every op of a graph the stack of this line.
+
+    TensorFlow keeps the Python stack of each op for its errors. Below pytest, whose own frames are many, that is a sixth of the
+    time that a trace takes.
+    """
+    with contextlib.suppress(
+        ImportError, AttributeError
+    ):  # private to TensorFlow; without it tests are slower
+        from tensorflow.python.util import tf_stack
+
+        here = tf_stack.extract_stack()
+        tf_stack.extract_stack = lambda stacklevel=1: here
+
+
+@pytest.fixture(scope="module", autouse=True)
+def frozen_after_each_file() -> Iterator[None]:
+    """Functions that TensorFlow and Keras keep for ever do not slow down the files after this one."""
+    yield
+    spare_what_is_alive()
 
 
 @pytest.fixture(scope="session")

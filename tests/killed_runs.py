@@ -27,7 +27,7 @@ from tasks.training.saver import Saver
 STEPS, SAVE_EVERY = 24, 5
 SETTINGS = {
     "hidden_size": 32,
-    "num_layers": 2,
+    "num_layers": 1,
     "num_heads": 2,
     "intermediate_size": 64,
     "max_positions": 48,

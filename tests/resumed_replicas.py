@@ -95,7 +95,7 @@ def questions_into(output: Path, folder: Path) -> None:
 
 
 def pretrain_into(output: Path, folder: Path) -> None:
-    changes = {"num_layers": 1, "steps": 8, "phases": ((24, 1.0),)}
+    changes = {"steps": 8, "phases": ((24, 1.0),)}
     pretrain(
         recipe=RECIPES["bert"].changed(**killed_runs.SETTINGS | changes),
         documents=killed_runs.documents(),

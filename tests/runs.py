@@ -31,7 +31,7 @@ VOCABULARY = (
 SIZES = {
     "vocab_size": len(VOCABULARY),
     "hidden_size": 48,
-    "num_layers": 2,
+    "num_layers": 1,
     "num_heads": 2,
     "intermediate_size": 96,
     "max_positions": 48,

@@ -147,8 +147,8 @@ CASES = {
     ),
     "fewer layers than the config": Case(
         command=FINETUNE,
-        broken=rewrite("checkpoint/config.json", num_hidden_layers=3),
-        message="the checkpoint has no block_2/",
+        broken=rewrite("checkpoint/config.json", num_hidden_layers=2),
+        message="the checkpoint has no block_1/",
     ),
     "no config": Case(command=FINETUNE, broken=remove("checkpoint/config.json"), message="no config.json"),
     "config not JSON": Case(

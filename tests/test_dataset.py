@@ -163,7 +163,7 @@ def test_predict_keeps_the_order_in_one_trace(task, preprocess, examples):
     model = task.model(BertEncoder(config, outputs=(POOLED_OUTPUT,)))
     some = examples.take(100)
     decoded, raw = predict(
-        Counting(task.row, task.folder), preprocess, model, some, batch_size=BATCH, progress=steps.append
+        Counting(task.row, task.source), preprocess, model, some, batch_size=BATCH, progress=steps.append
     )
     assert traces == [(None, None)]
     assert sum(steps) == 100 and max(steps) == BATCH
@@ -182,7 +182,7 @@ def test_a_predictor_is_traced_once(task, preprocess, examples):
             return super().decode(outputs, features, raw)
 
     model = task.model(BertEncoder(BertConfig(**runs.SIZES), outputs=(POOLED_OUTPUT,)))
-    counting = Counting(task.row, task.folder)
+    counting = Counting(task.row, task.source)
     whole, _ = predict(task, preprocess, model, examples.take(30), batch_size=8)
     ask = predictor(counting, preprocess, model)
     chunks = [
@@ -216,7 +216,7 @@ class Windowed(Glue):
 
 @pytest.fixture(scope="module")
 def windowed(task):
-    return Windowed(task.row, task.folder)
+    return Windowed(task.row, task.source)
 
 
 @pytest.fixture(scope="module")

@@ -17,7 +17,7 @@ TEXTS = [*texts(4, seed=3), "", "good " * 60]
 
 @pytest.fixture(scope="module")
 def checkpoint(tmp_path_factory):
-    return write_checkpoint(tmp_path_factory.mktemp("embedding") / "checkpoint")
+    return write_checkpoint(tmp_path_factory.mktemp("embedding") / "checkpoint", num_layers=2)
 
 
 def vectors(run, name):

@@ -7,6 +7,7 @@ import subprocess
 import sys
 import warnings
 
+import forked
 import keras
 import numpy as np
 import pytest
@@ -690,14 +691,11 @@ print(json.dumps({
 
 
 @pytest.fixture(scope="module")
-def replicas():
+def replicas(tmp_path_factory):
     """The number of steps of each model under two replicas, or its error."""
-    done = subprocess.run(
-        [sys.executable, "-c", REPLICAS],
-        env=runs.bare_environment() | {"PYTHONPATH": str(runs.ROOT), "TF_CPP_MIN_LOG_LEVEL": "3"},
-        capture_output=True,
-        text=True,
-    )
+    script = tmp_path_factory.mktemp("replicas") / "script.py"
+    script.write_text(REPLICAS)
+    done = forked.run(script)
     assert done.returncode == 0, done.stderr[-3000:]
     return json.loads(done.stdout.splitlines()[-1])
 

@@ -309,7 +309,7 @@ def test_nan_weights_are_refused_by_name(capfd, tmp_path, sst2, command, change)
 def test_nan_vectors_are_not_written_as_json(capfd, tmp_path, sst2):
     """Numbers that float32 holds and float16 does not."""
     folder = shutil.copytree(sst2.checkpoint, tmp_path / "given")
-    change_tensor(folder, "bert.encoder.layer.1.output.LayerNorm.weight", lambda scale: scale * 1e6)
+    change_tensor(folder, "bert.encoder.layer.0.output.LayerNorm.weight", lambda scale: scale * 1e6)
     (tmp_path / "lines.txt").write_text("good film\n")
     flags = ["--checkpoint", folder, "--input", tmp_path / "lines.txt", "--output", tmp_path / "out"]
     code, _, err = run_command(capfd, "features", *flags, "--dtype", "float16")

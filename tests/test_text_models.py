@@ -2,15 +2,14 @@
 
 import json
 import re
-import subprocess
-import sys
 
+import forked
 import keras
 import numpy as np
 import pandas as pd
 import pytest
 import tensorflow as tf
-from runs import ROOT, bare_environment, contents, full_disk, texts, write_checkpoint
+from runs import ROOT, contents, full_disk, texts, write_checkpoint
 
 import bert_keras as bk
 from bert_keras.errors import BertKerasError
@@ -415,6 +414,7 @@ def test_settings_that_cannot_work_are_refused(model, checkpoint, tmp_path):
 # Beside the commands, and other packages
 
 
+@pytest.mark.usefixtures("forked_answers")
 def test_a_run_of_the_command_is_loaded_and_exported(sst2, tmp_path):
     model = bk.load(sst2.run)
     expected = model.predict(TEXTS, verbose=0)
@@ -432,13 +432,8 @@ def test_a_keras_file_loads_in_a_fresh_process(model, tmp_path):
     np.testing.assert_array_equal(again, expected)
     script = "import sys, keras, bert_keras; m = keras.models.load_model('m.keras'); "
     script += "print(m.predict(sys.argv[1:], verbose=0)['probabilities'].tolist())"
-    done = subprocess.run(
-        [sys.executable, "-c", script, *TEXTS[:2]],
-        cwd=tmp_path,
-        env=bare_environment() | {"PYTHONPATH": str(ROOT)},
-        capture_output=True,
-        text=True,
-    )
+    (tmp_path / "script.py").write_text(script)
+    done = forked.run(tmp_path / "script.py", *TEXTS[:2], cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     np.testing.assert_allclose(eval(done.stdout.splitlines()[-1]), expected, atol=1e-6)
 
@@ -478,6 +473,7 @@ def test_mixed_precision_and_callbacks(checkpoint, tmp_path):
     np.testing.assert_allclose(again, expected, atol=1e-6)
 
 
+@pytest.mark.usefixtures("forked_answers")
 def test_the_blocks_of_the_document_run(checkpoint, tmp_path, monkeypatch, capfd):
     blocks = re.findall(r"```python\n(.*?)```", (ROOT / "docs" / "text_models.md").read_text(), re.DOTALL)
     (tmp_path / "minilm").symlink_to(checkpoint)

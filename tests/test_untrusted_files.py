@@ -74,7 +74,7 @@ def peak(call: Callable) -> int:
 
 @pytest.fixture(scope="module")
 def untouched(tmp_path_factory) -> Path:
-    return write_checkpoint(tmp_path_factory.mktemp("untrusted") / "checkpoint")
+    return write_checkpoint(tmp_path_factory.mktemp("untrusted") / "checkpoint", num_layers=2)
 
 
 @pytest.fixture
