@@ -19,7 +19,7 @@ from bert_keras.paths import path_of
 from bert_keras.text.preprocessing import Preprocessor
 from tasks.embedding import Embedding
 from tasks.task import Problem
-from tasks.training.run import TASKS, Run, encoder_of, freeze, frozen_layers, save_run
+from tasks.training.run import TASKS, Run, encoder_of, freeze, frozen_layers, heads_of, save_run
 
 
 class SavedTextModel(keras.Model):
@@ -53,6 +53,11 @@ class SavedTextModel(keras.Model):
         if self.problem.kind not in TASKS or "://" in os.fspath(filepath):
             raise BertKerasError(
                 f"a run of {self.problem.kind} cannot be written to {filepath}; give a .keras file."
+            )
+        if own := {*heads_of(self.network)} - {*checkpoints.HEADS}:
+            raise BertKerasError(
+                f"the network has layers of its own ({', '.join(sorted(own))}), and a run folder holds only an encoder and the "
+                "head of its problem; give a .keras file, or use export()."
             )
         if overwrite and path.is_dir() and any(path.iterdir()):
             raise TakenError(

@@ -287,3 +287,20 @@ def test_an_answer_that_cannot_be_learned_is_refused(text, answer, facts, checkp
             with pytest.raises(BertKerasError) as error:
                 read(*data, verbose=0)
             assert all(fact in str(error.value) for fact in facts), error.value
+
+
+@pytest.mark.filterwarnings("ignore:__array__ implementation doesn't accept a copy keyword")
+def test_a_network_of_ones_own_is_refused_as_a_run_folder(checkpoint, tmp_path):
+    base = bk.classifier(checkpoint, NAMES)
+    encoder = bk.load_encoder(checkpoint, outputs=["sequence_output"])
+    inputs = bk.encoder_inputs()
+    states = keras.layers.LSTM(4, name="lstm")(encoder(inputs)["sequence_output"])
+    model = bk.TextModel(
+        base.problem, base.preprocess, keras.Model(inputs, keras.layers.Dense(2, name="own")(states))
+    )
+    with pytest.raises(BertKerasError, match="lstm, own.*a .keras file"):
+        model.save(tmp_path / "run")
+    assert [*tmp_path.iterdir()] == []
+    model.save(tmp_path / "model.keras")
+    answers = [one.predict(TEXTS[:2], verbose=0) for one in (model, bk.load(tmp_path / "model.keras"))]
+    np.testing.assert_array_equal(answers[0]["probabilities"], answers[1]["probabilities"])

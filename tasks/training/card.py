@@ -82,7 +82,10 @@ def facts_of(run: Run) -> dict[str, Any]:
     task, tokenizer = run.task.to_json(), run.preprocess.tokenizer
     members = run.model.members if isinstance(run.model, Ensemble) else [run.model]
     configs = [encoder_of(member).config for member in members]
-    sizes = dict.fromkeys(f"{config.num_layers} layers of {config.hidden_size}" for config in configs)
+    sizes = dict.fromkeys(
+        f"{config.num_layers} {'layer' if config.num_layers == 1 else 'layers'} of {config.hidden_size}"
+        for config in configs
+    )
     return {
         "task": f"{run.task.name} ({run.task.kind})",
         "labels": ", ".join(map(str, task.get("labels") or ())),
