@@ -7,6 +7,7 @@ problem that the model was made for. Text becomes tokens on the host; texts of s
 import dataclasses
 import functools
 import random
+import sys
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -14,6 +15,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
+from bert_keras.console import shows_bars
 from bert_keras.encoder import BertEncoder
 from bert_keras.errors import BertKerasError
 from bert_keras.features import POOLED_OUTPUT
@@ -244,7 +246,12 @@ class TextModel(TrainingSteps, SavedTextModel):
             )
         self._start_schedule(data, epochs=epochs - initial_epoch, steps_per_epoch=steps_per_epoch)
         differ_between_replicas(self)
-        kept = {"epochs": epochs, "verbose": verbose, "callbacks": callbacks, "initial_epoch": initial_epoch}
+        kept = {
+            "epochs": epochs,
+            "verbose": _shown(verbose),
+            "callbacks": callbacks,
+            "initial_epoch": initial_epoch,
+        }
         kept |= {"validation_steps": validation_steps, "validation_freq": validation_freq}
         kept |= {"validation_data": validation_data, "steps_per_epoch": steps_per_epoch}
         try:
@@ -280,7 +287,7 @@ class TextModel(TrainingSteps, SavedTextModel):
             x, measures, steps = self._evaluation(x, y, sample_weight, batch_size=batch_size, steps=steps)
         with data_errors():
             logs = super().evaluate(
-                x, verbose=verbose, steps=steps, callbacks=callbacks, return_dict=True, **kwargs
+                x, verbose=_shown(verbose), steps=steps, callbacks=callbacks, return_dict=True, **kwargs
             )
             # Keras gives none where the data ends within its first execution of `steps_per_execution` steps.
             logs = logs or {name: float(value) for name, value in self.get_metrics_result().items()}
@@ -431,3 +438,10 @@ def _as_text(values: np.ndarray) -> np.ndarray:
         return values
     decoded = [text.decode("utf-8", "replace") for text in values.ravel().tolist()]
     return np.array(decoded, object).reshape(values.shape)
+
+
+def _shown(verbose: Any) -> Any:
+    """Keras' "auto" with lines in place of a bar where no bar can be drawn: Keras fills logs with control characters."""
+    if verbose != "auto":
+        return verbose
+    return 1 if shows_bars(sys.stdout) or "ipykernel" in sys.modules else 2

@@ -304,3 +304,13 @@ def test_a_network_of_ones_own_is_refused_as_a_run_folder(checkpoint, tmp_path):
     model.save(tmp_path / "model.keras")
     answers = [one.predict(TEXTS[:2], verbose=0) for one in (model, bk.load(tmp_path / "model.keras"))]
     np.testing.assert_array_equal(answers[0]["probabilities"], answers[1]["probabilities"])
+
+
+def test_a_log_has_lines_without_control_characters(checkpoint, capfd):
+    model = bk.classifier(checkpoint, NAMES)
+    model.fit(TEXTS, IDS, epochs=2)
+    model.evaluate(TEXTS, IDS)
+    lines = capfd.readouterr().out.split("\n")
+    assert [line for line in lines if not line.isprintable()] == []
+    assert [line for line in lines if line.startswith("Epoch")] == ["Epoch 1/2", "Epoch 2/2"]
+    assert len([line for line in lines if "accuracy" in line]) == 3
