@@ -131,11 +131,7 @@ def run_protocol(
     or runs with other data, checkpoint or settings, if every task failed, and if an earlier call with `best_only` removed the
     weights of this call's best run. Raises as `finetune` too.
     """
-    _check_names(names, learning_rates, restarts)
-    if hparams.dev_fraction is not None:
-        raise BertKerasError(
-            "dev_fraction does not apply to GLUE, whose tasks have dev splits; leave it out."
-        )
+    _check(names, hparams, learning_rates, restarts)
     output = path_of(output)
     tasks = _open_tasks(names, data, pooling=pooling)
     source = checkpoints.read(checkpoint)
@@ -166,7 +162,7 @@ def run_protocol(
         return _report(tasks, found, data=data, output=output, log=log)
 
 
-def _check_names(names: Sequence[str], learning_rates: Sequence[float], restarts: int) -> None:
+def _check(names: Sequence[str], hparams: Hparams, learning_rates: Sequence[float], restarts: int) -> None:
     if unknown := [name for name in names if name not in SCORED]:
         raise BertKerasError(
             f"unknown task {', '.join(unknown)}; the tasks to train on are {', '.join(SCORED)}."
@@ -178,6 +174,10 @@ def _check_names(names: Sequence[str], learning_rates: Sequence[float], restarts
     if restarts < 1 or not learning_rates:
         raise BertKerasError(
             f"{restarts} restarts for {len(learning_rates)} learning rates; give at least one of each."
+        )
+    if hparams.dev_fraction is not None:
+        raise BertKerasError(
+            "dev_fraction does not apply to GLUE, whose tasks have dev splits; leave it out."
         )
 
 
