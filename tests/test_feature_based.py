@@ -532,7 +532,8 @@ def test_each_format_says_the_same(capfd, checkpoint, text, tmp_path):
 
 
 def test_pieces_and_means(capfd, monkeypatch, checkpoint, text, tmp_path):
-    monkeypatch.setenv("FORCE_COLOR", "1")  # standard error is taken for a terminal
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    monkeypatch.setattr("bert_keras.console.shows_bars", lambda stream: True)  # as in a terminal
     path = tmp_path / "out.jsonl"
     given = flags(checkpoint, text, path, level="piece", layers="weighted_sum_all", dtype="float16")
     code, _, err = runs.run_command(capfd, "features", *given)

@@ -806,7 +806,7 @@ def test_command(tmp_path, capfd):
     code, out, err = runs.run_command(capfd, *command, "--held-out", "0.2", "--set", *settings)
     assert code == 0, err
     assert "held_out_masked_lm_accuracy" in out and "the run is in" in out
-    assert "step 6: held_out_loss " in out, "a line where there is no terminal for a progress bar"
+    assert "step 6, held out: loss " in out, "a line where there is no terminal for a progress bar"
     code, _, err = runs.run_command(capfd, *command, "--held-out", "0.2", "--set", *settings)
     assert code == 1 and "already holds a run" in err
     again = ["--set", "stepss=6", "--set", "batch_size=8"]

@@ -143,9 +143,10 @@ class Glue(Task):
         return GlobalMean(self.type.loss)
 
     def decode(self, outputs: tf.Tensor, features: Features, raw: Raw) -> dict[str, tf.Tensor]:
-        """Logits [B, C], or [W, C] of windows -> the tensors of `decode_features`, [B, ...].
+        """Logits [B, C] -> "label" string [B] and "probabilities" float32 [B, C], or "score" float32 [B].
 
-        The logits of a text are the mean over its windows, as those of an ensemble are the mean over its models: the order of the
+        Where a text has any number of labels: "labels" string [B, C], "" where a label does not apply, and "probabilities".
+        The logits [W, C] of windows become those of texts. The logits of a text are the mean over its windows, as those of an ensemble are the mean over its models: the order of the
         two means does not matter, and a score is a mean of scores.
         """
         if self.doc_stride is not None:
@@ -154,10 +155,7 @@ class Glue(Task):
         return self.decode_features(outputs)
 
     def decode_features(self, outputs: tf.Tensor) -> dict[str, tf.Tensor]:
-        """Logits [B, C] -> "label" string [B] and "probabilities" float32 [B, C], or "score" float32 [B].
-
-        Where a text has any number of labels: "labels" string [B, C], "" where a label does not apply, and "probabilities".
-        """
+        """As `decode`, for logits [B, C] of texts that are one window each."""
         return self.type.decode(outputs, self.label_names)
 
     def evaluate(self, predictions: Arrays, raw: Arrays) -> Iterator[tuple[str, float]]:
