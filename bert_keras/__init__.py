@@ -3,6 +3,7 @@
 import importlib
 from typing import Any
 
+from bert_keras.paths import check_own_packages
 from bert_keras.registration import CLASSES, register_with_keras
 
 _HOMES = {
@@ -45,6 +46,8 @@ __all__ = sorted(_HOME_OF)
 def __getattr__(name: str) -> Any:
     if name not in _HOME_OF:
         raise AttributeError(f"module 'bert_keras' has no attribute {name!r}; it has {', '.join(__all__)}.")
+    if not _HOME_OF[name].startswith("bert_keras."):  # a user's own tasks.py could stand in its place
+        check_own_packages()
     return getattr(importlib.import_module(_HOME_OF[name]), name)
 
 

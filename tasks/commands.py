@@ -147,15 +147,15 @@ def _run_finetune(args: argparse.Namespace) -> None:
     _check_dev(args.data, args.dev_data, fraction)
     source = {"train": args.data, "validation": args.dev_data} if args.dev_data else args.data
     task = open_task(args.task, source, **given_settings(args, *TASK_OPTIONS))
-    if task.columns and args.data:
-        labels = f"labels: {listed(task.label_names)}" if task.label_names else "label: a score"
-        print(f"text: {', '.join(task.columns.values())}; {labels}")
     hparams = Hparams(**{**task.defaults, **given_settings(args, Hparams)})
     if fraction is not None and pathlib.Path(args.data).is_dir():
         _check_no_dev_split(task, args.data)
     checkpoint = checkpoints.read(args.checkpoint)
     if args.random_weights:
         checkpoint = dataclasses.replace(checkpoint, tensors={})
+    if task.columns and args.data:
+        labels = f"labels: {listed(task.label_names)}" if task.label_names else "label: a score"
+        say(f"text: {', '.join(task.columns.values())}; {labels}")
     results = finetune(
         task,
         checkpoint=checkpoint,
@@ -169,9 +169,9 @@ def _run_finetune(args: argparse.Namespace) -> None:
     )
     rows = [(name.removeprefix("val_"), value) for name, value in results["measures"].items()]
     table(
-        ("measure", "dev"),
+        ("measure", f"dev, epoch {results['best_epoch']} of {len(results['history'])}"),
         rows,
-        title=f"{task.name}, best of {len(results['history'])} epochs: {results['best_epoch']}",
+        title=f"{task.name}, best epoch",
     )
     print(f"the run is in {args.output}")
 

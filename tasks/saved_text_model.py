@@ -12,7 +12,7 @@ import keras
 
 from bert_keras import checkpoints
 from bert_keras.checkpoints.hugging_face_tokenizer import write_tokenizer
-from bert_keras.errors import BertKerasError, TakenError
+from bert_keras.errors import BertKerasError, MissingFileError, TakenError
 from bert_keras.files import whole_file
 from bert_keras.folders import whole_folder
 from bert_keras.paths import path_of
@@ -42,9 +42,15 @@ class SavedTextModel(keras.Model):
 
         Raises TakenError for an output that exists, BertKerasError for a path of another kind.
         """
+        if kwargs:
+            raise BertKerasError(
+                f"save() has no argument {next(iter(kwargs))!r}; to leave the optimizer's state out, call compile() before it."
+            )
         path = path_of(filepath)
         if path.suffix == ".keras":
-            self._save_file(path, overwrite=overwrite is not False, zipped=zipped, **kwargs)
+            if not path.parent.is_dir():
+                raise MissingFileError(f"there is no folder {path.parent} for {path.name}; make it first.")
+            self._save_file(path, overwrite=overwrite is not False, zipped=zipped)
             return
         if path.suffix:
             raise BertKerasError(

@@ -236,8 +236,8 @@ class ClassifierOptions(_Checked):
     )
     doc_stride: int | None = setting(
         None,
-        help="read long texts in windows that start this many tokens apart (default: 128; without it, GLUE's tasks and "
-        "custom truncate)",
+        help="tokens between the starts of two windows over a long text (default: 128 for questions and tags; GLUE's tasks and "
+        "custom truncate long texts unless it is given)",
         at_least=1,
         at_most=MAX_OPTION,
     )

@@ -7,7 +7,7 @@ model.predict(["a joy to watch"])["label"]
 
 import dataclasses
 import pathlib
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import keras
@@ -67,7 +67,8 @@ def classifier(
 
     Predictions: "label" and "probabilities" [N, C]; with `multi`, "labels" [N, C], "" where a label does not apply.
     """
-    if isinstance(labels, str) or not all(isinstance(label, str) for label in labels):
+    several = isinstance(labels, Iterable) and not isinstance(labels, str | bytes)
+    if not several or not all(isinstance(label, str) for label in labels):
         raise BertKerasError(f'labels is {labels!r}; give a list of strings, for example ["bad", "good"].')
     options = {"pooling": pooling, "doc_stride": doc_stride}
     return _of_row(checkpoint, tuple(labels), text, multi=multi, seq_length=seq_length, **options)

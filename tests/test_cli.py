@@ -467,6 +467,13 @@ def run_in(folder, *command, **environment) -> subprocess.CompletedProcess:
     )
 
 
+def test_a_users_own_tasks_py_is_named_where_python_would_import_it(invoke):
+    code = f"import sys; sys.path.append({str(ROOT)!r}); import bert_keras; bert_keras.classifier"
+    done = run_in(invoke, "-c", code)
+    assert done.returncode == 1 and "tasks.py was run" not in done.stderr
+    assert f"the module tasks is {invoke / 'tasks.py'}" in done.stderr.splitlines()[-1]
+
+
 def test_a_users_own_tasks_py_does_not_replace_our_package(invoke, sst2):
     settings = ("--vocab", sst2.checkpoint, "--seq-length", "16", "--masks", "--set", "whole_word=true")
     done = run_in(

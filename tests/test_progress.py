@@ -148,7 +148,11 @@ def test_quiet_prints_only_results_and_warnings(place, tmp_path):
         (pretraining(place, "--output", tmp_path / "pre", *short), signals(["step", 1, ["SIGINT"]])),
     )
     assert tuned.code == 0 and not tuned.err
-    assert tuned.out.startswith("sst2, best of 3") and f"the run is in {tmp_path}" in tuned.out
+    assert (
+        tuned.out.startswith("sst2, best epoch")
+        and "of 3" in tuned.out
+        and f"the run is in {tmp_path}" in tuned.out
+    )
     assert not re.search("epoch \\d/|^step|loaded|training", tuned.out, re.M)
     assert json.loads(shown.out)["validation"].keys() == {"accuracy"}
     assert warned.code == 130 and "warning: updates may be" in warned.err and not warned.out

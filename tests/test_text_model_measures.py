@@ -314,3 +314,13 @@ def test_a_log_has_lines_without_control_characters(checkpoint, capfd):
     assert [line for line in lines if not line.isprintable()] == []
     assert [line for line in lines if line.startswith("Epoch")] == ["Epoch 1/2", "Epoch 2/2"]
     assert len([line for line in lines if "accuracy" in line]) == 3
+
+
+def test_what_a_beginner_may_give_is_refused_by_name(untrained, checkpoint, tmp_path):
+    with pytest.raises(BertKerasError, match="labels is 2; give a list"):
+        bk.classifier(checkpoint, 2)
+    with pytest.raises(BertKerasError, match="no folder .*new for model.keras"):
+        untrained.save(tmp_path / "new" / "model.keras")
+    with pytest.raises(BertKerasError, match="no argument 'include_optimizer'.*compile"):
+        untrained.save(tmp_path / "model.keras", include_optimizer=False)
+    assert [*tmp_path.iterdir()] == []

@@ -80,6 +80,6 @@ def _grpc(served: Served, port: int, limits: Limits, work: concurrent.futures.Ex
         from savedmodels.server.grpc import serve
     except ImportError as error:
         raise MissingPackageError(
-            "gRPC needs TensorFlow Serving's API; pip install 'bert-keras[serving]'."
+            "gRPC needs TensorFlow Serving's API; pip install 'bert-keras[serving]', or serve REST alone with --no-grpc."
         ) from error
     return serve(served, f"{HOST}:{port}", limits=limits, work=work)

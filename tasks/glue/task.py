@@ -146,8 +146,8 @@ class Glue(Task):
         """Logits [B, C] -> "label" string [B] and "probabilities" float32 [B, C], or "score" float32 [B].
 
         Where a text has any number of labels: "labels" string [B, C], "" where a label does not apply, and "probabilities".
-        The logits [W, C] of windows become those of texts. The logits of a text are the mean over its windows, as those of an ensemble are the mean over its models: the order of the
-        two means does not matter, and a score is a mean of scores.
+        The logits [W, C] of windows become those of texts. The logits of a text are the mean over its windows, as those of an
+        ensemble are the mean over its models: the order of the two means does not matter, and a score is a mean of scores.
         """
         if self.doc_stride is not None:
             count = tf.size(raw[self.text[0]])
