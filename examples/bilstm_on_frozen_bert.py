@@ -1,5 +1,7 @@
 """Trains a BiLSTM that tags words by the features of a frozen BERT: the feature-based approach of the paper (section 5.3).
 
+Two LSTMs of 768 units are the paper's; 64 units train several times as fast.
+
 python examples/bilstm_on_frozen_bert.py bert-base-cased words.txt    ("word tag" lines, a blank line after each sentence)
 """
 
@@ -32,6 +34,6 @@ model.compile(keras.optimizers.Adam(1e-3))
 model.fit(words, tags, epochs=10, validation_split=0.1)
 
 print(model.evaluate(words, tags, return_dict=True))
-print(model.predict([" ".join(words[0])])["tags"])
+print(" ".join(words[0]), "->", model.predict([" ".join(words[0])])["tags"][0])
 model.save("tagger.keras")
 print("for TensorFlow Serving:", model.export("served/tagger"))

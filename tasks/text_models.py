@@ -160,7 +160,8 @@ def embedder(
 
     pooling: "mean", "cls" or "max" over the tokens
     l2: True scales vectors to length 1
-    layers: a row of the paper's Table 7 (tasks/features/layers.py)
+    layers: a row of the paper's Table 7: "last", "second_to_last", "embeddings", "concat_last_four", or, for the
+        mean, "weighted_sum_last_four" or "weighted_sum_all"
 
     Predictions: "embedding" float32 [N, H].
     """

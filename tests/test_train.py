@@ -585,6 +585,21 @@ def test_planning_trains_nothing(place, request):
     assert runs.contents(place) == before
 
 
+def test_planning_says_how_many_texts_are_cut(place, plan):
+    short = plan_finetuning(
+        Glue(ROWS["sst2"], place / "reviews"),
+        checkpoint=place / "checkpoint",
+        hparams=dataclasses.replace(QUICK, seq_length=5),
+    )
+    source = checkpoints.tokenizer_of(checkpoints.read(place / "checkpoint"))
+    rows = [line.split("\t")[0] for line in (place / "reviews/train.tsv").read_text().splitlines()[1:]]
+    lengths = source.tokenize(rows).row_lengths().numpy() + 2
+    (line,) = (line for line in short.lines if "are cut" in line)
+    cut, longest = (lengths > 5).sum(), lengths.max()
+    assert line.startswith(f"{cut} of the first 96 examples are longer than 5 tokens (up to {longest})")
+    assert "seq_length, or doc_stride" in line and not [line for line in plan.lines if "are cut" in line]
+
+
 # Refused before any training
 
 

@@ -63,7 +63,7 @@ class Preprocessor(tf.Module):
     seq_length: S, in tokens, special tokens included; for `pack` in a graph, int32 [] is allowed too.
     pad_to_longest: pad to the batch's longest row (S is then at most seq_length) instead of to seq_length.
     multiple_of: with pad_to_longest, S is rounded up to a multiple of this, at most to seq_length.
-    truncation: the way to shorten two segments, a key of TRUNCATION.
+    truncation: the way to shorten two segments: "longest_first", or "waterfall", which cuts the second segment first.
     Raises ValueError for a seq_length without room for one token of each segment, a multiple under 1 or an unknown truncation.
     """
 
