@@ -313,7 +313,8 @@ def test_an_ensemble(exported, sst2, tmp_path):
     assert "| ensemble | 2 models, outputs averaged |" in card
     parameters = both.model.count_params()
     assert parameters == 2 * second.model.count_params()
-    size = f"{SIZES['num_layers']} layers of {SIZES['hidden_size']}"
+    layers = "layer" if SIZES["num_layers"] == 1 else "layers"
+    size = f"{SIZES['num_layers']} {layers} of {SIZES['hidden_size']}"
     assert f"| encoder | {size}, {parameters:,} parameters |" in card
     assert "Measures" not in card and "accuracy" not in card  # the members' are not its own
 

@@ -84,8 +84,10 @@ class PretrainingMonitor(Monitor):
     @property
     def stopped(self) -> bool:
         """True after `patience` evaluations of the last phase without a lower loss. Earlier phases have shorter texts."""
-        patience, last = self._plan.hparams.patience, self._plan.source.phases[-1]
-        if patience is None or self.step >= last.end:
+        if (patience := self._plan.hparams.patience) is None:
+            return False
+        last = self._plan.source.phases[-1]
+        if self.step >= last.end:
             return False
         losses = [
             row[HELD_OUT_LOSS] for row in self.history if row["step"] > last.start and HELD_OUT_LOSS in row
