@@ -69,24 +69,10 @@ FUNCTIONS = {
     "savedmodels.export": ("export",),
 }
 # Keras calls these; users do not.
-KERAS_OWN = {
-    "build",
-    "get_config",
-    "from_config",
-    "compute_mask",
-    "compute_output_shape",
-    "get_compile_config",
-}
-KERAS_OWN |= {
-    "compile_from_config",
-    "save_assets",
-    "load_assets",
-    "layers",
-    "quantize",
-    "train_step",
-    "test_step",
-}
-KERAS_OWN |= {"make_train_function", "make_test_function", "compute_output_spec"}
+KERAS_OWN = set(
+    """build get_config from_config compute_mask compute_output_shape compute_output_spec get_compile_config compile_from_config
+    save_assets load_assets layers quantize train_step test_step make_train_function make_test_function""".split()
+)
 
 
 def _text(documented: Any) -> str:

@@ -92,7 +92,7 @@ def text_features(problem: Problem, preprocess: Preprocessor, x: Any) -> Feature
 
 
 class Evaluation(NamedTuple):
-    """What an evaluation reads.
+    """The data of an evaluation.
 
     batches: (features, labels, weights), for the loss and Keras' metrics
     examples: the same examples, raw and labelled, for the problem's own measures; None where it has Keras metrics
