@@ -278,9 +278,11 @@ def _batches_of(
 
 def _cut_texts(task: Task, preprocess: Preprocessor, examples: tf.data.Dataset) -> list[str]:
     """A line, if some of the first examples do not fit into seq_length tokens and are cut."""
+    if task.windowed:
+        return []
     raw = next(iter(examples.batch(CUT_SAMPLE)))
-    texts = [raw[name] for name in task.signature()]
-    if task.windowed or any(text.shape.rank != 1 for text in texts):
+    texts = [raw[name] for name in task.signature() if name in raw]
+    if any(text.shape.rank != 1 for text in texts):
         return []
     tokens = sum(preprocess.tokenizer.tokenize(text).row_lengths() for text in texts)
     lengths = tokens.numpy() + 1 + len(texts)  # [CLS], and a [SEP] for each text
