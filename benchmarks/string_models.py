@@ -4,7 +4,8 @@
 
 In: a checkpoint and SST-2's files. Out: a table of ratios, the command's time over the string model's, in each of --rounds rounds
 in which both take turns (interleave.py). A turn of `fit` is a whole training of one epoch, from the checkpoint on; `finetune`
-also measures --dev sentences and writes the run. A turn of `predict` is one pass over the sentences.
+also measures --dev sentences and writes the run. A turn of `predict` is one pass over the sentences, a second or two, so it has
+PASSES times as many rounds.
 """
 
 import argparse
@@ -25,6 +26,8 @@ from tasks.batches import predictor
 from tasks.settings import Hparams
 from tasks.training.finetune import finetune
 from tasks.training.run import load_run, open_task
+
+PASSES = 5
 
 
 def rows(file: pathlib.Path, count: int) -> tuple[list[str], list[str]]:
@@ -82,7 +85,7 @@ def main() -> None:
             "command": lambda: seconds(lambda: call(examples, batch_size=32)),
         }
         take_turns(predicts, rounds=1)  # traces
-        figures["predict"] = take_turns(predicts, rounds=args.rounds)
+        figures["predict"] = take_turns(predicts, rounds=PASSES * args.rounds)
     table = Table(
         title=f"{args.sentences:,} sentences, {args.rounds} rounds: the command's time / the string model's"
     )

@@ -24,6 +24,7 @@ from bert_keras.json_files import one_of, parse_json, typed, whole
 from bert_keras.settings import names_of
 from bert_keras.text.preprocessing import Preprocessor
 from tasks.data_files import Source, check_text, nonblank_lines, split_file
+from tasks.degenerate import degenerate_classes
 from tasks.given import class_ids
 from tasks.metrics import accuracy
 from tasks.report import Table, most_confident
@@ -202,6 +203,12 @@ class Swag(Task):
                 f"none of the {len(known)} {self.name} examples is labelled; give a labelled split."
             )
         yield self.measure, accuracy(raw[LABEL][known], predictions[LABEL][known])
+
+    def degenerate(self, predictions: Arrays, raw: Arrays) -> str | None:
+        """One position for nearly all examples, or no better than the most common one."""
+        known = raw[LABEL] >= 0
+        names = [f"ending {place}" for place in range(self.num_choices)]
+        return degenerate_classes(raw[LABEL][known], predictions[LABEL][known], names)
 
     def show(self, example: Mapping[str, Any], record: Mapping[str, Any]) -> dict[str, str]:
         """The context, the chosen ending and its probability."""

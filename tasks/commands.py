@@ -73,7 +73,8 @@ def _default_notes() -> str:
     return "Some tasks have defaults from their papers:\n" + "".join(lines) + "\n"
 
 
-def _add_finetune(parser: argparse.ArgumentParser) -> None:
+def add_task(parser: argparse.ArgumentParser) -> None:
+    """Adds --task, --data and --dev-data."""
     add = parser.add_argument
     add(
         "--task",
@@ -87,6 +88,19 @@ def _add_finetune(parser: argparse.ArgumentParser) -> None:
         **PATH,
         help="file of the dev split, if --data is the training file; or give --dev-fraction",
     )
+
+
+def add_task_options(parser: argparse.ArgumentParser) -> None:
+    """Adds a flag for each option of each task."""
+    seen: set[str] = set()
+    for options in TASK_OPTIONS:
+        add_flags(parser, options, without=tuple(seen))
+        seen |= {*names_of(options)}
+
+
+def _add_finetune(parser: argparse.ArgumentParser) -> None:
+    add = parser.add_argument
+    add_task(parser)
     add("--checkpoint", **PATH, required=True, help=CHECKPOINT_HELP)
     add(
         "--keep-head",
@@ -106,10 +120,7 @@ def _add_finetune(parser: argparse.ArgumentParser) -> None:
     add_strategy(parser)
     add("--save-every", type=int, help=f"{SAVE_HELP} (default: one save at the end of each epoch)")
     add_flags(parser, Hparams)
-    seen: set[str] = set()
-    for options in TASK_OPTIONS:
-        add_flags(parser, options, without=tuple(seen))
-        seen |= {*names_of(options)}
+    add_task_options(parser)
 
 
 def _check_dev(data: str | None, dev_data: str | None, fraction: float | None) -> None:
@@ -136,20 +147,25 @@ def _check_no_dev_split(task: Any, folder: str) -> None:
     )
 
 
-def _run_finetune(args: argparse.Namespace) -> None:
-    start(deterministic=True)
-    from bert_keras import checkpoints
-    from tasks.settings import Hparams
-    from tasks.training.finetune import finetune
+def open_given_task(args: argparse.Namespace) -> tuple[Any, Hparams]:
+    """The task of the flags of `add_task`, and its hyperparameters with those that were given."""
     from tasks.training.run import open_task
 
     fraction = getattr(args, "dev_fraction", None)
     _check_dev(args.data, args.dev_data, fraction)
     source = {"train": args.data, "validation": args.dev_data} if args.dev_data else args.data
     task = open_task(args.task, source, **given_settings(args, *TASK_OPTIONS))
-    hparams = Hparams(**{**task.defaults, **given_settings(args, Hparams)})
     if fraction is not None and pathlib.Path(args.data).is_dir():
         _check_no_dev_split(task, args.data)
+    return task, Hparams(**{**task.defaults, **given_settings(args, Hparams)})
+
+
+def _run_finetune(args: argparse.Namespace) -> None:
+    start(deterministic=True)
+    from bert_keras import checkpoints
+    from tasks.training.finetune import finetune
+
+    task, hparams = open_given_task(args)
     checkpoint = checkpoints.read(args.checkpoint)
     if args.random_weights:
         checkpoint = dataclasses.replace(checkpoint, tensors={})
@@ -171,7 +187,7 @@ def _run_finetune(args: argparse.Namespace) -> None:
     table(
         ("measure", f"dev, epoch {results['best_epoch']} of {len(results['history'])}"),
         rows,
-        title=f"{task.name}, best epoch",
+        title=f"{task.name}, {hparams.keep} epoch",
     )
     print(f"the run is in {args.output}")
 

@@ -56,6 +56,11 @@ class Hparams(_Checked):
         over=0,
         below=1,
     )
+    keep: str = setting(
+        "best",
+        help="keep the weights of the epoch with the best dev measure, or of the last",
+        choices=("best", "last"),
+    )
     freeze: str | None = setting(None, help="train only the head", choices=("encoder",))
     lora_rank: int | None = setting(
         None, help="train the head and LoRA matrices of this rank; the encoder stays fixed", at_least=1
@@ -82,6 +87,16 @@ class Hparams(_Checked):
             raise wrong_setting(self, "unfreeze", "None if freeze is set")
         if self.lora_rank is not None and self.freeze is not None:
             raise wrong_setting(self, "lora_rank", "None if freeze is set")
+        if self.patience is not None and self.keep == "last":
+            raise wrong_setting(self, "patience", 'None if keep is "last"')
+
+    def identity(self) -> dict[str, Any]:
+        """The settings as plain JSON, to compare with those of an unfinished run.
+
+        Without `keep` where it is "best", as in the runs of versions without it, which are still resumed.
+        """
+        kept = dataclasses.asdict(self)
+        return {name: value for name, value in kept.items() if (name, value) != ("keep", "best")}
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -379,11 +394,20 @@ class ServerOptions(_Checked):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class ProtocolOptions(_Checked):
-    """Options for GLUE's protocol. The first seed is that of Hparams; restarts count it up."""
+    """Options for the protocol. Every combination is trained. The first seed is that of Hparams; restarts count it up."""
 
     learning_rates: tuple[float, ...] = setting((5e-5, 4e-5, 3e-5, 2e-5), help="learning rates to try")
-    restarts: int = setting(1, help="seeds for each learning rate, starting at --seed")
-    best_only: bool = setting(False, help="keep only the weights of each task's best run")
+    batch_sizes: tuple[int, ...] | None = setting(
+        None, help="batch sizes to try, such as 16 32 (default: --batch-size)"
+    )
+    epoch_counts: tuple[int, ...] | None = setting(
+        None, help="numbers of epochs to try, such as 2 3 4 (default: --epochs)"
+    )
+    restarts: int = setting(1, help="seeds for each combination, starting at --seed", at_least=1)
+    ensemble: int | None = setting(
+        None, help="measure an ensemble of this many of the best runs on dev too", at_least=2
+    )
+    best_only: bool = setting(False, help="keep only the weights of the best run, and of the ensemble's")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -27,6 +27,7 @@ from bert_keras.json_files import Kind, one_of, typed
 from bert_keras.losses import GlobalMean, cross_entropy
 from bert_keras.text.preprocessing import Preprocessor
 from tasks.data_files import Source
+from tasks.degenerate import WHISKER
 from tasks.given import columns_of
 from tasks.report import Table, cell, plain
 
@@ -174,6 +175,14 @@ class Report(Protocol):
         By default it returns this task and the predictions unchanged.
         """
         return self, predictions
+
+    def degenerate(self, predictions: Arrays, raw: Arrays) -> str | None:
+        """The reason why a run did not learn, from the predictions of a labelled split; None if it learned.
+
+        By default a measure near 0.
+        """
+        value = dict(self.evaluate(predictions, raw))[self.measure]
+        return None if value > WHISKER else f"{self.measure} {value:.4f}"
 
     def record(self, decoded: Arrays) -> dict[str, Any]:
         """The decoded arrays [...] of one example as plain JSON values, without padding."""

@@ -39,6 +39,7 @@ from tasks.training.run import load_run
 COMMANDS = (
     *(
         "finetune",
+        "protocol",
         "glue",
         "evaluate",
         "predict",
@@ -100,6 +101,7 @@ def flags_of(name: str) -> dict[str, argparse.Action]:
     ("name", "settings", "without"),
     [
         ("finetune", (Hparams, *TASK_OPTIONS), ()),
+        ("protocol", (Hparams, *TASK_OPTIONS, ProtocolOptions), ("learning_rate", "dev_fraction")),
         (
             "glue",
             (Hparams, ClassifierOptions, ProtocolOptions),

@@ -12,19 +12,9 @@ import runs
 
 from tasks.batches import predict
 from tasks.experiments import glue_protocol
-from tasks.experiments.glue_protocol import (
-    SCORED,
-    SUBMISSION,
-    Outcome,
-    Summary,
-    as_json,
-    degenerate,
-    glue_score,
-    run_protocol,
-    submit,
-    summarize,
-    tables,
-)
+from tasks.experiments.glue_protocol import SCORED, SUBMISSION, as_json, glue_score, run_protocol, submit
+from tasks.experiments.protocol import summarize
+from tasks.experiments.summary import Outcome, Summary, tables
 from tasks.glue.rows import ROWS
 from tasks.glue.task import Glue
 from tasks.settings import Hparams
@@ -83,7 +73,7 @@ def test_folders(place, done):
     for path in made:
         asked = json.loads((place / "runs" / path / "protocol.json").read_text())
         results = json.loads((place / "runs" / path / "results.json").read_text())
-        assert {name: asked[name] for name in results["hparams"]} == results["hparams"]
+        assert {name: asked.get(name, "best") for name in results["hparams"]} == results["hparams"]
         assert asked["seed"] == 5 and str(place) not in json.dumps(asked)
         outcome = json.loads((place / "runs" / path / "outcome.json").read_text())
         (found,) = (
@@ -95,9 +85,9 @@ def test_folders(place, done):
 
 def test_summaries_are_those_of_the_runs(place, done):
     summaries, _ = done
-    assert [summary.row.name for summary in summaries] == list(NAMES)
+    assert [summary.task for summary in summaries] == list(NAMES)
     for summary in summaries:
-        main = summary.row.measures[0]
+        main = summary.measure
         measured = [
             json.loads((one.path / "results.json").read_text())["measures"][f"val_{main}"]
             for one in summary.outcomes
@@ -115,7 +105,7 @@ def test_summaries_are_those_of_the_runs(place, done):
 def test_submission_files(place, done):
     """The best run's answers, in the order and spelling of the official files."""
     summaries, _ = done
-    best = {summary.row.name: load_run(summary.best.path) for summary in summaries}
+    best = {summary.task: load_run(summary.best.path) for summary in summaries}
     with zipfile.ZipFile(place / "runs" / "submission.zip") as archive:
         files = {name: archive.read(name).decode() for name in archive.namelist()}
     assert set(files) == {"MNLI-m.tsv", "MNLI-mm.tsv", "AX.tsv", "STS-B.tsv"}
@@ -219,7 +209,7 @@ def test_a_run_whose_loss_is_nan(place, done, tmp_path):
         assert any(line.startswith("degenerate: the loss is nan at step ") for line in lines)
         assert lines[-1].startswith("stsb has no measures: the loss of every run")
         results = json.loads((tmp_path / "results.json").read_text())
-        assert results["failed"] == ["stsb"] and [*results["tasks"]] == ["mnli"] == [mnli.row.name]
+        assert results["failed"] == ["stsb"] and [*results["tasks"]] == ["mnli"] == [mnli.task]
     with pytest.raises(ValueError, match=r"^stsb has no measures: .*; give lower learning rates\.$"):
         start(place, names=("stsb",), **settings)
     shutil.copytree(place / "runs" / "stsb" / "lr-0.001_seed-5", tmp_path / "stsb" / "lr-0.001_seed-5")
@@ -228,7 +218,7 @@ def test_a_run_whose_loss_is_nan(place, done, tmp_path):
     assert sum("is finished already" in line for line in lines) == 2
     assert summary.best.learning_rate == 1e-3 and (summary.best.path / "model.safetensors").exists()
     assert summary.outcomes[0].measures == {}
-    _, stuck = tables([summary])
+    _, stuck, _ = tables([summary])
     assert stuck.rows[0][:2] == ("stsb", "1e+30, 5") and stuck.rows[0][2].startswith(
         "the loss is nan at step "
     )
@@ -268,11 +258,11 @@ def test_a_folder_that_is_not_ours_stays(place, tmp_path):
     ("settings", "error", "message"),
     [
         ({"names": ("mnli", "ax")}, ValueError, "unknown task ax; the tasks to train on are cola, sst2, "),
-        ({"names": ("mnli", "mnli")}, ValueError, "a task or a learning rate is named twice"),
+        ({"names": ("mnli", "mnli")}, ValueError, "the tasks are mnli, mnli; give at least one, each once"),
         ({"names": ()}, ValueError, "at least one, each once"),
-        ({"learning_rates": (1e-3, 1e-3)}, ValueError, "a task or a learning rate is named twice"),
-        ({"learning_rates": ()}, ValueError, "1 restarts for 0 learning rates; give at least one"),
-        ({"restarts": 0}, ValueError, "0 restarts for 1 learning rates"),
+        ({"learning_rates": (1e-3, 1e-3)}, ValueError, "learning_rates is .*0.001, 0.001"),
+        ({"learning_rates": ()}, ValueError, "learning_rates is .*; give at least one value, each once"),
+        ({"restarts": 0}, ValueError, "restarts is 0; restarts must be at least 1"),
         ({"names": ("mnli", "qnli")}, FileNotFoundError, "has no train.tsv"),
     ],
 )
@@ -330,16 +320,18 @@ DEGENERATE = [
 
 @pytest.mark.parametrize(("name", "ids", "reason"), DEGENERATE)
 def test_degenerate_classes(name, ids, reason):
-    assert degenerate(ROWS[name], classes(name, ids), {"label": LABELS}) == reason
+    assert Glue(ROWS[name]).degenerate(classes(name, ids), {"label": LABELS}) == reason
 
 
 def test_nearly_one_class_is_degenerate():
     labels = np.repeat([0, 1], 1000).astype(np.int32)
     ids = np.ones(2000, int)
     ids[:9] = 0
-    assert degenerate(ROWS["qqp"], classes("qqp", ids), {"label": labels}) == "duplicate for 99.6% of dev"
+    assert (
+        Glue(ROWS["qqp"]).degenerate(classes("qqp", ids), {"label": labels}) == "duplicate for 99.6% of dev"
+    )
     ids[:20] = 0
-    assert degenerate(ROWS["qqp"], classes("qqp", ids), {"label": labels}) is None
+    assert Glue(ROWS["qqp"]).degenerate(classes("qqp", ids), {"label": labels}) is None
 
 
 @pytest.mark.parametrize(
@@ -354,7 +346,7 @@ def test_nearly_one_class_is_degenerate():
 )
 def test_degenerate_scores(scores, reason):
     raw = {"label": np.float32([1, 2, 3, 4])}
-    assert degenerate(ROWS["stsb"], {"score": np.float32(scores)}, raw) == reason
+    assert Glue(ROWS["stsb"]).degenerate({"score": np.float32(scores)}, raw) == reason
 
 
 @pytest.mark.parametrize(("correlation", "stuck"), [(0.07, True), (-0.07, True), (0.072, False)])
@@ -363,7 +355,7 @@ def test_nearly_no_explained_variance_is_degenerate(correlation, stuck):
     labels = np.float32([1, 2, 3, 4])
     along, across = (labels - 2.5) / np.sqrt(5), np.float32([1, -1, -1, 1]) / 2  # of length 1
     scores = 2.5 + correlation * along + np.sqrt(1 - correlation**2) * across
-    why = degenerate(ROWS["stsb"], {"score": np.float32(scores)}, {"label": labels})
+    why = Glue(ROWS["stsb"]).degenerate({"score": np.float32(scores)}, {"label": labels})
     assert why == (
         f"Pearson correlation {correlation:.4f}; predicting the mean score has none" if stuck else None
     )
@@ -371,14 +363,22 @@ def test_nearly_no_explained_variance_is_degenerate(correlation, stuck):
 
 def test_unlabelled_examples_are_ignored():
     raw = {"label": np.int32([0, 1, 1, -1])}
-    assert degenerate(ROWS["rte"], classes("rte", [0, 0, 0, 1]), raw) == "entailment for 100.0% of dev"
+    assert Glue(ROWS["rte"]).degenerate(classes("rte", [0, 0, 0, 1]), raw) == "entailment for 100.0% of dev"
 
 
 # Tables and scores
 
 
 def outcome(rate, seed, why=None, **measures):
-    return Outcome(learning_rate=rate, seed=seed, path=Path("x"), measures=measures, degenerate=why)
+    return Outcome(
+        learning_rate=rate,
+        batch_size=32,
+        epochs=3,
+        seed=seed,
+        path=Path("x"),
+        measures=measures,
+        degenerate=why,
+    )
 
 
 MRPC = [
@@ -390,11 +390,11 @@ MRPC = [
 
 
 def test_a_degenerate_run_is_counted_and_left_out():
-    summary = summarize(Glue(ROWS["mrpc"]), MRPC, data=None)
+    summary = summarize(Glue(ROWS["mrpc"]), MRPC)
     assert summary.best is MRPC[1]
     assert (summary.median, summary.lowest, summary.highest) == (0.88, 0.80, 0.90)
     assert summary.score == pytest.approx(0.88)  # F1 and accuracy first
-    table, stuck = tables([summary])
+    table, stuck, _ = tables([summary])
     assert table.rows == [
         ("mrpc", 4, 1, "f1 0.9000, accuracy 0.8600", "5e-05, 2", "f1 0.8800", "0.8000 - 0.9000")
     ]
@@ -404,13 +404,13 @@ def test_a_degenerate_run_is_counted_and_left_out():
     assert kept["degenerate"] == 1 and kept["runs"][0]["degenerate"] == "equivalent for 100.0% of dev"
     assert kept["median"] == 0.88 and len(kept["runs"]) == 4
     # A run that learned comes before a majority class with the higher F1.
-    assert summarize(Glue(ROWS["mrpc"]), [MRPC[0], MRPC[2]], data=None).best is MRPC[2]
+    assert summarize(Glue(ROWS["mrpc"]), [MRPC[0], MRPC[2]]).best is MRPC[2]
 
 
 def test_all_degenerate():
-    summary = summarize(Glue(ROWS["mrpc"]), MRPC[:1], data=None)
+    summary = summarize(Glue(ROWS["mrpc"]), MRPC[:1])
     assert summary.best is MRPC[0] and summary.median is None
-    table, stuck = tables([summary])
+    table, stuck, _ = tables([summary])
     assert table.rows[0][-2:] == ("-", "-") and len(stuck.rows) == 1
     json.dumps(as_json([summary]))
 
@@ -418,7 +418,8 @@ def test_all_degenerate():
 def test_glue_score():
     """Measures of a task first, then both splits of MNLI, then the tasks."""
     mnli = Summary(
-        row=ROWS["mnli"],
+        task="mnli",
+        measure="accuracy",
         outcomes=(),
         best=outcome(1e-5, 1, accuracy=0.8),
         median=0.8,
@@ -426,7 +427,7 @@ def test_glue_score():
         highest=0.8,
         measures={"validation_matched": {"accuracy": 0.8}, "validation_mismatched": {"accuracy": 0.82}},
     )
-    mrpc = summarize(Glue(ROWS["mrpc"]), MRPC, data=None)
+    mrpc = summarize(Glue(ROWS["mrpc"]), MRPC)
     assert glue_score([mnli, mrpc]) == pytest.approx((0.81 + (0.90 + 0.86) / 2) / 2)
     assert as_json([mnli, mrpc])["glue_score_on_dev"] == {
         "score": pytest.approx(0.845),

@@ -1,4 +1,4 @@
-"""Commands of the experiments: ablate and glue.
+"""Commands of the experiments: ablate, protocol and glue.
 
 TensorFlow is imported when a command runs; flags and help need none.
 """
@@ -7,7 +7,7 @@ import argparse
 
 from bert_keras.console import PATH, SEVERAL, Command, say, start, table
 from bert_keras.settings import add_flags, given_settings
-from tasks.commands import CHECKPOINT_HELP, add_strategy
+from tasks.commands import CHECKPOINT_HELP, add_strategy, add_task, add_task_options, open_given_task
 from tasks.pretraining.commands import TEXT_HELP, TEXT_NOTES, VOCAB_HELP, pair, set_value
 from tasks.settings import ABLATIONS, AblationOptions, ClassifierOptions, Hparams, ProtocolOptions
 
@@ -57,6 +57,38 @@ def _run_ablate(args: argparse.Namespace) -> None:
     print(f"the runs are in {args.output}")
 
 
+def _add_protocol(parser: argparse.ArgumentParser) -> None:
+    add = parser.add_argument
+    add_task(parser)
+    add("--checkpoint", **PATH, required=True, help=CHECKPOINT_HELP)
+    add("--output", **PATH, required=True, help=OUTPUT_HELP)
+    add_flags(parser, ProtocolOptions)
+    add_strategy(parser)
+    add_flags(parser, Hparams, without=("learning_rate", "dev_fraction"))
+    add_task_options(parser)
+
+
+def _run_protocol(args: argparse.Namespace) -> None:
+    start(deterministic=True)
+    from tasks.experiments.protocol import run_protocol
+    from tasks.experiments.summary import tables
+
+    task, hparams = open_given_task(args)
+    summary = run_protocol(
+        task,
+        checkpoint=args.checkpoint,
+        output=args.output,
+        hparams=hparams,
+        strategy_name=args.strategy,
+        verbose="auto",
+        log=say,
+        **given_settings(args, ProtocolOptions),
+    )
+    for title, columns, rows in tables([summary], title=f"{task.name}: {args.output}"):
+        table(columns, rows, title=title)
+    print(f"the best run is in {summary.best.path}")
+
+
 def _add_glue(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add("--tasks", **SEVERAL, help="tasks to train on (default: all nine)")
@@ -72,6 +104,7 @@ def _add_glue(parser: argparse.ArgumentParser) -> None:
 def _run_glue(args: argparse.Namespace) -> None:
     start(deterministic=True)
     from tasks.experiments import glue_protocol
+    from tasks.experiments.summary import tables
 
     summaries = glue_protocol.run_protocol(
         args.tasks or glue_protocol.SCORED,
@@ -84,7 +117,7 @@ def _run_glue(args: argparse.Namespace) -> None:
         log=say,
         **given_settings(args, ProtocolOptions, ClassifierOptions),
     )
-    for title, columns, rows in glue_protocol.tables(summaries):
+    for title, columns, rows in tables(summaries, title="GLUE"):
         table(columns, rows, title=title)
     score, tasks = glue_protocol.glue_score(summaries), len(glue_protocol.SCORED)
     print(f"GLUE score on dev: {score:.4f}, the mean of {len(summaries)} of {tasks} tasks")
@@ -99,6 +132,14 @@ COMMANDS = {
         _add_ablate,
         _run_ablate,
         notes=TEXT_NOTES,
+        trains=True,
+    ),
+    "protocol": Command(
+        "fine-tune on one task by the paper's protocol: a grid of settings, restarts, an ensemble",
+        "--task squad1.1 --data squad --checkpoint bert-base --output runs/squad-grid --learning-rates 5e-5 3e-5 \\\n"
+        "    --restarts 3 --ensemble 3",
+        _add_protocol,
+        _run_protocol,
         trains=True,
     ),
     "glue": Command(

@@ -21,6 +21,7 @@ from bert_keras.losses import GlobalMean
 from bert_keras.settings import names_of
 from bert_keras.text.preprocessing import Preprocessor
 from tasks.data_files import Source
+from tasks.degenerate import degenerate_classes, degenerate_scores, one_answer
 from tasks.glue.custom import row_of
 from tasks.glue.files import check_source, from_files, from_tfds, is_folder
 from tasks.glue.labels import LABEL_TYPES, LABELS
@@ -169,6 +170,17 @@ class Glue(Task):
         predicted = self.type.predicted(predictions, self.label_names)
         for name in self.row.measures:  # micro-averaged over any number of labels
             yield name, MEASURES[name](labels[known].ravel(), predicted[known].ravel())
+
+    def degenerate(self, predictions: Arrays, raw: Arrays) -> str | None:
+        """One class, one set of labels or one score for nearly all texts, or no better than that."""
+        labels, names = raw[LABEL], self.label_names
+        known = self._is_known(labels)
+        predicted = self.type.predicted(predictions, names)[known]
+        if self.row.label_type == "score":
+            return degenerate_scores(labels[known], predicted)
+        if self.row.multi:
+            return one_answer(predicted, name=lambda row: ", ".join(np.array(names)[row > 0]) or "no label")
+        return degenerate_classes(labels[known], predicted, names, measure=self.measure)
 
     def record(self, decoded: Arrays) -> dict[str, Any]:
         """The served arrays as JSON values; of several labels, the predicted ones alone."""

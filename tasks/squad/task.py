@@ -33,6 +33,7 @@ from bert_keras.settings import names_of
 from bert_keras.text.preprocessing import Preprocessor
 from tasks.batches import count
 from tasks.data_files import Source, split_file
+from tasks.degenerate import near_baseline, one_answer
 from tasks.metrics import answer_scores, best_threshold
 from tasks.report import ERRORS_SHOWN, Table, most_confident, plain
 from tasks.settings import MAX_OPTION, TASK_DEFAULTS, SquadOptions
@@ -242,6 +243,21 @@ class Squad(Task):
             best, threshold = best_threshold(values, ~has_answer, predictions["null_odds"])
             yield f"best_{short[name]}", 100 * best
             yield f"best_{short[name]}_thresh", threshold
+
+    def degenerate(self, predictions: Arrays, raw: Arrays) -> str | None:
+        """One answer for nearly all questions; for SQuAD 2.0 also an F1 near that of no answer at all; or an F1 near 0."""
+        if why := one_answer(
+            predictions["answer"].astype(bytes), name=lambda text: plain(text) or "no answer"
+        ):
+            return why
+        if self.version.unanswerable:
+            share, f1 = (
+                float(np.mean(~_has_answer(raw))),
+                self._scores(predictions["answer"], raw)["f1"].mean(),
+            )
+            if why := near_baseline(float(f1), share, measure="f1 / 100", by="no answer at all"):
+                return why
+        return super().degenerate(predictions, raw)
 
     def _scores(self, answers: np.ndarray, raw: Arrays) -> dict[str, np.ndarray]:
         """Exact match and F1 of each question, float64 [N], 0 to 1."""

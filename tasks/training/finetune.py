@@ -109,7 +109,7 @@ class FineTuningMonitor(Monitor):
         logs.update({f"val_{name}": value for name, value in measures.items()})
         self.history.append({name: float(value) for name, value in logs.items()})
         value = measures[task.measure]
-        if self.best is None or value > self.best["value"]:
+        if self.best is None or value > self.best["value"] or self._hparams.keep == "last":
             save_run(self._path, task, run.preprocess, run.model)
             self.best = {"value": float(value), "epoch": epoch, FILES: digests(self._path)}
         if self.stopped:
@@ -340,7 +340,7 @@ def plan_finetuning(
     )
     settings = {
         "task": {"kind": task.kind, **task.to_json()},
-        **dataclasses.asdict(hparams),
+        **hparams.identity(),
         "keep_head": keep_head,
         "strategy": strategy_name,
     }

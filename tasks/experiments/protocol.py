@@ -1,0 +1,268 @@
+"""The paper's protocol: a grid of learning rates, batch sizes and epochs, restarts, and the best run on dev.
+
+In: opened tasks, a checkpoint, settings. Out: a folder
+
+    OUTPUT/<task>/lr-<rate>_seed-<seed>/   cells of tasks/experiments/grid.py, each a run of `finetune`
+    OUTPUT/results.json                    the measures of every run, the best, the median, the spread, the ensemble
+    OUTPUT/results.png                     a plot with a dot for each run
+
+Names of cells have `_batch-<size>` and `_epochs-<count>` too where the grid has several.
+
+Source: Devlin et al. 2019, sec. 4.1 and A.3 (values chosen on dev, random restarts with another order and another head).
+"""
+
+import dataclasses
+import functools
+import itertools
+import pathlib
+import statistics
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+from bert_keras import checkpoints
+from bert_keras.checkpoints.hugging_face import SAFETENSORS
+from bert_keras.errors import BertKerasError
+from bert_keras.files import locked, write_json
+from bert_keras.paths import path_of
+from tasks.batches import predict
+from tasks.experiments.grid import Cell, identity_of_data, run_cells
+from tasks.experiments.grid import Outcome as CellOutcome
+from tasks.experiments.summary import Ensemble, Outcome, Summary, as_json, draw, ranked
+from tasks.settings import Hparams, ProtocolOptions
+from tasks.task import Arrays, Task
+from tasks.training.finetune import finetune
+from tasks.training.identity import identity_of_checkpoint
+from tasks.training.loop import RESULTS_FILE
+from tasks.training.run import Run, load_run, load_runs
+
+PICTURE = "results.png"
+
+
+# -----------------------------------------------------------------------------------------------------------
+# The grid
+
+
+def check_grid(hparams: Hparams, options: ProtocolOptions) -> None:
+    """Raises BertKerasError for values that are given twice or not at all, and for settings that do not fit a grid."""
+    for name in ("learning_rates", "batch_sizes", "epoch_counts"):
+        values = getattr(options, name)
+        if values is not None and (not values or len({*values}) < len(values)):
+            raise BertKerasError(f"{name} is {values}; give at least one value, each once.")
+    if hparams.dev_fraction is not None:
+        raise BertKerasError(
+            "dev_fraction does not apply to a protocol, because each seed would hold out other examples; give a dev split."
+        )
+    runs = len([*_grid(hparams, options)])
+    if options.ensemble is not None and options.ensemble > runs:
+        raise BertKerasError(
+            f"the ensemble has {options.ensemble} members and the grid {runs} run(s); give fewer members or more restarts."
+        )
+
+
+def _grid(hparams: Hparams, options: ProtocolOptions) -> Iterator[tuple[str, Hparams]]:
+    """The name and the settings of each run of a task, in order."""
+    batch_sizes, epoch_counts = options.batch_sizes, options.epoch_counts
+    for rate, batch_size, epochs, seed in itertools.product(
+        options.learning_rates,
+        batch_sizes or (hparams.batch_size,),
+        epoch_counts or (hparams.epochs,),
+        range(hparams.seed, hparams.seed + options.restarts),
+    ):
+        parts = [f"lr-{rate:g}"]
+        parts += [f"batch-{batch_size}"] if batch_sizes else []
+        parts += [f"epochs-{epochs}"] if epoch_counts else []
+        yield (
+            "_".join([*parts, f"seed-{seed}"]),
+            dataclasses.replace(hparams, learning_rate=rate, batch_size=batch_size, epochs=epochs, seed=seed),
+        )
+
+
+def _cells(
+    name: str,
+    task: Task,
+    *,
+    source: checkpoints.Checkpoint,
+    output: pathlib.Path,
+    hparams: Hparams,
+    options: ProtocolOptions,
+    strategy_name: str,
+    verbose: int | str,
+    log: Callable[[str], None],
+) -> Iterator[Cell]:
+    start = identity_of_checkpoint(source, checkpoints.tokenizer_of(source)) | {"strategy": strategy_name}
+    about = {"task": task.to_json(), **identity_of_data(task), **start}
+    train = functools.partial(
+        finetune, task, checkpoint=source, strategy_name=strategy_name, verbose=verbose, log=log
+    )
+    for cell, settings in _grid(hparams, options):
+        grid = f", batch size {settings.batch_size}" if options.batch_sizes else ""
+        grid += f", {settings.epochs} epochs" if options.epoch_counts else ""
+        yield Cell(
+            name=f"{name}: learning rate {settings.learning_rate:g}{grid}, seed {settings.seed}",
+            path=output / name / cell,
+            identity=settings.identity() | about,
+            train=functools.partial(train, hparams=settings),
+            judge=functools.partial(_degenerate_run, task),
+        )
+
+
+def _degenerate_run(task: Task, path: pathlib.Path) -> str | None:
+    run = load_run(path)
+    return run.task.degenerate(*_on_dev(run, task))
+
+
+def _on_dev(run: Run, task: Task, split: str | None = None) -> tuple[Arrays, Arrays]:
+    """The run's predictions of a split of the task, by default its first validation split, and the raw examples."""
+    examples = task.examples(split or task.validation_splits[0])
+    return predict(run.task, run.preprocess, run.model, examples)
+
+
+def _outcome(ran: CellOutcome) -> Outcome:
+    names = ("learning_rate", "batch_size", "epochs", "seed")
+    return Outcome(
+        **{name: ran.cell.identity[name] for name in names},
+        path=ran.cell.path,
+        measures=ran.measures,
+        degenerate=ran.degenerate,
+    )
+
+
+def run_tasks(
+    tasks: Mapping[str, Task],
+    *,
+    checkpoint: str | pathlib.Path | checkpoints.Checkpoint,
+    output: pathlib.Path,
+    hparams: Mapping[str, Hparams],
+    options: ProtocolOptions,
+    strategy_name: str = "one",
+    verbose: int | str = 0,
+    log: Callable[[str], None] = print,
+) -> tuple[list[Summary], list[str]]:
+    """Trains the runs of every task that have not finished; returns the summaries, and the tasks whose loss always diverged.
+
+    tasks, hparams: by name, the folder in `output`; lock `output` while this runs
+
+    Raises BertKerasError if `output` holds other files, or runs with other data, checkpoint or settings, and if every task
+    failed. Raises as `finetune` too.
+    """
+    source = checkpoint if isinstance(checkpoint, checkpoints.Checkpoint) else checkpoints.read(checkpoint)
+    how: dict[str, Any] = {"options": options, "strategy_name": strategy_name, "verbose": verbose, "log": log}
+    cells = [
+        cell
+        for name, task in tasks.items()
+        for cell in _cells(name, task, source=source, output=output, hparams=hparams[name], **how)
+    ]
+    found: dict[str, list[Outcome]] = {name: [] for name in tasks}
+    for ran in run_cells(cells, log=log):
+        name = ran.cell.path.parent.name
+        found[name].append(_outcome(ran))
+        if options.best_only:
+            _remove_weights(found[name], measure=tasks[name].measure, keep=options.ensemble or 1)
+    measured = [name for name in tasks if any(outcome.measures for outcome in found[name])]
+    failed = [name for name in tasks if name not in measured]
+    if not measured:
+        raise BertKerasError(f"{without_measures(failed)}; give lower learning rates.")
+    summaries = [summarize(tasks[name], found[name], ensemble=options.ensemble) for name in measured]
+    return summaries, failed
+
+
+def without_measures(failed: Sequence[str]) -> str:
+    """The reason why tasks have no summary."""
+    return f"{', '.join(failed)} has no measures: the loss of every run diverged"
+
+
+def run_protocol(
+    task: Task,
+    *,
+    checkpoint: str | pathlib.Path | checkpoints.Checkpoint,
+    output: str | pathlib.Path,
+    hparams: Hparams,
+    strategy_name: str = "one",
+    verbose: int | str = 0,
+    log: Callable[[str], None] = print,
+    **options: Any,
+) -> Summary:
+    """Trains all runs of one task that have not finished, then writes the files of this module.
+
+    hparams: for every run, except what the grid varies; its seed is that of the first restart
+    options: fields of ProtocolOptions
+
+    A run whose loss diverged is degenerate. Raises BertKerasError as `run_tasks`, for a grid without values, if another process
+    writes to `output`, and if an earlier call with `best_only` removed the weights of this call's best runs.
+    """
+    chosen = ProtocolOptions(**options)
+    check_grid(hparams, chosen)
+    output = path_of(output)
+    with locked(output):
+        summaries, _ = run_tasks(
+            {task.name: task},
+            checkpoint=checkpoint,
+            output=output,
+            hparams={task.name: hparams},
+            options=chosen,
+            strategy_name=strategy_name,
+            verbose=verbose,
+            log=log,
+        )
+        write_json(output / RESULTS_FILE, as_json(summaries))
+        draw(summaries, output / PICTURE)
+    return summaries[0]
+
+
+# -----------------------------------------------------------------------------------------------------------
+# The best runs
+
+
+def _remove_weights(outcomes: Sequence[Outcome], *, measure: str, keep: int) -> None:
+    best = ranked(outcomes, measure=measure)[:keep]
+    for outcome in outcomes:
+        if outcome not in best:
+            (outcome.path / SAFETENSORS).unlink(missing_ok=True)
+
+
+def check_has_weights(best: Outcome) -> None:
+    """Raises BertKerasError if `best_only` removed the weights of one of the best runs."""
+    if not (best.path / SAFETENSORS).is_file():
+        raise BertKerasError(
+            f"{best.path} is the best of these runs and has no {SAFETENSORS}: best_only removed it when another run was the "
+            "best; remove this folder to train it again, or give the learning rates and restarts of that call."
+        )
+
+
+def summarize(task: Task, outcomes: Sequence[Outcome], *, ensemble: int | None = None) -> Summary:
+    """Best, median and spread; also evaluates the best run on the other validation splits, and the ensemble.
+
+    outcomes: at least one has a measure
+    """
+    best = ranked(outcomes, measure=task.measure)
+    values = [outcome.measures[task.measure] for outcome in outcomes if outcome.degenerate is None]
+    measures = {task.validation_splits[0]: best[0].measures}
+    if others := task.validation_splits[1:]:
+        check_has_weights(best[0])
+        run = load_run(best[0].path)
+        measures |= {split: dict(run.task.evaluate(*_on_dev(run, task, split))) for split in others}
+    return Summary(
+        task=task.name,
+        measure=task.measure,
+        outcomes=tuple(outcomes),
+        best=best[0],
+        median=statistics.median(values) if values else None,
+        lowest=min(values, default=None),
+        highest=max(values, default=None),
+        measures=measures,
+        ensemble=None if ensemble is None else _ensemble(task, best, ensemble),
+    )
+
+
+def _ensemble(task: Task, best: Sequence[Outcome], size: int) -> Ensemble:
+    """The ensemble of the best runs. Raises BertKerasError if fewer learned."""
+    members = tuple(outcome for outcome in best if outcome.degenerate is None)[:size]
+    if len(members) < size:
+        raise BertKerasError(
+            f"the ensemble of {task.name} has {size} members and {len(members)} run(s) learned; give fewer members or more "
+            "restarts."
+        )
+    for member in members:
+        check_has_weights(member)
+    run = load_runs([member.path for member in members])
+    return Ensemble(members=members, measures=dict(run.task.evaluate(*_on_dev(run, task))))

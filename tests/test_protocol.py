@@ -1,0 +1,234 @@
+"""The protocol for any task: the grid, the epoch that is kept, the ensemble, runs that did not learn, the paper's figures."""
+
+import csv
+import json
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import runs
+
+from tasks.batches import predict
+from tasks.choice import Swag
+from tasks.experiments.paper_figures import FIGURES, paper_table
+from tasks.experiments.protocol import run_protocol
+from tasks.experiments.summary import tables
+from tasks.folders import check_equal
+from tasks.glue.task import Glue
+from tasks.ner.task import Conll
+from tasks.settings import Hparams
+from tasks.squad.task import Squad
+from tasks.training.finetune import finetune
+from tasks.training.run import evaluate, load_run, load_runs
+
+HPARAMS = Hparams(epochs=1, batch_size=16, seq_length=24, seed=5)
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory):
+    """A checkpoint, and training and dev rows of a custom task; the first word says the label."""
+    folder = tmp_path_factory.mktemp("protocol")
+    runs.write_checkpoint(folder / "checkpoint")
+    for seed, name in enumerate(("train", "dev")):
+        with (folder / f"{name}.csv").open("w", newline="") as file:
+            rows = csv.writer(file)
+            rows.writerow(("sentence", "label"))
+            rows.writerows((text, text.split()[0] < "is") for text in runs.texts(64, seed=seed))
+    return folder
+
+
+def opened(place):
+    return Glue.open("custom", {"train": str(place / "train.csv"), "validation": str(place / "dev.csv")})
+
+
+def start(place, output, **settings):
+    """The summary and the log lines."""
+    lines = []
+    settings = {"hparams": HPARAMS, "learning_rates": (1e-3,), "log": lines.append} | settings
+    summary = run_protocol(opened(place), checkpoint=place / "checkpoint", output=output, **settings)
+    return summary, lines
+
+
+@pytest.fixture(scope="module")
+def done(place):
+    """Two batch sizes by two seeds, and an ensemble of two."""
+    grid = {"batch_sizes": (16, 32), "restarts": 2, "ensemble": 2, "best_only": True}
+    return start(place, place / "runs", **grid)[0]
+
+
+def test_every_combination_is_one_run(place, done):
+    names = [f"lr-0.001_batch-{size}_seed-{seed}" for size in (16, 32) for seed in (5, 6)]
+    assert sorted(path.name for path in (place / "runs" / "custom").iterdir()) == sorted(names)
+    assert [one.path.name for one in done.outcomes] == names
+    for one in done.outcomes:
+        used = json.loads((one.path / "results.json").read_text())["hparams"]
+        assert (used["batch_size"], used["seed"]) == (one.batch_size, one.seed)
+        assert (
+            one.measures["accuracy"]
+            == json.loads((one.path / "results.json").read_text())["measures"]["val_accuracy"]
+        )
+    best = done.best
+    assert best.measures["accuracy"] == max(one.measures["accuracy"] for one in done.outcomes)
+
+
+def test_an_ensemble_is_measured_beside_its_members(place, done):
+    together = done.ensemble
+    assert together.members[0] == done.best and len(together.members) == 2
+    run = load_runs([one.path for one in together.members])
+    predictions, raw = predict(run.task, run.preprocess, run.model, opened(place).examples("validation"))
+    assert together.measures == dict(run.task.evaluate(predictions, raw))
+    first, second = tables([done])[:2]
+    assert first.columns[4] == "rate, batch, seed"
+    assert second.rows[0][:2] == ("custom", 2)
+    kept = json.loads((place / "runs" / "results.json").read_text())["tasks"]["custom"]
+    assert kept["ensemble"]["measures"] == together.measures
+
+
+def test_the_ensemble_keeps_its_weights(done):
+    kept = {one.path for one in done.outcomes if (one.path / "model.safetensors").is_file()}
+    assert kept == {one.path for one in done.ensemble.members}
+
+
+def test_a_finished_protocol_trains_nothing(place, done):
+    with runs.no_training():
+        again, lines = start(place, place / "runs", batch_sizes=(16, 32), restarts=2, ensemble=2)
+    assert again == done and sum("is finished already" in line for line in lines) == 4
+
+
+def test_the_last_epoch_is_kept(place, tmp_path):
+    """At a rate that diverges slowly, the best epoch on dev is not the last."""
+    hparams = replace(HPARAMS, epochs=3, learning_rate=3e-2)
+    results = {}
+    for keep in ("best", "last"):
+        results[keep] = finetune(
+            opened(place),
+            checkpoint=place / "checkpoint",
+            output=tmp_path / keep,
+            hparams=replace(hparams, keep=keep),
+            verbose=0,
+            log=lambda line: None,
+        )
+    history = [epoch["val_accuracy"] for epoch in results["last"]["history"]]
+    assert history == [epoch["val_accuracy"] for epoch in results["best"]["history"]]
+    assert results["last"]["best_epoch"] == 3 and results["best"]["best_epoch"] == np.argmax(history) + 1
+    run = load_run(tmp_path / "last", data={"validation": str(place / "dev.csv")})
+    assert evaluate(run, "validation")["accuracy"] == pytest.approx(history[-1])
+
+
+def test_runs_of_a_version_without_keep_have_the_same_identity():
+    old = {name: value for name, value in HPARAMS.identity().items() if name != "keep"}
+    check_equal("run", old, HPARAMS.identity())
+    with pytest.raises(ValueError, match="another keep"):
+        check_equal("run", old, replace(HPARAMS, keep="last").identity())
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"ensemble": 3, "restarts": 2}, "has 3 members and the grid 2 run"),
+        ({"batch_sizes": (8, 8)}, "batch_sizes is .*each once"),
+        ({"epoch_counts": ()}, "epoch_counts is"),
+        ({"ensemble": 1}, "ensemble must be at least 2"),
+        (
+            {"hparams": replace(HPARAMS, dev_fraction=0.1)},
+            "each seed would hold out other examples; give a dev",
+        ),
+    ],
+)
+def test_refused_before_any_training(place, tmp_path, settings, message):
+    with pytest.raises(ValueError, match=message):
+        start(place, tmp_path / "new", **settings)
+    assert not (tmp_path / "new").exists()
+
+
+def test_patience_does_not_go_with_the_last_epoch():
+    with pytest.raises(ValueError, match="patience must be None if keep"):
+        Hparams(patience=1, keep="last")
+
+
+def test_the_command(place, tmp_path, capfd):
+    flags = ["--task", "custom", "--data", place / "train.csv", "--dev-data", place / "dev.csv"]
+    flags += ["--checkpoint", place / "checkpoint", "--output", tmp_path / "runs", "--seq-length", "24"]
+    code, out, err = runs.run_command(
+        capfd, "protocol", *flags, "--learning-rates", "1e-3", "--epoch-counts", "1", "--keep", "last"
+    )
+    assert code == 0, err
+    assert f"the best run is in {tmp_path / 'runs' / 'custom' / 'lr-0.001_epochs-1_seed-12345'}" in out
+    assert (tmp_path / "runs" / "results.png").stat().st_size > 1000
+
+
+# Runs that did not learn
+
+
+def swag(ids):
+    return {"label": np.array(ids, np.int32)}
+
+
+def squad(answers):
+    return {
+        "answer": np.array([answer.encode() for answer in answers], object),
+        "nbest_answers": np.array([[b"x"]] * len(answers), object),
+        "null_odds": np.zeros(len(answers), np.float32),
+    }
+
+
+def gold(answers):
+    """Raw questions; "" has no answer."""
+    texts = [json.dumps([answer] if answer else []).encode() for answer in answers]
+    return {"answers": np.array(texts, object)}
+
+
+def tags(rows):
+    return {"tags": np.array([row.encode() for row in rows], object)}
+
+
+CONLL = Conll(("O", "B-PER"), scheme="IOB2")
+CASES = {
+    "one position": (Swag(), swag([1] * 8), swag([0, 1, 2, 3] * 2), "ending 1 for 100.0%"),
+    "no better than one position": (
+        Swag(),
+        swag([0, 0, 1, 1, 2, 3, 1, 3]),
+        swag([0, 1, 2, 3] * 2),
+        "accuracy 0.2500; predicting the majority",
+    ),
+    "endings": (Swag(), swag([0, 1, 2, 3] * 2), swag([0, 1, 2, 3] * 2), None),
+    "one answer": (Squad.open("squad1.1", None), squad(["a"] * 4), gold("abcd"), "a for 100.0%"),
+    "wrong answers": (Squad.open("squad1.1", None), squad("wxyz"), gold("bcde"), "f1 0.0000"),
+    "answers": (Squad.open("squad1.1", None), squad("bxyz"), gold("bcde"), None),
+    "never an answer": (
+        Squad.open("squad2.0", None),
+        squad([""] * 4),
+        gold(["b", "c", "", ""]),
+        "no answer for 100.0%",
+    ),
+    "no better than no answer": (
+        Squad.open("squad2.0", None),
+        squad(["b", "x", "", "y"]),
+        gold(["b", "c", "", ""]),
+        "no answer at all has 0.5000",
+    ),
+    "no entity": (CONLL, tags(["O O", "O"]), tags(["B-PER O", "O"]), "f1 0.0000"),
+    "entities": (CONLL, tags(["B-PER O", "O"]), tags(["B-PER O", "O"]), None),
+}
+
+
+@pytest.mark.parametrize(("task", "predictions", "raw", "reason"), CASES.values(), ids=CASES)
+def test_degenerate(task, predictions, raw, reason):
+    why = task.degenerate(predictions, raw)
+    assert (why is None) == (reason is None) and (reason or "") in (why or "")
+
+
+# The paper's figures
+
+
+def test_the_figures_average_to_those_of_the_paper():
+    """Table 1 gives averages of the GLUE tasks; MNLI's two splits count each."""
+    for model, average in (("base", 79.6), ("large", 82.1)):
+        values = [one.value for one in FIGURES if (one.table, one.model) == (1, model)]
+        assert len(values) == 9 and np.mean(values) == pytest.approx(average, abs=0.06)
+
+
+def test_only_the_tasks_asked_for_are_listed():
+    table = paper_table(["swag", "rte"])
+    assert [row[0] for row in table.rows] == ["swag"] * 3 + ["rte"] * 2
+    assert paper_table(["custom"]) is None
