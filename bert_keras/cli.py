@@ -30,6 +30,7 @@ COMMANDS = {
     "instances": "tasks.pretraining.commands",
     "vocab": "tasks.pretraining.commands",
     "ablate": "tasks.experiments.commands",
+    "probe": "tasks.experiments.commands",
     "protocol": "tasks.experiments.commands",
     "glue": "tasks.experiments.commands",
     "evaluate": "tasks.commands",

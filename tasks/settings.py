@@ -411,6 +411,18 @@ class ProtocolOptions(_Checked):
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
+class ProbeOptions(_Checked):
+    """Options for probes of every layer."""
+
+    max_examples: int = setting(
+        1_000, help="training examples of each restart, and at most as many dev examples", at_least=1
+    )
+    restarts: int = setting(3, help="probes of each layer, each from other training examples", at_least=1)
+    seq_length: int = setting(128, help="tokens in a window")
+    seed: int = setting(12345, help="seed of the examples that are drawn", at_least=0, at_most=MAX_SEED)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
 class AblationOptions(_Checked):
     """Options for the ablations."""
 

@@ -162,6 +162,7 @@ FLOORS = (
             "tasks.pretraining.pretrain",
             "tasks.experiments.paper_tables",
             "tasks.experiments.ablations",
+            "tasks.experiments.probe",
             "tasks.pretraining.vocabulary",
             "tasks.example_files",
             "tasks.commands",

@@ -39,6 +39,7 @@ from tasks.training.run import load_run
 COMMANDS = (
     *(
         "finetune",
+        "probe",
         "protocol",
         "glue",
         "evaluate",

@@ -46,6 +46,7 @@ NOT_RUN = {
 NOT_RUN_HERE = {
     "bert-keras demo": "downloads 90 MB; `.ci/run` or a person runs it",
     "bert-keras serve": "waits for requests; test_serve.py",
+    "bert-keras probe": "test_probe.py",
     "bert-keras protocol": "trains 9 times; test_protocol.py",
     "bert-keras glue": "trains 60 times; test_glue_protocol.py",
     "bert-keras vocab": "test_vocabulary.py",

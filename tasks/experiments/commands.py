@@ -1,4 +1,4 @@
-"""Commands of the experiments: ablate, protocol and glue.
+"""Commands of the experiments: ablate, probe, protocol and glue.
 
 TensorFlow is imported when a command runs; flags and help need none.
 """
@@ -9,7 +9,14 @@ from bert_keras.console import PATH, SEVERAL, Command, say, start, table
 from bert_keras.settings import add_flags, given_settings
 from tasks.commands import CHECKPOINT_HELP, add_strategy, add_task, add_task_options, open_given_task
 from tasks.pretraining.commands import TEXT_HELP, TEXT_NOTES, VOCAB_HELP, pair, set_value
-from tasks.settings import ABLATIONS, AblationOptions, ClassifierOptions, Hparams, ProtocolOptions
+from tasks.settings import (
+    ABLATIONS,
+    AblationOptions,
+    ClassifierOptions,
+    Hparams,
+    ProbeOptions,
+    ProtocolOptions,
+)
 
 OUTPUT_HELP = "folder for all runs; finished runs in it are not repeated"
 
@@ -55,6 +62,37 @@ def _run_ablate(args: argparse.Namespace) -> None:
     for title, columns, rows in ablations.tables(args.ablation, outcomes):
         table(columns, rows, title=title)
     print(f"the runs are in {args.output}")
+
+
+def _add_probe(parser: argparse.ArgumentParser) -> None:
+    add = parser.add_argument
+    add(
+        "--data",
+        **PATH,
+        **SEVERAL,
+        required=True,
+        metavar="PROBE=PATH",
+        help="pos, chunk or entities with a folder of CoNLL-2003's files; sst2 or cola with GLUE's",
+    )
+    add("--checkpoint", **PATH, required=True, help=CHECKPOINT_HELP)
+    add("--output", **PATH, required=True, help="folder for the results, new or empty")
+    add_flags(parser, ProbeOptions)
+
+
+def _run_probe(args: argparse.Namespace) -> None:
+    start(deterministic=True)
+    from tasks.experiments.probe import run_probes, tables
+
+    results = run_probes(
+        dict(map(pair, args.data)),
+        checkpoint=args.checkpoint,
+        output=args.output,
+        log=say,
+        **given_settings(args, ProbeOptions),
+    )
+    for title, columns, rows in tables(results):
+        table(columns, rows, title=title)
+    print(f"the results are in {args.output}")
 
 
 def _add_protocol(parser: argparse.ArgumentParser) -> None:
@@ -133,6 +171,12 @@ COMMANDS = {
         _run_ablate,
         notes=TEXT_NOTES,
         trains=True,
+    ),
+    "probe": Command(
+        "measure what each layer of a frozen encoder says about words and texts",
+        "--checkpoint minilm --data pos=conll2003 entities=conll2003 sst2=glue/SST-2 --output runs/probe",
+        _add_probe,
+        _run_probe,
     ),
     "protocol": Command(
         "fine-tune on one task by the paper's protocol: a grid of settings, restarts, an ensemble",

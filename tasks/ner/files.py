@@ -55,8 +55,11 @@ def corpus_of(source: Source | None, split: str) -> Corpus:
     return from_tfds(split) if source is None else read(split_file(source, split, FILES))
 
 
-def read(path: str | Path) -> Corpus:
+def read(path: str | Path, *, column: int = -1, least: int = 2) -> Corpus:
     """Reads a plain or gzipped file with columns separated by spaces or tabs.
+
+    column: the place of the tags; CoNLL-2003 has parts of speech in 1, chunks in 2 and entities in the last
+    least: the least number of columns
 
     Raises BertKerasError for a line without a tag, or with more or fewer columns than the first line.
     """
@@ -72,15 +75,16 @@ def read(path: str | Path) -> Corpus:
             documents.append([])
         else:
             expected = expected or len(columns)
-            if len(columns) < 2 or len(columns) != expected:
+            if len(columns) < least or len(columns) != expected:
+                wanted = "a word first, its tag last" if least == 2 else "word, part of speech, chunk, entity"
                 raise BertKerasError(
-                    f"{source} {number}: {len(columns)} column(s), expected {max(expected, 2)}: a word first, its tag last."
+                    f"{source} {number}: {len(columns)} column(s), expected {max(expected, least)}: {wanted}."
                 )
             if not open_sentence:
                 documents[-1].append(Sentence([], [], source, number))
                 open_sentence = True
             documents[-1][-1].words.append(columns[0])
-            documents[-1][-1].tags.append(columns[-1])
+            documents[-1][-1].tags.append(columns[column])
     documents = [document for document in documents if document]
     if not documents:
         raise BertKerasError(f"{path} has no words; give a word and its tag on each line.")

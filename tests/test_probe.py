@@ -1,0 +1,151 @@
+"""Probes: every layer is measured on its own vectors, beside random weights and the most common label."""
+
+import json
+import random
+
+import numpy as np
+import pytest
+import runs
+from sklearn.linear_model import RidgeClassifier
+from sklearn.preprocessing import StandardScaler
+
+import bert_keras as bk
+from tasks.experiments.probe import CHECKPOINT, RANDOM, Examples, _drawn, run_probes, tables
+
+WORDS = runs._WORDS
+SMALL = {"max_examples": 60, "restarts": 2, "seq_length": 32}
+
+
+def write_conll(path, *, count, seed):
+    """Parts of speech follow from the word, chunks from the word before; entities are drawn at random."""
+    draw = random.Random(seed)
+    lines = ["-DOCSTART- -X- O O", ""]
+    for _ in range(count):
+        words, before = draw.choices(WORDS, k=draw.randint(3, 8)), 0
+        for word in words:
+            place = WORDS.index(word)
+            lines.append(f"{word} P{place % 3} C{before % 2} {draw.choice(['O', 'O', 'I-X'])}")
+            before = place
+        lines.append("")
+    path.write_text("\n".join(lines) + "\n")
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("probe")
+    runs.write_checkpoint(folder / "checkpoint", num_layers=2)
+    (folder / "conll").mkdir()
+    for seed, name in enumerate(("train.txt", "valid.txt")):
+        write_conll(folder / "conll" / name, count=120, seed=seed)
+    runs.write_data(folder / "sst2", "sst2", count=120)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def results(place):
+    data = {
+        "pos": place / "conll",
+        "chunk": place / "conll",
+        "entities": place / "conll",
+        "sst2": place / "sst2",
+    }
+    found = run_probes(
+        data, checkpoint=place / "checkpoint", output=place / "out", log=lambda line: None, **SMALL
+    )
+    return {one.name: one for one in found}
+
+
+def test_each_layer_has_a_measure_of_each_restart(place, results):
+    for one in results.values():
+        for weights in (CHECKPOINT, RANDOM):
+            assert np.shape(one.layers[weights]) == (3, 2)  # the embeddings and two blocks
+            assert np.all((0 <= np.array(one.layers[weights])) & (np.array(one.layers[weights]) <= 1))
+    assert results["entities"].measure == "f1" and results["pos"].measure == "accuracy"
+    kept = json.loads((place / "out" / "results.json").read_text())
+    assert kept["pos"]["layers"] == {name: [*map(list, rows)] for name, rows in results["pos"].layers.items()}
+    assert (place / "out" / "results.png").stat().st_size > 1000
+
+
+def test_what_a_word_says_is_read_from_its_embedding(results):
+    """A part of speech is a function of the word; a chunk is one of the word before, which the embeddings lack."""
+    pos, chunk = results["pos"], results["chunk"]
+    assert min(pos.layers[CHECKPOINT][0]) > 0.95 > pos.baseline + 0.3
+    assert max(chunk.layers[CHECKPOINT][0]) < 0.7  # near one half
+    assert np.mean(chunk.layers[CHECKPOINT][1]) > np.mean(
+        chunk.layers[CHECKPOINT][0]
+    )  # a block reads other words
+    assert results["entities"].baseline == 0
+
+
+def test_a_text_s_measure_is_that_of_a_classifier_on_the_mean_of_its_vectors(place, tmp_path):
+    """By another route: the encoder called on the texts, the mean over its tokens without padding."""
+    found = run_probes(
+        {"sst2": place / "sst2"},
+        checkpoint=place / "checkpoint",
+        output=tmp_path / "out",
+        log=lambda line: None,
+        max_examples=120,
+        restarts=1,
+        seq_length=32,
+    )[0]
+    encoder = bk.load_encoder(place / "checkpoint", outputs=["embedding_output", "encoder_outputs"])
+    preprocess = bk.Preprocessor(bk.load_tokenizer(place / "checkpoint"), seq_length=32)
+
+    def read(name):
+        rows = [line.split("\t") for line in (place / "sst2" / name).read_text().splitlines()[1:]]
+        inputs = preprocess([text for text, _ in rows])
+        outputs = encoder(inputs)
+        states = [np.array(one) for one in (outputs["embedding_output"], *outputs["encoder_outputs"])]
+        ids = np.array(inputs["input_word_ids"])
+        special = np.isin(ids, [runs.VOCABULARY.index(mark) for mark in ("[PAD]", "[CLS]", "[SEP]")])
+        kept = (~special)[..., None]
+        return [(one * kept).sum(1) / kept.sum(1) for one in states], [label for _, label in rows]
+
+    (x, labels), (y, gold) = read("train.tsv"), read("dev.tsv")
+    for layer in range(3):
+        scaler = StandardScaler().fit(x[layer])
+        probe = RidgeClassifier().fit(scaler.transform(x[layer]), labels)
+        right = np.mean(probe.predict(scaler.transform(y[layer])) == np.array(gold))
+        assert found.layers[CHECKPOINT][layer][0] == pytest.approx(right, abs=1 / 120)
+
+
+def test_restarts_learn_from_different_examples():
+    examples = Examples([{"text": b"%d" % i} for i in range(10)], [["a"]] * 10)
+    parts = _drawn(examples, count=3, parts=3, seed=1, name="pos")
+    texts = [raw["text"] for part in parts for raw in part.raw]
+    assert len({*texts}) == 9
+    with pytest.raises(ValueError, match="pos has 10 training examples, and 4 restarts of 3 read 12"):
+        _drawn(examples, count=3, parts=4, seed=1, name="pos")
+
+
+def test_the_best_layer_is_marked(results):
+    (table, *_) = tables([results["pos"]])
+    assert [row[0].endswith("the best") for row in table.rows].count(True) == 1
+    assert table.rows[-1][:2] == ("most common label", f"{100 * results['pos'].baseline:.1f}")
+
+
+@pytest.mark.parametrize(
+    ("data", "message"),
+    [
+        ({}, "no probe was asked for"),
+        ({"syntax": "conll"}, "no probe 'syntax'; the probes are pos, chunk, entities"),
+        ({"pos": "missing"}, "missing"),
+        ({"pos": "two"}, "line 1: 2 column.*expected 3: word, part of speech"),
+    ],
+)
+def test_bad_input_is_refused_before_any_work(place, tmp_path, data, message):
+    (tmp_path / "two").mkdir()
+    (tmp_path / "two" / "train.txt").write_text("good O\n")
+    data = {name: tmp_path / path for name, path in data.items()}
+    with pytest.raises((ValueError, FileNotFoundError), match=message):
+        run_probes(data, checkpoint=place / "checkpoint", output=tmp_path / "new", **SMALL)
+    assert not (tmp_path / "new").exists()
+
+
+def test_the_command(place, tmp_path, capfd):
+    flags = ["--data", f"pos={place / 'conll'}", "--checkpoint", place / "checkpoint", "--seq-length", "32"]
+    code, out, err = runs.run_command(
+        capfd, "probe", *flags, "--max-examples", "20", "--restarts", "1", "--output", tmp_path / "out"
+    )
+    assert code == 0, err
+    assert "most common label" in out and (tmp_path / "out" / "results.json").is_file()
