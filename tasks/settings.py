@@ -282,6 +282,14 @@ class FillMaskOptions(_Checked):
     top_k: int = setting(5, help="tokens to list for each [MASK]", at_least=1)
 
 
+# The labels of the two heads on sentence pairs, by the name of the task; label 0 is a second text that follows the first.
+SENTENCE_PAIR_LABELS = {
+    "next-sentence": ("is_next", "not_next"),
+    "sentence-order": ("in_order", "swapped"),
+}
+# The tasks that a pre-trained checkpoint can do without fine-tuning.
+PRETRAINED_TASKS = ("fill-mask", *SENTENCE_PAIR_LABELS)
+
 # The help of a flag is that of the first class with its field.
 TASK_OPTIONS = (
     ClassifierOptions,

@@ -118,6 +118,7 @@ FLOORS = (
             "tasks.ner.decoding",
             "tasks.ner.task",
             "tasks.fill_mask",
+            "tasks.next_sentence",
             "tasks.training",
             "tasks.training.strategies",
             "tasks.training.plan",

@@ -13,7 +13,7 @@ import numpy as np
 
 from bert_keras.errors import BertKerasError
 from bert_keras.text.preprocessing import longest_first
-from tasks.settings import Sampling
+from tasks.settings import SENTENCE_PAIR_LABELS, Sampling
 
 Document = Sequence[np.ndarray]  # a document as ids: int32 [T] for each segment
 
@@ -143,17 +143,21 @@ class Sampler(NamedTuple):
     """A way to make instances in one pass over documents.
 
     segments: number of segments in an instance; two have a label
+    labels: the names of the labels 0 and 1
     documents: the least number of documents
     """
 
     sample: Callable[..., Iterator[Instance | None]]
     segments: int
     documents: int = 1
+    labels: tuple[str, ...] = ()
 
 
 SAMPLERS = {
-    "next_sentence": Sampler(next_sentence, segments=2, documents=2),
-    "sentence_order": Sampler(sentence_order, segments=2),
+    "next_sentence": Sampler(
+        next_sentence, segments=2, documents=2, labels=SENTENCE_PAIR_LABELS["next-sentence"]
+    ),
+    "sentence_order": Sampler(sentence_order, segments=2, labels=SENTENCE_PAIR_LABELS["sentence-order"]),
     "full_sentences": Sampler(full_sentences, segments=1),
     "contiguous": Sampler(contiguous, segments=1),
 }
