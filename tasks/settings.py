@@ -14,9 +14,16 @@ MAX_OPTION = 1_000_000  # the upper bound for options that are counts
 MAX_CHOICES = 1_000
 MAX_SEED = 2**32 - 1
 STRATEGIES = ("one", "mirrored", "tpu")
-ABLATIONS = ("tasks", "size", "masking", "steps")
+ABLATIONS = ("tasks", "size", "masking", "steps", "masking-rate", "input-format")
 # The samplers of pre-training, and the number of segments in an instance; two segments have a label.
-SEGMENTS = {"next_sentence": 2, "sentence_order": 2, "full_sentences": 1, "contiguous": 1}
+SEGMENTS = {
+    "next_sentence": 2,
+    "sentence_pair": 2,
+    "sentence_order": 2,
+    "full_sentences": 1,
+    "contiguous": 1,
+}
+STRICT = ("next_sentence", "sentence_pair")  # the samplers that have a strict form
 
 
 class _Checked:
@@ -115,14 +122,15 @@ class Sampling(_Checked):
     )
     sampler: str = setting("next_sentence", help="how segments are combined", choices=tuple(SEGMENTS))
     strict: bool = setting(
-        False, help="next_sentence only: both labels have probability 1/2; skip chunks of one segment"
+        False,
+        help="next_sentence, sentence_pair: both labels have probability 1/2; skip segments with none after them",
     )
     dupe_factor: int = setting(10, help="passes over the documents, each with its own draws", at_least=1)
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.strict and self.sampler != "next_sentence":
-            raise wrong_setting(self, "strict", "False unless the sampler is next_sentence")
+        if self.strict and self.sampler not in STRICT:
+            raise wrong_setting(self, "strict", f"False unless the sampler is {' or '.join(STRICT)}")
 
     @property
     def room(self) -> int:
