@@ -340,6 +340,15 @@ class VocabularyOptions(_Checked):
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
+class TriviaQaOptions(_Checked):
+    """Options for converting TriviaQA."""
+
+    split: str = setting("train", help="the split to write", choices=("train", "validation"))
+    tokens: int = setting(400, help="tokens of a paragraph, words between white space", at_least=1)
+    limit: int | None = setting(None, help="read only the first questions (default: all)", at_least=1)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
 class FeatureOptions(WindowOptions):
     """Options for extracting features from a frozen encoder."""
 

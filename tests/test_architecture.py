@@ -108,6 +108,8 @@ FLOORS = (
             "tasks.glue.task",
             "tasks.squad",
             "tasks.squad.data",
+            "tasks.squad.triviaqa",
+            "tasks.squad.commands",
             "tasks.squad.decoding",
             "tasks.squad.task",
             "tasks.choice",

@@ -56,6 +56,7 @@ NOT_RUN_HERE = {
     "bert-keras finetune --task squad2.0": "test_squad.py",
     "bert-keras finetune --task conll2003": "test_conll.py",
     "bert-keras finetune --task sst2 --data glue/SST-2 --checkpoint runs/bert": "reads what pretrain wrote",
+    "bert-keras triviaqa": "downloads 2.7 GB; test_triviaqa.py",
     "bert-keras features": "test_feature_based.py",
 }
 
