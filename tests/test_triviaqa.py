@@ -26,7 +26,7 @@ from tasks.squad.triviaqa import DATASET, READ, convert, find_answers, first_tok
             [("Lord of the Rings", 9)],
         ),
         ("Curaçao 東京 is 東京都", ["東京", "curaçao"], [("Curaçao", 0), ("東京", 8)]),
-        ("a party of arts", ["Art"], []),  # no part of a word
+        ("smart arts", ["Art"], []),  # no part of a word
         ("Lewis, or Sinclair Lewis, or Lewis", ["Lewis"], [("Lewis", 0)]),
         ("Sinclair Lewis", ["Sinclair", "Sinclair Lewis"], [("Sinclair Lewis", 0), ("Sinclair", 0)]),
         ("The The is a band", ["The The", "the", "?"], []),  # nothing is left of them
