@@ -29,6 +29,7 @@ COMMANDS = {
     "pretrain": "tasks.pretraining.commands",
     "instances": "tasks.pretraining.commands",
     "vocab": "tasks.pretraining.commands",
+    "triviaqa": "tasks.squad.commands",
     "ablate": "tasks.experiments.commands",
     "probe": "tasks.experiments.commands",
     "protocol": "tasks.experiments.commands",

@@ -24,8 +24,8 @@ P predictions, W windows, N examples. `python docs/make_api.py` writes this page
 # The names of `bert_keras`, by the title of their section.
 SECTIONS = {
     "Models that take strings": (
-        *("classifier", "regressor", "question_answerer", "tagger", "chooser", "masked_lm", "embedder"),
-        *("load", "TextModel"),
+        *("classifier", "regressor", "question_answerer", "tagger", "chooser", "masked_lm"),
+        *("next_sentence", "sentence_order", "embedder", "load", "TextModel"),
     ),
     "Text": (
         "load_tokenizer",

@@ -16,7 +16,7 @@ from typing import Any
 from bert_keras.console import PATH, SEVERAL, Command, start, table
 from bert_keras.errors import BertKerasError
 from bert_keras.settings import add_flags, given_settings
-from tasks.commands import CHECKPOINT_HELP, RUNS_HELP
+from tasks.commands import CHECKPOINT_HELP, add_model, add_pretrained_task
 from tasks.settings import ExportOptions, HubOptions, ServerOptions
 
 # -----------------------------------------------------------------------------------------------------------
@@ -25,10 +25,9 @@ from tasks.settings import ExportOptions, HubOptions, ServerOptions
 
 def _add_export(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
-    add("--run", **PATH, **SEVERAL, help=RUNS_HELP)
-    add("--checkpoint", **PATH, help="export a checkpoint without training, instead of --run")
+    add_model(parser)
     form = parser.add_mutually_exclusive_group()
-    form.add_argument("--fill-mask", action="store_true", help="with --checkpoint: export its masked LM head")
+    add_pretrained_task(form)
     others = ("l2", "layers", "seq_length")
     add_flags(form, ExportOptions, without=others)
     add_flags(parser, ExportOptions, without=("embedding",))
@@ -48,35 +47,34 @@ def _run_export(args: argparse.Namespace) -> None:
 def _run_to_export(args: argparse.Namespace) -> Any:
     """Loads the runs of --run, or a checkpoint with the task from the flags. Raises BertKerasError for other flags."""
     from tasks.embedding import Embedding, WordEmbedding
-    from tasks.fill_mask import FillMask
-    from tasks.training.run import load_runs, run_of
+    from tasks.training.run import load_runs, pretrained_run, run_of
 
     options = ExportOptions(**given_settings(args, ExportOptions))
     of_vectors = {"--l2": options.l2, "--layers": options.layers}
     of_checkpoint = {
         "--embedding": options.embedding,
-        "--fill-mask": args.fill_mask,
+        "--task": args.task,
         "--seq-length": options.seq_length,
     }
     if args.run and not args.checkpoint and not any((of_checkpoint | of_vectors).values()):
         return load_runs(args.run)
-    if args.run or not args.checkpoint or not (options.embedding or args.fill_mask):
+    if args.run or not args.checkpoint or not (options.embedding or args.task):
         raise BertKerasError(
-            "give --run alone, or --checkpoint with --embedding or --fill-mask; a run has its own task and length."
+            "give --run alone, or --checkpoint with --embedding or --task; a run has its own task and length."
         )
     if unread := [
         flag
         for flag, value in of_vectors.items()
-        if value and (args.fill_mask or (flag, options.embedding) == ("--l2", "word"))
+        if value and (args.task or (flag, options.embedding) == ("--l2", "word"))
     ]:
         raise BertKerasError(
             f"{' and '.join(unread)} do not apply here; --l2 applies only to vectors of texts, --layers only to vectors."
         )
+    if args.task:
+        return pretrained_run(args.task, args.checkpoint, seq_length=options.seq_length)
     layers = options.layers or "last"
-    if args.fill_mask:
-        task: Any = FillMask()
-    elif options.embedding == "word":
-        task = WordEmbedding(layers=layers)
+    if options.embedding == "word":
+        task: Any = WordEmbedding(layers=layers)
     else:
         assert options.embedding  # refused above
         task = Embedding(pooling=options.embedding, l2=options.l2, layers=layers)

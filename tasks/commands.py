@@ -17,6 +17,7 @@ from bert_keras.errors import BertKerasError, MissingFileError, listed
 from bert_keras.settings import add_flags, given_settings, names_of, spelled
 from tasks.example_files import FORMATS_NOTES, STANDARD_INPUT, read_examples
 from tasks.settings import (
+    PRETRAINED_TASKS,
     STRATEGIES,
     TAGGING_DEFAULTS,
     TASK_DEFAULTS,
@@ -80,7 +81,7 @@ def add_task(parser: argparse.ArgumentParser) -> None:
         "--task",
         required=True,
         help="a GLUE task (cola, sst2, mrpc, qqp, stsb, mnli, qnli, rte, wnli), custom, squad1.1, squad2.0, swag, codah, "
-        "conll2003 or fill-mask",
+        "conll2003, fill-mask, next-sentence or sentence-order",
     )
     add("--data", **PATH, help=DATA_HELP)
     add(
@@ -196,9 +197,34 @@ def _run_finetune(args: argparse.Namespace) -> None:
 # evaluate and predict
 
 
+def add_model(parser: argparse.ArgumentParser) -> None:
+    """Adds --run, or --checkpoint, whose task `model_of` reads from --task."""
+    add = parser.add_argument
+    add("--run", **PATH, **SEVERAL, help=RUNS_HELP)
+    add("--checkpoint", **PATH, help="a pre-trained checkpoint instead of --run, by path or name")
+
+
+def add_pretrained_task(parser: Any) -> None:
+    """Adds --task, for a checkpoint that was not fine-tuned."""
+    text = "with --checkpoint: use its own pre-trained head"
+    parser.add_argument("--task", choices=PRETRAINED_TASKS, help=text)
+
+
+def model_of(args: argparse.Namespace, *, data: str | None = None) -> Any:
+    """Loads the runs of --run, or the checkpoint for the task. Raises BertKerasError unless the flags name one of them."""
+    from tasks.training.run import load_runs, pretrained_run
+
+    if args.run and not args.checkpoint and not args.task:
+        return load_runs(args.run, data=data)
+    if args.run or not args.checkpoint or not args.task:
+        raise BertKerasError("give --run alone, or --checkpoint with --task; a run has its own task.")
+    return pretrained_run(args.task, args.checkpoint, data=data)
+
+
 def _add_evaluate(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
-    add("--run", **PATH, required=True, **SEVERAL, help=RUNS_HELP)
+    add_model(parser)
+    add_pretrained_task(parser)
     add("--data", **PATH, help=DATA_HELP)
     add("--split", help="split to measure (default: every validation split)")
     _add_batch_size(parser)
@@ -208,9 +234,8 @@ def _add_evaluate(parser: argparse.ArgumentParser) -> None:
 def _run_evaluate(args: argparse.Namespace) -> None:
     start()
     from tasks.batches import cardinality, predict
-    from tasks.training.run import load_runs
 
-    run = load_runs(args.run, data=args.data)
+    run = model_of(args, data=args.data)
     task, measured, tables = run.task, {}, []
     for split in [args.split] if args.split else task.validation_splits:
         examples = task.examples(split)
@@ -225,14 +250,17 @@ def _run_evaluate(args: argparse.Namespace) -> None:
         print(json.dumps(measured))
         return
     rows = [(split, name, value) for split, values in measured.items() for name, value in values.items()]
-    table(("split", "measure", "value"), rows, title=f"{task.name}: {' '.join(args.run)}")
+    table(
+        ("split", "measure", "value"), rows, title=f"{task.name}: {' '.join(args.run or [args.checkpoint])}"
+    )
     for title, columns, rows in tables:
         table(columns, rows, title=title)
 
 
 def _add_predict(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
-    add("--run", **PATH, required=True, **SEVERAL, help=RUNS_HELP)
+    add_model(parser)
+    add_pretrained_task(parser)
     add(
         "--input",
         "--data",
@@ -246,9 +274,7 @@ def _add_predict(parser: argparse.ArgumentParser) -> None:
 
 def _run_predict(args: argparse.Namespace) -> None:
     start()
-    from tasks.training.run import load_runs
-
-    run = load_runs(args.run)
+    run = model_of(args)
     signature = run.task.signature()
     lists = {name: spec.shape[1] for name, spec in signature.items() if len(spec.shape) > 1}
     as_table = (args.format or ("table" if sys.stdout.isatty() else "jsonl")) == "table"

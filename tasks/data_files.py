@@ -177,10 +177,13 @@ def check_text(where: str, *texts: str) -> None:
         raise BertKerasError(f"{where}: {half} is half a character; write the whole character.") from error
 
 
-def load_tfds(name: str, split: str, *, instead: str) -> "tuple[tf.data.Dataset, Any]":
+def load_tfds(
+    name: str, split: str, *, instead: str, only: Mapping[str, Any] | None = None
+) -> "tuple[tf.data.Dataset, Any]":
     """A split from TensorFlow Datasets, and the info of its builder.
 
     instead: the source that the error recommends
+    only: the features to read, in the form of `tfds.decode.PartialDecoding`; None reads all
 
     Raises MissingFileError where loading fails.
     """
@@ -189,7 +192,8 @@ def load_tfds(name: str, split: str, *, instead: str) -> "tuple[tf.data.Dataset,
 
     try:
         with _fails_fast(), contextlib.redirect_stdout(io.StringIO()):
-            return tfds.load(name, split=split, with_info=True)
+            decoders = None if only is None else tfds.decode.PartialDecoding(only)
+            return tfds.load(name, split=split, with_info=True, decoders=decoders)
     except Exception as error:  # downloading, unpacking and writing raise many types
         raise MissingFileError(
             f"{name} cannot be loaded from TensorFlow Datasets ({_reason(error)}); give {instead}."

@@ -14,9 +14,16 @@ MAX_OPTION = 1_000_000  # the upper bound for options that are counts
 MAX_CHOICES = 1_000
 MAX_SEED = 2**32 - 1
 STRATEGIES = ("one", "mirrored", "tpu")
-ABLATIONS = ("tasks", "size", "masking", "steps")
+ABLATIONS = ("tasks", "size", "masking", "steps", "masking-rate", "input-format")
 # The samplers of pre-training, and the number of segments in an instance; two segments have a label.
-SEGMENTS = {"next_sentence": 2, "sentence_order": 2, "full_sentences": 1, "contiguous": 1}
+SEGMENTS = {
+    "next_sentence": 2,
+    "sentence_pair": 2,
+    "sentence_order": 2,
+    "full_sentences": 1,
+    "contiguous": 1,
+}
+STRICT = ("next_sentence", "sentence_pair")  # the samplers that have a strict form
 
 
 class _Checked:
@@ -130,14 +137,15 @@ class Sampling(_Checked):
     )
     sampler: str = setting("next_sentence", help="how segments are combined", choices=tuple(SEGMENTS))
     strict: bool = setting(
-        False, help="next_sentence only: both labels have probability 1/2; skip chunks of one segment"
+        False,
+        help="next_sentence, sentence_pair: both labels have probability 1/2; skip segments with none after them",
     )
     dupe_factor: int = setting(10, help="passes over the documents, each with its own draws", at_least=1)
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.strict and self.sampler != "next_sentence":
-            raise wrong_setting(self, "strict", "False unless the sampler is next_sentence")
+        if self.strict and self.sampler not in STRICT:
+            raise wrong_setting(self, "strict", f"False unless the sampler is {' or '.join(STRICT)}")
 
     @property
     def room(self) -> int:
@@ -297,6 +305,14 @@ class FillMaskOptions(_Checked):
     top_k: int = setting(5, help="tokens to list for each [MASK]", at_least=1)
 
 
+# The labels of the two heads on sentence pairs, by the name of the task; label 0 is a second text that follows the first.
+SENTENCE_PAIR_LABELS = {
+    "next-sentence": ("is_next", "not_next"),
+    "sentence-order": ("in_order", "swapped"),
+}
+# The tasks that a pre-trained checkpoint can do without fine-tuning.
+PRETRAINED_TASKS = ("fill-mask", *SENTENCE_PAIR_LABELS)
+
 # The help of a flag is that of the first class with its field.
 TASK_OPTIONS = (
     ClassifierOptions,
@@ -336,6 +352,15 @@ class VocabularyOptions(_Checked):
     alphabet: int = setting(
         1000, help="WordPiece: keep this many of the most frequent characters", at_least=1
     )
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class TriviaQaOptions(_Checked):
+    """Options for converting TriviaQA."""
+
+    split: str = setting("train", help="the split to write", choices=("train", "validation"))
+    tokens: int = setting(400, help="tokens of a paragraph, words between white space", at_least=1)
+    limit: int | None = setting(None, help="read only the first questions (default: all)", at_least=1)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

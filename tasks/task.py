@@ -13,6 +13,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
+from bert_keras.checkpoints.names import Checkpoint
 from bert_keras.encoder import BertEncoder, encoder_inputs
 from bert_keras.errors import BertKerasError
 from bert_keras.features import (
@@ -109,6 +110,10 @@ class Problem(Protocol):
     def labels(self, raw: Raw, features: Features) -> tuple[tf.Tensor, tf.Tensor]:
         """Labels, and weights float32, with the leading shape of the logits."""
         ...
+
+    def check_checkpoint(self, checkpoint: Checkpoint) -> None:
+        """Raises BertKerasError for a checkpoint whose weights the problem cannot start from. By default takes any."""
+        return
 
     @abstractmethod
     def model(self, encoder: BertEncoder) -> keras.Model:

@@ -26,6 +26,7 @@ from tasks.glue.rows import LABEL, GlueRow, check_row, standard_splits
 from tasks.glue.task import Glue
 from tasks.ner.schemes import OUTSIDE
 from tasks.ner.task import Conll
+from tasks.next_sentence import NextSentence
 from tasks.settings import (
     ChoiceOptions,
     ClassifierOptions,
@@ -148,6 +149,23 @@ def masked_lm(
     return _build(FillMask(top_k=top_k), checkpoint, seq_length=seq_length)
 
 
+def next_sentence(checkpoint: Checkpoint, *, seq_length: int | None = None) -> TextModel:
+    """The second text of a pair follows the first, or not, by the checkpoint's own head (Devlin et al. 2019, sec. 3.1).
+
+    Texts: the columns "sentence" and "next_sentence". Predictions: "label", which is "is_next" or "not_next", and "probabilities"
+    [N, 2] in this order. Raises BertKerasError for a checkpoint without a next-sentence head.
+    """
+    return _build(NextSentence(), checkpoint, seq_length=seq_length)
+
+
+def sentence_order(checkpoint: Checkpoint, *, seq_length: int | None = None) -> TextModel:
+    """The two texts of a pair are in their order, or swapped, by ALBERT's sentence-order head (Lan et al. 2020, sec. 3.1).
+
+    As `next_sentence`, with the labels "in_order" and "swapped".
+    """
+    return _build(NextSentence("sentence-order"), checkpoint, seq_length=seq_length)
+
+
 def embedder(
     checkpoint: Checkpoint,
     *,
@@ -223,6 +241,8 @@ def _of_row(
 def _build(problem: Problem, checkpoint: Checkpoint, *, seq_length: int | None) -> TextModel:
     """The problem's model with the weights of a checkpoint. Raises as `checkpoints.read`, and for sizes that do not fit."""
     source = checkpoint if isinstance(checkpoint, checkpoints.Checkpoint) else checkpoints.read(checkpoint)
+    if source.tensors:
+        problem.check_checkpoint(source)
     tokenizer = checkpoints.tokenizer_of(source)
     if seq_length is None:
         usual = problem.defaults.get("seq_length", Hparams.seq_length)  # type: ignore[attr-defined]

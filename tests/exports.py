@@ -23,6 +23,7 @@ from tasks.fill_mask import FillMask
 from tasks.glue.rows import ROWS
 from tasks.glue.task import Glue
 from tasks.ner.task import Conll
+from tasks.next_sentence import NextSentence
 from tasks.squad.task import Squad
 from tasks.task import Task
 from tasks.training.run import Run
@@ -40,6 +41,7 @@ CASES: dict[str, Task] = {
     "Question answering": Squad("squad2.0", **SPANS),
     "Named entities": Conll(["O", "B-PER", "I-PER", "B-LOC", "I-LOC"], scheme="IOB2", doc_stride=16),
     "Fill-mask": FillMask(top_k=3),
+    "Next sentence": NextSentence(),
     "Sentence embedding": Embedding(l2=True),
     "Word features": WordEmbedding(doc_stride=16),
 }

@@ -160,6 +160,49 @@ def test_settings_reach_the_pre_training():
     ]
 
 
+def test_the_rows_of_the_masking_rate_mask_so_much():
+    for scale, layers in (("small", 4), ("paper", 24)):
+        rows = SCALES[scale].rows["masking-rate"]
+        recipes = [ablations._recipe(row, SCALES[scale], {}) for row in rows]
+        assert [row.name for row in rows] == [f"{rate} %" for rate in (5, 10, 15, 20, 30, 40, 80)]
+        assert [one.masking(64).share for one in recipes] == [0.05, 0.1, 0.15, 0.2, 0.3, 0.4, 0.8]
+        # Enough predictions for the rate, in place of the 20 of 128 that 15 % needs.
+        assert [one.masking(100).max_predictions for one in recipes] == [5, 10, 15, 20, 30, 40, 80]
+        assert {one.config(vocab_size=100).num_layers for one in recipes} == {layers}
+    found = as_json("masking-rate", [outcome(row.name, i, i + 0.1) for i, row in enumerate(rows)])[
+        "orderings"
+    ]
+    assert [(one["better"], one["worse"], one["verdict"]) for one in found] == [
+        ("40 %", "15 %", "holds"),
+        ("15 %", "80 %", "fails"),
+    ]
+
+
+def test_the_rows_of_the_input_format_are_robertas():
+    for scale in ("small", "paper"):
+        recipes = [ablations._recipe(row, SCALES[scale], {}) for row in SCALES[scale].rows["input-format"]]
+        found = [(one.sampling(128).sampler, "sentence_pair" in one.objectives) for one in recipes]
+        assert found == [
+            ("next_sentence", True),
+            ("sentence_pair", True),
+            ("full_sentences", False),
+            ("contiguous", False),
+        ]
+    assert [one.hparams.batch_size for one in recipes] == [256, 2048, 256, 256]
+    assert {one.hparams.phases for one in recipes} == {((512, 1.0),)}
+    same = {"squad1.1": [80, 80.1], "sst2": [80, 80.1]}
+    rows = [dataclasses.replace(outcome(name), measures=same) for name in ("a", "b", "c", "d")]
+    found = as_json("input-format", rows)["orderings"]
+    # Table 2: SQuAD 1.1 has 90.4, 88.7, 90.4 and 90.6, SST-2 92.9, 92.1, 92.5 and 92.7.
+    assert [(one["task"], one["better"], one["worse"]) for one in found] == [
+        ("squad1.1", "a", "b"),
+        ("squad1.1", "d", "c"),
+        ("sst2", "a", "b"),
+        ("sst2", "a", "c"),
+        ("sst2", "d", "c"),
+    ]
+
+
 def outcome(name, *values):
     return Outcome(row=Row(name=name), perplexity=None, measures={"mrpc": list(values)})
 

@@ -156,8 +156,8 @@ def test_help_lists_every_setting_of_pre_training(command, name, kinds):
     [
         ((), "the following arguments are required: COMMAND"),
         (("fly",), "invalid choice: 'fly'"),
+        (("convert",), "the following arguments are required: --from, --to"),
         (("info", "--fast"), "unrecognized arguments: --fast"),
-        (("predict",), "the following arguments are required: --run"),
         (("evaluate", "--run", "x", "--batch-size", "many"), "invalid int value: 'many'"),
     ],
 )

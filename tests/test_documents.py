@@ -53,10 +53,12 @@ NOT_RUN_HERE = {
     "bert-keras instances": "test_dataset.py",
     "bert-keras pretrain": "trains a million steps; test_pretrain.py",
     "bert-keras fill-mask": "reads what pretrain wrote; test_fill_mask.py",
+    "bert-keras predict --checkpoint runs/bert": "reads what pretrain wrote; test_next_sentence.py",
     "bert-keras ablate": "pre-trains; test_ablations.py",
     "bert-keras finetune --task squad2.0": "test_squad.py",
     "bert-keras finetune --task conll2003": "test_conll.py",
     "bert-keras finetune --task sst2 --data glue/SST-2 --checkpoint runs/bert": "reads what pretrain wrote",
+    "bert-keras triviaqa": "downloads 2.7 GB; test_triviaqa.py",
     "bert-keras features": "test_feature_based.py",
 }
 

@@ -412,7 +412,7 @@ def test_a_checkpoint_is_exported_as_it_is(sst2, tmp_path, capfd):
     np.testing.assert_allclose(answers, expected, atol=1e-5)
 
 
-EITHER = "give --run alone, or --checkpoint with --embedding or --fill-mask"
+EITHER = "give --run alone, or --checkpoint with --embedding or --task"
 
 
 @pytest.mark.parametrize(
@@ -425,7 +425,7 @@ EITHER = "give --run alone, or --checkpoint with --embedding or --fill-mask"
         (["--embedding", "mean"], EITHER),
         (["--checkpoint", "c", "--embedding", "word", "--l2"], "--l2 do not apply here"),
         (
-            ["--checkpoint", "c", "--fill-mask", "--l2", "--layers", "last"],
+            ["--checkpoint", "c", "--task", "fill-mask", "--l2", "--layers", "last"],
             "--l2 and --layers do not apply here",
         ),
     ],

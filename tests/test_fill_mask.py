@@ -290,7 +290,7 @@ def test_finetuning_starts_from_the_head_and_learns(trained):
 
 @pytest.mark.usefixtures("forked_answers")
 def test_export_predicts_in_a_fresh_process(run, checkpoint, tmp_path, capfd):
-    flags = ("--fill-mask", "--seq-length", "24", "--target", "tfserving-2.10")
+    flags = ("--task", "fill-mask", "--seq-length", "24", "--target", "tfserving-2.10")
     code, _, err = runs.run_command(
         capfd, "export", "--checkpoint", checkpoint, *flags, "--output", tmp_path / "served"
     )

@@ -18,7 +18,7 @@ from golden.make_metrics_golden import DEFINITIONS
 from bert_keras.features import POOLED_OUTPUT, SEQUENCE_OUTPUT
 from tasks.glue.custom import row_of
 from tasks.glue.rows import ROWS
-from tasks.glue.task import Glue
+from tasks.glue.task import Glue, majority_label
 from tasks.settings import ColumnOptions
 
 CLASSES = ColumnOptions(label_type="class")
@@ -392,6 +392,20 @@ def test_evaluate_counts_labelled_examples_only():
     assert dict(task.evaluate(predictions, {"label": np.int32([1, -1, 0])})) == {"accuracy": 0.5}
     with pytest.raises(ValueError, match="none of the 3 sst2 examples is labelled"):
         dict(task.evaluate(predictions, {"label": np.int32([-1, -1, -1])}))
+
+
+def test_the_majority_label(tmp_path):
+    header = b"sentence1\tsentence2\tlabel\n"
+    for labels, majority in ((b"011", "entailment"), (b"0100", "not_entailment"), (b"10", "not_entailment")):
+        lines = b"".join(b"a\tb\t%c\n" % label for label in labels)
+        folder = write(tmp_path, train=header + lines)
+        assert majority_label(Glue(ROWS["wnli"], folder)) == majority
+    with pytest.raises(ValueError, match="stsb has no classes"):
+        majority_label(Glue(ROWS["stsb"], folder))
+
+
+def test_the_majority_label_of_wnli(data_dir):
+    assert majority_label(Glue(ROWS["wnli"], data_dir / "glue")) == "not_entailment"
 
 
 def test_custom_data(tmp_path):

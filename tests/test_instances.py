@@ -178,6 +178,51 @@ def test_strict_labels_are_even():
     assert np.mean([one.label for one in loose]) > 0.55  # what it is strict about
 
 
+def sentence_pairs(texts, draws, *, strict):
+    """(A, B, label) one sentence at a time, as Liu et al. describe SENTENCE-PAIR; None for a sentence that is skipped."""
+    for mine, text in enumerate(texts):
+        others = texts[mine + 1 :] + texts[:mine]
+        waiting = list(text)
+        while waiting:
+            a = waiting.pop(0)
+            if waiting and draws.random() >= 0.5:
+                yield a, waiting.pop(0), 0
+            elif waiting or not strict:
+                other = others[draws.integers(len(others))]
+                yield a, other[draws.integers(len(other))], 1
+            else:
+                yield None
+
+
+@pytest.mark.parametrize("strict", [False, True])
+def test_sentence_pairs_are_single_sentences(strict):
+    texts = documents(300, segments=(1, 6))
+    ours = sampled("sentence_pair", texts, strict=strict)
+    theirs = list(sentence_pairs(texts, np.random.default_rng(3), strict=strict))
+    assert len(ours) == len(theirs) > 700 and (None in theirs) == strict
+    for one, wanted in zip(ours, theirs, strict=True):
+        found = None if one is None else (*(ids.tolist() for ids in one.segments), one.label)
+        assert found == (wanted and (wanted[0].tolist(), wanted[1].tolist(), wanted[2]))
+
+
+def test_long_sentences_of_a_pair_are_cut():
+    instances, _ = made("sentence_pair", documents(50, pieces=(1, 60)), seq_length=32)
+    assert max(sum(map(len, one.segments)) for one in instances) == 29
+    for one in instances:
+        assert all(len({*ids // SEGMENT}) == 1 for ids in one.segments), "one sentence each"
+        follows = one.segments[1][0] // SEGMENT - one.segments[0][0] // SEGMENT == 1
+        assert follows == (one.label == 0)
+
+
+def test_strict_sentence_pairs_have_even_labels():
+    texts = documents(2_000, segments=(1, 6))
+    loose, _ = made("sentence_pair", texts)
+    strict, _ = made("sentence_pair", texts, strict=True)
+    labels = np.array([one.label for one in strict])
+    assert abs(np.mean(labels) - 0.5) < 3 * 0.5 / np.sqrt(len(labels))
+    assert np.mean([one.label for one in loose]) > 0.55
+
+
 def test_sentence_order_swaps_half():
     instances, skipped = made("sentence_order", documents(2_000))
     labels = np.array([one.label for one in instances])

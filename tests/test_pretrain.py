@@ -142,6 +142,8 @@ def test_recipe_learns_and_is_fine_tuned(name, steps, tmp_path):
     assert json.loads((run / "config.json").read_text())["model_type"] == MODEL_TYPES.get(name, "bert")
     wanted = RECIPES[name].changed(**SMALL | changes).config(vocab_size=len(runs.VOCABULARY))
     # An ALBERT's file always names the dropout of a classifier.
+    pairs = {"bert": ("is_next", "not_next"), "albert": ("in_order", "swapped")}
+    assert checkpoint.labels == pairs.get(name)
     named = dataclasses.replace(wanted, classifier_dropout=checkpoint.config.classifier_dropout)
     assert checkpoint.config == named and checkpoint.config.head_dropout == wanted.head_dropout
     fills = name in ("bert", "bert-no-nsp", "roberta", "albert")

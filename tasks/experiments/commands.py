@@ -23,7 +23,11 @@ OUTPUT_HELP = "folder for all runs; finished runs in it are not repeated"
 
 def _add_ablate(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
-    add("ablation", choices=ABLATIONS, help="table 5, 6 or 8, or figure C.1")
+    add(
+        "ablation",
+        choices=ABLATIONS,
+        help="BERT's table 5 (tasks), 6 (size), 8 (masking) or figure C.1 (steps), the masking rate, or RoBERTa's table 2",
+    )
     add("--text", **PATH, **SEVERAL, required=True, help=TEXT_HELP)
     add("--vocab", **PATH, required=True, help=VOCAB_HELP)
     add(

@@ -241,3 +241,19 @@ class Glue(Task):
         kinds = {"pooling": one_of(POOLINGS), "doc_stride": or_null(whole(1, MAX_OPTION))}
         row, options = row_from_json({"doc_stride": None, **kept}, **kinds)
         return cls(row, source, **options)
+
+
+def majority_label(task: Glue) -> str:
+    """The most frequent label of the training split; of equally frequent labels, the first.
+
+    The paper's submission predicts it for WNLI (Devlin et al. 2019, table 1). Raises BertKerasError for a task whose texts do not
+    have one class each, and for a training split without labels.
+    """
+    if not task.classes:
+        raise BertKerasError(f"{task.name} has no classes; only a task of classes has a most frequent one.")
+    examples = task.examples("train").map(lambda example: example[LABEL]).batch(1024)
+    ids = np.concatenate([np.zeros(0, np.int32), *examples.as_numpy_iterator()])
+    counts = np.bincount(ids[ids >= 0], minlength=len(task.classes))
+    if not counts.any():
+        raise BertKerasError(f"no training example of {task.name} has a label; give the labelled file.")
+    return task.classes[int(counts.argmax())]

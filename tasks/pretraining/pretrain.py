@@ -39,6 +39,7 @@ from tasks.pretraining.optimizer import OPTIMIZERS, longest_step, schedule
 from tasks.pretraining.read_records import RecordFiles
 from tasks.pretraining.recipe_objectives import kinds_of, objectives_for
 from tasks.pretraining.recipes import Recipe
+from tasks.pretraining.samplers import SAMPLERS
 from tasks.pretraining.sources import (
     HELD_OUT_SEED,
     Documents,
@@ -127,18 +128,28 @@ def _heads(model: Pretrainer, encoder: BertEncoder) -> dict[str, keras.layers.La
 
 
 def _save(
-    path: pathlib.Path, model: Pretrainer, preprocess: Preprocessor, *, start: checkpoints.Checkpoint | None
+    path: pathlib.Path,
+    model: Pretrainer,
+    preprocess: Preprocessor,
+    *,
+    sampler: str,
+    start: checkpoints.Checkpoint | None,
 ) -> None:
-    """Writes the weights of a run directory and of its companions, without untrained poolers."""
+    """Writes the weights of a run directory and of its companions, without untrained poolers.
+
+    sampler: its labels are those of a head on sentence pairs
+    """
     encoders = {path: model.encoder, **{path / name: getattr(model, name) for name in model.companions}}
     fills_masks = {one.name for one in model.objectives if one.fills_masks}
+    of_pairs = {one.name for one in model.objectives if one.pair_labels}
     for folder, encoder in encoders.items():
         heads = _heads(model, encoder)
         known = encoder.pooler.trainable or (
             encoder is model.encoder and start is not None and "pooler/kernel" in start.tensors
         )
         without = () if known else ("pooler",)
-        save_weights(folder, preprocess.tokenizer, encoder, heads, without=without)
+        labels = SAMPLERS[sampler].labels if of_pairs & {*heads} else ()
+        save_weights(folder, preprocess.tokenizer, encoder, heads, without=without, labels=labels)
         if fills_masks & {*heads}:
             save_task(folder, FillMask(), preprocess)
 
@@ -312,7 +323,13 @@ def plan_pretraining(
         objectives=objectives,
         held_out=held,
         snapshots=snapshots,
-        save=functools.partial(_save, model=model, preprocess=preprocess, start=start.checkpoint),
+        save=functools.partial(
+            _save,
+            model=model,
+            preprocess=preprocess,
+            sampler=recipe.sampling(128).sampler,
+            start=start.checkpoint,
+        ),
         strategy_name=strategy_name,
         identity=_identity(recipe, config, tokenizer, segment=segment)
         | source.about

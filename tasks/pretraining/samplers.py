@@ -3,7 +3,8 @@
 `make_instances` is a pure function of its documents and a seed, so instances do not depend on the process that makes them.
 
 Source: Devlin et al. 2019, sec. 3.1 and A.2; google-research/bert create_pretraining_data.py for the pairs; Liu et al. 2019
-(RoBERTa), sec. 4.2; Lan et al. 2020 (ALBERT), sec. 3.1.
+(RoBERTa), sec. 4.2: its SEGMENT-PAIR is `next_sentence` and its DOC-SENTENCES is `contiguous`; Lan et al. 2020 (ALBERT),
+sec. 3.1.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -13,7 +14,7 @@ import numpy as np
 
 from bert_keras.errors import BertKerasError
 from bert_keras.text.preprocessing import longest_first
-from tasks.settings import Sampling
+from tasks.settings import SENTENCE_PAIR_LABELS, Sampling
 
 Document = Sequence[np.ndarray]  # a document as ids: int32 [T] for each segment
 
@@ -44,6 +45,11 @@ def _fill(document: Document, start: int, target: int) -> int:
     return len(document)
 
 
+def _another(documents: Sequence[Document], index: int, rng: np.random.Generator) -> Document:
+    """A document drawn uniformly from all but the one at `index`."""
+    return documents[(index + 1 + int(rng.integers(len(documents) - 1))) % len(documents)]
+
+
 def next_sentence(
     documents: Sequence[Document], rng: np.random.Generator, *, settings: Sampling, separator: int
 ) -> Iterator[Instance | None]:
@@ -65,7 +71,7 @@ def next_sentence(
             split = end if alone else int(rng.integers(start + 1, end))
             first = np.concatenate(document[start:split])
             if alone or rng.random() < 0.5:
-                other = documents[(index + 1 + int(rng.integers(len(documents) - 1))) % len(documents)]
+                other = _another(documents, index, rng)
                 at = int(rng.integers(len(other)))
                 second = other[at : _fill(other, at, target - len(first))]
                 yield Instance((first, np.concatenate(second)), 1)
@@ -73,6 +79,30 @@ def next_sentence(
             else:
                 yield Instance((first, np.concatenate(document[split:end])), 0)
                 start = end
+
+
+def sentence_pair(
+    documents: Sequence[Document], rng: np.random.Generator, *, settings: Sampling, separator: int
+) -> Iterator[Instance | None]:
+    """A segment and the one after it (0), or a segment and a random one of another document (1): Liu et al.'s SENTENCE-PAIR.
+
+    A segment is a natural sentence where the corpus has one in each line. With a random B, the segment after A is the next A. A
+    document's last segment gets a random B; with `strict` it is skipped.
+    """
+    for index, document in enumerate(documents):
+        start = 0
+        while start < len(document):
+            last = start + 1 == len(document)
+            if last and settings.strict:
+                yield None
+                start += 1
+            elif last or rng.random() < 0.5:
+                other = _another(documents, index, rng)
+                yield Instance((document[start], other[int(rng.integers(len(other)))]), 1)
+                start += 1
+            else:
+                yield Instance((document[start], document[start + 1]), 0)
+                start += 2
 
 
 def sentence_order(
@@ -143,17 +173,24 @@ class Sampler(NamedTuple):
     """A way to make instances in one pass over documents.
 
     segments: number of segments in an instance; two have a label
+    labels: the names of the labels 0 and 1
     documents: the least number of documents
     """
 
     sample: Callable[..., Iterator[Instance | None]]
     segments: int
     documents: int = 1
+    labels: tuple[str, ...] = ()
 
 
 SAMPLERS = {
-    "next_sentence": Sampler(next_sentence, segments=2, documents=2),
-    "sentence_order": Sampler(sentence_order, segments=2),
+    "next_sentence": Sampler(
+        next_sentence, segments=2, documents=2, labels=SENTENCE_PAIR_LABELS["next-sentence"]
+    ),
+    "sentence_pair": Sampler(
+        sentence_pair, segments=2, documents=2, labels=SENTENCE_PAIR_LABELS["next-sentence"]
+    ),
+    "sentence_order": Sampler(sentence_order, segments=2, labels=SENTENCE_PAIR_LABELS["sentence-order"]),
     "full_sentences": Sampler(full_sentences, segments=1),
     "contiguous": Sampler(contiguous, segments=1),
 }

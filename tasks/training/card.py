@@ -14,6 +14,7 @@ from tasks.choice import Swag
 from tasks.fill_mask import FillMask
 from tasks.glue.task import Glue
 from tasks.ner.task import Conll
+from tasks.next_sentence import NextSentence
 from tasks.squad.task import Squad
 from tasks.training.run import ORIGIN, Ensemble, Run, encoder_of
 
@@ -26,6 +27,7 @@ PIPELINES = {
     Swag.kind: "multiple-choice",
     Conll.kind: "token-classification",
     FillMask.kind: "fill-mask",
+    NextSentence.kind: "text-classification",
 }
 METRICS = {"matthews": "matthews_correlation", "pearson": "pearsonr", "spearman": "spearmanr"}
 

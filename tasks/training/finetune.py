@@ -310,6 +310,8 @@ def plan_finetuning(
     """
     distribution = strategy(strategy_name)
     source = checkpoint if isinstance(checkpoint, checkpoints.Checkpoint) else checkpoints.read(checkpoint)
+    if source.tensors:
+        task.check_checkpoint(source)
     tokenizer = checkpoints.tokenizer_of(source)
     check_sizes(source.config, vocab_size=tokenizer.vocab_size, seq_length=hparams.seq_length)
     keras.utils.set_random_seed(hparams.seed)  # also decides which examples are drawn, and their order

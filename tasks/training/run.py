@@ -43,12 +43,15 @@ from tasks.data_files import Source
 from tasks.fill_mask import FillMask
 from tasks.glue.task import Glue
 from tasks.ner.task import Conll
+from tasks.next_sentence import NextSentence
 from tasks.squad.task import Squad
 from tasks.task import Task
 from tasks.training.loop import LOGS, RESULTS_FILE, TASK_FILE
 
 # task.json's "kind" -> the task. A new task needs a line here.
-TASKS: dict[str, type[Task]] = {task.kind: task for task in (Glue, Squad, Swag, Conll, FillMask)}
+TASKS: dict[str, type[Task]] = {
+    task.kind: task for task in (Glue, Squad, Swag, Conll, FillMask, NextSentence)
+}
 # Keys in results.json: file name -> SHA-256; the model that the run started from (`Checkpoint.origin`).
 FILES, ORIGIN = "files", "origin"
 FROZEN = "frozen"  # a key in task.json: the paths of layers that do not train
@@ -274,6 +277,7 @@ def run_of(
     """
     model = checkpoints.resolve(path)
     checkpoint = checkpoints.read(model)
+    task.check_checkpoint(checkpoint)
     tokenizer = checkpoints.tokenizer_of(checkpoint)
     seq_length = checkpoint.config.max_length if seq_length is None else seq_length
     check_sizes(checkpoint.config, vocab_size=tokenizer.vocab_size, seq_length=seq_length)
@@ -282,6 +286,21 @@ def run_of(
     checkpoints.assign(checkpoint, encoder, **heads_of(made))
     preprocess = Preprocessor(tokenizer, seq_length=seq_length, truncation=truncation, pad_to_longest=True)
     return Run(task=task, preprocess=preprocess, model=made, path=model.path)
+
+
+def pretrained_run(
+    name: str,
+    path: str | os.PathLike[str],
+    *,
+    data: Source | None = None,
+    seq_length: int | None = None,
+) -> Run:
+    """A run of a pre-trained checkpoint: the task of one of PRETRAINED_TASKS, by the checkpoint's own head. Raises as `run_of`.
+
+    data: the task's examples; None to predict without
+    """
+    kind = next(task for task in TASKS.values() if name in task.names)
+    return run_of(kind.from_json({"name": name}, data), path, seq_length=seq_length)
 
 
 class Ensemble(keras.Model):
