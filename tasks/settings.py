@@ -436,6 +436,17 @@ class ProtocolOptions(_Checked):
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
+class GlueOptions(_Checked):
+    """Options for the protocol on all of GLUE."""
+
+    wnli: str = setting(
+        "train",
+        help="majority predicts WNLI's most frequent label without training and leaves WNLI out of the score, as the paper does",
+        choices=("train", "majority"),
+    )
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
 class ProbeOptions(_Checked):
     """Options for probes of every layer."""
 

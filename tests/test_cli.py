@@ -26,6 +26,7 @@ from tasks.settings import (
     ExportOptions,
     FeatureOptions,
     FillMaskOptions,
+    GlueOptions,
     Hparams,
     HubOptions,
     PretrainHparams,
@@ -105,7 +106,7 @@ def flags_of(name: str) -> dict[str, argparse.Action]:
         ("protocol", (Hparams, *TASK_OPTIONS, ProtocolOptions), ("learning_rate", "dev_fraction")),
         (
             "glue",
-            (Hparams, ClassifierOptions, ProtocolOptions),
+            (Hparams, ClassifierOptions, ProtocolOptions, GlueOptions),
             ("learning_rate", "dev_fraction", "doc_stride"),
         ),
         ("features", (FeatureOptions,), ()),

@@ -127,6 +127,31 @@ def test_submission_files(place, done):
             assert written == [label.decode() for label in answers["label"]]
 
 
+def test_wnli_is_answered_with_its_majority_label(place, done, tmp_path):
+    """Without a run of it, as in the paper's submission; STS-B's finished run is read."""
+    shutil.copytree(
+        place / "runs" / "stsb" / "lr-0.001_seed-5", tmp_path / "runs" / "stsb" / "lr-0.001_seed-5"
+    )
+    shutil.copytree(place / "glue", tmp_path / "glue")
+    runs.write_data(tmp_path / "glue" / "WNLI", "wnli")
+    rows = [
+        line.split("\t")[-1]
+        for line in (tmp_path / "glue" / "WNLI" / "train.tsv").read_text().splitlines()[1:]
+    ]
+    (tmp_path / "glue" / "WNLI" / "test.tsv").write_text(
+        "index\tsentence1\tsentence2\n7\tgood\tbad\n8\ta\tplot\n"
+    )
+    settings = {"names": ("stsb", "wnli"), "data": tmp_path / "glue", "output": tmp_path / "runs"}
+    with runs.no_training():
+        summaries, _ = start(place, wnli="majority", **settings)
+    assert [summary.task for summary in summaries] == ["stsb"]
+    label = max(("0", "1"), key=rows.count)
+    written = (tmp_path / "runs" / "submission" / "WNLI.tsv").read_text()
+    assert written == f"index\tprediction\n0\t{label}\n1\t{label}\n"
+    with pytest.raises(ValueError, match="WNLI is the only task"):
+        start(place, **settings | {"names": ("wnli",)}, wnli="majority")
+
+
 def test_labels_are_spelled_as_the_files_do():
     predicted = {"label": np.array([b"not_entailment", b"entailment"], object)}
     assert glue_protocol._written(ROWS["wnli"], predicted) == ["0", "1"]

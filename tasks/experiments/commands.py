@@ -13,6 +13,7 @@ from tasks.settings import (
     ABLATIONS,
     AblationOptions,
     ClassifierOptions,
+    GlueOptions,
     Hparams,
     ProbeOptions,
     ProtocolOptions,
@@ -141,6 +142,7 @@ def _add_glue(parser: argparse.ArgumentParser) -> None:
     add_strategy(parser)
     add_flags(parser, Hparams, without=("learning_rate", "dev_fraction"))
     add_flags(parser, ClassifierOptions, without=("doc_stride",))
+    add_flags(parser, GlueOptions)
 
 
 def _run_glue(args: argparse.Namespace) -> None:
@@ -157,7 +159,7 @@ def _run_glue(args: argparse.Namespace) -> None:
         strategy_name=args.strategy,
         verbose="auto",
         log=say,
-        **given_settings(args, ProtocolOptions, ClassifierOptions),
+        **given_settings(args, ProtocolOptions, ClassifierOptions, GlueOptions),
     )
     for title, columns, rows in tables(summaries, title="GLUE"):
         table(columns, rows, title=title)

@@ -12,6 +12,7 @@ import pathlib
 import statistics
 import zipfile
 from collections.abc import Callable, Mapping, Sequence
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -19,14 +20,14 @@ import numpy as np
 from bert_keras.errors import BertKerasError
 from bert_keras.files import locked, write_json
 from bert_keras.paths import path_of
-from tasks.batches import predict
+from tasks.batches import cardinality, predict
 from tasks.experiments import protocol
 from tasks.experiments import summary as reports
 from tasks.experiments.protocol import PICTURE, check_has_weights
 from tasks.experiments.summary import Summary
 from tasks.glue.rows import IDX, LABEL, ROWS, SCORES, GlueRow
-from tasks.glue.task import Glue
-from tasks.settings import Hparams, ProtocolOptions
+from tasks.glue.task import Glue, majority_label
+from tasks.settings import GlueOptions, Hparams, ProtocolOptions
 from tasks.training.loop import RESULTS_FILE
 from tasks.training.run import load_run
 
@@ -47,6 +48,7 @@ SUBMISSION = (
     ("wnli", "test", "WNLI"),
     ("ax", "test", "AX"),
 )
+WNLI = "wnli"
 PREDICTED_BY = {"ax": "mnli"}  # ax has no training data
 
 
@@ -58,6 +60,7 @@ def run_protocol(
     output: str | pathlib.Path,
     hparams: Hparams,
     pooling: str = "pooled",
+    wnli: str = GlueOptions.wnli,
     strategy_name: str = "one",
     verbose: int | str = 0,
     log: Callable[[str], None] = print,
@@ -68,6 +71,8 @@ def run_protocol(
     names: tasks in SCORED
     data: the folder with GLUE's folders; None for TensorFlow Datasets
     hparams: for every run, except what the grid varies; its seed is that of the first restart
+    wnli: "majority" answers WNLI with its most frequent training label, without a run, and leaves it out of the score, as in the
+        paper
     options: fields of ProtocolOptions
 
     A run whose loss diverged is degenerate. A task with only such runs has no summary; results.json lists it under "failed", and
@@ -79,9 +84,17 @@ def run_protocol(
     """
     chosen = ProtocolOptions(**options)
     _check_names(names)
+    GlueOptions(wnli=wnli)
     protocol.check_grid(hparams, chosen)
     output = path_of(output)
     tasks = _open_tasks(names, data, pooling=pooling)
+    majority = {}
+    if wnli == "majority" and WNLI in tasks:
+        majority = {WNLI: majority_label(tasks.pop(WNLI))}
+        if not tasks:
+            raise BertKerasError(
+                "wnli is 'majority', which trains nothing, and WNLI is the only task; name another task too."
+            )
     with locked(output):
         summaries, failed = protocol.run_tasks(
             tasks,
@@ -94,7 +107,7 @@ def run_protocol(
             log=log,
         )
         write_json(output / RESULTS_FILE, as_json(summaries) | {"failed": failed})
-        submit(summaries, data=data, output=output, log=log)
+        submit(summaries, data=data, output=output, majority=majority, log=log)
         reports.draw(summaries, output / PICTURE)
     if failed:
         log(f"{protocol.without_measures(failed)}; the results leave it out; give lower learning rates")
@@ -138,22 +151,32 @@ def submit(
     *,
     data: str | pathlib.Path | None,
     output: pathlib.Path,
+    majority: Mapping[str, str] = MappingProxyType({}),
     log: Callable[[str], None] = print,
 ) -> list[pathlib.Path]:
-    """Writes the leaderboard's file for every test split found, and a zip of them; returns the files."""
+    """Writes the leaderboard's file for every test split found, and a zip of them; returns the files.
+
+    majority: task without a run -> the label of all its texts
+    """
     best = {summary.task: summary.best for summary in summaries}
     files = []
-    for name, split, title in _test_splits([*best]):
+    for name, split, title in _test_splits([*best, *majority]):
         try:
             task = Glue(ROWS[name], data)
             examples = task.examples(split)
         except FileNotFoundError as error:
             log(f"no {title}.tsv: {error}")
             continue
-        chosen = best[PREDICTED_BY.get(name, name)]
-        check_has_weights(chosen)
-        run = load_run(chosen.path)
-        predictions, raw = predict(task, run.preprocess, run.model, examples)
+        if name in majority:
+            raw = next(examples.batch(cardinality(examples)).as_numpy_iterator())
+            predictions: Mapping[str, np.ndarray] = {
+                LABEL: np.full(len(raw[IDX]), majority[name].encode(), object)
+            }
+        else:
+            chosen = best[PREDICTED_BY.get(name, name)]
+            check_has_weights(chosen)
+            run = load_run(chosen.path)
+            predictions, raw = predict(task, run.preprocess, run.model, examples)
         file = output / "submission" / f"{title}.tsv"
         file.parent.mkdir(exist_ok=True)
         lines = ["index\tprediction"]
