@@ -17,6 +17,7 @@ from typing import Any, NamedTuple
 
 from bert_keras.errors import BertKerasError, MissingFileError, first_line
 from bert_keras.json_files import parse_json
+from bert_keras.paths import did_you_mean
 from tasks.data_files import MAX_LINE_BYTES, MAX_UNPACKED_BYTES, ended_lines, listing, nonblank_lines
 
 ENDINGS = (".tsv", ".csv", ".jsonl", ".parquet")
@@ -118,7 +119,7 @@ def _checked_ending(path: Path) -> str:
         raise BertKerasError(f"{path} does not end in {', '.join(ENDINGS)}; give such a file.")
     if not path.is_file():
         there = f"; it has {listing(path.parent)}" if path.parent.is_dir() else ""
-        raise MissingFileError(f"{path.parent} has no {path.name}{there}.")
+        raise MissingFileError(f"{path.parent} has no {path.name}{did_you_mean(path) or there}.")
     return ending
 
 

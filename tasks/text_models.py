@@ -16,7 +16,7 @@ import tensorflow as tf
 from bert_keras import checkpoints
 from bert_keras.encoder import BertEncoder
 from bert_keras.errors import BertKerasError, MissingFileError
-from bert_keras.paths import for_tensorflow, path_of
+from bert_keras.paths import did_you_mean, for_tensorflow, path_of
 from bert_keras.text.preprocessing import Preprocessor
 from tasks.choice import Swag
 from tasks.embedding import Embedding
@@ -176,7 +176,7 @@ def load(path: str | pathlib.Path) -> Any:
     path = path_of(path)
     if path.suffix == ".keras":
         if not path.is_file():
-            raise MissingFileError(f"no such file: {path}.")
+            raise MissingFileError(f"no such file: {path}{did_you_mean(path)}.")
         return keras.models.load_model(path)
     if is_run(path):
         run = load_run(path)
@@ -186,7 +186,10 @@ def load(path: str | pathlib.Path) -> Any:
     if not file.is_file() and versions:
         file = max(versions, key=lambda found: int(found.parent.name))
     if not file.is_file():
-        raise MissingFileError(f"{path} is no .keras file, no run and no exported model; give one of them.")
+        close = "" if path.exists() else did_you_mean(path)
+        raise MissingFileError(
+            f"{path} is no .keras file, no run and no exported model{close}; give one of them."
+        )
     from bert_keras.text import text_ops  # noqa: F401  registers the ops of the graph
 
     with for_tensorflow(file.parent) as named:

@@ -6,6 +6,7 @@ import time
 import pytest
 import runs
 
+from bert_keras import paths
 from tasks import data_files
 from tasks.ner.files import read
 from tasks.pretraining.corpus import Corpus
@@ -75,3 +76,39 @@ def test_a_command_without_a_network_prints_one_line(unreachable, capfd, tmp_pat
     assert err.startswith("bert-keras: error: glue/rte cannot be loaded") and err.count("\n") == 1
     assert "give a folder of" in err
     assert not (tmp_path / "run").exists()
+
+
+MISSPELLED = {
+    "training file": (
+        "finetune --task custom --data data/trian.csv --checkpoint x --output o",
+        "data/train.csv",
+    ),
+    "folder": ("finetune --task custom --data dta/train.csv --checkpoint x --output o", "data/train.csv"),
+    "dev file": (
+        "finetune --task custom --data data/train.csv --dev-data data/de.csv --checkpoint x --output o",
+        "data/dev.csv",
+    ),
+    "run": ("predict --run runs/reveiws --input data/dev.csv", "runs/reviews"),
+    "input": ("features --checkpoint x --input data/dev.cvs --output o.jsonl", "data/dev.csv"),
+    "corpus": ("vocab --text dat --output o", "data"),
+    "export": ("serve export/reviws", "export/reviews"),
+}
+
+
+@pytest.mark.parametrize("name", MISSPELLED)
+def test_a_misspelled_path_is_answered_with_the_close_one(name, tmp_path, monkeypatch, capfd):
+    arguments, close = MISSPELLED[name]
+    monkeypatch.chdir(tmp_path)
+    for folder in ("data", "runs/reviews", "export/reviews"):
+        (tmp_path / folder).mkdir(parents=True)
+    for file in ("train", "dev"):
+        (tmp_path / "data" / f"{file}.csv").write_text("text,label\na,x\nb,y\n")
+    code, _, err = runs.run_command(capfd, *arguments.split())
+    assert code == 1 and f"did you mean {close}?" in err and len(err.splitlines()) == 1, err
+
+
+def test_a_missing_path_with_no_close_name_gets_no_suggestion(tmp_path):
+    (tmp_path / "data").mkdir()
+    assert paths.did_you_mean(tmp_path / "elsewhere" / "train.csv") == ""
+    (tmp_path / "file.txt").touch()
+    assert paths.did_you_mean(tmp_path / "file.txt" / "train.csv") == ""

@@ -30,7 +30,7 @@ from bert_keras.checkpoints.models import (
 )
 from bert_keras.checkpoints.names import ARCHITECTURES, HEADS, Checkpoint, Format, variable_shapes
 from bert_keras.checkpoints.reference import check_reference, differences
-from bert_keras.checkpoints.sources import LocalModel, did_you_mean, resolve
+from bert_keras.checkpoints.sources import LocalModel, close_models, resolve
 from bert_keras.checkpoints.tensors import read_tensors, refuse_not_finite
 from bert_keras.config import BertConfig
 from bert_keras.errors import BertKerasError, MissingFileError, listed
@@ -290,7 +290,7 @@ def _locate(path: pathlib.Path) -> tuple[Format, pathlib.Path]:
         if root is not None:
             return form, root
     if not path.exists():
-        raise MissingFileError(f"no checkpoint at {path}: no such file or folder{did_you_mean(str(path))}.")
+        raise MissingFileError(f"no checkpoint at {path}: no such file or folder{close_models(str(path))}.")
     looked_for = "; ".join(f"{form.files} ({form.name})" for form in FORMATS.values())
     there = listed(sorted(found.name for found in path.iterdir()), 4) if path.is_dir() else "one file"
     raise MissingFileError(f"no checkpoint in {path}; looked for {looked_for}; found {there}.")

@@ -36,7 +36,7 @@ from bert_keras.checkpoints.known_models import (
 from bert_keras.checkpoints.torch_file import import_torch
 from bert_keras.errors import BertKerasError, MissingFileError, first_line, listed
 from bert_keras.folders import whole_folder
-from bert_keras.paths import cache_folder, path_of
+from bert_keras.paths import cache_folder, did_you_mean, path_of
 from bert_keras.text.vocabulary_files import SENTENCEPIECE, TOKENIZER_JSON, VOCAB_TXT
 
 TIMEOUT = 10  # seconds without an answer, after which a server counts as unreachable
@@ -114,23 +114,17 @@ def address_of(name: str) -> str:
     return (f"hf{_SEPARATOR}" if is_repository else "") + name + at + revision
 
 
-def did_you_mean(given: str) -> str:
+def close_models(given: str) -> str:
     """The known models and the files beside a path with close names, in brackets for an error; else nothing."""
-    path = path_of(given.partition(_SEPARATOR)[2] or given)
+    scheme, _, rest = given.rpartition(_SEPARATOR)
+    path = path_of(rest)
     name = path.name.partition("@")[0]
-    beside = {found: os.fspath(path.parent / found) for found in _names_in(path.parent)}
-    candidates = {known: known for known in KNOWN} | ({} if _SEPARATOR in given else beside)
-    if name in candidates:
+    if name in KNOWN:
         return ""
-    close = difflib.get_close_matches(name, candidates, n=3, cutoff=0.7)
-    return f" (did you mean {' or '.join(candidates[match] for match in close)}?)" if close else ""
-
-
-def _names_in(folder: pathlib.Path) -> list[str]:
-    try:
-        return os.listdir(folder)
-    except OSError:
-        return []
+    known = difflib.get_close_matches(name, KNOWN, cutoff=0.7)
+    if scheme:
+        return f" (did you mean {' or '.join(known)}?)" if known else ""
+    return did_you_mean(path, others=known)
 
 
 def _is_path(given: str) -> bool:
@@ -157,7 +151,7 @@ def _reason(error: BaseException) -> str:
 
 def _nothing_at(given: str) -> str:
     """The start of an error about a name: nothing is there on the disk."""
-    return f"no checkpoint at {given}: no such file or folder{did_you_mean(given)}"
+    return f"no checkpoint at {given}: no such file or folder{close_models(given)}"
 
 
 # -----------------------------------------------------------------------------------------------------------
@@ -314,7 +308,7 @@ def archive_resolver(
         address = f"{scheme}{_SEPARATOR}{name}"
         if name not in archives:
             raise MissingFileError(
-                f"no archive named {name}{did_you_mean(given)}; {scheme} has {listed(archives)}."
+                f"no archive named {name}{close_models(given)}; {scheme} has {listed(archives)}."
             )
         folder = cache_folder() / scheme / name
         if not folder.is_dir():

@@ -33,7 +33,7 @@ from bert_keras.json_files import (
     typed,
     whole,
 )
-from bert_keras.paths import path_of
+from bert_keras.paths import did_you_mean, path_of
 from bert_keras.text.preprocessing import TRUNCATION, Preprocessor
 from bert_keras.text.tokenizer import Tokenizer
 from bert_keras.text.vocabulary_files import SENTENCEPIECE
@@ -234,8 +234,9 @@ def load_run(path: str | os.PathLike[str], *, data: str | pathlib.Path | None = 
     path = path_of(path)
     file = path / TASK_FILE
     if not is_run(path):
+        close = "" if path.exists() else did_you_mean(path)
         raise MissingFileError(
-            f"no {TASK_FILE} in {path}; give the folder that `bert-keras finetune --output` wrote."
+            f"no {TASK_FILE} in {path}{close}; give the folder that `bert-keras finetune --output` wrote."
         )
     check_finished(path)
     kinds = {
