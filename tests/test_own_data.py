@@ -100,6 +100,9 @@ BAD = [
     ("csv", "text,label\na,x\nb, \n", {}, "train.csv, line 3: the label is empty"),
     ("csv", "a,b,c,label\n1,2,3,x\n", {}, "text columns 'a', 'b', 'c'; .* --text-column"),
     ("csv", "a,b,label\n1,2,x\n", {"text_column": ["c"]}, "has no column 'c'; .* 'a', 'b', 'label'"),
+    ("csv", "review,stars\na,x\nb,y\n", {}, r"no column 'label'; .* 'review', 'stars'; .*--label-column .*text_column"),
+    ("csv", "a joy,good\ndull,bad\nwarm,good\n", {}, "no column 'label'; .* 'a joy', 'good'; is the first line a header"),
+    ("tsv", "a fine long day\tx\nrain\ty\n", {}, "is the first line a header"),
     ("csv", "a,b,label\n1,2,x\n", {"label_column": "y"}, "has no column 'y'; .* 'a', 'b', 'label'"),
     ("csv", "text,label\na,1\nb,0\n", {}, "all labels .* numbers .0, 1.; give --label-type class .* score"),
     ("csv", "text,label\na,1\nb,1e99\n", {"label_type": "score"}, "line 3: score '1e99' is not a number"),
@@ -124,6 +127,13 @@ def test_a_file_that_cannot_be_read_is_named_with_its_line(tmp_path, ending, dat
     with pytest.raises(BertKerasError, match=message) as error:
         Glue.open("custom", path, **options).examples("train")
     assert "\n" not in str(error.value)
+
+
+def test_names_that_no_line_repeats_are_a_header(tmp_path):
+    path = write(tmp_path, train_csv="review,stars\na,x\nb,y\n") / "train.csv"
+    with pytest.raises(BertKerasError) as caught:
+        Glue.open("custom", path)
+    assert "header" not in str(caught.value)
 
 
 def test_a_parquet_file_that_unpacks_to_far_more_than_its_size_is_refused(tmp_path, monkeypatch):
