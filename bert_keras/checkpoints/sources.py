@@ -11,13 +11,14 @@ A path that exists comes first. SCHEMES is the table of the rest. Each download 
 `paths.cache_folder` for archives.
 """
 
+import contextlib
 import dataclasses
 import difflib
 import os
 import pathlib
 import re
 import shutil
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from bert_keras.checkpoints.hugging_face import HUGGING_FACE, SAFETENSORS, TORCH
@@ -151,13 +152,27 @@ def _reason(error: BaseException) -> str:
 
 def _nothing_at(given: str) -> str:
     """The start of an error about a name: nothing is there on the disk."""
-    return f"no checkpoint at {given}: no such file or folder{close_models(given)}"
+    return f"no checkpoint at {given}: no such file or folder"
 
 
 # -----------------------------------------------------------------------------------------------------------
 # The Hugging Face Hub
 
 
+@contextlib.contextmanager
+def _errors_only() -> Iterator[None]:
+    """Within it, huggingface_hub logs errors alone: its warnings would bury our one line."""
+    from huggingface_hub.utils import logging
+
+    kept = logging.get_verbosity()
+    logging.set_verbosity_error()
+    try:
+        yield
+    finally:
+        logging.set_verbosity(kept)
+
+
+@_errors_only()
 def _from_hub(name: str, given: str, weights: bool) -> LocalModel:
     """A repository's configuration, tokenizer and weights in the cache of huggingface_hub, at one commit."""
     import huggingface_hub
@@ -170,10 +185,12 @@ def _from_hub(name: str, given: str, weights: bool) -> LocalModel:
     try:
         info = huggingface_hub.HfApi().model_info(repository, revision=revision, timeout=TIMEOUT)
     except errors.HFValidationError as error:
-        raise MissingFileError(f"{_nothing_at(given)}, and {first_line(error)}") from error
+        raise MissingFileError(
+            f"{_nothing_at(given)}{close_models(given)}, and {first_line(error)}"
+        ) from None
     except errors.HfHubHTTPError as error:
         if error.response.status_code < 500:
-            raise _refused(error, repository, revision, given) from error
+            raise _refused(error, repository, revision, given) from None
         return _from_hub_cache(repository, revision, given, weights, licence, why=error)
     except Exception as error:  # no connection; each version of the library has another HTTP client's errors
         return _from_hub_cache(repository, revision, given, weights, licence, why=error)
@@ -198,7 +215,7 @@ def _from_hub(name: str, given: str, weights: bool) -> LocalModel:
     except BertKerasError:
         raise
     except errors.HfHubHTTPError as error:
-        raise _refused(error, repository, revision, given) from error
+        raise _refused(error, repository, revision, given) from None
     except Exception as error:
         raise BertKerasError(
             f"the download of {address} failed: {_reason(error)}; run the same command again."
@@ -236,11 +253,12 @@ def _from_hub_cache(
         reason = "HF_HUB_OFFLINE is set" if offline else f"no connection ({_reason(why)})"
         at = "" if revision == constants.DEFAULT_REVISION else f" --revision {revision}"
         copy = repository.rpartition("/")[2]
+        close = close_models(given)
         raise MissingFileError(
             f"{_nothing_at(given)}, {address} is not in the cache {constants.HF_HUB_CACHE}, and it cannot be "
-            f"downloaded: {reason}. On a machine with a network, run `hf download {repository}{at} --local-dir {copy}`, copy "
-            f"that folder here and give its path."
-        ) from why
+            f"downloaded: {reason}{close}. {f'If {given} is right, on' if close else 'On'} a machine with a network, run "
+            f"`hf download {repository}{at} --local-dir {copy}`, copy that folder here and give its path."
+        ) from None
     return LocalModel(path=folder, address=address, revision=folder.name, licence=licence)
 
 
@@ -257,9 +275,10 @@ def _refused(error: Any, repository: str, revision: str, given: str) -> BertKera
             f"hf://{repository} has no revision {revision}; {page}/tree/main lists its branches and tags."
         )
     if isinstance(error, errors.RepositoryNotFoundError):
+        close = close_models(given)
+        private = f"{close}. If it is private, {log_in}." if close else f", or it is private: then {log_in}."
         return MissingFileError(
-            f"{_nothing_at(given)}, and {constants.ENDPOINT} has no model {repository}, or it is private: then "
-            f"{log_in}."
+            f"{_nothing_at(given)}, and {constants.ENDPOINT} has no model {repository}{private}"
         )
     status = error.response.status_code
     token = f"; the token may be wrong or not allow this: {log_in}" if status in (401, 403) else ""
