@@ -10,7 +10,6 @@ import pathlib
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-import keras
 import tensorflow as tf
 
 from bert_keras import checkpoints
@@ -39,7 +38,7 @@ from tasks.squad.task import Squad
 from tasks.task import Problem
 from tasks.text_data import SAMPLE_WEIGHT
 from tasks.text_model import TextModel
-from tasks.training.run import check_sizes, heads_of, is_run, load_run
+from tasks.training.run import KERAS, check_sizes, heads_of, is_run, load_file, load_run
 
 Checkpoint = str | pathlib.Path | checkpoints.Checkpoint
 
@@ -168,16 +167,17 @@ def embedder(
     return _build(Embedding(pooling=pooling, l2=l2, layers=layers), checkpoint, seq_length=seq_length)
 
 
-def load(path: str | pathlib.Path) -> Any:
+def load(path: str | pathlib.Path, *, compile: bool = True) -> Any:
     """A saved model: a `.keras` file or the folder of a run as a TextModel, an exported SavedModel as TensorFlow loads it.
+
+    compile: False leaves out the optimizer, the loss and the metrics of a `.keras` file, as in Keras' `load_model`; the other two
+        have none
 
     Raises MissingFileError where there is none of these, BertKerasError for one that is damaged.
     """
     path = path_of(path)
-    if path.suffix == ".keras":
-        if not path.is_file():
-            raise MissingFileError(f"no such file: {path}{did_you_mean(path)}.")
-        return keras.models.load_model(path)
+    if path.suffix == KERAS:
+        return load_file(path, compile=compile)
     if is_run(path):
         run = load_run(path)
         return TextModel(run.task, run.preprocess, run.model)
