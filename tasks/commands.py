@@ -34,7 +34,10 @@ DATA_HELP = (
     "folder of the task's files, or one file; without it TensorFlow Datasets fetches them. GLUE and custom read .csv, .tsv, "
     ".jsonl and .parquet"
 )
-RUNS_HELP = "folder that finetune wrote, or the .keras file of a TextModel; several runs form an ensemble: their outputs are averaged"
+RUNS_HELP = (
+    "folder that finetune wrote, or the .keras file of a TextModel; several runs form an ensemble: their outputs are "
+    "averaged"
+)
 SAVE_HELP = (
     "steps between two saves, each three times the size of the weights; 0 saves nothing; rerun the same command to resume an "
     "interrupted run"

@@ -35,7 +35,7 @@ from tasks.settings import (
     TaggingOptions,
 )
 from tasks.squad.task import Squad
-from tasks.task import Problem
+from tasks.task import Problem, check_stride
 from tasks.text_data import SAMPLE_WEIGHT
 from tasks.text_model import TextModel
 from tasks.training.run import KERAS, check_sizes, heads_of, is_run, load_file, load_run
@@ -231,6 +231,7 @@ def _build(problem: Problem, checkpoint: Checkpoint, *, seq_length: int | None) 
         usual = problem.defaults.get("seq_length", Hparams.seq_length)  # type: ignore[attr-defined]
         seq_length = min(usual, source.config.max_length)
     check_sizes(source.config, vocab_size=tokenizer.vocab_size, seq_length=seq_length)
+    check_stride(problem, seq_length=seq_length)
     encoder = BertEncoder(source.config, outputs=problem.outputs)
     network = problem.model(encoder)
     if source.tensors:

@@ -11,9 +11,12 @@ from runs import run_command, texts, write_checkpoint, write_data
 import bert_keras as bk
 from bert_keras.errors import BertKerasError
 from bert_keras.features import EXAMPLE_INDEX, INPUT_MASK, INPUT_WORD_IDS
+from tasks.features.extract import Extractor, Words
 from tasks.glue.rows import ROWS
 from tasks.glue.task import Glue
+from tasks.settings import Hparams
 from tasks.text_data import text_batches
+from tasks.training.finetune import plan_finetuning
 from tasks.training.run import load_run
 
 pytestmark = [
@@ -123,6 +126,51 @@ def test_every_token_of_a_pairs_second_text_is_read(checkpoint):
 def test_a_doc_stride_that_is_no_whole_number_over_0_is_refused(stride, checkpoint):
     with pytest.raises(BertKerasError, match=f"doc_stride is {stride!r}"):
         bk.classifier(checkpoint, NAMES, doc_stride=stride)
+
+
+TOO_FAR = {
+    "a text": (lambda checkpoint: bk.classifier(checkpoint, NAMES, seq_length=16, doc_stride=15), 14),
+    "the default of another problem": (
+        lambda checkpoint: bk.regressor(checkpoint, seq_length=16, doc_stride=128),
+        14,
+    ),
+    "a pair": (
+        lambda checkpoint: bk.classifier(checkpoint, NAMES, text=("a", "b"), seq_length=16, doc_stride=14),
+        13,
+    ),
+    "a question": (
+        lambda checkpoint: bk.question_answerer(checkpoint, seq_length=16, doc_stride=14, max_query_length=4),
+        13,
+    ),
+    "tags": (lambda checkpoint: bk.tagger(checkpoint, ["PER"], seq_length=16, doc_stride=100), 14),
+    "a plan": (
+        lambda checkpoint: plan_finetuning(
+            Glue(ROWS["sst2"], "/", doc_stride=60), checkpoint=checkpoint, hparams=Hparams(seq_length=16)
+        ),
+        14,
+    ),
+    "features": (lambda checkpoint: Extractor(checkpoint, units=Words(doc_stride=40), seq_length=16), 14),
+}
+
+
+@pytest.mark.parametrize("name", TOO_FAR)
+def test_a_doc_stride_over_the_window_is_refused_with_the_largest_that_fits(name, checkpoint):
+    make, most = TOO_FAR[name]
+    with pytest.raises(BertKerasError, match=f"doc_stride is .* seq_length 16 .*give {most} or less"):
+        make(checkpoint)
+
+
+def test_a_default_doc_stride_fits_itself_to_the_window(checkpoint):
+    model = bk.tagger(checkpoint, ["PER"], seq_length=16)
+    assert model.problem.doc_stride == 128 and len(model.predict([LONG[1]])["tags"]) == 1
+
+
+def test_a_run_with_a_doc_stride_over_its_window_is_still_read(model, tmp_path):
+    model.save(tmp_path / "run")
+    kept = json.loads((tmp_path / "run" / "task.json").read_text())
+    kept["task"]["doc_stride"] = 10 * LENGTH
+    (tmp_path / "run" / "task.json").write_text(json.dumps(kept))
+    assert len(bk.load(tmp_path / "run").predict(LONG)["label"]) == len(LONG)
 
 
 # -----------------------------------------------------------------------------------------------------------

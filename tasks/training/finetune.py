@@ -19,7 +19,7 @@ from bert_keras.text.preprocessing import Preprocessor
 from tasks.batches import cardinality, count, dataset, hold_out, predictor, take_examples
 from tasks.folders import Folder
 from tasks.settings import Hparams
-from tasks.task import Task
+from tasks.task import Task, check_stride
 from tasks.text_model import TextModel
 from tasks.training.card import CARD, run_card
 from tasks.training.identity import digest_of_examples, identity_of_checkpoint
@@ -312,6 +312,7 @@ def plan_finetuning(
     source = checkpoint if isinstance(checkpoint, checkpoints.Checkpoint) else checkpoints.read(checkpoint)
     tokenizer = checkpoints.tokenizer_of(source)
     check_sizes(source.config, vocab_size=tokenizer.vocab_size, seq_length=hparams.seq_length)
+    check_stride(task, seq_length=hparams.seq_length)
     keras.utils.set_random_seed(hparams.seed)  # also decides which examples are drawn, and their order
     preprocess = Preprocessor(tokenizer, seq_length=hparams.seq_length, pad_to_longest=True)
     examples = _read_examples(task, preprocess, hparams, dev_split)
