@@ -187,7 +187,11 @@ def _add_evaluate(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add("--run", **PATH, required=True, **SEVERAL, help=RUNS_HELP)
     add("--data", **PATH, help=DATA_HELP)
-    add("--split", help="split to measure (default: every validation split)")
+    add(
+        "--split",
+        help="split to measure; held-out has the examples that --dev-fraction held out of the training file (default: these, if "
+        "--data is that file, else every validation split)",
+    )
     _add_batch_size(parser)
     add("--json", action="store_true", help="print JSON instead of a table")
 
@@ -195,12 +199,14 @@ def _add_evaluate(parser: argparse.ArgumentParser) -> None:
 def _run_evaluate(args: argparse.Namespace) -> None:
     start()
     from tasks.batches import cardinality, predict
+    from tasks.training.held_out import splits_of
     from tasks.training.run import load_runs
 
     run = load_runs(args.run, data=args.data)
     task, measured, tables = run.task, {}, []
-    for split in [args.split] if args.split else task.validation_splits:
-        examples = task.examples(split)
+    for split, examples, note in splits_of(run, args.run, args.split):
+        if note:
+            print(note, file=sys.stderr)
         task.check(run.preprocess, examples)
         with progress(f"evaluating {split}", cardinality(examples)) as advance:
             predictions, raw = predict(
