@@ -7,6 +7,7 @@ model.predict(["a joy to watch"])["label"]
 
 import dataclasses
 import pathlib
+import warnings
 from collections.abc import Iterable, Sequence
 from typing import Any
 
@@ -237,5 +238,12 @@ def _build(problem: Problem, checkpoint: Checkpoint, *, seq_length: int | None) 
     if source.tensors:
         heads = heads_of(network)
         kept = heads if problem.pretrained_head else {}
-        checkpoints.assign(source, encoder, fresh=("pooler", "bilstm", *heads), **kept)
+        report = checkpoints.assign(source, encoder, fresh=("pooler", "bilstm", *heads), **kept)
+        if lost := [name for name in kept if any(at.split("/")[0] == name for at in report.fresh)]:
+            warnings.warn(
+                f"the checkpoint has no {', '.join(lost)} head, which {problem.name} reads: it starts at random and its "
+                "predictions mean nothing before fit(); give a checkpoint that was pre-trained with it, such as "
+                "bert-base-uncased.",
+                stacklevel=3,
+            )
     return TextModel(problem, Preprocessor(tokenizer, seq_length=seq_length, pad_to_longest=True), network)

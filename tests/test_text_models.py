@@ -90,6 +90,7 @@ CASES = {
 }
 
 
+@pytest.mark.filterwarnings("ignore:the checkpoint has no masked_lm head")
 @pytest.mark.parametrize("case", CASES)
 def test_every_problem_learns_is_measured_and_saved(case, checkpoint, tmp_path):
     make, x, y, measures = CASES[case]
@@ -314,6 +315,19 @@ def test_fit_warns_once_of_texts_that_are_cut(checkpoint):
     model.fit(["good", "bad"], ["good", "bad"], verbose=0)
 
 
+def test_models_are_made_quietly_unless_a_head_is_lost(checkpoint, tmp_path, capfd):
+    bk.classifier(checkpoint, NAMES)
+    bk.load_encoder(checkpoint)
+    assert capfd.readouterr().out == ""
+    with pytest.warns(UserWarning, match="no masked_lm head.*at random") as caught:
+        bk.masked_lm(checkpoint).save(tmp_path / "m.keras")
+    assert [one.filename for one in caught if "head" in str(one.message)] == [__file__]
+    bk.load(tmp_path / "m.keras")
+    lines = []
+    bk.load_encoder(checkpoint, log=lines.append)
+    assert lines[0].startswith("loaded: ")
+
+
 def test_a_users_own_optimizer_loss_and_metrics(model):
     loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
     model.compile(keras.optimizers.Adam(1e-3), loss, metrics=["accuracy"])
@@ -362,6 +376,7 @@ def test_data_that_cannot_work_is_refused(x, y, facts, untrained):
     assert all(fact in str(error.value) for fact in facts), error.value
 
 
+@pytest.mark.filterwarnings("ignore:the checkpoint has no masked_lm head")
 @pytest.mark.parametrize(
     ("case", "x", "y", "facts"),
     [

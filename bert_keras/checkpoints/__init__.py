@@ -159,14 +159,14 @@ def load_encoder(
     outputs: Iterable[str] | None = None,
     fresh: Iterable[str] = (),
     vocab_size: int | None = None,
-    log: Callable[[str], None] = print,
+    log: Callable[[str], None] | None = None,
 ) -> "BertEncoder":
     """An encoder with the weights of a checkpoint folder.
 
     outputs: see BertEncoder; None means its default
     fresh: ("pooler",) initializes a missing pooler randomly; without it, a missing pooler is an error
     vocab_size: tokens of a larger vocabulary, for a tokenizer with added tokens: see `with_vocab_size`
-    log: receives the report, three lines
+    log: receives the report, three lines, for example `print`
 
     Raises as `read`, `with_vocab_size` and `assign` do.
     """
@@ -176,7 +176,9 @@ def load_encoder(
     if vocab_size is not None:
         checkpoint = with_vocab_size(checkpoint, vocab_size)
     encoder = BertEncoder(checkpoint.config, outputs=ALL if outputs is None else tuple(outputs))
-    log(str(assign(checkpoint, encoder, fresh=fresh)))
+    report = assign(checkpoint, encoder, fresh=fresh)
+    if log is not None:
+        log(str(report))
     return encoder
 
 
