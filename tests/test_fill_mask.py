@@ -267,17 +267,20 @@ def trained(tmp_path_factory, checkpoint):
         write(folder / f"{split}.jsonl", rows)
     hparams = Hparams(epochs=2, batch_size=8, learning_rate=3e-3, seq_length=24)
     logged: list[str] = []
-    results = finetune(
-        FillMask(folder),
-        checkpoint=checkpoint,
-        output=folder / "run",
-        hparams=hparams,
-        verbose=0,
-        log=logged.append,
-    )
+    with pytest.warns(UserWarning, match="1 of 64 examples are skipped: their answer is not one token") as caught:
+        results = finetune(
+            FillMask(folder),
+            checkpoint=checkpoint,
+            output=folder / "run",
+            hparams=hparams,
+            verbose=0,
+            log=logged.append,
+        )
+    assert len([one for one in caught if "skipped" in str(one.message)]) == 2  # once for each split
     return folder, results, logged
 
 
+@pytest.mark.filterwarnings("ignore:1 of 64 examples are skipped")
 def test_finetuning_starts_from_the_head_and_learns(trained):
     folder, results, logged = trained
     assert results["measures"]["val_accuracy"] == 1
