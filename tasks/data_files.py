@@ -7,7 +7,7 @@ import io
 import sys
 import urllib.parse
 import zlib
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
@@ -52,6 +52,13 @@ def split_file(source: Source, split: str, names: Mapping[str, tuple[str, ...]])
     if not path.is_file():
         raise missing_source(path)
     return path
+
+
+def refuse_forms(path: Path, endings: Sequence[str], reads: str) -> None:
+    """Raises BertKerasError for a file that ends in one of `endings`. reads: the forms that its reader reads."""
+    name = path.name.lower().removesuffix(".gz")
+    if ending := next((ending for ending in endings if name.endswith(ending)), None):
+        raise BertKerasError(f"{path} is a {ending} file; {reads}.")
 
 
 def missing_source(path: Path) -> MissingFileError:

@@ -142,8 +142,8 @@ class FillMask(Task):
         counted = examples.batch(CHECKED).map(skipped, num_parallel_calls=tf.data.AUTOTUNE)
         if found := int(sum(counted.as_numpy_iterator())):
             warnings.warn(
-                f"{found:,} of {count(examples):,} examples are skipped: their answer is not one token of the vocabulary, or their "
-                f"{MASK} is not in the first {preprocess.seq_length} tokens; give answers of one token",
+                f"{found:,} of {count(examples):,} examples are skipped: their answer is not one token of the vocabulary, or "
+                f"their {MASK} is not in the first {preprocess.seq_length} tokens; give answers of one token",
                 stacklevel=2,
             )
 
@@ -335,7 +335,10 @@ def _filled(parts: tf.RaggedTensor, best: tf.Tensor) -> tf.Tensor:
 def _rows(path: Path, *, labelled: bool) -> Iterator[tuple[str, str]]:
     """Yields text and answer of each example. Raises BertKerasError with the line."""
     if path.suffix not in READERS:
-        raise BertKerasError(f"{path} has another suffix; give a file that ends in {' or '.join(READERS)}.")
+        raise BertKerasError(
+            f"{path} is no {' or '.join(READERS)}; cloze tests are read from these, with the columns {TEXT} and {ANSWER}; write "
+            "one of them, or give the columns to fit of bert_keras.masked_lm in Python."
+        )
     for number, row in READERS[path.suffix](nonblank_lines(path), path):
         text, answer = row.get(TEXT), row.get(ANSWER, "" if not labelled else None)
         if not isinstance(text, str) or not isinstance(answer, str):

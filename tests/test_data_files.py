@@ -7,9 +7,11 @@ import pytest
 import runs
 
 from bert_keras import paths
+from bert_keras.errors import BertKerasError
 from tasks import data_files
 from tasks.ner.files import read
 from tasks.pretraining.corpus import Corpus
+from tasks.training.run import open_task
 
 MARK = "\ufeff"
 
@@ -112,3 +114,27 @@ def test_a_missing_path_with_no_close_name_gets_no_suggestion(tmp_path):
     assert paths.did_you_mean(tmp_path / "elsewhere" / "train.csv") == ""
     (tmp_path / "file.txt").touch()
     assert paths.did_you_mean(tmp_path / "file.txt" / "train.csv") == ""
+
+
+OTHER_FORMS = {
+    "squad1.1": ("csv parquet jsonl tsv", r"SQuAD's \.json; .*question_answerer"),
+    "swag": ("parquet json", r"SWAG's \.csv or \.jsonl and from CODAH's \.tsv; .*chooser"),
+    "conll2003": ("csv parquet jsonl", "one word and its tag a line .*tagger"),
+    "fill-mask": ("csv parquet json", r"\.jsonl or \.tsv; .* text and answer; .*masked_lm"),
+}
+
+
+@pytest.mark.parametrize("task", OTHER_FORMS)
+def test_a_reader_names_the_forms_that_it_reads(task, tmp_path):
+    endings, wanted = OTHER_FORMS[task]
+    for ending in endings.split():
+        path = tmp_path / f"train.{ending}"
+        path.write_text("PAR1")
+        with pytest.raises(BertKerasError, match=rf"train\.{ending} is .*{wanted}"):
+            open_task(task, path).examples("train")
+
+
+def test_a_corpus_in_a_parquet_file_is_refused_by_name(tmp_path):
+    (tmp_path / "text.parquet").write_text("PAR1")
+    with pytest.raises(BertKerasError, match=r"text\.parquet is a \.parquet file; a corpus is text"):
+        list(Corpus(tmp_path))

@@ -267,7 +267,9 @@ def trained(tmp_path_factory, checkpoint):
         write(folder / f"{split}.jsonl", rows)
     hparams = Hparams(epochs=2, batch_size=8, learning_rate=3e-3, seq_length=24)
     logged: list[str] = []
-    with pytest.warns(UserWarning, match="1 of 64 examples are skipped: their answer is not one token") as caught:
+    with pytest.warns(
+        UserWarning, match="1 of 64 examples are skipped: their answer is not one token"
+    ) as caught:
         results = finetune(
             FillMask(folder),
             checkpoint=checkpoint,

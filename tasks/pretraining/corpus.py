@@ -21,7 +21,7 @@ from typing import Any, BinaryIO, NamedTuple
 
 from bert_keras.errors import BertKerasError, MissingFileError
 from bert_keras.paths import did_you_mean, path_of
-from tasks.data_files import bounded_lines, load_tfds
+from tasks.data_files import bounded_lines, load_tfds, refuse_forms
 from tasks.pretraining.sentences import split_sentences
 from tasks.pretraining.wiki import wiki_documents
 
@@ -227,6 +227,7 @@ class _Xz(io.RawIOBase):
 
 
 def _file_documents(path: Path, *, form: Lines, encoding: str) -> Iterator[Document]:
+    refuse_forms(path, (".parquet",), "a corpus is text: write the texts as lines of a .txt, or leave it out")
     try:
         for name, stream in _streams(path):
             if _DUMP.search(name.lower()):
