@@ -95,7 +95,9 @@ def cut_texts(problem: Problem, preprocess: Preprocessor, raw: Mapping[str, Any]
     if not (cut := int((lengths > preprocess.seq_length).sum())):
         return ""
     windows = (
-        ", or doc_stride to read them in windows" if "doc_stride" in getattr(problem, "options", ()) else ""
+        ", or doc_stride to read them in windows, or truncation to keep their ends"
+        if "doc_stride" in getattr(problem, "options", ())
+        else ""
     )
     return (
         f"{cut:,} of the first {len(lengths):,} examples are longer than {preprocess.seq_length} tokens (up to "

@@ -52,6 +52,7 @@ def classifier(
     multi: bool = False,
     pooling: str = ClassifierOptions.pooling,
     doc_stride: int | None = ClassifierOptions.doc_stride,
+    truncation: str | None = ClassifierOptions.truncation,
     seq_length: int | None = None,
 ) -> TextModel:
     """A classifier of texts, or of pairs of texts.
@@ -62,6 +63,8 @@ def classifier(
     multi: True where a text has any number of the labels
     pooling: "pooled" or "concat", the way in which the classifier reads the encoder
     doc_stride: tokens between the starts of two windows over a long text, or over the second text of a pair; None truncates
+    truncation: the part to keep of one text that does not fit: "tail", or "head_tail" for a quarter of head and the rest of tail;
+        None keeps its head
     seq_length: longest text, pair or window in tokens, special tokens counted; None takes 128, or the encoder's length if that is
         less
 
@@ -70,7 +73,7 @@ def classifier(
     several = isinstance(labels, Iterable) and not isinstance(labels, str | bytes)
     if not several or not all(isinstance(label, str) for label in labels):
         raise BertKerasError(f'labels is {labels!r}; give a list of strings, for example ["bad", "good"].')
-    options = {"pooling": pooling, "doc_stride": doc_stride}
+    options = {"pooling": pooling, "doc_stride": doc_stride, "truncation": truncation}
     return _of_row(checkpoint, tuple(labels), text, multi=multi, seq_length=seq_length, **options)
 
 
@@ -80,10 +83,11 @@ def regressor(
     text: str | Sequence[str] = "text",
     pooling: str = ClassifierOptions.pooling,
     doc_stride: int | None = ClassifierOptions.doc_stride,
+    truncation: str | None = ClassifierOptions.truncation,
     seq_length: int | None = None,
 ) -> TextModel:
     """A score, any finite number, for a text or a pair of texts. Arguments: those of `classifier`. Predictions: "score" [N]."""
-    options = {"pooling": pooling, "doc_stride": doc_stride}
+    options = {"pooling": pooling, "doc_stride": doc_stride, "truncation": truncation}
     return _of_row(checkpoint, (), text, multi=False, seq_length=seq_length, **options)
 
 

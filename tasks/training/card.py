@@ -32,6 +32,7 @@ PIPELINES = {
 SETTINGS = {
     **dict.fromkeys(("name", "folder", "skip_short_lines", "multi"), ""),
     "doc_stride": "long texts are read in windows, which start {} tokens apart",
+    "truncation": "of a text that does not fit, {} is kept",
     "max_query_length": "a question is cut after {} tokens",
     "max_answer_length": "an answer has at most {} tokens",
     "n_best": "the {} best answers are listed",
