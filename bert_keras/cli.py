@@ -67,7 +67,7 @@ EXAMPLES = """examples:
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    """The entry point of the console script; exits with 0, 1 (an error), 2 (a wrong flag), 130 (Ctrl-C) or 143 (SIGTERM).
+    """The entry point of the console script; exits with 0, 1 (an error), 2 (a wrong flag) or 128 + a signal.
 
     argv: like sys.argv, starts with the program's name
     """

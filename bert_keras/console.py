@@ -32,7 +32,7 @@ class Command(NamedTuple):
     add_flags: adds its flags to an argparse parser
     run: takes the parsed arguments; may import TensorFlow
     notes: paragraphs below the flags in its help
-    trains: SIGTERM stops it as Ctrl-C does
+    trains: SIGTERM and SIGHUP stop it as Ctrl-C does
     """
 
     help: str

@@ -1,12 +1,13 @@
 """Paths from users, paths for TensorFlow, and the paths of this package's own modules."""
 
 import contextlib
+import difflib
 import importlib.util
 import os
 import pathlib
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from bert_keras.errors import BertKerasError, MissingPackageError
 
@@ -20,6 +21,29 @@ PATTERN = frozenset(
 def path_of(given: str | os.PathLike[str]) -> pathlib.Path:
     """A path with `~` and `~user` expanded; the name of an unknown user stays as it is."""
     return pathlib.Path(os.path.expanduser(given))
+
+
+def close_paths(path: pathlib.Path) -> list[str]:
+    """The paths that a missing path may mean: where its first missing part has a close name, at most three.
+
+    `dta/train.csv` gives `data/train.csv` if the folder `data` has such a file, else `data`.
+    """
+    missing = path
+    while not missing.parent.exists():
+        missing = missing.parent
+    try:
+        beside = os.listdir(missing.parent)
+    except OSError:  # a file, or a folder that cannot be read
+        return []
+    found = [missing.parent / name for name in difflib.get_close_matches(missing.name, beside, cutoff=0.8)]
+    whole = [name / path.relative_to(missing) for name in found]
+    return [os.fspath(name) for name in [name for name in whole if name.exists()] or found]
+
+
+def did_you_mean(path: pathlib.Path, *, others: Sequence[str] = ()) -> str:
+    """`others`, then the `close_paths` of a missing path, in brackets for an error; nothing if there are none."""
+    close = [*others, *close_paths(path)]
+    return f" (did you mean {' or '.join(close)}?)" if close else ""
 
 
 def cache_folder() -> pathlib.Path:

@@ -1,6 +1,6 @@
-"""Ctrl-C and SIGTERM: they raise KeyboardInterrupt at once, or wait for the end of a step where work would be lost.
+"""Ctrl-C, SIGTERM and SIGHUP: they raise KeyboardInterrupt at once, or wait for the end of a step where work would be lost.
 
-    terminable()   SIGTERM raises Terminated, a KeyboardInterrupt; for commands
+    terminable()   SIGTERM and SIGHUP raise Terminated, a KeyboardInterrupt; for commands
     postponed()    the first signal only asks to stop; the second one raises
 
 Python runs the handlers of signals in the main thread; elsewhere, both do nothing.
@@ -9,6 +9,7 @@ Python runs the handlers of signals in the main thread; elsewhere, both do nothi
 import contextlib
 import os
 import signal
+import stat
 import threading
 from collections.abc import Callable, Iterator
 from types import FrameType
@@ -20,6 +21,19 @@ NOTICE = b"stopping after this step; a second signal stops at once\n"
 class Terminated(KeyboardInterrupt):
     """SIGTERM, which `kill` and job schedulers send."""
 
+    number: int = signal.SIGTERM
+
+
+class HungUp(Terminated):
+    """SIGHUP, which a closed terminal sends."""
+
+    number = getattr(signal, "SIGHUP", 0)  # Windows has none
+
+
+_TERMINATING: dict[int, type[Terminated]] = {
+    kind.number: kind for kind in (Terminated, HungUp) if kind.number
+}
+
 
 class Stop:
     """A request to stop. signal: the number of the first signal, or None if there was none."""
@@ -29,16 +43,28 @@ class Stop:
     @property
     def error(self) -> KeyboardInterrupt:
         """The error that the signal stands for."""
-        return Terminated() if self.signal == signal.SIGTERM else KeyboardInterrupt()
+        return _TERMINATING.get(self.signal or 0, KeyboardInterrupt)()
 
 
 def exit_code(error: KeyboardInterrupt) -> int:
-    """The exit code of a process that stopped for a signal: 130 for SIGINT, 143 for SIGTERM."""
-    return 128 + (signal.SIGTERM if isinstance(error, Terminated) else signal.SIGINT)
+    """The exit code of a process that stopped for a signal: 130 for SIGINT, 143 for SIGTERM, 129 for SIGHUP."""
+    return 128 + (error.number if isinstance(error, Terminated) else signal.SIGINT)
 
 
 def _terminate(number: int, frame: FrameType | None) -> None:
-    raise Terminated
+    _leave_terminal(number)
+    raise _TERMINATING[number]
+
+
+def _leave_terminal(number: int) -> None:
+    """After SIGHUP, sends streams that are a terminal to nowhere: a print to a closed terminal fails."""
+    if number != HungUp.number:
+        return
+    with open(os.devnull, "r+b", buffering=0) as nowhere:
+        for stream in (0, 1, 2):
+            with contextlib.suppress(OSError):  # the stream is closed
+                if stat.S_ISCHR(os.fstat(stream).st_mode):
+                    os.dup2(nowhere.fileno(), stream)
 
 
 @contextlib.contextmanager
@@ -53,23 +79,24 @@ def _handled(handlers: dict[int, Callable[[int, FrameType | None], Any]]) -> Ite
 
 @contextlib.contextmanager
 def terminable() -> Iterator[None]:
-    """Within it, SIGTERM raises Terminated, unless the process ignores or handles SIGTERM already."""
+    """Within it, SIGTERM and SIGHUP raise Terminated, unless the process ignores or handles them already, as under `nohup`."""
     main = threading.current_thread() is threading.main_thread()
-    default = main and signal.getsignal(signal.SIGTERM) == signal.SIG_DFL
-    with _handled({signal.SIGTERM: _terminate} if default else {}):
+    default = [number for number in _TERMINATING if main and signal.getsignal(number) == signal.SIG_DFL]
+    with _handled(dict.fromkeys(default, _terminate)):
         yield
 
 
 @contextlib.contextmanager
 def postponed() -> Iterator[Stop]:
-    """Within it, the first Ctrl-C or SIGTERM only sets `signal` of the yielded Stop; the next one raises as it would outside.
+    """Within it, the first signal only sets `signal` of the yielded Stop; the next one raises as it would outside.
 
-    It postpones only signals that raise KeyboardInterrupt outside: in Python, SIGINT; in a command that trains, SIGTERM too.
+    It postpones only signals that raise KeyboardInterrupt outside: in Python, SIGINT; in a command that trains, SIGTERM and
+    SIGHUP too. A second SIGHUP does not raise: the shell and the kernel may both send it when a terminal is closed.
     """
     stop = Stop()
     raising: dict[int, Any] = {}
     if threading.current_thread() is threading.main_thread():
-        outside = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+        outside = {number: signal.getsignal(number) for number in (signal.SIGINT, *_TERMINATING)}
         raising = {
             number: handler
             for number, handler in outside.items()
@@ -77,8 +104,11 @@ def postponed() -> Iterator[Stop]:
         }
 
     def ask(number: int, frame: FrameType | None) -> None:
+        _leave_terminal(number)
         if stop.signal is not None:
-            raising[number](number, frame)
+            if number != HungUp.number:
+                raising[number](number, frame)
+            return
         stop.signal = number
         with contextlib.suppress(OSError):
             os.write(2, NOTICE)  # `print` is not safe here: the signal may have come inside of another print

@@ -32,7 +32,7 @@ seeds = tf.data.Dataset.random(seed=1).batch(2)  # goes on through all epochs
 data = tf.data.Dataset.zip(batches.repeat(), seeds).map(masked).prefetch(tf.data.AUTOTUNE)
 rate = bk.WarmupLinearDecay(5e-5, total_steps=epochs * steps, warmup_steps=epochs * steps // 10)
 model.compile(bk.AdamW(rate))
-model.fit(data, epochs=epochs, steps_per_epoch=steps)
+model.fit(data, epochs=epochs, steps_per_epoch=steps, shuffle=False)
 
 trained = checkpoints.collect(source.config, model.encoder, **model.heads)
 checkpoints.write(checkpoints.with_tokenizer(trained, tokenizer), "continued", format="hugging-face")

@@ -34,5 +34,5 @@ with strategy.scope():
     steps = epochs * int(data.cardinality())
     rate = bk.WarmupLinearDecay(2e-5, total_steps=steps, warmup_steps=steps // 10)
     model.compile(bk.AdamW(rate), bk.GlobalMean(bk.cross_entropy), weighted_metrics=["accuracy"])
-model.fit(data, epochs=epochs, validation_data=batches(dev))
+model.fit(data, epochs=epochs, validation_data=batches(dev), shuffle=False)
 model.save("sst2.keras")

@@ -29,7 +29,7 @@ data = tf.data.Dataset.from_tensor_slices((list(questions), list(answers)))
 data = data.shuffle(10_000).batch(batch, drop_remainder=True)
 data = data.map(lambda q, a: ({"question": preprocess(q), "answer": preprocess(a)}, tf.range(batch)))
 model.compile(bk.AdamW(2e-5), keras.losses.SparseCategoricalCrossentropy(from_logits=True))
-model.fit(data, epochs=3)
+model.fit(data, epochs=3, shuffle=False)
 
 vectors = tower.predict(preprocess(tf.constant(answers)))
 for question in questions[:5]:

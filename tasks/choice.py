@@ -108,7 +108,8 @@ class Swag(Task):
         path = split_file(self.source, split, FILES[self.name])
         if path.suffix not in READERS:
             raise BertKerasError(
-                f"{path} has another suffix than {', '.join(READERS)}; give SWAG's .csv or .jsonl, or CODAH's .tsv."
+                f"{path} is no {', '.join(READERS)}; choices are read from SWAG's .csv or .jsonl and from CODAH's .tsv; write "
+                "one of these, or give the columns to fit of bert_keras.chooser in Python."
             )
         choices = list(READERS[path.suffix](path))
         if not choices:

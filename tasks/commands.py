@@ -35,7 +35,10 @@ DATA_HELP = (
     "folder of the task's files, or one file; without it TensorFlow Datasets fetches them. GLUE and custom read .csv, .tsv, "
     ".jsonl and .parquet"
 )
-RUNS_HELP = "folder that finetune wrote; several runs form an ensemble: their outputs are averaged"
+RUNS_HELP = (
+    "folder that finetune wrote, or the .keras file of a TextModel; several runs form an ensemble: their outputs are "
+    "averaged"
+)
 SAVE_HELP = (
     "steps between two saves, each three times the size of the weights; 0 saves nothing; rerun the same command to resume an "
     "interrupted run"
@@ -226,7 +229,11 @@ def _add_evaluate(parser: argparse.ArgumentParser) -> None:
     add_model(parser)
     add_pretrained_task(parser)
     add("--data", **PATH, help=DATA_HELP)
-    add("--split", help="split to measure (default: every validation split)")
+    add(
+        "--split",
+        help="split to measure; held-out has the examples that --dev-fraction held out of the training file (default: these, if "
+        "--data is that file, else every validation split)",
+    )
     _add_batch_size(parser)
     add("--json", action="store_true", help="print JSON instead of a table")
 
@@ -234,11 +241,13 @@ def _add_evaluate(parser: argparse.ArgumentParser) -> None:
 def _run_evaluate(args: argparse.Namespace) -> None:
     start()
     from tasks.batches import cardinality, predict
+    from tasks.training.held_out import splits_of
 
     run = model_of(args, data=args.data)
     task, measured, tables = run.task, {}, []
-    for split in [args.split] if args.split else task.validation_splits:
-        examples = task.examples(split)
+    for split, examples, note in splits_of(run, args.run or (), args.split):
+        if note:
+            print(note, file=sys.stderr)
         task.check(run.preprocess, examples)
         with progress(f"evaluating {split}", cardinality(examples)) as advance:
             predictions, raw = predict(

@@ -7,12 +7,12 @@ import io
 import sys
 import urllib.parse
 import zlib
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
 from bert_keras.errors import BertKerasError, MissingFileError, first_line, listed
-from bert_keras.paths import path_of
+from bert_keras.paths import did_you_mean, path_of
 
 if TYPE_CHECKING:  # slow to import, and the flags of commands need none of it
     import tensorflow as tf
@@ -54,10 +54,19 @@ def split_file(source: Source, split: str, names: Mapping[str, tuple[str, ...]])
     return path
 
 
+def refuse_forms(path: Path, endings: Sequence[str], reads: str) -> None:
+    """Raises BertKerasError for a file that ends in one of `endings`. reads: the forms that its reader reads."""
+    name = path.name.lower().removesuffix(".gz")
+    if ending := next((ending for ending in endings if name.endswith(ending)), None):
+        raise BertKerasError(f"{path} is a {ending} file; {reads}.")
+
+
 def missing_source(path: Path) -> MissingFileError:
-    """The error about a source that does not exist, with the names beside it."""
+    """The error about a source that does not exist, with close names, else the names beside it."""
     beside = f" ({path.parent} has {listing(path.parent)})" if path.parent.is_dir() else ""
-    return MissingFileError(f"there is no {path}{beside}; give a file, or a folder of files.")
+    return MissingFileError(
+        f"there is no {path}{did_you_mean(path) or beside}; give a file, or a folder of files."
+    )
 
 
 def listing(folder: Path) -> str:

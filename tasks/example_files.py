@@ -7,7 +7,7 @@ from typing import Any
 
 from bert_keras.errors import BertKerasError, MissingFileError
 from bert_keras.json_files import short
-from bert_keras.paths import path_of
+from bert_keras.paths import did_you_mean, path_of
 from tasks.data_files import bounded_lines, check_text, decoded_lines, listing, without_end
 from tasks.table_files import column_names, ending_of, read_rows
 
@@ -49,7 +49,9 @@ def read_examples(
     if file.is_dir():
         raise MissingFileError(f"no file at {path}, which is a folder with {listing(file)}; give a file.")
     if not file.exists():
-        raise MissingFileError(f"no file at {path}; give a file of examples, or - for standard input.")
+        raise MissingFileError(
+            f"no file at {path}{did_you_mean(file)}; give a file of examples, or - for standard input."
+        )
     if ending_of(file) is not None:
         yield from _examples_of_table(file, names, lists, columns or {})
         return

@@ -5,6 +5,7 @@ the k best tokens: "mask_tokens" string and "mask_scores" float32 [B, M, k], and
 Only this task turns "[MASK]" in a text into the mask's id; other tasks tokenize it as text.
 """
 
+import warnings
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -31,6 +32,7 @@ from bert_keras.text.preprocessing import Preprocessor
 from bert_keras.text.sentencepiece import SPACE
 from bert_keras.text.tokenizer import MASK, Tokenizer
 from bert_keras.text.wordpiece import CONTINUATION
+from tasks.batches import count
 from tasks.data_files import Source, check_text, nonblank_lines, split_file
 from tasks.given import columns_of
 from tasks.report import Table, most_confident, plain
@@ -129,6 +131,21 @@ class FillMask(Task):
                 raise BertKerasError(
                     f"row {start + row}: {reason}; give an answer of one token, whose {MASK} is read, or leave the row out."
                 )
+
+    def check(self, preprocess: Preprocessor, examples: tf.data.Dataset) -> None:
+        """Warns about labelled examples that are neither learned nor measured, with their number."""
+
+        def skipped(raw: Raw) -> tf.Tensor:
+            _, weights = self.labels(raw, self.features(preprocess, raw))
+            return tf.math.count_nonzero(tf.reduce_all(weights == 0, axis=1) & (raw[ANSWER] != ""))
+
+        counted = examples.batch(CHECKED).map(skipped, num_parallel_calls=tf.data.AUTOTUNE)
+        if found := int(sum(counted.as_numpy_iterator())):
+            warnings.warn(
+                f"{found:,} of {count(examples):,} examples are skipped: their answer is not one token of the vocabulary, or "
+                f"their {MASK} is not in the first {preprocess.seq_length} tokens; give answers of one token",
+                stacklevel=2,
+            )
 
     def features(self, preprocess: Preprocessor, raw: Raw) -> Features:
         """Raw [B] -> Features int32 [B, S], the masks within seq_length [B, P] and the vocabulary [V].
@@ -318,7 +335,10 @@ def _filled(parts: tf.RaggedTensor, best: tf.Tensor) -> tf.Tensor:
 def _rows(path: Path, *, labelled: bool) -> Iterator[tuple[str, str]]:
     """Yields text and answer of each example. Raises BertKerasError with the line."""
     if path.suffix not in READERS:
-        raise BertKerasError(f"{path} has another suffix; give a file that ends in {' or '.join(READERS)}.")
+        raise BertKerasError(
+            f"{path} is no {' or '.join(READERS)}; cloze tests are read from these, with the columns {TEXT} and {ANSWER}; write "
+            "one of them, or give the columns to fit of bert_keras.masked_lm in Python."
+        )
     for number, row in READERS[path.suffix](nonblank_lines(path), path):
         text, answer = row.get(TEXT), row.get(ANSWER, "" if not labelled else None)
         if not isinstance(text, str) or not isinstance(answer, str):

@@ -19,7 +19,7 @@ from bert_keras.paths import path_of
 from bert_keras.text.preprocessing import Preprocessor
 from tasks.embedding import Embedding
 from tasks.task import Problem
-from tasks.training.run import TASKS, Run, encoder_of, freeze, frozen_layers, heads_of, save_run
+from tasks.training.run import KERAS, TASKS, Run, encoder_of, freeze, frozen_layers, heads_of, save_run
 
 
 class SavedTextModel(keras.Model):
@@ -47,7 +47,7 @@ class SavedTextModel(keras.Model):
                 f"save() has no argument {next(iter(kwargs))!r}; to leave the optimizer's state out, call compile() before it."
             )
         path = path_of(filepath)
-        if path.suffix == ".keras":
+        if path.suffix == KERAS:
             if not path.parent.is_dir():
                 raise MissingFileError(f"there is no folder {path.parent} for {path.name}; make it first.")
             self._save_file(path, overwrite=overwrite is not False, zipped=zipped)

@@ -265,7 +265,16 @@ class ClassifierOptions(_Checked):
         at_most=MAX_OPTION,
     )
 
+    truncation: str | None = setting(
+        None,
+        help="GLUE and custom, for one text: the part to keep of a text that does not fit, its tail, or head_tail for a quarter "
+        "of head and the rest of tail (default: its head)",
+        choices=("tail", "head_tail"),
+    )
+
     def __post_init__(self) -> None:
+        if self.truncation is not None and self.doc_stride is not None:
+            raise wrong_setting(self, "truncation", "None if doc_stride is set: windows read the whole text")
         if self.doc_stride is not None and type(self.doc_stride) is not int:
             raise wrong_setting(self, "doc_stride", "a whole number, or None")
         super().__post_init__()

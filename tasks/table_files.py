@@ -8,7 +8,9 @@
 Files of text are UTF-8, with or without a byte order mark, and may be gzipped (.csv.gz); blank lines are skipped.
 """
 
+import contextlib
 import csv
+import itertools
 import sys
 import warnings
 from collections.abc import Iterator, Sequence
@@ -17,10 +19,12 @@ from typing import Any, NamedTuple
 
 from bert_keras.errors import BertKerasError, MissingFileError, first_line
 from bert_keras.json_files import parse_json
+from bert_keras.paths import did_you_mean
 from tasks.data_files import MAX_LINE_BYTES, MAX_UNPACKED_BYTES, ended_lines, listing, nonblank_lines
 
 ENDINGS = (".tsv", ".csv", ".jsonl", ".parquet")
 PACKED = ".gz"
+SAMPLE = 1_000  # lines that are compared with the header
 MAX_RATIO = 100  # of a Parquet file's content to its size, over MAX_UNPACKED_BYTES
 _SEPARATED = {".tsv": "tab-separated ", ".csv": "comma-separated "}
 _SEPARATOR = {".tsv": "tabs", ".csv": "commas"}
@@ -82,11 +86,13 @@ def read_rows(
     *,
     header: Sequence[str] | None = None,
     skip_short_lines: bool = False,
+    advice: str = "",
 ) -> Iterator[Row]:
     """Yields the rows with the values of these columns, in this order.
 
     header: the names of a .tsv without a header line
     skip_short_lines: skip lines with too few columns, with one warning
+    advice: what to do about a missing column, for its error
 
     Raises as `column_names`; BertKerasError, with the line, for a missing or repeated column, a line with another number of
     columns, an unclosed quote, and text that is neither JSON nor UTF-8.
@@ -95,10 +101,10 @@ def read_rows(
     for column in columns:
         if names.count(column) != 1:
             many, there = "more than one" if column in names else "no", ", ".join(map(repr, names)) or "none"
-            other = ending in _SEPARATED and len(names) == 1 and any(mark in names[0] for mark in ",;\t")
-            hint = f"; separate columns by {_SEPARATOR[ending]}" if other else ""
+            hints = [*_doubts(path, ending, names, header=header), *([advice] if advice else [])]
             raise BertKerasError(
-                f"{path} has {many} column {column!r}; the {_SEPARATED.get(ending, '')}columns are {there}{hint}."
+                f"{path} has {many} column {column!r}; the {_SEPARATED.get(ending, '')}columns are {there}"
+                f"{''.join(f'; {hint}' for hint in hints)}."
             )
     if ending == ".parquet":
         return _parquet_rows(path, columns)
@@ -111,6 +117,27 @@ def read_rows(
     return _fitting_rows(path, records, names, places, skip_short_lines=skip_short_lines)
 
 
+def _doubts(path: Path, ending: str, names: Sequence[str], *, header: Sequence[str] | None) -> Iterator[str]:
+    """Yields reasons to doubt the names in the first line of a file of text: another separator, or data in place of names."""
+    if ending not in _SEPARATED or header:
+        return
+    if len(names) == 1 and any(mark in names[0] for mark in ",;\t"):
+        yield f"separate columns by {_SEPARATOR[ending]}"
+    elif _is_data(path, ending, names):
+        yield "is the first line a header? It looks like data: write the names of the columns above it"
+
+
+def _is_data(path: Path, ending: str, names: Sequence[str]) -> bool:
+    """True if a name in the first line is a number, has more than three words, or is a value of its column too."""
+    if any(len(name.split()) > 3 or name.replace(".", "", 1).isdecimal() for name in names):
+        return True
+    with contextlib.suppress(BertKerasError):  # of a later line
+        for _, values in itertools.islice(_records(path, ending), 1, SAMPLE):
+            if any(name and name == value for name, value in zip(names, values, strict=False)):
+                return True
+    return False
+
+
 def _checked_ending(path: Path) -> str:
     """Raises BertKerasError for another ending, MissingFileError, with the files of the folder, for a missing file."""
     ending = ending_of(path)
@@ -118,7 +145,7 @@ def _checked_ending(path: Path) -> str:
         raise BertKerasError(f"{path} does not end in {', '.join(ENDINGS)}; give such a file.")
     if not path.is_file():
         there = f"; it has {listing(path.parent)}" if path.parent.is_dir() else ""
-        raise MissingFileError(f"{path.parent} has no {path.name}{there}.")
+        raise MissingFileError(f"{path.parent} has no {path.name}{did_you_mean(path) or there}.")
     return ending
 
 

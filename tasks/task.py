@@ -5,6 +5,7 @@ export needs nothing else. `Report` measures and shows the decoded predictions. 
 it.
 """
 
+import inspect
 from abc import abstractmethod
 from collections.abc import Iterator, Mapping
 from typing import Any, Protocol, Self
@@ -159,6 +160,24 @@ class Problem(Protocol):
     def to_json(self) -> dict[str, Any]:
         """The content of task.json, from which `from_json` restores the task without its data."""
         return {"name": self.name, **{name: getattr(self, name) for name in self.kinds}}
+
+
+def check_stride(reader: Any, *, seq_length: int) -> None:
+    """Raises BertKerasError for a `doc_stride` over the tokens of text in a window, which would leave tokens out.
+
+    reader: a Problem, or another object that reads windows. A stride that is its constructor's default fits itself to the
+        windows, as every stride does where a question takes room.
+    """
+    stride = getattr(reader, "doc_stride", None)
+    parameter = inspect.signature(type(reader)).parameters.get("doc_stride")
+    if stride is None or parameter is None or stride == parameter.default:
+        return
+    most = seq_length - 1 - len(getattr(reader, "text", ("text",)))  # [CLS], and a [SEP] for each text
+    if stride > most:
+        raise BertKerasError(
+            f"doc_stride is {stride} and a window of seq_length {seq_length} has room for {most} tokens of text, so tokens would "
+            f"be left out; give {most} or less, for example {max(most // 2, 1)}, so that windows overlap."
+        )
 
 
 class Report(Protocol):

@@ -8,6 +8,7 @@ import dataclasses
 import functools
 import random
 import sys
+import warnings
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -29,10 +30,14 @@ from tasks.settings import Hparams
 from tasks.task import Features, Problem
 from tasks.text_data import (
     BATCH_SIZE,
+    CUT_SAMPLE,
+    Columns,
+    cut_texts,
     evaluation_data,
     has_features,
     has_text,
     one_batch,
+    raw_columns,
     split,
     steps_of,
     text_batches,
@@ -224,7 +229,8 @@ class TextModel(TrainingSteps, SavedTextModel):
         y: labels as the problem's `targets` takes them
         batch_size: examples, or windows of long texts; by default 32
 
-        The texts are shuffled in every epoch. A tf.data.Dataset keeps its order, and its batches where it has some.
+        The texts are shuffled in every epoch. A tf.data.Dataset keeps its order, and its batches where it has some. A warning
+        counts the texts that are cut, among the first CUT_SAMPLE texts in Python.
         Raises BertKerasError, before any training, for data that cannot work, and where a schedule needs the number of steps of a
         data set that does not know it.
         """
@@ -236,6 +242,12 @@ class TextModel(TrainingSteps, SavedTextModel):
             (x, y, sample_weight), validation_data = split(
                 self.problem, self.preprocess, x, y, sample_weight, validation_split
             )
+        if not isinstance(x, tf.data.Dataset) and not has_features(x):
+            x = Columns(raw_columns(self.problem, self.preprocess, x, y, sample_weight))
+            y = sample_weight = None
+            first = {name: column[:CUT_SAMPLE] for name, column in x.items()}
+            if cut := cut_texts(self.problem, self.preprocess, first):
+                warnings.warn(cut, stacklevel=2)
         seed = random.randrange(2**31) if shuffle else None
         data = self._batches(x, y, sample_weight, batch_size=batch_size, seed=seed, class_weight=class_weight)
         if validation_data is not None:

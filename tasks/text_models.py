@@ -7,16 +7,16 @@ model.predict(["a joy to watch"])["label"]
 
 import dataclasses
 import pathlib
+import warnings
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-import keras
 import tensorflow as tf
 
 from bert_keras import checkpoints
 from bert_keras.encoder import BertEncoder
 from bert_keras.errors import BertKerasError, MissingFileError
-from bert_keras.paths import for_tensorflow, path_of
+from bert_keras.paths import did_you_mean, for_tensorflow, path_of
 from bert_keras.text.preprocessing import Preprocessor
 from tasks.choice import Swag
 from tasks.embedding import Embedding
@@ -37,10 +37,10 @@ from tasks.settings import (
     TaggingOptions,
 )
 from tasks.squad.task import Squad
-from tasks.task import Problem
+from tasks.task import Problem, check_stride
 from tasks.text_data import SAMPLE_WEIGHT
 from tasks.text_model import TextModel
-from tasks.training.run import check_sizes, heads_of, is_run, load_run
+from tasks.training.run import KERAS, check_sizes, heads_of, is_run, load_file, load_run
 
 Checkpoint = str | pathlib.Path | checkpoints.Checkpoint
 
@@ -53,6 +53,7 @@ def classifier(
     multi: bool = False,
     pooling: str = ClassifierOptions.pooling,
     doc_stride: int | None = ClassifierOptions.doc_stride,
+    truncation: str | None = ClassifierOptions.truncation,
     seq_length: int | None = None,
 ) -> TextModel:
     """A classifier of texts, or of pairs of texts.
@@ -63,6 +64,8 @@ def classifier(
     multi: True where a text has any number of the labels
     pooling: "pooled" or "concat", the way in which the classifier reads the encoder
     doc_stride: tokens between the starts of two windows over a long text, or over the second text of a pair; None truncates
+    truncation: the part to keep of one text that does not fit: "tail", or "head_tail" for a quarter of head and the rest of tail;
+        None keeps its head
     seq_length: longest text, pair or window in tokens, special tokens counted; None takes 128, or the encoder's length if that is
         less
 
@@ -71,7 +74,7 @@ def classifier(
     several = isinstance(labels, Iterable) and not isinstance(labels, str | bytes)
     if not several or not all(isinstance(label, str) for label in labels):
         raise BertKerasError(f'labels is {labels!r}; give a list of strings, for example ["bad", "good"].')
-    options = {"pooling": pooling, "doc_stride": doc_stride}
+    options = {"pooling": pooling, "doc_stride": doc_stride, "truncation": truncation}
     return _of_row(checkpoint, tuple(labels), text, multi=multi, seq_length=seq_length, **options)
 
 
@@ -81,10 +84,11 @@ def regressor(
     text: str | Sequence[str] = "text",
     pooling: str = ClassifierOptions.pooling,
     doc_stride: int | None = ClassifierOptions.doc_stride,
+    truncation: str | None = ClassifierOptions.truncation,
     seq_length: int | None = None,
 ) -> TextModel:
     """A score, any finite number, for a text or a pair of texts. Arguments: those of `classifier`. Predictions: "score" [N]."""
-    options = {"pooling": pooling, "doc_stride": doc_stride}
+    options = {"pooling": pooling, "doc_stride": doc_stride, "truncation": truncation}
     return _of_row(checkpoint, (), text, multi=False, seq_length=seq_length, **options)
 
 
@@ -186,16 +190,17 @@ def embedder(
     return _build(Embedding(pooling=pooling, l2=l2, layers=layers), checkpoint, seq_length=seq_length)
 
 
-def load(path: str | pathlib.Path) -> Any:
+def load(path: str | pathlib.Path, *, compile: bool = True) -> Any:
     """A saved model: a `.keras` file or the folder of a run as a TextModel, an exported SavedModel as TensorFlow loads it.
+
+    compile: False leaves out the optimizer, the loss and the metrics of a `.keras` file, as in Keras' `load_model`; the other two
+        have none
 
     Raises MissingFileError where there is none of these, BertKerasError for one that is damaged.
     """
     path = path_of(path)
-    if path.suffix == ".keras":
-        if not path.is_file():
-            raise MissingFileError(f"no such file: {path}.")
-        return keras.models.load_model(path)
+    if path.suffix == KERAS:
+        return load_file(path, compile=compile)
     if is_run(path):
         run = load_run(path)
         return TextModel(run.task, run.preprocess, run.model)
@@ -204,7 +209,10 @@ def load(path: str | pathlib.Path) -> Any:
     if not file.is_file() and versions:
         file = max(versions, key=lambda found: int(found.parent.name))
     if not file.is_file():
-        raise MissingFileError(f"{path} is no .keras file, no run and no exported model; give one of them.")
+        close = "" if path.exists() else did_you_mean(path)
+        raise MissingFileError(
+            f"{path} is no .keras file, no run and no exported model{close}; give one of them."
+        )
     from bert_keras.text import text_ops  # noqa: F401  registers the ops of the graph
 
     with for_tensorflow(file.parent) as named:
@@ -248,10 +256,18 @@ def _build(problem: Problem, checkpoint: Checkpoint, *, seq_length: int | None) 
         usual = problem.defaults.get("seq_length", Hparams.seq_length)  # type: ignore[attr-defined]
         seq_length = min(usual, source.config.max_length)
     check_sizes(source.config, vocab_size=tokenizer.vocab_size, seq_length=seq_length)
+    check_stride(problem, seq_length=seq_length)
     encoder = BertEncoder(source.config, outputs=problem.outputs)
     network = problem.model(encoder)
     if source.tensors:
         heads = heads_of(network)
         kept = heads if problem.pretrained_head else {}
-        checkpoints.assign(source, encoder, fresh=("pooler", "bilstm", *heads), **kept)
+        report = checkpoints.assign(source, encoder, fresh=("pooler", "bilstm", *heads), **kept)
+        if lost := [name for name in kept if any(at.split("/")[0] == name for at in report.fresh)]:
+            warnings.warn(
+                f"the checkpoint has no {', '.join(lost)} head, which {problem.name} reads: it starts at random and its "
+                "predictions mean nothing before fit(); give a checkpoint that was pre-trained with it, such as "
+                "bert-base-uncased.",
+                stacklevel=3,
+            )
     return TextModel(problem, Preprocessor(tokenizer, seq_length=seq_length, pad_to_longest=True), network)

@@ -127,9 +127,8 @@ class _Handler(http.server.BaseHTTPRequestHandler):
             self._send(200, content, more)
 
     def _refuse(self, status: int, code: str) -> None:
-        self._send(
-            status, b"{}", {"X-Error-Code": code, "X-Error-Message": MESSAGES.get(status, "Not found")}
-        )
+        headers = {"X-Error-Code": code, "X-Error-Message": MESSAGES.get(status, "Not found")}
+        self._send(status, b"{}", headers | {"X-HF-Warning": f"{time.monotonic_ns()}; set a token"})
 
     def _send(
         self,

@@ -129,6 +129,7 @@ FLOORS = (
             "tasks.training.identity",
             "tasks.training.loop",
             "tasks.training.run",
+            "tasks.training.held_out",
             "tasks.training.card",
             "tasks.features.extract",
             "tasks.embedding",

@@ -799,7 +799,7 @@ def test_a_head_of_another_size_or_name():
     raises(ValueError, "unknown head sentiment", checkpoints.assign, checkpoint, encoder, sentiment=wrong)
     raises(
         ValueError,
-        "the checkpoint has no qa_outputs/",
+        "the checkpoint has no question answering head; give",
         checkpoints.assign,
         checkpoint,
         encoder,

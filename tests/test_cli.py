@@ -107,7 +107,7 @@ def flags_of(name: str) -> dict[str, argparse.Action]:
         (
             "glue",
             (Hparams, ClassifierOptions, ProtocolOptions, GlueOptions),
-            ("learning_rate", "dev_fraction", "doc_stride"),
+            ("learning_rate", "dev_fraction", "doc_stride", "truncation"),
         ),
         ("features", (FeatureOptions,), ()),
         ("vocab", (VocabularyOptions,), ()),

@@ -6,9 +6,12 @@ import time
 import pytest
 import runs
 
+from bert_keras import paths
+from bert_keras.errors import BertKerasError
 from tasks import data_files
 from tasks.ner.files import read
 from tasks.pretraining.corpus import Corpus
+from tasks.training.run import open_task
 
 MARK = "\ufeff"
 
@@ -75,3 +78,63 @@ def test_a_command_without_a_network_prints_one_line(unreachable, capfd, tmp_pat
     assert err.startswith("bert-keras: error: glue/rte cannot be loaded") and err.count("\n") == 1
     assert "give a folder of" in err
     assert not (tmp_path / "run").exists()
+
+
+MISSPELLED = {
+    "training file": (
+        "finetune --task custom --data data/trian.csv --checkpoint x --output o",
+        "data/train.csv",
+    ),
+    "folder": ("finetune --task custom --data dta/train.csv --checkpoint x --output o", "data/train.csv"),
+    "dev file": (
+        "finetune --task custom --data data/train.csv --dev-data data/de.csv --checkpoint x --output o",
+        "data/dev.csv",
+    ),
+    "run": ("predict --run runs/reveiws --input data/dev.csv", "runs/reviews"),
+    "input": ("features --checkpoint x --input data/dev.cvs --output o.jsonl", "data/dev.csv"),
+    "corpus": ("vocab --text dat --output o", "data"),
+    "export": ("serve export/reviws", "export/reviews"),
+}
+
+
+@pytest.mark.parametrize("name", MISSPELLED)
+def test_a_misspelled_path_is_answered_with_the_close_one(name, tmp_path, monkeypatch, capfd):
+    arguments, close = MISSPELLED[name]
+    monkeypatch.chdir(tmp_path)
+    for folder in ("data", "runs/reviews", "export/reviews"):
+        (tmp_path / folder).mkdir(parents=True)
+    for file in ("train", "dev"):
+        (tmp_path / "data" / f"{file}.csv").write_text("text,label\na,x\nb,y\n")
+    code, _, err = runs.run_command(capfd, *arguments.split())
+    assert code == 1 and f"did you mean {close}?" in err and len(err.splitlines()) == 1, err
+
+
+def test_a_missing_path_with_no_close_name_gets_no_suggestion(tmp_path):
+    (tmp_path / "data").mkdir()
+    assert paths.did_you_mean(tmp_path / "elsewhere" / "train.csv") == ""
+    (tmp_path / "file.txt").touch()
+    assert paths.did_you_mean(tmp_path / "file.txt" / "train.csv") == ""
+
+
+OTHER_FORMS = {
+    "squad1.1": ("csv parquet jsonl tsv", r"SQuAD's \.json; .*question_answerer"),
+    "swag": ("parquet json", r"SWAG's \.csv or \.jsonl and from CODAH's \.tsv; .*chooser"),
+    "conll2003": ("csv parquet jsonl", "one word and its tag a line .*tagger"),
+    "fill-mask": ("csv parquet json", r"\.jsonl or \.tsv; .* text and answer; .*masked_lm"),
+}
+
+
+@pytest.mark.parametrize("task", OTHER_FORMS)
+def test_a_reader_names_the_forms_that_it_reads(task, tmp_path):
+    endings, wanted = OTHER_FORMS[task]
+    for ending in endings.split():
+        path = tmp_path / f"train.{ending}"
+        path.write_text("PAR1")
+        with pytest.raises(BertKerasError, match=rf"train\.{ending} is .*{wanted}"):
+            open_task(task, path).examples("train")
+
+
+def test_a_corpus_in_a_parquet_file_is_refused_by_name(tmp_path):
+    (tmp_path / "text.parquet").write_text("PAR1")
+    with pytest.raises(BertKerasError, match=r"text\.parquet is a \.parquet file; a corpus is text"):
+        list(Corpus(tmp_path))

@@ -178,6 +178,14 @@ def run_python(document, names=None):
     return names
 
 
+def test_the_parts_in_the_readme_train_without_a_word_but_keras_bar(tmp_path, monkeypatch, capfd):
+    runs.write_checkpoint(tmp_path / "minilm", max_positions=64)
+    monkeypatch.chdir(tmp_path)
+    (block,) = (block for block in fenced("README.md", "python") if "ClassifierHead" in block)
+    exec(compile(block, "README.md", "exec"), {})  # warnings are errors here
+    assert "Epoch 3/3" in (out := capfd.readouterr().out) and out.startswith("Epoch 1/3")
+
+
 @pytest.mark.slow
 @pytest.mark.timeout(900)
 @pytest.mark.filterwarnings("ignore")  # Keras' own

@@ -29,12 +29,14 @@ from savedmodels.model_card import model_card, tensors_of
 from savedmodels.publish import SAMPLES, ExportError, ask, compare
 from savedmodels.server_config import BATCHING, MODELS, server_files
 from tasks.batches import predict
+from tasks.choice import Swag
 from tasks.embedding import Embedding, WordEmbedding
 from tasks.fill_mask import FillMask
 from tasks.glue.rows import ROWS
 from tasks.glue.task import Glue
 from tasks.pretraining.pretrain import pretrain
 from tasks.pretraining.recipes import RECIPES
+from tasks.squad.task import Squad
 from tasks.task import model_inputs
 from tasks.training.run import Run, load_run, load_runs, run_of, save_run
 
@@ -274,7 +276,10 @@ def test_the_card_says_what_it_is(exported, sst2):
     results = json.loads((sst2.run / "results.json").read_text())
     digest = hashlib.sha256((sst2.run / "vocab.txt").read_bytes()).hexdigest()
     for part in (
-        "| task | sst2 (glue) |",
+        "| task | sst2 (text classification) |",
+        "| input | sentence |",
+        "| settings | pooling: pooled |",
+        "| lower-cased | yes |",
         "| labels | negative, positive |",
         f"| SHA-256 of its file | {digest} |",
         f"| accuracy | {results['measures']['val_accuracy']:.4f} |",
@@ -317,6 +322,31 @@ def test_an_ensemble(exported, sst2, tmp_path):
     size = f"{SIZES['num_layers']} {layers} of {SIZES['hidden_size']}"
     assert f"| encoder | {size}, {parameters:,} parameters |" in card
     assert "Measures" not in card and "accuracy" not in card  # the members' are not its own
+
+
+CARDS = {
+    "squad": (
+        Squad("squad1.1"),
+        [
+            "| task | squad1.1 (question answering) |",
+            "windows, which start 128 tokens apart",
+            "longest window",
+        ],
+    ),
+    "choice": (Swag(), ["| task | swag (multiple choice) |", "| input | context, endings |", "4 choices"]),
+    "fill-mask": (FillMask(), ["| task | fill mask |", "| settings | the 5 best tokens are listed |"]),
+    "vectors": (Embedding(), ["| task | embedding |", "pooling: mean; layers: last"]),
+}
+
+
+@pytest.mark.parametrize("name", CARDS)
+def test_a_card_speaks_in_words(name, sst2):
+    task, wanted = CARDS[name]
+    card = card_of(dataclasses.replace(untrained(task, sst2.checkpoint), path=sst2.run))
+    facts = card[: card.index("## Signatures")]
+    for part in wanted:
+        assert part in facts, facts
+    assert not re.search(r"_|\b(True|False|None)\b|[:;,] *\|", facts), facts
 
 
 @pytest.mark.parametrize("task", [Embedding(), WordEmbedding(), FillMask()])

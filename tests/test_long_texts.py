@@ -11,9 +11,13 @@ from runs import run_command, texts, write_checkpoint, write_data
 import bert_keras as bk
 from bert_keras.errors import BertKerasError
 from bert_keras.features import EXAMPLE_INDEX, INPUT_MASK, INPUT_WORD_IDS
+from bert_keras.text.preprocessing import Preprocessor
+from tasks.features.extract import Extractor, Words
 from tasks.glue.rows import ROWS
 from tasks.glue.task import Glue
+from tasks.settings import Hparams
 from tasks.text_data import text_batches
+from tasks.training.finetune import plan_finetuning
 from tasks.training.run import load_run
 
 pytestmark = [
@@ -125,6 +129,51 @@ def test_a_doc_stride_that_is_no_whole_number_over_0_is_refused(stride, checkpoi
         bk.classifier(checkpoint, NAMES, doc_stride=stride)
 
 
+TOO_FAR = {
+    "a text": (lambda checkpoint: bk.classifier(checkpoint, NAMES, seq_length=16, doc_stride=15), 14),
+    "the default of another problem": (
+        lambda checkpoint: bk.regressor(checkpoint, seq_length=16, doc_stride=128),
+        14,
+    ),
+    "a pair": (
+        lambda checkpoint: bk.classifier(checkpoint, NAMES, text=("a", "b"), seq_length=16, doc_stride=14),
+        13,
+    ),
+    "a question": (
+        lambda checkpoint: bk.question_answerer(checkpoint, seq_length=16, doc_stride=14, max_query_length=4),
+        13,
+    ),
+    "tags": (lambda checkpoint: bk.tagger(checkpoint, ["PER"], seq_length=16, doc_stride=100), 14),
+    "a plan": (
+        lambda checkpoint: plan_finetuning(
+            Glue(ROWS["sst2"], "/", doc_stride=60), checkpoint=checkpoint, hparams=Hparams(seq_length=16)
+        ),
+        14,
+    ),
+    "features": (lambda checkpoint: Extractor(checkpoint, units=Words(doc_stride=40), seq_length=16), 14),
+}
+
+
+@pytest.mark.parametrize("name", TOO_FAR)
+def test_a_doc_stride_over_the_window_is_refused_with_the_largest_that_fits(name, checkpoint):
+    make, most = TOO_FAR[name]
+    with pytest.raises(BertKerasError, match=f"doc_stride is .* seq_length 16 .*give {most} or less"):
+        make(checkpoint)
+
+
+def test_a_default_doc_stride_fits_itself_to_the_window(checkpoint):
+    model = bk.tagger(checkpoint, ["PER"], seq_length=16)
+    assert model.problem.doc_stride == 128 and len(model.predict([LONG[1]])["tags"]) == 1
+
+
+def test_a_run_with_a_doc_stride_over_its_window_is_still_read(model, tmp_path):
+    model.save(tmp_path / "run")
+    kept = json.loads((tmp_path / "run" / "task.json").read_text())
+    kept["task"]["doc_stride"] = 10 * LENGTH
+    (tmp_path / "run" / "task.json").write_text(json.dumps(kept))
+    assert len(bk.load(tmp_path / "run").predict(LONG)["label"]) == len(LONG)
+
+
 # -----------------------------------------------------------------------------------------------------------
 # Predictions
 
@@ -229,3 +278,85 @@ def test_a_task_without_windows_is_written_as_before(sst2):
     assert "doc_stride" not in Glue(ROWS["sst2"]).to_json()
     run = load_run(sst2.run)
     assert run.task.doc_stride is None and not run.task.windowed
+
+
+# -----------------------------------------------------------------------------------------------------------
+# Truncation
+
+
+def kept_tokens(tokens: list, room: int, truncation: str) -> list:
+    """Sun et al. 2019, sec. 5.3.1: head-only, tail-only and head+tail of 128 and 382 of 510 tokens."""
+    if len(tokens) <= room:
+        return tokens
+    head = {"tail": 0, "head_tail": int(room * 128 / 510 + 0.5)}[truncation]
+    return tokens[:head] + tokens[len(tokens) - (room - head) :]
+
+
+@pytest.mark.parametrize("truncation", ["tail", "head_tail"])
+@pytest.mark.parametrize("seq_length", [5, 16, 512])
+def test_truncation_keeps_the_tokens_of_the_paper(truncation, seq_length, model):
+    tokenizer, room = model.preprocess.tokenizer, seq_length - 2
+    letters = "abcdefghijklmnopqrstuvwxyz"
+    rows = [
+        " ".join(letters[i % 26] for i in range(n))
+        for n in (0, 1, room - 1, room, room + 1, room + 7, 3 * room)
+    ]
+    features = Preprocessor(tokenizer, seq_length=seq_length)(tf.constant(rows), keep=truncation)
+    ids = {token: i for i, token in enumerate(tokenizer.vocabulary)}
+    for row, got, mask in zip(
+        rows, features[INPUT_WORD_IDS].numpy(), features[INPUT_MASK].numpy(), strict=True
+    ):
+        tokens = ["[CLS]", *kept_tokens(row.split(), room, truncation), "[SEP]"]
+        wanted = [ids[token] for token in tokens]
+        assert got[: len(wanted)].tolist() == wanted and mask.tolist() == [1] * len(wanted) + [0] * (
+            seq_length - len(wanted)
+        )
+    assert (512 != seq_length) or kept_tokens(list(range(600)), 510, "head_tail")[127:129] == [127, 218]
+
+
+@pytest.mark.usefixtures("forked_answers")
+@pytest.mark.parametrize("truncation", ["tail", "head_tail"])
+def test_truncation_is_the_same_in_python_files_runs_and_exports(truncation, checkpoint, tmp_path):
+    model = bk.classifier(checkpoint, NAMES, seq_length=LENGTH, truncation=truncation)
+    wanted = model.predict(TEXTS)["probabilities"]
+    ids = [model.preprocess.tokenizer.tokenize([text])[0].numpy().tolist() for text in TEXTS]
+    special = model.preprocess.tokenizer.special
+    for tokens, expected in zip(ids, wanted, strict=True):
+        row = [special.start, *kept_tokens(tokens, LENGTH - 2, truncation), special.end]
+        one = np.ones((1, len(row)), np.int32)
+        inputs = {"input_word_ids": np.array([row], np.int32), "input_mask": one, "input_type_ids": 0 * one}
+        np.testing.assert_allclose(keras.ops.softmax(model.network(inputs))[0], expected, atol=1e-5)
+    model.save(tmp_path / "run")
+    model.save(tmp_path / "m.keras")
+    for name in ("run", "m.keras"):
+        np.testing.assert_allclose(
+            bk.load(tmp_path / name).predict(TEXTS)["probabilities"], wanted, atol=1e-5
+        )
+    served = tf.saved_model.load(str(model.export(tmp_path / "served"))).signatures["serving_default"]
+    np.testing.assert_allclose(served(text=tf.constant(TEXTS))["probabilities"], wanted, atol=1e-5)
+    head = bk.classifier(checkpoint, NAMES, seq_length=LENGTH)
+    head.network.set_weights(model.network.get_weights())
+    assert np.abs(head.predict(LONG)["probabilities"] - model.predict(LONG)["probabilities"]).max() > 1e-4
+
+
+def test_truncation_by_command(checkpoint, tmp_path, capfd):
+    data, run = write_data(tmp_path / "data", "sst2", count=16), tmp_path / "run"
+    flags = ["--epochs", "1", "--batch-size", "8", "--seq-length", "8", "--truncation", "head_tail"]
+    flags += ["--task", "sst2", "--data", data, "--checkpoint", checkpoint, "--output", run]
+    code, _, err = run_command(capfd, "finetune", *flags)
+    assert code == 0, err
+    assert json.loads((run / "task.json").read_text())["task"]["truncation"] == "head_tail"
+    assert load_run(run).task.truncation == "head_tail"
+
+
+@pytest.mark.parametrize(
+    ("settings", "fact"),
+    [
+        ({"truncation": "head"}, "truncation is 'head'"),
+        ({"truncation": "tail", "doc_stride": 6}, "truncation.*doc_stride"),
+        ({"truncation": "tail", "text": ("a", "b")}, "reads the pair a, b"),
+    ],
+)
+def test_truncation_that_cannot_work_is_refused(settings, fact, checkpoint):
+    with pytest.raises(BertKerasError, match=fact):
+        bk.classifier(checkpoint, NAMES, seq_length=LENGTH, **settings)

@@ -6,6 +6,7 @@ import shutil
 import subprocess
 import sys
 import time
+import traceback
 from pathlib import Path
 from typing import Any
 
@@ -189,6 +190,20 @@ def test_refusals_of_the_hub_are_one_line_that_says_what_to_do(tmp_path, files):
     assert weights == []  # nothing large was downloaded for an error
     assert opened["revision"] == FIRST
     assert "has no model org/absent" in unknown["text"]
+
+
+@pytest.mark.parametrize("online", [True, False])
+def test_a_misspelled_name_ends_in_our_line_alone(ask_here, monkeypatch, capfd, online):
+    with serving({}) as hub:
+        ask_here(hub)
+        if not online:
+            monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+        with pytest.raises(MissingFileError) as caught:
+            checkpoints.read("bert-bse-uncasd")
+    text = "".join(traceback.format_exception(caught.value))
+    assert "did you mean bert-base-uncased" in text.splitlines()[-1]
+    assert "huggingface_hub" not in text and "httpx" not in text, text
+    assert capfd.readouterr() == ("", "")
 
 
 @pytest.mark.parity

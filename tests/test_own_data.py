@@ -3,6 +3,7 @@
 import gzip
 import json
 import re
+import shutil
 
 import numpy as np
 import pyarrow
@@ -15,7 +16,8 @@ from bert_keras.errors import BertKerasError
 from tasks.batches import hold_out
 from tasks.glue.task import Glue
 from tasks.settings import Hparams
-from tasks.training.finetune import plan_finetuning
+from tasks.training.finetune import finetune, plan_finetuning
+from tasks.training.identity import digest_of_examples
 from tasks.training.run import load_run
 
 ROWS = [('a "b", c\nd', "no"), ("", "yes"), ("ж\u2028x", "no")]
@@ -100,6 +102,9 @@ BAD = [
     ("csv", "text,label\na,x\nb, \n", {}, "train.csv, line 3: the label is empty"),
     ("csv", "a,b,c,label\n1,2,3,x\n", {}, "text columns 'a', 'b', 'c'; .* --text-column"),
     ("csv", "a,b,label\n1,2,x\n", {"text_column": ["c"]}, "has no column 'c'; .* 'a', 'b', 'label'"),
+    ("csv", "review,stars\na,x\nb,y\n", {}, r"no column 'label'; .* 'review', 'stars'; .*--label-column .*text_column"),
+    ("csv", "a joy,good\ndull,bad\nwarm,good\n", {}, "no column 'label'; .* 'a joy', 'good'; is the first line a header"),
+    ("tsv", "a fine long day\tx\nrain\ty\n", {}, "is the first line a header"),
     ("csv", "a,b,label\n1,2,x\n", {"label_column": "y"}, "has no column 'y'; .* 'a', 'b', 'label'"),
     ("csv", "text,label\na,1\nb,0\n", {}, "all labels .* numbers .0, 1.; give --label-type class .* score"),
     ("csv", "text,label\na,1\nb,1e99\n", {"label_type": "score"}, "line 3: score '1e99' is not a number"),
@@ -124,6 +129,13 @@ def test_a_file_that_cannot_be_read_is_named_with_its_line(tmp_path, ending, dat
     with pytest.raises(BertKerasError, match=message) as error:
         Glue.open("custom", path, **options).examples("train")
     assert "\n" not in str(error.value)
+
+
+def test_names_that_no_line_repeats_are_a_header(tmp_path):
+    path = write(tmp_path, train_csv="review,stars\na,x\nb,y\n") / "train.csv"
+    with pytest.raises(BertKerasError) as caught:
+        Glue.open("custom", path)
+    assert "header" not in str(caught.value)
 
 
 def test_a_parquet_file_that_unpacks_to_far_more_than_its_size_is_refused(tmp_path, monkeypatch):
@@ -267,6 +279,64 @@ def test_a_resume_checks_the_held_out_fraction(tmp_path):
     }
 
 
+@pytest.fixture(scope="module")
+def held(tmp_path_factory):
+    """A folder with own.csv, other.csv and the run of a training that held out a quarter of own.csv."""
+    folder = tmp_path_factory.mktemp("held")
+    rows = [(text, "xy"[len(text) % 2]) for text in runs.texts(40, seed=1)]
+    write(folder, own_csv=as_csv(rows), other_csv=as_csv(rows[::-1]))
+    checkpoint = runs.write_checkpoint(folder / "checkpoint")
+    task = Glue.open("custom", folder / "own.csv")
+    for name, settings in (("run", {"dev_fraction": 0.25}), ("again", {"dev_fraction": 0.25, "seed": 7})):
+        hparams = Hparams(seq_length=16, epochs=1, **settings)
+        finetune(
+            task, checkpoint=checkpoint, output=folder / name, hparams=hparams, verbose=0, log=lambda _: None
+        )
+    return folder
+
+
+def measured(capfd, *arguments):
+    code, out, err = runs.run_command(capfd, "evaluate", "--json", *arguments)
+    assert code == 0, err
+    return json.loads(out), err
+
+
+def test_evaluate_measures_the_rows_that_were_held_out_of_the_training_file(held, capfd):
+    wanted = json.loads((held / "run" / "results.json").read_text())["measures"]["val_accuracy"]
+    (held / "renamed.csv").write_bytes((held / "own.csv").read_bytes())
+    for name in ("own.csv", "renamed.csv"):
+        found, err = measured(capfd, "--run", held / "run", "--data", held / name)
+        assert found == {"held-out": {"accuracy": wanted}}
+        assert "10 of its 40 examples" in err and "--split train" in err
+    found, err = measured(capfd, "--run", held / "run", "--data", held / "own.csv", "--split", "held-out")
+    assert found == {"held-out": {"accuracy": wanted}}
+    found, err = measured(capfd, "--run", held / "run", "--data", held / "own.csv", "--split", "train")
+    assert [*found] == ["train"] and err == ""
+
+
+def test_evaluate_measures_all_rows_of_another_file(held, capfd):
+    found, err = measured(capfd, "--run", held / "run", "--data", held / "other.csv")
+    assert [*found] == ["validation"] and err == ""
+    code, _, err = runs.run_command(
+        capfd, "evaluate", "--run", held / "run", "--data", held / "other.csv", "--split", "held-out"
+    )
+    assert code == 1 and "other.csv is not a training file" in err and len(err.splitlines()) == 1
+
+
+def test_evaluate_warns_of_rows_that_trained_the_run(held, capfd, tmp_path):
+    found, err = measured(capfd, "--run", held / "run", held / "again", "--data", held / "own.csv")
+    assert [*found] == ["validation"] and "warning: " in err and "trained" in err
+    run = shutil.copytree(held / "run", tmp_path / "run")
+    kept = json.loads((run / "checkpoints" / "settings.json").read_text())
+    whole = digest_of_examples(Glue.open("custom", held / "own.csv").examples("train"))
+    kept |= {"dev_fraction": None, "train_examples": [40, whole]}
+    (run / "checkpoints" / "settings.json").write_text(json.dumps(kept))
+    found, err = measured(capfd, "--run", run, "--data", held / "own.csv")
+    assert [*found] == ["validation"] and "warning: " in err and "trained" in err
+    shutil.rmtree(run / "checkpoints")  # of a run without its settings, nothing is known
+    assert measured(capfd, "--run", run, "--data", held / "own.csv")[1] == ""
+
+
 DEV = {
     "neither": ([], "--dev-data, or --dev-fraction"),
     "both": (["--dev-data", "own.csv", "--dev-fraction", "0.1"], "give one of them"),
@@ -308,7 +378,8 @@ def test_csv_from_training_to_export_by_command(tmp_path, capfd):
     results = json.loads((run / "results.json").read_text())
     assert (results["train_examples"], results["dev_examples"]) == (48, 12)
 
-    code, out, err = runs.run_command(capfd, "evaluate", "--run", run, "--data", path, "--json")
+    evaluate = ["evaluate", "--run", run, "--data", path, "--json", "--split", "validation"]
+    code, out, err = runs.run_command(capfd, *evaluate)
     assert (code, err) == (0, "")
     measured = json.loads(out)["validation"]["accuracy"]
     code, out, err = runs.run_command(capfd, "predict", "--run", run, "--data", path, "--format", "jsonl")

@@ -1,10 +1,13 @@
 """Long work: its lines in logs and its bars in terminals, --quiet, --patience, and stops by Ctrl-C and SIGTERM."""
 
+import fcntl
 import json
+import os
 import re
 import signal
 import subprocess
 import tempfile
+import termios
 import time
 from pathlib import Path
 from types import SimpleNamespace
@@ -201,11 +204,16 @@ def test_durations():
 @pytest.mark.timeout(900)
 def test_signals_stop_and_the_same_command_ends_with_the_same_bits(whole, place):
     run, again = place / "stopped", "run the same command to resume from step"
-    int_, term = ["SIGINT"], ["SIGTERM"]
+    int_, term, hang = ["SIGINT"], ["SIGTERM"], ["SIGHUP"]
     cases = [
         (130, "stopped", ["planning", None, int_]),
         (143, "stopped", ["planning", None, term]),
         (130, f"stopped at step 2 of 18; {again} 2", ["step", 2, int_]),
+        (
+            129,
+            f"stopped at step 3 of 18; {again} 3",
+            ["step", 3, hang * 2],
+        ),  # from the shell and from the kernel
         (143, f"stopped at step 5 of 18; {again} 5", ["step", 5, term]),
         (130, f"stopped at step 6 of 18; {again} 6", ["evaluation", 6, int_]),
         (130, f"stopped at step 7 of 18; {again} 6", ["step", 8, int_ * 2]),  # the second one stops at once
@@ -306,7 +314,9 @@ def test_python_gets_keyboard_interrupt(place, tmp_path):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+@pytest.mark.parametrize(
+    ("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGHUP, 129)]
+)
 def test_a_signal_from_outside(number, code, place, tmp_path):
     arguments = finetuning(place, "--output", tmp_path / "run", "--epochs", "1000")
     process = subprocess.Popen(
@@ -325,6 +335,36 @@ def test_a_signal_from_outside(number, code, place, tmp_path):
     assert process.returncode == code and "Traceback" not in rest + err
     step, saved = map(int, re.search(r"stopped at step (\d+) of 6,000; .* from step (\d+)", err).groups())
     assert step == saved >= 12
+
+
+@pytest.mark.slow
+def test_a_closed_terminal_saves(place, tmp_path):
+    master, slave = os.openpty()
+
+    def controlled():
+        os.setsid()
+        fcntl.ioctl(slave, termios.TIOCSCTTY, 0)
+
+    run = tmp_path / "run"
+    arguments = finetuning(place, "--output", run, "--epochs", "1000")
+    process = subprocess.Popen(
+        runs.shell_command(*arguments),
+        cwd=runs.ROOT,
+        env=runs.bare_environment(),
+        stdin=slave,
+        stdout=slave,
+        stderr=slave,
+        preexec_fn=controlled,
+    )
+    os.close(slave)
+    shown = b""
+    while b"epoch 2/" not in shown.lower():
+        shown += os.read(master, 65536)
+    before = {file.name for file in (run / "checkpoints").glob("ckpt-*.index")}
+    os.close(master)
+    assert process.wait(timeout=120) == 129
+    after = {file.name for file in (run / "checkpoints").glob("ckpt-*.index")}
+    assert after - before and not (run / "results.json").exists()
 
 
 # -----------------------------------------------------------------------------------------------------------

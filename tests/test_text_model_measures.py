@@ -279,6 +279,7 @@ def test_a_prediction_reads_a_data_set_once(untrained):
         ("good " * 60 + "[MASK]", "film", ["row 1", "[MASK]", "first 48 tokens"]),
     ],
 )
+@pytest.mark.filterwarnings("ignore:the checkpoint has no masked_lm head")
 def test_an_answer_that_cannot_be_learned_is_refused(text, answer, facts, checkpoint):
     model = bk.masked_lm(checkpoint)
     x, y = ["the [MASK] is good", text], ["film", answer]

@@ -1,7 +1,9 @@
 """Models that take strings: every problem by `fit`, `evaluate` and `predict`, every form of data, and saving."""
 
+import csv
 import json
 import re
+from pathlib import Path
 
 import forked
 import keras
@@ -9,7 +11,7 @@ import numpy as np
 import pandas as pd
 import pytest
 import tensorflow as tf
-from runs import ROOT, contents, full_disk, texts, write_checkpoint
+from runs import ROOT, SIZES, contents, full_disk, run_command, texts, write_checkpoint
 
 import bert_keras as bk
 from bert_keras.errors import BertKerasError
@@ -88,6 +90,7 @@ CASES = {
 }
 
 
+@pytest.mark.filterwarnings("ignore:the checkpoint has no masked_lm head")
 @pytest.mark.parametrize("case", CASES)
 def test_every_problem_learns_is_measured_and_saved(case, checkpoint, tmp_path):
     make, x, y, measures = CASES[case]
@@ -300,6 +303,31 @@ def test_the_schedule_counts_the_steps_of_each_fit(model):
         )
 
 
+def test_fit_warns_once_of_texts_that_are_cut(checkpoint):
+    model = bk.classifier(checkpoint, NAMES, seq_length=8)
+    long = [*TEXTS[:2], "good film " * 20, "bad " * 7]
+    fact = r"2 of the first 4 examples are longer than 8 tokens \(up to 42\).*seq_length, or doc_stride"
+    with pytest.warns(UserWarning, match=fact) as caught:
+        model.fit(["good", "bad", *long[2:]], ["good", "bad"] * 2, epochs=2, verbose=0)
+    assert len(caught) == 1 and caught[0].filename == __file__
+    windows = bk.classifier(checkpoint, NAMES, seq_length=8, doc_stride=4)
+    windows.fit(long, ["good", "bad"] * 2, verbose=0)  # warnings are errors here
+    model.fit(["good", "bad"], ["good", "bad"], verbose=0)
+
+
+def test_models_are_made_quietly_unless_a_head_is_lost(checkpoint, tmp_path, capfd):
+    bk.classifier(checkpoint, NAMES)
+    bk.load_encoder(checkpoint)
+    assert capfd.readouterr().out == ""
+    with pytest.warns(UserWarning, match="no masked_lm head.*at random") as caught:
+        bk.masked_lm(checkpoint).save(tmp_path / "m.keras")
+    assert [one.filename for one in caught if "head" in str(one.message)] == [__file__]
+    bk.load(tmp_path / "m.keras")
+    lines = []
+    bk.load_encoder(checkpoint, log=lines.append)
+    assert lines[0].startswith("loaded: ")
+
+
 def test_a_users_own_optimizer_loss_and_metrics(model):
     loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
     model.compile(keras.optimizers.Adam(1e-3), loss, metrics=["accuracy"])
@@ -348,6 +376,7 @@ def test_data_that_cannot_work_is_refused(x, y, facts, untrained):
     assert all(fact in str(error.value) for fact in facts), error.value
 
 
+@pytest.mark.filterwarnings("ignore:the checkpoint has no masked_lm head")
 @pytest.mark.parametrize(
     ("case", "x", "y", "facts"),
     [
@@ -410,8 +439,52 @@ def test_settings_that_cannot_work_are_refused(model, checkpoint, tmp_path):
         bk.load(tmp_path / "nowhere")
 
 
+def test_a_file_is_loaded_without_its_optimizer(model, tmp_path):
+    model.compile("adam")
+    model.save(tmp_path / "m.keras")
+    assert bk.load(tmp_path / "m.keras").compiled
+    again = bk.load(tmp_path / "m.keras", compile=False)
+    assert not again.compiled
+    np.testing.assert_allclose(
+        again.predict(TEXTS)["probabilities"], model.predict(TEXTS)["probabilities"], atol=1e-6
+    )
+
+
 # -----------------------------------------------------------------------------------------------------------
 # Beside the commands, and other packages
+
+
+@pytest.mark.usefixtures("forked_answers")
+def test_the_commands_read_a_keras_file(untrained, checkpoint, tmp_path, capfd, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    untrained.save("m.keras")
+    with open("texts.csv", "w", newline="") as file:
+        csv.writer(file).writerows([("text", "label"), *zip(TEXTS, LABELS, strict=True)])
+    code, out, err = run_command(capfd, "predict", "--run", "m.keras", "--input", "texts.csv")
+    assert code == 0, err
+    wanted = untrained.predict(TEXTS)["probabilities"]
+    got = [json.loads(line)["probabilities"] for line in out.splitlines()]
+    np.testing.assert_allclose(got, wanted, atol=1e-5)
+    code, out, err = run_command(capfd, "evaluate", "--run", "m.keras", "--data", "texts.csv", "--json")
+    right = np.mean(np.array(untrained.predict(TEXTS)["label"]) == LABELS)
+    assert code == 0 and json.loads(out)["validation"]["accuracy"] == pytest.approx(right), err
+    code, _, err = run_command(capfd, "export", "--run", "m.keras", "--output", "served")
+    assert code == 0 and Path("served/1/saved_model.pb").is_file(), err
+    bk.embedder(checkpoint).save("vectors.keras")
+    code, out, err = run_command(capfd, "predict", "--run", "vectors.keras", "--input", "texts.csv")
+    assert code == 0 and len(json.loads(out.splitlines()[0])["embedding"]) == SIZES["hidden_size"], err
+
+
+def test_keras_files_that_are_no_run_are_one_line(tmp_path, capfd):
+    keras.Sequential([keras.Input((2,)), keras.layers.Dense(1)]).save(tmp_path / "other.keras")
+    (tmp_path / "cut.keras").write_bytes(b"PK no zip")
+    for name, fact in (
+        ("other", "holds a Sequential"),
+        ("cut", "cut short"),
+        ("othr", r"did you mean .*/other.keras?"),
+    ):
+        code, _, err = run_command(capfd, "predict", "--run", tmp_path / f"{name}.keras")
+        assert code == 1 and re.search(fact, err) and len(err.splitlines()) == 1, err
 
 
 @pytest.mark.usefixtures("forked_answers")

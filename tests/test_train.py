@@ -261,7 +261,7 @@ def test_keep_head(learned, place):
     )
     np.testing.assert_array_equal(kept, was)
     assert not np.allclose(fresh, was, atol=1e-2)
-    with pytest.raises(ValueError, match="the checkpoint has no classifier/dense/kernel"):
+    with pytest.raises(ValueError, match="the checkpoint has no classifier; give"):
         start(task, place, output="no_head", keep_head=True)
 
 

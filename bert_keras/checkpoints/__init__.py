@@ -30,7 +30,7 @@ from bert_keras.checkpoints.models import (
 )
 from bert_keras.checkpoints.names import ARCHITECTURES, HEADS, Checkpoint, Format, variable_shapes
 from bert_keras.checkpoints.reference import check_reference, differences
-from bert_keras.checkpoints.sources import LocalModel, did_you_mean, resolve
+from bert_keras.checkpoints.sources import LocalModel, close_models, resolve
 from bert_keras.checkpoints.tensors import read_tensors, refuse_not_finite
 from bert_keras.config import BertConfig
 from bert_keras.errors import BertKerasError, MissingFileError, listed
@@ -159,14 +159,14 @@ def load_encoder(
     outputs: Iterable[str] | None = None,
     fresh: Iterable[str] = (),
     vocab_size: int | None = None,
-    log: Callable[[str], None] = print,
+    log: Callable[[str], None] | None = None,
 ) -> "BertEncoder":
     """An encoder with the weights of a checkpoint folder.
 
     outputs: see BertEncoder; None means its default
     fresh: ("pooler",) initializes a missing pooler randomly; without it, a missing pooler is an error
     vocab_size: tokens of a larger vocabulary, for a tokenizer with added tokens: see `with_vocab_size`
-    log: receives the report, three lines
+    log: receives the report, three lines, for example `print`
 
     Raises as `read`, `with_vocab_size` and `assign` do.
     """
@@ -176,7 +176,9 @@ def load_encoder(
     if vocab_size is not None:
         checkpoint = with_vocab_size(checkpoint, vocab_size)
     encoder = BertEncoder(checkpoint.config, outputs=ALL if outputs is None else tuple(outputs))
-    log(str(assign(checkpoint, encoder, fresh=fresh)))
+    report = assign(checkpoint, encoder, fresh=fresh)
+    if log is not None:
+        log(str(report))
     return encoder
 
 
@@ -290,7 +292,7 @@ def _locate(path: pathlib.Path) -> tuple[Format, pathlib.Path]:
         if root is not None:
             return form, root
     if not path.exists():
-        raise MissingFileError(f"no checkpoint at {path}: no such file or folder{did_you_mean(str(path))}.")
+        raise MissingFileError(f"no checkpoint at {path}: no such file or folder{close_models(str(path))}.")
     looked_for = "; ".join(f"{form.files} ({form.name})" for form in FORMATS.values())
     there = listed(sorted(found.name for found in path.iterdir()), 4) if path.is_dir() else "one file"
     raise MissingFileError(f"no checkpoint in {path}; looked for {looked_for}; found {there}.")

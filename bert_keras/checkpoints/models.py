@@ -12,6 +12,18 @@ from bert_keras.config import BertConfig
 from bert_keras.errors import BertKerasError, listed
 from bert_keras.features import POOLED_OUTPUT
 
+_TRAINED = "give a checkpoint that was trained with it."
+# Each head in an error about a checkpoint without it, and the checkpoints that have it.
+_HEAD_WORDS = {
+    "masked_lm": "masked LM head, which predicts the words for [MASK]; give a checkpoint that was pre-trained with it, such as "
+    "bert-base-uncased, or a run of `bert-keras pretrain`: a fine-tuned model or a bare encoder has none.",
+    "next_sentence": f"next sentence head; {_TRAINED}",
+    "classifier": f"classifier; {_TRAINED}",
+    "concat_classifier": f"classifier for concat pooling; {_TRAINED}",
+    "qa_outputs": f"question answering head; {_TRAINED}",
+    "replaced_token": f"replaced token head; {_TRAINED}",
+}
+
 # Keras is not imported here: reading a safetensors file needs neither Keras nor TensorFlow.
 if TYPE_CHECKING:
     import keras
@@ -100,6 +112,9 @@ def refuse_lacking(
     if not lacking:
         return
     parts = sorted({name.split("/")[0] for name in lacking})
+    if not unknown and {*parts} <= {*HEADS} - {name.split("/")[0] for name in tensors}:
+        first = "masked_lm" if "masked_lm" in parts else parts[0]
+        raise BertKerasError(f"{named}the checkpoint has no {_HEAD_WORDS[first]}")
     hint = "; fresh=('pooler',) initializes it randomly" if parts == ["pooler"] else ""
     layers = {name.split("/")[0] for name in tensors if name.startswith("block_")}
     if layers and not layers & set(parts) and all(part.startswith("block_") for part in parts):

@@ -11,13 +11,14 @@ A path that exists comes first. SCHEMES is the table of the rest. Each download 
 `paths.cache_folder` for archives.
 """
 
+import contextlib
 import dataclasses
 import difflib
 import os
 import pathlib
 import re
 import shutil
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from bert_keras.checkpoints.hugging_face import HUGGING_FACE, SAFETENSORS, TORCH
@@ -36,7 +37,7 @@ from bert_keras.checkpoints.known_models import (
 from bert_keras.checkpoints.torch_file import import_torch
 from bert_keras.errors import BertKerasError, MissingFileError, first_line, listed
 from bert_keras.folders import whole_folder
-from bert_keras.paths import cache_folder, path_of
+from bert_keras.paths import cache_folder, did_you_mean, path_of
 from bert_keras.text.vocabulary_files import SENTENCEPIECE, TOKENIZER_JSON, VOCAB_TXT
 
 TIMEOUT = 10  # seconds without an answer, after which a server counts as unreachable
@@ -114,23 +115,17 @@ def address_of(name: str) -> str:
     return (f"hf{_SEPARATOR}" if is_repository else "") + name + at + revision
 
 
-def did_you_mean(given: str) -> str:
+def close_models(given: str) -> str:
     """The known models and the files beside a path with close names, in brackets for an error; else nothing."""
-    path = path_of(given.partition(_SEPARATOR)[2] or given)
+    scheme, _, rest = given.rpartition(_SEPARATOR)
+    path = path_of(rest)
     name = path.name.partition("@")[0]
-    beside = {found: os.fspath(path.parent / found) for found in _names_in(path.parent)}
-    candidates = {known: known for known in KNOWN} | ({} if _SEPARATOR in given else beside)
-    if name in candidates:
+    if name in KNOWN:
         return ""
-    close = difflib.get_close_matches(name, candidates, n=3, cutoff=0.7)
-    return f" (did you mean {' or '.join(candidates[match] for match in close)}?)" if close else ""
-
-
-def _names_in(folder: pathlib.Path) -> list[str]:
-    try:
-        return os.listdir(folder)
-    except OSError:
-        return []
+    known = difflib.get_close_matches(name, KNOWN, cutoff=0.7)
+    if scheme:
+        return f" (did you mean {' or '.join(known)}?)" if known else ""
+    return did_you_mean(path, others=known)
 
 
 def _is_path(given: str) -> bool:
@@ -157,13 +152,27 @@ def _reason(error: BaseException) -> str:
 
 def _nothing_at(given: str) -> str:
     """The start of an error about a name: nothing is there on the disk."""
-    return f"no checkpoint at {given}: no such file or folder{did_you_mean(given)}"
+    return f"no checkpoint at {given}: no such file or folder"
 
 
 # -----------------------------------------------------------------------------------------------------------
 # The Hugging Face Hub
 
 
+@contextlib.contextmanager
+def _errors_only() -> Iterator[None]:
+    """Within it, huggingface_hub logs errors alone: its warnings would bury our one line."""
+    from huggingface_hub.utils import logging
+
+    kept = logging.get_verbosity()
+    logging.set_verbosity_error()
+    try:
+        yield
+    finally:
+        logging.set_verbosity(kept)
+
+
+@_errors_only()
 def _from_hub(name: str, given: str, weights: bool) -> LocalModel:
     """A repository's configuration, tokenizer and weights in the cache of huggingface_hub, at one commit."""
     import huggingface_hub
@@ -176,10 +185,12 @@ def _from_hub(name: str, given: str, weights: bool) -> LocalModel:
     try:
         info = huggingface_hub.HfApi().model_info(repository, revision=revision, timeout=TIMEOUT)
     except errors.HFValidationError as error:
-        raise MissingFileError(f"{_nothing_at(given)}, and {first_line(error)}") from error
+        raise MissingFileError(
+            f"{_nothing_at(given)}{close_models(given)}, and {first_line(error)}"
+        ) from None
     except errors.HfHubHTTPError as error:
         if error.response.status_code < 500:
-            raise _refused(error, repository, revision, given) from error
+            raise _refused(error, repository, revision, given) from None
         return _from_hub_cache(repository, revision, given, weights, licence, why=error)
     except Exception as error:  # no connection; each version of the library has another HTTP client's errors
         return _from_hub_cache(repository, revision, given, weights, licence, why=error)
@@ -204,7 +215,7 @@ def _from_hub(name: str, given: str, weights: bool) -> LocalModel:
     except BertKerasError:
         raise
     except errors.HfHubHTTPError as error:
-        raise _refused(error, repository, revision, given) from error
+        raise _refused(error, repository, revision, given) from None
     except Exception as error:
         raise BertKerasError(
             f"the download of {address} failed: {_reason(error)}; run the same command again."
@@ -242,11 +253,12 @@ def _from_hub_cache(
         reason = "HF_HUB_OFFLINE is set" if offline else f"no connection ({_reason(why)})"
         at = "" if revision == constants.DEFAULT_REVISION else f" --revision {revision}"
         copy = repository.rpartition("/")[2]
+        close = close_models(given)
         raise MissingFileError(
             f"{_nothing_at(given)}, {address} is not in the cache {constants.HF_HUB_CACHE}, and it cannot be "
-            f"downloaded: {reason}. On a machine with a network, run `hf download {repository}{at} --local-dir {copy}`, copy "
-            f"that folder here and give its path."
-        ) from why
+            f"downloaded: {reason}{close}. {f'If {given} is right, on' if close else 'On'} a machine with a network, run "
+            f"`hf download {repository}{at} --local-dir {copy}`, copy that folder here and give its path."
+        ) from None
     return LocalModel(path=folder, address=address, revision=folder.name, licence=licence)
 
 
@@ -263,9 +275,10 @@ def _refused(error: Any, repository: str, revision: str, given: str) -> BertKera
             f"hf://{repository} has no revision {revision}; {page}/tree/main lists its branches and tags."
         )
     if isinstance(error, errors.RepositoryNotFoundError):
+        close = close_models(given)
+        private = f"{close}. If it is private, {log_in}." if close else f", or it is private: then {log_in}."
         return MissingFileError(
-            f"{_nothing_at(given)}, and {constants.ENDPOINT} has no model {repository}, or it is private: then "
-            f"{log_in}."
+            f"{_nothing_at(given)}, and {constants.ENDPOINT} has no model {repository}{private}"
         )
     status = error.response.status_code
     token = f"; the token may be wrong or not allow this: {log_in}" if status in (401, 403) else ""
@@ -314,7 +327,7 @@ def archive_resolver(
         address = f"{scheme}{_SEPARATOR}{name}"
         if name not in archives:
             raise MissingFileError(
-                f"no archive named {name}{did_you_mean(given)}; {scheme} has {listed(archives)}."
+                f"no archive named {name}{close_models(given)}; {scheme} has {listed(archives)}."
             )
         folder = cache_folder() / scheme / name
         if not folder.is_dir():

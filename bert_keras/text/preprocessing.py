@@ -57,6 +57,24 @@ TRUNCATION: dict[str, Callable[..., tuple[tf.Tensor, tf.Tensor]]] = {
 }
 
 
+def tail(length: tf.Tensor, *, room: int) -> tuple[tf.Tensor, tf.Tensor]:
+    """The tokens to keep of a text's start and of its end: the last `room` tokens. int [B]."""
+    return tf.zeros_like(length), tf.minimum(length, room)
+
+
+def head_tail(length: tf.Tensor, *, room: int) -> tuple[tf.Tensor, tf.Tensor]:
+    """As `tail`: of a text that does not fit, the first 128 and the last 382 of 510 tokens, or as large a part of `room`.
+
+    Source: Sun et al. 2019, How to Fine-Tune BERT for Text Classification, sec. 5.3.1.
+    """
+    first = tf.minimum(length, (room * 128 + 255) // 510)
+    return first, tf.minimum(length - first, room - first)
+
+
+# The ways to shorten one text that does not fit, beside keeping its start.
+ENDS: dict[str, Callable[..., tuple[tf.Tensor, tf.Tensor]]] = {"tail": tail, "head_tail": head_tail}
+
+
 class Preprocessor(tf.Module):
     """Tokenizes one or two segments, cuts them to fit, frames them with special tokens and pads.
 
@@ -92,9 +110,21 @@ class Preprocessor(tf.Module):
         self.multiple_of = multiple_of
         self.truncation = truncation
 
-    def __call__(self, *segments: tf.Tensor | str | Sequence[str]) -> Features:
-        """segments: one or two string [B] -> Features, int32 [B, S]. A Python string is a batch of one. Raises as `pack` does."""
-        return self.pack(*[self.tokenizer.tokenize(_strings(segment)) for segment in segments])
+    def __call__(self, *segments: tf.Tensor | str | Sequence[str], keep: str | None = None) -> Features:
+        """segments: one or two string [B] -> Features, int32 [B, S]. A Python string is a batch of one.
+
+        keep: "tail" or "head_tail", a key of ENDS: the part to keep of one text that does not fit; None keeps its start
+
+        Raises as `pack` does, and ValueError for another `keep`, or beside two segments.
+        """
+        ids = [self.tokenizer.tokenize(_strings(segment)) for segment in segments]
+        if keep is not None:
+            if keep not in ENDS or len(ids) != 1:
+                raise BertKerasError(
+                    f"keep is {keep!r} for {len(ids)} segment(s); give one of {', '.join(ENDS)} for one text, or leave it out"
+                )
+            ids = [_ends(ids[0], *ENDS[keep](_lengths(ids[0]), room=self.seq_length - 2))]
+        return self.pack(*ids)
 
     def pack(self, *segments: tf.RaggedTensor) -> Features:
         """The part of `__call__` after tokenizing. segments: one or two ragged int32 [B, (T)], ids -> Features, int32 [B, S].
@@ -342,6 +372,13 @@ def _heads(rows: tf.RaggedTensor, lengths: tf.Tensor) -> tf.RaggedTensor:
     """The first lengths[i] values of every row i."""
     starts = rows.row_starts()
     return tf.gather(rows.values, tf.ragged.range(starts, starts + tf.cast(lengths, starts.dtype)))
+
+
+def _ends(rows: tf.RaggedTensor, first: tf.Tensor, last: tf.Tensor) -> tf.RaggedTensor:
+    """The first first[i] and the last last[i] values of every row i."""
+    ends = rows.row_limits()
+    after = tf.gather(rows.values, tf.ragged.range(ends - tf.cast(last, ends.dtype), ends))
+    return tf.concat([_heads(rows, first), after], axis=1)
 
 
 def _frame(segments: list[tf.RaggedTensor], *, opening: int, closing: int) -> tf.RaggedTensor:

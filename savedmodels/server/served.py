@@ -21,7 +21,7 @@ from tensorflow.core.protobuf import saved_model_pb2
 from tensorflow.python.eager import cancellation  # private to TensorFlow; tests/test_server_limits.py pins it
 
 from bert_keras.errors import BertKerasError, MissingFileError
-from bert_keras.paths import for_tensorflow, path_of
+from bert_keras.paths import did_you_mean, for_tensorflow, path_of
 from savedmodels.manifest import EXAMPLE, EXTRA
 from savedmodels.reload import load_kernels
 from tasks.settings import ServerOptions
@@ -273,7 +273,7 @@ def load(path: str | pathlib.Path, *, name: str | None = None) -> Served:
 
     Raises MissingFileError if there is no SavedModel.
     """
-    path = path_of(path).resolve()
+    given, path = path_of(path), path_of(path).resolve()
     versions = [path] if (path / "saved_model.pb").is_file() else []
     if not versions and path.is_dir():
         versions = [
@@ -282,7 +282,10 @@ def load(path: str | pathlib.Path, *, name: str | None = None) -> Served:
             if folder.name.isdecimal() and (folder / "saved_model.pb").is_file()
         ]
     if not versions:
-        raise MissingFileError(f"{path} has no SavedModel; give the folder that `bert-keras export` wrote.")
+        close = "" if given.exists() else did_you_mean(given)
+        raise MissingFileError(
+            f"{path} has no SavedModel{close}; give the folder that `bert-keras export` wrote."
+        )
     folder = max(versions, key=lambda folder: int(folder.name) if folder.name.isdecimal() else 0)
     load_kernels()
     with for_tensorflow(folder) as found:

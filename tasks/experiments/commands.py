@@ -141,7 +141,7 @@ def _add_glue(parser: argparse.ArgumentParser) -> None:
     add_flags(parser, ProtocolOptions)
     add_strategy(parser)
     add_flags(parser, Hparams, without=("learning_rate", "dev_fraction"))
-    add_flags(parser, ClassifierOptions, without=("doc_stride",))
+    add_flags(parser, ClassifierOptions, without=("doc_stride", "truncation"))
     add_flags(parser, GlueOptions)
 
 

@@ -30,7 +30,7 @@ from bert_keras.text.preprocessing import Preprocessor
 from tasks.features.layers import places_of
 from tasks.ner.words import TEXT, text_of, words_of
 from tasks.settings import WindowOptions
-from tasks.task import Features, Raw, model_inputs
+from tasks.task import Features, Raw, check_stride, model_inputs
 from tasks.training.identity import digest_of_tensors
 from tasks.training.run import check_sizes
 
@@ -135,6 +135,7 @@ class Extractor:
         self.units, self.dtype, self.batch_size = units, dtype, batch_size
         tokenizer = checkpoints.tokenizer_of(checkpoint)
         check_sizes(self.config, vocab_size=tokenizer.vocab_size, seq_length=seq_length)
+        check_stride(units, seq_length=seq_length)
         self.preprocess = Preprocessor(tokenizer, seq_length=seq_length, pad_to_longest=True)
         self.encoder = BertEncoder(self.config, outputs=(EMBEDDING_OUTPUT, ENCODER_OUTPUTS))
         # A pooler may be missing: no vector reads it.

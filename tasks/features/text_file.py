@@ -15,7 +15,7 @@ import numpy as np
 from bert_keras import checkpoints
 from bert_keras.errors import BertKerasError, MissingFileError
 from bert_keras.files import sync, whole_file
-from bert_keras.paths import path_of
+from bert_keras.paths import did_you_mean, path_of
 from tasks.data_files import listing
 from tasks.features.cache import Cache, Example, writing_cache
 from tasks.features.extract import Extractor, Pieces, Words
@@ -78,7 +78,7 @@ def _check_paths(source: pathlib.Path, output: pathlib.Path) -> None:
     if output.exists():
         raise BertKerasError(f"{output} already exists; give another name, or remove it first.")
     if not source.is_file():
-        there = f", which is a folder with {listing(source)}" if source.is_dir() else ""
+        there = f", which is a folder with {listing(source)}" if source.is_dir() else did_you_mean(source)
         raise MissingFileError(f"no file at {source}{there}; give a file of text.")
 
 

@@ -9,7 +9,15 @@ from pathlib import Path
 
 from bert_keras.errors import BertKerasError, MissingFileError, listed
 from tasks.data_files import Source
-from tasks.glue.files import check_source, is_folder, label_of, labels_of, number_of, split_path
+from tasks.glue.files import (
+    COLUMN_ADVICE,
+    check_source,
+    is_folder,
+    label_of,
+    labels_of,
+    number_of,
+    split_path,
+)
 from tasks.glue.labels import LABEL_TYPES
 from tasks.glue.rows import CUSTOM, IDX, LABEL, ROWS, GlueRow, SplitFile, check_row, standard_splits
 from tasks.settings import ColumnOptions
@@ -79,7 +87,9 @@ def _own_row(source: Source, options: ColumnOptions) -> GlueRow:
     train = split_path(empty, "train", source)
     columns = column_names(train)
     text = _text_columns(train, columns, label, options)
-    rows = [row._replace(values=row.values[-1:]) for row in read_rows(train, [*text, label])]
+    rows = [
+        row._replace(values=row.values[-1:]) for row in read_rows(train, [*text, label], advice=COLUMN_ADVICE)
+    ]
     if not rows:
         raise BertKerasError(f"{train} has no examples; give at least one line under the header.")
     label_type = options.label_type or _guessed_type(train, label, rows)

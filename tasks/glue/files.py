@@ -19,6 +19,7 @@ from tasks.glue.rows import IDX, LABEL, ROWS, SCORES, STEMS, GlueRow
 from tasks.table_files import find_table, read_rows
 
 UNLABELLED = -1  # the label in TensorFlow Datasets where the test labels are withheld
+COLUMN_ADVICE = "`finetune` reads other columns with --text-column and --label-column (in Python: text_column and label_column)"
 SEPARATOR = "|"  # between the labels of one text, in files without lists
 
 
@@ -89,7 +90,9 @@ def from_files(row: GlueRow, split: str, source: Source) -> dict[str, np.ndarray
     columns = [*file.text, *([] if file.label is None else [file.label])]
     texts: list[list[bytes]] = [[] for _ in file.text]
     labels, idx, parse, withheld = [], [], _label_parser(row), withheld_label(row)
-    rows = read_rows(path, columns, header=file.header, skip_short_lines=row.skip_short_lines)
+    rows = read_rows(
+        path, columns, header=file.header, skip_short_lines=row.skip_short_lines, advice=COLUMN_ADVICE
+    )
     for where, at, values in rows:
         for column, value, kept in zip(file.text, values, texts, strict=False):
             kept.append(_encoded(value, where, column))

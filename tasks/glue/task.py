@@ -19,7 +19,7 @@ from bert_keras.features import EXAMPLE_INDEX
 from bert_keras.json_files import one_of, or_null, whole
 from bert_keras.losses import GlobalMean
 from bert_keras.settings import names_of
-from bert_keras.text.preprocessing import Preprocessor
+from bert_keras.text.preprocessing import ENDS, Preprocessor
 from tasks.data_files import Source
 from tasks.degenerate import degenerate_classes, degenerate_scores, one_answer
 from tasks.glue.custom import row_of
@@ -39,9 +39,10 @@ class Glue(Task):
     source: the folder of the row's files or its parent, one file, or a file for each split; None for TensorFlow Datasets
     pooling: a key of POOLINGS, the input of the classifier
     doc_stride: tokens from the start of one window of a long text to the start of the next; None truncates long texts
+    truncation: "tail" or "head_tail", the part to keep of a text that does not fit; None keeps its head
 
     Of a pair, the second text is cut into windows; the first text is in each window, truncated only where both do not fit.
-    Raises MissingFileError for a missing folder, BertKerasError for an unknown pooling.
+    Raises MissingFileError for a missing folder, BertKerasError for an unknown pooling, and for `truncation` of a pair.
     """
 
     kind = "glue"
@@ -55,11 +56,17 @@ class Glue(Task):
         *,
         pooling: str = ClassifierOptions.pooling,
         doc_stride: int | None = ClassifierOptions.doc_stride,
+        truncation: str | None = ClassifierOptions.truncation,
     ) -> None:
-        ClassifierOptions(pooling=pooling, doc_stride=doc_stride)
+        ClassifierOptions(pooling=pooling, doc_stride=doc_stride, truncation=truncation)
+        if truncation is not None and len(row.text) > 1:
+            raise BertKerasError(
+                f"truncation is {truncation} and {row.name} reads the pair {', '.join(row.text)}; leave it out: of a pair, the "
+                "longer text is cut first."
+            )
         self.row = row
         self.type = LABEL_TYPES[row.label_type]
-        self.pooling, self.doc_stride = pooling, doc_stride
+        self.pooling, self.doc_stride, self.truncation = pooling, doc_stride, truncation
         self.windowed = self.windowed or doc_stride is not None  # a subclass may have windows of its own
         self.outputs = (POOLINGS[pooling],)
         self.name = row.name
@@ -105,6 +112,8 @@ class Glue(Task):
 
     def features(self, preprocess: Preprocessor, raw: Raw) -> Features:
         """Raw [B] -> Features int32 [B, S]; with a `doc_stride`, `Preprocessor.windows` of the last text, [W, S]."""
+        if self.truncation is not None:
+            return preprocess(raw[self.text[0]], keep=self.truncation)
         if self.doc_stride is None:
             return super().features(preprocess, raw)
         *first, last = (raw[name] for name in self.text)
@@ -233,13 +242,15 @@ class Glue(Task):
 
     def to_json(self) -> dict[str, Any]:
         kept = dataclasses.asdict(self.row) | {"pooling": self.pooling}
-        # Left out where it is None, as in the runs of versions without it, which are still resumed.
-        return kept | ({} if self.doc_stride is None else {"doc_stride": self.doc_stride})
+        # Left out where they are None, as in the runs of versions without them, which are still resumed.
+        added = {"doc_stride": self.doc_stride, "truncation": self.truncation}
+        return kept | {name: value for name, value in added.items() if value is not None}
 
     @classmethod
     def from_json(cls, kept: Mapping[str, Any], source: Source | None = None) -> "Glue":
         kinds = {"pooling": one_of(POOLINGS), "doc_stride": or_null(whole(1, MAX_OPTION))}
-        row, options = row_from_json({"doc_stride": None, **kept}, **kinds)
+        kinds["truncation"] = or_null(one_of(ENDS))
+        row, options = row_from_json({"doc_stride": None, "truncation": None, **kept}, **kinds)
         return cls(row, source, **options)
 
 

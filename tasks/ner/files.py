@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 from bert_keras.errors import BertKerasError
 from bert_keras.paths import path_of
-from tasks.data_files import Source, load_tfds, numbered_lines, split_file
+from tasks.data_files import Source, load_tfds, numbered_lines, refuse_forms, split_file
 from tasks.ner.schemes import OUTSIDE, SCHEMES, convert
 
 DOCSTART = "-DOCSTART-"
@@ -63,6 +63,12 @@ def read(path: str | Path, *, column: int = -1, least: int = 2) -> Corpus:
 
     Raises BertKerasError for a line without a tag, or with more or fewer columns than the first line.
     """
+    refuse_forms(
+        path_of(path),
+        (".csv", ".json", ".jsonl", ".parquet"),
+        "tags are read from text of one word and its tag a line (.txt), with a blank line after each sentence; write that, or "
+        "give lists of words and of tags to fit of bert_keras.tagger in Python",
+    )
     documents: list[list[Sentence]] = [[]]
     marked, expected, open_sentence = False, 0, False
     source = f"{path}, line"

@@ -20,8 +20,8 @@ from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple
 
 from bert_keras.errors import BertKerasError, MissingFileError
-from bert_keras.paths import path_of
-from tasks.data_files import bounded_lines, load_tfds
+from bert_keras.paths import did_you_mean, path_of
+from tasks.data_files import bounded_lines, load_tfds, refuse_forms
 from tasks.pretraining.sentences import split_sentences
 from tasks.pretraining.wiki import wiki_documents
 
@@ -172,7 +172,9 @@ def _files_of(path: Path) -> list[Path]:
     if path.is_file():
         return [path]
     if not path.is_dir():
-        raise MissingFileError(f"there is no {path}; give a file, a folder or {TFDS}NAME.")
+        raise MissingFileError(
+            f"there is no {path}{did_you_mean(path)}; give a file, a folder or {TFDS}NAME."
+        )
     files = (file.relative_to(path) for file in path.rglob("*") if file.is_file())
     return [path / name for name in sorted(files, key=Path.as_posix) if not _hidden(name.as_posix())]
 
@@ -225,6 +227,7 @@ class _Xz(io.RawIOBase):
 
 
 def _file_documents(path: Path, *, form: Lines, encoding: str) -> Iterator[Document]:
+    refuse_forms(path, (".parquet",), "a corpus is text: write the texts as lines of a .txt, or leave it out")
     try:
         for name, stream in _streams(path):
             if _DUMP.search(name.lower()):

@@ -11,7 +11,7 @@ from bert_keras.errors import BertKerasError, MissingFileError
 from bert_keras.features import LABEL_RATE_TOLERANCE, TFRECORD_NAMES, WORD_STARTS
 from bert_keras.files import write_json
 from bert_keras.json_files import FLAG, OBJECT, TEXT, list_of, or_null, read_object, typed, whole
-from bert_keras.paths import path_of
+from bert_keras.paths import did_you_mean, path_of
 from tasks.folders import Folder, Layout, check_equal
 from tasks.pretraining.samplers import SAMPLERS
 from tasks.settings import Sampling
@@ -97,7 +97,7 @@ def read_manifest(path: str | pathlib.Path) -> dict[str, Any]:
     """
     file = path_of(path) / MANIFEST
     if not file.is_file():
-        raise MissingFileError(f"there is no {file}; give a folder of instances.")
+        raise MissingFileError(f"there is no {file}{did_you_mean(file)}; give a folder of instances.")
     kinds = {
         SHARDS: list_of(OBJECT),
         SUMMARY: or_null(OBJECT),

@@ -16,7 +16,7 @@ import numpy as np
 
 from bert_keras.errors import BertKerasError
 from bert_keras.json_files import is_whole, parse_json, short
-from tasks.data_files import check_text, load_tfds, read_text
+from tasks.data_files import check_text, load_tfds, read_text, refuse_forms
 from tasks.given import values_of
 
 ID, QUESTION, CONTEXT = "id", "question", "context"
@@ -197,6 +197,11 @@ def from_tfds(name: str, split: str) -> Iterator[Question]:
 
 def from_json(path: Path) -> Iterator[Question]:
     """Yields the questions of a file. Raises BertKerasError for a file in another format, with the position in the file."""
+    refuse_forms(
+        path,
+        (".csv", ".tsv", ".jsonl", ".parquet"),
+        "questions are read from SQuAD's .json; write that, or give the columns to fit of bert_keras.question_answerer in Python",
+    )
     content = parse_json(read_text(path), source=path)
     for i, article in enumerate(_member(content, "data", list, where=str(path))):
         at = f"{path}, data[{i}]"

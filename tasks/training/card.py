@@ -4,7 +4,7 @@ In: a Run and the content of its results.json. Out: the text. Its parts are also
 """
 
 import platform
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from importlib import metadata
 from typing import Any
 
@@ -12,6 +12,7 @@ import tensorflow as tf
 
 from tasks.choice import Swag
 from tasks.fill_mask import FillMask
+from tasks.glue.rows import CUSTOM
 from tasks.glue.task import Glue
 from tasks.ner.task import Conll
 from tasks.next_sentence import NextSentence
@@ -28,6 +29,21 @@ PIPELINES = {
     Conll.kind: "token-classification",
     FillMask.kind: "fill-mask",
     NextSentence.kind: "text-classification",
+}
+# The settings in task.json in words, by name; "" for those that another row of the card tells, or that concern files alone.
+SETTINGS = {
+    **dict.fromkeys(("name", "folder", "skip_short_lines", "multi"), ""),
+    "doc_stride": "long texts are read in windows, which start {} tokens apart",
+    "truncation": "of a text that does not fit, {} is kept",
+    "max_query_length": "a question is cut after {} tokens",
+    "max_answer_length": "an answer has at most {} tokens",
+    "n_best": "the {} best answers are listed",
+    "tau": "an answer must score {} more than no answer",
+    "scheme": "tags in the {} scheme",
+    "context": "a sentence is read in its {}",
+    "num_choices": "{} choices",
+    "top_k": "the {} best tokens are listed",
+    "l2": "",
 }
 METRICS = {"matthews": "matthews_correlation", "pearson": "pearsonr", "spearman": "spearmanr"}
 
@@ -67,7 +83,7 @@ def run_card(run: Run, results: Mapping[str, Any]) -> str:
     start = f"`{model}`{f' at revision `{revision}`' if revision else ''}" if model else "a checkpoint"
     body = _TEMPLATE.format(
         name=run.path.name,
-        summary=f"bert-keras fine-tuned {start} on {run.task.name}.",
+        summary=f"bert-keras fine-tuned {start} on {run.task.name}{' data' if run.task.name == CUSTOM else ''}.",
         facts=fact_rows(facts_of(run)),
         measures=measures_of(run, results),
     )
@@ -89,21 +105,32 @@ def facts_of(run: Run) -> dict[str, Any]:
         for config in configs
     )
     return {
-        "task": f"{run.task.name} ({run.task.kind})",
+        "task": _task_of(run),
+        "input": ", ".join(run.task.signature()),
         "labels": ", ".join(map(str, task.get("labels") or ())),
-        "settings": ", ".join(
-            f"{key} {value}"
-            for key, value in task.items()
-            if isinstance(value, int | float | str) and key != "name"
-        ),
+        "settings": "; ".join(_settings_of(task)),
         "ensemble": f"{len(members)} models, outputs averaged" if len(members) > 1 else "",
         "encoder": f"{' and '.join(sizes)}, {run.model.count_params():,} parameters",
-        "longest text": f"{run.preprocess.seq_length} tokens",
+        "longest window" if run.task.windowed else "longest text": f"{run.preprocess.seq_length} tokens",
         "vocabulary": f"{tokenizer.vocab_size:,} tokens",
         "SHA-256 of its file": tokenizer.digest,
-        "lower-cased": tokenizer.lower_case,
+        "lower-cased": "yes" if tokenizer.lower_case else "no",
         "made with": f"bert-keras {version_of('bert-keras')}, TensorFlow {tf.__version__}, Python {platform.python_version()}",
     }
+
+
+def _task_of(run: Run) -> str:
+    """The kind of task in words, after the name of the data set where that says more."""
+    kind = PIPELINES.get(run.task.kind, run.task.kind).replace("-", " ")
+    return kind if run.task.name in (CUSTOM, kind.replace(" ", "-")) else f"{run.task.name} ({kind})"
+
+
+def _settings_of(task: Mapping[str, Any]) -> Iterator[str]:
+    """Yields the settings of a task.json in words."""
+    for name, value in task.items():
+        words = SETTINGS.get(name, f"{name.replace('_', ' ')}: {{}}")
+        if words and isinstance(value, int | float | str):
+            yield words.format(value)
 
 
 def version_of(package: str) -> str:

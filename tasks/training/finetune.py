@@ -19,7 +19,8 @@ from bert_keras.text.preprocessing import Preprocessor
 from tasks.batches import cardinality, count, dataset, hold_out, predictor, take_examples
 from tasks.folders import Folder
 from tasks.settings import Hparams
-from tasks.task import Task
+from tasks.task import Task, check_stride
+from tasks.text_data import CUT_SAMPLE, cut_texts
 from tasks.text_model import TextModel
 from tasks.training.card import CARD, run_card
 from tasks.training.identity import digest_of_examples, identity_of_checkpoint
@@ -32,7 +33,6 @@ from tasks.training.strategies import rows_for, strategy
 
 # Checkpoints may lack them: pre-training with only the masked LM trains no pooler, and a BiLSTM is added later.
 NEW_PARTS = ("pooler", "bilstm")
-CUT_SAMPLE = 1_000  # examples that are looked at for texts that are cut
 
 
 def check_labelled(task: Task, preprocess: Preprocessor, examples: tf.data.Dataset, split: str) -> None:
@@ -276,25 +276,6 @@ def _batches_of(
     )
 
 
-def _cut_texts(task: Task, preprocess: Preprocessor, examples: tf.data.Dataset) -> list[str]:
-    """A line, if some of the first examples do not fit into seq_length tokens and are cut."""
-    if task.windowed:
-        return []
-    raw = next(iter(examples.batch(CUT_SAMPLE)))
-    texts = [raw[name] for name in task.signature() if name in raw]
-    if any(text.shape.rank != 1 for text in texts):
-        return []
-    tokens = sum(preprocess.tokenizer.tokenize(text).row_lengths() for text in texts)
-    lengths = tokens.numpy() + 1 + len(texts)  # [CLS], and a [SEP] for each text
-    if not (cut := int((lengths > preprocess.seq_length).sum())):
-        return []
-    windows = ", or doc_stride to read them in windows" if "doc_stride" in task.options else ""
-    return [
-        f"{cut:,} of the first {len(lengths):,} examples are longer than {preprocess.seq_length} tokens (up to "
-        f"{lengths.max():,}) and are cut; raise seq_length{windows}"
-    ]
-
-
 def plan_finetuning(
     task: Task,
     *,
@@ -314,6 +295,7 @@ def plan_finetuning(
         task.check_checkpoint(source)
     tokenizer = checkpoints.tokenizer_of(source)
     check_sizes(source.config, vocab_size=tokenizer.vocab_size, seq_length=hparams.seq_length)
+    check_stride(task, seq_length=hparams.seq_length)
     keras.utils.set_random_seed(hparams.seed)  # also decides which examples are drawn, and their order
     preprocess = Preprocessor(tokenizer, seq_length=hparams.seq_length, pad_to_longest=True)
     examples = _read_examples(task, preprocess, hparams, dev_split)
@@ -335,7 +317,8 @@ def plan_finetuning(
             log=lines.append,
             preprocess=preprocess,
         )
-    lines += _cut_texts(task, preprocess, examples.train)
+    if cut := cut_texts(task, preprocess, next(iter(examples.train.batch(CUT_SAMPLE)))):
+        lines.append(cut)
     lines.append(
         f"training {task.name} on {examples.train_count:,} examples, {stage.total:,} steps; "
         f"dev {examples.dev_count:,} examples"

@@ -10,6 +10,7 @@ import gc
 import os
 import pathlib
 import statistics
+import zipfile
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -33,7 +34,7 @@ from bert_keras.json_files import (
     typed,
     whole,
 )
-from bert_keras.paths import path_of
+from bert_keras.paths import did_you_mean, path_of
 from bert_keras.text.preprocessing import TRUNCATION, Preprocessor
 from bert_keras.text.tokenizer import Tokenizer
 from bert_keras.text.vocabulary_files import SENTENCEPIECE
@@ -55,6 +56,7 @@ TASKS: dict[str, type[Task]] = {
 # Keys in results.json: file name -> SHA-256; the model that the run started from (`Checkpoint.origin`).
 FILES, ORIGIN = "files", "origin"
 FROZEN = "frozen"  # a key in task.json: the paths of layers that do not train
+KERAS = ".keras"
 CHECKED = ("model.safetensors", "vocab.txt", SENTENCEPIECE)
 
 
@@ -229,16 +231,45 @@ def check_finished(path: pathlib.Path) -> None:
             )
 
 
+def load_file(path: pathlib.Path, *, compile: bool = True) -> Any:
+    """The Keras model of a `.keras` file; arguments as Keras' `load_model`.
+
+    Raises MissingFileError if there is none, BertKerasError for a damaged one.
+    """
+    if not path.is_file():
+        raise MissingFileError(f"no such file: {path}{did_you_mean(path)}.")
+    if not zipfile.is_zipfile(path):
+        raise BertKerasError(f"{path} is no Keras file, or is cut short; save the model again.")
+    return keras.saving.load_model(path, compile=compile)
+
+
+def _run_of_file(path: pathlib.Path, data: str | pathlib.Path | None) -> Run:
+    """The run of a TextModel's `.keras` file. Raises as `load_file`, and for a model of another class."""
+    model = load_file(path, compile=False)
+    if not hasattr(model, "as_run"):
+        raise BertKerasError(
+            f"{path} holds a {type(model).__name__}, and a run is a TextModel; give a file that a model of bert_keras wrote, "
+            "such as bert_keras.classifier, or the folder of a run."
+        )
+    run: Run = model.as_run(path)
+    return dataclasses.replace(run, task=type(run.task).from_json(run.task.to_json(), data))
+
+
 def load_run(path: str | os.PathLike[str], *, data: str | pathlib.Path | None = None) -> Run:
     """Loads a run that `finetune` wrote, with the task's examples in `data` (None: TensorFlow Datasets).
+
+    path: its folder, or the `.keras` file of a TextModel
 
     Raises FileNotFoundError or ValueError for a missing or wrong file, with its name.
     """
     path = path_of(path)
+    if path.suffix == KERAS:
+        return _run_of_file(path, data)
     file = path / TASK_FILE
     if not is_run(path):
+        close = "" if path.exists() else did_you_mean(path)
         raise MissingFileError(
-            f"no {TASK_FILE} in {path}; give the folder that `bert-keras finetune --output` wrote."
+            f"no {TASK_FILE} in {path}{close}; give the folder that `bert-keras finetune --output` wrote."
         )
     check_finished(path)
     kinds = {

@@ -1,0 +1,120 @@
+"""The rows that a run held out of its training file: `evaluate` measures these, not the rows that trained the run.
+
+In: a Run whose data is one file. Out: the splits to measure. A run keeps digests of its examples (`checkpoints/settings.json`);
+they tell its training file under any name.
+"""
+
+import contextlib
+import pathlib
+from collections.abc import Iterator, Sequence
+from typing import Any, NamedTuple
+
+import tensorflow as tf
+
+from bert_keras.errors import BertKerasError
+from bert_keras.json_files import read_object
+from bert_keras.paths import path_of
+from tasks.batches import cardinality, hold_out
+from tasks.task import Task
+from tasks.training.identity import digest_of_examples
+from tasks.training.loop import RUN
+from tasks.training.run import Run
+
+HELD_OUT = "held-out"  # the name of the split
+
+
+class Split(NamedTuple):
+    """A split to measure. note: a line for the user; "" for none."""
+
+    name: str
+    examples: tf.data.Dataset
+    note: str = ""
+
+
+def splits_of(run: Run, paths: Sequence[str | pathlib.Path], split: str | None = None) -> Iterator[Split]:
+    """Yields the splits to measure.
+
+    paths: the folder of the run, or the folders of an ensemble
+    split: a split of the task, or HELD_OUT; None takes the rows that the runs held out if the data is their training file, else
+        every validation split of the task
+
+    Raises BertKerasError for HELD_OUT where the data is not the training file of runs that held out the same rows.
+    """
+    task = run.task
+    file = _only_file(task)
+    found = None if file is None or split not in (None, HELD_OUT) else _found(task, paths)
+    if found is not None and found.held_out is not None:
+        count, everything = cardinality(found.held_out), cardinality(task.examples("train"))
+        note = (
+            f"{file} is the training file of {paths[0]}: measuring the {count:,} of its {everything:,} examples that "
+            "--dev-fraction held out; --split train measures all of them"
+        )
+        yield Split(HELD_OUT, found.held_out, note)
+        return
+    if split == HELD_OUT:
+        raise BertKerasError(
+            f"{file or 'the data'} is not a training file of which {', '.join(map(str, paths))} held out examples; give the file "
+            "that was the --data of a training with --dev-fraction, or leave --split out."
+        )
+    trained = found is not None and found.trained
+    note = f"warning: {file} trained {paths[0]}: the measures do not tell how good it is on new text"
+    for name in [split] if split else task.validation_splits:
+        yield Split(name, task.examples(name), note if trained else "")
+
+
+class _Found(NamedTuple):
+    """The part of the data that runs know.
+
+    trained: True if some of it trained one of the runs
+    held_out: the examples that all runs held out; None if these differ
+    """
+
+    trained: bool
+    held_out: tf.data.Dataset | None
+
+
+def _found(task: Task, paths: Sequence[str | pathlib.Path]) -> _Found:
+    try:
+        examples = task.examples("train")
+    except BertKerasError:  # a file for another split
+        return _Found(False, None)
+    whole, parts = digest_of_examples(examples), dict[str, tf.data.Dataset]()
+    trained, held = False, 0
+    for path in paths:
+        kept = _identity(path)
+        trained |= kept["train"] == whole
+        if kept["fraction"] is None:
+            continue
+        with contextlib.suppress(BertKerasError):  # too few examples for this fraction
+            _, part = hold_out(examples, fraction=kept["fraction"], seed=kept["seed"])
+            if (digest := digest_of_examples(part)) == kept["dev"]:
+                parts[digest], held = part, held + 1
+    same = len(parts) == 1 and held == len(paths)
+    return _Found(trained or held > 0, next(iter(parts.values())) if same else None)
+
+
+def _identity(path: str | pathlib.Path) -> dict[str, Any]:
+    """The digests of a run's examples, and the settings of its dev split; None where the run does not have them."""
+    file = path_of(path) / RUN.identity
+    kept = read_object(file) if file.is_file() else {}
+
+    def digest(name: str) -> Any:
+        value = kept.get(name)
+        return value[1] if isinstance(value, list) and len(value) == 2 else None
+
+    fraction, seed = kept.get("dev_fraction"), kept.get("seed")
+    whole = isinstance(fraction, float) and isinstance(seed, int)
+    return {
+        "train": digest("train_examples"),
+        "dev": digest("dev_examples"),
+        "fraction": fraction if whole else None,
+        "seed": seed,
+    }
+
+
+def _only_file(task: Task) -> pathlib.Path | None:
+    """The one file that holds all examples of a task; None if the source is a folder, several files or none."""
+    source = getattr(task, "source", None)
+    if not isinstance(source, str | pathlib.Path) or not path_of(source).is_file():
+        return None
+    return path_of(source)
