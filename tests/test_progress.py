@@ -6,6 +6,7 @@ import os
 import re
 import signal
 import subprocess
+import sys
 import tempfile
 import termios
 import time
@@ -337,26 +338,46 @@ def test_a_signal_from_outside(number, code, place, tmp_path):
     assert step == saved >= 12
 
 
-@pytest.mark.slow
-def test_a_closed_terminal_saves(place, tmp_path):
+def in_terminal(command: list, **options) -> tuple[subprocess.Popen, int]:
+    """A process with a terminal of its own, and the terminal's other end."""
     master, slave = os.openpty()
 
     def controlled():
         os.setsid()
         fcntl.ioctl(slave, termios.TIOCSCTTY, 0)
 
-    run = tmp_path / "run"
-    arguments = finetuning(place, "--output", run, "--epochs", "1000")
     process = subprocess.Popen(
-        runs.shell_command(*arguments),
-        cwd=runs.ROOT,
-        env=runs.bare_environment(),
-        stdin=slave,
-        stdout=slave,
-        stderr=slave,
-        preexec_fn=controlled,
+        command, stdin=slave, stdout=slave, stderr=slave, preexec_fn=controlled, **options
     )
     os.close(slave)
+    return process, master
+
+
+PRINTS_BEFORE_IT_SAVES = """
+import pathlib, sys, time
+from bert_keras.signals import postponed, terminable
+with terminable(), postponed() as stop:
+    print("begun", flush=True)
+    while stop.signal is None:
+        time.sleep(0.01)
+    print("a line of progress", flush=True)
+    pathlib.Path(sys.argv[1]).touch()
+"""
+
+
+def test_a_print_to_a_closed_terminal_does_not_stop_the_save(tmp_path):
+    command = [sys.executable, "-c", PRINTS_BEFORE_IT_SAVES, str(tmp_path / "saved")]
+    process, master = in_terminal(command, cwd=runs.ROOT)
+    assert b"begun" in os.read(master, 65536)
+    os.close(master)
+    assert process.wait(timeout=60) == 0 and (tmp_path / "saved").exists()
+
+
+@pytest.mark.slow
+def test_a_closed_terminal_saves(place, tmp_path):
+    run = tmp_path / "run"
+    arguments = finetuning(place, "--output", run, "--epochs", "1000")
+    process, master = in_terminal(runs.shell_command(*arguments), cwd=runs.ROOT, env=runs.bare_environment())
     shown = b""
     while b"epoch 2/" not in shown.lower():
         shown += os.read(master, 65536)
