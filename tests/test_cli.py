@@ -50,6 +50,7 @@ COMMANDS = (
         "serve",
         "hub",
         "convert",
+        "triviaqa",
         "demo",
         "info",
         "models",
