@@ -1155,8 +1155,8 @@ def test_tokenizer_json_serves_where_vocab_txt_is_missing(tmp_path):
 @pytest.mark.parametrize(
     ("files", "said"),
     [
-        ({"tokenizer.json": {"model": {"type": "BPE", "vocab": {"a": 0, "b": 1}}}}, "is byte-level BPE"),
-        ({"vocab.json": {"a": 0}, "merges.txt": "a b"}, "is byte-level BPE"),
+        ({"tokenizer.json": {"model": {"type": "BPE", "vocab": {"a": 0, "b": 1}}}}, "is BPE with type=None in its pre_tokenizer"),
+        ({"merges.txt": "a b"}, "is byte-level BPE without its vocab.json"),
         ({"tokenizer.json": {"model": {"type": "WordLevel"}}}, "is a WordLevel model"),
     ],
 )

@@ -182,7 +182,7 @@ class Checkpoint:
     """The weights, configuration and tokenizer of a model, independent of any Keras model.
 
     tensors: our name -> array in our layout, in the file's dtype
-    vocabulary, sentencepiece, lower_case, other_tokenizer: see `vocabulary_files.Vocabulary`
+    vocabulary, merges, sentencepiece, lower_case, other_tokenizer: see `vocabulary_files.Vocabulary`
     format: the name of the format that it was read from, or ""
     path: the path that it was read from, or ""; errors name it
     architecture: Hugging Face's class without the model's name (ForTokenClassification), where known
@@ -194,6 +194,7 @@ class Checkpoint:
     config: BertConfig
     tensors: dict[str, np.ndarray]
     vocabulary: tuple[str, ...] | None = None
+    merges: tuple[str, ...] | None = None
     lower_case: bool | None = None
     other_tokenizer: str | None = None
     sentencepiece: bytes | None = None

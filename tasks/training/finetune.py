@@ -285,7 +285,7 @@ def _cut_texts(task: Task, preprocess: Preprocessor, examples: tf.data.Dataset) 
     if any(text.shape.rank != 1 for text in texts):
         return []
     tokens = sum(preprocess.tokenizer.tokenize(text).row_lengths() for text in texts)
-    lengths = tokens.numpy() + 1 + len(texts)  # [CLS], and a [SEP] for each text
+    lengths = tokens.numpy() + preprocess.tokenizer.pair.added(len(texts))
     if not (cut := int((lengths > preprocess.seq_length).sum())):
         return []
     windows = ", or doc_stride to read them in windows" if "doc_stride" in task.options else ""
