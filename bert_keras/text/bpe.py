@@ -16,7 +16,7 @@ import numpy as np
 import tensorflow as tf
 
 from bert_keras.errors import BertKerasError
-from bert_keras.text.byte_level import Words, WordSplitter, byte_alphabet
+from bert_keras.text.byte_level import WHITE_SPACE, Words, WordSplitter, byte_alphabet
 from bert_keras.text.merges import Merges
 from bert_keras.text.tokenizer import ROBERTA_PAIR, GraphTokenizer, SpecialTokens
 
@@ -41,6 +41,7 @@ class ByteBPE(GraphTokenizer):
     """
 
     pair = ROBERTA_PAIR
+    before_mask = rf"[{WHITE_SPACE}]+$"
 
     def __init__(
         self, vocabulary: Sequence[str], merges: Sequence[str], *, special_tokens_in_text: bool = False
@@ -84,6 +85,11 @@ class ByteBPE(GraphTokenizer):
     def real(self) -> np.ndarray:
         """Int32 [R], ids that can occur in text: bytes and the results of merges."""
         return self._real
+
+    @property
+    def texts(self) -> tuple[bytes, ...]:
+        """The bytes of each token in a text, with the space before a word."""
+        return tuple(map(self._bytes_of, self.vocabulary))
 
     def tokenize(self, text: tf.Tensor) -> tf.RaggedTensor:
         """Ids alone, the fast path. text: string [B], UTF-8 -> ragged int32 [B, (T)]. Invalid bytes are dropped."""

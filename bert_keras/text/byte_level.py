@@ -49,6 +49,10 @@ def byte_alphabet() -> tuple[str, ...]:
     return tuple(shifted.get(byte, chr(byte)) for byte in range(256))
 
 
+# The same characters with the space, for a pattern of TensorFlow.
+WHITE_SPACE = r"\t-\r \x{85}\x{A0}\x{1680}\x{2000}-\x{200A}\x{2028}\x{2029}\x{202F}\x{205F}\x{3000}"
+
+
 class Words(NamedTuple):
     """The words of a batch.
 

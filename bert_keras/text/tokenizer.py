@@ -53,10 +53,13 @@ class Tokenizer(Protocol):
     digest: SHA-256 of the vocabulary file, in hex; two tokenizers with equal `digest` and `lower_case` give equal ids
     continues: bool [V], tokens that continue a word
     real: int32 [R], ids that can occur in text
+    texts: the bytes of each token in a text, with a space before them if it starts a word
+    before_mask: a pattern of the end of a text that a mask after it takes
     """
 
     special: SpecialTokens
     pair: PairFormat
+    before_mask: str
     vocab_size: int
     lower_case: bool
 
@@ -72,6 +75,9 @@ class Tokenizer(Protocol):
     @property
     def real(self) -> np.ndarray: ...
 
+    @property
+    def texts(self) -> tuple[bytes, ...]: ...
+
     def tokenize(self, text: tf.Tensor) -> tf.RaggedTensor:
         """text: string [B] -> ragged int32 [B, (T)], ids."""
 
@@ -83,6 +89,7 @@ class GraphTokenizer(tf.Module):
     """The parts that all tokenizers share: the vocabulary, graphs for both methods, and single Python strings."""
 
     pair = BERT_PAIR
+    before_mask = "$^"  # nothing
 
     def __init__(self, vocabulary: Sequence[str], *, special: SpecialTokens, lower_case: bool) -> None:
         super().__init__()
