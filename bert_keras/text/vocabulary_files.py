@@ -247,7 +247,7 @@ def read_tokenizer_json(path: pathlib.Path, *, has_pieces: bool) -> Vocabulary:
         return Vocabulary()
     content = read_object(path)
     model = typed({"model": content.get("model") or {}}, {"model": OBJECT}, where=path)["model"]
-    kind = model.get("type", "WordPiece")
+    kind = model.get("type", "BPE" if "merges" in model else "WordPiece")  # old files have no type
     if isinstance(kind, str) and kind not in _PIPELINES and "model" in content:
         return Vocabulary(other=_OTHER_MODELS.get(kind, f"a {kind:.80} model"))
     pipeline = _PIPELINES["BPE" if kind == "BPE" else "WordPiece"]
