@@ -6,7 +6,8 @@ Each library reads the weights by its own loader.
 
     encoder    features int32 [B, S] -> sequence_output [B, S, H], pooled_output [B, H]
     finetune   one pass over a few batches: forward, backward, clip by norm, AdamW
-    tokenize   one pass over lines of text -> ids
+    tokenize   one pass over lines of text -> ids, by WordPiece
+    byte-bpe   the same by byte-level BPE, in RoBERTa's form
     serving    one request of raw sentences, different in each call -> probabilities [B, 2]
 """
 
@@ -190,6 +191,14 @@ def _our_tokenize(case: Case, folder: pathlib.Path, *, method: str) -> Prepared:
     return call, pieces(tokenizer.tokenize(lines(folder)).to_list())
 
 
+def _our_byte_bpe(case: Case, folder: pathlib.Path, *, method: str) -> Prepared:
+    from bert_keras import checkpoints
+
+    tokenizer = checkpoints.load_tokenizer(folder / "byte-bpe")
+    call = _mapped(getattr(tokenizer, method), folder)
+    return call, pieces(tokenizer.tokenize(lines(folder)).to_list())
+
+
 def _our_serving(case: Case, folder: pathlib.Path) -> Prepared:
     """The exported SavedModel, which takes raw strings."""
     import tensorflow as tf
@@ -336,6 +345,14 @@ def _keras_hub_tokenize(case: Case, folder: pathlib.Path) -> Prepared:
     return _mapped(tokenizer, folder), pieces([[int(id) for id in row] for row in tokenizer(lines(folder))])
 
 
+def _keras_hub_byte_bpe(case: Case, folder: pathlib.Path) -> Prepared:
+    import keras_hub
+
+    files = {"vocabulary": str(folder / "byte-bpe/vocab.json"), "merges": str(folder / "byte-bpe/merges.txt")}
+    tokenizer = keras_hub.models.RobertaTokenizer(**files)
+    return _mapped(tokenizer, folder), pieces([[int(id) for id in row] for row in tokenizer(lines(folder))])
+
+
 # -----------------------------------------------------------------------------------------------------------
 # Hugging Face
 
@@ -433,7 +450,18 @@ def _tokenizers(case: Case, folder: pathlib.Path, *, method: str) -> Prepared:
     import tokenizers
 
     tokenizer = tokenizers.BertWordPieceTokenizer(str(folder / "vocab.txt"), lowercase=True)._tokenizer
-    encode = functools.partial(getattr(tokenizer, method), add_special_tokens=False)
+    return _encoding(getattr(tokenizer, method), folder)
+
+
+def _tokenizers_byte_bpe(case: Case, folder: pathlib.Path, *, method: str) -> Prepared:
+    import tokenizers
+
+    tokenizer = tokenizers.Tokenizer.from_file(str(folder / "byte-bpe/tokenizer.json"))
+    return _encoding(getattr(tokenizer, method), folder)
+
+
+def _encoding(method: Callable, folder: pathlib.Path) -> Prepared:
+    encode = functools.partial(method, add_special_tokens=False)
     text = lines(folder)
     return lambda: encode(text), pieces([one.ids for one in encode(text)])
 
@@ -481,6 +509,13 @@ IMPLEMENTATIONS: dict[str, dict[str, Callable[[Case, pathlib.Path], Prepared]]] 
         "tokenizers": functools.partial(_tokenizers, method="encode_batch"),
         "tokenizers, no offsets": functools.partial(_tokenizers, method="encode_batch_fast"),
         "FastBertTokenizer": _fast_bert_tokenizer,
+    },
+    "byte-bpe": {
+        OURS: functools.partial(_our_byte_bpe, method="tokenize"),
+        f"{OURS}, offsets": functools.partial(_our_byte_bpe, method="tokenize_with_offsets"),
+        "KerasHub": _keras_hub_byte_bpe,
+        "tokenizers": functools.partial(_tokenizers_byte_bpe, method="encode_batch"),
+        "tokenizers, no offsets": functools.partial(_tokenizers_byte_bpe, method="encode_batch_fast"),
     },
 }
 # The packages that an implementation needs, besides our own dependencies.

@@ -33,6 +33,7 @@ from rich.console import Console
 from rich.table import Table
 
 from bert_keras import checkpoints
+from bert_keras.checkpoints.hugging_face_tokenizer import write_tokenizer
 from bert_keras.checkpoints.names import Checkpoint, variable_shapes
 from bert_keras.config import BertConfig
 from bert_keras.text.vocabulary_files import read_pieces
@@ -49,6 +50,7 @@ CASES = {
         Case(name="serving-1", kind="serving", batch=1),
         Case(name="serving-32", kind="serving"),
         Case(name="tokenize", kind="tokenize"),
+        Case(name="byte-bpe", kind="byte-bpe"),
     )
 }
 SIZES = {
@@ -116,6 +118,23 @@ def english_vocabulary(data: pathlib.Path) -> tuple[str, ...]:
     letters = sorted({*PARAGRAPH.lower()} - {" ", "\n"})
     special = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
     return (*dict.fromkeys([*special, *letters, *(f"##{letter}" for letter in letters), *words]),)
+
+
+def write_byte_bpe(folder: pathlib.Path, given: pathlib.Path | None) -> None:
+    """Writes a byte-level vocabulary to `byte-bpe`: the given one, or one of 8,192 tokens learned from `lines.txt`."""
+    if given is None:
+        from tokenizers import ByteLevelBPETokenizer
+
+        learned = ByteLevelBPETokenizer()
+        special = ["<s>", "<pad>", "</s>", "<unk>", "<mask>"]
+        learned.train(str(folder / "lines.txt"), vocab_size=8192, special_tokens=special, show_progress=False)
+        given = folder / "learned"
+        given.mkdir()
+        learned.save_model(str(given))
+    (folder / "byte-bpe").mkdir()
+    empty = Checkpoint(config=BertConfig(vocab_size=1), tensors={})
+    tokenizer = checkpoints.load_tokenizer(given)
+    write_tokenizer(checkpoints.with_tokenizer(empty, tokenizer), folder / "byte-bpe")
 
 
 def random_checkpoint(config: BertConfig) -> Checkpoint:
@@ -262,6 +281,11 @@ def arguments() -> argparse.Namespace:
     )
     parser.add_argument("--rounds", type=int, help="turns of every worker (default: 5; with --quick 2)")
     parser.add_argument("--checkpoint", type=pathlib.Path, help="real weights for all but the base case")
+    parser.add_argument(
+        "--byte-bpe",
+        type=pathlib.Path,
+        help="folder of RoBERTa's vocab.json and merges.txt (default: learned from the text, by `tokenizers`)",
+    )
     place = os.environ.get("BERT_KERAS_TEST_DATA", ROOT.parent / "shared" / "data")
     parser.add_argument(
         "--data", type=pathlib.Path, default=place, help="folder of text (default: BERT_KERAS_TEST_DATA)"
@@ -294,7 +318,9 @@ def main() -> int:
         given = checkpoints.read(args.checkpoint) if args.checkpoint else None
         vocabulary = (given and given.vocabulary) or english_vocabulary(args.data)
         (folder / "vocab.txt").write_text("\n".join(vocabulary) + "\n", encoding="utf-8")
-        for size in {case.size for case in cases if case.kind != "tokenize"}:
+        if any(case.kind == "byte-bpe" for case in cases):
+            write_byte_bpe(folder, args.byte_bpe)
+        for size in {case.size for case in cases if case.kind not in ("tokenize", "byte-bpe")}:
             drawn = random_checkpoint(BertConfig(vocab_size=max(30522, len(vocabulary)), **SIZES[size]))
             write_weights(folder / size, given if given and size == "minilm" else drawn, vocabulary)
         workers = Workers(folder, threads=args.threads, clock=args.clock)

@@ -29,6 +29,7 @@ WORD_INDEX = "word_index"  # int32 [W, S], the word whose first token is here; -
 
 # The vocabulary, for a `decode` that returns tokens.
 VOCABULARY = "vocabulary_pieces"  # string [V], in the order of their ids
+VOCABULARY_TEXTS = "vocabulary_texts"  # string [V], their bytes in a text
 
 # The outputs of an encoder.
 SEQUENCE_OUTPUT = "sequence_output"  # float [B, S, H], the last block

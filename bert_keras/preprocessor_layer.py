@@ -11,6 +11,7 @@ import keras
 
 from bert_keras.errors import BertKerasError
 from bert_keras.features import DTYPE, ENCODER_INPUTS
+from bert_keras.text.bpe import ByteBPE
 from bert_keras.text.preprocessing import Preprocessor
 from bert_keras.text.sentencepiece import SentencePiece
 from bert_keras.text.tokenizer import Tokenizer
@@ -99,8 +100,14 @@ def _tokenizer_config(tokenizer: Tokenizer) -> dict[str, Any]:
             "sentencepiece": base64.b64encode(tokenizer.model).decode(),
             "lower_case": tokenizer.lower_case,
         }
+    if isinstance(tokenizer, ByteBPE):
+        return {
+            "byte_bpe": "\n".join(tokenizer.vocabulary),
+            "merges": "\n".join(tokenizer.merges),
+            "special_tokens_in_text": tokenizer.special_tokens_in_text,
+        }
     raise BertKerasError(
-        f"a model with a {type(tokenizer).__name__} cannot be saved; WordPiece and SentencePiece can."
+        f"a model with a {type(tokenizer).__name__} cannot be saved; WordPiece, SentencePiece and ByteBPE can."
     )
 
 
@@ -108,4 +115,6 @@ def _tokenizer(config: Mapping[str, Any]) -> Tokenizer:
     settings = dict(config)
     if "wordpiece" in settings:
         return WordPiece(settings.pop("wordpiece").split("\n"), **settings)
+    if "byte_bpe" in settings:
+        return ByteBPE(settings.pop("byte_bpe").split("\n"), settings.pop("merges").splitlines(), **settings)
     return SentencePiece(base64.b64decode(settings.pop("sentencepiece")), **settings)

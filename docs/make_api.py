@@ -31,6 +31,7 @@ SECTIONS = {
         "load_tokenizer",
         "WordPiece",
         "SentencePiece",
+        "ByteBPE",
         "Preprocessor",
         "PreprocessorLayer",
         "pad_batches",

@@ -127,8 +127,8 @@ def preprocessor(tokenizer: Tokenizer, *, seq_length: int) -> tuple[Reusable, Ca
     def pack(inputs: Sequence[tf.RaggedTensor], seq_length: int | tf.Tensor = seq_length) -> Features:
         shortest = tf.debugging.assert_greater(
             seq_length,
-            2 * len(inputs),
-            f"seq_length must hold [CLS], a token and [SEP] for {len(inputs)} segments",
+            tokenizer.pair.added(len(inputs)) + len(inputs) - 1,
+            f"seq_length must hold the special tokens and a token of each of {len(inputs)} segments",
         )
         with tf.control_dependencies([shortest]):
             room = Preprocessor(tokenizer, seq_length=tf.identity(seq_length))

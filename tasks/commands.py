@@ -321,8 +321,8 @@ def _records(
 # -----------------------------------------------------------------------------------------------------------
 # fill-mask
 
-FILL_MASK_NOTES = """Each [MASK] in a text is filled independently of the others. A token that starts with ## continues the word
-before it.
+FILL_MASK_NOTES = """Each [MASK], or <mask>, in a text is filled independently of the others. A token that starts with ##
+continues the word before it. In RoBERTa's vocabulary, a token that starts with Ġ starts a word, and other tokens continue it.
 
 """
 
@@ -345,10 +345,10 @@ def _run_fill_mask(args: argparse.Namespace) -> None:
     start()
     from bert_keras import checkpoints
     from bert_keras.text.tokenizer import MASK
-    from tasks.fill_mask import TEXT, FillMask
+    from tasks.fill_mask import TEXT, FillMask, count_masks
     from tasks.training.run import is_run, load_run, run_of
 
-    if unmasked := [text for text in args.text if MASK not in text]:
+    if unmasked := [text for text in args.text if not count_masks(text)]:
         raise BertKerasError(
             f"there is no {MASK} in {unmasked[0]!r}; write it in place of the word to predict."
         )
@@ -392,7 +392,7 @@ def _show_masks(text: str, masks: Sequence[Mapping[str, Any]]) -> None:
 
     console = Console(markup=False, emoji=False, highlight=False)
     marked = Text(text)
-    marked.highlight_words(["[MASK]"], "bold reverse")
+    marked.highlight_words(["[MASK]", "<mask>"], "bold reverse")
     console.print(marked)
     answered = Table("mask", "token", "probability", "")
     for number, answers in enumerate(masks, start=1):

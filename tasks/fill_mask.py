@@ -1,8 +1,9 @@
 """Fill-mask: the tokens that a masked language model predicts for each "[MASK]" in a text.
 
-In: texts with any number of literal "[MASK]", or cloze tests in files of texts and answers. Out, for up to M masks in a text and
-the k best tokens: "mask_tokens" string and "mask_scores" float32 [B, M, k], and the text with the best tokens filled in.
-Only this task turns "[MASK]" in a text into the mask's id; other tasks tokenize it as text.
+In: texts with any number of literal "[MASK]" or, as in RoBERTa's vocabulary, "<mask>"; or cloze tests in files of texts and
+answers. Out, for up to M masks in a text and the k best tokens: "mask_tokens" string and "mask_scores" float32 [B, M, k], and the
+text with the best tokens filled in. Only this task turns both names in a text into the mask's id; other tasks tokenize them as
+text.
 """
 
 import warnings
@@ -24,14 +25,14 @@ from bert_keras.features import (
     MASKED_LM_WEIGHTS,
     SEQUENCE_OUTPUT,
     VOCABULARY,
+    VOCABULARY_TEXTS,
 )
 from bert_keras.heads import MaskedLMHead
 from bert_keras.json_files import parse_json, typed, whole
 from bert_keras.settings import names_of
+from bert_keras.text.bpe import BPE_TOKENS
 from bert_keras.text.preprocessing import Preprocessor
-from bert_keras.text.sentencepiece import SPACE
 from bert_keras.text.tokenizer import MASK, Tokenizer
-from bert_keras.text.wordpiece import CONTINUATION
 from tasks.batches import count
 from tasks.data_files import Source, check_text, nonblank_lines, split_file
 from tasks.given import columns_of
@@ -109,7 +110,7 @@ class FillMask(Task):
     def targets(self, y: Any, columns: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
         """The answers, strings: one for the one "[MASK]" of each text."""
         for row, text in enumerate(columns[TEXT]):
-            if (masks := text.count(MASK.encode())) != 1:
+            if (masks := count_masks(text.decode("utf-8", "replace"))) != 1:
                 raise BertKerasError(f"row {row}: {masks} {MASK} in the text; give one, for one answer.")
         return {ANSWER: columns_of(y, [ANSWER])[ANSWER]}
 
@@ -121,7 +122,8 @@ class FillMask(Task):
             _, weights = self.labels(raw, self.features(preprocess, raw))
             for row in np.flatnonzero(np.all(weights.numpy() == 0, axis=1)):
                 answer = columns[ANSWER][start + row].decode()
-                tokens = [tokenizer.vocabulary[i] for i in tokenizer.tokenize([answer])[0].numpy()]
+                texts = _answers({name: raw[name][row : row + 1] for name in raw}, tokenizer)
+                tokens = [tokenizer.vocabulary[i] for i in tokenizer.tokenize(texts)[0].numpy()]
                 if len(tokens) != 1:
                     reason = f"the answer {answer!r} is {len(tokens)} tokens ({', '.join(tokens) or 'none'}), not one"
                 elif tokens[0] == tokenizer.vocabulary[tokenizer.special.unknown]:
@@ -166,9 +168,10 @@ class FillMask(Task):
             MASKED_LM_POSITIONS: positions,
             MASKED_LM_WEIGHTS: _padded(tf.ones_like(found, tf.float32), 0.0, width=most),
             VOCABULARY: tf.constant(tokenizer.vocabulary),
+            VOCABULARY_TEXTS: tf.constant(tokenizer.texts),
         }
         if ANSWER in raw:
-            tokens = tokenizer.tokenize(raw[ANSWER])
+            tokens = tokenizer.tokenize(_answers(raw, tokenizer))
             first = tokens[:, :1].to_tensor(tokenizer.special.unknown, shape=[None, 1])
             single = (tokens.row_lengths()[:, tf.newaxis] == 1) & (first != tokenizer.special.unknown)
             features[MASKED_LM_IDS] = tf.broadcast_to(tf.where(single, first, UNKNOWN), tf.shape(positions))
@@ -206,11 +209,12 @@ class FillMask(Task):
         starts = _mask_starts(parts)
         cut_off = [[0, 0], [0, tf.shape(starts)[1] - tf.shape(ids)[1]], [0, 0]]
         tokens = tf.pad(tf.where(read, tf.gather(vocabulary, ids), ""), cut_off)
+        best = tf.where(read[..., 0], tf.gather(features[VOCABULARY_TEXTS], ids[..., 0]), "")
         decoded = {
             START: starts,
             TOKENS: tokens,
             SCORES: tf.pad(tf.where(read, scores, 0.0), cut_off),
-            FILLED: _filled(parts, tokens[..., 0]),
+            FILLED: _filled(parts, tf.pad(best, cut_off[:2])),
         }
         if MASKED_LM_IDS in features:
             labels, weights = self.labels(raw, features)
@@ -285,7 +289,20 @@ class FillMask(Task):
 
 def _parts(text: tf.Tensor) -> tf.RaggedTensor:
     """The parts of texts before, between and after the masks: string [B] -> ragged string [B, (M + 1)]."""
-    return tf.strings.split(text, MASK)
+    return tf.strings.split(tf.strings.regex_replace(text, BPE_TOKENS["mask"], MASK), MASK)
+
+
+def count_masks(text: str) -> int:
+    """The number of masks in a text."""
+    return text.count(MASK) + text.count(BPE_TOKENS["mask"])
+
+
+def _answers(raw: Raw, tokenizer: Tokenizer) -> tf.Tensor:
+    """The answers with the part of the text before each mask that the mask takes: string [B]."""
+    parts = _parts(raw[TEXT])
+    before = tf.gather(parts.values, parts.row_starts())
+    taken = tf.strings.regex_replace(before, tokenizer.before_mask, "") != before
+    return tf.strings.join([tf.where(taken, " ", ""), raw[ANSWER]])
 
 
 def _most_masks(parts: tf.RaggedTensor) -> tf.Tensor:
@@ -300,7 +317,12 @@ def _padded(rows: tf.RaggedTensor, padding: Any, *, width: tf.Tensor) -> tf.Tens
 
 def _with_masks(parts: tf.RaggedTensor, tokenizer: Tokenizer) -> tf.RaggedTensor:
     """The token ids of texts with the mask's id between their parts: ragged string [B, (M + 1)] -> ragged int32 [B, (T)]."""
-    tokens = tokenizer.tokenize(parts.values)
+    # No mask follows the last part of a text.
+    last = tf.equal(
+        tf.range(tf.size(parts.values, tf.int64)), tf.gather(parts.row_limits() - 1, parts.value_rowids())
+    )
+    cut = tf.strings.regex_replace(parts.values, tokenizer.before_mask, "")
+    tokens = tokenizer.tokenize(tf.where(last, parts.values, cut))
     followed = tf.concat([tokens, tf.fill([tokens.nrows(), 1], tokenizer.special.mask)], axis=1)
     rows = tf.gather(followed.row_splits, parts.row_splits)
     masked = tf.RaggedTensor.from_row_splits(followed.values, rows, validate=False)
@@ -318,11 +340,11 @@ def _mask_starts(parts: tf.RaggedTensor) -> tf.Tensor:
 
 
 def _filled(parts: tf.RaggedTensor, best: tf.Tensor) -> tf.Tensor:
-    """The texts with masks replaced by tokens: string [B, M] -> string [B]. A mask without a token stays."""
+    """The texts with masks replaced by the texts of tokens: string [B, M] -> string [B]. A mask without a token stays."""
     most = _most_masks(parts)
     exists = tf.sequence_mask(parts.row_lengths() - 1, most)
-    continues = tf.strings.regex_full_match(best, f"{CONTINUATION}.+")
-    words = tf.strings.regex_replace(best, f"^(?:{CONTINUATION}|{SPACE})(.)", r"\1")
+    continues = tf.strings.regex_full_match(best, r"(?s)[^ ].*")
+    words = tf.strings.regex_replace(best, "^ ", "")
     words = tf.where(exists, tf.where(best == "", MASK, words), "")
     texts = _padded(parts, "", width=most + 1)
     before = tf.where(continues, tf.strings.regex_replace(texts[:, :-1], r"\s+$", ""), texts[:, :-1])
@@ -344,7 +366,7 @@ def _rows(path: Path, *, labelled: bool) -> Iterator[tuple[str, str]]:
         if not isinstance(text, str) or not isinstance(answer, str):
             raise BertKerasError(f"{path}, line {number}: no {TEXT} or no {ANSWER}; give both, as strings.")
         check_text(f"{path}, line {number}", text, answer)
-        if (masks := text.count(MASK)) != 1:
+        if (masks := count_masks(text)) != 1:
             raise BertKerasError(f"{path}, line {number}: the text has {masks} {MASK}; give exactly one.")
         yield text, answer
 

@@ -28,6 +28,7 @@ from bert_keras.heads import ClassifierHead, ConcatClassifierHead
 from bert_keras.json_files import Kind, one_of, typed
 from bert_keras.losses import GlobalMean, cross_entropy
 from bert_keras.text.preprocessing import Preprocessor
+from bert_keras.text.tokenizer import Tokenizer
 from tasks.data_files import Source
 from tasks.degenerate import WHISKER
 from tasks.given import columns_of
@@ -162,7 +163,7 @@ class Problem(Protocol):
         return {"name": self.name, **{name: getattr(self, name) for name in self.kinds}}
 
 
-def check_stride(reader: Any, *, seq_length: int) -> None:
+def check_stride(reader: Any, tokenizer: Tokenizer, *, seq_length: int) -> None:
     """Raises BertKerasError for a `doc_stride` over the tokens of text in a window, which would leave tokens out.
 
     reader: a Problem, or another object that reads windows. A stride that is its constructor's default fits itself to the
@@ -172,7 +173,7 @@ def check_stride(reader: Any, *, seq_length: int) -> None:
     parameter = inspect.signature(type(reader)).parameters.get("doc_stride")
     if stride is None or parameter is None or stride == parameter.default:
         return
-    most = seq_length - 1 - len(getattr(reader, "text", ("text",)))  # [CLS], and a [SEP] for each text
+    most = seq_length - tokenizer.pair.added(len(getattr(reader, "text", ("text",))))
     if stride > most:
         raise BertKerasError(
             f"doc_stride is {stride} and a window of seq_length {seq_length} has room for {most} tokens of text, so tokens would "

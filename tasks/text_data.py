@@ -91,7 +91,7 @@ def cut_texts(problem: Problem, preprocess: Preprocessor, raw: Mapping[str, Any]
     if problem.windowed or any(text.shape.rank != 1 for text in texts):
         return ""
     tokens = sum(preprocess.tokenizer.tokenize(text).row_lengths() for text in texts)
-    lengths = tokens.numpy() + 1 + len(texts)  # [CLS], and a [SEP] for each text
+    lengths = tokens.numpy() + preprocess.tokenizer.pair.added(len(texts))
     if not (cut := int((lengths > preprocess.seq_length).sum())):
         return ""
     windows = (

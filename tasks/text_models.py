@@ -256,7 +256,7 @@ def _build(problem: Problem, checkpoint: Checkpoint, *, seq_length: int | None) 
         usual = problem.defaults.get("seq_length", Hparams.seq_length)  # type: ignore[attr-defined]
         seq_length = min(usual, source.config.max_length)
     check_sizes(source.config, vocab_size=tokenizer.vocab_size, seq_length=seq_length)
-    check_stride(problem, seq_length=seq_length)
+    check_stride(problem, tokenizer, seq_length=seq_length)
     encoder = BertEncoder(source.config, outputs=problem.outputs)
     network = problem.model(encoder)
     if source.tensors:

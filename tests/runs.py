@@ -76,6 +76,48 @@ def write_checkpoint(folder: Path, **changes) -> Path:
     return folder
 
 
+ROBERTA_TOKENS = ("<s>", "<pad>", "</s>", "<unk>")
+
+
+def learn_byte_bpe(texts: list[str], *, size: int = 512) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """A byte-level vocabulary in RoBERTa's order of ids, and its merges."""
+    from tokenizers import Tokenizer, models, pre_tokenizers, trainers
+
+    learned = Tokenizer(models.BPE())
+    learned.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    trainer = trainers.BpeTrainer(
+        vocab_size=size - 1,
+        min_frequency=1,
+        special_tokens=list(ROBERTA_TOKENS),
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        show_progress=False,
+    )
+    learned.train_from_iterator(texts, trainer)
+    ids = learned.get_vocab()
+    merges = json.loads(learned.to_str())["model"]["merges"]
+    return (*sorted(ids, key=ids.__getitem__), "<mask>"), tuple(" ".join(pair) for pair in merges)
+
+
+def write_roberta(folder: Path, **changes) -> Path:
+    """A Hugging Face folder: random weights of SIZES and a small byte-level vocabulary; RoBERTa's positions and types."""
+    import keras
+
+    from bert_keras import checkpoints
+    from bert_keras.config import BertConfig
+    from bert_keras.encoder import BertEncoder
+    from bert_keras.heads import MaskedLMHead
+
+    keras.utils.set_random_seed(0)
+    vocabulary, merges = learn_byte_bpe(texts(400, seed=7), size=400)
+    roberta = {"position_offset": 2, "type_vocab_size": 1, "norm_epsilon": 1e-5, "activation": "gelu_erf"}
+    config = BertConfig(**(SIZES | roberta | {"vocab_size": len(vocabulary), "max_positions": 50} | changes))
+    encoder = BertEncoder(config)
+    checkpoint = checkpoints.collect(config, encoder, masked_lm=MaskedLMHead(encoder))
+    checkpoint = dataclasses.replace(checkpoint, vocabulary=vocabulary, merges=merges, lower_case=False)
+    checkpoints.write(checkpoint, folder, format="hugging-face")
+    return folder
+
+
 def texts(count: int, *, seed: int) -> list[str]:
     """Sentences of two to nine words."""
     draw = random.Random(seed)

@@ -228,6 +228,7 @@ def _tokenizer_fields(vocabulary: Vocabulary) -> dict[str, Any]:
     """A Vocabulary as the fields of a Checkpoint."""
     return {
         "vocabulary": vocabulary.pieces,
+        "merges": vocabulary.merges,
         "lower_case": vocabulary.lower_case,
         "other_tokenizer": vocabulary.other,
         "sentencepiece": vocabulary.sentencepiece,
@@ -236,17 +237,20 @@ def _tokenizer_fields(vocabulary: Vocabulary) -> dict[str, Any]:
 
 def with_tokenizer(checkpoint: Checkpoint, tokenizer: "Tokenizer") -> Checkpoint:
     """The checkpoint with another tokenizer, the inverse of `tokenizer_of`."""
+    from bert_keras.text.bpe import ByteBPE
     from bert_keras.text.sentencepiece import SentencePiece
 
+    vocabulary = Vocabulary(pieces=tokenizer.vocabulary, lower_case=tokenizer.lower_case)
     if isinstance(tokenizer, SentencePiece):
         vocabulary = Vocabulary(sentencepiece=tokenizer.model, lower_case=tokenizer.lower_case)
-    else:
-        vocabulary = Vocabulary(pieces=tokenizer.vocabulary, lower_case=tokenizer.lower_case)
+    elif isinstance(tokenizer, ByteBPE):
+        vocabulary = vocabulary._replace(merges=tokenizer.merges)
     return dataclasses.replace(checkpoint, **_tokenizer_fields(vocabulary))
 
 
 def tokenizer_of(checkpoint: Checkpoint, *, lower_case: bool | None = None) -> "Tokenizer":
     """The tokenizer of a checkpoint, as `load_tokenizer` makes it. Raises ValueError if it has none."""
+    from bert_keras.text.bpe import ByteBPE
     from bert_keras.text.sentencepiece import SentencePiece
     from bert_keras.text.wordpiece import WordPiece
 
@@ -263,6 +267,8 @@ def tokenizer_of(checkpoint: Checkpoint, *, lower_case: bool | None = None) -> "
         lower_case = lower_cases(checkpoint) if lower_case is None else lower_case
         if checkpoint.sentencepiece is not None:
             return SentencePiece(checkpoint.sentencepiece, lower_case=lower_case)
+        if checkpoint.merges is not None:
+            return ByteBPE(checkpoint.vocabulary or (), checkpoint.merges)
         return WordPiece(checkpoint.vocabulary or (), lower_case=lower_case)
     except ValueError as error:
         raise BertKerasError(f"{prefix_of(checkpoint)}{error}") from error

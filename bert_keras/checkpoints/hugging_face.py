@@ -122,6 +122,7 @@ _BERT_THERE = _names(
 )
 # The code of transformers fixes this activation, whatever hidden_act says.
 _GELU_HEAD = {"masked_lm": {"activation": "gelu_erf"}}
+_FIRST_TOKENS = ("[PAD]", "<pad>")  # of padding, from whose id RoBERTa counts positions
 _NO_POOLER = frozenset({"pooler"})
 _NAMES = (
     _BERT_THERE,
@@ -158,7 +159,6 @@ _NAMES = (
         )
         | {"Model": frozenset()},
     ),
-    # RoBERTa classifies texts with the pooler's weights under other names.
     _names(
         "roberta",
         encoder=_EMBEDDINGS_THERE | _BLOCK_THERE | {"pooler": "pooler.dense"},
@@ -174,7 +174,15 @@ _NAMES = (
             ("ForMaskedLM", "ForTokenClassification", "ForMultipleChoice", "ForQuestionAnswering", "Model"),
             frozenset[str](),
         ),
-        padding=("[PAD]", "<pad>"),
+        padding=_FIRST_TOKENS,
+    ),
+    # RoBERTa's classifier of texts has the pooler inside it; a pooler elsewhere in the file is of its pre-training.
+    _names(
+        "roberta",
+        encoder=_EMBEDDINGS_THERE | _BLOCK_THERE,
+        heads={"pooler": "classifier.dense", "classifier/dense": "classifier.out_proj"},
+        classes={"ForSequenceClassification": frozenset[str]()},
+        padding=_FIRST_TOKENS,
     ),
     # Our own model_type, for configurations that no model of transformers computes; transformers refuses to read it.
     _names(
@@ -314,4 +322,5 @@ HUGGING_FACE = Format(
     open=_open,
     save=_save,
     model_type=_model_type_of_folder,
+    architecture=_architecture_of_folder,
 )

@@ -17,14 +17,19 @@ from bert_keras.json_files import (
     object_of,
     or_null,
     read_object,
+    short,
     typed,
 )
 from bert_keras.text.vocabulary_files import (
-    BYTE_LEVEL_BPE,
+    MERGES_TXT,
     SENTENCEPIECE,
     TOKENIZER_JSON,
+    VOCAB_JSON,
     VOCAB_TXT,
     Vocabulary,
+    byte_level_pipeline,
+    other_setting,
+    read_byte_level,
     read_tokenizer_json,
     read_vocabulary,
     refuse_other_ids,
@@ -42,12 +47,18 @@ _SETTINGS = {
     "strip_accents": or_null(FLAG),
     "added_tokens_decoder": or_null(object_of(_TOKEN)),
 }
-# Classes that split text as WordPiece and SentencePiece do; the last two follow tokenizer.json.
-_TOKENIZER_CLASSES = {
-    f"{model}Tokenizer{kind}"
-    for model in "Albert Bert ConvBert DistilBert Electra Lxmert MobileBert SqueezeBert".split()
-    for kind in ("", "Fast", "Legacy")
-} | {"PreTrainedTokenizerFast", "TokenizersBackend"}
+
+
+def _classes(models: str) -> set[str]:
+    """The tokenizer classes of some models, and those that follow tokenizer.json."""
+    kinds = ("", "Fast", "Legacy")
+    named = {f"{model}Tokenizer{kind}" for model in models.split() for kind in kinds}
+    return named | {"PreTrainedTokenizerFast", "TokenizersBackend"}
+
+
+# Classes that split text as WordPiece and SentencePiece do, and as byte-level BPE does.
+_TOKENIZER_CLASSES = _classes("Albert Bert ConvBert DistilBert Electra Lxmert MobileBert SqueezeBert")
+_BYTE_LEVEL_CLASSES = _classes("Roberta Longformer Bart")
 # The values of a tokenizer_config.json that give our ids, besides case and accents.
 _TOKENIZER_SETTINGS = {
     "clean_text": (None, True),
@@ -59,24 +70,47 @@ _TOKENIZER_SETTINGS = {
     "subword_tokenizer_type": (None, "wordpiece"),
     "wordpieces_prefix": (None, "##"),
 }
+_BYTE_LEVEL_SETTINGS = {
+    "do_lower_case": (None, False),
+    "add_prefix_space": (None, False),
+    **{
+        f"{name}_token": (None, token)
+        for name, token in {
+            "bos": "<s>",
+            "eos": "</s>",
+            "cls": "<s>",
+            "sep": "</s>",
+            "unk": "<unk>",
+            "pad": "<pad>",
+            "mask": "<mask>",
+        }.items()
+    },
+}
+
+
+_PARTNERS = {VOCAB_JSON: MERGES_TXT, MERGES_TXT: VOCAB_JSON}
 
 
 def read_tokenizer(folder: pathlib.Path) -> Vocabulary:
     """The tokenizer of a folder. Google's and Model Garden's folders have a vocab.txt and, if we wrote them, its settings."""
-    found, has_merges = _vocabulary_of(folder), (folder / "merges.txt").is_file()
+    found = _vocabulary_of(folder)
     pipeline = read_tokenizer_json(folder / TOKENIZER_JSON, has_pieces=found.is_there)
     if found.sentencepiece is None and (found.pieces is None or pipeline.other is not None):
         found = pipeline
-    if not found.is_there and has_merges:
-        found = Vocabulary(other=BYTE_LEVEL_BPE)
+    if not found.is_there and (lone := [name for name in _PARTNERS if (folder / name).is_file()]):
+        found = Vocabulary(other=f"byte-level BPE without its {_PARTNERS[lone[0]]}")
     path = folder / TOKENIZER_CONFIG
     settings = read_object(path) if path.is_file() else {}
     typed(settings, _SETTINGS, where=path, optional=_SETTINGS, others=True)
     kind = settings.get("tokenizer_class") or _tokenizer_class_of_model(folder)
-    if found.is_there and kind is not None and kind not in _TOKENIZER_CLASSES:
+    known = _TOKENIZER_CLASSES if found.merges is None else _BYTE_LEVEL_CLASSES
+    if found.is_there and found.other is None and kind is not None and kind not in known:
         found = Vocabulary(other=str(kind))
     if found.pieces is None and found.sentencepiece is None:
         return found
+    if found.merges is not None:
+        _warn_of_added_tokens(folder, settings, found.pieces or ())
+        return _with_byte_level_settings(found, settings)
     cases = (None, False, True) if pipeline.lower_case is None else (None, pipeline.lower_case)
     refuse_other_ids(settings, {"do_lower_case": cases} | _TOKENIZER_SETTINGS, where=path)
     lower_case = settings.get("do_lower_case")
@@ -87,10 +121,27 @@ def read_tokenizer(folder: pathlib.Path) -> Vocabulary:
     return found._replace(lower_case=lower_case)
 
 
+def _with_byte_level_settings(found: Vocabulary, settings: Mapping[str, Any]) -> Vocabulary:
+    """Byte-level BPE, or its name in `other` if a tokenizer_config.json has settings that give other ids."""
+    # A token is its text, or an object with its text.
+    plain = {
+        key: value["content"] if isinstance(value, dict) and "content" in value else value
+        for key, value in settings.items()
+    }
+    if (key := other_setting(plain, _BYTE_LEVEL_SETTINGS)) is None:
+        return found
+    return Vocabulary(other=f"byte-level BPE with {key}={short(plain[key])} in its {TOKENIZER_CONFIG}")
+
+
 def _vocabulary_of(folder: pathlib.Path) -> Vocabulary:
-    """The vocab.txt of a folder, or else its spiece.model."""
+    """The vocab.txt of a folder, or else its spiece.model, or else its vocab.json and merges.txt."""
     files = (folder / name for name in (VOCAB_TXT, SENTENCEPIECE))
-    return next((read_vocabulary(file) for file in files if file.is_file()), Vocabulary())
+    found = next((read_vocabulary(file) for file in files if file.is_file()), Vocabulary())
+    if found.is_there or not (folder / VOCAB_JSON).is_file():
+        return found
+    if not (folder / MERGES_TXT).is_file():
+        return found
+    return read_byte_level(folder / VOCAB_JSON, folder / MERGES_TXT)
 
 
 def _tokenizer_class_of_model(folder: pathlib.Path) -> str | None:
@@ -126,13 +177,18 @@ def write_tokenizer(checkpoint: Checkpoint, folder: pathlib.Path) -> None:
     """Writes the vocabulary and, as Hugging Face does, a tokenizer_config.json beside it."""
     if checkpoint.vocabulary is None and checkpoint.sentencepiece is None:
         return
-    if checkpoint.vocabulary is not None:
+    settings: dict[str, Any] = {"model_max_length": checkpoint.config.max_length}
+    if checkpoint.merges is not None:
+        ids = {token: i for i, token in enumerate(checkpoint.vocabulary or ())}
+        write_json(folder / VOCAB_JSON, ids)
+        lines = ("#version: 0.2", *checkpoint.merges)
+        (folder / MERGES_TXT).write_bytes(("\n".join(lines) + "\n").encode())
+        write_json(folder / TOKENIZER_JSON, byte_level_pipeline(ids, checkpoint.merges))
+        settings |= {"tokenizer_class": "RobertaTokenizer", "add_prefix_space": False}
+    elif checkpoint.vocabulary is not None:
         (folder / VOCAB_TXT).write_bytes(("\n".join(checkpoint.vocabulary) + "\n").encode())
+        settings |= {"tokenizer_class": "BertTokenizer", "do_lower_case": lower_cases(checkpoint)}
     if checkpoint.sentencepiece is not None:
         (folder / SENTENCEPIECE).write_bytes(checkpoint.sentencepiece)
-    settings = {
-        "tokenizer_class": "BertTokenizer" if checkpoint.sentencepiece is None else "AlbertTokenizer",
-        "do_lower_case": lower_cases(checkpoint),
-        "model_max_length": checkpoint.config.max_length,
-    }
+        settings |= {"tokenizer_class": "AlbertTokenizer", "do_lower_case": lower_cases(checkpoint)}
     write_json(folder / TOKENIZER_CONFIG, settings)

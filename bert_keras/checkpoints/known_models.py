@@ -14,6 +14,7 @@ from bert_keras.config import SIZES, BertConfig
 _BERT = ("apache-2.0", "github.com/google-research/bert, README")
 _ALBERT = ("apache-2.0", "huggingface.co/albert, model cards")
 _ELECTRA = ("apache-2.0", "huggingface.co/google, model cards")
+_ROBERTA = ("mit", "huggingface.co/FacebookAI, model cards")
 _MINILM = ("apache-2.0", "huggingface.co/sentence-transformers, model cards")
 
 # The sizes of the published vocabularies, in tokens.
@@ -107,6 +108,18 @@ _HUGGING_FACE = (
             licence=_ELECTRA,
         )
         for size in ("small", "base", "large")
+    ),
+    *(
+        _known(
+            f"roberta-{size}",
+            f"hf://FacebookAI/roberta-{size}",
+            f"roberta-{size}",
+            50265,
+            cased=True,
+            family="roberta",
+            licence=_ROBERTA,
+        )
+        for size in ("base", "large")
     ),
     _known(
         "all-MiniLM-L6-v2",

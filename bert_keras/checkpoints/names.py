@@ -182,7 +182,7 @@ class Checkpoint:
     """The weights, configuration and tokenizer of a model, independent of any Keras model.
 
     tensors: our name -> array in our layout, in the file's dtype
-    vocabulary, sentencepiece, lower_case, other_tokenizer: see `vocabulary_files.Vocabulary`
+    vocabulary, merges, sentencepiece, lower_case, other_tokenizer: see `vocabulary_files.Vocabulary`
     format: the name of the format that it was read from, or ""
     path: the path that it was read from, or ""; errors name it
     architecture: Hugging Face's class without the model's name (ForTokenClassification), where known
@@ -194,6 +194,7 @@ class Checkpoint:
     config: BertConfig
     tensors: dict[str, np.ndarray]
     vocabulary: tuple[str, ...] | None = None
+    merges: tuple[str, ...] | None = None
     lower_case: bool | None = None
     other_tokenizer: str | None = None
     sentencepiece: bytes | None = None
@@ -297,11 +298,12 @@ class Names:
 class Format:
     """One published checkpoint format.
 
-    names: a table for each model_type; a checkpoint is written by the first that holds it, else by the last
+    names: the tables of each model_type, which may have several for different classes; a checkpoint is written by the first that
+        holds it, else by the last
     keeps: config field -> the value, or the other field, that the format's own library always uses
     files: the files that `find` looks for, in words
     find: a path -> its folder or, for TensorFlow, its prefix; None if there is no checkpoint
-    model_type: the model_type of a folder
+    model_type, architecture: the model_type of a folder, and its class as in `Checkpoint.architecture`
     load_config, load_tokenizer, open: read the files
     save: writes a folder: (checkpoint, names, the file's name -> array, folder)
     """
@@ -316,10 +318,13 @@ class Format:
     open: Callable[[pathlib.Path, BertConfig], contextlib.AbstractContextManager[Source]]
     save: Callable[[Checkpoint, Names, dict[str, np.ndarray], pathlib.Path], None]
     model_type: Callable[[pathlib.Path], str] = lambda root: "bert"
+    architecture: Callable[[pathlib.Path], str | None] = lambda root: None
 
     def names_in(self, root: pathlib.Path) -> Names:
         """The table of a folder; `load_config` has checked its model_type."""
-        return {names.model_type: names for names in self.names}[self.model_type(root)]
+        model_type, architecture = self.model_type(root), self.architecture(root)
+        fitting = [names for names in self.names if names.model_type == model_type]
+        return next((names for names in fitting if architecture in names.classes), fitting[0])
 
     def names_for(self, checkpoint: Checkpoint) -> Names:
         """The table for writing a checkpoint."""

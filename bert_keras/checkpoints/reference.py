@@ -133,7 +133,7 @@ def _transformers_outputs(
         outputs = run("Model")
         embedded, *blocks = outputs.hidden_states
         found = {"embeddings": embedded} | {f"block_{i}": states for i, states in enumerate(blocks)}
-        if "pooler" in parts:
+        if "pooler" in parts and "pooler" in names.table["pooler"]:  # RoBERTa's classifier has its own
             found[POOLED_OUTPUT] = outputs.pooler_output
         for head, (architecture, output) in _LOGITS[model_type].items():
             if head in parts and (head != "next_sentence" or "pooler" in parts):

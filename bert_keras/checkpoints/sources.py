@@ -38,7 +38,7 @@ from bert_keras.checkpoints.torch_file import import_torch
 from bert_keras.errors import BertKerasError, MissingFileError, first_line, listed
 from bert_keras.folders import whole_folder
 from bert_keras.paths import cache_folder, did_you_mean, path_of
-from bert_keras.text.vocabulary_files import SENTENCEPIECE, TOKENIZER_JSON, VOCAB_TXT
+from bert_keras.text.vocabulary_files import MERGES_TXT, SENTENCEPIECE, TOKENIZER_JSON, VOCAB_JSON, VOCAB_TXT
 
 TIMEOUT = 10  # seconds without an answer, after which a server counts as unreachable
 _SEPARATOR = "://"
@@ -46,8 +46,8 @@ _REPOSITORY = re.compile(r"[\w.-]+(/[\w.-]+)?(@[\w./-]+)?", re.ASCII)
 
 _CONFIG = "config.json"
 _TOKENIZER_FILES = (
-    *(VOCAB_TXT, SENTENCEPIECE, TOKENIZER_JSON, TOKENIZER_CONFIG),
-    *("added_tokens.json", "merges.txt"),  # these say that a tokenizer is another one
+    *(VOCAB_TXT, SENTENCEPIECE, VOCAB_JSON, MERGES_TXT, TOKENIZER_JSON, TOKENIZER_CONFIG),
+    "added_tokens.json",  # says that a tokenizer is another one
 )
 # The first group of which a repository has a file is downloaded. A PyTorch file needs torch to be read.
 _WEIGHTS = tuple(

@@ -87,12 +87,12 @@ def _is_masked_lm(row: Row, names: Names) -> bool:
 
 def _other_model_types(form: Format, names: Names, config: BertConfig, source: Source) -> str:
     """The other model_types with the embedding names of the file, for an error."""
-    fitting = [
-        repr(other.model_type)
+    fitting = {
+        repr(other.model_type): None
         for other in form.names
         if {row.theirs for row in other.rows(config) if row.ours.startswith("embeddings/")}
         & {other.current(raw) for raw in source.shapes}
-    ]
+    }
     if not fitting:
         return ""
     return f" and model_type {names.model_type!r}; its names are those of {' or '.join(fitting)}: correct its config"

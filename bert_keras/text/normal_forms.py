@@ -8,13 +8,11 @@ from __future__ import annotations
 import functools
 import sys
 import unicodedata
-from collections.abc import Iterable, Sequence
 
 import tensorflow as tf
 
-from bert_keras.errors import BertKerasError
 from bert_keras.text.text_ops import tf_text
-from bert_keras.text.tokenizer import SpecialTokens
+from bert_keras.text.tokenizer import GraphTokenizer
 
 # A code point that Unicode promises never to assign, so that no vocabulary has it.
 NOT_A_MARKER = "\ufdd5"
@@ -37,7 +35,7 @@ _FILLER = "\x01"
 SIMPLE_SENTENCEPIECE = r"[ -~\x{A3}\x{20AC}\x{2013}\x{2014}\x{2018}-\x{201F}\x{4E00}-\x{9FFF}]*"
 
 
-class Normalizing(tf.Module):
+class Normalizing(GraphTokenizer):
     """Normalizes text in graph, and moves offsets in the normal form back to offsets in the text.
 
     _simple: a pattern; a row that matches it after ASCII lower-casing is in normal form
@@ -46,48 +44,6 @@ class Normalizing(tf.Module):
 
     _simple: str
     _attached: str
-
-    def __init__(self, vocabulary: Sequence[str], *, special: SpecialTokens, lower_case: bool) -> None:
-        super().__init__()
-        self.special = special
-        self.vocab_size = len(vocabulary)
-        self.lower_case = lower_case
-        # A function hides the tuple: TensorFlow would visit every item each time it lists the module's variables.
-        fixed = tuple(vocabulary)
-        self._vocabulary = lambda: fixed
-        # A decorator would hold the instance weakly, and `WordPiece(...).tokenize(...)` would find it deleted.
-        for method in (self.tokenize, self.tokenize_with_offsets):
-            graph = tf.function(method, input_signature=[tf.TensorSpec([None], tf.string)], autograph=False)
-            setattr(self, method.__name__, graph)
-
-    @property
-    def vocabulary(self) -> tuple[str, ...]:
-        """The tokens in the order of their ids."""
-        return self._vocabulary()
-
-    def encode(self, text: str) -> list[int]:
-        """The ids of one text, without special tokens: `tokenize` for a Python string."""
-        return self.tokenize(tf.constant([text])).values.numpy().tolist()
-
-    def detokenize(self, ids: Iterable[int]) -> str:
-        """Ids -> normalized text, with a space between words and without padding, [CLS] and [SEP].
-
-        Raises ValueError for an id outside the vocabulary.
-        """
-        left_out = {self.special.padding, self.special.start, self.special.end}
-        kept = [int(one) for one in ids if int(one) not in left_out]
-        if unknown := [one for one in kept if not 0 <= one < self.vocab_size]:
-            raise BertKerasError(f"id {unknown[0]} is not in the vocabulary of {self.vocab_size} tokens.")
-        return self._joined([self.vocabulary[one] for one in kept])
-
-    def _joined(self, pieces: Sequence[str]) -> str:
-        raise NotImplementedError
-
-    def tokenize(self, text: tf.Tensor) -> tf.RaggedTensor:
-        raise NotImplementedError
-
-    def tokenize_with_offsets(self, text: tf.Tensor) -> tuple[tf.RaggedTensor, ...]:
-        raise NotImplementedError
 
     def _normal_form(self, text: tf.Tensor) -> tf.Tensor:
         raise NotImplementedError

@@ -6,6 +6,8 @@ In: one or two string tensors [B], the segments. Out: `Features`, a dict of int3
       1   1 1 1   1   1 1   1     0     0        input_mask
       0   0 0 0   0   1 1   1     0     0        input_type_ids
 
+A tokenizer's `pair` says how many [SEP] stand between two segments, and the type of the second.
+
 A context [B] that is longer than the encoder's input, with an optional question [B], becomes overlapping windows [W].
 
 `pad_batches` pads batches so that the replicas divide their rows.
@@ -29,7 +31,7 @@ from bert_keras.features import (
     START_BYTES,
     WORD_INDEX,
 )
-from bert_keras.text.tokenizer import Tokenizer
+from bert_keras.text.tokenizer import SpecialTokens, Tokenizer
 
 Features = dict[str, tf.Tensor]
 MAX_SEGMENTS = 2  # BERT has two type ids
@@ -95,10 +97,10 @@ class Preprocessor(tf.Module):
         truncation: str = "longest_first",
     ):
         super().__init__()
-        shortest = 1 + 2 * MAX_SEGMENTS
+        shortest = tokenizer.pair.added(MAX_SEGMENTS) + MAX_SEGMENTS
         if not tf.is_tensor(seq_length) and seq_length < shortest:
             raise BertKerasError(
-                f"seq_length is {seq_length}; give at least {shortest}, which holds [CLS] a [SEP] b [SEP]"
+                f"seq_length is {seq_length}; give at least {shortest}, which holds special tokens and one token of each segment"
             )
         if multiple_of < 1:
             raise BertKerasError(f"multiple_of is {multiple_of}; give at least 1")
@@ -177,7 +179,7 @@ class Preprocessor(tf.Module):
         max_query_length: int | None = None,
         word_starts: tf.RaggedTensor | None = None,
     ) -> Features:
-        special_tokens = 2 if question is None else 3
+        special_tokens = self.tokenizer.pair.added(1 if question is None else 2)
         room = self.seq_length - special_tokens - (0 if question is None else max_query_length or 0)
         if room < 1:
             raise BertKerasError(
@@ -201,11 +203,11 @@ class Preprocessor(tf.Module):
             query, rooms = _heads(query, kept), rooms - kept
         window = _Windows(_lengths(ids), rooms=rooms, doc_stride=doc_stride)
         segments = [window.cut(ids)]
-        # The number of positions before the context: [CLS], the question and its [SEP].
+        # The number of positions before the context: [CLS], the question and the [SEP] after it.
         before = tf.ones_like(window.example)
         if query is not None:
             segments.insert(0, tf.gather(query, window.example))
-            before += _lengths(segments[0]) + 1
+            before += _lengths(segments[0]) + self.tokenizer.pair.separators
         features = self._framed(segments)
         width = self._width(features[INPUT_WORD_IDS])
 
@@ -230,8 +232,8 @@ class Preprocessor(tf.Module):
 
     def _framed(self, segments: list[tf.RaggedTensor]) -> Features:
         """Adds special tokens, padding, mask and types to segments that fit."""
-        special = self.tokenizer.special
-        rows = _frame(segments, opening=special.start, closing=special.end)
+        special, pair = self.tokenizer.special, self.tokenizer.pair
+        rows = _frame(segments, special, separators=pair.separators)
         shape = None if self.pad_to_longest else tf.stack([-1, self.seq_length])
         word_ids = rows.to_tensor(special.padding, shape=shape)
         if self.pad_to_longest:
@@ -243,7 +245,8 @@ class Preprocessor(tf.Module):
         width = self._width(word_ids)
         mask = tf.sequence_mask(_lengths(rows), width, tf.int32)
         first_segment = tf.sequence_mask(_lengths(segments[0]) + 2, width, tf.int32)  # with [CLS] and [SEP]
-        return {INPUT_WORD_IDS: word_ids, INPUT_MASK: mask, INPUT_TYPE_IDS: mask - first_segment}
+        types = (mask - first_segment) * pair.second_type
+        return {INPUT_WORD_IDS: word_ids, INPUT_MASK: mask, INPUT_TYPE_IDS: types}
 
     def _width(self, word_ids: tf.Tensor) -> int | tf.Tensor:
         """S of int32 [B, S], as a Python number if it is known."""
@@ -251,7 +254,7 @@ class Preprocessor(tf.Module):
 
     def _cut(self, segments: tuple[tf.RaggedTensor, ...]) -> list[tf.RaggedTensor]:
         """Truncates segments so that they and their special tokens fit into seq_length."""
-        room = self.seq_length - 1 - len(segments)
+        room = self.seq_length - self.tokenizer.pair.added(len(segments))
         # Stacking refuses unequal batch sizes; some ragged kernels would read past the shorter batch.
         lengths = tf.unstack(tf.stack([_lengths(segment) for segment in segments]), num=len(segments))
         kept = [tf.minimum(lengths[0], room)]
@@ -381,11 +384,10 @@ def _ends(rows: tf.RaggedTensor, first: tf.Tensor, last: tf.Tensor) -> tf.Ragged
     return tf.concat([_heads(rows, first), after], axis=1)
 
 
-def _frame(segments: list[tf.RaggedTensor], *, opening: int, closing: int) -> tf.RaggedTensor:
-    """One row of all segments: `opening` at the front, `closing` after each segment."""
-    column = [segments[0].nrows(), 1]
-    closings = tf.fill(column, closing)
-    parts = [tf.fill(column, opening)]
-    for segment in segments:
-        parts += [segment, closings]
-    return tf.concat(parts, axis=1)
+def _frame(segments: list[tf.RaggedTensor], special: SpecialTokens, *, separators: int) -> tf.RaggedTensor:
+    """One row of all segments: `start` at the front, `separators` times `end` between segments, `end` at the end."""
+    rows = segments[0].nrows()
+    parts = [tf.fill([rows, 1], special.start), segments[0]]
+    for segment in segments[1:]:
+        parts += [tf.fill([rows, separators], special.end), segment]
+    return tf.concat([*parts, tf.fill([rows, 1], special.end)], axis=1)

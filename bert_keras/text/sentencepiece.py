@@ -93,6 +93,11 @@ class SentencePiece(Normalizing):
         """Int32 [R], ids that can occur in text: no control symbols, no <unk>."""
         return self._real
 
+    @property
+    def texts(self) -> tuple[bytes, ...]:
+        """The bytes of each token in a text, with a space before a token that starts a word."""
+        return tuple(piece.replace(SPACE, " ").encode() for piece in self.vocabulary)
+
     def tokenize(self, text: tf.Tensor) -> tf.RaggedTensor:
         """Ids alone, the fast path. text: string [B], UTF-8 -> ragged int32 [B, (T)]. Invalid bytes are dropped."""
         normal, _ = self._normalize(one_quote(text))

@@ -1,4 +1,4 @@
-"""The three files of a vocabulary: vocab.txt, spiece.model and tokenizer.json. All their readers are here.
+"""The files of a vocabulary: vocab.txt, spiece.model, vocab.json with merges.txt, and tokenizer.json. All their readers are here.
 
 In: a path. Out: tokens in the order of their ids, the bytes of a SentencePiece model, or a Vocabulary. Reading a local file
 needs no TensorFlow.
@@ -6,7 +6,7 @@ needs no TensorFlow.
 
 import os
 import pathlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from bert_keras.errors import BertKerasError, MissingFileError
@@ -15,6 +15,7 @@ from bert_keras.json_files import (
     TEXT,
     Kind,
     is_whole,
+    list_of,
     object_of,
     or_null,
     read_bounded,
@@ -23,20 +24,23 @@ from bert_keras.json_files import (
     typed,
 )
 
-MAX_VOCABULARY_BYTES = 100_000_000  # of a vocab.txt or a SentencePiece model
+MAX_VOCABULARY_BYTES = 100_000_000  # of a vocab.txt, a SentencePiece model or a merges.txt
 VOCAB_TXT, SENTENCEPIECE, TOKENIZER_JSON = "vocab.txt", "spiece.model", "tokenizer.json"
+VOCAB_JSON, MERGES_TXT = "vocab.json", "merges.txt"  # of byte-level BPE
 
 
 class Vocabulary(NamedTuple):
     """The tokenizer that a folder describes.
 
-    pieces: the wordpieces in the order of their ids
+    pieces: the tokens in the order of their ids
+    merges: of byte-level BPE, the pairs to merge in the order of learning: "Ġ t"
     sentencepiece: or the bytes of a spiece.model
     lower_case: True if text is lower-cased, None if the files do not say
     other: the name of a type of tokenizer that is not supported
     """
 
     pieces: tuple[str, ...] | None = None
+    merges: tuple[str, ...] | None = None
     sentencepiece: bytes | None = None
     lower_case: bool | None = None
     other: str | None = None
@@ -77,6 +81,34 @@ def read_model(path: str | os.PathLike[str]) -> bytes:
     )
 
 
+def read_byte_level(vocab_json: pathlib.Path, merges_txt: pathlib.Path) -> Vocabulary:
+    """Byte-level BPE from both of its files. ByteBPE checks the tokens and the merges.
+
+    Raises BertKerasError for ids with a gap, and for a merges.txt that is not UTF-8.
+    """
+    raw = read_bounded(merges_txt, MAX_VOCABULARY_BYTES)
+    try:
+        lines = raw.decode("utf-8").splitlines()
+    except UnicodeDecodeError:
+        raise BertKerasError(f"{merges_txt} is not UTF-8; download it again.") from None
+    # The first line may name the version of the form: "#version: 0.2". A merge of "#" has another token after it.
+    if lines and lines[0].startswith("#version"):
+        del lines[0]
+    ids = typed({"vocab": read_object(vocab_json)}, _VOCAB, where=vocab_json)["vocab"]
+    merges = tuple(line for line in lines if line.strip(" "))
+    return Vocabulary(pieces=_in_order_of_ids(ids, vocab_json), merges=merges, lower_case=False)
+
+
+def _in_order_of_ids(ids: Mapping[str, int], path: pathlib.Path, *, instead: str = "") -> tuple[str, ...]:
+    """The tokens. Raises BertKerasError for ids with a gap; `instead` says what to do."""
+    pieces = sorted(ids, key=ids.__getitem__)
+    if [ids[piece] for piece in pieces] != list(range(len(ids))):
+        raise BertKerasError(
+            f"the ids in {path} are not 0, 1, 2, ... without a gap; {instead or 'download it again'}."
+        )
+    return tuple(pieces)
+
+
 def _bytes_of(path: str | os.PathLike[str], *, missing: str) -> bytes:
     """The bytes of a local file, or of an address that TensorFlow reads, such as gs://bucket/vocab.txt."""
     path = os.path.expanduser(os.fspath(path))
@@ -96,8 +128,8 @@ def _bytes_of(path: str | os.PathLike[str], *, missing: str) -> bytes:
         return file.read()
 
 
-def refuse_other_ids(settings: Mapping[str, Any], allowed: Mapping[str, tuple], *, where: object) -> None:
-    """Raises BertKerasError for a setting that gives other ids in the file's own library.
+def other_setting(settings: Mapping[str, Any], allowed: Mapping[str, tuple]) -> str | None:
+    """The first setting that gives other ids in the file's own library; None if there is none.
 
     allowed: setting -> the values that change no id
     """
@@ -105,33 +137,100 @@ def refuse_other_ids(settings: Mapping[str, Any], allowed: Mapping[str, tuple], 
         found = settings.get(key)
         # In Python 0 equals false and 1 equals true; in JSON they do not.
         if not any(found == value and isinstance(found, bool) == isinstance(value, bool) for value in values):
-            raise BertKerasError(
-                f"{key} is {short(found)} in {where}, which changes the ids and is not supported; "
-                f"wanted {' or '.join(map(repr, values))}."
-            )
+            return key
+    return None
+
+
+def refuse_other_ids(settings: Mapping[str, Any], allowed: Mapping[str, tuple], *, where: object) -> None:
+    """Raises BertKerasError for a setting that gives other ids in the file's own library; `allowed` as in `other_setting`."""
+    if (key := other_setting(settings, allowed)) is not None:
+        raise BertKerasError(
+            f"{key} is {short(settings.get(key))} in {where}, which changes the ids and is not supported; "
+            f"wanted {' or '.join(map(repr, allowed[key]))}."
+        )
 
 
 # -----------------------------------------------------------------------------------------------------------
 # tokenizer.json, the file of the tokenizers library
 
-BYTE_LEVEL_BPE = "byte-level BPE"
-_OTHER_MODELS = {"BPE": BYTE_LEVEL_BPE, "Unigram": "a SentencePiece unigram model"}
-# Parts of the file -> the settings that give our ids. transformers limits a word to 100 characters, the original to 200.
-_PIPELINE: dict[str, dict[str, tuple]] = {
-    "normalizer": {
-        "type": ("BertNormalizer",),
-        "clean_text": (None, True),
-        "handle_chinese_chars": (None, True),
-        "lowercase": (None, False, True),
+# The types of model in tokenizer.json that are read: parts of the file -> the settings that give our ids. transformers limits a
+# word to 100 characters, the original to 200.
+_PIPELINES: dict[str, dict[str, dict[str, tuple]]] = {
+    "WordPiece": {
+        "normalizer": {
+            "type": ("BertNormalizer",),
+            "clean_text": (None, True),
+            "handle_chinese_chars": (None, True),
+            "lowercase": (None, False, True),
+        },
+        "pre_tokenizer": {"type": ("BertPreTokenizer",)},
+        "model": {
+            "unk_token": (None, "[UNK]"),
+            "continuing_subword_prefix": (None, "##"),
+            "max_input_chars_per_word": (None, 100, 200),
+        },
     },
-    "pre_tokenizer": {"type": ("BertPreTokenizer",)},
-    "model": {
-        "unk_token": (None, "[UNK]"),
-        "continuing_subword_prefix": (None, "##"),
-        "max_input_chars_per_word": (None, 100, 200),
+    "BPE": {
+        "normalizer": {"type": (None,)},
+        "pre_tokenizer": {"type": ("ByteLevel",), "add_prefix_space": (False,), "use_regex": (None, True)},
+        "model": {
+            "dropout": (None, 0),
+            "continuing_subword_prefix": (None, ""),
+            "end_of_word_suffix": (None, ""),
+            "byte_fallback": (None, False),
+            "ignore_merges": (None, False),
+        },
+        "post_processor": {"type": ("RobertaProcessing", "TemplateProcessing")},
     },
 }
-_MODEL = {"type": or_null(TEXT), "vocab": or_null(object_of(Kind("a whole number", is_whole)))}
+_OTHER_MODELS = {"Unigram": "a SentencePiece unigram model"}
+_VOCAB = {"vocab": or_null(object_of(Kind("a whole number", is_whole)))}
+_MODEL = {"type": or_null(TEXT), **_VOCAB}
+# A merge is "Ġ t" in older files and ["Ġ", "t"] in newer ones.
+_MERGES = {
+    "merges": list_of(
+        Kind(
+            "two tokens",
+            lambda value: (
+                isinstance(value, str)
+                or (
+                    isinstance(value, list) and len(value) == 2 and all(isinstance(one, str) for one in value)
+                )
+            ),
+        )
+    )
+}
+_ADDED = {
+    "added_tokens": or_null(
+        list_of(
+            Kind(
+                "an object with content and id",
+                lambda value: (
+                    isinstance(value, dict)
+                    and isinstance(value.get("content"), str)
+                    and is_whole(value.get("id"))
+                ),
+            )
+        )
+    )
+}
+# The special tokens of RobertaProcessing, with their ids; the templates of TemplateProcessing.
+_NAMED = dict.fromkeys(
+    ("cls", "sep"), Kind("a token and its id", lambda value: isinstance(value, list) and len(value) == 2)
+)
+_TEMPLATE = dict.fromkeys(
+    ("single", "pair"),
+    list_of(
+        Kind(
+            "an object with an object that has an id",
+            lambda value: (
+                isinstance(value, dict)
+                and len(value) == 1
+                and all(isinstance(one, dict) and isinstance(one.get("id"), str) for one in value.values())
+            ),
+        )
+    ),
+)
 # transformers writes "" for a token of separators alone. This character never matches text; the Chinese vocabulary has it.
 _SEPARATOR = "\u2028"
 
@@ -141,32 +240,112 @@ def read_tokenizer_json(path: pathlib.Path, *, has_pieces: bool) -> Vocabulary:
 
     has_pieces: True if the folder has another vocabulary file; the tokens of this file are then not read
 
-    A model other than WordPiece is named in `other`. Raises BertKerasError for settings that give other ids.
+    A model of another type is named in `other`, and so is byte-level BPE with settings that give other ids. Raises
+    BertKerasError for such settings of WordPiece.
     """
     if not path.is_file():
         return Vocabulary()
     content = read_object(path)
-    parts = {part: content.get(part) or {} for part in _PIPELINE}
-    typed(parts, dict.fromkeys(_PIPELINE, OBJECT), where=path)
-    kind = parts["model"].get("type", "WordPiece")
-    if isinstance(kind, str) and kind != "WordPiece" and "model" in content:
+    model = typed({"model": content.get("model") or {}}, {"model": OBJECT}, where=path)["model"]
+    kind = model.get("type", "BPE" if "merges" in model else "WordPiece")  # old files have no type
+    if isinstance(kind, str) and kind not in _PIPELINES and "model" in content:
         return Vocabulary(other=_OTHER_MODELS.get(kind, f"a {kind:.80} model"))
+    pipeline = _PIPELINES["BPE" if kind == "BPE" else "WordPiece"]
+    parts = {part: content.get(part) or {} for part in pipeline}
+    typed(parts, dict.fromkeys(pipeline, OBJECT), where=path)
     ids = {} if has_pieces else _ids(parts["model"], path)
     if ids is None or "model" not in content:
         raise BertKerasError(f"{path} holds no WordPiece vocabulary; put a {VOCAB_TXT} beside it.")
+    if kind == "BPE":
+        return _byte_level(content, parts, ids, path, has_pieces=has_pieces)
     lower_case = parts["normalizer"].get("lowercase")
-    for part, allowed in _PIPELINE.items():
+    for part, allowed in pipeline.items():
         refuse_other_ids(parts[part], allowed, where=f"the {part} of {path}")
     refuse_other_ids(
         parts["normalizer"], {"strip_accents": (None, lower_case)}, where=f"the normalizer of {path}"
     )
-    pieces = sorted(ids, key=ids.__getitem__)
-    if [ids[piece] for piece in pieces] != list(range(len(ids))):
-        raise BertKerasError(
-            f"the ids in {path} are not 0, 1, 2, ... without a gap; put a {VOCAB_TXT} beside it."
-        )
+    pieces = _in_order_of_ids(ids, path, instead=f"put a {VOCAB_TXT} beside it")
     found = None if has_pieces else tuple(piece or _SEPARATOR for piece in pieces)
     return Vocabulary(pieces=found, lower_case=lower_case)
+
+
+def _byte_level(
+    content: Mapping[str, Any],
+    parts: Mapping[str, Mapping[str, Any]],
+    ids: Mapping[str, int],
+    path: pathlib.Path,
+    *,
+    has_pieces: bool,
+) -> Vocabulary:
+    """Byte-level BPE from the contents of a tokenizer.json, whose added tokens have ids of their own."""
+    for part, allowed in _PIPELINES["BPE"].items():
+        if (key := other_setting(parts[part], allowed)) is not None:
+            return Vocabulary(other=f"BPE with {key}={short(parts[part].get(key))} in its {part}")
+    frames = _frames(parts["post_processor"], where=f"the post_processor of {path}")
+    if other := next((frame for frame, ours in zip(frames, _FRAMES, strict=True) if frame != ours), None):
+        return Vocabulary(other=f"byte-level BPE that frames text as {other!r}")
+    if has_pieces:
+        return Vocabulary(lower_case=False)
+    added = typed(content, _ADDED, where=path, optional=_ADDED, others=True).get("added_tokens") or ()
+    merges = typed(parts["model"], _MERGES, where=f"the model of {path}", others=True)["merges"]
+    return Vocabulary(
+        pieces=_in_order_of_ids({**ids, **{token["content"]: token["id"] for token in added}}, path),
+        merges=tuple(merge if isinstance(merge, str) else " ".join(merge) for merge in merges),
+        lower_case=False,
+    )
+
+
+# RoBERTa's frames of one segment and of two; a number after a name is a type that is not 0.
+_FRAMES = "<s> A </s>", "<s> A </s> </s> B </s>"
+
+
+def _frames(post_processor: Mapping[str, Any], *, where: str) -> tuple[str, ...]:
+    """The frames that a post-processor makes, in the form of _FRAMES."""
+    if post_processor["type"] == "RobertaProcessing":
+        named = typed(post_processor, _NAMED, where=where, others=True)
+        names = {"<s>": named["cls"][0], "</s>": named["sep"][0]}
+        return tuple(" ".join(names.get(name, name) for name in frame.split()) for frame in _FRAMES)
+    rows = typed(post_processor, _TEMPLATE, where=where, others=True).values()
+    items = [[next(iter(item.values())) for item in row] for row in rows]
+    return tuple(" ".join(f"{item['id']}{item.get('type_id') or ''}" for item in row) for row in items)
+
+
+def byte_level_pipeline(ids: Mapping[str, int], merges: Sequence[str]) -> dict[str, Any]:
+    """The contents of a tokenizer.json for RoBERTa's tokenizer, for transformers' fast tokenizer."""
+    level = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": True}
+    flags = {"single_word": False, "lstrip": False, "rstrip": False, "normalized": False, "special": True}
+    special = ("<s>", "<pad>", "</s>", "<unk>", "<mask>")
+    return {
+        "version": "1.0",
+        "truncation": None,
+        "padding": None,
+        "added_tokens": [
+            {"id": ids[token], "content": token, **flags, "lstrip": token == "<mask>"}
+            for token in sorted(special, key=ids.__getitem__)
+        ],
+        "normalizer": None,
+        "pre_tokenizer": level,
+        "post_processor": {
+            "type": "RobertaProcessing",
+            "sep": ["</s>", ids["</s>"]],
+            "cls": ["<s>", ids["<s>"]],
+            "trim_offsets": True,
+            "add_prefix_space": False,
+        },
+        "decoder": level,
+        "model": {
+            "type": "BPE",
+            "dropout": None,
+            "unk_token": None,
+            "continuing_subword_prefix": "",
+            "end_of_word_suffix": "",
+            "fuse_unk": False,
+            "byte_fallback": False,
+            "ignore_merges": False,
+            "vocab": dict(ids),
+            "merges": list(merges),
+        },
+    }
 
 
 def _ids(model: Mapping[str, Any], path: pathlib.Path) -> dict[str, int] | None:

@@ -119,6 +119,16 @@ class WordPiece(Normalizing):
             [i for i, piece in pieces if i not in left_out and not _UNUSED.fullmatch(piece)], "int32"
         )
 
+    @property
+    def texts(self) -> tuple[bytes, ...]:
+        """The bytes of each token in a text, with a space before a token that starts a word."""
+        continuing = re.compile(rf"{CONTINUATION}(?=.)")
+        pieces = (
+            continuing.sub("", piece, count=1) if continuing.match(piece) else f" {piece}"
+            for piece in self.vocabulary
+        )
+        return tuple(piece.encode() for piece in pieces)
+
     def tokenize(self, text: tf.Tensor) -> tf.RaggedTensor:
         """Ids alone, the fast path. text: string [B], UTF-8 -> ragged int32 [B, (T)]. Invalid bytes are dropped."""
         normal, _ = self._normalize(self._mark(text))

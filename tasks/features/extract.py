@@ -135,7 +135,7 @@ class Extractor:
         self.units, self.dtype, self.batch_size = units, dtype, batch_size
         tokenizer = checkpoints.tokenizer_of(checkpoint)
         check_sizes(self.config, vocab_size=tokenizer.vocab_size, seq_length=seq_length)
-        check_stride(units, seq_length=seq_length)
+        check_stride(units, tokenizer, seq_length=seq_length)
         self.preprocess = Preprocessor(tokenizer, seq_length=seq_length, pad_to_longest=True)
         self.encoder = BertEncoder(self.config, outputs=(EMBEDDING_OUTPUT, ENCODER_OUTPUTS))
         # A pooler may be missing: no vector reads it.

@@ -7,6 +7,7 @@ One shard is in memory at a time. Its instances depend only on its text and a se
 """
 
 import collections
+import dataclasses
 import functools
 import hashlib
 import itertools
@@ -24,7 +25,7 @@ from bert_keras.features import (
     WORD_STARTS,
 )
 from bert_keras.text.preprocessing import Features, Preprocessor
-from bert_keras.text.tokenizer import Tokenizer
+from bert_keras.text.tokenizer import BERT_PAIR, Tokenizer
 from tasks.pretraining.samplers import SAMPLERS, Document, Instance, check_documents, make_instances
 from tasks.settings import Sampling
 
@@ -146,8 +147,12 @@ def packed_batches(
 ) -> tuple[Iterator[Features], int]:
     """Packed batches of a shard's instances, and the number of skipped chunks."""
     documents = tokenize_documents(texts, tokenizer, segment=segment)
+    # The samplers count one separator after each segment.
+    segments = SAMPLERS[settings.sampler].segments
+    more = tokenizer.pair.added(segments) - BERT_PAIR.added(segments)
+    shorter = dataclasses.replace(settings, seq_length=settings.seq_length - more)
     instances, skipped = make_instances(
-        documents, seed=seed, settings=settings, separator=tokenizer.special.end
+        documents, seed=seed, settings=shorter, separator=tokenizer.special.end
     )
     preprocess = Preprocessor(tokenizer, seq_length=settings.seq_length)
     rows = (instances[start : start + ROWS] for start in range(0, len(instances), ROWS))

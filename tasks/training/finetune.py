@@ -295,7 +295,7 @@ def plan_finetuning(
         task.check_checkpoint(source)
     tokenizer = checkpoints.tokenizer_of(source)
     check_sizes(source.config, vocab_size=tokenizer.vocab_size, seq_length=hparams.seq_length)
-    check_stride(task, seq_length=hparams.seq_length)
+    check_stride(task, tokenizer, seq_length=hparams.seq_length)
     keras.utils.set_random_seed(hparams.seed)  # also decides which examples are drawn, and their order
     preprocess = Preprocessor(tokenizer, seq_length=hparams.seq_length, pad_to_longest=True)
     examples = _read_examples(task, preprocess, hparams, dev_split)

@@ -37,7 +37,7 @@ from bert_keras.json_files import (
 from bert_keras.paths import did_you_mean, path_of
 from bert_keras.text.preprocessing import TRUNCATION, Preprocessor
 from bert_keras.text.tokenizer import Tokenizer
-from bert_keras.text.vocabulary_files import SENTENCEPIECE
+from bert_keras.text.vocabulary_files import MERGES_TXT, SENTENCEPIECE, VOCAB_JSON, VOCAB_TXT
 from tasks.batches import predict
 from tasks.choice import Swag
 from tasks.data_files import Source
@@ -57,7 +57,7 @@ TASKS: dict[str, type[Task]] = {
 FILES, ORIGIN = "files", "origin"
 FROZEN = "frozen"  # a key in task.json: the paths of layers that do not train
 KERAS = ".keras"
-CHECKED = ("model.safetensors", "vocab.txt", SENTENCEPIECE)
+CHECKED = ("model.safetensors", VOCAB_TXT, SENTENCEPIECE, VOCAB_JSON, MERGES_TXT)
 
 
 def open_task(name: str, source: Source | None, **options: Any) -> Task:
