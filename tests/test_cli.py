@@ -32,6 +32,7 @@ from tasks.settings import (
     ProtocolOptions,
     Sampling,
     ServerOptions,
+    TriviaQaOptions,
     VocabularyOptions,
 )
 from tasks.training.run import load_run
@@ -40,6 +41,7 @@ COMMANDS = (
     *(
         "finetune",
         "glue",
+        "triviaqa",
         "evaluate",
         "predict",
         "features",
@@ -112,6 +114,7 @@ def flags_of(name: str) -> dict[str, argparse.Action]:
         ("hub", (HubOptions,), ()),
         ("serve", (ServerOptions,), ()),
         ("ablate", (AblationOptions,), ()),
+        ("triviaqa", (TriviaQaOptions,), ()),
     ],
 )
 def test_every_setting_is_a_flag(name, settings, without):
