@@ -33,6 +33,7 @@ from tasks.settings import (
     ProtocolOptions,
     Sampling,
     ServerOptions,
+    TriviaQaOptions,
     VocabularyOptions,
 )
 from tasks.training.run import load_run
@@ -43,6 +44,7 @@ COMMANDS = (
         "probe",
         "protocol",
         "glue",
+        "triviaqa",
         "evaluate",
         "predict",
         "features",
@@ -117,6 +119,7 @@ def flags_of(name: str) -> dict[str, argparse.Action]:
         ("hub", (HubOptions,), ()),
         ("serve", (ServerOptions,), ()),
         ("ablate", (AblationOptions,), ()),
+        ("triviaqa", (TriviaQaOptions,), ()),
     ],
 )
 def test_every_setting_is_a_flag(name, settings, without):
