@@ -24,6 +24,7 @@ from tasks.settings import (
     FeatureOptions,
     FillMaskOptions,
     Hparams,
+    hparams_of,
 )
 
 CHUNK = 4096  # examples that `predict` holds at a time
@@ -105,6 +106,12 @@ def _add_finetune(parser: argparse.ArgumentParser) -> None:
     )
     add_strategy(parser)
     add("--save-every", type=int, help=f"{SAVE_HELP} (default: one save at the end of each epoch)")
+    add(
+        "--feature-cache",
+        **PATH,
+        help="folder that keeps the vectors of --feature-layers for further trainings on the same data and checkpoint (default: "
+        "they are removed with the end of the training)",
+    )
     add_flags(parser, Hparams)
     seen: set[str] = set()
     for options in TASK_OPTIONS:
@@ -139,7 +146,6 @@ def _check_no_dev_split(task: Any, folder: str) -> None:
 def _run_finetune(args: argparse.Namespace) -> None:
     start(deterministic=True)
     from bert_keras import checkpoints
-    from tasks.settings import Hparams
     from tasks.training.finetune import finetune
     from tasks.training.run import open_task
 
@@ -147,7 +153,7 @@ def _run_finetune(args: argparse.Namespace) -> None:
     _check_dev(args.data, args.dev_data, fraction)
     source = {"train": args.data, "validation": args.dev_data} if args.dev_data else args.data
     task = open_task(args.task, source, **given_settings(args, *TASK_OPTIONS))
-    hparams = Hparams(**{**task.defaults, **given_settings(args, Hparams)})
+    hparams = hparams_of(task.defaults, given_settings(args, Hparams))
     if fraction is not None and pathlib.Path(args.data).is_dir():
         _check_no_dev_split(task, args.data)
     checkpoint = checkpoints.read(args.checkpoint)
@@ -163,6 +169,7 @@ def _run_finetune(args: argparse.Namespace) -> None:
         hparams=hparams,
         strategy_name=args.strategy,
         keep_head=args.keep_head,
+        feature_cache=args.feature_cache,
         save_every=args.save_every,
         dev_split=args.dev_split,
         log=say,

@@ -4,11 +4,12 @@ In: texts and labels as lists, arrays, data frames or tf.data. Out of `fit`, `ev
 problem that the model was made for. Text becomes tokens on the host; texts of similar length share a batch.
 """
 
+import contextlib
 import dataclasses
 import functools
 import random
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import keras
@@ -24,6 +25,9 @@ from bert_keras.tensorflow_errors import data_errors
 from bert_keras.text.preprocessing import Preprocessor
 from bert_keras.training_model import TrainingSteps
 from tasks.batches import predictor
+from tasks.features.frozen import FrozenNetwork, bilstm_of
+from tasks.features.parquet_file import VECTORS
+from tasks.features.rows import RowVectors
 from tasks.saved_text_model import SavedTextModel
 from tasks.settings import Hparams
 from tasks.task import Features, Problem
@@ -40,6 +44,7 @@ from tasks.text_data import (
     text_features,
     unpacked,
 )
+from tasks.training.feature_based import temporary_vectors
 from tasks.training.optimizer import OPTIMIZER_SETTINGS, optimizer_of
 from tasks.training.run import encoder_of
 from tasks.training.strategies import differ_between_replicas, rows_for
@@ -74,8 +79,10 @@ class TextModel(TrainingSteps, SavedTextModel):
         self._schedule: Hparams | None = (
             None  # of `compile()` without an optimizer: counted when `fit` starts
         )
+        self._parts = None if bilstm_of(network) is None else FrozenNetwork(network)
         self._predict: Any = None
         self._validation: Any = None  # the measures of `fit`'s validation data
+        self._vectors: RowVectors | None = None  # those of `fit`'s texts, in a feature-based model
 
     @property
     def layers(self) -> list[keras.layers.Layer]:
@@ -95,7 +102,11 @@ class TextModel(TrainingSteps, SavedTextModel):
 
     def call(self, inputs: Features, training: bool = False) -> Any:
         """Features -> logits."""
-        return self.network(inputs, training=training)
+        return (self.network if self._parts is None else self._parts)(inputs, training=training)
+
+    def on_vectors(self, vectors: RowVectors) -> Callable[..., Any]:
+        """The network of a feature-based model without its encoder: features -> logits. vectors: those of the texts."""
+        return lambda inputs, training=False: self(vectors.attach(inputs), training=training)
 
     def compile(
         self,
@@ -133,7 +144,8 @@ class TextModel(TrainingSteps, SavedTextModel):
             )
         self._schedule = None
         if optimizer is None:
-            self._schedule = Hparams(**settings)
+            bilstm = bilstm_of(self.network)
+            self._schedule = Hparams(**settings, **(bilstm.settings if bilstm else {}))
             optimizer = AdamW(self._schedule.learning_rate)  # until `fit` knows the steps
         if loss is None and self.problem.trains:
             loss = self.problem.loss()
@@ -253,12 +265,26 @@ class TextModel(TrainingSteps, SavedTextModel):
             "initial_epoch": initial_epoch,
         }
         kept |= {"validation_steps": validation_steps, "validation_freq": validation_freq}
-        kept |= {"validation_data": validation_data, "steps_per_epoch": steps_per_epoch}
+        kept |= {"steps_per_epoch": steps_per_epoch}
         try:
-            with data_errors():
-                return super().fit(data, shuffle=False, **kept)
+            with data_errors(), self._without_encoder(data, validation_data, verbose) as (data, validation):
+                return super().fit(data, shuffle=False, validation_data=validation, **kept)
         finally:
             self._validation = None
+
+    @contextlib.contextmanager
+    def _without_encoder(self, data: Any, validation: Any, verbose: Any) -> Iterator[tuple[Any, Any]]:
+        """In a feature-based model, `fit`'s batches with vectors, which are computed here, once for all epochs."""
+        if self._parts is None or VECTORS in data.element_spec[0]:
+            yield data, validation
+            return
+        sets = [data] if validation is None else [data, validation]
+        with temporary_vectors(self, sets, verbose=int(_shown(verbose) == 1)) as self._vectors:
+            made = [self._vectors.attached(one) for one in sets]
+            try:
+                yield made[0], made[1] if validation is not None else None
+            finally:
+                self._vectors = None
 
     def evaluate(
         self,
@@ -386,9 +412,10 @@ class TextModel(TrainingSteps, SavedTextModel):
 
     def _predictor(self) -> Any:
         """The traced prediction, anew after a change of what it read: int8 and LoRA replace variables."""
-        read = [self.problem, self.preprocess, *self.network.variables]
+        read = [self.problem, self.preprocess, self._vectors, *self.network.variables]
         if self._predict is None or not self._predict.is_of(read):
-            self._predict = _Traced(read, predictor(self.problem, self.preprocess, self.network))
+            network = self.network if self._vectors is None else self.on_vectors(self._vectors)
+            self._predict = _Traced(read, predictor(self.problem, self.preprocess, network))
         return self._predict.call
 
     def _batches(self, x: Any, y: Any, sample_weight: Any, **options: Any) -> Any:

@@ -133,6 +133,7 @@ class Extractor:
         named = [places_of(name, num_layers=self.config.num_layers) for name in layers or ()]
         self.places = tuple(sorted({place for places in named for place in places} or every))
         self.units, self.dtype, self.batch_size = units, dtype, batch_size
+        self.names = units.names
         tokenizer = checkpoints.tokenizer_of(checkpoint)
         check_sizes(self.config, vocab_size=tokenizer.vocab_size, seq_length=seq_length)
         self.preprocess = Preprocessor(tokenizer, seq_length=seq_length, pad_to_longest=True)

@@ -12,13 +12,12 @@ from typing import Any
 
 import keras
 import numpy as np
-import safetensors.numpy
 import tensorflow as tf
 from keras import ops
 
 from bert_keras.config import LIMITS, BertConfig
 from bert_keras.errors import BertKerasError, MissingFileError
-from bert_keras.files import digest_of_file, whole_file, write_json
+from bert_keras.files import digest_of_file, write_json
 from bert_keras.json_files import NUMBER, OBJECT, one_of, read_object, typed, whole
 from bert_keras.losses import GlobalMean, cross_entropy
 from bert_keras.paths import path_of
@@ -28,6 +27,7 @@ from tasks.batches import count
 from tasks.features.cache import Cache
 from tasks.features.layers import LAYERS, places_of
 from tasks.features.mix import ScalarMix
+from tasks.features.weights_file import read_weights, write_weights
 from tasks.folders import Folder, check_equal
 from tasks.ner.task import TAGS, Conll
 from tasks.settings import MAX_OPTION, TaggerHparams
@@ -163,9 +163,7 @@ class TaggerMonitor(Monitor):
         logs.update({f"val_{name}": value for name, value in measures.items()})
         self.history.append({name: float(value) for name, value in logs.items()})
         if self.best is None or measures["f1"] > self.history[self.best["epoch"]]["val_f1"]:
-            with whole_file(self._path / WEIGHTS) as temporary:
-                weights = {weight.path: np.asarray(weight) for weight in self._tagger.model.weights}
-                safetensors.numpy.save_file(weights, temporary)
+            write_weights(self._path / WEIGHTS, _variables(self._tagger.model))
             self.best = {"epoch": epoch, "sha256": digest_of_file(self._path / WEIGHTS)}
 
     def results(self) -> Mapping[str, Any]:
@@ -295,16 +293,9 @@ def load_tagger(path: str | pathlib.Path) -> Tagger:
         tagger = _tagger(kept["layers"], TaggerHparams(**hparams), kept["made_with"])
     except (BertKerasError, TypeError) as error:
         raise BertKerasError(f"{path / TAGGER}: {error}") from error
-    try:
-        weights = safetensors.numpy.load_file(path / WEIGHTS)
-    except safetensors.SafetensorError as error:
-        raise BertKerasError(f"{path / WEIGHTS} is truncated or not a safetensors file: {error}.") from error
-    for weight in tagger.model.weights:
-        found = weights.get(weight.path)
-        if found is None or found.shape != tuple(weight.shape):
-            raise BertKerasError(
-                f"{path / WEIGHTS} has {weight.path} of shape {None if found is None else list(found.shape)}; "
-                f"{TAGGER} expects {list(weight.shape)}."
-            )
-        weight.assign(found)
+    read_weights(path / WEIGHTS, _variables(tagger.model), wanted_by=TAGGER)
     return tagger
+
+
+def _variables(model: keras.Model) -> dict[str, keras.Variable]:
+    return {weight.path: weight for weight in model.weights}

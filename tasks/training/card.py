@@ -11,6 +11,7 @@ from typing import Any
 import tensorflow as tf
 
 from tasks.choice import Swag
+from tasks.features.frozen import bilstm_of
 from tasks.fill_mask import FillMask
 from tasks.glue.task import Glue
 from tasks.ner.task import Conll
@@ -65,11 +66,15 @@ def run_card(run: Run, results: Mapping[str, Any]) -> str:
     start = f"`{model}`{f' at revision `{revision}`' if revision else ''}" if model else "a checkpoint"
     body = _TEMPLATE.format(
         name=run.path.name,
-        summary=f"bert-keras fine-tuned {start} on {run.task.name}.",
+        summary=f"bert-keras {_how(run)} {start} on {run.task.name}.",
         facts=fact_rows(facts_of(run)),
         measures=measures_of(run, results),
     )
     return f"---\n{data.to_yaml()}\n---\n{body}"
+
+
+def _how(run: Run) -> str:
+    return "fine-tuned" if describe(run) is None else "trained a model on the vectors of"
 
 
 def fact_rows(facts: Mapping[str, Any]) -> str:
@@ -96,12 +101,22 @@ def facts_of(run: Run) -> dict[str, Any]:
         ),
         "ensemble": f"{len(members)} models, outputs averaged" if len(members) > 1 else "",
         "encoder": f"{' and '.join(sizes)}, {run.model.count_params():,} parameters",
+        "features": describe(run) or "",
         "longest text": f"{run.preprocess.seq_length} tokens",
         "vocabulary": f"{tokenizer.vocab_size:,} tokens",
         "SHA-256 of its file": tokenizer.digest,
         "lower-cased": tokenizer.lower_case,
         "made with": f"bert-keras {version_of('bert-keras')}, TensorFlow {tf.__version__}, Python {platform.python_version()}",
     }
+
+
+def describe(run: Run) -> str | None:
+    """The layers and the BiLSTM of a feature-based run in words; None for a fine-tuned one."""
+    first = run.model.members[0] if isinstance(run.model, Ensemble) else run.model
+    bilstm = bilstm_of(first)
+    if bilstm is None:
+        return None
+    return f"{bilstm.described}; the encoder is frozen"
 
 
 def version_of(package: str) -> str:
