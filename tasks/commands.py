@@ -199,6 +199,7 @@ def _add_evaluate(parser: argparse.ArgumentParser) -> None:
 def _run_evaluate(args: argparse.Namespace) -> None:
     start()
     from tasks.batches import cardinality, predict
+    from tasks.training.card import describe
     from tasks.training.run import load_runs
 
     run = load_runs(args.run, data=args.data)
@@ -216,7 +217,8 @@ def _run_evaluate(args: argparse.Namespace) -> None:
         print(json.dumps(measured))
         return
     rows = [(split, name, value) for split, values in measured.items() for name, value in values.items()]
-    table(("split", "measure", "value"), rows, title=f"{task.name}: {' '.join(args.run)}")
+    features = f" ({about})" if (about := describe(run)) else ""
+    table(("split", "measure", "value"), rows, title=f"{task.name}: {' '.join(args.run)}{features}")
     for title, columns, rows in tables:
         table(columns, rows, title=title)
 

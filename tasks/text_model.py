@@ -4,12 +4,11 @@ In: texts and labels as lists, arrays, data frames or tf.data. Out of `fit`, `ev
 problem that the model was made for. Text becomes tokens on the host; texts of similar length share a batch.
 """
 
-import contextlib
 import dataclasses
 import functools
 import random
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import keras
@@ -26,7 +25,6 @@ from bert_keras.text.preprocessing import Preprocessor
 from bert_keras.training_model import TrainingSteps
 from tasks.batches import predictor
 from tasks.features.frozen import FrozenNetwork, bilstm_of
-from tasks.features.parquet_file import VECTORS
 from tasks.features.rows import RowVectors
 from tasks.saved_text_model import SavedTextModel
 from tasks.settings import Hparams
@@ -44,7 +42,7 @@ from tasks.text_data import (
     text_features,
     unpacked,
 )
-from tasks.training.feature_based import temporary_vectors
+from tasks.training.feature_based import fitting
 from tasks.training.optimizer import OPTIMIZER_SETTINGS, optimizer_of
 from tasks.training.run import encoder_of
 from tasks.training.strategies import differ_between_replicas, rows_for
@@ -82,7 +80,7 @@ class TextModel(TrainingSteps, SavedTextModel):
         self._parts = None if bilstm_of(network) is None else FrozenNetwork(network)
         self._predict: Any = None
         self._validation: Any = None  # the measures of `fit`'s validation data
-        self._vectors: RowVectors | None = None  # those of `fit`'s texts, in a feature-based model
+        self.vectors: RowVectors | None = None  # those of `fit`'s texts, in a feature-based model
 
     @property
     def layers(self) -> list[keras.layers.Layer]:
@@ -258,33 +256,23 @@ class TextModel(TrainingSteps, SavedTextModel):
             )
         self._start_schedule(data, epochs=epochs - initial_epoch, steps_per_epoch=steps_per_epoch)
         differ_between_replicas(self)
+        shown = _shown(verbose)
         kept = {
             "epochs": epochs,
-            "verbose": _shown(verbose),
+            "verbose": shown,
             "callbacks": callbacks,
             "initial_epoch": initial_epoch,
         }
         kept |= {"validation_steps": validation_steps, "validation_freq": validation_freq}
         kept |= {"steps_per_epoch": steps_per_epoch}
         try:
-            with data_errors(), self._without_encoder(data, validation_data, verbose) as (data, validation):
+            with (
+                data_errors(),
+                fitting(self, data, validation_data, verbose=shown == 1) as (data, validation),
+            ):
                 return super().fit(data, shuffle=False, validation_data=validation, **kept)
         finally:
             self._validation = None
-
-    @contextlib.contextmanager
-    def _without_encoder(self, data: Any, validation: Any, verbose: Any) -> Iterator[tuple[Any, Any]]:
-        """In a feature-based model, `fit`'s batches with vectors, which are computed here, once for all epochs."""
-        if self._parts is None or VECTORS in data.element_spec[0]:
-            yield data, validation
-            return
-        sets = [data] if validation is None else [data, validation]
-        with temporary_vectors(self, sets, verbose=int(_shown(verbose) == 1)) as self._vectors:
-            made = [self._vectors.attached(one) for one in sets]
-            try:
-                yield made[0], made[1] if validation is not None else None
-            finally:
-                self._vectors = None
 
     def evaluate(
         self,
@@ -412,9 +400,9 @@ class TextModel(TrainingSteps, SavedTextModel):
 
     def _predictor(self) -> Any:
         """The traced prediction, anew after a change of what it read: int8 and LoRA replace variables."""
-        read = [self.problem, self.preprocess, self._vectors, *self.network.variables]
+        read = [self.problem, self.preprocess, self.vectors, *self.network.variables]
         if self._predict is None or not self._predict.is_of(read):
-            network = self.network if self._vectors is None else self.on_vectors(self._vectors)
+            network = self.network if self.vectors is None else self.on_vectors(self.vectors)
             self._predict = _Traced(read, predictor(self.problem, self.preprocess, network))
         return self._predict.call
 

@@ -9,7 +9,14 @@ from bert_keras.console import PATH, SEVERAL, Command, say, start, table
 from bert_keras.settings import add_flags, given_settings
 from tasks.commands import CHECKPOINT_HELP, add_strategy
 from tasks.pretraining.commands import TEXT_HELP, TEXT_NOTES, VOCAB_HELP, pair, set_value
-from tasks.settings import ABLATIONS, AblationOptions, ClassifierOptions, Hparams, ProtocolOptions
+from tasks.settings import (
+    ABLATIONS,
+    OF_FEATURES,
+    AblationOptions,
+    ClassifierOptions,
+    Hparams,
+    ProtocolOptions,
+)
 
 OUTPUT_HELP = "folder for all runs; finished runs in it are not repeated"
 
@@ -65,7 +72,7 @@ def _add_glue(parser: argparse.ArgumentParser) -> None:
     add("--output", **PATH, required=True, help=OUTPUT_HELP)
     add_flags(parser, ProtocolOptions)
     add_strategy(parser)
-    add_flags(parser, Hparams, without=("learning_rate", "dev_fraction"))
+    add_flags(parser, Hparams, without=("learning_rate", "dev_fraction", "feature_layers", *OF_FEATURES))
     add_flags(parser, ClassifierOptions, without=("doc_stride",))
 
 

@@ -334,7 +334,7 @@ def extract(
     """Writes the vectors of a task's words, or resumes a killed extraction.
 
     examples: of the task, as `Conll.examples` gives them
-    layers: names of LAYERS that will be read; None keeps the embeddings and every block
+    layers: each a row of the paper's Table 7, or numbers, that will be read; None keeps the embeddings and every block
     seq_length: wordpieces of a window; None takes the task's own
     progress: is called with the number of examples done since its last call
 

@@ -108,7 +108,7 @@ class Extractor:
     """Extracts vectors for units with a frozen encoder.
 
     checkpoint: a path for `checkpoints.read`, or a Checkpoint; without tensors, the weights are random
-    layers: keys of LAYERS; None takes the embeddings and every block
+    layers: each as in `places_of`; None takes the embeddings and every block
     dtype: the type of the vectors, one of DTYPES
 
     Raises ValueError for arguments that do not fit the encoder.

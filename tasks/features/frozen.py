@@ -14,6 +14,7 @@ from typing import Any
 import keras
 from keras import ops
 
+from bert_keras.config import BertConfig
 from bert_keras.encoder import BertEncoder
 from bert_keras.features import (
     EMBEDDING_OUTPUT,
@@ -57,7 +58,10 @@ class FeatureBiLSTM(keras.layers.Layer):
         self.dropouts, self.bilstms = [], []
         for i in range(lstm_layers):
             self.dropouts.append(keras.layers.Dropout(lstm_dropout, name=f"dropout_{i}", dtype=dtype))
-            lstm = keras.layers.LSTM(lstm_units, return_sequences=True, name="lstm", dtype=dtype)
+            # cuDNN's op has no CPU kernel: an export that was traced on a GPU would run nowhere else.
+            lstm = keras.layers.LSTM(
+                lstm_units, return_sequences=True, use_cudnn=False, name="lstm", dtype=dtype
+            )
             self.bilstms.append(keras.layers.Bidirectional(lstm, name=f"bilstm_{i}", dtype=dtype))
 
     @property
@@ -84,7 +88,7 @@ class FeatureBiLSTM(keras.layers.Layer):
         if self.mix is None:
             return None
         weights = ops.convert_to_numpy(ops.softmax(self.mix.weight)).tolist()
-        return {"weights": weights, "gamma": float(ops.convert_to_numpy(self.mix.gamma))}
+        return {"weights": weights, "gamma": float(self.mix.gamma)}
 
     def build(self, vectors_shape: Any, mask_shape: Any = None) -> None:
         """Creates every variable."""
@@ -159,6 +163,17 @@ class FeatureEncoder:
         states = self.bilstm(vectors, real)
         pooled = ops.max(ops.where(ops.expand_dims(real, -1), states, float("-inf")), axis=1)
         return {SEQUENCE_OUTPUT: states, POOLED_OUTPUT: pooled}
+
+
+def bilstm_parameters(config: BertConfig, features: Mapping[str, Any]) -> int:
+    """The number of weights of the BiLSTM layers that `features` describe."""
+    places = places_of(features["feature_layers"], num_layers=config.num_layers)
+    width = config.hidden_size * (1 if is_mixed(features["feature_layers"]) else len(places))
+    units, count = features["lstm_units"], 0
+    for _ in range(features["lstm_layers"]):
+        count += 2 * 4 * units * (width + units + 1)
+        width = 2 * units
+    return count
 
 
 def bilstm_of(network: keras.Model) -> FeatureBiLSTM | None:

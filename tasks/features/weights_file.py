@@ -35,8 +35,8 @@ def read_weights(path: pathlib.Path, variables: Mapping[str, keras.Variable], *,
 
     wanted_by: the file, named in errors, that says which variables there are
 
-    Raises MissingFileError for a missing file; BertKerasError for a damaged one, and for a variable of another shape or without
-    value.
+    Raises MissingFileError for a missing file; BertKerasError for a damaged one, and for a variable of another shape, without a
+    value or with values that are not finite.
     """
     if not path.is_file():
         raise MissingFileError(f"no {path.name} in {path.parent}; train again.")
@@ -51,5 +51,7 @@ def read_weights(path: pathlib.Path, variables: Mapping[str, keras.Variable], *,
                 f"{path} has {name} of shape {None if found is None else list(found.shape)}; "
                 f"{wanted_by} expects {list(variable.shape)}."
             )
+        if not np.isfinite(found).all():
+            raise BertKerasError(f"{path}: {name} has NaN or infinite numbers; train again.")
     for name, variable in variables.items():
         variable.assign(weights[name])

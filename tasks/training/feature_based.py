@@ -10,7 +10,7 @@ import pathlib
 import shutil
 import tempfile
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import keras
@@ -22,6 +22,7 @@ from bert_keras.paths import path_of
 from bert_keras.text.preprocessing import Preprocessor
 from tasks.batches import dataset
 from tasks.features.frozen import bilstm_of
+from tasks.features.parquet_file import VECTORS
 from tasks.features.rows import RowExtractor, RowVectors, distinct_rows
 from tasks.folders import Folder
 from tasks.settings import Hparams
@@ -54,7 +55,7 @@ def check_feature_based(
 
 
 def vectors_of(
-    model: Any, preprocess: Preprocessor, splits: Iterable[tf.data.Dataset], hparams: Hparams
+    model: Any, preprocess: Preprocessor, train: tf.data.Dataset, dev: tf.data.Dataset, hparams: Hparams
 ) -> RowVectors | None:
     """The vectors of examples, not yet computed; None for fine-tuning.
 
@@ -62,6 +63,8 @@ def vectors_of(
     """
     if hparams.feature_layers is None:
         return None
+    # Each data set traces the tokenizer once more.
+    splits = [train.concatenate(dev)] if train.element_spec == dev.element_spec else [train, dev]
     made = [
         dataset(model.problem, preprocess, split, batch_size=ROWS, labelled=False).map(
             lambda features, raw: features
@@ -73,29 +76,46 @@ def vectors_of(
     return RowVectors(extractor, rows)
 
 
+def folder_of(output: str | pathlib.Path, cache: str | pathlib.Path | None) -> pathlib.Path:
+    """The folder for vectors: `cache`, or else a folder in the run's."""
+    return path_of(output) / FOLDER if cache is None else path_of(cache)
+
+
 @contextlib.contextmanager
-def temporary_vectors(
-    model: Any, batches: Sequence[tf.data.Dataset], *, verbose: int = 0
-) -> Iterator[RowVectors]:
-    """The vectors of batches (features, ...), computed into a temporary folder, which is removed afterwards.
+def fitting(model: Any, data: Any, validation: Any, *, verbose: bool) -> Iterator[tuple[Any, Any]]:
+    """Batches (features, ...) for `fit`; those of a feature-based model with vectors, which are computed once, here.
 
-    model: a feature-based TextModel
-    verbose: 1 for a progress bar
+    model: a TextModel; its `vectors` are set meanwhile
+    validation: batches, or None
 
-    Raises BertKerasError for an endless data set.
+    The vectors are in a temporary folder. Raises BertKerasError for an endless data set and for an encoder that is not frozen.
     """
-    if any(one.cardinality() == tf.data.INFINITE_CARDINALITY for one in batches):
+    bilstm = bilstm_of(model.network)
+    if bilstm is None or VECTORS in data.element_spec[0]:
+        yield data, validation
+        return
+    if model.encoder.trainable_variables:
+        raise BertKerasError(
+            "the encoder of a model with feature_layers stays frozen, and it was made trainable; set encoder.trainable = False, "
+            "or make a model without feature_layers to train it."
+        )
+    sets = [data] if validation is None else [data, validation]
+    if any(one.cardinality() == tf.data.INFINITE_CARDINALITY for one in sets):
         raise BertKerasError(
             "the data set is endless, and a feature-based model computes the vectors of all its texts first; give a finite one."
         )
-    vectors = RowVectors(
-        RowExtractor(model.encoder, layers=bilstm_of(model).feature_layers, dtype="float32"),  # type: ignore[union-attr]
-        distinct_rows(element[0] for one in batches for element in one),
+    model.vectors = RowVectors(
+        RowExtractor(model.encoder, layers=bilstm.feature_layers, dtype="float32"),
+        distinct_rows(element[0] for one in sets for element in one),
     )
-    with tempfile.TemporaryDirectory(prefix="bert_keras_vectors_") as folder:
-        bar = keras.utils.Progbar(vectors.count, verbose=verbose, unit_name="vector")
-        vectors.compute(pathlib.Path(folder), progress=bar.add)
-        yield vectors
+    try:
+        with tempfile.TemporaryDirectory(prefix="bert_keras_vectors_") as folder:
+            bar = keras.utils.Progbar(model.vectors.count, verbose=int(verbose), unit_name="vector")
+            model.vectors.compute(pathlib.Path(folder), progress=bar.add)
+            made = [model.vectors.attached(one) for one in sets]
+            yield made[0], None if validation is None else made[1]
+    finally:
+        model.vectors = None
 
 
 @contextlib.contextmanager
@@ -110,7 +130,7 @@ def computed(
 
     cache: a folder that keeps them; None keeps them in the run's folder `path` until the run is finished
     """
-    folder = path / FOLDER if cache is None else path_of(cache)
+    folder = folder_of(path, cache)
     began = time.monotonic()
     try:
         vectors.compute(folder, progress=counter("computing vectors", vectors.count, log=log))

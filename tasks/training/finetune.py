@@ -23,7 +23,7 @@ from tasks.settings import Hparams
 from tasks.task import Task
 from tasks.text_model import TextModel
 from tasks.training.card import CARD, run_card
-from tasks.training.feature_based import check_feature_based, computed, vectors_of
+from tasks.training.feature_based import check_feature_based, computed, folder_of, vectors_of
 from tasks.training.identity import digest_of_examples, identity_of_checkpoint
 from tasks.training.loop import LOGS, RUN, check_save_every, train
 from tasks.training.optimizer import optimizer_of
@@ -323,6 +323,7 @@ def plan_finetuning(
     dev_split: str | None = None,
     keep_head: bool = False,
     feature_cache: str | pathlib.Path | None = None,
+    output: str | pathlib.Path | None = None,
 ) -> Plan:
     """Reads and checks everything and builds the model with the checkpoint's weights, without training.
 
@@ -351,7 +352,9 @@ def plan_finetuning(
             log=lines.append,
             preprocess=preprocess,
         )
-    vectors = vectors_of(model, preprocess, [examples.train, examples.dev], hparams)
+    vectors = vectors_of(model, preprocess, examples.train, examples.dev, hparams)
+    if vectors is not None and output is not None:
+        vectors.check_room(folder_of(output, feature_cache))
     # A new data set each time: an epoch's order depends on the seed and the number of epochs before it.
     order: Callable[[int], tf.data.Dataset] = lambda done: batches().repeat().skip(done)  # noqa: E731
     stage = Stage(
@@ -428,5 +431,6 @@ def finetune(
         dev_split=dev_split,
         keep_head=keep_head,
         feature_cache=feature_cache,
+        output=output,
     )
     return train(plan, output, save_every=save_every, verbose=verbose, log=log)

@@ -41,7 +41,7 @@ from bert_keras.text.vocabulary_files import SENTENCEPIECE
 from tasks.batches import predict
 from tasks.choice import Swag
 from tasks.data_files import Source
-from tasks.features.frozen import OUTPUTS, FeatureEncoder, bilstm_of
+from tasks.features.frozen import OUTPUTS, FeatureEncoder, bilstm_of, bilstm_parameters
 from tasks.features.layers import places_of
 from tasks.features.weights_file import paths_of, read_weights, write_weights
 from tasks.fill_mask import FillMask
@@ -328,6 +328,17 @@ def _features_in(content: Mapping[str, Any], *, where: str) -> dict[str, Any] | 
         raise BertKerasError(f"{where}: {FEATURES}: {error}") from error
 
 
+def _check_size(file: pathlib.Path, config: BertConfig, features: Mapping[str, Any]) -> None:
+    """Raises an error if a file has too few bytes for its BiLSTM, before any memory is allocated for it."""
+    if not file.is_file():
+        raise MissingFileError(f"no {file.name} in {file.parent}; train again.")
+    needed, there = 2 * bilstm_parameters(config, features), file.stat().st_size  # 2 bytes: float16
+    if needed > there:
+        raise BertKerasError(
+            f"{file} has {there:,} bytes, and the BiLSTM in {TASK_FILE} needs {needed:,}; train again."
+        )
+
+
 def run_of(
     task: Task,
     path: str | os.PathLike[str],
@@ -349,6 +360,8 @@ def run_of(
     tokenizer = checkpoints.tokenizer_of(checkpoint)
     seq_length = checkpoint.config.max_length if seq_length is None else seq_length
     check_sizes(checkpoint.config, vocab_size=tokenizer.vocab_size, seq_length=seq_length)
+    if features is not None:
+        _check_size(model.path / TOP, checkpoint.config, features)
     encoder, made = network_of(task, checkpoint.config, features)
     if features is None:
         checkpoints.assign(checkpoint, encoder, **heads_of(made))
