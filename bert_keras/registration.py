@@ -34,6 +34,7 @@ CLASSES = {
     "bert_keras.pooling": ("MeanPooling",),
     "tasks.choice": ("FlattenChoices",),
     "tasks.embedding": ("Pooling",),
+    "tasks.features.frozen": ("FeatureBiLSTM",),
     "tasks.features.mix": ("LayerMix", "ScalarMix"),
     "tasks.text_model": ("TextModel",),
 }

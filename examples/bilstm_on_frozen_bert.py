@@ -7,8 +7,6 @@ python examples/bilstm_on_frozen_bert.py bert-base-cased words.txt    ("word tag
 
 import sys
 
-import keras
-
 import bert_keras as bk
 
 checkpoint, file = sys.argv[1:]
@@ -19,18 +17,13 @@ with open(file, encoding="utf-8") as opened:
 words = [[word for word, _ in sentence] for sentence in sentences]
 tags = [[tag for _, tag in sentence] for sentence in sentences]  # IOB2: O, B-PER, I-PER, ...
 
-tagger = bk.tagger(checkpoint, entities=sorted({tag[2:] for row in tags for tag in row if tag != "O"}))
-encoder = bk.load_encoder(checkpoint, outputs=["embedding_output", "encoder_outputs"])
-encoder.trainable = False
-inputs = bk.encoder_inputs()
-states = bk.LayerMix("concat_last_four")(
-    encoder(inputs, training=False)
-)  # training=False: no dropout in BERT
-for _ in range(2):
-    states = keras.layers.Bidirectional(keras.layers.LSTM(768, return_sequences=True))(states)
-logits = keras.layers.Dense(len(tagger.problem.label_names))(keras.layers.Dropout(0.5)(states))
-model = bk.TextModel(tagger.problem, tagger.preprocess, keras.Model(inputs, logits))
-model.compile(keras.optimizers.Adam(1e-3))
+model = bk.tagger(
+    checkpoint,
+    entities=sorted({tag[2:] for row in tags for tag in row if tag != "O"}),
+    feature_layers="concat_last_four",  # frozen; their vectors are computed once, not in every epoch
+    lstm_units=768,
+)
+model.compile(learning_rate=1e-3)
 model.fit(words, tags, epochs=10, validation_split=0.1)
 
 print(model.evaluate(words, tags, return_dict=True))

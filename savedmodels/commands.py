@@ -243,6 +243,7 @@ def _show_export(path: str) -> None:
 def _show_checkpoint(path: str) -> None:
     from bert_keras import checkpoints
     from bert_keras.checkpoints.letter_case import lower_cases
+    from tasks.training.card import describe
     from tasks.training.run import is_run, load_run
 
     model = checkpoints.resolve(path)
@@ -264,6 +265,8 @@ def _show_checkpoint(path: str) -> None:
             "reads": ", ".join(run.task.signature()),
             "seq_length": run.preprocess.seq_length,
         }
+        if (features := describe(run)) is not None:
+            facts["features"] = features
     table(
         ("field", "value"), [*facts.items(), *((k, str(v)) for k, v in checkpoint.config.to_dict().items())]
     )

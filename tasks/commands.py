@@ -25,6 +25,7 @@ from tasks.settings import (
     FeatureOptions,
     FillMaskOptions,
     Hparams,
+    hparams_of,
 )
 
 CHUNK = 4096  # examples that `predict` holds at a time
@@ -123,6 +124,12 @@ def _add_finetune(parser: argparse.ArgumentParser) -> None:
     )
     add_strategy(parser)
     add("--save-every", type=int, help=f"{SAVE_HELP} (default: one save at the end of each epoch)")
+    add(
+        "--feature-cache",
+        **PATH,
+        help="folder that keeps the vectors of --feature-layers for further trainings on the same data and checkpoint (default: "
+        "they are removed with the end of the training)",
+    )
     add_flags(parser, Hparams)
     add_task_options(parser)
 
@@ -161,7 +168,7 @@ def open_given_task(args: argparse.Namespace) -> tuple[Any, Hparams]:
     task = open_task(args.task, source, **given_settings(args, *TASK_OPTIONS))
     if fraction is not None and pathlib.Path(args.data).is_dir():
         _check_no_dev_split(task, args.data)
-    return task, Hparams(**{**task.defaults, **given_settings(args, Hparams)})
+    return task, hparams_of(task.defaults, given_settings(args, Hparams))
 
 
 def _run_finetune(args: argparse.Namespace) -> None:
@@ -183,6 +190,7 @@ def _run_finetune(args: argparse.Namespace) -> None:
         hparams=hparams,
         strategy_name=args.strategy,
         keep_head=args.keep_head,
+        feature_cache=args.feature_cache,
         save_every=args.save_every,
         dev_split=args.dev_split,
         log=say,
@@ -241,6 +249,7 @@ def _add_evaluate(parser: argparse.ArgumentParser) -> None:
 def _run_evaluate(args: argparse.Namespace) -> None:
     start()
     from tasks.batches import cardinality, predict
+    from tasks.training.card import describe
     from tasks.training.held_out import splits_of
 
     run = model_of(args, data=args.data)
@@ -259,9 +268,9 @@ def _run_evaluate(args: argparse.Namespace) -> None:
         print(json.dumps(measured))
         return
     rows = [(split, name, value) for split, values in measured.items() for name, value in values.items()]
-    table(
-        ("split", "measure", "value"), rows, title=f"{task.name}: {' '.join(args.run or [args.checkpoint])}"
-    )
+    features = f" ({about})" if (about := describe(run)) else ""
+    of = " ".join(args.run or [args.checkpoint])
+    table(("split", "measure", "value"), rows, title=f"{task.name}: {of}{features}")
     for title, columns, rows in tables:
         table(columns, rows, title=title)
 

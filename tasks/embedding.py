@@ -15,11 +15,12 @@ from bert_keras.encoder import BertEncoder, encoder_inputs, gather_positions, po
 from bert_keras.errors import BertKerasError
 from bert_keras.features import EMBEDDING_OUTPUT, ENCODER_OUTPUTS, EXAMPLE_INDEX, INPUT_MASK, WORD_INDEX
 from bert_keras.json_files import FLAG, one_of, whole
+from bert_keras.json_files import TEXT as STRING
 from bert_keras.pooling import mean_of_tokens
 from bert_keras.text.preprocessing import Preprocessor
 from tasks.data_files import Source
 from tasks.features.extract import Words
-from tasks.features.layers import LAYERS, places_of
+from tasks.features.layers import check_layers, is_mixed, places_of
 from tasks.ner.words import TEXT, words_of
 from tasks.settings import MAX_OPTION, FeatureOptions
 from tasks.task import Features, Raw, Task
@@ -69,11 +70,11 @@ class Pooling(keras.layers.Layer):
 
 
 def _states(encoder: BertEncoder, inputs: dict[str, keras.KerasTensor], layers: str) -> Any:
-    """The states [B, S, H] of a row of LAYERS: the mean for a weighted sum, [B, S, n * H] for concatenated layers."""
+    """The states [B, S, H] of chosen layers: the mean for a weighted sum, [B, S, n * H] for concatenated layers."""
     outputs = encoder(inputs)
     every = [outputs[EMBEDDING_OUTPUT], *outputs[ENCODER_OUTPUTS]]
     chosen = [every[layer] for layer in places_of(layers, num_layers=encoder.config.num_layers)]
-    states = sum(chosen) / len(chosen) if LAYERS[layers].mixed else ops.concatenate(chosen, axis=-1)
+    states = sum(chosen) / len(chosen) if is_mixed(layers) else ops.concatenate(chosen, axis=-1)
     return ops.cast(states, "float32")
 
 
@@ -103,21 +104,22 @@ class Embedding(_Vectors):
 
     pooling: a key of POOLINGS
     l2: True scales vectors to length 1
-    layers: a key of LAYERS
+    layers: a row of the paper's Table 7, or numbers of layers, as in `places_of`
 
-    Raises BertKerasError for an unknown pooling.
+    Raises BertKerasError for an unknown pooling or layer.
     """
 
     kind = "embedding"
     names = (kind,)
     name = kind
-    kinds = {"pooling": one_of(POOLINGS), "l2": FLAG, "layers": one_of(LAYERS)}
+    kinds = {"pooling": one_of(POOLINGS), "l2": FLAG, "layers": STRING}
 
     def __init__(
         self, *, pooling: str = "mean", l2: bool = False, layers: str = FeatureOptions.layers
     ) -> None:
         if pooling not in POOLINGS:
             raise BertKerasError(f"pooling is {pooling!r}; give one of {', '.join(POOLINGS)}.")
+        check_layers(layers)
         self.pooling, self.l2, self.layers = pooling, l2, layers
 
     def model(self, encoder: BertEncoder) -> keras.Model:
@@ -135,7 +137,7 @@ class Embedding(_Vectors):
 class WordEmbedding(_Vectors):
     """One vector for each word: the vector of its first token, in the window that shows it with the most context.
 
-    layers: a key of LAYERS
+    layers: a row of the paper's Table 7, or numbers of layers, as in `places_of`
     doc_stride: tokens from the start of one window to the start of the next
     """
 
@@ -144,11 +146,12 @@ class WordEmbedding(_Vectors):
     name = kind
     windowed = True
     lists = {"word": "word_start_byte"}
-    kinds = {"layers": one_of(LAYERS), "doc_stride": whole(1, MAX_OPTION)}
+    kinds = {"layers": STRING, "doc_stride": whole(1, MAX_OPTION)}
 
     def __init__(
         self, *, layers: str = FeatureOptions.layers, doc_stride: int = FeatureOptions.doc_stride
     ) -> None:
+        check_layers(layers)
         self.layers, self.doc_stride = layers, doc_stride
 
     def features(self, preprocess: Preprocessor, raw: Raw) -> Features:

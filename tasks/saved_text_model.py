@@ -18,6 +18,7 @@ from bert_keras.folders import whole_folder
 from bert_keras.paths import path_of
 from bert_keras.text.preprocessing import Preprocessor
 from tasks.embedding import Embedding
+from tasks.features.frozen import bilstm_of
 from tasks.task import Problem
 from tasks.training.run import KERAS, TASKS, Run, encoder_of, freeze, frozen_layers, heads_of, save_run
 
@@ -60,7 +61,8 @@ class SavedTextModel(keras.Model):
             raise BertKerasError(
                 f"a run of {self.problem.kind} cannot be written to {filepath}; give a .keras file."
             )
-        if own := {*heads_of(self.network)} - {*checkpoints.HEADS}:
+        bilstm = bilstm_of(self.network)
+        if own := {*heads_of(self.network)} - {*checkpoints.HEADS, bilstm and bilstm.name}:
             raise BertKerasError(
                 f"the network has layers of its own ({', '.join(sorted(own))}), and a run folder holds only an encoder and the "
                 "head of its problem; give a .keras file, or use export()."

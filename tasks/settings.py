@@ -8,12 +8,16 @@ from collections.abc import Mapping
 from typing import Any
 
 from bert_keras.settings import check_settings, setting, wrong_setting
-from tasks.features.layers import LAYERS
+from tasks.features.layers import LAYERS, check_layers
 
 MAX_OPTION = 1_000_000  # the upper bound for options that are counts
 MAX_CHOICES = 1_000
 MAX_SEED = 2**32 - 1
+MAX_UNITS = 16_384  # of a direction of a BiLSTM
 STRATEGIES = ("one", "mirrored", "tpu")
+# The learning rate of fine-tuning, and of a BiLSTM on frozen features. The paper has none for the latter; 1e-3 is Adam's default
+# and a common choice for BiLSTM taggers.
+FINE_TUNING_RATE, FEATURE_RATE = 5e-5, 1e-3
 ABLATIONS = ("tasks", "size", "masking", "steps", "masking-rate", "input-format")
 # The samplers of pre-training, and the number of segments in an instance; two segments have a label.
 SEGMENTS = {
@@ -33,6 +37,11 @@ class _Checked:
         check_settings(self)
 
 
+# Fields of Hparams that apply only with feature_layers: first those of the model.
+BILSTM_SETTINGS = ("lstm_layers", "lstm_units", "lstm_dropout")
+OF_FEATURES = (*BILSTM_SETTINGS, "feature_dtype")
+
+
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Hparams(_Checked):
     """The settings of one fine-tuning (defaults: Devlin et al. 2019, sec. 4.1 and A.3).
@@ -42,11 +51,16 @@ class Hparams(_Checked):
 
     patience ends a training early and changes nothing before: the learning rate decays over all epochs, so it is still high at an
     early end, and the best epoch lacks the last part of the decay. For a full decay, give fewer epochs instead.
+
+    feature_layers selects the feature-based approach (sec. 5.3): the encoder is frozen, its vectors are computed once, and only a
+    BiLSTM and the head are trained. learning_rate is then 1e-3 unless it is given. The paper gives lstm_layers and lstm_units.
     """
 
     batch_size: int = setting(32, help="examples in a batch, over all replicas", at_least=1)
     epochs: int = setting(3, help="passes over the training split", at_least=1)
-    learning_rate: float = setting(5e-5, help="the highest learning rate", over=0)
+    learning_rate: float = setting(
+        None, help="the highest learning rate (default: 5e-5, or 1e-3 with --feature-layers)", over=0
+    )
     warmup_proportion: float = setting(0.1, help="fraction of all steps for warm-up", at_least=0, at_most=1)
     weight_decay: float = setting(
         0.01, help="decay of kernels; biases and LayerNorm are never decayed", at_least=0
@@ -69,6 +83,25 @@ class Hparams(_Checked):
         choices=("best", "last"),
     )
     freeze: str | None = setting(None, help="train only the head", choices=("encoder",))
+    feature_layers: str | None = setting(
+        None,
+        help="freeze the encoder, compute the vectors of these layers once, and train a BiLSTM and the head on them: "
+        f"{', '.join(LAYERS)}, or numbers such as 9 or 9,10,11,12 (0 is the embeddings)",
+    )
+    lstm_layers: int = setting(
+        2, help="BiLSTM layers on --feature-layers; 0 trains only the head", at_least=0, at_most=100
+    )
+    lstm_units: int = setting(
+        768, help="units of each direction of these BiLSTMs", at_least=1, at_most=MAX_UNITS
+    )
+    lstm_dropout: float = setting(
+        0.3, help="dropout before each of these BiLSTMs and before the head", at_least=0, below=1
+    )
+    feature_dtype: str = setting(
+        "float32",
+        help="type of the stored vectors; float16 halves their size",
+        choices=("float32", "float16"),
+    )
     lora_rank: int | None = setting(
         None, help="train the head and LoRA matrices of this rank; the encoder stays fixed", at_least=1
     )
@@ -89,6 +122,9 @@ class Hparams(_Checked):
     )
 
     def __post_init__(self) -> None:
+        if self.learning_rate is None:
+            rate = FINE_TUNING_RATE if self.feature_layers is None else FEATURE_RATE
+            object.__setattr__(self, "learning_rate", rate)
         super().__post_init__()
         if self.unfreeze is not None and self.freeze is not None:
             raise wrong_setting(self, "unfreeze", "None if freeze is set")
@@ -96,14 +132,45 @@ class Hparams(_Checked):
             raise wrong_setting(self, "lora_rank", "None if freeze is set")
         if self.patience is not None and self.keep == "last":
             raise wrong_setting(self, "patience", 'None if keep is "last"')
+        if self.feature_layers is None:
+            self._want_defaults(*OF_FEATURES, unless="without feature_layers")
+        else:
+            check_layers(self.feature_layers)
+            self._want_defaults("lora_rank", "unfreeze", "layer_decay", unless="if feature_layers is set")
+
+    def _want_defaults(self, *names: str, unless: str) -> None:
+        defaults = {field.name: field.default for field in dataclasses.fields(self)}
+        for name in names:
+            if getattr(self, name) != defaults[name]:
+                raise wrong_setting(self, name, f"{defaults[name]} {unless}")
+
+    @property
+    def features(self) -> dict[str, Any] | None:
+        """The settings of the BiLSTM on frozen features, by name; None for fine-tuning."""
+        if self.feature_layers is None:
+            return None
+        return {name: getattr(self, name) for name in ("feature_layers", *BILSTM_SETTINGS)}
 
     def identity(self) -> dict[str, Any]:
-        """The settings as plain JSON, to compare with those of an unfinished run.
+        """The fields that decide the result of a training, to compare with those of an unfinished run.
 
-        Without `keep` where it is "best", as in the runs of versions without it, which are still resumed.
+        Those of features only with feature_layers, and `keep` only where it is not "best": the runs of versions without them are
+        still resumed.
         """
-        kept = dataclasses.asdict(self)
+        unread = OF_FEATURES if self.feature_layers is None else ()
+        kept = {name: value for name, value in dataclasses.asdict(self).items() if name not in unread}
         return {name: value for name, value in kept.items() if (name, value) != ("keep", "best")}
+
+
+def hparams_of(defaults: Mapping[str, Any], given: Mapping[str, Any]) -> Hparams:
+    """The settings of a task's paper, replaced by those given.
+
+    defaults: `Data.defaults` of a task; with feature_layers, their learning rate, which is for fine-tuning, does not apply
+    """
+    known = dict(defaults)
+    if given.get("feature_layers") is not None:
+        known.pop("learning_rate", None)
+    return Hparams(**{**known, **given})
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

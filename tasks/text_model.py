@@ -25,6 +25,8 @@ from bert_keras.tensorflow_errors import data_errors
 from bert_keras.text.preprocessing import Preprocessor
 from bert_keras.training_model import TrainingSteps
 from tasks.batches import predictor
+from tasks.features.frozen import FrozenNetwork, bilstm_of
+from tasks.features.rows import RowVectors
 from tasks.saved_text_model import SavedTextModel
 from tasks.settings import Hparams
 from tasks.task import Features, Problem
@@ -45,6 +47,7 @@ from tasks.text_data import (
     text_features,
     unpacked,
 )
+from tasks.training.feature_based import fitting
 from tasks.training.optimizer import OPTIMIZER_SETTINGS, optimizer_of
 from tasks.training.run import encoder_of
 from tasks.training.strategies import differ_between_replicas, rows_for
@@ -79,8 +82,10 @@ class TextModel(TrainingSteps, SavedTextModel):
         self._schedule: Hparams | None = (
             None  # of `compile()` without an optimizer: counted when `fit` starts
         )
+        self._parts = None if bilstm_of(network) is None else FrozenNetwork(network)
         self._predict: Any = None
         self._validation: Any = None  # the measures of `fit`'s validation data
+        self.vectors: RowVectors | None = None  # those of `fit`'s texts, in a feature-based model
 
     @property
     def layers(self) -> list[keras.layers.Layer]:
@@ -100,7 +105,11 @@ class TextModel(TrainingSteps, SavedTextModel):
 
     def call(self, inputs: Features, training: bool = False) -> Any:
         """Features -> logits."""
-        return self.network(inputs, training=training)
+        return (self.network if self._parts is None else self._parts)(inputs, training=training)
+
+    def on_vectors(self, vectors: RowVectors) -> Callable[..., Any]:
+        """The network of a feature-based model without its encoder: features -> logits. vectors: those of the texts."""
+        return lambda inputs, training=False: self(vectors.attach(inputs), training=training)
 
     def compile(
         self,
@@ -138,7 +147,8 @@ class TextModel(TrainingSteps, SavedTextModel):
             )
         self._schedule = None
         if optimizer is None:
-            self._schedule = Hparams(**settings)
+            bilstm = bilstm_of(self.network)
+            self._schedule = Hparams(**settings, **(bilstm.settings if bilstm else {}))
             optimizer = AdamW(self._schedule.learning_rate)  # until `fit` knows the steps
         if loss is None and self.problem.trains:
             loss = self.problem.loss()
@@ -258,17 +268,21 @@ class TextModel(TrainingSteps, SavedTextModel):
             )
         self._start_schedule(data, epochs=epochs - initial_epoch, steps_per_epoch=steps_per_epoch)
         differ_between_replicas(self)
+        shown = _shown(verbose)
         kept = {
             "epochs": epochs,
-            "verbose": _shown(verbose),
+            "verbose": shown,
             "callbacks": callbacks,
             "initial_epoch": initial_epoch,
         }
         kept |= {"validation_steps": validation_steps, "validation_freq": validation_freq}
-        kept |= {"validation_data": validation_data, "steps_per_epoch": steps_per_epoch}
+        kept |= {"steps_per_epoch": steps_per_epoch}
         try:
-            with data_errors():
-                return super().fit(data, shuffle=False, **kept)
+            with (
+                data_errors(),
+                fitting(self, data, validation_data, verbose=shown == 1) as (data, validation),
+            ):
+                return super().fit(data, shuffle=False, validation_data=validation, **kept)
         finally:
             self._validation = None
 
@@ -398,9 +412,10 @@ class TextModel(TrainingSteps, SavedTextModel):
 
     def _predictor(self) -> Any:
         """The traced prediction, anew after a change of what it read: int8 and LoRA replace variables."""
-        read = [self.problem, self.preprocess, *self.network.variables]
+        read = [self.problem, self.preprocess, self.vectors, *self.network.variables]
         if self._predict is None or not self._predict.is_of(read):
-            self._predict = _Traced(read, predictor(self.problem, self.preprocess, self.network))
+            network = self.network if self.vectors is None else self.on_vectors(self.vectors)
+            self._predict = _Traced(read, predictor(self.problem, self.preprocess, network))
         return self._predict.call
 
     def _batches(self, x: Any, y: Any, sample_weight: Any, **options: Any) -> Any:

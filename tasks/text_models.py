@@ -8,13 +8,12 @@ model.predict(["a joy to watch"])["label"]
 import dataclasses
 import pathlib
 import warnings
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import tensorflow as tf
 
 from bert_keras import checkpoints
-from bert_keras.encoder import BertEncoder
 from bert_keras.errors import BertKerasError, MissingFileError
 from bert_keras.paths import did_you_mean, for_tensorflow, path_of
 from bert_keras.text.preprocessing import Preprocessor
@@ -28,6 +27,7 @@ from tasks.ner.schemes import OUTSIDE
 from tasks.ner.task import Conll
 from tasks.next_sentence import NextSentence
 from tasks.settings import (
+    BILSTM_SETTINGS,
     ChoiceOptions,
     ClassifierOptions,
     FeatureOptions,
@@ -40,7 +40,7 @@ from tasks.squad.task import Squad
 from tasks.task import Problem, check_stride
 from tasks.text_data import SAMPLE_WEIGHT
 from tasks.text_model import TextModel
-from tasks.training.run import KERAS, check_sizes, heads_of, is_run, load_file, load_run
+from tasks.training.run import KERAS, check_sizes, heads_of, is_run, load_file, load_run, network_of
 
 Checkpoint = str | pathlib.Path | checkpoints.Checkpoint
 
@@ -55,6 +55,8 @@ def classifier(
     doc_stride: int | None = ClassifierOptions.doc_stride,
     truncation: str | None = ClassifierOptions.truncation,
     seq_length: int | None = None,
+    feature_layers: str | None = None,
+    **bilstm: Any,
 ) -> TextModel:
     """A classifier of texts, or of pairs of texts.
 
@@ -68,6 +70,9 @@ def classifier(
         None keeps its head
     seq_length: longest text, pair or window in tokens, special tokens counted; None takes 128, or the encoder's length if that is
         less
+    feature_layers: trains a BiLSTM on these layers of the frozen encoder in place of the encoder: a row of the paper's Table 7 or
+        numbers of layers, as in `bert-keras finetune --feature-layers`
+    bilstm: with feature_layers, its lstm_layers, lstm_units and lstm_dropout; the defaults are those of Hparams
 
     Predictions: "label" and "probabilities" [N, C]; with `multi`, "labels" [N, C], "" where a label does not apply.
     """
@@ -75,7 +80,10 @@ def classifier(
     if not several or not all(isinstance(label, str) for label in labels):
         raise BertKerasError(f'labels is {labels!r}; give a list of strings, for example ["bad", "good"].')
     options = {"pooling": pooling, "doc_stride": doc_stride, "truncation": truncation}
-    return _of_row(checkpoint, tuple(labels), text, multi=multi, seq_length=seq_length, **options)
+    features = {"feature_layers": feature_layers, "bilstm": bilstm}
+    return _of_row(
+        checkpoint, tuple(labels), text, multi=multi, seq_length=seq_length, features=features, **options
+    )
 
 
 def regressor(
@@ -86,10 +94,13 @@ def regressor(
     doc_stride: int | None = ClassifierOptions.doc_stride,
     truncation: str | None = ClassifierOptions.truncation,
     seq_length: int | None = None,
+    feature_layers: str | None = None,
+    **bilstm: Any,
 ) -> TextModel:
     """A score, any finite number, for a text or a pair of texts. Arguments: those of `classifier`. Predictions: "score" [N]."""
     options = {"pooling": pooling, "doc_stride": doc_stride, "truncation": truncation}
-    return _of_row(checkpoint, (), text, multi=False, seq_length=seq_length, **options)
+    features = {"feature_layers": feature_layers, "bilstm": bilstm}
+    return _of_row(checkpoint, (), text, multi=False, seq_length=seq_length, features=features, **options)
 
 
 def question_answerer(
@@ -97,18 +108,22 @@ def question_answerer(
     *,
     unanswerable: bool = False,
     seq_length: int | None = None,
+    feature_layers: str | None = None,
     **options: Any,
 ) -> TextModel:
     """Answers to questions, as spans of a context of any length.
 
     unanswerable: True where a question may have no answer, as in SQuAD 2.0
-    options: the fields of SquadOptions: doc_stride, max_query_length, max_answer_length, n_best
+    feature_layers: as in `classifier`
+    options: the fields of SquadOptions: doc_stride, max_query_length, max_answer_length, n_best; and those of a BiLSTM on
+        feature_layers, as in `classifier`
 
     Texts: the columns "question" and "context". Predictions: "answer", "score", "start_byte", "end_byte" [N], the n best.
     """
+    bilstm = {name: options.pop(name) for name in BILSTM_SETTINGS if name in options}
     chosen = dataclasses.asdict(SquadOptions(**options))
     problem = Squad("squad2.0" if unanswerable else "squad1.1", **chosen)
-    return _build(problem, checkpoint, seq_length=seq_length)
+    return _build(problem, checkpoint, seq_length=seq_length, feature_layers=feature_layers, bilstm=bilstm)
 
 
 def tagger(
@@ -117,10 +132,13 @@ def tagger(
     *,
     doc_stride: int = TaggingOptions.doc_stride,
     seq_length: int | None = None,
+    feature_layers: str | None = None,
+    **bilstm: Any,
 ) -> TextModel:
     """The named entities of texts of any length.
 
     entities: the types, such as ["PER", "LOC"]; the tags are "O" and, for each type, "B-TYPE" and "I-TYPE"
+    feature_layers, bilstm: as in `classifier`
 
     `fit` takes lists of words and lists of tags; `predict` takes these or strings, which the model splits into words.
     Predictions: "tags" [N], joined like the words, and "entity_text", "entity_label", "entity_score" and bytes [N, E].
@@ -129,17 +147,25 @@ def tagger(
         raise BertKerasError('give the types of entities as a list, for example ["PER", "LOC"].')
     labels = [OUTSIDE, *sorted(f"{prefix}-{kind}" for kind in entities for prefix in "BI")]
     problem = Conll(labels, scheme="IOB2", context="sentence", doc_stride=doc_stride)
-    return _build(problem, checkpoint, seq_length=seq_length)
+    return _build(problem, checkpoint, seq_length=seq_length, feature_layers=feature_layers, bilstm=bilstm)
 
 
 def chooser(
-    checkpoint: Checkpoint, num_choices: int = ChoiceOptions.num_choices, *, seq_length: int | None = None
+    checkpoint: Checkpoint,
+    num_choices: int = ChoiceOptions.num_choices,
+    *,
+    seq_length: int | None = None,
+    feature_layers: str | None = None,
+    **bilstm: Any,
 ) -> TextModel:
     """The ending that fits a context best.
 
+    feature_layers, bilstm: as in `classifier`
+
     Texts: the columns "context" [N] and "endings" [N, K]. Predictions: "label", an index, "ending" and "probabilities" [N, K].
     """
-    return _build(Swag(num_choices=num_choices), checkpoint, seq_length=seq_length)
+    problem = Swag(num_choices=num_choices)
+    return _build(problem, checkpoint, seq_length=seq_length, feature_layers=feature_layers, bilstm=bilstm)
 
 
 def masked_lm(
@@ -226,6 +252,7 @@ def _of_row(
     *,
     multi: bool,
     seq_length: int | None,
+    features: Mapping[str, Any],
     **options: Any,
 ) -> TextModel:
     names = (text,) if isinstance(text, str) else tuple(text)
@@ -243,11 +270,28 @@ def _of_row(
     )
     row = dataclasses.replace(row, measures=LABEL_TYPES[row.label_type].measures)
     check_row(row)
-    return _build(Glue(row, **options), checkpoint, seq_length=seq_length)
+    return _build(Glue(row, **options), checkpoint, seq_length=seq_length, **features)
 
 
-def _build(problem: Problem, checkpoint: Checkpoint, *, seq_length: int | None) -> TextModel:
+def _features_of(feature_layers: str | None, bilstm: Mapping[str, Any]) -> dict[str, Any] | None:
+    """The settings of a BiLSTM on frozen features; None for fine-tuning. Raises BertKerasError for wrong ones."""
+    if unknown := [name for name in bilstm if name not in BILSTM_SETTINGS]:
+        raise BertKerasError(
+            f"there is no argument {unknown[0]}; a BiLSTM on feature_layers has {', '.join(BILSTM_SETTINGS)}."
+        )
+    return Hparams(feature_layers=feature_layers, **bilstm).features
+
+
+def _build(
+    problem: Problem,
+    checkpoint: Checkpoint,
+    *,
+    seq_length: int | None,
+    feature_layers: str | None = None,
+    bilstm: Mapping[str, Any] | None = None,
+) -> TextModel:
     """The problem's model with the weights of a checkpoint. Raises as `checkpoints.read`, and for sizes that do not fit."""
+    features = _features_of(feature_layers, bilstm or {})
     source = checkpoint if isinstance(checkpoint, checkpoints.Checkpoint) else checkpoints.read(checkpoint)
     if source.tensors:
         problem.check_checkpoint(source)
@@ -257,8 +301,7 @@ def _build(problem: Problem, checkpoint: Checkpoint, *, seq_length: int | None) 
         seq_length = min(usual, source.config.max_length)
     check_sizes(source.config, vocab_size=tokenizer.vocab_size, seq_length=seq_length)
     check_stride(problem, tokenizer, seq_length=seq_length)
-    encoder = BertEncoder(source.config, outputs=problem.outputs)
-    network = problem.model(encoder)
+    encoder, network = network_of(problem, source.config, features)
     if source.tensors:
         heads = heads_of(network)
         kept = heads if problem.pretrained_head else {}

@@ -5,6 +5,7 @@ many variables they hold, and by how much those differ that do.
 """
 
 import contextlib
+import dataclasses
 import json
 import random
 import sys
@@ -89,6 +90,12 @@ def reviews_into(output: Path, folder: Path) -> None:
     finetune(task, checkpoint=folder / "checkpoint", output=output, hparams=HPARAMS, log=quiet, **HOW)
 
 
+def vectors_into(output: Path, folder: Path) -> None:
+    task = Glue(ROWS["sst2"], folder / "data")
+    hparams = dataclasses.replace(HPARAMS, feature_layers="0,1", lstm_layers=2, lstm_units=8)
+    finetune(task, checkpoint=folder / "checkpoint", output=output, hparams=hparams, log=quiet, **HOW)
+
+
 def questions_into(output: Path, folder: Path) -> None:
     task = Squad("squad1.1", folder / "questions", doc_stride=16, max_query_length=12)
     finetune(task, checkpoint=folder / "checkpoint", output=output, hparams=HPARAMS, log=quiet, **HOW)
@@ -107,7 +114,12 @@ def pretrain_into(output: Path, folder: Path) -> None:
     )
 
 
-KINDS = {"reviews": reviews_into, "questions": questions_into, "pretrain": pretrain_into}
+KINDS = {
+    "reviews": reviews_into,
+    "vectors": vectors_into,
+    "questions": questions_into,
+    "pretrain": pretrain_into,
+}
 
 
 def quiet(line: str) -> None:

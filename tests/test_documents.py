@@ -22,6 +22,7 @@ DOCUMENTS = [
 # The documents whose Python another test runs, and that test's file.
 RUN_ELSEWHERE = {
     "docs/coming_from.md": "test_coming_from.py",
+    "docs/features.md": "test_frozen_features.py",
     "docs/text_models.md": "test_text_models.py",
     "docs/your_own_task.md": "test_your_own_task.py",
 }
@@ -59,6 +60,7 @@ NOT_RUN_HERE = {
     "bert-keras finetune --task conll2003": "test_conll.py",
     "bert-keras finetune --task sst2 --data glue/SST-2 --checkpoint runs/bert": "reads what pretrain wrote",
     "bert-keras triviaqa": "downloads 2.7 GB; test_triviaqa.py",
+    "bert-keras finetune --task sst2 --data glue/SST-2 --checkpoint minilm --output runs/sst2-frozen": "test_frozen_features.py",
     "bert-keras features": "test_feature_based.py",
 }
 

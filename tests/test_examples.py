@@ -67,7 +67,11 @@ def test_answer_questions(run, tmp_path):
 def test_bilstm_on_frozen_bert(run, tmp_path):
     blocks = ["\n".join(map(" ".join, zip(*pair, strict=True))) for pair in zip(PEOPLE, TAGS, strict=True)]
     (tmp_path / "words.txt").write_text("\n\n".join(blocks) + "\n")
-    small = {"units": ("LSTM(768", "LSTM(16"), "rate": ("Adam(1e-3)", "Adam(2e-2)")}
+    small = {"units": ("units=768", "units=16"), "rate": ("rate=1e-3", "rate=2e-2")}
+    small["epochs"] = (
+        "epochs=10",
+        "epochs=40",
+    )  # an epoch has one step, and the rate decays over all of them
     printed = run("bilstm_on_frozen_bert.py", "words.txt", num_layers=4, **small)
     assert "O B-PER O O" in printed, "it learned the first sentence"
     model = bk.load(tmp_path / "tagger.keras")

@@ -35,8 +35,8 @@ def test_a_stopped_run_ends_with_the_same_variables():
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "job",
-    ["reviews:8", "questions:4", "pretrain:4"],
-    ids=["in the second epoch", "windows", "pre-training"],
+    ["reviews:8", "vectors:4", "questions:4", "pretrain:4"],
+    ids=["in the second epoch", "frozen features", "windows", "pre-training"],
 )
 def test_any_stopped_run_ends_with_the_same_variables(job):
     check(resumed(job))

@@ -775,6 +775,14 @@ def test_choices_on_two_replicas(two_replicas):
     assert results["reloaded"] == {"accuracy": results["measures"]["val_accuracy"]}
 
 
+def test_vectors_on_two_replicas(two_replicas):
+    """A feature-based training of choices, in batches of nine: the weights of one device."""
+    got = two_replicas["vectors"]
+    assert got["steps"] == [4, 4]
+    assert got["difference"] <= 1e-6
+    assert got["losses"][0] == pytest.approx(got["losses"][1], rel=1e-6)
+
+
 def test_finetune_on_two_replicas(two_replicas):
     """A run directory as from one device, in batches of nine."""
     results = two_replicas["finetune"]

@@ -11,6 +11,7 @@ from tasks.commands import CHECKPOINT_HELP, add_strategy, add_task, add_task_opt
 from tasks.pretraining.commands import TEXT_HELP, TEXT_NOTES, VOCAB_HELP, pair, set_value
 from tasks.settings import (
     ABLATIONS,
+    OF_FEATURES,
     AblationOptions,
     ClassifierOptions,
     GlueOptions,
@@ -140,7 +141,7 @@ def _add_glue(parser: argparse.ArgumentParser) -> None:
     add("--output", **PATH, required=True, help=OUTPUT_HELP)
     add_flags(parser, ProtocolOptions)
     add_strategy(parser)
-    add_flags(parser, Hparams, without=("learning_rate", "dev_fraction"))
+    add_flags(parser, Hparams, without=("learning_rate", "dev_fraction", "feature_layers", *OF_FEATURES))
     add_flags(parser, ClassifierOptions, without=("doc_stride", "truncation"))
     add_flags(parser, GlueOptions)
 

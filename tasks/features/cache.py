@@ -17,7 +17,7 @@ import dataclasses
 import itertools
 import pathlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 import tensorflow as tf
@@ -30,7 +30,7 @@ from bert_keras.json_files import OBJECT, list_of, one_of, read_object, short, t
 from bert_keras.json_files import TEXT as WORD
 from bert_keras.paths import path_of
 from tasks.features.extract import DTYPES, Extractor, Words
-from tasks.features.parquet_file import VECTORS, read_groups, write_rows
+from tasks.features.parquet_file import VECTORS, GroupFile, read_groups, write_rows
 from tasks.folders import Folder, Layout
 from tasks.ner.task import Conll
 
@@ -174,13 +174,67 @@ def _read_header(path: pathlib.Path) -> dict[str, Any]:
     return header
 
 
+MEMORY = 2**30  # bytes of vectors that a CacheReader keeps
+
+
+class CacheReader:
+    """Reads the vectors of single examples of a cache, in any order. The first MEMORY bytes that it reads stay in memory."""
+
+    def __init__(self, cache: Cache) -> None:
+        self._shape, self._dtype = _shape(cache.header), np.dtype(cache.header["dtype"])
+        self._ends = np.cumsum(cache.header["shards"])
+        schema = _schema(cache.header)
+        self._files = [GroupFile(shard, schema) for shard in cache.shards]
+        self._kept: dict[tuple[int, int], list[np.ndarray]] = {}
+        self._bytes = 0
+
+    def vectors(self, examples: Sequence[int]) -> list[np.ndarray]:
+        """The vectors [N, K, H] of examples, by their numbers in the cache. A group of rows is read once."""
+        groups: dict[tuple[int, int], list[np.ndarray]] = {}
+        made = []
+        for example in examples:
+            shard = int(np.searchsorted(self._ends, example, side="right"))
+            file = self._files[shard]
+            group, row = file.place_of(int(example - (self._ends[shard - 1] if shard else 0)))
+            if (shard, group) not in groups:
+                groups[shard, group] = self._kept.get((shard, group)) or self._read(shard, group)
+            made.append(groups[shard, group][row])
+        return made
+
+    def _read(self, shard: int, group: int) -> list[np.ndarray]:
+        cells = self._files[shard].read(group, VECTORS)
+        made = [np.frombuffer(cell.as_buffer(), self._dtype).reshape(-1, *self._shape) for cell in cells]
+        size = sum(vectors.nbytes for vectors in made)
+        if self._bytes + size <= MEMORY:
+            self._kept[shard, group] = made
+            self._bytes += size
+        return made
+
+
+class VectorSource(Protocol):
+    """Computes the vectors of examples: an `Extractor`, or a `RowExtractor` of tasks/features/rows.py.
+
+    names: the arrays [N] beside the vectors
+    """
+
+    names: tuple[str, ...]
+
+    def identity(self) -> dict[str, Any]:
+        """Everything that decides the vectors, except the examples."""
+        ...
+
+    def __call__(self, raw: Sequence[Mapping[str, bytes]]) -> Iterator[dict[str, Any]]:
+        """Yields "vectors" [N, K, H] and the arrays of `names` for each example, in order."""
+        ...
+
+
 Example = Mapping[str, bytes]
 
 
 @contextlib.contextmanager
 def writing_cache(
     path: pathlib.Path,
-    extractor: Extractor,
+    extractor: VectorSource,
     examples: Callable[[], Iterable[Example]],
     *,
     shard_examples: int,
@@ -201,7 +255,7 @@ def writing_cache(
         **extractor.identity(),
         "text": text,
         "texts": texts,
-        "listed": list(extractor.units.names),
+        "listed": list(extractor.names),
         "shards": [shard_examples] * full + [rest] * bool(rest),
         **about,
     }
@@ -280,7 +334,7 @@ def extract(
     """Writes the vectors of a task's words, or resumes a killed extraction.
 
     examples: of the task, as `Conll.examples` gives them
-    layers: names of LAYERS that will be read; None keeps the embeddings and every block
+    layers: each a row of the paper's Table 7, or numbers, that will be read; None keeps the embeddings and every block
     seq_length: wordpieces of a window; None takes the task's own
     progress: is called with the number of examples done since its last call
 

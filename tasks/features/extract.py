@@ -108,7 +108,7 @@ class Extractor:
     """Extracts vectors for units with a frozen encoder.
 
     checkpoint: a path for `checkpoints.read`, or a Checkpoint; without tensors, the weights are random
-    layers: keys of LAYERS; None takes the embeddings and every block
+    layers: each as in `places_of`; None takes the embeddings and every block
     dtype: the type of the vectors, one of DTYPES
 
     Raises ValueError for arguments that do not fit the encoder.
@@ -133,6 +133,7 @@ class Extractor:
         named = [places_of(name, num_layers=self.config.num_layers) for name in layers or ()]
         self.places = tuple(sorted({place for places in named for place in places} or every))
         self.units, self.dtype, self.batch_size = units, dtype, batch_size
+        self.names = units.names
         tokenizer = checkpoints.tokenizer_of(checkpoint)
         check_sizes(self.config, vocab_size=tokenizer.vocab_size, seq_length=seq_length)
         check_stride(units, tokenizer, seq_length=seq_length)

@@ -11,7 +11,7 @@ from keras import ops
 
 from bert_keras.errors import BertKerasError
 from bert_keras.features import EMBEDDING_OUTPUT, ENCODER_OUTPUTS
-from tasks.features.layers import LAYERS, places_of
+from tasks.features.layers import check_layers, is_mixed, places_of
 
 
 @keras.saving.register_keras_serializable("bert_keras")
@@ -41,17 +41,17 @@ class LayerMix(keras.layers.Layer):
     """One vector for each token from several layers of an encoder.
 
     layers: a row of the paper's Table 7: "embeddings", "second_to_last", "last", "concat_last_four", and
-        "weighted_sum_last_four" and "weighted_sum_all", whose weights are learned and start equal
+        "weighted_sum_last_four" and "weighted_sum_all", whose weights are learned and start equal; or numbers of layers to
+        concatenate, such as "9" or "9,10,11,12", where 0 is the embeddings
 
-    Raises BertKerasError for another name, and where it is called on outputs that lack the layers.
+    Raises BertKerasError for other layers, and where it is called on outputs that lack the layers.
     """
 
     def __init__(self, layers: str, **kwargs: Any) -> None:
         super().__init__(**kwargs)
-        if layers not in LAYERS:
-            places_of(layers, num_layers=0)  # raises
+        check_layers(layers)
         self.layers = layers
-        self.mix = ScalarMix(name="mix", dtype=self.dtype_policy) if LAYERS[layers].mixed else None
+        self.mix = ScalarMix(name="mix", dtype=self.dtype_policy) if is_mixed(layers) else None
 
     def build(self, input_shape: Mapping[str, Any]) -> None:
         """Creates the weights of a weighted sum."""

@@ -1,6 +1,8 @@
 """Parquet files of vectors: a row for each example, written and read a group of rows at a time."""
 
+import bisect
 import contextlib
+import itertools
 import pathlib
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
@@ -77,10 +79,44 @@ def read_groups(
     import pyarrow.parquet
 
     with pyarrow.parquet.ParquetFile(path, page_checksum_verification=True) as file:
-        if not file.schema_arrow.equals(schema):
-            raise ValueError(f"its columns are {_columns(file.schema_arrow)}; wanted {_columns(schema)}")
+        _check_columns(file, schema)
         for group in range(file.num_row_groups):
             yield file.read_row_group(group, columns=names and list(names))
+
+
+class GroupFile:
+    """A file of `write_rows` whose groups of rows are read in any order. It is open only while a group is read.
+
+    Raises ValueError where the file has other columns than the schema.
+    """
+
+    def __init__(self, path: pathlib.Path, schema: "pyarrow.Schema") -> None:
+        import pyarrow.parquet
+
+        self._path = path
+        with pyarrow.parquet.ParquetFile(path) as file:
+            _check_columns(file, schema)
+            self._metadata = file.metadata
+        sizes = [self._metadata.row_group(i).num_rows for i in range(self._metadata.num_row_groups)]
+        self._starts = [0, *itertools.accumulate(sizes)]
+
+    def place_of(self, row: int) -> tuple[int, int]:
+        """The group of a row of the file, and the row's place in it."""
+        group = bisect.bisect_right(self._starts, row) - 1
+        return group, row - self._starts[group]
+
+    def read(self, group: int, column: str) -> "pyarrow.ChunkedArray":
+        """The cells of a column of a group."""
+        import pyarrow.parquet
+
+        options = {"metadata": self._metadata, "page_checksum_verification": True}
+        with pyarrow.parquet.ParquetFile(self._path, **options) as file:
+            return file.read_row_group(group, columns=[column])[column]
+
+
+def _check_columns(file: Any, schema: "pyarrow.Schema") -> None:
+    if not file.schema_arrow.equals(schema):
+        raise ValueError(f"its columns are {_columns(file.schema_arrow)}; wanted {_columns(schema)}")
 
 
 def _columns(schema: "pyarrow.Schema") -> str:

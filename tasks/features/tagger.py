@@ -12,22 +12,22 @@ from typing import Any
 
 import keras
 import numpy as np
-import safetensors.numpy
 import tensorflow as tf
 from keras import ops
 
 from bert_keras.config import LIMITS, BertConfig
 from bert_keras.errors import BertKerasError, MissingFileError
-from bert_keras.files import digest_of_file, whole_file, write_json
-from bert_keras.json_files import NUMBER, OBJECT, one_of, read_object, typed, whole
+from bert_keras.files import digest_of_file, write_json
+from bert_keras.json_files import NUMBER, OBJECT, TEXT, read_object, typed, whole
 from bert_keras.losses import GlobalMean, cross_entropy
 from bert_keras.paths import path_of
 from bert_keras.training_model import TrainingModel
 from tasks import metrics
 from tasks.batches import count
 from tasks.features.cache import Cache
-from tasks.features.layers import LAYERS, places_of
+from tasks.features.layers import is_mixed, places_of
 from tasks.features.mix import ScalarMix
+from tasks.features.weights_file import read_weights, write_weights
 from tasks.folders import Folder, check_equal
 from tasks.ner.task import TAGS, Conll
 from tasks.settings import MAX_OPTION, TaggerHparams
@@ -43,11 +43,11 @@ TAGGER, WEIGHTS = "tagger.json", "tagger.safetensors"
 def tagger_model(
     layers: str, *, num_layers: int, hidden_size: int, num_classes: int, hparams: TaggerHparams
 ) -> keras.Model:
-    """Vectors float [B, N, K, H] and mask bool [B, N] -> logits float32 [B, N, C]. layers: a key of LAYERS with K layers."""
+    """Vectors float [B, N, K, H] and mask bool [B, N] -> logits float32 [B, N, C]. layers: as in `places_of`, K layers."""
     width = len(places_of(layers, num_layers=num_layers))
     vectors = keras.Input((None, width, hidden_size), name="vectors")
     mask = keras.Input((None,), dtype="bool", name="mask")
-    if LAYERS[layers].mixed:
+    if is_mixed(layers):
         states = ScalarMix(name="scalar_mix")(vectors)
     else:
         states = keras.layers.Reshape((-1, width * hidden_size), name="side_by_side")(vectors)
@@ -163,9 +163,7 @@ class TaggerMonitor(Monitor):
         logs.update({f"val_{name}": value for name, value in measures.items()})
         self.history.append({name: float(value) for name, value in logs.items()})
         if self.best is None or measures["f1"] > self.history[self.best["epoch"]]["val_f1"]:
-            with whole_file(self._path / WEIGHTS) as temporary:
-                weights = {weight.path: np.asarray(weight) for weight in self._tagger.model.weights}
-                safetensors.numpy.save_file(weights, temporary)
+            write_weights(self._path / WEIGHTS, _variables(self._tagger.model))
             self.best = {"epoch": epoch, "sha256": digest_of_file(self._path / WEIGHTS)}
 
     def results(self) -> Mapping[str, Any]:
@@ -189,7 +187,7 @@ class TaggerMonitor(Monitor):
             "dev_examples": sum(self._dev.header["shards"]),
             "hparams": hparams,
         }
-        if LAYERS[tagger.layers].mixed:
+        if is_mixed(tagger.layers):
             mix = load_tagger(self._path).model.get_layer("scalar_mix")
             weights = ops.convert_to_numpy(ops.softmax(mix.weight)).tolist()
             results["mix"] = {"weights": weights, "gamma": float(mix.gamma)}
@@ -241,7 +239,7 @@ def train_tagger(
 ) -> dict[str, Any]:
     """Trains the BiLSTM on cached vectors, keeps the best epoch in `output` and returns the content of results.json.
 
-    layers: a key of LAYERS; the tagger reads each sentence alone, but the vectors may include document context
+    layers: as in `places_of`; the tagger reads each sentence alone, but the vectors may include document context
     save_every: steps between two saves, for resuming; None saves at the end of each epoch, 0 never
 
     Raises BertKerasError if the caches do not match, or if `output` holds anything but an unfinished run with the same
@@ -284,7 +282,7 @@ def load_tagger(path: str | pathlib.Path) -> Tagger:
         raise MissingFileError(f"no {TAGGER} in {path}; give the output folder of train_tagger.")
     kept = typed(
         read_object(path / TAGGER),
-        {"layers": one_of(LAYERS), "hparams": OBJECT, "made_with": OBJECT},
+        {"layers": TEXT, "hparams": OBJECT, "made_with": OBJECT},
         where=path / TAGGER,
     )
     made_with = typed(kept["made_with"], {"config": OBJECT, "task": OBJECT}, where=path / TAGGER, others=True)
@@ -295,16 +293,9 @@ def load_tagger(path: str | pathlib.Path) -> Tagger:
         tagger = _tagger(kept["layers"], TaggerHparams(**hparams), kept["made_with"])
     except (BertKerasError, TypeError) as error:
         raise BertKerasError(f"{path / TAGGER}: {error}") from error
-    try:
-        weights = safetensors.numpy.load_file(path / WEIGHTS)
-    except safetensors.SafetensorError as error:
-        raise BertKerasError(f"{path / WEIGHTS} is truncated or not a safetensors file: {error}.") from error
-    for weight in tagger.model.weights:
-        found = weights.get(weight.path)
-        if found is None or found.shape != tuple(weight.shape):
-            raise BertKerasError(
-                f"{path / WEIGHTS} has {weight.path} of shape {None if found is None else list(found.shape)}; "
-                f"{TAGGER} expects {list(weight.shape)}."
-            )
-        weight.assign(found)
+    read_weights(path / WEIGHTS, _variables(tagger.model), wanted_by=TAGGER)
     return tagger
+
+
+def _variables(model: keras.Model) -> dict[str, keras.Variable]:
+    return {weight.path: weight for weight in model.weights}

@@ -19,7 +19,7 @@ from bert_keras.paths import did_you_mean, path_of
 from tasks.data_files import listing
 from tasks.features.cache import Cache, Example, writing_cache
 from tasks.features.extract import Extractor, Pieces, Words
-from tasks.features.layers import LAYERS
+from tasks.features.layers import is_mixed
 from tasks.features.parquet_file import write_rows
 from tasks.ner.words import TEXT
 from tasks.settings import FeatureOptions
@@ -107,7 +107,7 @@ def _spoken(cache: Cache, layers: str, vocabulary: Sequence[str]) -> Iterator[di
             tokens = [
                 text[start:end].decode() for start, end in zip(record["starts"], record["ends"], strict=True)
             ]
-        if LAYERS[layers].mixed:
+        if is_mixed(layers):
             vectors = vectors.mean(axis=1, dtype=np.float32).astype(vectors.dtype)
         yield {
             "text": text.decode(),

@@ -11,6 +11,7 @@ from typing import Any
 import tensorflow as tf
 
 from tasks.choice import Swag
+from tasks.features.frozen import bilstm_of
 from tasks.fill_mask import FillMask
 from tasks.glue.rows import CUSTOM
 from tasks.glue.task import Glue
@@ -83,11 +84,15 @@ def run_card(run: Run, results: Mapping[str, Any]) -> str:
     start = f"`{model}`{f' at revision `{revision}`' if revision else ''}" if model else "a checkpoint"
     body = _TEMPLATE.format(
         name=run.path.name,
-        summary=f"bert-keras fine-tuned {start} on {run.task.name}{' data' if run.task.name == CUSTOM else ''}.",
+        summary=f"bert-keras {_how(run)} {start} on {run.task.name}{' data' if run.task.name == CUSTOM else ''}.",
         facts=fact_rows(facts_of(run)),
         measures=measures_of(run, results),
     )
     return f"---\n{data.to_yaml()}\n---\n{body}"
+
+
+def _how(run: Run) -> str:
+    return "fine-tuned" if describe(run) is None else "trained a model on the vectors of"
 
 
 def fact_rows(facts: Mapping[str, Any]) -> str:
@@ -111,6 +116,7 @@ def facts_of(run: Run) -> dict[str, Any]:
         "settings": "; ".join(_settings_of(task)),
         "ensemble": f"{len(members)} models, outputs averaged" if len(members) > 1 else "",
         "encoder": f"{' and '.join(sizes)}, {run.model.count_params():,} parameters",
+        "features": describe(run) or "",
         "longest window" if run.task.windowed else "longest text": f"{run.preprocess.seq_length} tokens",
         "vocabulary": f"{tokenizer.vocab_size:,} tokens",
         "SHA-256 of its file": tokenizer.digest,
@@ -131,6 +137,15 @@ def _settings_of(task: Mapping[str, Any]) -> Iterator[str]:
         words = SETTINGS.get(name, f"{name.replace('_', ' ')}: {{}}")
         if words and isinstance(value, int | float | str):
             yield words.format(value)
+
+
+def describe(run: Run) -> str | None:
+    """The layers and the BiLSTM of a feature-based run in words; None for a fine-tuned one."""
+    first = run.model.members[0] if isinstance(run.model, Ensemble) else run.model
+    bilstm = bilstm_of(first)
+    if bilstm is None:
+        return None
+    return f"{bilstm.described}; the encoder is frozen"
 
 
 def version_of(package: str) -> str:

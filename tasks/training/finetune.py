@@ -11,28 +11,39 @@ import keras
 import tensorflow as tf
 
 from bert_keras import checkpoints
-from bert_keras.encoder import BertEncoder
 from bert_keras.errors import BertKerasError, LossDiverged
 from bert_keras.features import POOLED_OUTPUT
 from bert_keras.files import whole_file
 from bert_keras.text.preprocessing import Preprocessor
 from tasks.batches import cardinality, count, dataset, hold_out, predictor, take_examples
+from tasks.features.frozen import bilstm_of
+from tasks.features.rows import RowVectors
 from tasks.folders import Folder
 from tasks.settings import Hparams
 from tasks.task import Task, check_stride
 from tasks.text_data import CUT_SAMPLE, cut_texts
 from tasks.text_model import TextModel
 from tasks.training.card import CARD, run_card
+from tasks.training.feature_based import check_feature_based, computed, folder_of, vectors_of
 from tasks.training.identity import digest_of_examples, identity_of_checkpoint
 from tasks.training.loop import LOGS, RUN, check_save_every, train
 from tasks.training.optimizer import optimizer_of
 from tasks.training.plan import Monitor, Plan, Stage
 from tasks.training.progress import counter
-from tasks.training.run import FILES, ORIGIN, check_sizes, digests, heads_of, save_run
+from tasks.training.run import (
+    FILES,
+    ORIGIN,
+    check_sizes,
+    digests,
+    heads_of,
+    network_of,
+    save_run,
+)
 from tasks.training.strategies import rows_for, strategy
 
 # Checkpoints may lack them: pre-training with only the masked LM trains no pooler, and a BiLSTM is added later.
 NEW_PARTS = ("pooler", "bilstm")
+MIX = "mix"  # a key in results.json: the learned weights of a weighted sum of layers
 
 
 def check_labelled(task: Task, preprocess: Preprocessor, examples: tf.data.Dataset, split: str) -> None:
@@ -67,12 +78,14 @@ class FineTuningMonitor(Monitor):
         strategy_name: str,
         origin: Mapping[str, str],
         log: Callable[[str], None],
+        vectors: RowVectors | None = None,
     ) -> None:
         super().__init__()
         self._trained, self._run = trained, trained.as_run(path)
         self._examples, self._hparams = examples, hparams
         self._path, self._strategy_name, self._origin, self._log = path, strategy_name, origin, log
-        self._predict = predictor(self._run.task, self._run.preprocess, self._run.model)
+        answers = self._run.model if vectors is None else trained.on_vectors(vectors)
+        self._predict = predictor(self._run.task, self._run.preprocess, answers)
         self.others = [keras.callbacks.TensorBoard(path / LOGS, write_graph=False)]
         if hparams.unfreeze == "gradual":
             self.others.append(GradualUnfreezing())
@@ -112,6 +125,8 @@ class FineTuningMonitor(Monitor):
         if self.best is None or value > self.best["value"] or self._hparams.keep == "last":
             save_run(self._path, task, run.preprocess, run.model)
             self.best = {"value": float(value), "epoch": epoch, FILES: digests(self._path)}
+            if (bilstm := bilstm_of(run.model)) is not None and bilstm.weights_of_layers is not None:
+                self.best[MIX] = bilstm.weights_of_layers
         if self.stopped:
             self.model.stop_training = True
             self._log(f"stopped early: {self._hparams.patience} epochs without a better {task.measure}")
@@ -135,6 +150,8 @@ class FineTuningMonitor(Monitor):
             "hparams": dataclasses.asdict(self._hparams),
             FILES: self.best[FILES],
         }
+        if MIX in self.best:
+            results[MIX] = self.best[MIX]
         with whole_file(self._path / CARD) as temporary:
             temporary.write_text(run_card(self._run, results), encoding="utf-8")
         return results
@@ -195,8 +212,8 @@ def _compiled_model(
     preprocess: Preprocessor | None = None,
 ) -> TextModel:
     """The task's model with the checkpoint's weights and BERT's optimizer; call it in the strategy's scope."""
-    encoder = BertEncoder(source.config, outputs=task.outputs)
-    model = TextModel(task, preprocess, task.model(encoder))
+    encoder, network = network_of(task, source.config, hparams.features)
+    model = TextModel(task, preprocess, network)
     if source.tensors:
         heads = heads_of(model)
         if keep_head:
@@ -207,7 +224,9 @@ def _compiled_model(
             log(str(checkpoints.assign(source, encoder, fresh=(*NEW_PARTS, *heads), **kept)))
     else:
         log("weights: random, no checkpoint was given")
-    encoder.trainable = hparams.freeze != "encoder"
+    if (bilstm := bilstm_of(network)) is not None:
+        log(f"training on {bilstm.described}; the encoder is frozen")
+    encoder.trainable = hparams.freeze != "encoder" and hparams.features is None
     if hparams.lora_rank is not None:
         encoder.enable_lora(hparams.lora_rank)
     if POOLED_OUTPUT not in task.outputs:  # without a gradient, Keras would warn
@@ -284,6 +303,8 @@ def plan_finetuning(
     strategy_name: str = "one",
     dev_split: str | None = None,
     keep_head: bool = False,
+    feature_cache: str | pathlib.Path | None = None,
+    output: str | pathlib.Path | None = None,
 ) -> Plan:
     """Reads and checks everything and builds the model with the checkpoint's weights, without training.
 
@@ -296,27 +317,35 @@ def plan_finetuning(
     tokenizer = checkpoints.tokenizer_of(source)
     check_sizes(source.config, vocab_size=tokenizer.vocab_size, seq_length=hparams.seq_length)
     check_stride(task, tokenizer, seq_length=hparams.seq_length)
+    check_feature_based(task, source.config, hparams, keep_head=keep_head, feature_cache=feature_cache)
     keras.utils.set_random_seed(hparams.seed)  # also decides which examples are drawn, and their order
     preprocess = Preprocessor(tokenizer, seq_length=hparams.seq_length, pad_to_longest=True)
     examples = _read_examples(task, preprocess, hparams, dev_split)
     fixed = strategy_name == "tpu"  # a TPU needs one shape
     padded = Preprocessor(tokenizer, seq_length=hparams.seq_length, pad_to_longest=not fixed)
     batches = _batches_of(task, padded, examples.train, hparams, distribution)
-    # A new data set each time: an epoch's order depends on the seed and the number of epochs before it.
-    stage = Stage(
-        steps=count(batches()), epochs=hparams.epochs, batches=lambda done: batches().repeat().skip(done)
-    )
+    steps = count(batches())
     lines = list[str]()
     with distribution.scope():
         model = _compiled_model(
             task,
             source,
             hparams,
-            total_steps=stage.total,
+            total_steps=steps * hparams.epochs,
             keep_head=keep_head,
             log=lines.append,
             preprocess=preprocess,
         )
+    vectors = vectors_of(model, preprocess, examples.train, examples.dev, hparams)
+    if vectors is not None and output is not None:
+        vectors.check_room(folder_of(output, feature_cache))
+    # A new data set each time: an epoch's order depends on the seed and the number of epochs before it.
+    order: Callable[[int], tf.data.Dataset] = lambda done: batches().repeat().skip(done)  # noqa: E731
+    stage = Stage(
+        steps=steps,
+        epochs=hparams.epochs,
+        batches=order if vectors is None else lambda done: vectors.attached(order(done)),
+    )
     if cut := cut_texts(task, preprocess, next(iter(examples.train.batch(CUT_SAMPLE)))):
         lines.append(cut)
     lines.append(
@@ -336,9 +365,13 @@ def plan_finetuning(
         hparams=hparams,
         strategy_name=strategy_name,
         origin=source.origin if source.tensors else {},
+        vectors=vectors,
     )
     identity = settings | examples.about | identity_of_checkpoint(source, tokenizer)
-    return Plan(identity=identity, model=model, stages=[stage], monitor=monitor, lines=lines)
+    plan = Plan(identity=identity, model=model, stages=[stage], monitor=monitor, lines=lines)
+    if vectors is None:
+        return plan
+    return dataclasses.replace(plan, prepared=functools.partial(computed, vectors, feature_cache))
 
 
 def finetune(
@@ -350,6 +383,7 @@ def finetune(
     strategy_name: str = "one",
     dev_split: str | None = None,
     keep_head: bool = False,
+    feature_cache: str | pathlib.Path | None = None,
     save_every: int | None = None,
     verbose: int | str = "auto",
     log: Callable[[str], None] = print,
@@ -362,6 +396,8 @@ def finetune(
     dev_split: evaluated after every epoch; None takes the task's first validation split
     keep_head: start the head from the checkpoint too, for example to train on a second question-answering set. The checkpoint
         must name the head's labels (`id2label` in config.json); they are reordered for the task
+    feature_cache: with hparams.feature_layers, a folder that keeps the vectors for further trainings on the same examples, layers
+        and checkpoint; None keeps them in `output` until the training is finished
     save_every: steps between two saves in `checkpoints/`, each three times the size of the weights; None saves at the end of each
         epoch, 0 never
     verbose: 0 for no lines inside epochs, 1 for a progress bar, 2 for lines inside long epochs; "auto" is 1 in a terminal, else 2
@@ -379,5 +415,7 @@ def finetune(
         strategy_name=strategy_name,
         dev_split=dev_split,
         keep_head=keep_head,
+        feature_cache=feature_cache,
+        output=output,
     )
     return train(plan, output, save_every=save_every, verbose=verbose, log=log)

@@ -3,11 +3,12 @@
 An unfinished run with the same identity is resumed from its last save, with bit-identical results.
 """
 
+import contextlib
 import math
 import pathlib
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import keras
@@ -81,9 +82,7 @@ def train(
     folder = Folder(output, RUN)
     if verbose == "auto":
         verbose = 1 if shows_bars(sys.stdout) else 2
-    with folder.begin(plan.identity) as begun, postponed() as stop:
-        for line in plan.lines:
-            log(line)
+    with folder.begin(plan.identity) as begun, _prepared(plan, folder.path, log), postponed() as stop:
         monitor, before, began = plan.monitor(folder.path, log=log), 0.0, time.monotonic()
 
         def seconds() -> float:
@@ -114,6 +113,14 @@ def train(
         if stop.signal is not None:  # after the last step
             raise type(stop.error)(f"stopped; {folder.path} is finished")
     return results
+
+
+@contextlib.contextmanager
+def _prepared(plan: Plan, path: pathlib.Path, log: Callable[[str], None]) -> Iterator[None]:
+    for line in plan.lines:
+        log(line)
+    with plan.prepared(path, log=log):
+        yield
 
 
 def _where_stopped(saver: Saver, steps: int) -> str:

@@ -5,6 +5,7 @@ plan_finetuning, plan_pretraining -> Plan -> tasks/training/loop.py
 
 import contextlib
 import dataclasses
+import pathlib
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -63,6 +64,10 @@ class Monitor(keras.callbacks.Callback):
         raise NotImplementedError
 
 
+def _unprepared(path: pathlib.Path, *, log: Callable[[str], None]) -> contextlib.AbstractContextManager[None]:
+    return contextlib.nullcontext()
+
+
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Plan:
     """A training that is ready to run.
@@ -71,6 +76,8 @@ class Plan:
     model: a TrainingSteps model, compiled; model and optimizer are built
     monitor: (the run's folder) -> the Monitor
     lines: messages to log before the training begins
+    prepared: (the run's folder) -> a context for the training, whose beginning is the work before the first step; a signal stops
+        this work at once
     """
 
     identity: Mapping[str, Any]
@@ -78,6 +85,7 @@ class Plan:
     stages: Sequence[Stage]
     monitor: Callable[..., Monitor]
     lines: Sequence[str] = ()
+    prepared: Callable[..., contextlib.AbstractContextManager[None]] = _unprepared
 
     @property
     def steps(self) -> int:

@@ -2,7 +2,7 @@
 
 `config.json`, `vocab.txt`, `model.safetensors` (Hugging Face's names), `tokenizer_config.json`, `task.json` (the task, its labels
 and preprocessing), `results.json` (measures, history and the files' SHA-256), `logs/` for TensorBoard and `checkpoints/`
-(tasks/training/saver.py).
+(tasks/training/saver.py). A BiLSTM on frozen features and its head are in `top.safetensors`.
 """
 
 import dataclasses
@@ -20,10 +20,11 @@ from bert_keras import checkpoints
 from bert_keras.config import LIMITS, BertConfig
 from bert_keras.encoder import BertEncoder
 from bert_keras.errors import BertKerasError, MissingFileError, listed
-from bert_keras.features import POOLED_OUTPUT
+from bert_keras.features import POOLED_OUTPUT, SEQUENCE_OUTPUT
 from bert_keras.files import digest_of_file, write_json
 from bert_keras.json_files import (
     MAX_JSON_BYTES,
+    NUMBER,
     OBJECT,
     TEXT,
     list_of,
@@ -41,12 +42,16 @@ from bert_keras.text.vocabulary_files import MERGES_TXT, SENTENCEPIECE, VOCAB_JS
 from tasks.batches import predict
 from tasks.choice import Swag
 from tasks.data_files import Source
+from tasks.features.frozen import OUTPUTS, FeatureEncoder, bilstm_of, bilstm_parameters
+from tasks.features.layers import places_of
+from tasks.features.weights_file import paths_of, read_weights, write_weights
 from tasks.fill_mask import FillMask
 from tasks.glue.task import Glue
 from tasks.ner.task import Conll
 from tasks.next_sentence import NextSentence
+from tasks.settings import MAX_OPTION, Hparams
 from tasks.squad.task import Squad
-from tasks.task import Task
+from tasks.task import Problem, Task
 from tasks.training.loop import LOGS, RESULTS_FILE, TASK_FILE
 
 # task.json's "kind" -> the task. A new task needs a line here.
@@ -56,8 +61,10 @@ TASKS: dict[str, type[Task]] = {
 # Keys in results.json: file name -> SHA-256; the model that the run started from (`Checkpoint.origin`).
 FILES, ORIGIN = "files", "origin"
 FROZEN = "frozen"  # a key in task.json: the paths of layers that do not train
+FEATURES = "features"  # a key in task.json: the settings of a BiLSTM on frozen features
+TOP = "top.safetensors"  # of a run with features: the weights above the encoder, which is in model.safetensors unchanged
 KERAS = ".keras"
-CHECKED = ("model.safetensors", VOCAB_TXT, SENTENCEPIECE, VOCAB_JSON, MERGES_TXT)
+CHECKED = ("model.safetensors", TOP, VOCAB_TXT, SENTENCEPIECE, VOCAB_JSON, MERGES_TXT)
 
 
 def open_task(name: str, source: Source | None, **options: Any) -> Task:
@@ -96,6 +103,38 @@ def heads_of(model: keras.Model) -> dict[str, keras.layers.Layer]:
     return {
         layer.name: layer for layer in model.layers if layer.weights and not isinstance(layer, BertEncoder)
     }
+
+
+def network_of(
+    problem: Problem, config: BertConfig, features: Mapping[str, Any] | None = None
+) -> tuple[BertEncoder, keras.Model]:
+    """An encoder with random weights, and the problem's model on it.
+
+    features: the result of `Hparams.features`, for a BiLSTM on the frozen encoder
+
+    Raises BertKerasError for a problem that cannot be learned from features, and for layers that the encoder lacks.
+    """
+    if features is None:
+        encoder = BertEncoder(config, outputs=problem.outputs)
+        return encoder, problem.model(encoder)
+    check_features(problem, config, features)
+    encoder = BertEncoder(config, outputs=OUTPUTS)
+    stand_in: Any = FeatureEncoder(encoder, **features)
+    return encoder, problem.model(stand_in)
+
+
+def check_features(problem: Problem, config: BertConfig, features: Mapping[str, Any]) -> None:
+    """Raises BertKerasError for a problem that cannot be learned from features, and for layers that the encoder lacks."""
+    places_of(features["feature_layers"], num_layers=config.num_layers)
+    if problem.pretrained_head or not problem.trains:
+        raise BertKerasError(
+            f"{problem.name} predicts with the checkpoint's own head, so feature_layers does not apply; leave it out."
+        )
+    if others := sorted({*problem.outputs} - {SEQUENCE_OUTPUT, POOLED_OUTPUT}):
+        raise BertKerasError(
+            f"{problem.name} reads {', '.join(others)}, and feature_layers gives {SEQUENCE_OUTPUT} and {POOLED_OUTPUT}; leave "
+            "feature_layers out."
+        )
 
 
 def _layers_by_path(model: keras.Model) -> dict[str, keras.layers.Layer]:
@@ -183,16 +222,27 @@ def save_run(
     frozen: paths of layers that `load_run` freezes
     """
     encoder, heads = encoder_of(model), heads_of(model)
-    save_weights(path, preprocess.tokenizer, encoder, heads, labels=task.label_names)
-    save_task(path, task, preprocess, frozen=frozen)
+    bilstm = bilstm_of(model)
+    if bilstm is None:
+        save_weights(path, preprocess.tokenizer, encoder, heads, labels=task.label_names)
+    else:
+        save_weights(path, preprocess.tokenizer, encoder, {})
+        write_weights(path / TOP, paths_of(heads.values()))
+    save_task(path, task, preprocess, frozen=frozen, features=bilstm.settings if bilstm else None)
 
 
 def save_task(
-    path: pathlib.Path, task: Task, preprocess: Preprocessor, *, frozen: Sequence[str] = ()
+    path: pathlib.Path,
+    task: Task,
+    preprocess: Preprocessor,
+    *,
+    frozen: Sequence[str] = (),
+    features: Mapping[str, Any] | None = None,
 ) -> None:
     """Writes the task.json of a run."""
     content: dict[str, Any] = {"kind": task.kind, "task": task.to_json()}
     content |= {"seq_length": preprocess.seq_length, "truncation": preprocess.truncation}
+    content |= {FEATURES: dict(features)} if features else {}
     write_json(path / TASK_FILE, content | ({FROZEN: [*frozen]} if frozen else {}))
 
 
@@ -278,18 +328,49 @@ def load_run(path: str | os.PathLike[str], *, data: str | pathlib.Path | None = 
         "seq_length": whole(1, LIMITS["max_positions"]),
         "truncation": one_of(TRUNCATION),
         FROZEN: list_of(TEXT),
+        FEATURES: OBJECT,
     }
     where = f"{file} is not the {TASK_FILE} of a run"
-    content = typed(read_object(file), kinds, where=where, optional=(FROZEN,), others=True)
+    content = typed(read_object(file), kinds, where=where, optional=(FROZEN, FEATURES), others=True)
     try:
         task = TASKS[content["kind"]].from_json(content["task"], data)
     except FileNotFoundError:  # of the data
         raise
     except BertKerasError as error:
         raise BertKerasError(f"{where}: {error}") from error
-    run = run_of(task, path, seq_length=content["seq_length"], truncation=content["truncation"])
+    features = _features_in(content[FEATURES], where=where) if FEATURES in content else None
+    sizes = {name: content[name] for name in ("seq_length", "truncation")}
+    run = run_of(task, path, **sizes, features=features)
     freeze(run.model, content.get(FROZEN, ()))
     return run
+
+
+_OF_FEATURES = {
+    "feature_layers": TEXT,
+    "lstm_layers": whole(0, MAX_OPTION),
+    "lstm_units": whole(1, MAX_OPTION),
+    "lstm_dropout": NUMBER,
+}
+
+
+def _features_in(content: Mapping[str, Any], *, where: str) -> dict[str, Any] | None:
+    """The settings of a BiLSTM in task.json. Raises BertKerasError for a wrong one."""
+    given = typed(content, _OF_FEATURES, where=f"{where}: {FEATURES}")
+    try:
+        return Hparams(**given).features
+    except BertKerasError as error:
+        raise BertKerasError(f"{where}: {FEATURES}: {error}") from error
+
+
+def _check_size(file: pathlib.Path, config: BertConfig, features: Mapping[str, Any]) -> None:
+    """Raises an error if a file has too few bytes for its BiLSTM, before any memory is allocated for it."""
+    if not file.is_file():
+        raise MissingFileError(f"no {file.name} in {file.parent}; train again.")
+    needed, there = 2 * bilstm_parameters(config, features), file.stat().st_size  # 2 bytes: float16
+    if needed > there:
+        raise BertKerasError(
+            f"{file} has {there:,} bytes, and the BiLSTM in {TASK_FILE} needs {needed:,}; train again."
+        )
 
 
 def run_of(
@@ -298,11 +379,13 @@ def run_of(
     *,
     seq_length: int | None = None,
     truncation: str = "longest_first",
+    features: Mapping[str, Any] | None = None,
 ) -> Run:
     """Makes a run from a task and a checkpoint's weights, including heads, without training.
 
     path: a path or a name for `checkpoints.read`
     seq_length: in tokens; None takes all positions of the encoder
+    features: the settings of a BiLSTM on frozen features, whose weights are in the folder's TOP
 
     Raises FileNotFoundError or ValueError for a missing or wrong file, with its name.
     """
@@ -312,9 +395,14 @@ def run_of(
     tokenizer = checkpoints.tokenizer_of(checkpoint)
     seq_length = checkpoint.config.max_length if seq_length is None else seq_length
     check_sizes(checkpoint.config, vocab_size=tokenizer.vocab_size, seq_length=seq_length)
-    encoder = BertEncoder(checkpoint.config, outputs=task.outputs)
-    made = task.model(encoder)
-    checkpoints.assign(checkpoint, encoder, **heads_of(made))
+    if features is not None:
+        _check_size(model.path / TOP, checkpoint.config, features)
+    encoder, made = network_of(task, checkpoint.config, features)
+    if features is None:
+        checkpoints.assign(checkpoint, encoder, **heads_of(made))
+    else:
+        checkpoints.assign(checkpoint, encoder)
+        read_weights(model.path / TOP, paths_of(heads_of(made).values()), wanted_by=TASK_FILE)
     preprocess = Preprocessor(tokenizer, seq_length=seq_length, truncation=truncation, pad_to_longest=True)
     return Run(task=task, preprocess=preprocess, model=made, path=model.path)
 

@@ -1,0 +1,424 @@
+"""The feature-based approach on every task: vectors computed once, a BiLSTM trained on them, one model that serves."""
+
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+import runs
+import tensorflow as tf
+from runs import ROOT, run_command, texts, write_checkpoint
+
+import bert_keras as bk
+import tasks.features.rows
+from bert_keras import checkpoints
+from bert_keras.errors import BertKerasError
+from savedmodels.export import export
+from tasks.batches import dataset, predict, predictor
+from tasks.features.cache import open_cache
+from tasks.features.frozen import FrozenNetwork, bilstm_of
+from tasks.features.rows import RowExtractor, RowVectors, distinct_rows
+from tasks.settings import Hparams, hparams_of
+from tasks.text_data import raw_columns
+from tasks.training.feature_based import FOLDER
+from tasks.training.finetune import finetune
+from tasks.training.run import load_run
+from tasks.training.saver import Saver
+
+pytestmark = pytest.mark.filterwarnings("ignore:__array__ implementation doesn't accept a copy keyword")
+TEXTS = texts(24, seed=0)
+LABELS = ["good" if "good" in text or "warm" in text else "bad" for text in TEXTS]
+NAMES = ["bad", "good"]
+FEATURES = {"feature_layers": "0,2", "lstm_layers": 1, "lstm_units": 8, "lstm_dropout": 0.1}
+LONG = ["the plot is good and the film very dull " * 4, "warm actor", "dull , bad film !"] * 4
+
+# By task: the model of a checkpoint, texts, labels.
+CASES = {
+    "class": (lambda ckpt, **how: bk.classifier(ckpt, NAMES, **how), TEXTS, LABELS),
+    "pair": (
+        lambda ckpt, **how: bk.classifier(ckpt, NAMES, text=("a", "b"), pooling="concat", **how),
+        (TEXTS, TEXTS[::-1]),
+        LABELS,
+    ),
+    "several": (
+        lambda ckpt, **how: bk.classifier(ckpt, NAMES, multi=True, **how),
+        TEXTS,
+        [[], ["good"], ["bad", "good"]] * 8,
+    ),
+    "score": (bk.regressor, TEXTS, np.linspace(-1, 1, 24)),
+    "windows": (
+        lambda ckpt, **how: bk.classifier(ckpt, NAMES, doc_stride=8, **how),
+        LONG,
+        ["bad", "good", "bad"] * 4,
+    ),
+    "answers": (
+        lambda ckpt, **how: bk.question_answerer(
+            ckpt, unanswerable=True, doc_stride=16, max_query_length=8, **how
+        ),
+        {"question": ["the film"] * 8, "context": [LONG[0]] * 8},
+        [{"text": "very dull", "answer_start": 30}, None] * 4,
+    ),
+    "tags": (
+        lambda ckpt, **how: bk.tagger(ckpt, ["PER"], doc_stride=8, **how),
+        [["the", "actor", "is", "good"], ["bad", "plot"], ["warm", "actor"] * 8] * 4,
+        [["O", "B-PER", "O", "O"], ["O", "O"], ["O", "B-PER"] * 8] * 4,
+    ),
+    "choice": (
+        lambda ckpt, **how: bk.chooser(ckpt, 2, **how),
+        {"context": TEXTS, "endings": [[text, "the film"] for text in TEXTS[::-1]]},
+        [0, 1] * 12,
+    ),
+}
+
+MIXED = {"feature_layers": "weighted_sum_all"}
+
+
+@pytest.fixture(scope="module")
+def checkpoint(tmp_path_factory):
+    """With dropout, which a frozen encoder must not apply."""
+    sizes = {"num_layers": 2, "hidden_size": 16, "intermediate_size": 32}
+    dropout = {"hidden_dropout": 0.3, "attention_dropout": 0.3}
+    return write_checkpoint(tmp_path_factory.mktemp("features") / "checkpoint", **sizes, **dropout)
+
+
+def task_of(case: str, checkpoint):
+    """The task of a case, with the same examples in both splits."""
+    make, x, y = CASES[case]
+    model = make(checkpoint, seq_length=24)
+    task, columns = model.problem, raw_columns(model.problem, model.preprocess, x, y)
+    task.examples = lambda split: tf.data.Dataset.from_tensor_slices({**columns})
+    return task
+
+
+def trained(case: str, checkpoint, output, **changes):
+    hparams = {"epochs": 2, "batch_size": 4, "seq_length": 24, **FEATURES, "learning_rate": 1e-2}
+    if case != "class":  # a BiLSTM takes seconds to trace, and it is the same in every task
+        hparams["lstm_layers"] = 0
+    given = {name: changes.pop(name) for name in [*changes] if name in Hparams.__dataclass_fields__}
+    how = {"checkpoint": checkpoint, "output": output, "verbose": 0, "log": lambda line: None}
+    return finetune(task_of(case, checkpoint), hparams=Hparams(**hparams | given), **how | changes)
+
+
+def weights_of(folder):
+    return checkpoints.read(folder).tensors
+
+
+def assert_same_answers(first, second):
+    assert [*first] == [*second]
+    for name, value in first.items():
+        if value.dtype.kind == "f":
+            np.testing.assert_allclose(value, second[name], atol=1e-5, err_msg=name)
+        else:
+            np.testing.assert_array_equal(value, second[name], err_msg=name)
+
+
+def on_cached_vectors(run, examples, folder):
+    """The predictions of a run from vectors that are computed first."""
+    batches = dataset(run.task, run.preprocess, examples, batch_size=5, labelled=False)
+    layers = bilstm_of(run.model).feature_layers
+    rows = distinct_rows(features for features, _ in batches)
+    vectors = RowVectors(RowExtractor(run.encoder, layers=layers, dtype="float32"), rows)
+    vectors.compute(folder, progress=lambda done: None)
+    above = FrozenNetwork(run.model)
+    answers = predictor(
+        run.task, run.preprocess, lambda inputs, training: above(vectors.attach(inputs), training)
+    )
+    return answers(examples, batch_size=3)[0]
+
+
+@pytest.fixture(scope="module")
+def class_run(checkpoint, tmp_path_factory):
+    """A run with a BiLSTM on a weighted sum, and its results."""
+    folder = tmp_path_factory.mktemp("class") / "run"
+    return folder, trained("class", checkpoint, folder, **MIXED)
+
+
+SLOW = pytest.mark.slow
+FAST = ("choice",)  # the others trace for longer
+SOME = [case if case in FAST else pytest.param(case, marks=SLOW) for case in CASES if case != "class"]
+
+
+def assert_served_as_trained(case, checkpoint, run_folder, results, cache):
+    """The encoder is unchanged bit for bit; cached vectors and the loaded run answer alike."""
+    assert not (run_folder / FOLDER).exists()
+    before, after = weights_of(checkpoint), weights_of(run_folder)
+    assert [*before] == [*after]
+    for name, value in before.items():
+        np.testing.assert_array_equal(value, after[name], err_msg=name)
+    run = load_run(run_folder)
+    assert not run.encoder.trainable_variables
+    examples = task_of(case, checkpoint).examples("validation")
+    answers, raw = predict(run.task, run.preprocess, run.model, examples)
+    assert_same_answers(answers, on_cached_vectors(run, examples, cache))
+    for name, value in run.task.evaluate(answers, raw):
+        assert results["measures"][f"val_{name}"] == pytest.approx(value, abs=1e-4), name
+
+
+def test_a_class_is_learned_by_a_bilstm_on_vectors(class_run, checkpoint, tmp_path):
+    folder, results = class_run
+    assert_served_as_trained("class", checkpoint, folder, results, tmp_path / "vectors")
+    assert sum(results["mix"]["weights"]) == pytest.approx(1, abs=1e-5)
+    assert results["mix"]["weights"][0] != results["mix"]["weights"][1]  # learned
+
+
+@pytest.mark.parametrize("case", SOME)
+def test_every_task_is_learned_from_vectors(case, checkpoint, tmp_path):
+    results = trained(case, checkpoint, tmp_path / "run", epochs=1)
+    assert_served_as_trained(case, checkpoint, tmp_path / "run", results, tmp_path / "vectors")
+
+
+class Stopped(Exception):
+    """Stands for the end of the process."""
+
+
+def test_a_stopped_training_is_resumed_to_the_same_bits(class_run, checkpoint, tmp_path, monkeypatch):
+    """Stopped while vectors are computed, then in the second epoch. No step calls the encoder once they are there."""
+    monkeypatch.setattr(tasks.features.rows, "SHARD_ROWS", 8)
+    computed, late, extract, compute = [], [], RowExtractor.__call__, RowVectors.compute
+    call, step_end = bk.BertEncoder.call, Saver.on_train_batch_end
+
+    def count(self, raw):
+        if len(computed) == 1:
+            computed.append(0)
+            raise KeyboardInterrupt
+        computed.append(len(raw))
+        return extract(self, raw)
+
+    def stop(saver, batch, logs=None):
+        step_end(saver, batch, logs)
+        if saver.step == 8:  # of two epochs of 6 steps
+            raise Stopped
+
+    def watch(self, folder, *, progress):
+        compute(self, folder, progress=progress)
+        monkeypatch.setattr(bk.BertEncoder, "call", lambda *args, **kwargs: late.append(args))
+
+    monkeypatch.setattr(RowExtractor, "__call__", count)
+    monkeypatch.setattr(RowVectors, "compute", watch)
+    monkeypatch.setattr(Saver, "on_train_batch_end", stop)
+    how = MIXED | {"save_every": 5}
+    with pytest.raises(KeyboardInterrupt, match="run the same command to resume"):
+        trained("class", checkpoint, tmp_path / "run", **how)
+    with pytest.raises(Stopped):
+        trained("class", checkpoint, tmp_path / "run", **how)
+    assert sum(computed) == len({*TEXTS})  # both splits have the same texts, and one file was there
+    monkeypatch.setattr(Saver, "on_train_batch_end", step_end)
+    monkeypatch.setattr(bk.BertEncoder, "call", call)
+    lines: list[str] = []
+    again = trained("class", checkpoint, tmp_path / "run", log=lines.append, **how)
+    assert any("at step 5 of 12" in line for line in lines)
+    folder, whole = class_run
+    assert again | {"seconds": 0} == whole | {"seconds": 0}
+    assert again["files"]["top.safetensors"] == whole["files"]["top.safetensors"]
+    assert sum(computed) == len({*TEXTS}) and not late
+
+
+@SLOW
+def test_kept_vectors_are_used_again_or_refused(checkpoint, tmp_path, monkeypatch):
+    computed, extract = [], RowExtractor.__call__
+
+    def count(self, raw):
+        computed.append(len(raw))
+        return extract(self, raw)
+
+    monkeypatch.setattr(RowExtractor, "__call__", count)
+    how = {"lstm_layers": 0, "feature_cache": tmp_path / "cache", "feature_dtype": "float16"}
+    for seed in (1, 2):
+        trained("class", checkpoint, tmp_path / f"run-{seed}", **how, seed=seed)
+    assert sum(computed) == len({*TEXTS})
+    first = next(open_cache(tmp_path / "cache").rows())["vectors"]
+    assert first.dtype == np.float16 and first.shape[1:] == (2, 16)
+    other = write_checkpoint(
+        tmp_path / "other", num_layers=2, hidden_size=16, intermediate_size=32, initializer_range=0.1
+    )
+    with pytest.raises(BertKerasError, match="cache was made with another weights"):
+        trained("class", other, tmp_path / "third", **how)
+    with pytest.raises(BertKerasError, match="cache was made with another layers"):
+        trained("class", checkpoint, tmp_path / "fourth", **how | {"feature_layers": "1"})
+
+
+def learns(case, checkpoint, **features):
+    """A string model after `fit`, which changes no number of its encoder."""
+    make, x, y = CASES[case]
+    model = make(checkpoint, **features)
+    before = [variable.numpy() for variable in model.encoder.variables]
+    model.compile(learning_rate=1e-2, warmup_proportion=0.0)
+    losses = model.fit(x, y, batch_size=4, epochs=4, validation_data=(x, y), verbose=0).history["loss"]
+    assert losses[-1] < losses[0]
+    assert all(map(np.array_equal, before, [variable.numpy() for variable in model.encoder.variables]))
+    return model
+
+
+@pytest.mark.parametrize(
+    "case", [case if case == "pair" else pytest.param(case, marks=SLOW) for case in CASES]
+)
+def test_every_string_model_learns_from_vectors(case, checkpoint, tmp_path, monkeypatch):
+    compute, late, call = RowVectors.compute, [], bk.BertEncoder.call
+
+    def watch(self, folder, *, progress):
+        compute(self, folder, progress=progress)
+        monkeypatch.setattr(bk.BertEncoder, "call", lambda *args, **kwargs: late.append(args))
+
+    monkeypatch.setattr(RowVectors, "compute", watch)
+    model = learns(case, checkpoint, **FEATURES | {"lstm_layers": 0, "lstm_dropout": 0.0})
+    assert not late, "an epoch or its validation called the encoder"
+    monkeypatch.setattr(bk.BertEncoder, "call", call)
+    x = CASES[case][1]
+    predicted = model.predict(x, verbose=0)
+    model.save(tmp_path / "m.keras")
+    model.save(tmp_path / "run")
+    for path in ("m.keras", "run"):
+        loaded = bk.load(tmp_path / path)
+        assert not loaded.encoder.trainable_variables
+        assert_same_answers(loaded.predict(x, verbose=0), predicted)
+
+
+ASK = """
+import sys, json
+import tensorflow as tf
+import bert_keras.text.text_ops
+model = tf.saved_model.load(sys.argv[1])
+found = model.signatures["serving_default"](text=tf.constant(json.loads(sys.argv[2])))
+answers = {name: value.numpy().tolist() for name, value in found.items()}
+print(json.dumps(answers | {"label": [label.decode() for label in answers["label"]]}))
+"""
+
+
+def test_the_run_is_served_from_raw_strings_in_a_fresh_process(class_run, tmp_path):
+    """The encoder and the BiLSTM are one SavedModel."""
+    run = load_run(class_run[0])
+    version = export(run, tmp_path / "served")
+    command = [sys.executable, "-c", ASK, version, json.dumps(TEXTS)]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout)
+    examples = tf.data.Dataset.from_tensor_slices({"text": TEXTS})
+    answers, _ = predict(run.task, run.preprocess, run.model, examples)
+    np.testing.assert_allclose(found["probabilities"], answers["probabilities"], atol=1e-5)
+    assert found["label"] == [label.decode() for label in answers["label"]]
+
+
+def test_a_step_on_one_batch_leaves_the_encoder_as_it_is(checkpoint):
+    """Even without vectors, and without its dropout."""
+    model = bk.classifier(checkpoint, NAMES, feature_layers="last", lstm_layers=0, lstm_dropout=0.0)
+    model.compile(bk.AdamW(0.0))
+    losses = [float(model.train_on_batch(TEXTS, LABELS)[0]) for _ in range(2)]
+    assert losses[0] == losses[1]
+    model.encoder.trainable = True
+    with pytest.raises(BertKerasError, match="stays frozen"):
+        model.fit(TEXTS, LABELS, verbose=0)
+
+
+def test_the_default_rate_is_that_of_a_bilstm_unless_one_is_given():
+    paper = {"learning_rate": 2e-5, "epochs": 4}
+    assert hparams_of(paper, {}).learning_rate == 2e-5
+    assert hparams_of(paper, {"feature_layers": "last"}).learning_rate == 1e-3
+    assert hparams_of(paper, {"feature_layers": "last"}).epochs == 4
+    assert hparams_of(paper, {"feature_layers": "last", "learning_rate": 0.5}).learning_rate == 0.5
+    assert (Hparams().learning_rate, Hparams(feature_layers="9").learning_rate) == (5e-5, 1e-3)
+
+
+@pytest.mark.parametrize(
+    ("changes", "match"),
+    [
+        ({"feature_layers": "first"}, "layers is 'first'; give one of embeddings"),
+        ({"feature_layers": "9,9"}, "different numbers"),
+        ({"feature_layers": "1,-1"}, "different numbers"),
+        ({"feature_layers": ""}, "give one of embeddings"),
+        ({"lstm_units": 5}, "lstm_units must be 768 without feature_layers"),
+        ({"feature_dtype": "float16"}, "feature_dtype must be float32 without feature_layers"),
+        ({"feature_layers": "last", "lora_rank": 2}, "lora_rank must be None if feature_layers is set"),
+        ({"feature_layers": "last", "unfreeze": "gradual"}, "unfreeze must be None if feature_layers is set"),
+        ({"feature_layers": "last", "layer_decay": 0.9}, "layer_decay must be 1.0 if feature_layers is set"),
+        ({"feature_layers": "last", "lstm_units": 0}, "lstm_units must be at least 1"),
+        ({"feature_layers": "last", "lstm_dropout": 1.0}, "lstm_dropout must be at least 0, below 1"),
+    ],
+)
+def test_settings_of_features_that_make_no_sense(changes, match):
+    with pytest.raises(BertKerasError, match=match):
+        Hparams(**changes)
+
+
+def test_what_does_not_fit_is_refused_before_any_work(checkpoint, tmp_path, monkeypatch):
+    with runs.no_training():
+        with pytest.raises(BertKerasError, match="layer 3 was asked for and the encoder has 2 blocks"):
+            trained("class", checkpoint, tmp_path / "run", feature_layers="3")
+        with pytest.raises(BertKerasError, match="concat_last_four needs 4 blocks"):
+            trained("class", checkpoint, tmp_path / "run", feature_layers="concat_last_four")
+        with pytest.raises(BertKerasError, match="keep_head does not apply"):
+            trained("class", checkpoint, tmp_path / "run", keep_head=True)
+        with pytest.raises(BertKerasError, match="feature_cache applies only with feature_layers"):
+            finetune(
+                task_of("class", checkpoint),
+                checkpoint=checkpoint,
+                output=tmp_path / "run",
+                hparams=Hparams(seq_length=24),
+                feature_cache=tmp_path / "cache",
+            )
+        monkeypatch.setattr(shutil, "disk_usage", lambda path: shutil._ntuple_diskusage(10, 0, 10))
+        with pytest.raises(BertKerasError, match="need 0.0 GB, and .* has 0.0 GB free"):
+            trained("class", checkpoint, tmp_path / "run")
+    assert not (tmp_path / "run").exists()
+    with pytest.raises(BertKerasError, match="own head, so feature_layers does not apply"):
+        finetune(
+            bk.masked_lm(checkpoint, seq_length=24).problem,
+            checkpoint=checkpoint,
+            output=tmp_path / "masks",
+            hparams=Hparams(seq_length=24, feature_layers="last"),
+        )
+    with pytest.raises(BertKerasError, match="there is no argument lstm"):
+        bk.classifier(checkpoint, NAMES, feature_layers="last", lstm=3)
+
+
+def test_the_commands_name_the_layers(checkpoint, tmp_path, capfd):
+    data = runs.write_data(tmp_path / "data", "sst2")
+    flags = ["--task", "sst2", "--data", data, "--checkpoint", checkpoint, "--output", tmp_path / "run"]
+    flags += ["--epochs", "1", "--seq-length", "24", "--feature-layers", "1,2", "--lstm-layers", "0"]
+    code, out, err = run_command(capfd, "finetune", *flags)
+    assert code == 0, err
+    assert "layers 1,2" in out
+    results = json.loads((tmp_path / "run" / "results.json").read_text())
+    assert results["hparams"]["feature_layers"] == "1,2" and results["hparams"]["learning_rate"] == 1e-3
+    assert "layers 1,2; the encoder is frozen" in (tmp_path / "run" / "README.md").read_text()
+    code, out, _ = run_command(capfd, "info", tmp_path / "run")
+    assert code == 0 and "layers 1,2" in out
+    code, out, _ = run_command(capfd, "evaluate", "--run", tmp_path / "run", "--data", data)
+    assert code == 0 and "layers 1,2" in out
+    code, _, err = run_command(capfd, "finetune", *flags[:-4], "--feature-layers", "nine")
+    assert code == 1 and err.count("\n") == 1 and "layers is 'nine'" in err
+
+
+def test_a_changed_part_of_a_run_is_refused(class_run, tmp_path):
+    shutil.copytree(class_run[0], tmp_path / "run")
+    file = tmp_path / "run" / "top.safetensors"
+    description = tmp_path / "run" / "task.json"
+    written = description.read_text()
+    description.write_text(written.replace('"lstm_layers": 1', '"lstm_layers": 90'))
+    with pytest.raises(
+        BertKerasError, match="top.safetensors has .* bytes, and the BiLSTM in task.json needs"
+    ):
+        load_run(tmp_path / "run")
+    description.write_text(written.replace('"weighted_sum_all"', '"0,3"'))
+    with pytest.raises(BertKerasError, match="layer 3 was asked for"):
+        load_run(tmp_path / "run")
+    description.write_text(written)
+    file.write_bytes(file.read_bytes()[:-1] + b"x")
+    with pytest.raises(BertKerasError, match="top.safetensors was changed"):
+        load_run(tmp_path / "run")
+    os.remove(file)
+    with pytest.raises(FileNotFoundError, match="top.safetensors"):
+        load_run(tmp_path / "run")
+
+
+@SLOW
+def test_the_block_of_the_document_runs(tmp_path, monkeypatch):
+    (block,) = re.findall(r"```python\n(.*?)```", (ROOT / "docs" / "features.md").read_text(), re.DOTALL)
+    write_checkpoint(tmp_path / "minilm", num_layers=4, hidden_size=16, intermediate_size=32)
+    monkeypatch.chdir(tmp_path)
+    names = {"bk": bk, "texts": TEXTS, "labels": LABELS}
+    exec(block, names)
+    assert len(names["model"].predict(TEXTS, verbose=0)["label"]) == len(TEXTS)
