@@ -107,4 +107,4 @@ def seeds() -> None:
 
 
 if __name__ == "__main__":  # `bazel test` starts this file with the path of one test file
-    sys.exit(pytest.main(["-p", "no:cacheprovider", "-n0", *sys.argv[1:]]))
+    sys.exit(pytest.main(["-p", "no:cacheprovider", "-n0", "-m", "not slow", *sys.argv[1:]]))

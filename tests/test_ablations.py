@@ -13,6 +13,8 @@ from tasks.experiments.ablations import Outcome, as_json, run_ablation, tables
 from tasks.experiments.paper_tables import ABLATIONS, SCALES, Row, Scale
 from tasks.pretraining.recipes import RECIPES
 
+pytestmark = pytest.mark.long
+
 TINY = {
     "num_layers": 1,
     "hidden_size": 32,

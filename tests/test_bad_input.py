@@ -287,6 +287,7 @@ def test_a_folder_that_is_read_only(command, workplace, capfd):
     assert everything(workplace) == before
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("command", [FINETUNE, EXPORT, CONVERT], ids=lambda command: command[0])
 def test_a_disk_that_is_full(command, workplace, capfd):
     before = everything(workplace)

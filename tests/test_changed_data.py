@@ -75,6 +75,7 @@ def inputs(tmp_path_factory):
     return folder
 
 
+@pytest.mark.long
 def test_a_label_far_down_is_noticed_on_resume(inputs, tmp_path):
     def start():
         finetune(
@@ -161,6 +162,7 @@ CHANGES = {
 }
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("change", CHANGES)
 def test_glue_does_not_mix_runs_of_old_and_new(capfd, protocol, change):
     if not (protocol / "out").exists():

@@ -297,6 +297,7 @@ def test_input_that_cannot_be_read(stdin, tmp_path, name, data, message):
         list(read_examples("-" if name == "-" else str(tmp_path / name), ("a", "b")))
 
 
+@pytest.mark.long
 def test_predict_streams_and_ends_quietly_when_its_reader_leaves(sst2):
     process = subprocess.Popen(
         shell_command("predict", "--run", sst2.run, "--batch-size", "512"),
@@ -317,6 +318,7 @@ def test_predict_streams_and_ends_quietly_when_its_reader_leaves(sst2):
     assert process.returncode == 1
 
 
+@pytest.mark.long
 @pytest.mark.usefixtures("forked_answers")
 def test_export_writes_what_predict_answers(command, sst2, answers, tmp_path):
     code, out, err = command("export", "--run", sst2.run, "--output", tmp_path / "served")
@@ -429,6 +431,7 @@ def test_errors_are_one_line(command, sst2, tmp_path, arguments, message):
     assert not output.exists()
 
 
+@pytest.mark.long
 def test_debug_shows_where_an_error_was_raised(command):
     arguments = ("info", "nowhere", "--debug")
     done = subprocess.run(
@@ -482,6 +485,7 @@ def test_a_users_own_tasks_py_is_named_where_python_would_import_it(invoke):
     assert f"the module tasks is {invoke / 'tasks.py'}" in done.stderr.splitlines()[-1]
 
 
+@pytest.mark.long
 def test_a_users_own_tasks_py_does_not_replace_our_package(invoke, sst2):
     settings = ("--vocab", sst2.checkpoint, "--seq-length", "16", "--masks", "--set", "whole_word=true")
     done = run_in(
@@ -518,6 +522,7 @@ def test_a_segmenter_that_an_installed_module_hides_is_named(invoke, sst2, comma
 # The start of the process, and its output
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("streams", "code", "said"),
     [
@@ -539,6 +544,7 @@ def test_closed_streams(sst2, streams, code, said):
     assert said in done.stdout
 
 
+@pytest.mark.long
 def test_without_docstrings_and_asserts(sst2):
     done = run_in(
         ROOT, "-OO", "-m", "bert_keras", "evaluate", "--run", sst2.run, "--data", sst2.data, "--json"

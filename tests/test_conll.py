@@ -461,6 +461,7 @@ def test_tensorflow_datasets(tmp_path):
             Conll.open("conll2003", None)
 
 
+@pytest.mark.long
 @pytest.mark.filterwarnings("ignore:.*do not fit IOB1")  # two tags of eng.train
 def test_the_real_files(data_dir):
     folder = data_dir / "conll2003"

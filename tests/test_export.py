@@ -136,6 +136,7 @@ class Undecided(Glue):
         return super().decode(outputs, features, raw) | {"probabilities": drawn}
 
 
+@pytest.mark.long
 @pytest.mark.usefixtures("forked_answers")
 def test_versions_count_up_and_failures_leave_no_trace(exported, tmp_path):
     directory = tmp_path / "new" / "served"
@@ -205,6 +206,7 @@ class Trimmed(Glue):
         return preprocess.pack(*tf_text.RoundRobinTrimmer(8).trim(segments))
 
 
+@pytest.mark.long
 def test_a_server_without_an_op_is_refused_before_anything_is_written(sst2, tmp_path):
     run = untrained(Trimmed(ROWS["mnli"]), sst2.checkpoint)
     with pytest.raises(ValueError, match="^tfserving-2.19 .*RoundRobinTrim, .* 2.20;"):
@@ -297,6 +299,7 @@ def card_of(run: Run, name: str = "served") -> str:
     return model_card(run, {}, name=name, version=1, size=1)
 
 
+@pytest.mark.long
 @pytest.mark.usefixtures("forked_answers")
 def test_an_ensemble(exported, sst2, tmp_path):
     second = load_run(shutil.copytree(sst2.run, tmp_path / "second"))
@@ -356,6 +359,7 @@ def test_the_measures_of_another_task_are_not_shown(task, sst2):
     assert "Measures" not in card and "accuracy" not in card
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("held_out", [None, 0.3])
 def test_the_measures_of_pre_training_are_the_held_out_ones(held_out, tmp_path):
     sizes = {name: size for name, size in SIZES.items() if name not in ("vocab_size", "initializer_range")}

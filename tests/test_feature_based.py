@@ -115,6 +115,7 @@ def outputs_of(checkpoint, features) -> np.ndarray:
     return np.stack([outputs[EMBEDDING_OUTPUT], *outputs[ENCODER_OUTPUTS]], axis=2)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("units", [Words(doc_stride=6), Pieces(doc_stride=6)], ids=["words", "pieces"])
 def test_vectors_are_the_encoders(checkpoint, units):
     """At every position that a unit has, found here window by window; a word without a piece has zeros."""
@@ -172,6 +173,7 @@ def cut_shard(path, *, keep: int) -> None:
     pyarrow.parquet.write_table(pyarrow.parquet.read_table(path).slice(0, keep), path)
 
 
+@pytest.mark.long
 def test_an_interrupted_extraction_is_resumed(checkpoint, task, tmp_path):
     settings = {"checkpoint": checkpoint, "seq_length": 24, "shard_examples": 4, "layers": ["last"]}
     texts = examples(14, seed=3)
@@ -235,6 +237,7 @@ def test_a_killed_first_write_and_a_second_process(checkpoint, task, tmp_path):
     extract(task, examples(3, seed=1), **settings)
 
 
+@pytest.mark.long
 def test_vectors_that_overflow_float16(checkpoint, task, tmp_path):
     """Refused by layer and text before a shard is written; float32 then needs no other folder."""
     source = checkpoints.read(checkpoint)
@@ -390,6 +393,7 @@ def tagger(caches, tmp_path_factory):
     return folder, results
 
 
+@pytest.mark.long
 def test_the_tagger_learns(tagger, caches):
     folder, results = tagger
     assert results == json.loads((folder / "results.json").read_text())
@@ -401,6 +405,7 @@ def test_the_tagger_learns(tagger, caches):
     assert (results["train_examples"], results["dev_examples"]) == (100, 20)
 
 
+@pytest.mark.long
 def test_the_tagger_is_read_again(tagger, caches):
     folder, results = tagger
     _, dev = caches
@@ -416,6 +421,7 @@ def test_the_tagger_is_read_again(tagger, caches):
     assert loaded.evaluate(dev)["f1"] == pytest.approx(results["measures"]["val_f1"])
 
 
+@pytest.mark.long
 def test_bad_input_of_the_tagger(tagger, caches, checkpoint, task, tmp_path):
     folder, _ = tagger
     train, dev = caches
@@ -441,6 +447,7 @@ def test_bad_input_of_the_tagger(tagger, caches, checkpoint, task, tmp_path):
         TaggerHparams(units=0)
 
 
+@pytest.mark.long
 def test_a_killed_tagger_is_resumed_to_the_same_bits(caches, tmp_path):
     """And one whose loss diverges is a typed error."""
     first = [dataclasses.replace(one, header=one.header | {"shards": [16]}) for one in caches]
@@ -505,6 +512,7 @@ def flags(checkpoint, text, output, **changes):
     return [part for name, value in given.items() for part in (f"--{name.replace('_', '-')}", value)]
 
 
+@pytest.mark.long
 def test_each_format_says_the_same(capfd, checkpoint, text, tmp_path):
     made = {form: tmp_path / f"out.{form}" for form in ("jsonl", "npz", "parquet")}
     for form, path in made.items():
@@ -598,6 +606,7 @@ def test_bad_input_of_the_command(capfd, checkpoint, text, tmp_path):
     assert there.read_text() == "kept" and not new.exists()
 
 
+@pytest.mark.long
 def test_a_flipped_bit_in_cached_vectors_is_named(tmp_path, monkeypatch):
     checkpoint = runs.write_checkpoint(tmp_path / "checkpoint")
     source, output = tmp_path / "lines.txt", tmp_path / "out.jsonl"

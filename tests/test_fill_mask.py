@@ -238,6 +238,7 @@ def test_opened_without_data():
         FillMask(top_k=0)
 
 
+@pytest.mark.long
 def test_batches_predict_the_same_as_single_texts(run):
     texts = ["the film is [MASK] .", "", "[MASK] and [MASK] , the [MASK]", "plot " * 30 + "[MASK]", "good"]
     examples = tf.data.Dataset.from_tensor_slices({"text": texts})
@@ -294,6 +295,7 @@ def test_finetuning_starts_from_the_head_and_learns(trained):
     }
 
 
+@pytest.mark.long
 @pytest.mark.usefixtures("forked_answers")
 def test_export_predicts_in_a_fresh_process(run, checkpoint, tmp_path, capfd):
     flags = ("--task", "fill-mask", "--seq-length", "24", "--target", "tfserving-2.10")

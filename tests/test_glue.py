@@ -249,6 +249,7 @@ def test_files_and_tensorflow_datasets_give_equal_examples(data_dir, tmp_path):
             assert specs[0] == specs[1]
 
 
+@pytest.mark.long
 def test_error_without_tensorflow_datasets():
     """If files cannot be stored or downloaded, one line says what to do instead."""
     pytest.importorskip("tensorflow_datasets")

@@ -63,6 +63,7 @@ def done(place):
     return start(place)
 
 
+@pytest.mark.long
 def test_folders(place, done):
     """One run directory for each learning rate and seed, as `finetune` leaves it."""
     made = {
@@ -83,6 +84,7 @@ def test_folders(place, done):
     assert (place / "runs" / "results.png").stat().st_size > 1000
 
 
+@pytest.mark.long
 def test_summaries_are_those_of_the_runs(place, done):
     summaries, _ = done
     assert [summary.task for summary in summaries] == list(NAMES)
@@ -102,6 +104,7 @@ def test_summaries_are_those_of_the_runs(place, done):
     assert json.loads((place / "runs" / "results.json").read_text()) == as_json(summaries) | {"failed": []}
 
 
+@pytest.mark.long
 def test_submission_files(place, done):
     """The best run's answers, in the order and spelling of the official files."""
     summaries, _ = done
@@ -127,6 +130,7 @@ def test_submission_files(place, done):
             assert written == [label.decode() for label in answers["label"]]
 
 
+@pytest.mark.long
 def test_wnli_is_answered_with_its_majority_label(place, done, tmp_path):
     """Without a run of it, as in the paper's submission; STS-B's finished run is read."""
     shutil.copytree(
@@ -174,6 +178,7 @@ def test_names_of_the_leaderboards_files():
 # Begun again
 
 
+@pytest.mark.long
 def test_finished_runs_are_read(place, done):
     before = runs.contents(place / "runs" / "mnli")
     times = {path: path.stat().st_mtime_ns for path in (place / "runs" / "mnli").rglob("*")}
@@ -183,6 +188,7 @@ def test_finished_runs_are_read(place, done):
     assert times == {path: path.stat().st_mtime_ns for path in (place / "runs" / "mnli").rglob("*")}
 
 
+@pytest.mark.long
 def test_restarts_and_a_run_cut_short(place, done, tmp_path):
     """Seed 5 has finished; the run of seed 6 is killed as it begins, and resumed. The weights of the better one are left."""
     finished, half = (Path("stsb", f"lr-0.001_seed-{seed}") for seed in (5, 6))
@@ -206,6 +212,7 @@ def test_restarts_and_a_run_cut_short(place, done, tmp_path):
         start(place, **settings | alone)
 
 
+@pytest.mark.long
 def test_a_run_killed_before_it_was_judged_is_not_trained_again(place, done, tmp_path):
     run = shutil.copytree(place / "runs" / "stsb" / "lr-0.001_seed-5", tmp_path / "stsb" / "lr-0.001_seed-5")
     (run / "outcome.json").unlink()
@@ -222,6 +229,7 @@ def as_if_asked(folder, **hparams):
     (folder / "protocol.json").write_text(json.dumps(asked))
 
 
+@pytest.mark.long
 def test_a_run_whose_loss_is_nan(place, done, tmp_path):
     """It is degenerate, the others go on, and a second start does not repeat it."""
     lost = Path("stsb", "lr-1e+30_seed-5")
@@ -250,6 +258,7 @@ def test_a_run_whose_loss_is_nan(place, done, tmp_path):
     json.dumps(as_json([summary]), allow_nan=False)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
@@ -461,6 +470,7 @@ def test_glue_score():
     }
 
 
+@pytest.mark.long
 def test_missing_test_files_are_logged(place, done, tmp_path):
     lines = []
     stsb = done[0][1]
@@ -473,6 +483,7 @@ def test_missing_test_files_are_logged(place, done, tmp_path):
 # The command
 
 
+@pytest.mark.long
 def test_by_command(place, done, capfd):
     flags = ("--data", place / "glue", "--checkpoint", place / "checkpoint", "--output", place / "runs")
     flags += ("--learning-rates", *RATES, "--epochs", 1, "--batch-size", 16, "--seq-length", 40, "--seed", 5)

@@ -163,12 +163,14 @@ def answers(pair, tmp_path_factory) -> dict:
     return json.loads(done.stdout)
 
 
+@pytest.mark.long
 def test_a_fresh_process_has_the_package_s_own_features(answers, features):
     assert set(answers["features"]) == set(ENCODER_INPUTS)
     for name, value in features.items():
         assert answers["features"][name] == value.numpy().tolist()
 
 
+@pytest.mark.long
 def test_a_fresh_process_has_the_package_s_own_outputs(answers, pair, expected):
     names = {"pooled_output", "sequence_output", "encoder_outputs", "default"}
     assert set(answers["outputs"]) == names
@@ -181,6 +183,7 @@ def test_a_fresh_process_has_the_package_s_own_outputs(answers, pair, expected):
     np.testing.assert_allclose(answers["masked"]["mlm_logits"], logits, rtol=0, atol=1e-5)
 
 
+@pytest.mark.long
 def test_it_can_be_trained_where_keras_is_not(answers):
     still, again, dropped, other, after = answers["losses"]
     assert still == pytest.approx(again, rel=1e-6)
@@ -188,6 +191,7 @@ def test_it_can_be_trained_where_keras_is_not(answers):
     assert after < 0.9 * still
 
 
+@pytest.mark.long
 def test_tokens_lie_in_words(answers, module):
     ids, *places = WordPiece(VOCABULARY).tokenize_with_offsets(tf.constant(TEXTS))
     for found, expected in zip(answers["places"], (ids, *places), strict=True):
@@ -204,6 +208,7 @@ def test_tokens_lie_in_words(answers, module):
     assert (starts.to_list(), ends.to_list()) == ([[[0], [4], [6, 7]]], [[[4], [5], [7, 8]]])
 
 
+@pytest.mark.long
 def test_special_tokens(answers):
     assert answers["special"] == {
         "vocab_size": len(VOCABULARY),
@@ -287,6 +292,7 @@ def test_variants(changes, features, tmp_path):
         np.testing.assert_allclose(found[name], expected[name], rtol=0, atol=1e-6)
 
 
+@pytest.mark.long
 @pytest.mark.usefixtures("forked_answers")
 def test_sentencepiece(tmp_path):
     lines = ["the film is good", "a dull plot and a bad actor", "very warm, and good!"] * 20
@@ -310,6 +316,7 @@ def test_sentencepiece(tmp_path):
     }
 
 
+@pytest.mark.long
 def test_bad_input_of_write_pair(pair, tmp_path):
     def write(checkpoint: Checkpoint, folder: Path = tmp_path / "new" / "pair", **options) -> None:
         hub.write_pair(checkpoint, folder, log=lambda line: None, **options)
@@ -367,6 +374,7 @@ def classifier(pair: Pair, **options) -> tuple[keras.Model, HubLayer]:
     return model, encode
 
 
+@pytest.mark.long
 def test_keras_trains_the_module_s_own_variables(pair):
     keras.utils.set_random_seed(0)
     model, encode = classifier(pair)
@@ -484,6 +492,7 @@ def test_a_preprocessor_in_a_dataset(pair):
     assert preprocess.compute_output_spec(keras.Input((), dtype="string"))[INPUT_WORD_IDS].shape == (None, 24)
 
 
+@pytest.mark.long
 @pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning")
 def test_a_model_that_holds_modules_is_saved_and_loaded(pair, tmp_path):
     model, _ = classifier(pair)

@@ -477,6 +477,7 @@ def test_compressed_files_hold_the_same(written, vocab, tmp_path):
     assert all((a[name] == b[name]).all() for a, b in zip(*rows, strict=True) for name in a)
 
 
+@pytest.mark.long
 def test_workers_change_nothing(written, vocab, tmp_path):
     summary = write(tmp_path / "two", vocab, workers=2)
     assert summary == written[1]

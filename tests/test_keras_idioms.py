@@ -20,7 +20,10 @@ from bert_keras.features import ENCODER_INPUTS, POOLED_OUTPUT, SEQUENCE_OUTPUT
 from bert_keras.training_model import TrainingModel
 
 # Keras' own Dense hands numpy a variable when it saves or quantizes.
-pytestmark = pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning")
+pytestmark = [
+    pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning"),
+    pytest.mark.long,
+]
 ROWS = re.findall(r"(?m)^\| (.+?) \| (\w[\w ]*) \|.*\|$", (runs.ROOT / "docs/keras.md").read_text())[1:]
 CONFIG = bk.BertConfig(
     vocab_size=50, hidden_size=16, num_layers=1, num_heads=2, intermediate_size=32, max_positions=16

@@ -21,6 +21,7 @@ from tasks.training.finetune import plan_finetuning
 from tasks.training.run import load_run
 
 pytestmark = [
+    pytest.mark.long,
     pytest.mark.filterwarnings("ignore:__array__ implementation doesn't accept a copy keyword"),
 ]
 NAMES = ["bad", "good"]

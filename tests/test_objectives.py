@@ -458,6 +458,7 @@ def test_the_discriminator_s_loss_moves_the_generator_in_the_tables_alone():
     )
 
 
+@pytest.mark.long
 def test_electra_learns_through_fit():
     history = fitted(electra(replaced_weight=10.0), epochs=5)
     assert history["masked_lm_accuracy"][0] < 0.2 and history["masked_lm_accuracy"][-1] > 0.5

@@ -363,6 +363,7 @@ def test_one_file_needs_one_source_of_a_dev_split(tmp_path, capfd, monkeypatch, 
     assert re.search(message, err), err
 
 
+@pytest.mark.long
 def test_csv_from_training_to_export_by_command(tmp_path, capfd):
     rows = [(text + ", or\nso", "good one" if "good" in text else "bad") for text in runs.texts(60, seed=3)]
     path = write(tmp_path, own_csv=as_csv(rows, ("Review Text", "mood"))) / "own.csv"

@@ -110,6 +110,7 @@ MODEL_TYPES = {"ltr-no-nsp": "bert_keras", "roberta": "roberta", "albert": "albe
 
 
 # All of them at length, and two shortly.
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("name", "steps"),
     [(name, 40) for name in ("bert", "albert")]
@@ -227,6 +228,7 @@ class OwnObjective(MaskedLM):
         return float((weights > 0).all())
 
 
+@pytest.mark.long
 def test_a_new_objective_is_a_class_and_its_rows(tmp_path, monkeypatch):
     monkeypatch.setitem(OBJECTIVES, "own", OwnObjective)
     monkeypatch.setitem(RECIPES, "own", dataclasses.replace(RECIPES["bert-no-nsp"], objectives=("own",)))
@@ -250,6 +252,7 @@ def test_settings_are_one_namespace():
 # Phases, checkpoints, strategies
 
 
+@pytest.mark.long
 def test_two_phases_are_one_training(tmp_path, tokenizer):
     changes = {"phases": ((24, 0.75), (48, 0.25)), "log_every": 1, "steps": 20}
     train(tmp_path / "run", changes=changes, snapshots=[15])
@@ -267,6 +270,7 @@ def test_two_phases_are_one_training(tmp_path, tokenizer):
     assert np.abs(last[24:48] - first[24:48] / start[0, 0]).max() > 1e-4
 
 
+@pytest.mark.long
 def test_the_optimizer_continues_in_the_second_phase(tmp_path, monkeypatch):
     monkeypatch.setattr(Saver, "remove", lambda saver: None)
     changes = {"phases": ((24, 0.5), (32, 0.5)), "steps": 8, "num_layers": 1}
@@ -281,6 +285,7 @@ def test_the_optimizer_continues_in_the_second_phase(tmp_path, monkeypatch):
     assert any((before[name], after[name]) == (4, 8) for name in steps), "iterations go on"
 
 
+@pytest.mark.long
 def test_patience_ends_the_last_phase(tmp_path):
     """At a rate of nearly 0, no evaluation is better than the first of a phase."""
     still = {
@@ -301,6 +306,7 @@ def test_patience_ends_the_last_phase(tmp_path):
     assert "stopped early: 2 evaluations without a lower loss" in lines
 
 
+@pytest.mark.long
 def test_starts_from_a_checkpoint(tmp_path, tokenizer):
     train(tmp_path / "first", changes={"steps": 40})
     lines = []
@@ -320,6 +326,7 @@ def test_starts_from_a_checkpoint(tmp_path, tokenizer):
     assert config == dataclasses.replace(source.config, hidden_dropout=0.0)
 
 
+@pytest.mark.long
 def test_an_electra_starts_with_its_generator(tmp_path):
     train(tmp_path / "first", "electra", changes={"steps": 20})
     lines = []
@@ -372,6 +379,7 @@ def test_left_to_right_refuses_a_bidirectional_encoder(tmp_path):
         )
 
 
+@pytest.mark.long
 def test_seed_decides_every_weight(tmp_path):
     weights = []
     for name, seed in (("a", 1), ("b", 1), ("c", 2)):
@@ -380,6 +388,7 @@ def test_seed_decides_every_weight(tmp_path):
     assert weights[0] == weights[1] != weights[2]
 
 
+@pytest.mark.long
 def test_evaluation_does_not_change_the_training(tmp_path):
     histories = []
     for name, every in (("often", 2), ("never", 1000)):
@@ -449,6 +458,7 @@ def test_a_set_of_records_for_each_phase(tmp_path):
         train(tmp_path / "other", records=[*sets, sets[0]], changes={"phases": ((8, 0.5), (8, 0.5))})
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("length", "steps"), [(24, {2, 3}), (40, {4, 6})])
 def test_held_out_records_are_evaluated_on_at_their_length(length, steps, tmp_path):
     sets = [write(tmp_path / str(n), settings={"seq_length": n}) for n in (24, 40)]
@@ -651,6 +661,7 @@ def test_trains_on_google_s_files(tmp_path):
     assert results["measures"]["masked_lm_loss"] < 1, "all of them ask for token 11"
 
 
+@pytest.mark.long
 @pytest.mark.filterwarnings("ignore:.*do not say whether to lower-case")
 def test_files_in_a_folder_are_one_set(tmp_path, capfd):
     folder = tmp_path / "google"
@@ -787,6 +798,7 @@ def test_a_loss_that_is_no_number(tmp_path):
 # The command
 
 
+@pytest.mark.long
 @pytest.mark.filterwarnings("ignore:.*do not say whether to lower-case")
 def test_command(tmp_path, capfd):
     text, vocabulary = tmp_path / "text.txt", tmp_path / "vocab.txt"

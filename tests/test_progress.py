@@ -87,6 +87,7 @@ def whole(place):
     return done
 
 
+@pytest.mark.long
 def test_a_log_has_lines_for_epochs_and_steps(whole, place):
     lines = whole.out.splitlines()
     epochs = [line for line in lines if line.startswith("epoch ")]
@@ -102,6 +103,7 @@ def test_a_log_has_lines_for_epochs_and_steps(whole, place):
     assert content(place / "whole")["stopped_early"] is None
 
 
+@pytest.mark.long
 @pytest.mark.timeout(900)
 def test_no_log_has_control_characters(whole, place):
     glue = [
@@ -143,6 +145,7 @@ def test_a_terminal_shows_a_bar_unless_it_is_dumb(place, tmp_path):
         assert "epoch 1/1: loss" in one.out
 
 
+@pytest.mark.long
 def test_quiet_prints_only_results_and_warnings(place, tmp_path):
     evaluation = ["--run", str(tmp_path / "run"), "--json", "--data", str(place / "glue" / "SST-2")]
     short = ("--quiet", "--set", "steps=200", "warmup_proportion=0.1")
@@ -202,6 +205,7 @@ def test_durations():
 # Stops
 
 
+@pytest.mark.long
 @pytest.mark.timeout(900)
 def test_signals_stop_and_the_same_command_ends_with_the_same_bits(whole, place):
     run, again = place / "stopped", "run the same command to resume from step"
@@ -235,6 +239,7 @@ def test_signals_stop_and_the_same_command_ends_with_the_same_bits(whole, place)
     assert weights[0] == weights[1]
 
 
+@pytest.mark.long
 def test_a_stop_without_saves_says_that_the_training_starts_again(place, tmp_path):
     arguments = finetuning(place, "--output", tmp_path / "run", "--save-every", "0")
     done, again = watch(
@@ -259,6 +264,7 @@ def test_a_stopped_pre_training_ends_with_the_same_bits(place, tmp_path):
     assert weights[0] == weights[1]
 
 
+@pytest.mark.long
 def test_a_stopped_protocol_resumes_its_run(place, tmp_path):
     """The second of two runs is stopped in its second epoch."""
     glue = [
@@ -392,6 +398,7 @@ def test_a_closed_terminal_saves(place, tmp_path):
 # Patience and saves
 
 
+@pytest.mark.long
 def test_patience_stops_and_survives_a_stop(place, tmp_path):
     """A learning rate of nearly 0: no epoch is better than the first."""
     still = ("--learning-rate", "1e-30", "--epochs", "9", "--patience", "3")
@@ -410,6 +417,7 @@ def test_patience_stops_and_survives_a_stop(place, tmp_path):
     assert done.code == 0 and content(tmp_path / "run") == results, done.err
 
 
+@pytest.mark.long
 def test_an_unfinished_run_of_a_version_without_patience_is_resumed(place, tmp_path):
     arguments = finetuning(place, "--output", tmp_path / "run")
     assert watch((arguments, signals(["step", 2, ["SIGINT"]])))[0].code == 130
@@ -421,6 +429,7 @@ def test_an_unfinished_run_of_a_version_without_patience_is_resumed(place, tmp_p
     assert done.code == 0 and "at step 2 of 18" in done.out, done.err
 
 
+@pytest.mark.long
 def test_each_epoch_is_saved_and_a_finished_run_keeps_no_save(whole, place, tmp_path):
     arguments = finetuning(place, "--output", tmp_path / "run")
     watch((arguments, signals(["step", 14, ["SIGINT", "SIGINT"]])))

@@ -56,6 +56,7 @@ def done(place):
     return start(place, place / "runs", **grid)[0]
 
 
+@pytest.mark.long
 def test_every_combination_is_one_run(place, done):
     names = [f"lr-0.001_batch-{size}_seed-{seed}" for size in (16, 32) for seed in (5, 6)]
     assert sorted(path.name for path in (place / "runs" / "custom").iterdir()) == sorted(names)
@@ -71,6 +72,7 @@ def test_every_combination_is_one_run(place, done):
     assert best.measures["accuracy"] == max(one.measures["accuracy"] for one in done.outcomes)
 
 
+@pytest.mark.long
 def test_an_ensemble_is_measured_beside_its_members(place, done):
     together = done.ensemble
     assert together.members[0] == done.best and len(together.members) == 2
@@ -84,11 +86,13 @@ def test_an_ensemble_is_measured_beside_its_members(place, done):
     assert kept["ensemble"]["measures"] == together.measures
 
 
+@pytest.mark.long
 def test_the_ensemble_keeps_its_weights(done):
     kept = {one.path for one in done.outcomes if (one.path / "model.safetensors").is_file()}
     assert kept == {one.path for one in done.ensemble.members}
 
 
+@pytest.mark.long
 def test_a_finished_protocol_trains_nothing(place, done):
     with runs.no_training():
         again, lines = start(place, place / "runs", batch_sizes=(16, 32), restarts=2, ensemble=2)

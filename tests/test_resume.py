@@ -37,6 +37,7 @@ def results(run: Path) -> dict:
     return kept | {"history": rows}
 
 
+@pytest.mark.long
 @pytest.mark.timeout(600)
 def test_killed_runs_end_with_the_same_bits(tmp_path):
     runs.write_checkpoint(tmp_path / "checkpoint")
@@ -159,6 +160,7 @@ def test_a_spoilt_save_falls_back_to_the_one_before(tmp_path):
 # Fine-tuning
 
 
+@pytest.mark.long
 def test_a_fine_tuning_of_other_settings_is_not_resumed(tmp_path):
     runs.write_checkpoint(tmp_path / "checkpoint")
     runs.write_data(tmp_path / "data", "sst2")

@@ -6,7 +6,7 @@ from pathlib import Path
 import forked
 import pytest
 
-pytestmark = pytest.mark.timeout(600)
+pytestmark = [pytest.mark.timeout(600), pytest.mark.long]
 
 SCRIPT = Path(__file__).with_name("resumed_replicas.py")
 

@@ -187,6 +187,7 @@ def saves(run: Path) -> list[str]:
     return sorted(file.stem for file in (run / CHECKPOINTS).glob("ckpt-*.index"))
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("command", ["predict", "export"])
 def test_an_unfinished_run_is_not_used(capfd, tmp_path, killed, command):
     (tmp_path / "lines.txt").write_text("good film\n")
@@ -196,6 +197,7 @@ def test_an_unfinished_run_is_not_used(capfd, tmp_path, killed, command):
     assert not (tmp_path / "served").exists()
 
 
+@pytest.mark.long
 def test_a_run_that_lost_its_best_weights_does_not_end_without(tmp_path, inputs, killed):
     run = shutil.copytree(killed, tmp_path / "run")
     (run / SAFETENSORS).unlink()
@@ -215,6 +217,7 @@ def spoil(file: Path) -> None:
     file.write_bytes(content)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("state", "spoilt"), [(None, False), (b"", True), (b"\x00\xff garbage {", True)])
 def test_a_run_resumes_from_the_newest_whole_save(tmp_path, inputs, killed, state, spoilt):
     """TensorFlow's state file is not read: a missing, empty or damaged one changes nothing."""

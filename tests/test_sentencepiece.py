@@ -291,6 +291,7 @@ def test_googles_format_keeps_it(checkpoint, model, tmp_path):
     assert checkpoints.load_tokenizer(tmp_path / "google").model == model
 
 
+@pytest.mark.long
 @pytest.mark.usefixtures("forked_answers")
 def test_a_run_keeps_it_answers_and_is_exported(checkpoint, model, tmp_path):
     task = FillMask(top_k=2)

@@ -337,6 +337,7 @@ def test_no_model_is_named(tmp_path):
         load(tmp_path)
 
 
+@pytest.mark.long
 @pytest.mark.usefixtures("forked_answers")
 def test_the_example_of_fill_mask_has_a_mask(run, tmp_path):
     folder = export(untrained(FillMask(top_k=2), run.path / "checkpoint"), tmp_path / "mlm")
@@ -350,6 +351,7 @@ def test_the_example_of_fill_mask_has_a_mask(run, tmp_path):
     assert example_of(served) == "a text"  # of a SavedModel from elsewhere
 
 
+@pytest.mark.long
 def test_the_command(folder):
     """It says where it listens, that it is no production server, and answers what its own example asks."""
     command = shell_command("serve", folder, "--port", "0", "--no-grpc")

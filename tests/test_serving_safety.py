@@ -18,7 +18,8 @@ from savedmodels.export import save, servable_of
 from tasks.batches import predict
 from tasks.task import model_inputs
 
-pytestmark = pytest.mark.timeout(900)  # everything is asked at once, in the first test
+# Everything is asked at once, in the first test.
+pytestmark = [pytest.mark.long, pytest.mark.timeout(900)]
 
 TEXTS = [*texts(6, seed=1), "", "Naïve ﬁlm: 真好 \N{GRINNING FACE}", "[SEP] good [MASK]", "bad " * 200]
 FEATURES = slice(0, 3)  # the texts that are asked as features too

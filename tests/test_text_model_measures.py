@@ -48,6 +48,7 @@ def slices(*parts):
 # The problem's own measures
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("make", "x", "y", "measure"),
     [
@@ -128,6 +129,7 @@ def test_an_endless_data_set_needs_steps(untrained, scorer):
 # Keras' metrics
 
 
+@pytest.mark.long
 def test_metrics_do_not_count_padding(checkpoint):
     """A metric that counts all its slots sees 8 words in 3 texts; padding and special tokens would add slots."""
     model = bk.tagger(checkpoint, ["PER"])
@@ -154,6 +156,7 @@ def test_a_users_metric_takes_the_place_of_the_problems_of_the_same_name(checkpo
 # One batch
 
 
+@pytest.mark.long
 def test_one_batch_of_texts_is_learned_measured_and_predicted(checkpoint):
     model = bk.classifier(checkpoint, NAMES)
     model.compile(keras.optimizers.Adam(1e-3))

@@ -90,6 +90,7 @@ CASES = {
 }
 
 
+@pytest.mark.long
 @pytest.mark.filterwarnings("ignore:the checkpoint has no masked_lm head")
 @pytest.mark.parametrize("case", CASES)
 def test_every_problem_learns_is_measured_and_saved(case, checkpoint, tmp_path):
@@ -199,6 +200,7 @@ def test_numbers_name_labels_of_digits():
             class_ids([wrong], NAMES)
 
 
+@pytest.mark.long
 def test_predictions_of_a_labelled_data_set_of_pairs_and_of_some_batches(checkpoint):
     model = CASES["pair"][0](checkpoint)
     columns = {"premise": TEXTS, "hypothesis": TEXTS[::-1]}
@@ -288,6 +290,7 @@ def test_validation_split_takes_the_last_texts(model):
 # Compiling
 
 
+@pytest.mark.long
 def test_the_schedule_counts_the_steps_of_each_fit(model):
     model.compile(learning_rate=1e-4)
     for epochs in (2, 3):
@@ -328,6 +331,7 @@ def test_models_are_made_quietly_unless_a_head_is_lost(checkpoint, tmp_path, cap
     assert lines[0].startswith("loaded: ")
 
 
+@pytest.mark.long
 def test_a_users_own_optimizer_loss_and_metrics(model):
     loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
     model.compile(keras.optimizers.Adam(1e-3), loss, metrics=["accuracy"])
@@ -487,6 +491,7 @@ def test_keras_files_that_are_no_run_are_one_line(tmp_path, capfd):
         assert code == 1 and re.search(fact, err) and len(err.splitlines()) == 1, err
 
 
+@pytest.mark.long
 @pytest.mark.usefixtures("forked_answers")
 def test_a_run_of_the_command_is_loaded_and_exported(sst2, tmp_path):
     model = bk.load(sst2.run)
@@ -497,6 +502,7 @@ def test_a_run_of_the_command_is_loaded_and_exported(sst2, tmp_path):
     np.testing.assert_allclose(answers["probabilities"], expected["probabilities"], atol=1e-5)
 
 
+@pytest.mark.long
 def test_a_keras_file_loads_in_a_fresh_process(model, tmp_path):
     model.save(tmp_path / "m.keras")
     model.save(tmp_path / "run")
@@ -511,6 +517,7 @@ def test_a_keras_file_loads_in_a_fresh_process(model, tmp_path):
     np.testing.assert_allclose(eval(done.stdout.splitlines()[-1]), expected, atol=1e-6)
 
 
+@pytest.mark.long
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of threading, in keras_tuner
 @pytest.mark.filterwarnings(
     "ignore:Skipping variable loading for optimizer"
@@ -546,6 +553,7 @@ def test_mixed_precision_and_callbacks(checkpoint, tmp_path):
     np.testing.assert_allclose(again, expected, atol=1e-6)
 
 
+@pytest.mark.long
 @pytest.mark.usefixtures("forked_answers")
 def test_the_blocks_of_the_document_run(checkpoint, tmp_path, monkeypatch, capfd):
     blocks = re.findall(r"```python\n(.*?)```", (ROOT / "docs" / "text_models.md").read_text(), re.DOTALL)

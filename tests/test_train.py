@@ -218,6 +218,7 @@ def turned(place):
     return start(task, place, output="turned_run", hparams=dataclasses.replace(LEARNING, epochs=3))
 
 
+@pytest.mark.long
 def test_best_epoch_is_kept_not_the_last(turned, place):
     data, results = place / "turned", turned
     measured = [epoch["val_accuracy"] for epoch in results["history"]]
@@ -227,6 +228,7 @@ def test_best_epoch_is_kept_not_the_last(turned, place):
     assert evaluate(load_run(place / "turned_run", data=data), "validation")["accuracy"] == measured[0]
 
 
+@pytest.mark.long
 def test_ensemble_takes_the_mean_of_outputs(learned, turned, place, reloaded):
     task = Glue(ROWS["sst2"], place / "reviews")
     both = load_runs([place / "learned", place / "turned_run"], data=place / "reviews")
@@ -249,6 +251,7 @@ def test_ensemble_of_unlike_runs(learned, place):
         load_runs([place / "learned", place / "short"])
 
 
+@pytest.mark.long
 def test_keep_head(learned, place):
     """Training starts from the head too; by default the head is random."""
     task = Glue(ROWS["sst2"], place / "reviews")
@@ -426,6 +429,7 @@ def test_lora_trains_its_matrices_and_the_head_and_is_merged(place):
     assert not any("lora" in one.path for one in run.model.weights)
 
 
+@pytest.mark.long
 def test_a_lora_run_is_resumed_to_the_same_bits(place, monkeypatch):
     task = Glue(ROWS["sst2"], place / "reviews")
     start(task, place, output="lora_whole", hparams=LORA)
@@ -458,6 +462,7 @@ def moved(folder, before):
     return parts
 
 
+@pytest.mark.long
 def test_gradual_unfreezing(place):
     """Epoch 1: heads, pooler, top block; 2: the next block; 3: the embeddings too. One trace."""
     runs.write_checkpoint(place / "two_blocks", num_layers=2, **NO_DROPOUT)
@@ -518,6 +523,7 @@ def test_invalid_ulmfit_settings(changes, match):
         Hparams(**changes)
 
 
+@pytest.mark.long
 def test_concat_pooling_is_kept_and_reloaded(place):
     """Its own head below its own name, the pooler untouched, the same answers from disk."""
     task = Glue.open("sst2", place / "reviews", pooling="concat")
@@ -535,6 +541,7 @@ def test_concat_pooling_is_kept_and_reloaded(place):
         Glue.open("sst2", None, pooling="max")
 
 
+@pytest.mark.long
 def test_scores_of_pairs(place):
     """STS-B: two segments, a number to learn."""
     task = Glue(ROWS["stsb"], runs.write_data(place / "stsb", "stsb"))
@@ -735,6 +742,7 @@ def two_replicas():
     return json.loads(done.stdout)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("scenario", "steps"), [("short_batches", 12), ("padded", 6)])
 def test_two_replicas_do_what_one_device_does(two_replicas, scenario, steps):
     """Weights that differ a thousandfold between the replicas, clipping at every step.
@@ -751,6 +759,7 @@ def test_two_replicas_do_what_one_device_does(two_replicas, scenario, steps):
         assert got["losses_of_two"] == pytest.approx(got["losses"], rel=1e-6)
 
 
+@pytest.mark.long
 def test_batches_that_replicas_do_not_divide(two_replicas):
     """Rows of weight 0 fill windows up; weights and the logged loss stay those of one device."""
     got = two_replicas["odd_batches"]
@@ -759,6 +768,7 @@ def test_batches_that_replicas_do_not_divide(two_replicas):
     assert got["losses_of_two"] == pytest.approx(got["losses"], rel=1e-6)
 
 
+@pytest.mark.long
 def test_gradual_unfreezing_on_two_replicas(two_replicas):
     """With a rate for each layer: the same weights as on one device, and the embeddings wait for epoch 2."""
     got = two_replicas["gradual"]
@@ -768,6 +778,7 @@ def test_gradual_unfreezing_on_two_replicas(two_replicas):
     assert first == 0 < last
 
 
+@pytest.mark.long
 def test_choices_on_two_replicas(two_replicas):
     results = two_replicas["choices"]
     assert (results["strategy"], results["train_examples"], results["steps"]) == ("mirrored", 33, 5)
@@ -775,6 +786,7 @@ def test_choices_on_two_replicas(two_replicas):
     assert results["reloaded"] == {"accuracy": results["measures"]["val_accuracy"]}
 
 
+@pytest.mark.long
 def test_vectors_on_two_replicas(two_replicas):
     """A feature-based training of choices, in batches of nine: the weights of one device."""
     got = two_replicas["vectors"]
@@ -783,6 +795,7 @@ def test_vectors_on_two_replicas(two_replicas):
     assert got["losses"][0] == pytest.approx(got["losses"][1], rel=1e-6)
 
 
+@pytest.mark.long
 def test_finetune_on_two_replicas(two_replicas):
     """A run directory as from one device, in batches of nine."""
     results = two_replicas["finetune"]

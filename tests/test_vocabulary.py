@@ -95,6 +95,7 @@ for kind in kinds:
 """
 
 
+@pytest.mark.long
 def test_every_process_writes_the_same_bytes(tmp_path):
     corpus = tmp_path / "corpus.txt"
     corpus.write_text("\n\n".join("\n".join(lines) for lines in documents(200)), encoding="utf-8")
@@ -176,6 +177,7 @@ def test_a_vocabulary_through_a_link_and_into_a_mount(tmp_path):
         assert sorted(file.name for file in disk.iterdir()) == ["tokenizer_config.json", "vocab.txt"]
 
 
+@pytest.mark.long
 def test_the_command_reports_invalid_settings(tmp_path, capfd):
     corpus = tmp_path / "corpus.txt"
     corpus.write_text("low lower lowest\n")

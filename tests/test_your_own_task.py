@@ -31,6 +31,7 @@ def test_a_task_has_at_most_60_lines_and_8_methods():
     assert len(lines) <= 60 and len(methods) <= 8
 
 
+@pytest.mark.long
 @pytest.mark.usefixtures("forked_answers")
 def test_the_documented_task_trains_predicts_and_is_exported(tmp_path, monkeypatch):
     runs.write_checkpoint(tmp_path / "checkpoint", initializer_range=0.02)
