@@ -147,7 +147,7 @@ def run_protocol(
             cell = Cell(
                 name=f"{name}: learning rate {rate:g}, seed {seed}",
                 path=output / name / f"lr-{rate:g}_seed-{seed}",
-                identity=dataclasses.asdict(settings) | about,
+                identity=settings.identity() | about,
                 train=functools.partial(train, verbose=verbose, log=log),
                 judge=functools.partial(_degenerate_run, task),
             )
