@@ -109,7 +109,7 @@ class _Plan:
                 identity = self._identity(row) | {
                     "task": {"name": task, **self.tasks[task].to_json()},
                     **self.data[task],
-                    "hparams": dataclasses.asdict(self._hparams(task, seed)),
+                    "hparams": self._hparams(task, seed).identity(),
                     "tagging": dataclasses.asdict(TaggerHparams(**{**self.scale.tagging, "seed": seed})),
                     "seed": seed,
                 }

@@ -147,7 +147,7 @@ class FineTuningMonitor(Monitor):
             "train_examples": self._examples.train_count,
             "dev_examples": self._examples.dev_count,
             "strategy": self._strategy_name,
-            "hparams": dataclasses.asdict(self._hparams),
+            "hparams": self._hparams.identity(),
             FILES: self.best[FILES],
         }
         if MIX in self.best:
