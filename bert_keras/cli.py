@@ -41,7 +41,7 @@ COMMANDS = {
     "hub": "savedmodels.commands",
     "serve": "savedmodels.commands",
     "convert": "savedmodels.commands",
-    "features": "tasks.commands",
+    "features": "tasks.features.commands",
     "demo": "savedmodels.commands",
     "info": "savedmodels.commands",
     "models": "savedmodels.commands",

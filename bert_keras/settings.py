@@ -79,6 +79,13 @@ def _kinds(settings: type) -> dict[str, tuple[Any, ...]]:
     }
 
 
+class Checked:
+    """Checks every field at construction."""
+
+    def __post_init__(self) -> None:
+        check_settings(self)
+
+
 def names_of(settings: type) -> tuple[str, ...]:
     """The names of the fields, in order."""
     return tuple(field.name for field in dataclasses.fields(settings))

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import bert_keras
-from tasks import settings
+from tasks import options, settings
 
 PAGE = Path(__file__).with_name("api.md")
 HEAD = """# API
@@ -181,13 +181,10 @@ def page() -> str:
             parts += _entry(f"{module}.{name}", getattr(importlib.import_module(module), name))
     parts.append("## Settings")
     parts.append("The commands have a flag for each field: `learning_rate` is `--learning-rate`.")
-    for kind in vars(settings).values():
-        if (
-            dataclasses.is_dataclass(kind)
-            and kind.__module__ == settings.__name__
-            and not kind.__name__.startswith("_")
-        ):
-            parts += _table(kind)
+    for module in (settings, options):
+        for kind in vars(module).values():
+            if dataclasses.is_dataclass(kind) and kind.__module__ == module.__name__:
+                parts += _table(kind)
     return "\n\n".join(part.strip("\n") for part in parts if part) + "\n"
 
 

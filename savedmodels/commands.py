@@ -17,7 +17,7 @@ from bert_keras.console import PATH, SEVERAL, Command, start, table
 from bert_keras.errors import BertKerasError
 from bert_keras.settings import add_flags, given_settings
 from tasks.commands import CHECKPOINT_HELP, add_model, add_pretrained_task
-from tasks.settings import ExportOptions, HubOptions, ServerOptions
+from tasks.options import ExportOptions, HubOptions, ServerOptions
 
 # -----------------------------------------------------------------------------------------------------------
 # export and hub
@@ -47,7 +47,8 @@ def _run_export(args: argparse.Namespace) -> None:
 def _run_to_export(args: argparse.Namespace) -> Any:
     """Loads the runs of --run, or a checkpoint with the task from the flags. Raises BertKerasError for other flags."""
     from tasks.embedding import Embedding, WordEmbedding
-    from tasks.training.run import load_runs, pretrained_run, run_of
+    from tasks.training.ensemble import load_runs
+    from tasks.training.run import pretrained_run, run_of
 
     options = ExportOptions(**given_settings(args, ExportOptions))
     of_vectors = {"--l2": options.l2, "--layers": options.layers}

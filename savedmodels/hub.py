@@ -38,7 +38,7 @@ from bert_keras.text.preprocessing import MAX_SEGMENTS, Features, Preprocessor
 from bert_keras.text.tokenizer import Tokenizer
 from bert_keras.text.wordpiece import WordPiece
 from savedmodels.publish import SAMPLES, ask, compare, publishing
-from tasks.settings import HubOptions
+from tasks.options import HubOptions
 
 PREPROCESS, ENCODER = "preprocess", "encoder"  # the two folders
 SENTENCES = "sentences"  # string [B], the preprocessor's input

@@ -15,8 +15,9 @@ from savedmodels.op_support import VERSIONS
 from savedmodels.server_config import BATCHING, MODELS
 from tasks.task import Problem
 from tasks.training.card import fact_rows, facts_of, measures_of
+from tasks.training.ensemble import Ensemble
 from tasks.training.loop import RESULTS_FILE
-from tasks.training.run import Ensemble, Run
+from tasks.training.run import Run
 
 CARD_TEMPLATE = """# {name}
 

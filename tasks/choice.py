@@ -27,8 +27,8 @@ from tasks.data_files import Source, check_text, nonblank_lines, split_file
 from tasks.degenerate import degenerate_classes
 from tasks.given import class_ids
 from tasks.metrics import accuracy
+from tasks.options import MAX_CHOICES, TASK_DEFAULTS, ChoiceOptions
 from tasks.report import Table, most_confident
-from tasks.settings import MAX_CHOICES, TASK_DEFAULTS, ChoiceOptions
 from tasks.task import Arrays, Features, Raw, Task
 
 CONTEXT, ENDINGS, LABEL = "context", "endings", "label"

@@ -1,4 +1,4 @@
-"""Commands of tasks: finetune, evaluate, predict, fill-mask and features.
+"""Commands of tasks: finetune, evaluate, predict and fill-mask.
 
 TensorFlow is imported when a command runs; flags and help need none.
 """
@@ -16,17 +16,14 @@ from bert_keras.console import PATH, SEVERAL, Command, progress, say, start, tab
 from bert_keras.errors import BertKerasError, MissingFileError, listed
 from bert_keras.settings import add_flags, given_settings, names_of, spelled
 from tasks.example_files import FORMATS_NOTES, STANDARD_INPUT, read_examples
-from tasks.settings import (
+from tasks.options import (
     PRETRAINED_TASKS,
-    STRATEGIES,
     TAGGING_DEFAULTS,
     TASK_DEFAULTS,
     TASK_OPTIONS,
-    FeatureOptions,
     FillMaskOptions,
-    Hparams,
-    hparams_of,
 )
+from tasks.settings import STRATEGIES, Hparams, hparams_of
 
 CHUNK = 4096  # examples that `predict` holds at a time
 CHECKPOINT_HELP = (
@@ -223,7 +220,8 @@ def add_pretrained_task(parser: Any) -> None:
 
 def model_of(args: argparse.Namespace, *, data: str | None = None) -> Any:
     """Loads the runs of --run, or the checkpoint for the task. Raises BertKerasError unless the flags name one of them."""
-    from tasks.training.run import load_runs, pretrained_run
+    from tasks.training.ensemble import load_runs
+    from tasks.training.run import pretrained_run
 
     if args.run and not args.checkpoint and not args.task:
         return load_runs(args.run, data=data)
@@ -411,46 +409,6 @@ def _show_masks(text: str, masks: Sequence[Mapping[str, Any]]) -> None:
     console.print(answered)
 
 
-# -----------------------------------------------------------------------------------------------------------
-# features
-
-FEATURES_NOTES = """formats:
-  jsonl     one object per line: text, tokens, starts and ends (bytes of the line), vectors
-  parquet   the same columns, one row per line
-  npz       vectors, starts and ends of all lines, concatenated; line i has rows row_splits[i] to row_splits[i + 1]
-A word gets the vector of its first token. Longer lines are read in windows that overlap. Unfinished work is in OUTPUT.part:
-rerun the same command to resume.
-
-"""
-
-
-def _add_features(parser: argparse.ArgumentParser) -> None:
-    add = parser.add_argument
-    add("--checkpoint", **PATH, required=True, help=CHECKPOINT_HELP)
-    add("--input", **PATH, required=True, help="text in UTF-8, one example per line")
-    add("--output", **PATH, required=True, help="the file to write; it must not exist")
-    add_flags(parser, FeatureOptions)
-
-
-def _run_features(args: argparse.Namespace) -> None:
-    start()
-    from tasks.features.text_file import extract_file
-
-    total = None
-    if pathlib.Path(args.input).is_file():  # else `extract_file` raises an error
-        with open(args.input, "rb") as lines:
-            total = sum(1 for _ in lines)
-    with progress("extracting", total) as advance:
-        count = extract_file(
-            args.input,
-            args.output,
-            checkpoint=args.checkpoint,
-            progress=advance,
-            **given_settings(args, FeatureOptions),
-        )
-    print(f"{args.output}: vectors of {count:,} lines")
-
-
 COMMANDS = {
     "finetune": Command(
         "fine-tune a checkpoint on a task and keep the best epoch",
@@ -476,12 +434,5 @@ COMMANDS = {
         _add_fill_mask,
         _run_fill_mask,
         notes=FILL_MASK_NOTES,
-    ),
-    "features": Command(
-        "write a frozen encoder's vectors for every word or token of a text",
-        "--checkpoint bert-base --input corpus.txt --output corpus.parquet --format parquet",
-        _add_features,
-        _run_features,
-        notes=FEATURES_NOTES,
     ),
 }

@@ -22,7 +22,7 @@ from tasks.data_files import Source
 from tasks.features.extract import Words
 from tasks.features.layers import check_layers, is_mixed, places_of
 from tasks.ner.words import TEXT, words_of
-from tasks.settings import MAX_OPTION, FeatureOptions
+from tasks.options import MAX_OPTION, FeatureOptions
 from tasks.task import Features, Raw, Task
 
 VECTOR = "embedding"

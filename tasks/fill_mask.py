@@ -36,8 +36,8 @@ from bert_keras.text.tokenizer import MASK, Tokenizer
 from tasks.batches import count
 from tasks.data_files import Source, check_text, nonblank_lines, split_file
 from tasks.given import columns_of
+from tasks.options import MAX_OPTION, FillMaskOptions
 from tasks.report import Table, most_confident, plain
-from tasks.settings import MAX_OPTION, FillMaskOptions
 from tasks.task import Arrays, Features, Raw, Task
 
 TEXT, ANSWER = "text", "answer"

@@ -18,7 +18,7 @@ from bert_keras.heads import NextSentenceHead
 from tasks.data_files import Source
 from tasks.glue.rows import LABEL, GlueRow, standard_splits
 from tasks.glue.task import Glue
-from tasks.settings import SENTENCE_PAIR_LABELS
+from tasks.options import SENTENCE_PAIR_LABELS
 from tasks.task import Task
 
 HEAD = "next_sentence"  # the name of both heads in a checkpoint

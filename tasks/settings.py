@@ -1,24 +1,22 @@
-"""Every hyperparameter and option of the tasks: defaults, help, choices and bounds. No TensorFlow, no Keras.
+"""Every hyperparameter of the trainings: defaults, help, choices and bounds. No TensorFlow, no Keras.
 
-Tasks, training and commands read them from here. `bert_keras.settings.Masking` has the settings for masking.
+Training and commands read them from here; tasks/options.py has the options of tasks and commands, and
+`bert_keras.settings.Masking` the settings for masking.
 """
 
 import dataclasses
 from collections.abc import Mapping
 from typing import Any
 
-from bert_keras.settings import check_settings, setting, wrong_setting
+from bert_keras.settings import Checked, setting, wrong_setting
 from tasks.features.layers import LAYERS, check_layers
 
-MAX_OPTION = 1_000_000  # the upper bound for options that are counts
-MAX_CHOICES = 1_000
 MAX_SEED = 2**32 - 1
 MAX_UNITS = 16_384  # of a direction of a BiLSTM
 STRATEGIES = ("one", "mirrored", "tpu")
 # The learning rate of fine-tuning, and of a BiLSTM on frozen features. The paper has none for the latter; 1e-3 is Adam's default
 # and a common choice for BiLSTM taggers.
 FINE_TUNING_RATE, FEATURE_RATE = 5e-5, 1e-3
-ABLATIONS = ("tasks", "size", "masking", "steps", "masking-rate", "input-format")
 # The samplers of pre-training, and the number of segments in an instance; two segments have a label.
 SEGMENTS = {
     "next_sentence": 2,
@@ -28,22 +26,13 @@ SEGMENTS = {
     "contiguous": 1,
 }
 STRICT = ("next_sentence", "sentence_pair")  # the samplers that have a strict form
-
-
-class _Checked:
-    """Checks every field at construction."""
-
-    def __post_init__(self) -> None:
-        check_settings(self)
-
-
 # Fields of Hparams that apply only with feature_layers: first those of the model.
 BILSTM_SETTINGS = ("lstm_layers", "lstm_units", "lstm_dropout")
 OF_FEATURES = (*BILSTM_SETTINGS, "feature_dtype")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Hparams(_Checked):
+class Hparams(Checked):
     """The settings of one fine-tuning (defaults: Devlin et al. 2019, sec. 4.1 and A.3).
 
     layer_decay, schedule and unfreeze are the three techniques of ULMFiT (Howard and Ruder 2018). With unfreeze, epoch e, counted
@@ -174,7 +163,7 @@ def hparams_of(defaults: Mapping[str, Any], given: Mapping[str, Any]) -> Hparams
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class TaggerHparams(_Checked):
+class TaggerHparams(Checked):
     """The settings of the BiLSTM tagger. The paper gives only layers and units.
 
     Adam at 1e-3 with batches of 32 sentences is Keras' default and a common choice for BiLSTM taggers.
@@ -193,7 +182,7 @@ class TaggerHparams(_Checked):
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Sampling(_Checked):
+class Sampling(Checked):
     """The settings that make pre-training instances from documents."""
 
     seq_length: int = setting(
@@ -221,7 +210,7 @@ class Sampling(_Checked):
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class PretrainHparams(_Checked):
+class PretrainHparams(Checked):
     """The settings of one pre-training (defaults: Devlin et al. 2019, A.2).
 
     phases: pairs of a length in tokens and a fraction of the steps, in order
@@ -273,270 +262,3 @@ class PretrainHparams(_Checked):
         """The step at which each of `count` phases ends."""
         shares = [share for _, share in self.phases] if count > 1 else [1.0]
         return [round(self.steps * sum(shares[: i + 1])) for i in range(count)]
-
-
-# -----------------------------------------------------------------------------------------------------------
-# Options of the tasks. An option of several tasks means the same in all of them.
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class WindowOptions(_Checked):
-    """Options for long texts, which are read in windows that overlap."""
-
-    doc_stride: int = setting(
-        128, help="tokens between the starts of two windows", at_least=1, at_most=MAX_OPTION
-    )
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class SquadOptions(WindowOptions):
-    """Options for question answering."""
-
-    max_query_length: int = setting(
-        64, help="longest question in tokens; longer ones are truncated", at_least=1, at_most=MAX_OPTION
-    )
-    max_answer_length: int = setting(30, help="longest answer in tokens", at_least=1, at_most=MAX_OPTION)
-    n_best: int = setting(20, help="answers to list for each question", at_least=1, at_most=MAX_OPTION)
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class TaggingOptions(WindowOptions):
-    """Options for named entities."""
-
-    context: str = setting(
-        "document", help="the context of each tagged sentence", choices=("document", "sentence")
-    )
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class ChoiceOptions(_Checked):
-    """Options for multiple choice."""
-
-    num_choices: int = setting(4, help="endings in every example", at_least=2, at_most=MAX_CHOICES)
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class ClassifierOptions(_Checked):
-    """Options for GLUE's tasks and for custom."""
-
-    pooling: str = setting(
-        "pooled",
-        help="input of the classifier: the pooled output, or concat with maximum and mean too",
-        choices=("pooled", "concat"),
-    )
-    doc_stride: int | None = setting(
-        None,
-        help="tokens between the starts of two windows over a long text (default: 128 for questions and tags; GLUE's tasks and "
-        "custom truncate long texts unless it is given)",
-        at_least=1,
-        at_most=MAX_OPTION,
-    )
-
-    truncation: str | None = setting(
-        None,
-        help="GLUE and custom, for one text: the part to keep of a text that does not fit, its tail, or head_tail for a quarter "
-        "of head and the rest of tail (default: its head)",
-        choices=("tail", "head_tail"),
-    )
-
-    def __post_init__(self) -> None:
-        if self.truncation is not None and self.doc_stride is not None:
-            raise wrong_setting(self, "truncation", "None if doc_stride is set: windows read the whole text")
-        if self.doc_stride is not None and type(self.doc_stride) is not int:
-            raise wrong_setting(self, "doc_stride", "a whole number, or None")
-        super().__post_init__()
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class ColumnOptions(_Checked):
-    """Options for examples in the columns of a table: GLUE's tasks and custom. label_type applies only to custom."""
-
-    text_column: tuple[str, ...] | None = setting(
-        None,
-        help="GLUE and custom: the column of the text, or the two columns of a pair (default for custom: all columns but the "
-        "label's, idx, index and id)",
-    )
-    label_column: str | None = setting(
-        None, help="GLUE and custom: the column of the label (default for custom: label)"
-    )
-    label_type: str | None = setting(
-        None,
-        help="custom: each text has one class, a score, or any number of labels (a list, or separated by |); needed if "
-        "all labels are numbers",
-        choices=("class", "score", "multi"),
-    )
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.text_column is not None and len({*self.text_column}) != len(self.text_column):
-            raise wrong_setting(self, "text_column", "different columns")
-        if self.text_column is not None and len(self.text_column) not in (1, 2):
-            raise wrong_setting(self, "text_column", "one column, or two for a pair")
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class FillMaskOptions(_Checked):
-    """Options for fill-mask."""
-
-    top_k: int = setting(5, help="tokens to list for each [MASK]", at_least=1)
-
-
-# The labels of the two heads on sentence pairs, by the name of the task; label 0 is a second text that follows the first.
-SENTENCE_PAIR_LABELS = {
-    "next-sentence": ("is_next", "not_next"),
-    "sentence-order": ("in_order", "swapped"),
-}
-# The tasks that a pre-trained checkpoint can do without fine-tuning.
-PRETRAINED_TASKS = ("fill-mask", *SENTENCE_PAIR_LABELS)
-
-# The help of a flag is that of the first class with its field.
-TASK_OPTIONS = (
-    ClassifierOptions,
-    ColumnOptions,
-    SquadOptions,
-    TaggingOptions,
-    ChoiceOptions,
-    FillMaskOptions,
-)
-
-# The hyperparameters of a task's paper that differ from the defaults of Hparams, by task.
-TASK_DEFAULTS: dict[str, Mapping[str, Any]] = {
-    "squad1.1": {"epochs": 3, "learning_rate": 5e-5, "batch_size": 32, "seq_length": 384},
-    "squad2.0": {"epochs": 2, "learning_rate": 5e-5, "batch_size": 48, "seq_length": 384},
-    "swag": {"learning_rate": 2e-5, "batch_size": 16},  # Devlin et al. 2019, sec. 4.4
-    "codah": {"learning_rate": 2e-5, "batch_size": 16},
-}
-# The same for conll2003, by context. A batch of 8 documents has about as many words as a batch of 128 sentences.
-TAGGING_DEFAULTS: dict[str, Mapping[str, Any]] = {
-    "document": {"seq_length": 512, "batch_size": 8, "epochs": 4},
-    "sentence": {"seq_length": 128, "batch_size": 32, "epochs": 4},
-}
-
-
-# -----------------------------------------------------------------------------------------------------------
-# Options of commands that do not train
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class VocabularyOptions(_Checked):
-    """Options for learning a vocabulary. unused and alphabet apply only to WordPiece."""
-
-    kind: str = setting("wordpiece", help="the kind of vocabulary", choices=("wordpiece", "sentencepiece"))
-    size: int = setting(30_522, help="tokens in the vocabulary", at_least=1)
-    cased: bool = setting(False, help="keep upper case (with WordPiece, accents too)")
-    unused: int = setting(0, help="WordPiece: number of [unused] tokens", at_least=0)
-    alphabet: int = setting(
-        1000, help="WordPiece: keep this many of the most frequent characters", at_least=1
-    )
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class TriviaQaOptions(_Checked):
-    """Options for converting TriviaQA."""
-
-    split: str = setting("train", help="the split to write", choices=("train", "validation"))
-    tokens: int = setting(400, help="tokens of a paragraph, words between white space", at_least=1)
-    limit: int | None = setting(None, help="read only the first questions (default: all)", at_least=1)
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class FeatureOptions(WindowOptions):
-    """Options for extracting features from a frozen encoder."""
-
-    layers: str = setting(
-        "last", help="layers to combine into a vector; a weighted sum is the mean", choices=tuple(LAYERS)
-    )
-    level: str = setting("word", help="one vector for each word or token", choices=("word", "piece"))
-    format: str = setting("jsonl", help="format of the file", choices=("jsonl", "npz", "parquet"))
-    dtype: str = setting("float32", help="type of the numbers", choices=("float16", "float32"))
-    seq_length: int | None = setting(None, help="tokens in a window (default: 512, or the encoder's maximum)")
-    batch_size: int = setting(8, help="lines, and windows, in a batch", at_least=1)
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class ExportOptions(_Checked):
-    """Options for exporting a checkpoint without training. layers and l2 apply only to vectors."""
-
-    embedding: str | None = setting(
-        None,
-        help="with --checkpoint: one vector for each text, pooled over its tokens, or (word) for each word",
-        choices=("mean", "cls", "max", "word"),
-    )
-    l2: bool = setting(False, help="scale the vectors of texts to length 1")
-    layers: str | None = setting(
-        None,
-        help="layers to combine into a vector; a weighted sum is the mean (default: last)",
-        choices=tuple(LAYERS),
-    )
-    seq_length: int | None = setting(
-        None, help="longest text, or window, in tokens (default: the encoder's maximum)"
-    )
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class HubOptions(_Checked):
-    """Options for TensorFlow Hub's preprocessor and encoder."""
-
-    seq_length: int = setting(128, help="truncate and pad texts to this many tokens")
-    fresh_pooler: bool = setting(False, help="initialize the pooler randomly if the checkpoint has none")
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class ServerOptions(_Checked):
-    """Options for the development server."""
-
-    port: int = setting(8501, help="port for REST; 0 picks a free port")
-    grpc_port: int = setting(8500, help="port for gRPC; 0 picks a free port")
-    no_grpc: bool = setting(False, help="serve only REST, which needs no extra package")
-    max_rows: int = setting(1_000, help="most rows in a request", over=0)
-    max_text: int = setting(1_000_000, help="most bytes of text in a request", over=0)
-    max_seconds: float = setting(60.0, help="time limit for a request in seconds", over=0)
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class ProtocolOptions(_Checked):
-    """Options for the protocol. Every combination is trained. The first seed is that of Hparams; restarts count it up."""
-
-    learning_rates: tuple[float, ...] = setting((5e-5, 4e-5, 3e-5, 2e-5), help="learning rates to try")
-    batch_sizes: tuple[int, ...] | None = setting(
-        None, help="batch sizes to try, such as 16 32 (default: --batch-size)"
-    )
-    epoch_counts: tuple[int, ...] | None = setting(
-        None, help="numbers of epochs to try, such as 2 3 4 (default: --epochs)"
-    )
-    restarts: int = setting(1, help="seeds for each combination, starting at --seed", at_least=1)
-    ensemble: int | None = setting(
-        None, help="measure an ensemble of this many of the best runs on dev too", at_least=2
-    )
-    best_only: bool = setting(False, help="keep only the weights of the best run, and of the ensemble's")
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class GlueOptions(_Checked):
-    """Options for the protocol on all of GLUE."""
-
-    wnli: str = setting(
-        "train",
-        help="majority predicts WNLI's most frequent label without training and leaves WNLI out of the score, as the paper does",
-        choices=("train", "majority"),
-    )
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class ProbeOptions(_Checked):
-    """Options for probes of every layer."""
-
-    max_examples: int = setting(
-        1_000, help="training examples of each restart, and at most as many dev examples", at_least=1
-    )
-    restarts: int = setting(3, help="probes of each layer, each from other training examples", at_least=1)
-    seq_length: int = setting(128, help="tokens in a window")
-    seed: int = setting(12345, help="seed of the examples that are drawn", at_least=0, at_most=MAX_SEED)
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class AblationOptions(_Checked):
-    """Options for the ablations."""
-
-    scale: str = setting("small", help="size of all runs; small is for 2 cores", choices=("small", "paper"))
-    restarts: int | None = setting(None, help="seeds for each fine-tuning (default: from --scale)")

@@ -21,7 +21,6 @@ from tasks.task import Features, Problem, Raw, model_inputs
 
 SAMPLE_WEIGHT = "sample_weight"
 BATCH_SIZE = Hparams.batch_size
-CUT_SAMPLE = 1_000  # examples that are looked at for texts that are cut
 
 
 def text_batches(
@@ -80,29 +79,6 @@ def one_batch(
     weighted: Any = Weighted(problem, _class_weights(problem, class_weight))
     columns = {**raw_columns(problem, preprocess, x, y, sample_weight)}
     return next(iter(featurized(weighted, preprocess, tf.data.Dataset.from_tensors(columns))))
-
-
-def cut_texts(problem: Problem, preprocess: Preprocessor, raw: Mapping[str, Any]) -> str:
-    """A line, if some of the first raw examples do not fit into seq_length tokens and are cut; else nothing.
-
-    raw: columns [N] of at most CUT_SAMPLE examples, tensors or arrays
-    """
-    texts = [tf.convert_to_tensor(raw[name]) for name in problem.signature() if name in raw]
-    if problem.windowed or any(text.shape.rank != 1 for text in texts):
-        return ""
-    tokens = sum(preprocess.tokenizer.tokenize(text).row_lengths() for text in texts)
-    lengths = tokens.numpy() + preprocess.tokenizer.pair.added(len(texts))
-    if not (cut := int((lengths > preprocess.seq_length).sum())):
-        return ""
-    windows = (
-        ", or doc_stride to read them in windows, or truncation to keep their ends"
-        if "doc_stride" in getattr(problem, "options", ())
-        else ""
-    )
-    return (
-        f"{cut:,} of the first {len(lengths):,} examples are longer than {preprocess.seq_length} tokens (up to "
-        f"{lengths.max():,}) and are cut; raise seq_length{windows}"
-    )
 
 
 def text_features(problem: Problem, preprocess: Preprocessor, x: Any) -> Features:

@@ -5,10 +5,8 @@ problem that the model was made for. Text becomes tokens on the host; texts of s
 """
 
 import dataclasses
-import functools
 import random
 import sys
-import warnings
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -20,11 +18,11 @@ from bert_keras.console import shows_bars
 from bert_keras.encoder import BertEncoder
 from bert_keras.errors import BertKerasError
 from bert_keras.features import POOLED_OUTPUT
-from bert_keras.optimizers import AdamW
 from bert_keras.tensorflow_errors import data_errors
 from bert_keras.text.preprocessing import Preprocessor
-from bert_keras.training_model import TrainingSteps
 from tasks.batches import predictor
+from tasks.compiled_text_model import CompiledTextModel
+from tasks.cut_texts import checked_columns
 from tasks.features.frozen import FrozenNetwork, bilstm_of
 from tasks.features.rows import RowVectors
 from tasks.saved_text_model import SavedTextModel
@@ -32,29 +30,23 @@ from tasks.settings import Hparams
 from tasks.task import Features, Problem
 from tasks.text_data import (
     BATCH_SIZE,
-    CUT_SAMPLE,
-    Columns,
-    cut_texts,
     evaluation_data,
     has_features,
     has_text,
     one_batch,
-    raw_columns,
     split,
-    steps_of,
     text_batches,
     text_examples,
     text_features,
     unpacked,
 )
 from tasks.training.feature_based import fitting
-from tasks.training.optimizer import OPTIMIZER_SETTINGS, optimizer_of
 from tasks.training.run import encoder_of
 from tasks.training.strategies import differ_between_replicas, rows_for
 
 
 @keras.saving.register_keras_serializable("bert_keras")
-class TextModel(TrainingSteps, SavedTextModel):
+class TextModel(CompiledTextModel, SavedTextModel):
     """A problem, its text processing and its network as one Keras model.
 
     problem: labels, loss and decoding; a Task is one
@@ -111,106 +103,6 @@ class TextModel(TrainingSteps, SavedTextModel):
         """The network of a feature-based model without its encoder: features -> logits. vectors: those of the texts."""
         return lambda inputs, training=False: self(vectors.attach(inputs), training=training)
 
-    def compile(
-        self,
-        optimizer: Any = None,
-        loss: Any = None,
-        *,
-        metrics: Any = None,
-        weighted_metrics: Any = None,
-        jit_compile: bool = False,
-        loss_weights: Any = None,
-        run_eagerly: bool = False,
-        steps_per_execution: int = 1,
-        auto_scale_loss: bool = True,
-        **settings: Any,
-    ) -> None:
-        """Chooses how `fit` trains. Without arguments: BERT's optimizer, schedule and loss, and the problem's metrics.
-
-        `fit` and `evaluate` of a model that was not compiled call it so.
-
-        optimizer, loss: as in Keras; None takes those of the problem
-        metrics: as in Keras. Beside the problem's loss they are weighted as it is, because padding has weight 0
-        weighted_metrics: as in Keras; None takes the problem's metrics where the loss is the problem's too
-        settings: of BERT's optimizer, the fields of Hparams that OPTIMIZER_SETTINGS lists, such as learning_rate. Each `fit`
-            then counts its own steps: it starts a new optimizer and a new schedule, with warm-up and decay to 0
-
-        Raises BertKerasError for settings beside an optimizer, and for unknown or impossible ones.
-        """
-        if unknown := [name for name in settings if name not in OPTIMIZER_SETTINGS]:
-            raise BertKerasError(
-                f"compile() has no setting {unknown[0]!r}; BERT's optimizer has {', '.join(OPTIMIZER_SETTINGS)}."
-            )
-        if settings and optimizer is not None:
-            raise BertKerasError(
-                f"{', '.join(settings)} applies to BERT's own optimizer; give the optimizer its settings, or leave it out."
-            )
-        self._schedule = None
-        if optimizer is None:
-            bilstm = bilstm_of(self.network)
-            self._schedule = Hparams(**settings, **(bilstm.settings if bilstm else {}))
-            optimizer = AdamW(self._schedule.learning_rate)  # until `fit` knows the steps
-        if loss is None and self.problem.trains:
-            loss = self.problem.loss()
-            weighted_metrics = self.problem.metrics() if weighted_metrics is None else weighted_metrics
-            metrics, weighted_metrics = None, _joined(metrics, weighted_metrics)
-        self._predict = None
-        # A function, because Keras would track the metrics and the optimizer in a dict.
-        self._compile = functools.partial(
-            super().compile,
-            loss=loss,
-            metrics=metrics,
-            weighted_metrics=weighted_metrics,
-            loss_weights=loss_weights,
-            jit_compile=jit_compile,
-            run_eagerly=run_eagerly,
-            steps_per_execution=steps_per_execution,
-            auto_scale_loss=auto_scale_loss,
-        )
-        self._compile(optimizer=optimizer)
-
-    def _start_schedule(self, data: tf.data.Dataset, *, epochs: int, steps_per_epoch: int | None) -> None:
-        """Gives `fit` BERT's optimizer with a schedule over its steps; no change under the user's own optimizer.
-
-        Raises BertKerasError where the schedule needs an unknown number of steps, or where no whole number of executions makes an
-        epoch.
-        """
-        known = steps_of(data)
-        epoch = min(steps_per_epoch or known or 0, known or steps_per_epoch or 0) or None
-        if self._schedule is not None and epoch is None:
-            raise BertKerasError(
-                "the number of steps is not known, which BERT's schedule needs: give steps_per_epoch, apply "
-                "tf.data.experimental.assert_cardinality to the data set, or compile with another optimizer."
-            )
-        if epoch is not None and epoch % self.steps_per_execution:
-            raise BertKerasError(
-                f"steps_per_execution is {self.steps_per_execution} and an epoch has {epoch} steps; give a divisor."
-            )
-        if self._schedule is None:
-            return
-        with self.distribute_strategy.scope():
-            optimizer = optimizer_of(self._schedule, total_steps=max((epoch or 0) * epochs, 1))
-            # Variables made inside `fit` would have it trace the step twice.
-            optimizer.build(self.trainable_variables)
-            self._compile(optimizer=optimizer)
-
-    def get_compile_config(self) -> dict[str, Any]:
-        """The arguments of `compile`, with the settings of BERT's optimizer."""
-        if not self.compiled:
-            return {}
-        schedule = None if self._schedule is None else dataclasses.asdict(self._schedule)
-        return {"keras": super().get_compile_config(), "schedule": schedule, "begun": self.optimizer.built}
-
-    def compile_from_config(self, config: dict[str, Any]) -> None:
-        """Compiles as `get_compile_config` says."""
-        arguments = keras.saving.deserialize_keras_object(config["keras"])
-        optimizer = arguments.pop("optimizer")
-        self._compile = functools.partial(super().compile, **arguments)
-        self._compile(optimizer=optimizer)
-        self._schedule = None if config["schedule"] is None else Hparams(**config["schedule"])
-        if config["begun"]:
-            self.optimizer.build(self.trainable_variables)
-
     # -------------------------------------------------------------------------------------------------------
     # Training and measuring
 
@@ -241,8 +133,7 @@ class TextModel(TrainingSteps, SavedTextModel):
 
         The texts are shuffled in every epoch. A tf.data.Dataset keeps its order, and its batches where it has some. A warning
         counts the texts that are cut, among the first CUT_SAMPLE texts in Python.
-        Raises BertKerasError, before any training, for data that cannot work, and where a schedule needs the number of steps of a
-        data set that does not know it.
+        Raises BertKerasError, before any training, for data that cannot work, and where a schedule cannot know the steps.
         """
         if not self.compiled:
             self.compile()
@@ -253,11 +144,8 @@ class TextModel(TrainingSteps, SavedTextModel):
                 self.problem, self.preprocess, x, y, sample_weight, validation_split
             )
         if not isinstance(x, tf.data.Dataset) and not has_features(x):
-            x = Columns(raw_columns(self.problem, self.preprocess, x, y, sample_weight))
+            x = checked_columns(self.problem, self.preprocess, x, y, sample_weight)
             y = sample_weight = None
-            first = {name: column[:CUT_SAMPLE] for name, column in x.items()}
-            if cut := cut_texts(self.problem, self.preprocess, first):
-                warnings.warn(cut, stacklevel=2)
         seed = random.randrange(2**31) if shuffle else None
         data = self._batches(x, y, sample_weight, batch_size=batch_size, seed=seed, class_weight=class_weight)
         if validation_data is not None:
@@ -269,20 +157,13 @@ class TextModel(TrainingSteps, SavedTextModel):
         self._start_schedule(data, epochs=epochs - initial_epoch, steps_per_epoch=steps_per_epoch)
         differ_between_replicas(self)
         shown = _shown(verbose)
-        kept = {
-            "epochs": epochs,
-            "verbose": shown,
-            "callbacks": callbacks,
-            "initial_epoch": initial_epoch,
-        }
-        kept |= {"validation_steps": validation_steps, "validation_freq": validation_freq}
-        kept |= {"steps_per_epoch": steps_per_epoch}
+        kept = {"callbacks": callbacks, "epochs": epochs, "initial_epoch": initial_epoch, "verbose": shown}
+        kept |= {"steps_per_epoch": steps_per_epoch, "validation_steps": validation_steps}
+        kept |= {"validation_freq": validation_freq, "shuffle": False}
+        sets = fitting(self, data, validation_data, verbose=shown == 1)
         try:
-            with (
-                data_errors(),
-                fitting(self, data, validation_data, verbose=shown == 1) as (data, validation),
-            ):
-                return super().fit(data, shuffle=False, validation_data=validation, **kept)
+            with data_errors(), sets as (data, validation):
+                return super().fit(data, validation_data=validation, **kept)
         finally:
             self._validation = None
 
@@ -444,19 +325,6 @@ class _Traced:
 
     def is_of(self, read: list[Any]) -> bool:
         return len(read) == len(self.read) and all(a is b for a, b in zip(read, self.read, strict=True))
-
-
-def _joined(metrics: Any, weighted_metrics: Any) -> list[Any]:
-    """Both lists of metrics as one; a metric in `metrics` replaces one of the same name."""
-    first = keras.tree.flatten(metrics)
-    names = {_name_of(metric) for metric in first if metric is not None}
-    second = [metric for metric in keras.tree.flatten(weighted_metrics) if _name_of(metric) not in names]
-    return [metric for metric in (*first, *second) if metric is not None]
-
-
-def _name_of(metric: Any) -> str:
-    name = metric if isinstance(metric, str) else getattr(metric, "name", getattr(metric, "__name__", ""))
-    return "accuracy" if name == "acc" else name
 
 
 def _as_text(values: np.ndarray) -> np.ndarray:

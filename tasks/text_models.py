@@ -26,16 +26,15 @@ from tasks.glue.task import Glue
 from tasks.ner.schemes import OUTSIDE
 from tasks.ner.task import Conll
 from tasks.next_sentence import NextSentence
-from tasks.settings import (
-    BILSTM_SETTINGS,
+from tasks.options import (
     ChoiceOptions,
     ClassifierOptions,
     FeatureOptions,
     FillMaskOptions,
-    Hparams,
     SquadOptions,
     TaggingOptions,
 )
+from tasks.settings import BILSTM_SETTINGS, Hparams
 from tasks.squad.task import Squad
 from tasks.task import Problem, check_stride
 from tasks.text_data import SAMPLE_WEIGHT

@@ -19,7 +19,7 @@ from bert_keras.settings import Masking, given_settings, names_of
 from savedmodels.publish import ask
 from tasks.commands import CHUNK
 from tasks.example_files import read_examples
-from tasks.settings import (
+from tasks.options import (
     TASK_OPTIONS,
     AblationOptions,
     ClassifierOptions,
@@ -27,15 +27,13 @@ from tasks.settings import (
     FeatureOptions,
     FillMaskOptions,
     GlueOptions,
-    Hparams,
     HubOptions,
-    PretrainHparams,
     ProtocolOptions,
-    Sampling,
     ServerOptions,
     TriviaQaOptions,
     VocabularyOptions,
 )
+from tasks.settings import Hparams, PretrainHparams, Sampling
 from tasks.training.run import load_run
 
 COMMANDS = (

@@ -15,8 +15,9 @@ import bert_keras as bk
 from bert_keras import checkpoints, cli
 from bert_keras.encoder import BertEncoder
 from bert_keras.heads import MaskedLMHead
+from tasks.options import SquadOptions
 from tasks.pretraining.recipes import SETTINGS
-from tasks.settings import Hparams, SquadOptions
+from tasks.settings import Hparams
 from tasks.training.optimizer import OPTIMIZER_SETTINGS
 
 # Keras' variables under numpy 2.

@@ -38,7 +38,8 @@ from tasks.pretraining.pretrain import pretrain
 from tasks.pretraining.recipes import RECIPES
 from tasks.squad.task import Squad
 from tasks.task import model_inputs
-from tasks.training.run import Run, load_run, load_runs, run_of, save_run
+from tasks.training.ensemble import load_runs
+from tasks.training.run import Run, load_run, run_of, save_run
 
 TEXTS = [*texts(20, seed=1), "", "Naïve ﬁlm: 真好 \N{GRINNING FACE}", "[SEP] good [MASK]", "bad " * 200]
 

@@ -19,7 +19,7 @@ from bert_keras.features import POOLED_OUTPUT, SEQUENCE_OUTPUT
 from tasks.glue.custom import row_of
 from tasks.glue.rows import ROWS
 from tasks.glue.task import Glue, majority_label
-from tasks.settings import ColumnOptions
+from tasks.options import ColumnOptions
 
 CLASSES = ColumnOptions(label_type="class")
 BINARY = {"0": 0, "1": 1}

@@ -531,7 +531,7 @@ def test_held_out_batches_are_padded(tokenizer):
     made = _held_out(
         source,
         0,
-        objectives=[MaskedLM(pieces=Pieces.of(tokenizer))],
+        [MaskedLM(pieces=Pieces.of(tokenizer))],
         vocab_size=tokenizer.vocab_size,
         hparams=PretrainHparams(),
         multiple_of=3,

@@ -18,8 +18,9 @@ from tasks.glue.task import Glue
 from tasks.ner.task import Conll
 from tasks.settings import Hparams
 from tasks.squad.task import Squad
+from tasks.training.ensemble import load_runs
 from tasks.training.finetune import finetune
-from tasks.training.run import evaluate, load_run, load_runs
+from tasks.training.run import evaluate, load_run
 
 HPARAMS = Hparams(epochs=1, batch_size=16, seq_length=24, seed=5)
 

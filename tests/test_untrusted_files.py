@@ -22,9 +22,9 @@ import tensorflow as tf
 from runs import VOCABULARY, write_checkpoint
 
 import tasks.data_files
+import tasks.options
 import tasks.pretraining.corpus
 import tasks.pretraining.wiki
-import tasks.settings
 import tasks.table_files
 import tasks.task
 from bert_keras import checkpoints, config, json_files
@@ -508,8 +508,8 @@ def test_the_limits_in_the_document_are_the_codes():
         "data_files.MAX_LINE_BYTES": tasks.data_files.MAX_LINE_BYTES,
         "data_files.MAX_UNPACKED_BYTES": tasks.data_files.MAX_UNPACKED_BYTES,
         "table_files.MAX_RATIO": tasks.table_files.MAX_RATIO,
-        "settings.MAX_OPTION": tasks.settings.MAX_OPTION,
-        "settings.MAX_CHOICES": tasks.settings.MAX_CHOICES,
+        "options.MAX_OPTION": tasks.options.MAX_OPTION,
+        "options.MAX_CHOICES": tasks.options.MAX_CHOICES,
         "corpus.MAX_DOCUMENT": tasks.pretraining.corpus.MAX_DOCUMENT,
         "wiki.MAX_REVISION_BYTES": tasks.pretraining.wiki.MAX_REVISION_BYTES,
         "corpus.MAX_UNPACKER_BYTES": tasks.pretraining.corpus.MAX_UNPACKER_BYTES,

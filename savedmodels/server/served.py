@@ -24,7 +24,7 @@ from bert_keras.errors import BertKerasError, MissingFileError
 from bert_keras.paths import did_you_mean, for_tensorflow, path_of
 from savedmodels.manifest import EXAMPLE, EXTRA
 from savedmodels.reload import load_kernels
-from tasks.settings import ServerOptions
+from tasks.options import ServerOptions
 
 HOST = "127.0.0.1"
 DEFAULT_SIGNATURE = "serving_default"

@@ -32,12 +32,13 @@ from tasks.features.tagger import train_tagger
 from tasks.folders import Folder, Layout
 from tasks.metrics import Ordering, in_percent, ordering
 from tasks.ner.task import Conll
+from tasks.options import AblationOptions
 from tasks.pretraining.monitor import SNAPSHOTS
 from tasks.pretraining.pretrain import check_replicas, pretrain
 from tasks.pretraining.recipes import RECIPES, Recipe
 from tasks.pretraining.stream import Text, digest_of_documents
 from tasks.report import Table
-from tasks.settings import AblationOptions, Hparams, TaggerHparams
+from tasks.settings import Hparams, TaggerHparams
 from tasks.task import Task
 from tasks.training.finetune import finetune
 from tasks.training.loop import RESULTS_FILE

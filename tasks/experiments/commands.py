@@ -8,17 +8,16 @@ import argparse
 from bert_keras.console import PATH, SEVERAL, Command, say, start, table
 from bert_keras.settings import add_flags, given_settings
 from tasks.commands import CHECKPOINT_HELP, add_strategy, add_task, add_task_options, open_given_task
-from tasks.pretraining.commands import TEXT_HELP, TEXT_NOTES, VOCAB_HELP, pair, set_value
-from tasks.settings import (
+from tasks.options import (
     ABLATIONS,
-    OF_FEATURES,
     AblationOptions,
     ClassifierOptions,
     GlueOptions,
-    Hparams,
     ProbeOptions,
     ProtocolOptions,
 )
+from tasks.pretraining.commands import TEXT_HELP, TEXT_NOTES, VOCAB_HELP, pair, set_value
+from tasks.settings import OF_FEATURES, Hparams
 
 OUTPUT_HELP = "folder for all runs; finished runs in it are not repeated"
 

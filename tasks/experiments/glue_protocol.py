@@ -27,7 +27,8 @@ from tasks.experiments.protocol import PICTURE, check_has_weights
 from tasks.experiments.summary import Summary
 from tasks.glue.rows import IDX, LABEL, ROWS, SCORES, GlueRow
 from tasks.glue.task import Glue, majority_label
-from tasks.settings import GlueOptions, Hparams, ProtocolOptions
+from tasks.options import GlueOptions, ProtocolOptions
+from tasks.settings import Hparams
 from tasks.training.loop import RESULTS_FILE
 from tasks.training.run import load_run
 

@@ -36,8 +36,8 @@ from tasks.glue.task import Glue
 from tasks.metrics import accuracy, entity_scores
 from tasks.ner.files import FILES, read
 from tasks.ner.words import TEXT, TOKENS
+from tasks.options import ProbeOptions
 from tasks.report import Table
-from tasks.settings import ProbeOptions
 from tasks.training.identity import identity_of_checkpoint
 from tasks.training.progress import counter
 

@@ -28,12 +28,14 @@ from tasks.batches import predict
 from tasks.experiments.grid import Cell, identity_of_data, run_cells
 from tasks.experiments.grid import Outcome as CellOutcome
 from tasks.experiments.summary import Ensemble, Outcome, Summary, as_json, draw, ranked
-from tasks.settings import Hparams, ProtocolOptions
+from tasks.options import ProtocolOptions
+from tasks.settings import Hparams
 from tasks.task import Arrays, Task
+from tasks.training.ensemble import load_runs
 from tasks.training.finetune import finetune
 from tasks.training.identity import identity_of_checkpoint
 from tasks.training.loop import RESULTS_FILE
-from tasks.training.run import Run, load_run, load_runs
+from tasks.training.run import Run, load_run
 
 PICTURE = "results.png"
 

@@ -30,7 +30,8 @@ from tasks.features.mix import ScalarMix
 from tasks.features.weights_file import read_weights, write_weights
 from tasks.folders import Folder, check_equal
 from tasks.ner.task import TAGS, Conll
-from tasks.settings import MAX_OPTION, TaggerHparams
+from tasks.options import MAX_OPTION
+from tasks.settings import TaggerHparams
 from tasks.training.loop import RUN, check_save_every
 from tasks.training.loop import train as run_plan
 from tasks.training.plan import Monitor, Plan, Stage

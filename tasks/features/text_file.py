@@ -22,7 +22,7 @@ from tasks.features.extract import Extractor, Pieces, Words
 from tasks.features.layers import is_mixed
 from tasks.features.parquet_file import write_rows
 from tasks.ner.words import TEXT
-from tasks.settings import FeatureOptions
+from tasks.options import FeatureOptions
 
 
 def extract_file(

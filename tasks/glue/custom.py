@@ -20,7 +20,7 @@ from tasks.glue.files import (
 )
 from tasks.glue.labels import LABEL_TYPES
 from tasks.glue.rows import CUSTOM, IDX, LABEL, ROWS, GlueRow, SplitFile, check_row, standard_splits
-from tasks.settings import ColumnOptions
+from tasks.options import ColumnOptions
 from tasks.table_files import Row, column_names, read_rows
 
 # Columns that are no text: pandas writes an index without a name, and in Parquet as the last of these.

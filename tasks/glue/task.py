@@ -27,8 +27,8 @@ from tasks.glue.files import check_source, from_files, from_tfds, is_folder
 from tasks.glue.labels import LABEL_TYPES, LABELS
 from tasks.glue.rows import LABEL, NAMES, GlueRow, row_from_json
 from tasks.metrics import MEASURES
+from tasks.options import MAX_OPTION, ClassifierOptions, ColumnOptions
 from tasks.report import Table, most_confident, plain
-from tasks.settings import MAX_OPTION, ClassifierOptions, ColumnOptions
 from tasks.task import POOLINGS, Arrays, Features, Raw, Task, classifier_model
 
 

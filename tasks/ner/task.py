@@ -28,8 +28,8 @@ from tasks.ner.decoding import Letters, decode_entities, decode_words, joined_ta
 from tasks.ner.files import DOCSTART, Corpus, Sentence, check_tags, corpus_of, detect_scheme, misfits
 from tasks.ner.schemes import OUTSIDE, SCHEMES, convert, entities_of
 from tasks.ner.words import TEXT, TOKENS, split_words, text_of, words_of
+from tasks.options import MAX_OPTION, TAGGING_DEFAULTS, TaggingOptions
 from tasks.report import ERRORS_SHOWN, Table, plain
-from tasks.settings import MAX_OPTION, TAGGING_DEFAULTS, TaggingOptions
 from tasks.task import Arrays, Features, Raw, Task
 
 TAGS = "tags"

@@ -17,8 +17,9 @@ from bert_keras.console import PATH, SEVERAL, Command, progress, say, start, tab
 from bert_keras.errors import BertKerasError
 from bert_keras.settings import Masking, add_flags, describe, given_settings, names_of
 from tasks.commands import SAVE_HELP, add_strategy
+from tasks.options import VocabularyOptions
 from tasks.pretraining.recipes import RECIPES
-from tasks.settings import Sampling, VocabularyOptions
+from tasks.settings import Sampling
 
 TEXT_HELP = "files, folders or tfds:NAME (format: see below)"
 VOCAB_HELP = "a vocab.txt, a spiece.model or a folder with one of them"

@@ -186,8 +186,8 @@ def _source(
 def _held_out(
     source: Source,
     phase: int,
-    *,
     objectives: Sequence[Objective],
+    *,
     vocab_size: int,
     hparams: PretrainHparams,
     multiple_of: int = 1,
@@ -299,37 +299,32 @@ def plan_pretraining(
     lengths = [phase.seq_length for phase in source.phases]
     _check_lengths(config, lengths, tokenizer=tokenizer)
     objectives = [objectives_for(recipe, length, pieces=Pieces.of(tokenizer)) for length in lengths]
-    lines = [
-        *_check_phases(source, objectives, config=config, batch_size=hparams.batch_size),
-        *_warn_of_long_steps(hparams),
+    lines = [*_check_phases(source, objectives, config=config, batch_size=hparams.batch_size)]
+    lines += _warn_of_long_steps(hparams)
+    rows = rows_for(distribution, HELD_OUT_BATCH)
+    held = [
+        _held_out(source, phase, those, vocab_size=config.vocab_size, hparams=hparams, multiple_of=rows)
+        for phase, those in enumerate(objectives)
     ]
-    evaluate_on = functools.partial(
-        _held_out,
-        source,
-        vocab_size=config.vocab_size,
-        hparams=hparams,
-        multiple_of=rows_for(distribution, HELD_OUT_BATCH),
-    )
-    held = [evaluate_on(phase, objectives=those) for phase, those in enumerate(objectives)]
     _check_patience(hparams, held)
     keras.utils.set_random_seed(hparams.seed)
     with distribution.scope():
         model = _build(recipe, config, objectives[0])
         lines += _assign(start, model)
-    preprocess = Preprocessor(tokenizer, seq_length=lengths[-1])
+    save = functools.partial(
+        _save,
+        model=model,
+        preprocess=Preprocessor(tokenizer, seq_length=lengths[-1]),
+        sampler=recipe.sampling(128).sampler,
+        start=start.checkpoint,
+    )
     prepared = Prepared(
         source=source,
         hparams=hparams,
         objectives=objectives,
         held_out=held,
         snapshots=snapshots,
-        save=functools.partial(
-            _save,
-            model=model,
-            preprocess=preprocess,
-            sampler=recipe.sampling(128).sampler,
-            start=start.checkpoint,
-        ),
+        save=save,
         strategy_name=strategy_name,
         identity=_identity(recipe, config, tokenizer, segment=segment)
         | source.about

@@ -14,7 +14,8 @@ import numpy as np
 
 from bert_keras.errors import BertKerasError
 from bert_keras.text.preprocessing import longest_first
-from tasks.settings import SENTENCE_PAIR_LABELS, Sampling
+from tasks.options import SENTENCE_PAIR_LABELS
+from tasks.settings import Sampling
 
 Document = Sequence[np.ndarray]  # a document as ids: int32 [T] for each segment
 

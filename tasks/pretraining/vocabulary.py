@@ -23,7 +23,7 @@ from bert_keras.paths import path_of
 from bert_keras.text.sentencepiece import SENTENCEPIECE_TOKENS, SentencePiece, sentencepiece_texts
 from bert_keras.text.tokenizer import END, MASK, PADDING, START, UNKNOWN, Normalizer, Tokenizer
 from bert_keras.text.wordpiece import CONTINUATION, WordPiece, wordpiece_words
-from tasks.settings import VocabularyOptions
+from tasks.options import VocabularyOptions
 
 Document = Sequence[str]
 Progress = Callable[[int], None]

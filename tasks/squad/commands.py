@@ -7,7 +7,7 @@ import argparse
 
 from bert_keras.console import PATH, Command, progress, start
 from bert_keras.settings import add_flags, given_settings
-from tasks.settings import TriviaQaOptions
+from tasks.options import TriviaQaOptions
 
 TRIVIAQA_NOTES = """The BERT paper fine-tunes on this data before SQuAD: a paragraph is the first 400 tokens of a Wikipedia
 document, if one of the question's possible answers is in them. TensorFlow Datasets fetches trivia_qa/rc. Use the file as

@@ -35,8 +35,8 @@ from tasks.batches import count
 from tasks.data_files import Source, split_file
 from tasks.degenerate import near_baseline, one_answer
 from tasks.metrics import answer_scores, best_threshold
+from tasks.options import MAX_OPTION, TASK_DEFAULTS, SquadOptions
 from tasks.report import ERRORS_SHOWN, Table, most_confident, plain
-from tasks.settings import MAX_OPTION, TASK_DEFAULTS, SquadOptions
 from tasks.squad.data import (
     ANSWER_END,
     ANSWER_START,

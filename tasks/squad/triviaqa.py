@@ -17,7 +17,7 @@ from bert_keras.errors import BertKerasError
 from bert_keras.files import whole_file
 from bert_keras.paths import path_of
 from tasks.data_files import load_tfds
-from tasks.settings import TriviaQaOptions
+from tasks.options import TriviaQaOptions
 from tasks.squad.data import ANSWER_START, ANSWERS, CONTEXT, ID, QUESTION
 
 DATASET = "trivia_qa/rc"

@@ -18,7 +18,8 @@ from tasks.glue.task import Glue
 from tasks.ner.task import Conll
 from tasks.next_sentence import NextSentence
 from tasks.squad.task import Squad
-from tasks.training.run import ORIGIN, Ensemble, Run, encoder_of
+from tasks.training.ensemble import Ensemble
+from tasks.training.run import ORIGIN, Run, encoder_of
 
 CARD = "README.md"
 HUB = "hf://"

@@ -15,13 +15,14 @@ from bert_keras.errors import BertKerasError, LossDiverged
 from bert_keras.features import POOLED_OUTPUT
 from bert_keras.files import whole_file
 from bert_keras.text.preprocessing import Preprocessor
+from bert_keras.text.tokenizer import Tokenizer
 from tasks.batches import cardinality, count, dataset, hold_out, predictor, take_examples
+from tasks.cut_texts import CUT_SAMPLE, cut_texts
 from tasks.features.frozen import bilstm_of
 from tasks.features.rows import RowVectors
 from tasks.folders import Folder
 from tasks.settings import Hparams
 from tasks.task import Task, check_stride
-from tasks.text_data import CUT_SAMPLE, cut_texts
 from tasks.text_model import TextModel
 from tasks.training.card import CARD, run_card
 from tasks.training.feature_based import check_feature_based, computed, folder_of, vectors_of
@@ -295,6 +296,36 @@ def _batches_of(
     )
 
 
+def _checked_tokenizer(task: Task, source: checkpoints.Checkpoint, hparams: Hparams) -> Tokenizer:
+    """The checkpoint's tokenizer. Raises BertKerasError unless checkpoint, task and settings fit together."""
+    if source.tensors:
+        task.check_checkpoint(source)
+    tokenizer = checkpoints.tokenizer_of(source)
+    check_sizes(source.config, vocab_size=tokenizer.vocab_size, seq_length=hparams.seq_length)
+    check_stride(task, tokenizer, seq_length=hparams.seq_length)
+    return tokenizer
+
+
+def _lines_about(task: Task, preprocess: Preprocessor, examples: _Examples, *, steps: int) -> list[str]:
+    """The lines about the data of a plan."""
+    cut = cut_texts(task, preprocess, next(iter(examples.train.batch(CUT_SAMPLE))))
+    counts = f"{examples.train_count:,} examples, {steps:,} steps; dev {examples.dev_count:,} examples"
+    return [*([cut] if cut else []), f"training {task.name} on {counts}"]
+
+
+def _from_step(
+    batches: Callable[[], tf.data.Dataset], vectors: RowVectors | None
+) -> Callable[[int], tf.data.Dataset]:
+    """Step -> the batches of all epochs from there on, with their vectors."""
+
+    def from_step(done: int) -> tf.data.Dataset:
+        # A new data set each time: an epoch's order depends on the seed and the number of epochs before it.
+        made = batches().repeat().skip(done)
+        return made if vectors is None else vectors.attached(made)
+
+    return from_step
+
+
 def plan_finetuning(
     task: Task,
     *,
@@ -306,23 +337,16 @@ def plan_finetuning(
     feature_cache: str | pathlib.Path | None = None,
     output: str | pathlib.Path | None = None,
 ) -> Plan:
-    """Reads and checks everything and builds the model with the checkpoint's weights, without training.
-
-    Arguments and errors: see `finetune`
-    """
+    """Reads and checks everything and builds the model, without training. Arguments and errors: those of `finetune`."""
     distribution = strategy(strategy_name)
     source = checkpoint if isinstance(checkpoint, checkpoints.Checkpoint) else checkpoints.read(checkpoint)
-    if source.tensors:
-        task.check_checkpoint(source)
-    tokenizer = checkpoints.tokenizer_of(source)
-    check_sizes(source.config, vocab_size=tokenizer.vocab_size, seq_length=hparams.seq_length)
-    check_stride(task, tokenizer, seq_length=hparams.seq_length)
+    tokenizer = _checked_tokenizer(task, source, hparams)
     check_feature_based(task, source.config, hparams, keep_head=keep_head, feature_cache=feature_cache)
     keras.utils.set_random_seed(hparams.seed)  # also decides which examples are drawn, and their order
     preprocess = Preprocessor(tokenizer, seq_length=hparams.seq_length, pad_to_longest=True)
     examples = _read_examples(task, preprocess, hparams, dev_split)
-    fixed = strategy_name == "tpu"  # a TPU needs one shape
-    padded = Preprocessor(tokenizer, seq_length=hparams.seq_length, pad_to_longest=not fixed)
+    # A TPU needs one shape.
+    padded = Preprocessor(tokenizer, seq_length=hparams.seq_length, pad_to_longest=strategy_name != "tpu")
     batches = _batches_of(task, padded, examples.train, hparams, distribution)
     steps = count(batches())
     lines = list[str]()
@@ -339,25 +363,8 @@ def plan_finetuning(
     vectors = vectors_of(model, preprocess, examples.train, examples.dev, hparams)
     if vectors is not None and output is not None:
         vectors.check_room(folder_of(output, feature_cache))
-    # A new data set each time: an epoch's order depends on the seed and the number of epochs before it.
-    order: Callable[[int], tf.data.Dataset] = lambda done: batches().repeat().skip(done)  # noqa: E731
-    stage = Stage(
-        steps=steps,
-        epochs=hparams.epochs,
-        batches=order if vectors is None else lambda done: vectors.attached(order(done)),
-    )
-    if cut := cut_texts(task, preprocess, next(iter(examples.train.batch(CUT_SAMPLE)))):
-        lines.append(cut)
-    lines.append(
-        f"training {task.name} on {examples.train_count:,} examples, {stage.total:,} steps; "
-        f"dev {examples.dev_count:,} examples"
-    )
-    settings = {
-        "task": {"kind": task.kind, **task.to_json()},
-        **hparams.identity(),
-        "keep_head": keep_head,
-        "strategy": strategy_name,
-    }
+    stage = Stage(steps=steps, epochs=hparams.epochs, batches=_from_step(batches, vectors))
+    lines += _lines_about(task, preprocess, examples, steps=stage.total)
     monitor = functools.partial(
         FineTuningMonitor,
         trained=model,
@@ -367,11 +374,17 @@ def plan_finetuning(
         origin=source.origin if source.tensors else {},
         vectors=vectors,
     )
-    identity = settings | examples.about | identity_of_checkpoint(source, tokenizer)
+    identity = {
+        "task": {"kind": task.kind, **task.to_json()},
+        **hparams.identity(),
+        **{"keep_head": keep_head, "strategy": strategy_name},
+        **examples.about,
+        **identity_of_checkpoint(source, tokenizer),
+    }
     plan = Plan(identity=identity, model=model, stages=[stage], monitor=monitor, lines=lines)
-    if vectors is None:
-        return plan
-    return dataclasses.replace(plan, prepared=functools.partial(computed, vectors, feature_cache))
+    if vectors is not None:
+        plan = dataclasses.replace(plan, prepared=functools.partial(computed, vectors, feature_cache))
+    return plan
 
 
 def finetune(

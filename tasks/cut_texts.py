@@ -1,0 +1,47 @@
+"""Texts that do not fit into `seq_length` tokens and are cut: a line that counts them, before a training begins."""
+
+import warnings
+from collections.abc import Mapping
+from typing import Any
+
+import tensorflow as tf
+
+from bert_keras.text.preprocessing import Preprocessor
+from tasks.task import Problem
+from tasks.text_data import Columns, raw_columns
+
+CUT_SAMPLE = 1_000  # examples that are looked at for texts that are cut
+
+
+def cut_texts(problem: Problem, preprocess: Preprocessor, raw: Mapping[str, Any]) -> str:
+    """A line, if some of the first raw examples do not fit into seq_length tokens and are cut; else nothing.
+
+    raw: columns [N] of at most CUT_SAMPLE examples, tensors or arrays
+    """
+    texts = [tf.convert_to_tensor(raw[name]) for name in problem.signature() if name in raw]
+    if problem.windowed or any(text.shape.rank != 1 for text in texts):
+        return ""
+    tokens = sum(preprocess.tokenizer.tokenize(text).row_lengths() for text in texts)
+    lengths = tokens.numpy() + preprocess.tokenizer.pair.added(len(texts))
+    if not (cut := int((lengths > preprocess.seq_length).sum())):
+        return ""
+    windows = (
+        ", or doc_stride to read them in windows, or truncation to keep their ends"
+        if "doc_stride" in getattr(problem, "options", ())
+        else ""
+    )
+    return (
+        f"{cut:,} of the first {len(lengths):,} examples are longer than {preprocess.seq_length} tokens (up to "
+        f"{lengths.max():,}) and are cut; raise seq_length{windows}"
+    )
+
+
+def checked_columns(
+    problem: Problem, preprocess: Preprocessor, x: Any, y: Any, sample_weight: Any
+) -> Columns:
+    """`raw_columns`, with a warning about texts that are cut, of the first CUT_SAMPLE."""
+    columns = Columns(raw_columns(problem, preprocess, x, y, sample_weight))
+    first = {name: column[:CUT_SAMPLE] for name, column in columns.items()}
+    if cut := cut_texts(problem, preprocess, first):
+        warnings.warn(cut, stacklevel=3)  # of the line that calls `fit`
+    return columns
