@@ -68,7 +68,7 @@ def test_bilstm_on_frozen_bert(run, tmp_path):
     blocks = ["\n".join(map(" ".join, zip(*pair, strict=True))) for pair in zip(PEOPLE, TAGS, strict=True)]
     (tmp_path / "words.txt").write_text("\n\n".join(blocks) + "\n")
     small = {"units": ("units=768", "units=16"), "rate": ("rate=1e-3", "rate=2e-2")}
-    small["epochs"] = ("epochs=10", "epochs=40")  # of one step each
+    small["epochs"] = ("epochs=10, validation_split=0.1", "epochs=40")  # of one step each
     printed = run("bilstm_on_frozen_bert.py", "words.txt", num_layers=4, **small)
     assert "O B-PER O O" in printed, "it learned the first sentence"
     model = bk.load(tmp_path / "tagger.keras")
