@@ -33,7 +33,7 @@ from tasks.options import (
     TriviaQaOptions,
     VocabularyOptions,
 )
-from tasks.settings import Hparams, PretrainHparams, Sampling
+from tasks.settings import OF_FEATURES, Hparams, PretrainHparams, Sampling
 from tasks.training.run import load_run
 
 COMMANDS = (
@@ -108,7 +108,7 @@ def flags_of(name: str) -> dict[str, argparse.Action]:
         (
             "glue",
             (Hparams, ClassifierOptions, ProtocolOptions, GlueOptions),
-            ("learning_rate", "dev_fraction", "doc_stride", "truncation"),
+            ("learning_rate", "dev_fraction", "doc_stride", "truncation", "feature_layers", *OF_FEATURES),
         ),
         ("features", (FeatureOptions,), ()),
         ("vocab", (VocabularyOptions,), ()),
