@@ -75,8 +75,9 @@ def _default_notes() -> str:
     return "Some tasks have defaults from their papers:\n" + "".join(lines) + "\n"
 
 
-def add_task(parser: argparse.ArgumentParser) -> None:
-    """Adds --task, --data and --dev-data."""
+def add_task(parser: argparse.ArgumentParser, *, holds_out: bool = True) -> None:
+    """Adds --task, --data and --dev-data. holds_out: True if the command has --dev-fraction too."""
+    instead = "; or give --dev-fraction" if holds_out else ""
     add = parser.add_argument
     add(
         "--task",
@@ -88,7 +89,7 @@ def add_task(parser: argparse.ArgumentParser) -> None:
     add(
         "--dev-data",
         **PATH,
-        help="file of the dev split, if --data is the training file; or give --dev-fraction",
+        help=f"file of the dev split, if --data is the training file{instead}",
     )
 
 
@@ -98,6 +99,16 @@ def add_task_options(parser: argparse.ArgumentParser) -> None:
     for options in TASK_OPTIONS:
         add_flags(parser, options, without=tuple(seen))
         seen |= {*names_of(options)}
+
+
+def add_feature_cache(parser: argparse.ArgumentParser) -> None:
+    """Adds --feature-cache."""
+    parser.add_argument(
+        "--feature-cache",
+        **PATH,
+        help="folder that keeps the vectors of --feature-layers for further trainings on the same data and checkpoint (default: "
+        "they are removed when the training is finished)",
+    )
 
 
 def _add_finetune(parser: argparse.ArgumentParser) -> None:
@@ -121,17 +132,14 @@ def _add_finetune(parser: argparse.ArgumentParser) -> None:
     )
     add_strategy(parser)
     add("--save-every", type=int, help=f"{SAVE_HELP} (default: one save at the end of each epoch)")
-    add(
-        "--feature-cache",
-        **PATH,
-        help="folder that keeps the vectors of --feature-layers for further trainings on the same data and checkpoint (default: "
-        "they are removed with the end of the training)",
-    )
+    add_feature_cache(parser)
     add_flags(parser, Hparams)
     add_task_options(parser)
 
 
-def _check_dev(data: str | None, dev_data: str | None, fraction: float | None) -> None:
+def _check_dev(
+    data: str | None, dev_data: str | None, fraction: float | None, *, holds_out: bool = True
+) -> None:
     """Raises BertKerasError unless one flag at most says where the dev split comes from, and a file has one."""
     if dev_data is not None and fraction is not None:
         raise BertKerasError("--dev-data and --dev-fraction were given; give one of them.")
@@ -139,9 +147,9 @@ def _check_dev(data: str | None, dev_data: str | None, fraction: float | None) -
         flag = "--dev-fraction" if dev_data is None else "--dev-data"
         raise BertKerasError(f"{flag} was given without --data; give the training file as --data.")
     if data is not None and dev_data is None and fraction is None and pathlib.Path(data).is_file():
+        instead = ", or --dev-fraction 0.1 to hold out a tenth of this file" if holds_out else ""
         raise BertKerasError(
-            f"{data} is one file, without a dev split; give the dev split's file as --dev-data, or --dev-fraction 0.1 to hold "
-            "out a tenth of this file."
+            f"{data} is one file, without a dev split; give the dev split's file as --dev-data{instead}."
         )
 
 
@@ -155,12 +163,12 @@ def _check_no_dev_split(task: Any, folder: str) -> None:
     )
 
 
-def open_given_task(args: argparse.Namespace) -> tuple[Any, Hparams]:
-    """The task of the flags of `add_task`, and its hyperparameters with those that were given."""
+def open_given_task(args: argparse.Namespace, *, holds_out: bool = True) -> tuple[Any, Hparams]:
+    """The task of the flags of `add_task`, and its hyperparameters with those that were given. holds_out: as there."""
     from tasks.training.run import open_task
 
     fraction = getattr(args, "dev_fraction", None)
-    _check_dev(args.data, args.dev_data, fraction)
+    _check_dev(args.data, args.dev_data, fraction, holds_out=holds_out)
     source = {"train": args.data, "validation": args.dev_data} if args.dev_data else args.data
     task = open_task(args.task, source, **given_settings(args, *TASK_OPTIONS))
     if fraction is not None and pathlib.Path(args.data).is_dir():

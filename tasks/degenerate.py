@@ -25,9 +25,9 @@ def one_answer(predicted: np.ndarray, *, name: Callable[[Any], str] = str) -> st
     return f"{name(values[counts.argmax()])} for {share:.1%} of dev" if share >= 1 - WHISKER else None
 
 
-def near_baseline(value: float, baseline: float, *, measure: str, by: str) -> str | None:
-    """Both measures, if they differ by no more than WHISKER; else None. by: the answer of a trivial model."""
-    if abs(value - baseline) > WHISKER:
+def no_better(value: float, baseline: float, *, measure: str, by: str) -> str | None:
+    """Both measures, if the first is not higher by more than WHISKER; else None. by: the answer of a trivial model."""
+    if value > baseline + WHISKER:
         return None
     return f"{measure} {value:.4f}; {by} has {baseline:.4f}"
 
@@ -35,29 +35,33 @@ def near_baseline(value: float, baseline: float, *, measure: str, by: str) -> st
 def degenerate_classes(
     labels: np.ndarray, predicted: np.ndarray, names: Sequence[str], *, measure: str = "accuracy"
 ) -> str | None:
-    """Nearly all predictions are one class, or the measure is near that of the majority class; None if the run learned.
+    """Nearly all predictions are one class, or the measure is no better than that of the majority class; None if the run learned.
+
+    Labels that are nearly all one class cannot tell: then only a run that always predicts one class is degenerate.
 
     labels, predicted: class ids int [N]
     measure: "matthews", whose baseline is a correlation of 0; any other name stands for the accuracy
     """
+    nothing = float(np.bincount(labels).max() / len(labels))
+    if nothing >= 1 - WHISKER:
+        return one_answer(predicted, name=lambda i: names[i]) if np.ptp(predicted) == 0 else None
     if why := one_answer(predicted, name=lambda i: names[i]):
         return why
     if measure == "matthews":
         value, nothing, measure = MEASURES["matthews"](labels, predicted), 0.0, "Matthews correlation"
     else:
         value, measure = accuracy(labels, predicted), "accuracy"
-        nothing = np.bincount(labels).max() / len(labels)
-    return near_baseline(value, nothing, measure=measure, by="predicting the majority class")
+    return no_better(value, nothing, measure=measure, by="predicting the majority class")
 
 
 def degenerate_scores(labels: np.ndarray, scores: np.ndarray) -> str | None:
-    """The scores are constant, or explain nearly nothing of the labels; None if the run learned.
+    """The scores are constant, explain nearly nothing of the labels, or run against them; None if the run learned.
 
     The fraction of the variance that a linear fit explains is the squared Pearson correlation; constant scores have 0.
     """
     correlation = MEASURES["pearson"](labels, scores)
     if np.ptp(scores) < WHISKER or not np.isfinite(correlation):
         return f"the score is always {scores.mean():.2f}"
-    if correlation**2 <= WHISKER:
+    if correlation < 0 or correlation**2 <= WHISKER:
         return f"Pearson correlation {correlation:.4f}; predicting the mean score has none"
     return None

@@ -234,7 +234,9 @@ class ServerOptions(Checked):
 class ProtocolOptions(Checked):
     """Options for the protocol. Every combination is trained. The first seed is that of Hparams; restarts count it up."""
 
-    learning_rates: tuple[float, ...] = setting((5e-5, 4e-5, 3e-5, 2e-5), help="learning rates to try")
+    learning_rates: tuple[float, ...] | None = setting(
+        None, help="learning rates to try (default: 5e-5 4e-5 3e-5 2e-5, or 1e-3 with --feature-layers)"
+    )
     batch_sizes: tuple[int, ...] | None = setting(
         None, help="batch sizes to try, such as 16 32 (default: --batch-size)"
     )

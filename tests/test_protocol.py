@@ -11,18 +11,19 @@ import runs
 from tasks.batches import predict
 from tasks.choice import Swag
 from tasks.experiments.paper_figures import FIGURES, paper_table
-from tasks.experiments.protocol import run_protocol
+from tasks.experiments.protocol import RATES, _grid, run_protocol, summarize
 from tasks.experiments.summary import tables
 from tasks.folders import check_equal
 from tasks.glue.task import Glue
 from tasks.ner.task import Conll
+from tasks.options import ProtocolOptions
 from tasks.settings import Hparams
 from tasks.squad.task import Squad
 from tasks.training.ensemble import load_runs
 from tasks.training.finetune import finetune
 from tasks.training.run import evaluate, load_run
 
-HPARAMS = Hparams(epochs=1, batch_size=16, seq_length=24, seed=5)
+HPARAMS = Hparams(epochs=3, batch_size=16, seq_length=16, seed=5)
 
 
 @pytest.fixture(scope="module")
@@ -34,7 +35,7 @@ def place(tmp_path_factory):
         with (folder / f"{name}.csv").open("w", newline="") as file:
             rows = csv.writer(file)
             rows.writerow(("sentence", "label"))
-            rows.writerows((text, text.split()[0] < "is") for text in runs.texts(64, seed=seed))
+            rows.writerows((text, text.split()[0] < "is") for text in runs.texts(320, seed=seed))
     return folder
 
 
@@ -59,7 +60,9 @@ def done(place):
 
 @pytest.mark.long
 def test_every_combination_is_one_run(place, done):
-    names = [f"lr-0.001_batch-{size}_seed-{seed}" for size in (16, 32) for seed in (5, 6)]
+    names = [
+        f"lr-0.001{batch}_seed-{seed}" for batch in ("", "_batch-32") for seed in (5, 6)
+    ]  # 16 is the task's
     assert sorted(path.name for path in (place / "runs" / "custom").iterdir()) == sorted(names)
     assert [one.path.name for one in done.outcomes] == names
     for one in done.outcomes:
@@ -98,6 +101,38 @@ def test_a_finished_protocol_trains_nothing(place, done):
     with runs.no_training():
         again, lines = start(place, place / "runs", batch_sizes=(16, 32), restarts=2, ensemble=2)
     assert again == done and sum("is finished already" in line for line in lines) == 4
+
+
+def test_a_wider_grid_reads_the_runs_of_a_narrower_one(place, done, tmp_path):
+    with runs.no_training():
+        summary, lines = start(place, place / "runs", learning_rates=(1e-3,))
+    assert [one.path.name for one in summary.outcomes] == ["lr-0.001_seed-5"]
+    with runs.no_training():  # the results as the other tests read them
+        start(place, place / "runs", batch_sizes=(16, 32), restarts=2, ensemble=2)
+
+
+def test_an_ensemble_of_too_few_runs_that_learned_is_left_out(place, done, tmp_path):
+    """All else is reported: it took hours."""
+    learned = [replace(one, degenerate="always no") for one in done.outcomes[:3]]
+    learned.append(replace(done.outcomes[3], degenerate=None))
+    lines = []
+    summary = summarize(opened(place), learned, ensemble=2, log=lines.append)
+    assert summary.ensemble is None and summary.best == learned[3]
+    assert "no ensemble of 2: 1 run(s) learned" in lines[0]
+
+
+@pytest.mark.parametrize("results", [{"measures": {"val_accuracy": 0.9}}, {"tasks": {"mrpc": {}}}])
+def test_results_of_another_run_are_not_replaced(place, tmp_path, results):
+    (tmp_path / "results.json").write_text(json.dumps(results))
+    with pytest.raises(ValueError, match="holds (another run|the results of mrpc).*give another folder"):
+        start(place, tmp_path)
+    assert runs.contents(tmp_path) == {"results.json": json.dumps(results).encode()}
+
+
+def test_the_rates_are_those_of_the_approach():
+    for layers, rates in ((None, RATES), ("last", (1e-3,))):
+        grid = _grid(Hparams(feature_layers=layers), ProtocolOptions())
+        assert tuple(settings.learning_rate for _, settings in grid) == rates
 
 
 def test_the_last_epoch_is_kept(place, tmp_path):
@@ -153,7 +188,7 @@ def test_patience_does_not_go_with_the_last_epoch():
 
 def test_the_command(place, tmp_path, capfd):
     flags = ["--task", "custom", "--data", place / "train.csv", "--dev-data", place / "dev.csv"]
-    flags += ["--checkpoint", place / "checkpoint", "--output", tmp_path / "runs", "--seq-length", "24"]
+    flags += ["--checkpoint", place / "checkpoint", "--output", tmp_path / "runs", "--seq-length", "16"]
     code, out, err = runs.run_command(
         capfd, "protocol", *flags, "--learning-rates", "1e-3", "--epoch-counts", "1", "--keep", "last"
     )
@@ -198,7 +233,7 @@ CASES = {
     ),
     "endings": (Swag(), swag([0, 1, 2, 3] * 2), swag([0, 1, 2, 3] * 2), None),
     "one answer": (Squad.open("squad1.1", None), squad(["a"] * 4), gold("abcd"), "a for 100.0%"),
-    "wrong answers": (Squad.open("squad1.1", None), squad("wxyz"), gold("bcde"), "f1 0.0000"),
+    "wrong answers": (Squad.open("squad1.1", None), squad("wxyz"), gold("bcde"), "f1 / 100 0.0000"),
     "answers": (Squad.open("squad1.1", None), squad("bxyz"), gold("bcde"), None),
     "never an answer": (
         Squad.open("squad2.0", None),
@@ -213,6 +248,14 @@ CASES = {
         "no answer at all has 0.5000",
     ),
     "no entity": (CONLL, tags(["O O", "O"]), tags(["B-PER O", "O"]), "f1 0.0000"),
+    "one position of all": (Swag(), swag([1] * 8), swag([1] * 8), "ending 1 for 100.0%"),
+    "nearly all one position, right": (Swag(), swag([1] * 399 + [2]), swag([1] * 399 + [2]), None),
+    "worse than one position": (
+        Swag(),
+        swag([1, 0, 3, 2] * 2),
+        swag([0, 1, 2, 3] * 2),
+        "accuracy 0.0000; predicting the majority",
+    ),
     "entities": (CONLL, tags(["B-PER O", "O"]), tags(["B-PER O", "O"]), None),
 }
 

@@ -275,6 +275,8 @@ def _recipe(row: Row, scale: Scale, changes: Mapping[str, Any]) -> Recipe:
     settings = {**scale.pretraining, **row.settings, **changes}
     if "phases" in changes and "seq_length" not in changes:
         settings.pop("seq_length", None)  # the scale's length would contradict the phases
+    if "seq_length" in changes and "phases" not in changes:
+        settings.pop("phases", None)  # and so would a row's phases the length
     return RECIPES[row.recipe].changed(**settings)
 
 

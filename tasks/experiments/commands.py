@@ -7,7 +7,14 @@ import argparse
 
 from bert_keras.console import PATH, SEVERAL, Command, say, start, table
 from bert_keras.settings import add_flags, given_settings
-from tasks.commands import CHECKPOINT_HELP, add_strategy, add_task, add_task_options, open_given_task
+from tasks.commands import (
+    CHECKPOINT_HELP,
+    add_feature_cache,
+    add_strategy,
+    add_task,
+    add_task_options,
+    open_given_task,
+)
 from tasks.options import (
     ABLATIONS,
     AblationOptions,
@@ -102,11 +109,12 @@ def _run_probe(args: argparse.Namespace) -> None:
 
 def _add_protocol(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
-    add_task(parser)
+    add_task(parser, holds_out=False)
     add("--checkpoint", **PATH, required=True, help=CHECKPOINT_HELP)
     add("--output", **PATH, required=True, help=OUTPUT_HELP)
     add_flags(parser, ProtocolOptions)
     add_strategy(parser)
+    add_feature_cache(parser)
     add_flags(parser, Hparams, without=("learning_rate", "dev_fraction"))
     add_task_options(parser)
 
@@ -116,13 +124,14 @@ def _run_protocol(args: argparse.Namespace) -> None:
     from tasks.experiments.protocol import run_protocol
     from tasks.experiments.summary import tables
 
-    task, hparams = open_given_task(args)
+    task, hparams = open_given_task(args, holds_out=False)
     summary = run_protocol(
         task,
         checkpoint=args.checkpoint,
         output=args.output,
         hparams=hparams,
         strategy_name=args.strategy,
+        feature_cache=args.feature_cache,
         verbose="auto",
         log=say,
         **given_settings(args, ProtocolOptions),

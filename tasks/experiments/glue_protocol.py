@@ -88,6 +88,7 @@ def run_protocol(
     GlueOptions(wnli=wnli)
     protocol.check_grid(hparams, chosen)
     output = path_of(output)
+    protocol.check_output(output, SCORED)
     tasks = _open_tasks(names, data, pooling=pooling)
     majority = {}
     if wnli == "majority" and WNLI in tasks:
@@ -143,8 +144,11 @@ def glue_score(summaries: Sequence[Summary]) -> float:
 
 def as_json(summaries: Sequence[Summary]) -> dict[str, Any]:
     """The content of results.json."""
+    made = reports.as_json(summaries)
+    for summary in summaries:
+        made["tasks"][summary.task]["score"] = summary.score
     score = {"score": glue_score(summaries), "tasks": len(summaries), "of": len(SCORED)}
-    return {"glue_score_on_dev": score} | reports.as_json(summaries)
+    return {"glue_score_on_dev": score} | made
 
 
 def submit(

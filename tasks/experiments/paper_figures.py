@@ -6,6 +6,7 @@ Source: Devlin et al. 2019, Tables 1 to 4 and 7; Tables 5, 6 and 8 are in tasks/
 from collections.abc import Sequence
 from typing import NamedTuple
 
+from tasks.features.layers import LAYERS
 from tasks.report import Table
 
 
@@ -74,6 +75,10 @@ FIGURES: tuple[Figure, ...] = (
     Figure("swag", 4, "large", "test", "accuracy", 86.3),
     Figure("conll2003", 7, "base", "dev", "f1", 96.4),
     Figure("conll2003", 7, "base", "test", "f1", 92.4),
+    *(
+        Figure("conll2003", 7, f"base, features: {layers}", "dev", "f1", value)
+        for layers, value in zip(LAYERS, (91.0, 95.6, 94.9, 95.9, 96.1, 95.5), strict=True)
+    ),
     Figure("conll2003", 7, "large", "dev", "f1", 96.6),
     Figure("conll2003", 7, "large", "test", "f1", 92.8),
 )

@@ -6,7 +6,7 @@ In: opened tasks, a checkpoint, settings. Out: a folder
     OUTPUT/results.json                    the measures of every run, the best, the median, the spread, the ensemble
     OUTPUT/results.png                     a plot with a dot for each run
 
-Names of cells have `_batch-<size>` and `_epochs-<count>` too where the grid has several.
+Names of cells have `_batch-<size>` and `_epochs-<count>` too where these differ from the settings of the task.
 
 Source: Devlin et al. 2019, sec. 4.1 and A.3 (values chosen on dev, random restarts with another order and another head).
 """
@@ -23,13 +23,14 @@ from bert_keras import checkpoints
 from bert_keras.checkpoints.hugging_face import SAFETENSORS
 from bert_keras.errors import BertKerasError
 from bert_keras.files import locked, write_json
+from bert_keras.json_files import read_object
 from bert_keras.paths import path_of
 from tasks.batches import predict
 from tasks.experiments.grid import Cell, identity_of_data, run_cells
 from tasks.experiments.grid import Outcome as CellOutcome
 from tasks.experiments.summary import Ensemble, Outcome, Summary, as_json, draw, ranked
 from tasks.options import ProtocolOptions
-from tasks.settings import Hparams
+from tasks.settings import FEATURE_RATE, Hparams
 from tasks.task import Arrays, Task
 from tasks.training.ensemble import load_runs
 from tasks.training.finetune import finetune
@@ -38,6 +39,8 @@ from tasks.training.loop import RESULTS_FILE
 from tasks.training.run import Run, load_run
 
 PICTURE = "results.png"
+# Of fine-tuning (Devlin et al. 2019, sec. 4.1).
+RATES = (5e-5, 4e-5, 3e-5, 2e-5)
 
 
 # -----------------------------------------------------------------------------------------------------------
@@ -48,7 +51,7 @@ def check_grid(hparams: Hparams, options: ProtocolOptions) -> None:
     """Raises BertKerasError for values that are given twice or not at all, and for settings that do not fit a grid."""
     for name in ("learning_rates", "batch_sizes", "epoch_counts"):
         values = getattr(options, name)
-        if values is not None and (not values or len({*values}) < len(values)):
+        if values is not None and (not values or len({f"{value:g}" for value in values}) < len(values)):
             raise BertKerasError(f"{name} is {values}; give at least one value, each once.")
     if hparams.dev_fraction is not None:
         raise BertKerasError(
@@ -63,16 +66,17 @@ def check_grid(hparams: Hparams, options: ProtocolOptions) -> None:
 
 def _grid(hparams: Hparams, options: ProtocolOptions) -> Iterator[tuple[str, Hparams]]:
     """The name and the settings of each run of a task, in order."""
-    batch_sizes, epoch_counts = options.batch_sizes, options.epoch_counts
+    rates = RATES if hparams.feature_layers is None else (FEATURE_RATE,)
     for rate, batch_size, epochs, seed in itertools.product(
-        options.learning_rates,
-        batch_sizes or (hparams.batch_size,),
-        epoch_counts or (hparams.epochs,),
+        options.learning_rates or rates,
+        options.batch_sizes or (hparams.batch_size,),
+        options.epoch_counts or (hparams.epochs,),
         range(hparams.seed, hparams.seed + options.restarts),
     ):
+        # The task's own values have no part in the name, so that a wider grid finds the runs of a narrower one.
         parts = [f"lr-{rate:g}"]
-        parts += [f"batch-{batch_size}"] if batch_sizes else []
-        parts += [f"epochs-{epochs}"] if epoch_counts else []
+        parts += [f"batch-{batch_size}"] if batch_size != hparams.batch_size else []
+        parts += [f"epochs-{epochs}"] if epochs != hparams.epochs else []
         yield (
             "_".join([*parts, f"seed-{seed}"]),
             dataclasses.replace(hparams, learning_rate=rate, batch_size=batch_size, epochs=epochs, seed=seed),
@@ -88,14 +92,19 @@ def _cells(
     hparams: Hparams,
     options: ProtocolOptions,
     strategy_name: str,
+    feature_cache: str | pathlib.Path | None,
     verbose: int | str,
     log: Callable[[str], None],
 ) -> Iterator[Cell]:
     start = identity_of_checkpoint(source, checkpoints.tokenizer_of(source)) | {"strategy": strategy_name}
     about = {"task": task.to_json(), **identity_of_data(task), **start}
-    train = functools.partial(
-        finetune, task, checkpoint=source, strategy_name=strategy_name, verbose=verbose, log=log
-    )
+    how: dict[str, Any] = {
+        "strategy_name": strategy_name,
+        "feature_cache": feature_cache,
+        "verbose": verbose,
+        "log": log,
+    }
+    train = functools.partial(finetune, task, checkpoint=source, **how)
     for cell, settings in _grid(hparams, options):
         grid = f", batch size {settings.batch_size}" if options.batch_sizes else ""
         grid += f", {settings.epochs} epochs" if options.epoch_counts else ""
@@ -129,6 +138,20 @@ def _outcome(ran: CellOutcome) -> Outcome:
     )
 
 
+def check_output(output: pathlib.Path, tasks: Sequence[str]) -> None:
+    """Raises BertKerasError if the folder has results that these tasks' results would replace."""
+    file = output / RESULTS_FILE
+    if not file.is_file():
+        return
+    there = read_object(file).get("tasks")
+    if not isinstance(there, dict):
+        raise BertKerasError(f"{output} holds another run, with its {RESULTS_FILE}; give another folder.")
+    if others := [name for name in there if name not in tasks]:
+        raise BertKerasError(
+            f"{output} holds the results of {', '.join(others)}; give another folder, or name all its tasks."
+        )
+
+
 def run_tasks(
     tasks: Mapping[str, Task],
     *,
@@ -137,6 +160,7 @@ def run_tasks(
     hparams: Mapping[str, Hparams],
     options: ProtocolOptions,
     strategy_name: str = "one",
+    feature_cache: str | pathlib.Path | None = None,
     verbose: int | str = 0,
     log: Callable[[str], None] = print,
 ) -> tuple[list[Summary], list[str]]:
@@ -149,6 +173,7 @@ def run_tasks(
     """
     source = checkpoint if isinstance(checkpoint, checkpoints.Checkpoint) else checkpoints.read(checkpoint)
     how: dict[str, Any] = {"options": options, "strategy_name": strategy_name, "verbose": verbose, "log": log}
+    how["feature_cache"] = feature_cache
     cells = [
         cell
         for name, task in tasks.items()
@@ -164,7 +189,7 @@ def run_tasks(
     failed = [name for name in tasks if name not in measured]
     if not measured:
         raise BertKerasError(f"{without_measures(failed)}; give lower learning rates.")
-    summaries = [summarize(tasks[name], found[name], ensemble=options.ensemble) for name in measured]
+    summaries = [summarize(tasks[name], found[name], ensemble=options.ensemble, log=log) for name in measured]
     return summaries, failed
 
 
@@ -180,6 +205,7 @@ def run_protocol(
     output: str | pathlib.Path,
     hparams: Hparams,
     strategy_name: str = "one",
+    feature_cache: str | pathlib.Path | None = None,
     verbose: int | str = 0,
     log: Callable[[str], None] = print,
     **options: Any,
@@ -187,6 +213,7 @@ def run_protocol(
     """Trains all runs of one task that have not finished, then writes the files of this module.
 
     hparams: for every run, except what the grid varies; its seed is that of the first restart
+    feature_cache: as in `finetune`; all runs read it
     options: fields of ProtocolOptions
 
     A run whose loss diverged is degenerate. Raises BertKerasError as `run_tasks`, for a grid without values, if another process
@@ -195,6 +222,7 @@ def run_protocol(
     chosen = ProtocolOptions(**options)
     check_grid(hparams, chosen)
     output = path_of(output)
+    check_output(output, [task.name])
     with locked(output):
         summaries, _ = run_tasks(
             {task.name: task},
@@ -203,6 +231,7 @@ def run_protocol(
             hparams={task.name: hparams},
             options=chosen,
             strategy_name=strategy_name,
+            feature_cache=feature_cache,
             verbose=verbose,
             log=log,
         )
@@ -231,7 +260,13 @@ def check_has_weights(best: Outcome) -> None:
         )
 
 
-def summarize(task: Task, outcomes: Sequence[Outcome], *, ensemble: int | None = None) -> Summary:
+def summarize(
+    task: Task,
+    outcomes: Sequence[Outcome],
+    *,
+    ensemble: int | None = None,
+    log: Callable[[str], None] = print,
+) -> Summary:
     """Best, median and spread; also evaluates the best run on the other validation splits, and the ensemble.
 
     outcomes: at least one has a measure
@@ -252,18 +287,20 @@ def summarize(task: Task, outcomes: Sequence[Outcome], *, ensemble: int | None =
         lowest=min(values, default=None),
         highest=max(values, default=None),
         measures=measures,
-        ensemble=None if ensemble is None else _ensemble(task, best, ensemble),
+        ensemble=None if ensemble is None else _ensemble(task, best, ensemble, log=log),
     )
 
 
-def _ensemble(task: Task, best: Sequence[Outcome], size: int) -> Ensemble:
-    """The ensemble of the best runs. Raises BertKerasError if fewer learned."""
+def _ensemble(
+    task: Task, best: Sequence[Outcome], size: int, *, log: Callable[[str], None]
+) -> Ensemble | None:
+    """The ensemble of the best runs; None, with a line that says so, if fewer learned."""
     members = tuple(outcome for outcome in best if outcome.degenerate is None)[:size]
     if len(members) < size:
-        raise BertKerasError(
-            f"the ensemble of {task.name} has {size} members and {len(members)} run(s) learned; give fewer members or more "
-            "restarts."
+        log(
+            f"{task.name} has no ensemble of {size}: {len(members)} run(s) learned; give fewer members or more restarts"
         )
+        return None
     for member in members:
         check_has_weights(member)
     run = load_runs([member.path for member in members])

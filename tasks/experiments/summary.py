@@ -90,7 +90,6 @@ def as_json(summaries: Sequence[Summary]) -> dict[str, Any]:
             "measure": summary.measure,
             "best": chosen,
             "measures": summary.measures,
-            "score": summary.score,
             "median": summary.median,
             "lowest": summary.lowest,
             "highest": summary.highest,
@@ -144,7 +143,8 @@ def _labels(outcomes: Sequence[Outcome]) -> tuple[Callable[[Outcome], str], str]
     ]
 
     def label(outcome: Outcome) -> str:
-        return ", ".join(f"{getattr(outcome, name):g}" for name in varied)
+        values = (getattr(outcome, name) for name in varied)
+        return ", ".join(f"{value:g}" if isinstance(value, float) else str(value) for value in values)
 
     return label, ", ".join(names[name] for name in varied)
 

@@ -11,7 +11,7 @@ from tasks.options import TriviaQaOptions
 
 TRIVIAQA_NOTES = """The BERT paper fine-tunes on this data before SQuAD: a paragraph is the first 400 tokens of a Wikipedia
 document, if one of the question's possible answers is in them. TensorFlow Datasets fetches trivia_qa/rc. Use the file as
-`finetune --task squad1.1 --data`.
+`finetune --task squad1.1 --data`, with SQuAD's dev file as `--dev-data`.
 
 """
 

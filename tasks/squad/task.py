@@ -33,7 +33,7 @@ from bert_keras.settings import names_of
 from bert_keras.text.preprocessing import Preprocessor
 from tasks.batches import count
 from tasks.data_files import Source, split_file
-from tasks.degenerate import near_baseline, one_answer
+from tasks.degenerate import no_better, one_answer
 from tasks.metrics import answer_scores, best_threshold
 from tasks.options import MAX_OPTION, TASK_DEFAULTS, SquadOptions
 from tasks.report import ERRORS_SHOWN, Table, most_confident, plain
@@ -245,19 +245,14 @@ class Squad(Task):
             yield f"best_{short[name]}_thresh", threshold
 
     def degenerate(self, predictions: Arrays, raw: Arrays) -> str | None:
-        """One answer for nearly all questions; for SQuAD 2.0 also an F1 near that of no answer at all; or an F1 near 0."""
+        """One answer for nearly all questions, or an F1 no better than that of no answer at all, which is 0 for SQuAD 1.1."""
         if why := one_answer(
             predictions["answer"].astype(bytes), name=lambda text: plain(text) or "no answer"
         ):
             return why
-        if self.version.unanswerable:
-            share, f1 = (
-                float(np.mean(~_has_answer(raw))),
-                self._scores(predictions["answer"], raw)["f1"].mean(),
-            )
-            if why := near_baseline(float(f1), share, measure="f1 / 100", by="no answer at all"):
-                return why
-        return super().degenerate(predictions, raw)
+        unanswerable = float(np.mean(~_has_answer(raw))) if self.version.unanswerable else 0.0
+        f1 = float(self._scores(predictions["answer"], raw)["f1"].mean())
+        return no_better(f1, unanswerable, measure="f1 / 100", by="no answer at all")
 
     def _scores(self, answers: np.ndarray, raw: Arrays) -> dict[str, np.ndarray]:
         """Exact match and F1 of each question, float64 [N], 0 to 1."""

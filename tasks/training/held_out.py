@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 import tensorflow as tf
 
-from bert_keras.errors import BertKerasError
+from bert_keras.errors import BertKerasError, MissingFileError
 from bert_keras.json_files import read_object
 from bert_keras.paths import path_of
 from tasks.batches import cardinality, hold_out
@@ -52,24 +52,27 @@ def splits_of(run: Run, paths: Sequence[str | pathlib.Path], split: str | None =
         yield Split(HELD_OUT, found.held_out, note)
         return
     if split == HELD_OUT:
+        runs = ", ".join(map(str, paths)) or "a checkpoint without training"
         raise BertKerasError(
-            f"{file or 'the data'} is not a training file of which {', '.join(map(str, paths))} held out examples; give the file "
-            "that was the --data of a training with --dev-fraction, or leave --split out."
+            f"{file or 'the data'} is not training data of which {runs} held out examples; give what was the --data of a "
+            "training with --dev-fraction, or leave --split out."
         )
-    trained = found is not None and found.trained
-    note = f"warning: {file} trained {paths[0]}: the measures do not tell how good it is on new text"
+    note = ""
+    if found is not None and found.trained:
+        runs = ", ".join(map(str, found.trained))
+        note = f"warning: {file} trained {runs}: the measures do not tell how good it is on new text"
     for name in [split] if split else task.validation_splits:
-        yield Split(name, task.examples(name), note if trained else "")
+        yield Split(name, task.examples(name), note)
 
 
 class _Found(NamedTuple):
     """The part of the data that runs know.
 
-    trained: True if some of it trained one of the runs
+    trained: the runs that some of it trained
     held_out: the examples that all runs held out; None if these differ
     """
 
-    trained: bool
+    trained: list[str | pathlib.Path]
     held_out: tf.data.Dataset | None
 
 
@@ -77,20 +80,22 @@ def _found(task: Task, paths: Sequence[str | pathlib.Path]) -> _Found:
     try:
         examples = task.examples("train")
     except BertKerasError:  # a file for another split
-        return _Found(False, None)
+        return _Found([], None)
     whole, parts = digest_of_examples(examples), dict[str, tf.data.Dataset]()
-    trained, held = False, 0
+    trained, held = list[str | pathlib.Path](), 0
     for path in paths:
         kept = _identity(path)
-        trained |= kept["train"] == whole
+        if kept["train"] == whole:
+            trained.append(path)
         if kept["fraction"] is None:
             continue
         with contextlib.suppress(BertKerasError):  # too few examples for this fraction
             _, part = hold_out(examples, fraction=kept["fraction"], seed=kept["seed"])
             if (digest := digest_of_examples(part)) == kept["dev"]:
                 parts[digest], held = part, held + 1
+                trained += [path] if path not in trained else []
     same = len(parts) == 1 and held == len(paths)
-    return _Found(trained or held > 0, next(iter(parts.values())) if same else None)
+    return _Found(trained, next(iter(parts.values())) if same else None)
 
 
 def _identity(path: str | pathlib.Path) -> dict[str, Any]:
@@ -113,8 +118,14 @@ def _identity(path: str | pathlib.Path) -> dict[str, Any]:
 
 
 def _only_file(task: Task) -> pathlib.Path | None:
-    """The one file that holds all examples of a task; None if the source is a folder, several files or none."""
+    """The file or the folder without a dev split that holds all examples of a task; None for another source, and for none."""
     source = getattr(task, "source", None)
-    if not isinstance(source, str | pathlib.Path) or not path_of(source).is_file():
+    if not isinstance(source, str | pathlib.Path):
         return None
+    if not path_of(source).is_file():
+        try:
+            task.examples(task.validation_splits[0])
+            return None
+        except MissingFileError:
+            pass
     return path_of(source)
