@@ -304,7 +304,9 @@ def measured(capfd, *arguments):
 def test_evaluate_measures_the_rows_that_were_held_out_of_the_training_file(held, capfd):
     wanted = json.loads((held / "run" / "results.json").read_text())["measures"]["val_accuracy"]
     (held / "renamed.csv").write_bytes((held / "own.csv").read_bytes())
-    for name in ("own.csv", "renamed.csv"):
+    (held / "folder").mkdir()
+    (held / "folder" / "train.csv").write_bytes((held / "own.csv").read_bytes())
+    for name in ("own.csv", "renamed.csv", "folder"):
         found, err = measured(capfd, "--run", held / "run", "--data", held / name)
         assert found == {"held-out": {"accuracy": wanted}}
         assert "10 of its 40 examples" in err and "--split train" in err
@@ -320,7 +322,7 @@ def test_evaluate_measures_all_rows_of_another_file(held, capfd):
     code, _, err = runs.run_command(
         capfd, "evaluate", "--run", held / "run", "--data", held / "other.csv", "--split", "held-out"
     )
-    assert code == 1 and "other.csv is not a training file" in err and len(err.splitlines()) == 1
+    assert code == 1 and "other.csv is not training data" in err and len(err.splitlines()) == 1
 
 
 def test_evaluate_warns_of_rows_that_trained_the_run(held, capfd, tmp_path):

@@ -34,7 +34,7 @@ def _add_ablate(parser: argparse.ArgumentParser) -> None:
     add(
         "ablation",
         choices=ABLATIONS,
-        help="BERT's table 5 (tasks), 6 (size), 8 (masking) or figure C.1 (steps), the masking rate, or RoBERTa's table 2",
+        help="BERT's table 5 (tasks), 6 (size), 8 (masking) or figure 5 (steps), the masking rate, or RoBERTa's table 2",
     )
     add("--text", **PATH, **SEVERAL, required=True, help=TEXT_HELP)
     add("--vocab", **PATH, required=True, help=VOCAB_HELP)

@@ -1,6 +1,6 @@
 """The paper's ablations as tables of rows, and the scales to run them at.
 
-Source: Devlin et al. 2019, tables 5, 6 and 8, and C.1; Wettig et al. 2023, "Should you mask 15% in masked language modeling?";
+Source: Devlin et al. 2019, tables 5, 6 and 8, and figure 5 (appendix C.1); Wettig et al. 2023, "Should you mask 15% in masked language modeling?";
 Liu et al. 2019 (RoBERTa), table 2.
 """
 
@@ -74,7 +74,7 @@ ABLATIONS = {
     ),
     # The masked LM is better than left to right at every step, and the second half of its steps improves it.
     "steps": Ablation(
-        "steps of pre-training (C.1)", (*((i, i + len(SHARES)) for i in range(len(SHARES))), (0, 2))
+        "steps of pre-training (figure 5)", (*((i, i + len(SHARES)) for i in range(len(SHARES))), (0, 2))
     ),
     # In a large model, 40 % is better than 15 %, and 80 % keeps 95 % of the performance (the paper's abstract).
     "masking-rate": Ablation(
