@@ -19,17 +19,17 @@ def cut_texts(problem: Problem, preprocess: Preprocessor, raw: Mapping[str, Any]
     raw: columns [N] of at most CUT_SAMPLE examples, tensors or arrays
     """
     texts = [tf.convert_to_tensor(raw[name]) for name in problem.signature() if name in raw]
-    if problem.windowed or any(text.shape.rank != 1 for text in texts):
+    if not texts or problem.windowed or any(text.shape.rank != 1 for text in texts):
         return ""
     tokens = sum(preprocess.tokenizer.tokenize(text).row_lengths() for text in texts)
     lengths = tokens.numpy() + preprocess.tokenizer.pair.added(len(texts))
     if not (cut := int((lengths > preprocess.seq_length).sum())):
         return ""
-    windows = (
-        ", or doc_stride to read them in windows, or truncation to keep their ends"
-        if "doc_stride" in getattr(problem, "options", ())
-        else ""
-    )
+    windows = ""
+    if "doc_stride" in getattr(problem, "options", ()):
+        windows = ", or doc_stride to read them in windows"
+        if len(texts) == 1 and getattr(problem, "truncation", None) is None:
+            windows += ", or truncation to keep their ends"
     return (
         f"{cut:,} of the first {len(lengths):,} examples are longer than {preprocess.seq_length} tokens (up to "
         f"{lengths.max():,}) and are cut; raise seq_length{windows}"

@@ -164,7 +164,7 @@ class Problem(Protocol):
 
 
 def check_stride(reader: Any, tokenizer: Tokenizer, *, seq_length: int) -> None:
-    """Raises BertKerasError for a `doc_stride` over the tokens of text in a window, which would leave tokens out.
+    """Raises BertKerasError for a `doc_stride` over the tokens of text in a window, which nothing would tell of.
 
     reader: a Problem, or another object that reads windows. A stride that is its constructor's default fits itself to the
         windows, as every stride does where a question takes room.
@@ -176,8 +176,8 @@ def check_stride(reader: Any, tokenizer: Tokenizer, *, seq_length: int) -> None:
     most = seq_length - tokenizer.pair.added(len(getattr(reader, "text", ("text",))))
     if stride > most:
         raise BertKerasError(
-            f"doc_stride is {stride} and a window of seq_length {seq_length} has room for {most} tokens of text, so tokens would "
-            f"be left out; give {most} or less, for example {max(most // 2, 1)}, so that windows overlap."
+            f"doc_stride is {stride} and a window of seq_length {seq_length} has room for {most} tokens of text, so no window "
+            f"can start that far after another; give {most} or less, such as {max(most // 2, 1)}, so that windows overlap."
         )
 
 

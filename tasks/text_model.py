@@ -166,6 +166,8 @@ class TextModel(CompiledTextModel, SavedTextModel):
                 return super().fit(data, validation_data=validation, **kept)
         finally:
             self._validation = None
+            if self._parts is not None:  # it holds the vectors
+                self._predict = None
 
     def evaluate(
         self,

@@ -7,6 +7,7 @@ import shutil
 import subprocess
 import sys
 
+import keras
 import numpy as np
 import pytest
 import runs
@@ -19,6 +20,7 @@ from bert_keras import checkpoints
 from bert_keras.errors import BertKerasError
 from savedmodels.export import export
 from tasks.batches import dataset, predict, predictor
+from tasks.experiments.protocol import run_protocol
 from tasks.features.cache import open_cache
 from tasks.features.frozen import FrozenNetwork, bilstm_of
 from tasks.features.rows import RowExtractor, RowVectors, distinct_rows
@@ -137,9 +139,9 @@ def class_run(checkpoint, tmp_path_factory):
     return folder, trained("class", checkpoint, folder, **MIXED)
 
 
-SLOW = pytest.mark.slow
+MANY = pytest.mark.long  # the cases that run the same code
 FAST = ("choice",)  # the others trace for longer
-SOME = [case if case in FAST else pytest.param(case, marks=SLOW) for case in CASES if case != "class"]
+SOME = [case if case in FAST else pytest.param(case, marks=MANY) for case in CASES if case != "class"]
 
 
 def assert_served_as_trained(case, checkpoint, run_folder, results, cache):
@@ -217,7 +219,7 @@ def test_a_stopped_training_is_resumed_to_the_same_bits(class_run, checkpoint, t
     assert sum(computed) == len({*TEXTS}) and not late
 
 
-@SLOW
+@MANY
 def test_kept_vectors_are_used_again_or_refused(checkpoint, tmp_path, monkeypatch):
     computed, extract = [], RowExtractor.__call__
 
@@ -254,7 +256,7 @@ def learns(case, checkpoint, **features):
 
 
 @pytest.mark.parametrize(
-    "case", [case if case == "pair" else pytest.param(case, marks=SLOW) for case in CASES]
+    "case", [case if case == "pair" else pytest.param(case, marks=MANY) for case in CASES]
 )
 def test_every_string_model_learns_from_vectors(case, checkpoint, tmp_path, monkeypatch):
     compute, late, call = RowVectors.compute, [], bk.BertEncoder.call
@@ -275,6 +277,47 @@ def test_every_string_model_learns_from_vectors(case, checkpoint, tmp_path, monk
         loaded = bk.load(tmp_path / path)
         assert not loaded.encoder.trainable_variables
         assert_same_answers(loaded.predict(x, verbose=0), predicted)
+
+
+def test_texts_that_fit_did_not_see_go_through_the_encoder(checkpoint):
+    """A callback predicts another text; a shuffled validation set shows other texts in each epoch."""
+    model = bk.classifier(checkpoint, NAMES, **FEATURES | {"lstm_layers": 0})
+    said = []
+    predicts = keras.callbacks.LambdaCallback(
+        on_epoch_end=lambda epoch, logs: said.append(model.predict(["very warm scene"], verbose=0))
+    )
+    data = tf.data.Dataset.from_tensor_slices((TEXTS, LABELS)).shuffle(24).batch(2)
+    how = {"validation_data": data, "validation_steps": 2, "callbacks": [predicts], "verbose": 0}
+    model.fit(TEXTS[:8], LABELS[:8], batch_size=4, epochs=3, **how)
+    after = model.predict(["very warm scene"], verbose=0)["probabilities"]
+    np.testing.assert_allclose(said[-1]["probabilities"], after, atol=1e-6)
+    assert model.vectors is None
+
+
+def test_a_cache_serves_other_seeds_of_a_held_out_part(checkpoint, tmp_path):
+    """The order of the examples differs, and not their vectors."""
+    for seed in (1, 2):
+        how = {"lstm_layers": 0, "feature_cache": tmp_path / "cache", "dev_fraction": 0.25, "seed": seed}
+        trained("class", checkpoint, tmp_path / f"run-{seed}", **how)
+    assert not (tmp_path / "run-2" / FOLDER).exists()
+
+
+def test_a_lost_run_of_a_grid_keeps_no_vectors(checkpoint, tmp_path):
+    task, lines = task_of("class", checkpoint), []
+    hparams = Hparams(epochs=1, batch_size=4, seq_length=24, **FEATURES | {"lstm_layers": 0})
+    summary = run_protocol(
+        task,
+        checkpoint=checkpoint,
+        output=tmp_path / "runs",
+        hparams=hparams,
+        learning_rates=(1e30, 1e-2),
+        best_only=True,
+        log=lines.append,
+    )
+    lost, best = summary.outcomes
+    assert not lost.measures and lost.degenerate and summary.best == best
+    assert not [*(tmp_path / "runs").rglob("*.parquet")]
+    assert not (lost.path / "top.safetensors").exists() and (best.path / "top.safetensors").is_file()
 
 
 ASK = """
@@ -414,7 +457,7 @@ def test_a_changed_part_of_a_run_is_refused(class_run, tmp_path):
         load_run(tmp_path / "run")
 
 
-@SLOW
+@MANY
 def test_the_block_of_the_document_runs(tmp_path, monkeypatch):
     (block,) = re.findall(r"```python\n(.*?)```", (ROOT / "docs" / "features.md").read_text(), re.DOTALL)
     write_checkpoint(tmp_path / "minilm", num_layers=4, hidden_size=16, intermediate_size=32)

@@ -190,6 +190,10 @@ def _load_tokenizer(folder: pathlib.Path) -> Vocabulary:
 
 
 def _save(checkpoint: Checkpoint, names: Names, tensors: dict[str, np.ndarray], folder: pathlib.Path) -> None:
+    if checkpoint.merges is not None:
+        raise BertKerasError(
+            "a keras-hub preset of BERT has no byte-level BPE tokenizer; write hugging-face, or leave the tokenizer out."
+        )
     backbone = _backbone(checkpoint.config)
     for variable in backbone.weights:
         if variable.path not in tensors:

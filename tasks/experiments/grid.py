@@ -10,6 +10,7 @@ Lock the folder of the whole grid (`bert_keras.files.locked`, or its own Folder)
 import dataclasses
 import json
 import pathlib
+import shutil
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -17,6 +18,7 @@ from bert_keras.errors import LossDiverged
 from bert_keras.json_files import MEASURE, TEXT, object_of, or_null, read_object, typed
 from tasks.folders import Folder, Layout, check_equal
 from tasks.task import Task
+from tasks.training.feature_based import FOLDER
 from tasks.training.identity import digest_of_examples
 from tasks.training.loop import PROTOCOL_FILE, RESULTS_FILE
 from tasks.training.run import free_memory
@@ -95,6 +97,7 @@ def _run(cell: Cell) -> str | None:
         try:
             cell.train(output=cell.path)
         except LossDiverged as error:
+            shutil.rmtree(cell.path / FOLDER, ignore_errors=True)  # no one resumes it
             return f"{error.what} at step {error.step}"
     return cell.judge(cell.path)
 

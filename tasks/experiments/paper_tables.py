@@ -1,7 +1,7 @@
 """The paper's ablations as tables of rows, and the scales to run them at.
 
-Source: Devlin et al. 2019, tables 5, 6 and 8, and figure 5 (appendix C.1); Wettig et al. 2023, "Should you mask 15% in masked language modeling?";
-Liu et al. 2019 (RoBERTa), table 2.
+Sources: Devlin et al. 2019, tables 5, 6 and 8, and figure 5 (appendix C.1); Wettig et al. 2023, "Should you mask 15% in masked
+language modeling?"; Liu et al. 2019 (RoBERTa), table 2.
 """
 
 import dataclasses

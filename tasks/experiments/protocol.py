@@ -36,7 +36,7 @@ from tasks.training.ensemble import load_runs
 from tasks.training.finetune import finetune
 from tasks.training.identity import identity_of_checkpoint
 from tasks.training.loop import RESULTS_FILE
-from tasks.training.run import Run, load_run
+from tasks.training.run import TOP, Run, load_run
 
 PICTURE = "results.png"
 # Of fine-tuning (Devlin et al. 2019, sec. 4.1).
@@ -221,6 +221,10 @@ def run_protocol(
     """
     chosen = ProtocolOptions(**options)
     check_grid(hparams, chosen)
+    if feature_cache is not None and hparams.max_examples is not None and chosen.restarts > 1:
+        raise BertKerasError(
+            "max_examples draws other examples for each seed, so restarts cannot share a feature_cache; leave one of them out."
+        )
     output = path_of(output)
     check_output(output, [task.name])
     with locked(output):
@@ -248,7 +252,8 @@ def _remove_weights(outcomes: Sequence[Outcome], *, measure: str, keep: int) -> 
     best = ranked(outcomes, measure=measure)[:keep]
     for outcome in outcomes:
         if outcome not in best:
-            (outcome.path / SAFETENSORS).unlink(missing_ok=True)
+            for name in (SAFETENSORS, TOP):
+                (outcome.path / name).unlink(missing_ok=True)
 
 
 def check_has_weights(best: Outcome) -> None:

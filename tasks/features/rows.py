@@ -120,12 +120,13 @@ def _tokens(row: bytes) -> int:
 class RowVectors:
     """The vectors of rows: first computed into a folder by `computed`, then read from it for batches by `attach`.
 
-    rows: the result of `distinct_rows` for every batch that will be read
+    rows: the result of `distinct_rows` for the batches that will be read; the vectors of other rows are computed at each reading
     """
 
     def __init__(self, extractor: RowExtractor, rows: Sequence[bytes]) -> None:
-        self._extractor, self._rows = extractor, rows
-        self._numbers = {row: number for number, row in enumerate(rows)}
+        # In an order of their own, so that one cache serves every order of the examples.
+        self._extractor, self._rows = extractor, sorted(rows)
+        self._numbers = {row: number for number, row in enumerate(self._rows)}
         self._reader: CacheReader | None = None
 
     def check_room(self, folder: pathlib.Path) -> None:
@@ -136,7 +137,7 @@ class RowVectors:
         if needed > free:
             raise BertKerasError(
                 f"the vectors of {len(self._rows):,} texts or windows need {needed / 1e9:,.1f} GB, and {place} has "
-                f"{free / 1e9:,.1f} GB free; give fewer layers, feature_dtype float16, or a feature_cache on another disk."
+                f"{free / 1e9:,.1f} GB free; give fewer layers, or another disk: --feature-cache in commands, TMPDIR for `fit`."
             )
 
     def compute(self, folder: pathlib.Path, *, progress: Callable[[int], None]) -> None:
@@ -179,14 +180,15 @@ class RowVectors:
     def _lookup(self, *inputs: np.ndarray) -> np.ndarray:
         assert self._reader is not None  # `compute` comes first
         keys = [*rows_in(dict(zip(ENCODER_INPUTS, inputs, strict=True)))]
-        if missing := [key for key in keys if key not in self._numbers]:
-            raise BertKerasError(f"{len(missing)} texts of a batch have no vectors: the data has changed.")
-        numbers = [self._numbers[key] for key in keys]
+        known = [key for key in keys if key in self._numbers]
+        found = dict(zip(known, self._reader.vectors([self._numbers[key] for key in known]), strict=True))
+        # Texts that `fit` did not see before its first step, such as those of a callback.
+        others = [key for key in dict.fromkeys(keys) if key not in found]
+        computed = self._extractor([{FEATURES: key} for key in others]) if others else ()
+        found |= {key: one[VECTORS] for key, one in zip(others, computed, strict=True)}
         shape = inputs[0].shape
         config = self._extractor.encoder.config
-        made = np.zeros(
-            (len(numbers), shape[-1], len(self._extractor.places), config.hidden_size), np.float32
-        )
-        for row, vectors in zip(made, self._reader.vectors(numbers), strict=True):
-            row[: len(vectors)] = vectors
+        made = np.zeros((len(keys), shape[-1], len(self._extractor.places), config.hidden_size), np.float32)
+        for row, key in zip(made, keys, strict=True):
+            row[: len(found[key])] = found[key]
         return made.reshape(*shape, *made.shape[2:])

@@ -137,6 +137,10 @@ def computed(
     except KeyboardInterrupt as error:
         raise type(error)("stopped before the first step; run the same command to resume") from None
     log(f"vectors of {vectors.count:,} texts or windows: {duration(time.monotonic() - began)}")
-    yield
-    if cache is None and Folder(path, RUN).finished:
-        shutil.rmtree(folder)
+    try:
+        yield
+    finally:
+        if Folder(
+            path, RUN
+        ).finished:  # also where a signal came last, and where an earlier call had no cache
+            shutil.rmtree(path / FOLDER, ignore_errors=True)
