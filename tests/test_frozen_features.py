@@ -24,6 +24,7 @@ from tasks.experiments.protocol import run_protocol
 from tasks.features.cache import open_cache
 from tasks.features.frozen import FrozenNetwork, bilstm_of
 from tasks.features.rows import RowExtractor, RowVectors, distinct_rows
+from tasks.fill_mask import FillMask
 from tasks.settings import Hparams, hparams_of
 from tasks.text_data import raw_columns
 from tasks.training.feature_based import FOLDER
@@ -408,7 +409,7 @@ def test_what_does_not_fit_is_refused_before_any_work(checkpoint, tmp_path, monk
     assert not (tmp_path / "run").exists()
     with pytest.raises(BertKerasError, match="own head, so feature_layers does not apply"):
         finetune(
-            bk.masked_lm(checkpoint, seq_length=24).problem,
+            FillMask(),
             checkpoint=checkpoint,
             output=tmp_path / "masks",
             hparams=Hparams(seq_length=24, feature_layers="last"),

@@ -350,6 +350,7 @@ def in_terminal(command: list, **options) -> tuple[subprocess.Popen, int]:
 
     def controlled():
         os.setsid()
+        signal.signal(signal.SIGHUP, signal.SIG_DFL)  # these tests may run under nohup, which ignores it
         fcntl.ioctl(slave, termios.TIOCSCTTY, 0)
 
     process = subprocess.Popen(

@@ -7,7 +7,7 @@ import pytest
 
 from bert_keras.schedules import SCHEDULES
 from bert_keras.settings import Masking, add_flags, check_settings, describe, given_settings, setting
-from tasks import embedding, settings
+from tasks import embedding, options, settings
 from tasks.experiments.paper_tables import ABLATIONS, SCALES
 from tasks.features.extract import DTYPES
 from tasks.features.text_file import WRITERS
@@ -114,13 +114,13 @@ def choices(kind: type, name: str) -> set[str]:
         (Hparams, "schedule", SCHEDULES),
         (PretrainHparams, "optimizer", OPTIMIZERS),
         (Sampling, "sampler", SAMPLERS),
-        (settings.ClassifierOptions, "pooling", POOLINGS),
-        (settings.ExportOptions, "embedding", [*embedding.POOLINGS, "word"]),
-        (settings.FeatureOptions, "format", WRITERS),
-        (settings.FeatureOptions, "dtype", DTYPES),
-        (settings.VocabularyOptions, "kind", KINDS),
-        (settings.TaggingOptions, "context", settings.TAGGING_DEFAULTS),
-        (settings.AblationOptions, "scale", SCALES),
+        (options.ClassifierOptions, "pooling", POOLINGS),
+        (options.ExportOptions, "embedding", [*embedding.POOLINGS, "word"]),
+        (options.FeatureOptions, "format", WRITERS),
+        (options.FeatureOptions, "dtype", DTYPES),
+        (options.VocabularyOptions, "kind", KINDS),
+        (options.TaggingOptions, "context", options.TAGGING_DEFAULTS),
+        (options.AblationOptions, "scale", SCALES),
     ],
 )
 def test_every_choice_is_implemented(kind, name, implemented):
@@ -128,11 +128,13 @@ def test_every_choice_is_implemented(kind, name, implemented):
 
 
 def test_every_ablation_is_implemented():
-    assert settings.ABLATIONS == tuple(ABLATIONS)
+    assert options.ABLATIONS == tuple(ABLATIONS)
 
 
 def test_every_field_of_the_settings_has_help():
-    kinds = [kind for kind in vars(settings).values() if dataclasses.is_dataclass(kind)]
+    kinds = [
+        kind for kind in [*vars(settings).values(), *vars(options).values()] if dataclasses.is_dataclass(kind)
+    ]
     assert len(kinds) > 10
     for kind in (*kinds, Masking):
         assert all(field.metadata["help"] for field in dataclasses.fields(kind)), kind

@@ -182,7 +182,7 @@ def test_results(learned, place):
         ),
         *("files", "steps", "seconds"),
     ]
-    assert results["hparams"] == dataclasses.asdict(LEARNING)
+    assert results["hparams"] == LEARNING.identity()
     assert (results["train_examples"], results["dev_examples"], results["steps"]) == (96, 40, 48)
     assert [sorted(epoch) for epoch in results["history"]] == [["loss", "val_accuracy"]] * 4
     best = max(epoch["val_accuracy"] for epoch in results["history"])
