@@ -301,6 +301,7 @@ def test_a_disk_that_is_full(command, workplace, capfd):
     assert everything(workplace) == before
 
 
+@pytest.mark.long
 def test_in_a_process_of_its_own(workplace):
     (workplace / "checkpoint" / "config.json").write_text("{")
     before = everything(workplace)

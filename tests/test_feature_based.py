@@ -365,6 +365,7 @@ def test_an_example_over_the_limit_of_parquet(checkpoint, task, tmp_path, monkey
     assert not [*(tmp_path / "cache").iterdir()]
 
 
+@pytest.mark.long
 def test_a_full_disk_leaves_no_half_file(checkpoint, task, tmp_path):
     settings = {"checkpoint": checkpoint, "seq_length": 24, "output": tmp_path / "cache"}
     with (
@@ -539,6 +540,7 @@ def test_each_format_says_the_same(capfd, checkpoint, text, tmp_path):
     assert arrays["vectors"].shape[1] == 4 * HIDDEN and arrays["vectors"].dtype == np.float32
 
 
+@pytest.mark.long
 def test_pieces_and_means(capfd, monkeypatch, checkpoint, text, tmp_path):
     monkeypatch.setenv("FORCE_COLOR", "1")
     monkeypatch.setattr("bert_keras.console.shows_bars", lambda stream: True)  # as in a terminal

@@ -168,6 +168,7 @@ def test_a_class_is_learned_by_a_bilstm_on_vectors(class_run, checkpoint, tmp_pa
     assert results["mix"]["weights"][0] != results["mix"]["weights"][1]  # learned
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("case", SOME)
 def test_every_task_is_learned_from_vectors(case, checkpoint, tmp_path):
     results = trained(case, checkpoint, tmp_path / "run", epochs=1)
@@ -178,6 +179,7 @@ class Stopped(Exception):
     """Stands for the end of the process."""
 
 
+@pytest.mark.long
 def test_a_stopped_training_is_resumed_to_the_same_bits(class_run, checkpoint, tmp_path, monkeypatch):
     """Stopped while vectors are computed, then in the second epoch. No step calls the encoder once they are there."""
     monkeypatch.setattr(tasks.features.rows, "SHARD_ROWS", 8)
@@ -256,6 +258,7 @@ def learns(case, checkpoint, **features):
     return model
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "case", [case if case == "pair" else pytest.param(case, marks=MANY) for case in CASES]
 )
@@ -332,6 +335,7 @@ print(json.dumps(answers | {"label": [label.decode() for label in answers["label
 """
 
 
+@pytest.mark.long
 def test_the_run_is_served_from_raw_strings_in_a_fresh_process(class_run, tmp_path):
     """The encoder and the BiLSTM are one SavedModel."""
     run = load_run(class_run[0])
@@ -418,6 +422,7 @@ def test_what_does_not_fit_is_refused_before_any_work(checkpoint, tmp_path, monk
         bk.classifier(checkpoint, NAMES, feature_layers="last", lstm=3)
 
 
+@pytest.mark.long
 def test_the_commands_name_the_layers(checkpoint, tmp_path, capfd):
     data = runs.write_data(tmp_path / "data", "sst2")
     flags = ["--task", "sst2", "--data", data, "--checkpoint", checkpoint, "--output", tmp_path / "run"]

@@ -358,6 +358,7 @@ def test_a_masked_lm_saves_with_its_encoder_and_not_without(tmp_path):
             rebuild()
 
 
+@pytest.mark.long
 def test_a_classifier_learns_through_fit():
     """The head sees which of two words stands first; 30 steps tell them apart."""
     encoder = BertEncoder(CONFIG, outputs=[POOLED_OUTPUT])

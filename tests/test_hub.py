@@ -219,6 +219,7 @@ def test_special_tokens(answers):
     }
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("seq_length", [None, 5, 16, 40])
 @pytest.mark.parametrize("segments", [1, 2])
 def test_packing(segments, seq_length, module):
@@ -233,6 +234,7 @@ def test_packing(segments, seq_length, module):
             np.testing.assert_array_equal(packed[name], value)
 
 
+@pytest.mark.long
 def test_unequal_batches_are_an_error(module):
     strings = tf.TensorSpec([None], tf.string)
 
@@ -250,6 +252,7 @@ def test_unequal_batches_are_an_error(module):
             module.bert_pack_inputs([module.tokenize(one) for one in given])
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("segments", "seq_length"), [(1, 2), (2, 4), (1, 0)])
 def test_a_length_without_room_is_an_error(segments, seq_length, module):
     ids = module.tokenize(tf.constant(["good"]))
@@ -257,6 +260,7 @@ def test_a_length_without_room_is_an_error(segments, seq_length, module):
         module.bert_pack_inputs([ids] * segments, seq_length=seq_length)
 
 
+@pytest.mark.long
 def test_only_two_kernels_of_tensorflow_text(pair):
     foreign = set()
     for folder in (pair.preprocess, pair.encoder):
@@ -271,6 +275,7 @@ def test_only_two_kernels_of_tensorflow_text(pair):
     }
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "changes",
     [
@@ -340,6 +345,7 @@ def test_bad_input_of_write_pair(pair, tmp_path):
     assert not list(tmp_path.iterdir())
 
 
+@pytest.mark.long
 def test_command(pair, tmp_path, capfd):
     assert sorted(path.name for path in pair.folder.iterdir()) == ["encoder", "preprocess"]
     assert pair.printed.splitlines()[0].startswith("loaded: 28 tensors")
@@ -399,6 +405,7 @@ def test_keras_trains_the_module_s_own_variables(pair):
     np.testing.assert_array_equal(encode(given), encode.module(given)["pooled_output"])
 
 
+@pytest.mark.long
 def test_variables_keep_their_paths(pair):
     layer = HubLayer(pair.encoder, name="text")
     paths = [one.path for one in layer.trainable_weights]
@@ -410,6 +417,7 @@ def test_variables_keep_their_paths(pair):
     assert decayed == {path for path in paths if path.endswith(("kernel", "_embeddings"))}
 
 
+@pytest.mark.long
 def test_a_frozen_module_keeps_every_bit(pair):
     model, encode = classifier(pair, trainable=False)
     assert not encode.trainable_weights and len(model.trainable_weights) == 2
@@ -422,6 +430,7 @@ def test_a_frozen_module_keeps_every_bit(pair):
     assert len(encode.trainable_weights) == len(pair.model.trainable_weights)
 
 
+@pytest.mark.long
 def test_training_flag(pair, features):
     layer, frozen = HubLayer(pair.encoder), HubLayer(pair.encoder, trainable=False)
     still = layer(features)["pooled_output"]
@@ -438,6 +447,7 @@ def test_training_flag(pair, features):
     assert model.train_on_batch(features, still) > 1e-3  # fit does
 
 
+@pytest.mark.long
 def test_outputs_by_key(pair, features):
     everything = HubLayer(pair.encoder)(features)
     assert set(everything) == {"pooled_output", "sequence_output", "encoder_outputs", "default"}
@@ -453,6 +463,7 @@ def test_outputs_by_key(pair, features):
         HubLayer(pair.preprocess, endpoint="tokenize", outputs="ids")(tf.constant(["good"]))
 
 
+@pytest.mark.long
 def test_endpoints(pair, features, expected):
     served = HubLayer(pair.encoder, endpoint="serving_default")(features)
     np.testing.assert_allclose(served["default"], expected["pooled_output"], rtol=0, atol=1e-6)
@@ -471,6 +482,7 @@ def test_endpoints(pair, features, expected):
         HubLayer(pair.folder)
 
 
+@pytest.mark.long
 def test_two_segments_in_one_model(pair):
     first, second = (keras.Input((), dtype="string") for _ in range(2))
     tokenize = HubLayer(pair.preprocess, endpoint="tokenize")
@@ -483,6 +495,7 @@ def test_two_segments_in_one_model(pair):
         np.testing.assert_array_equal(value, expected[name])
 
 
+@pytest.mark.long
 def test_a_preprocessor_in_a_dataset(pair):
     preprocess = HubLayer(pair.preprocess)
     rows = tf.data.Dataset.from_tensor_slices(TEXTS).batch(4).map(preprocess).unbatch()
@@ -567,6 +580,7 @@ def test_another_backend_is_one_clear_error():
 # TensorFlow Hub's own loaders, which need the `hub` extra
 
 
+@pytest.mark.long
 @pytest.mark.hub
 @pytest.mark.filterwarnings("ignore")  # theirs
 def test_hub_load(pair, features, expected):
@@ -578,6 +592,7 @@ def test_hub_load(pair, features, expected):
     np.testing.assert_allclose(found, expected["pooled_output"], rtol=0, atol=1e-6)
 
 
+@pytest.mark.long
 @pytest.mark.hub
 @pytest.mark.filterwarnings("ignore")  # theirs
 def test_hub_keras_layer_trains_it(pair):

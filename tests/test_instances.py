@@ -736,6 +736,7 @@ def rows(dataset):
     ]
 
 
+@pytest.mark.long
 def test_a_stream_depends_on_seed_and_epoch(vocab):
     two = rows(streamed(vocab, epochs=2))
     first, second = rows(streamed(vocab)), rows(streamed(vocab, start=Place(1, 0, 0)))

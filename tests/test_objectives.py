@@ -286,6 +286,7 @@ def fitted(model, *, epochs):
     return model.fit(data, steps_per_epoch=60, epochs=epochs, verbose=0, shuffle=False).history
 
 
+@pytest.mark.long
 def test_pretrainer_learns_through_fit():
     """The rest of a segment tells a hidden word; the two segments tell whether they belong together."""
     history = fitted(pretrainer(MASKED_LM, SentencePair()), epochs=5)
@@ -294,6 +295,7 @@ def test_pretrainer_learns_through_fit():
     np.testing.assert_allclose(np.exp(history["masked_lm_loss"]), history["masked_lm_perplexity"], rtol=1e-4)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("build", [lambda encoder: Pretrainer(encoder, [MASKED_LM, SentencePair()]), None])
 def test_bfloat16_policy_takes_a_step(build):
     encoder = BertEncoder(CONFIG, outputs=BOTH, dtype="mixed_bfloat16")
@@ -306,6 +308,7 @@ def test_bfloat16_policy_takes_a_step(build):
     assert all(np.isfinite(values).all() for values in history.values())
 
 
+@pytest.mark.long
 def test_left_to_right_learns_only_from_earlier_tokens():
     """The first word of a segment cannot be known, each later one can, but for where the segment ends."""
     model = pretrainer(LeftToRight(), config=dataclasses.replace(CONFIG, causal=True))
@@ -482,6 +485,7 @@ def two_replicas():
     return json.loads(done.stdout.splitlines()[-1])
 
 
+@pytest.mark.long
 def test_replicas_draw_other_dropout_masks(two_replicas):
     for alone, first, second in two_replicas["dropped"]:
         assert alone == first and {*first} == {*second} == {0.0, 2.0}
@@ -492,6 +496,7 @@ def test_replicas_draw_other_dropout_masks(two_replicas):
     assert once != again
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("optimizer", ["adamw", "lamb"])
 def test_two_replicas_are_one_device(two_replicas, optimizer):
     """Ten steps of masked LM and sentence pairs. One replica masks over twice the other's tokens; every step is clipped."""
@@ -504,6 +509,7 @@ def test_two_replicas_are_one_device(two_replicas, optimizer):
         np.testing.assert_allclose(values, got["logs_of_two"][name], rtol=1e-5, err_msg=name)
 
 
+@pytest.mark.long
 def test_logs_of_pretraining_on_two_replicas(two_replicas):
     """Losses, accuracies, tokens and the held-out measures are those of one device; a second passes between two logs."""
     one, two = two_replicas["watched"], two_replicas["watched_of_two"]
@@ -515,12 +521,14 @@ def test_logs_of_pretraining_on_two_replicas(two_replicas):
             np.testing.assert_allclose(ours[name], value, rtol=1e-5, err_msg=name)
 
 
+@pytest.mark.long
 def test_an_evaluation_leaves_each_replica_its_seeds(two_replicas):
     before, after = two_replicas["evaluated"]
     assert before and all(first != second for first, second in before)
     assert after == before
 
 
+@pytest.mark.long
 def test_a_restore_gives_each_replica_its_seeds(two_replicas):
     before, after = two_replicas["restored"]
     assert before and all(first != second for first, second in before)

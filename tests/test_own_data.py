@@ -260,6 +260,7 @@ def test_held_out_examples_are_decided_by_the_seed_and_are_no_training_examples(
         hold_out(examples, fraction=0.001, seed=1)
 
 
+@pytest.mark.long
 def test_a_resume_checks_the_held_out_fraction(tmp_path):
     checkpoint = runs.write_checkpoint(tmp_path / "checkpoint")
     rows = [(text, "xy"[len(text) % 2]) for text in runs.texts(40, seed=1)]

@@ -688,6 +688,7 @@ def test_labels_of_records(tmp_path):
     refused(tmp_path, "all of 20 sentence-pair labels are 1", records=[tmp_path / "file.tfrecord"])
 
 
+@pytest.mark.long
 def test_masks_before_a_left_to_right_model(tmp_path):
     folder = write(tmp_path / "records", masking=Masking())
     refused(tmp_path, "these records have masks, and left to right reads", "ltr-no-nsp", records=folder)

@@ -55,6 +55,7 @@ def results(place):
     return {one.name: one for one in found}
 
 
+@pytest.mark.long
 def test_each_layer_has_a_measure_of_each_restart(place, results):
     for one in results.values():
         for weights in (CHECKPOINT, RANDOM):
@@ -66,6 +67,7 @@ def test_each_layer_has_a_measure_of_each_restart(place, results):
     assert (place / "out" / "results.png").stat().st_size > 1000
 
 
+@pytest.mark.long
 def test_what_a_word_says_is_read_from_its_embedding(results):
     """A part of speech is a function of the word; a chunk is one of the word before, which the embeddings lack."""
     pos, chunk = results["pos"], results["chunk"]
@@ -77,6 +79,7 @@ def test_what_a_word_says_is_read_from_its_embedding(results):
     assert results["entities"].baseline == 0
 
 
+@pytest.mark.long
 def test_a_text_s_measure_is_that_of_a_classifier_on_the_mean_of_its_vectors(place, tmp_path):
     """By another route: the encoder called on the texts, the mean over its tokens without padding."""
     found = run_probes(
@@ -118,6 +121,7 @@ def test_restarts_learn_from_different_examples():
         _drawn(examples, count=3, parts=4, seed=1, name="pos")
 
 
+@pytest.mark.long
 def test_the_best_layer_is_marked(results):
     (table, *_) = tables([results["pos"]])
     assert [row[0].endswith("the best") for row in table.rows].count(True) == 1

@@ -132,6 +132,7 @@ def test_no_log_has_control_characters(whole, place):
     assert re.search(r"^phase 1/1: loss [1-9]\.", pretrained, re.M)
 
 
+@pytest.mark.long
 def test_a_terminal_shows_a_bar_unless_it_is_dumb(place, tmp_path):
     done = watch(
         *[
@@ -296,6 +297,7 @@ def test_a_stopped_protocol_resumes_its_run(place, tmp_path):
     )
 
 
+@pytest.mark.long
 def test_python_gets_keyboard_interrupt(place, tmp_path):
     script = tmp_path / "script.py"
     script.write_text(
@@ -372,6 +374,7 @@ with terminable(), postponed() as stop:
 """
 
 
+@pytest.mark.long
 def test_a_print_to_a_closed_terminal_does_not_stop_the_save(tmp_path):
     command = [sys.executable, "-c", PRINTS_BEFORE_IT_SAVES, str(tmp_path / "saved")]
     process, master = in_terminal(command, cwd=runs.ROOT)

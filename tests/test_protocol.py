@@ -135,6 +135,7 @@ def test_the_rates_are_those_of_the_approach():
         assert tuple(settings.learning_rate for _, settings in grid) == rates
 
 
+@pytest.mark.long
 def test_the_last_epoch_is_kept(place, tmp_path):
     """At a rate that diverges slowly, the best epoch on dev is not the last."""
     hparams = replace(HPARAMS, epochs=3, learning_rate=3e-2)

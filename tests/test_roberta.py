@@ -49,6 +49,7 @@ def test_every_task_reads_raw_strings(preprocess, folder, title):
     assert answers and all(len(value) == len(SENTENCES) for value in answers.values())
 
 
+@pytest.mark.long
 @pytest.mark.filterwarnings("ignore:__array__ implementation doesn't accept a copy keyword")
 def test_a_classifier_is_trained_saved_and_exported(folder, tmp_path, forked_answers):
     given = texts(16, seed=0)

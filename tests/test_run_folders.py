@@ -122,6 +122,7 @@ def test_a_neighbours_temporary_files_stay(capfd, inputs, others, name):
     assert before.items() <= contents(place).items()
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", ["finetune", "pretrain", "instances"])
 def test_a_folder_is_free_when_its_process_is_dead(capfd, inputs, others, name):
     others.kill()
@@ -252,6 +253,7 @@ def one_step(name: str, inputs: Path, output: Path) -> list:
     return [instead.get(flag, one) for flag, one in zip(["", *arguments], arguments, strict=False)]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", ["finetune", "pretrain"])
 def test_nan_weights_are_not_saved_as_a_run(capfd, tmp_path, inputs, name):
     arguments = one_step(name, inputs, tmp_path)

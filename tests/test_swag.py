@@ -347,6 +347,7 @@ def test_a_tiny_model_learns_and_reloads_with_equal_measures(place):
     assert config["architectures"] == ["BertForMultipleChoice"]
 
 
+@pytest.mark.long
 def test_the_recipe_under_a_strategy(place):
     """Features [B, K, S] of unknown length pass a distributed data set and `fit`."""
     folder, _ = place
@@ -398,6 +399,7 @@ def as_lines():
     return "".join("\t".join((a, *b)) + "\n" for a, b in ASKED)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("suffix", "content"), [("jsonl", as_jsonl()), ("tsv", as_tsv()), ("txt", as_lines())]
 )

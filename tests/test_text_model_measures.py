@@ -74,6 +74,7 @@ def test_fit_gives_the_measures_of_its_validation_data_to_callbacks(make, x, y, 
     )
 
 
+@pytest.mark.long
 def test_measures_of_a_data_set_are_those_of_its_texts(scorer):
     expected = scorer.evaluate(TEXTS, SCORES, verbose=0, return_dict=True)
     assert {"loss", "spearman", "pearson"} == {*expected}
@@ -82,6 +83,7 @@ def test_measures_of_a_data_set_are_those_of_its_texts(scorer):
         assert found == pytest.approx(expected, abs=1e-5)
 
 
+@pytest.mark.long
 def test_steps_limit_the_loss_and_the_measures_to_the_first_texts(scorer):
     expected = scorer.evaluate(TEXTS[:10], SCORES[:10], verbose=0, return_dict=True)
     found = scorer.evaluate(TEXTS, SCORES, batch_size=5, steps=2, verbose=0, return_dict=True)
@@ -92,6 +94,7 @@ def test_steps_limit_the_loss_and_the_measures_to_the_first_texts(scorer):
         )
 
 
+@pytest.mark.long
 def test_validation_steps_limit_the_measures(checkpoint):
     model = bk.regressor(checkpoint)
     validation = slices(TEXTS, SCORES).batch(5).repeat()

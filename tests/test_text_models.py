@@ -306,6 +306,7 @@ def test_the_schedule_counts_the_steps_of_each_fit(model):
         )
 
 
+@pytest.mark.long
 def test_fit_warns_once_of_texts_that_are_cut(checkpoint):
     model = bk.classifier(checkpoint, NAMES, seq_length=8)
     long = [*TEXTS[:2], "good film " * 20, "bad " * 7]
@@ -537,6 +538,7 @@ def test_keras_tuner_searches(checkpoint, tmp_path):
     assert best.evaluate(TEXTS, LABELS, verbose=0, return_dict=True)["accuracy"] == pytest.approx(score)
 
 
+@pytest.mark.long
 def test_mixed_precision_and_callbacks(checkpoint, tmp_path):
     keras.mixed_precision.set_global_policy("mixed_bfloat16")
     try:

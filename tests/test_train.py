@@ -418,6 +418,7 @@ def test_frozen_encoder_and_max_examples(place):
 LORA = dataclasses.replace(QUICK, lora_rank=2, max_examples=24, epochs=2)
 
 
+@pytest.mark.long
 def test_lora_trains_its_matrices_and_the_head_and_is_merged(place):
     start(Glue(ROWS["sst2"], place / "reviews"), place, output="lora", hparams=LORA)
     after, before = weights_of(place / "lora"), weights_of(place / "checkpoint")
