@@ -99,6 +99,10 @@ class TextModel(CompiledTextModel, SavedTextModel):
         """Features -> logits."""
         return (self.network if self._parts is None else self._parts)(inputs, training=training)
 
+    def forget_vectors(self) -> None:
+        """Ends the use of the vectors of `fit`'s texts, which the traced prediction holds too."""
+        self.vectors = self._predict = None
+
     def on_vectors(self, vectors: RowVectors) -> Callable[..., Any]:
         """The network of a feature-based model without its encoder: features -> logits. vectors: those of the texts."""
         return lambda inputs, training=False: self(vectors.attach(inputs), training=training)
@@ -166,8 +170,6 @@ class TextModel(CompiledTextModel, SavedTextModel):
                 return super().fit(data, validation_data=validation, **kept)
         finally:
             self._validation = None
-            if self._parts is not None:  # it holds the vectors
-                self._predict = None
 
     def evaluate(
         self,

@@ -83,9 +83,8 @@ def run_protocol(
     or runs with other data, checkpoint or settings, if every task failed, and if an earlier call with `best_only` removed the
     weights of this call's best run. Raises as `finetune` too.
     """
-    chosen = ProtocolOptions(**options)
+    chosen, _ = ProtocolOptions(**options), GlueOptions(wnli=wnli)
     _check_names(names)
-    GlueOptions(wnli=wnli)
     protocol.check_grid(hparams, chosen)
     output = path_of(output)
     protocol.check_output(output, SCORED)

@@ -115,7 +115,7 @@ def fitting(model: Any, data: Any, validation: Any, *, verbose: bool) -> Iterato
             made = [model.vectors.attached(one) for one in sets]
             yield made[0], None if validation is None else made[1]
     finally:
-        model.vectors = None
+        model.forget_vectors()
 
 
 @contextlib.contextmanager
