@@ -98,6 +98,7 @@ def test_ids_and_offsets_are_those_of_the_tokenizers_library(tokenizer, learned)
     assert_equal_tokens(tokenizer, reference(*learned), texts)
 
 
+@pytest.mark.long
 def test_code_points_have_the_classes_that_the_tokenizers_library_gives_them(tokenizer, learned):
     codes = np.array([code for code in range(0x110000) if not 0xD800 <= code < 0xE000], "uint32")
     every = codes.tobytes().decode("utf-32-le")

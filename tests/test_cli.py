@@ -366,6 +366,7 @@ def test_convert_names_what_it_leaves_out(command, sst2, tmp_path):
     assert "hugging-face cannot store a.new.head; left out\n" in out
 
 
+@pytest.mark.long
 @pytest.mark.filterwarnings("ignore:__array__ implementation doesn't accept a copy keyword")
 def test_convert_checks_against_the_other_library(command, sst2, tmp_path):
     pytest.importorskip("keras_hub")
@@ -444,6 +445,7 @@ def test_debug_shows_where_an_error_was_raised(command):
         command("--debug", "info", "nowhere")
 
 
+@pytest.mark.long
 def test_a_run_is_left_as_it_was(command, sst2):
     before = contents(sst2.folder)
     command("evaluate", "--run", sst2.run, "--data", sst2.data)

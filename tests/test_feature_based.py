@@ -216,6 +216,7 @@ def test_an_interrupted_extraction_is_resumed(checkpoint, task, tmp_path):
     assert runs.contents(part) == runs.contents(tmp_path / "whole")
 
 
+@pytest.mark.long
 def test_a_killed_first_write_and_a_second_process(checkpoint, task, tmp_path):
     """Leftovers of a kill are no obstacle; a cache that is being written is."""
     settings = {"checkpoint": checkpoint, "seq_length": 24, "layers": ["last"], "output": tmp_path / "cache"}
@@ -254,6 +255,7 @@ def test_vectors_that_overflow_float16(checkpoint, task, tmp_path):
     assert all(np.isfinite(record["vectors"]).all() for record in made.records().as_numpy_iterator())
 
 
+@pytest.mark.long
 def test_a_cache_of_something_else_is_refused(checkpoint, task, tmp_path):
     settings = {"checkpoint": checkpoint, "seq_length": 24, "layers": ["last"]}
     texts = examples(3, seed=1)
@@ -557,6 +559,7 @@ def test_pieces_and_means(capfd, monkeypatch, checkpoint, text, tmp_path):
         np.testing.assert_allclose(np.reshape(line["vectors"], wanted.shape), wanted, atol=5e-3)
 
 
+@pytest.mark.long
 def test_an_interrupted_file_is_resumed(checkpoint, text, tmp_path):
     settings = {"checkpoint": checkpoint, "seq_length": 20, "shard_examples": 2, "doc_stride": 6}
 

@@ -315,6 +315,7 @@ def test_export_predicts_in_a_fresh_process(run, checkpoint, tmp_path, capfd):
     np.testing.assert_allclose(found["mask_scores"], answers["mask_scores"], atol=1e-6)
 
 
+@pytest.mark.long
 def test_a_pretraining_run_predicts(checkpoint, tmp_path, capfd):
     folder = tmp_path / "run"
     checkpoints.write(checkpoints.read(checkpoint), folder, format="hugging-face")

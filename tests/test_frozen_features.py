@@ -391,6 +391,7 @@ def test_settings_of_features_that_make_no_sense(changes, match):
         Hparams(**changes)
 
 
+@pytest.mark.long
 def test_what_does_not_fit_is_refused_before_any_work(checkpoint, tmp_path, monkeypatch):
     with runs.no_training():
         with pytest.raises(BertKerasError, match="layer 3 was asked for and the encoder has 2 blocks"):

@@ -678,6 +678,7 @@ def test_other_files_are_named(tmp_path):
 # Data that is wrong
 
 
+@pytest.mark.long
 def test_one_document_has_no_random_next(tmp_path, vocab):
     """Said by a worker, it is said as well."""
     message = "next_sentence needs 2 documents with text and there is 1; separate documents by blank lines"
@@ -746,6 +747,7 @@ def test_a_stream_depends_on_seed_and_epoch(vocab):
     assert rows(streamed(vocab, epochs=None).take(len(two) + 1))[: len(two)] == two
 
 
+@pytest.mark.long
 def test_a_stream_starts_at_any_shard(vocab):
     places = []
     whole = rows(streamed(vocab, epochs=2, visit=places.append))
@@ -972,6 +974,7 @@ def test_command(tmp_path, vocab, capfd, monkeypatch):
     assert code == 1 and "has no attribute 'none'" in err and "give MODULE:FUNCTION" in err
 
 
+@pytest.mark.long
 def test_a_full_disk_leaves_the_files_before_and_no_temporary_ones(vocab, tmp_path):
     with runs.full_disk(5_000), pytest.raises(OSError, match=r"cannot write .*00000.tfrecord.*; "):
         write(tmp_path / "out", vocab)

@@ -343,6 +343,7 @@ class LearnToDepth(keras.callbacks.Callback):
         self.model.optimizer.learn_to_depth(1)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("deepest", [1, 3])
 def test_gradual_in_a_stock_fit(deepest):
     """`fit` builds the optimizer inside its traced step; all depths learn unless another depth is set."""
@@ -619,6 +620,7 @@ def test_negative_numbers_are_scores_to_other_losses():
     assert float(GlobalMean(squared_error)(scores, outputs)) == 2.5
 
 
+@pytest.mark.long
 @pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning")  # Keras under NumPy 2
 def test_compiles_saves_and_loads(tmp_path):
     """A `.keras` file holds the schedule, the loss and the moments."""
@@ -635,6 +637,7 @@ def test_compiles_saves_and_loads(tmp_path):
     assert int(loaded.optimizer.iterations) == 3
 
 
+@pytest.mark.long
 def test_bfloat16_policy_takes_a_step():
     policy = "mixed_bfloat16"
     model = classifier_model(BertEncoder(TINY, outputs=("pooled_output",), dtype=policy), 2)

@@ -326,6 +326,7 @@ def test_evaluate_measures_all_rows_of_another_file(held, capfd):
     assert code == 1 and "other.csv is not training data" in err and len(err.splitlines()) == 1
 
 
+@pytest.mark.long
 def test_evaluate_warns_of_rows_that_trained_the_run(held, capfd, tmp_path):
     found, err = measured(capfd, "--run", held / "run", held / "again", "--data", held / "own.csv")
     assert [*found] == ["validation"] and "warning: " in err and "trained" in err

@@ -415,6 +415,7 @@ def write(folder, *, settings=None, masking=None, texts=None, vocabulary=runs.VO
     return folder
 
 
+@pytest.mark.long
 def test_records_are_read_in_random_order_and_from_any_place(tmp_path):
     folder = write(tmp_path / "records")
 
@@ -442,6 +443,7 @@ def test_trains_on_records(masking, tmp_path):
     assert losses[-1] < losses[0] - 0.5 and "held_out_next_sentence_accuracy" in results["measures"]
 
 
+@pytest.mark.long
 def test_a_set_of_records_for_each_phase(tmp_path):
     """The second set alone has positions from 24 to 39: only the second phase trains them."""
     sets = [write(tmp_path / str(n), settings={"seq_length": n}) for n in (24, 40)]
@@ -597,6 +599,7 @@ def test_ids_over_vocab_size_late_in_the_files(tmp_path):
         train(tmp_path / "run", records=records, changes={"steps": 200, "num_layers": 1})
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("count", [20, 1100])
 def test_a_record_of_another_length(count, tmp_path):
     """Met before training, or in it."""

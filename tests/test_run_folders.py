@@ -111,6 +111,7 @@ def test_a_second_run_into_one_folder_is_refused(capfd, inputs, others, name):
     assert contents(place.parent) == before
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", ["convert", "export"])
 def test_a_neighbours_temporary_files_stay(capfd, inputs, others, name):
     arguments = interrupted.commands(inputs, inputs / ALIVE)[name]

@@ -426,6 +426,7 @@ def test_grpc_refuses_before_it_unfolds(stub, case):
     assert (caught.value.code(), wanted in caught.value.details()) == (grpc.StatusCode.INVALID_ARGUMENT, True)
 
 
+@pytest.mark.long
 def test_grpc_ends_when_the_time_is_over(stub, served):
     import grpc
 

@@ -112,6 +112,7 @@ def test_weights_beside_measures_that_do_not_take_them_are_refused(data, scorer)
         scorer.fit(TEXTS, SCORES, validation_data=data if len(data) > 1 else x, verbose=0)
 
 
+@pytest.mark.long
 def test_weights_apply_to_an_evaluation_with_keras_metrics(untrained):
     weights = np.array([1.0] * 10 + [0.0] * 10)
     expected = untrained.evaluate(TEXTS[:10], IDS[:10], verbose=0)
@@ -171,6 +172,7 @@ def test_one_batch_of_texts_is_learned_measured_and_predicted(checkpoint):
     np.testing.assert_allclose(found["probabilities"], expected["probabilities"], atol=1e-6)
 
 
+@pytest.mark.long
 def test_weights_of_one_batch(checkpoint):
     model = bk.classifier(checkpoint, NAMES)
     weights = [1.0] * 10 + [0.0] * 10
@@ -208,6 +210,7 @@ def test_a_call_or_a_step_that_cannot_work_is_refused(untrained, checkpoint):
         bk.embedder(checkpoint).train_on_batch(TEXTS, IDS)
 
 
+@pytest.mark.long
 def test_one_execution_of_more_steps_than_the_data_has_is_measured(checkpoint):
     model = bk.classifier(checkpoint, NAMES)
     model.compile(steps_per_execution=3)
@@ -244,6 +247,7 @@ def with_none(labelled):
     return tf.data.Dataset.from_generator(generate, output_signature=(string, number) if labelled else string)
 
 
+@pytest.mark.long
 def test_none_in_a_data_set_is_named(untrained, checkpoint):
     with pytest.raises(BertKerasError, match="NoneType.*string"):
         untrained.predict(with_none(False), verbose=0)
@@ -313,6 +317,7 @@ def test_a_network_of_ones_own_is_refused_as_a_run_folder(checkpoint, tmp_path):
     np.testing.assert_array_equal(answers[0]["probabilities"], answers[1]["probabilities"])
 
 
+@pytest.mark.long
 def test_a_log_has_lines_without_control_characters(checkpoint, capfd):
     model = bk.classifier(checkpoint, NAMES)
     model.fit(TEXTS, IDS, epochs=2)

@@ -147,6 +147,7 @@ def test_forms_of_data_give_the_same_batches(form, untrained):
     tf.nest.map_structure(np.testing.assert_array_equal, batches(*FORMS[form]), batches(TEXTS, LABELS))
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "data",
     [

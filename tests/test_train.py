@@ -568,6 +568,7 @@ def test_checkpoint_without_pooler(place):
     assert "\nrandomly initialized: pooler/kernel, pooler/bias, classifier" in plan.lines[0]
 
 
+@pytest.mark.long
 def test_loss_that_is_nan(place):
     """An error, and no such weights on disk."""
     hparams = dataclasses.replace(QUICK, learning_rate=1e30, warmup_proportion=0.0)
@@ -661,6 +662,7 @@ def test_refuses_no_examples(place, tmp_path):
     refused(place, tmp_path, ValueError, "dev.tsv has no examples", task=Glue(ROWS["sst2"], data))
 
 
+@pytest.mark.long
 def test_refuses_a_split_without_labels(place, tmp_path):
     data = write_reviews(tmp_path / "data")
     (data / "test.tsv").write_text("index\tsentence\n0\tgood film\n")

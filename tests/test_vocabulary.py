@@ -196,6 +196,7 @@ def test_without_tokenizers_the_extra_is_named(monkeypatch):
         learn_wordpiece(["a"], size=9, lower_case=True)
 
 
+@pytest.mark.long
 def test_on_real_text(data_dir, tmp_path):
     corpus = Corpus(data_dir / "corpus" / "wikitext2_valid.txt")
     made = write_vocabulary(corpus, tmp_path / "out", size=3000, alphabet=60)
