@@ -140,7 +140,7 @@ def class_run(checkpoint, tmp_path_factory):
     return folder, trained("class", checkpoint, folder, **MIXED)
 
 
-MANY = pytest.mark.long  # the cases that run the same code
+MANY = pytest.mark.slow  # the cases that run the same code
 FAST = ("choice",)  # the others trace for longer
 SOME = [case if case in FAST else pytest.param(case, marks=MANY) for case in CASES if case != "class"]
 
