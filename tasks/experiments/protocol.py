@@ -221,9 +221,11 @@ def run_protocol(
     """
     chosen = ProtocolOptions(**options)
     check_grid(hparams, chosen)
-    if feature_cache is not None and hparams.max_examples is not None and chosen.restarts > 1:
+    drawn = hparams.max_examples is not None and hparams.data_seed is None
+    if feature_cache is not None and drawn and chosen.restarts > 1:
         raise BertKerasError(
-            "max_examples draws other examples for each seed, so restarts cannot share a feature_cache; leave one of them out."
+            "max_examples draws other examples for each seed, so restarts cannot share a feature_cache; give a data_seed, or "
+            "leave one of them out."
         )
     output = path_of(output)
     check_output(output, [task.name])

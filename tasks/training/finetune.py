@@ -265,7 +265,8 @@ def _read_examples(
         everything, dev = hold_out(task.examples("train"), fraction=hparams.dev_fraction, seed=hparams.seed)
     else:
         raise BertKerasError("dev_split and dev_fraction were given; give one of them.")
-    train = take_examples(everything, count=hparams.max_examples, seed=hparams.seed)
+    draw = hparams.seed if hparams.data_seed is None else hparams.data_seed
+    train = take_examples(everything, count=hparams.max_examples, seed=draw)
     counts = cardinality(train), cardinality(dev)
     about = {
         "train_examples": [counts[0], digest_of_examples(everything)],
