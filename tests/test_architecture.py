@@ -158,6 +158,8 @@ FLOORS = (
             "tasks.experiments.paper_figures",
             "tasks.experiments.summary",
             "tasks.experiments.protocol",
+            "tasks.experiments.ablation_report",
+            "tasks.experiments.approaches",
             "tasks.experiments.glue_protocol",
             "tasks.pretraining",
             "tasks.pretraining.sentences",
