@@ -30,13 +30,13 @@ from bert_keras.schedules import WarmupLinearDecay  # noqa: E402
 from bert_keras.text.preprocessing import Preprocessor, pad_batches  # noqa: E402
 from tasks.batches import dataset  # noqa: E402
 from tasks.choice import Swag  # noqa: E402
-from tasks.glue.rows import ROWS  # noqa: E402
+from tasks.glue.data_sets import ROWS  # noqa: E402
 from tasks.glue.task import Glue  # noqa: E402
 from tasks.ner.task import Conll  # noqa: E402
 from tasks.settings import Hparams  # noqa: E402
 from tasks.task import classifier_model  # noqa: E402
 from tasks.training.finetune import GradualUnfreezing, _compiled_model, finetune  # noqa: E402
-from tasks.training.run import encoder_of, evaluate, load_run  # noqa: E402
+from tasks.training.run_folder import encoder_of, evaluate, load_run  # noqa: E402
 from tasks.training.strategies import rows_for, strategy  # noqa: E402
 
 CONFIG = BertConfig(

@@ -14,7 +14,7 @@ from parity import assert_equal, hugging_face, hugging_face_outputs, random_feat
 
 from bert_keras import checkpoints
 from bert_keras.checkpoints import FORMATS
-from bert_keras.checkpoints.names import Checkpoint, Row, head_shapes, numpy_dtype, variable_shapes
+from bert_keras.checkpoints.variables import Checkpoint, Row, head_shapes, numpy_dtype, variable_shapes
 from bert_keras.config import BertConfig
 from bert_keras.config_files import MODEL_TYPES
 from bert_keras.encoder import BertEncoder

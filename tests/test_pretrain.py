@@ -31,7 +31,7 @@ from bert_keras.optimizers import AdamW
 from bert_keras.settings import Masking
 from bert_keras.text.masking import Pieces
 from bert_keras.text.wordpiece import WordPiece
-from tasks.glue.rows import ROWS
+from tasks.glue.data_sets import ROWS
 from tasks.glue.task import Glue
 from tasks.pretraining.corpus import Corpus
 from tasks.pretraining.optimizer import longest_step, schedule

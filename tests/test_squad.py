@@ -28,7 +28,7 @@ from bert_keras.text.preprocessing import Preprocessor
 from bert_keras.text.wordpiece import WordPiece
 from savedmodels.export import export
 from tasks.batches import dataset, predict
-from tasks.report import plain
+from tasks.display import plain
 from tasks.settings import Hparams
 from tasks.squad.data import VERSIONS
 from tasks.squad.task import PADDING_LOGIT, Squad
@@ -36,7 +36,7 @@ from tasks.task import model_inputs
 from tasks.training.ensemble import load_runs
 from tasks.training.finetune import finetune
 from tasks.training.loop import RESULTS_FILE, TASK_FILE
-from tasks.training.run import Run, evaluate, load_run
+from tasks.training.run_folder import Run, evaluate, load_run
 
 NORMANS = "The Normans gave their name to Normandy, a region in France. Rollo led them."
 CHINESE = "北京是中华人民共和国的首都,位于华北平原的北部。全市常住人口为2189万人,面积16410平方公里。"

@@ -19,7 +19,7 @@ from bert_keras import checkpoints
 from bert_keras.errors import BertKerasError
 from savedmodels.servable import Servable
 from tasks.batches import predict
-from tasks.glue.rows import ROWS
+from tasks.glue.data_sets import ROWS
 from tasks.glue.task import Glue
 from tasks.ner.task import Conll
 from tasks.settings import Hparams
@@ -27,7 +27,7 @@ from tasks.training.ensemble import load_runs
 from tasks.training.finetune import _compiled_model, finetune, plan_finetuning
 from tasks.training.identity import digest_of_examples
 from tasks.training.loop import train
-from tasks.training.run import encoder_of, evaluate, heads_of, load_run, save_run
+from tasks.training.run_folder import encoder_of, evaluate, heads_of, load_run, save_run
 from tasks.training.saver import Saver
 from tasks.training.strategies import strategy
 
