@@ -1,4 +1,4 @@
-"""Two replicas on two logical CPUs against one device at the same global batches. Run as a script by test_train.py.
+"""Two replicas on two logical CPUs against one device at the same global batches. Run as a script by test_train_replicas.py.
 
 Out: one line of JSON on standard output, by scenario: the greatest difference of a weight, the losses that `fit` logged, the
 norms of the gradients before clipping; results of runs.
