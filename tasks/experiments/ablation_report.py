@@ -7,8 +7,8 @@ import statistics
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
+from tasks.display import Table
 from tasks.metrics import Ordering, ordering
-from tasks.report import Table
 
 Measures = Mapping[str, Sequence[float]]  # task -> the measure of each restart, in percent
 

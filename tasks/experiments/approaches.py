@@ -24,6 +24,7 @@ from bert_keras.json_files import read_object
 from bert_keras.paths import path_of
 from tasks.batches import cardinality
 from tasks.data_files import Source
+from tasks.display import Table
 from tasks.experiments.ablation_report import (
     Compared,
     compared,
@@ -38,13 +39,12 @@ from tasks.experiments.protocol import degenerate_run
 from tasks.features.layers import LAYERS, check_layers, places_of
 from tasks.metrics import in_percent
 from tasks.options import TAGGING_DEFAULTS, ApproachOptions
-from tasks.report import Table
 from tasks.settings import OF_FEATURES, Hparams, hparams_of
 from tasks.task import Task
 from tasks.training.finetune import finetune, plan_finetuning
 from tasks.training.identity import identity_of_checkpoint
 from tasks.training.loop import RESULTS_FILE
-from tasks.training.run import check_features, open_task
+from tasks.training.run_folder import check_features, open_task
 
 FINE_TUNING = "fine-tuning"
 RANDOM = "random-"  # prefix of a row: its weights start at random
