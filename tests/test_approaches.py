@@ -13,15 +13,8 @@ import tensorflow as tf
 from bert_keras.errors import BertKerasError
 from tasks.batches import cardinality, take_examples
 from tasks.choice import Swag
-from tasks.experiments.approaches import (
-    APPROACHES,
-    Results,
-    Row,
-    Subject,
-    as_json,
-    run_approaches,
-    tables,
-)
+from tasks.experiments.approach_rows import APPROACHES, Row
+from tasks.experiments.approaches import Results, Subject, as_json, run_approaches, tables
 from tasks.experiments.paper_figures import figure_of
 from tasks.features.layers import LAYERS
 from tasks.features.token_vectors import RowExtractor

@@ -159,6 +159,7 @@ FLOORS = (
             "tasks.experiments.summary",
             "tasks.experiments.protocol",
             "tasks.experiments.ablation_report",
+            "tasks.experiments.approach_rows",
             "tasks.experiments.approaches",
             "tasks.experiments.glue_protocol",
             "tasks.pretraining",
