@@ -38,11 +38,13 @@ class TrainingSteps:
                     stacklevel=2,
                 )
 
-    def train_step(self: Any, data: Any) -> dict[str, Any]:
+    def train_step(self: Any, *data: Any) -> Any:
         """One update from one replica's part of a batch, (x, y) or (x, y, sample_weight)."""
+        if keras.backend.backend() != "tensorflow":
+            return super().train_step(*data)  # type: ignore[misc]
         import tensorflow as tf
 
-        x, y, sample_weight = keras.utils.unpack_x_y_sample_weight(data)
+        x, y, sample_weight = keras.utils.unpack_x_y_sample_weight(*data)
         with tf.GradientTape() as tape:
             y_pred = self(x, training=True)
             loss = self.compute_loss(x=x, y=y, y_pred=y_pred, sample_weight=sample_weight, training=True)
@@ -51,9 +53,11 @@ class TrainingSteps:
         self.optimizer.apply(tape.gradient(scaled, variables), variables)
         return self._counted(loss, x, y, y_pred, sample_weight)
 
-    def test_step(self: Any, data: Any) -> dict[str, Any]:
+    def test_step(self: Any, *data: Any) -> Any:
         """One replica's part of a batch, measured."""
-        x, y, sample_weight = keras.utils.unpack_x_y_sample_weight(data)
+        if keras.backend.backend() != "tensorflow":
+            return super().test_step(*data)  # type: ignore[misc]
+        x, y, sample_weight = keras.utils.unpack_x_y_sample_weight(*data)
         y_pred = self(x, training=False)
         loss = self.compute_loss(x=x, y=y, y_pred=y_pred, sample_weight=sample_weight, training=False)
         return self._counted(loss, x, y, y_pred, sample_weight)
