@@ -175,6 +175,7 @@ FLOORS = (
             "tasks.pretraining.read_records",
             "tasks.training.saver",
             "tasks.pretraining.recipes",
+            "tasks.pretraining.estimate",
             "tasks.pretraining.recipe_objectives",
             "tasks.pretraining.optimizer",
             "tasks.pretraining.sources",

@@ -331,6 +331,90 @@ def _run_vocab(args: argparse.Namespace) -> None:
         print(f"warning: the text has too few words for {options.size:,} tokens", file=sys.stderr)
 
 
+# -----------------------------------------------------------------------------------------------------------
+# plan
+
+PLAN_NOTES = """Memory is that of one device at the peak of a step, in float32, without the buffers of libraries (measured error:
+docs/scale.md). --teraflops is what a device reaches in such a training, in 10^12 operations a second, and not its peak.
+The answer needs no TensorFlow, no text and no weights.
+
+"""
+
+
+def _add_plan(parser: argparse.ArgumentParser) -> None:
+    add = parser.add_argument
+    add("--recipe", default="bert", choices=tuple(RECIPES), help="settings of a paper (default: bert)")
+    add("--size", help="tiny, mini, small, medium, base, large, L-2_H-128 ... (default: the paper's)")
+    add(
+        "--checkpoint",
+        **PATH,
+        help="a folder whose config.json or bert_config.json has the encoder, or the file",
+    )
+    add("--batch-size", type=int, help="instances in a batch, over all devices (default: the paper's)")
+    add("--devices", type=int, default=1, help="devices that share each batch (default: 1)")
+    add("--micro-batch", type=int, help="rows that a device computes at once (default: all)")
+    add("--rematerialize", action="store_true", help="compute each block again in the backward pass")
+    add("--teraflops", type=float, help="10^12 operations in a second of one device, for the days")
+    add("--set", **SEVERAL, default=[], metavar="NAME=VALUE", help="settings, as in pretrain")
+    add("--json", action="store_true", help="print JSON instead of tables")
+
+
+def _run_plan(args: argparse.Namespace) -> None:
+    from bert_keras.config import BertConfig
+    from tasks.pretraining.estimate import UNCASED_TOKENS, estimate
+
+    for name in ("devices", "micro_batch", "teraflops"):
+        value = getattr(args, name)
+        if value is not None and not value > 0:
+            raise BertKerasError(f"--{name.replace('_', '-')} is {value}; give a number over 0.")
+    given = {"size": args.size, "batch_size": args.batch_size}
+    recipe = RECIPES[args.recipe].changed(
+        **{name: value for name, value in given.items() if value is not None},
+        **dict(map(set_value, args.set)),
+    )
+    source = args.checkpoint and BertConfig.load(args.checkpoint)
+    config = recipe.config(vocab_size=UNCASED_TOKENS, source=source or None)
+    found = estimate(
+        recipe,
+        config,
+        devices=args.devices,
+        micro_batch=args.micro_batch,
+        rematerialize=args.rematerialize,
+        teraflops=args.teraflops,
+    )
+    if args.json:
+        print(json.dumps({"recipe": args.recipe, "config": config.to_dict(), **found.to_json()}))
+        return
+    title = f"{args.recipe}: {found.parameters:,} parameters, {found.trainable:,} of them trained"
+    lengths = [f"{phase.seq_length} tokens" for phase in found.phases]
+    table(("", *lengths), _plan_rows(found), title=title)
+    if found.days is not None:
+        print(f"{found.days:,.2f} days at {args.teraflops:g} TFLOP/s a device")
+
+
+def _plan_rows(found: Any) -> list[tuple[str, ...]]:
+    """The rows of the table, with a column for each phase."""
+
+    def row(name: str, value: Any) -> tuple[str, ...]:
+        return (name, *(value(phase) for phase in found.phases))
+
+    parts = ("weights", "gradients", "optimizer_state", "activations", "total")
+    return [
+        row("steps", lambda phase: f"{phase.steps:,}"),
+        row("tokens", lambda phase: f"{phase.tokens:.3g}"),
+        row("FLOPs a step", lambda phase: f"{phase.flops:.3g}"),
+        row("rows at once on a device", lambda phase: f"{phase.rows:,}"),
+        *(
+            row(
+                f"GiB: {part.replace('_', ' ')}",
+                lambda phase, part=part: f"{getattr(phase.memory, part) / 2**30:.2f}",
+            )
+            for part in parts
+        ),
+        row("days", lambda phase: "-" if phase.seconds is None else f"{phase.seconds / 86_400:,.2f}"),
+    ]
+
+
 COMMANDS = {
     "pretrain": Command(
         "pre-train on text or on files of instances, from scratch or from a checkpoint",
@@ -347,6 +431,13 @@ COMMANDS = {
         _add_instances,
         _run_instances,
         notes=TEXT_NOTES + INSTANCES_NOTES,
+    ),
+    "plan": Command(
+        "estimate the parameters, memory, operations and days of a pre-training, before it is paid for",
+        "--size base --batch-size 256 --devices 8 --teraflops 40",
+        _add_plan,
+        _run_plan,
+        notes=PLAN_NOTES,
     ),
     "vocab": Command(
         "learn a WordPiece or SentencePiece vocabulary from text",
