@@ -2,7 +2,9 @@
 
 import bz2
 import gzip
+import importlib
 import random
+import sys
 import zipfile
 
 import pytest
@@ -65,6 +67,25 @@ def test_every_cut_of_a_small_file_is_right(tmp_path):
             corpus = Corpus(tmp_path / "text.txt", lines=lines)
             for size in range(1, len(text) + 2):
                 assert documents_in_parts(corpus, size) == list(corpus), (text, lines, size)
+
+
+def test_a_range_ends_where_a_long_document_goes_on(tmp_path):
+    """A reader of a range without a beginning stops at its end: a file without blank lines is not read once for each range."""
+    (tmp_path / "text.txt").write_bytes(b"a b\n" * 1000)
+    corpus = Corpus(tmp_path / "text.txt")
+    first, second, *_ = corpus.ranges(400)
+    opened = corpus_files._decoded
+    lines = []
+
+    def counted(*given, **named):
+        for line in opened(*given, **named):
+            lines.append(line)
+            yield line
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(corpus_files, "_decoded", counted)
+        assert list(corpus.unparsed(second)) == [] and len(lines) < 110
+        assert len(list(corpus.unparsed(first))) == 1 and len(lines) > 1000
 
 
 def test_archives_are_split_between_their_files(tmp_path):
@@ -138,6 +159,16 @@ def test_planned_shards_are_those_of_one_process(corpora, parts, range_bytes):
         planned = list(planned_shards(sources, sizes.__getitem__, size=size, least=least))
         assert [list(read_spans(corpora, spans)) for spans in planned] == wanted, (size, least)
     assert sum(int(found[:, 0].sum()) for found in sizes.values()) == sum(map(bytes_of, corpora))
+
+
+def test_beam_that_is_not_installed_is_named(monkeypatch):
+    monkeypatch.setitem(sys.modules, "apache_beam", None)
+    monkeypatch.delitem(sys.modules, "tasks.pretraining.beam_records", raising=False)
+    with pytest.raises(
+        ImportError, match=r"Beam cannot be imported .*; pip install 'bert-keras\[beam\]'"
+    ) as found:
+        importlib.import_module("tasks.pretraining.beam_records")
+    assert isinstance(found.value, ValueError), "the command line prints it in one line"
 
 
 def test_a_changed_corpus_is_named(corpora, tmp_path):

@@ -94,7 +94,8 @@ def _pipeline(flags: Sequence[str], paths: Iterable[pathlib.Path]) -> beam.Pipel
         raise BertKerasError(
             f"{local[0]} is on this machine, and Dataflow's workers are not; give gs:// paths."
         )
-    logging.getLogger("apache_beam").setLevel(logging.ERROR)
+    if not runner:
+        logging.getLogger("apache_beam").setLevel(logging.ERROR)  # a remote runner logs its job's address
     try:
         return beam.Pipeline(runner=None if runner else FnApiRunner(), options=options)
     except (ImportError, ValueError) as error:

@@ -261,7 +261,7 @@ def _lines_from(part: Range, name: str, stream: BinaryIO, encoding: str, form: L
     inside = form.document == "line" or not part.start
     at = stream.tell()
     for line in _decoded(name, stream, encoding, first=1 if not part.start else 2):
-        if at >= part.end and (form.document == "line" or not line):
+        if at >= part.end and (not inside or form.document == "line" or not line):
             return
         inside = inside or not line
         if inside:
