@@ -18,7 +18,9 @@ from tasks.pretraining.recipes import Recipe
 
 FLOAT = 4  # bytes
 SLOTS = 2  # values that AdamW and LAMB keep for each parameter
-GRADIENTS = 2  # copies in a step: the gradients, and those that are clipped
+# Copies of the gradients in a step: as computed, clipped, and what TensorFlow holds of them until the last variable is updated.
+# The third is measured, not derived: benchmarks/plan.py.
+GRADIENTS = 3
 # The head of each objective of a recipe, and whether it reads the pooler.
 HEADS = {
     "masked_lm": ("masked_lm", False),
