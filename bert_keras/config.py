@@ -259,6 +259,21 @@ class BertConfig:
             raise BertKerasError(f"{path}: {error}") from error
 
 
+def generator_config(config: BertConfig, *, share: float = 0.25) -> BertConfig:
+    """The generator's configuration for a discriminator: a fraction of its width, heads and intermediate size.
+
+    share: the fraction, 1/4 at ELECTRA small and large, 1/3 at base (google-research/electra configure_pretraining.py).
+    """
+    heads = max(1, round(config.num_heads * share))
+    return dataclasses.replace(
+        config,
+        embedding_size=config.embedding_width,
+        hidden_size=max(1, round(config.hidden_size * share / heads)) * heads,
+        num_heads=heads,
+        intermediate_size=max(1, round(config.intermediate_size * share)),
+    )
+
+
 def _defaults() -> dict[str, Any]:
     return {field.name: field.default for field in dataclasses.fields(BertConfig)}
 

@@ -7,13 +7,13 @@ import argparse
 import dataclasses
 import itertools
 import json
-import pathlib
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from bert_keras.console import PATH, SEVERAL, Command, progress, say, start, table
 from bert_keras.errors import BertKerasError, MissingFileError, listed
+from bert_keras.paths import path_of
 from bert_keras.settings import add_flags, given_settings, names_of, spelled
 from tasks.example_files import FORMATS_NOTES, STANDARD_INPUT, read_examples
 from tasks.options import (
@@ -146,7 +146,7 @@ def _check_dev(
     if data is None and (dev_data is not None or fraction is not None):
         flag = "--dev-fraction" if dev_data is None else "--dev-data"
         raise BertKerasError(f"{flag} was given without --data; give the training file as --data.")
-    if data is not None and dev_data is None and fraction is None and pathlib.Path(data).is_file():
+    if data is not None and dev_data is None and fraction is None and path_of(data).is_file():
         instead = ", or --dev-fraction 0.1 to hold out a tenth of this file" if holds_out else ""
         raise BertKerasError(
             f"{data} is one file, without a dev split; give the dev split's file as --dev-data{instead}."
@@ -171,7 +171,7 @@ def open_given_task(args: argparse.Namespace, *, holds_out: bool = True) -> tupl
     _check_dev(args.data, args.dev_data, fraction, holds_out=holds_out)
     source = {"train": args.data, "validation": args.dev_data} if args.dev_data else args.data
     task = open_task(args.task, source, **given_settings(args, *TASK_OPTIONS))
-    if fraction is not None and pathlib.Path(args.data).is_dir():
+    if fraction is not None and path_of(args.data).is_dir():
         _check_no_dev_split(task, args.data)
     return task, hparams_of(task.defaults, given_settings(args, Hparams))
 

@@ -20,6 +20,7 @@ from typing import Any, NamedTuple
 from bert_keras.errors import BertKerasError, MissingFileError, first_line
 from bert_keras.json_files import parse_json
 from bert_keras.paths import did_you_mean
+from bert_keras.remote_paths import is_remote
 from tasks.data_files import MAX_LINE_BYTES, MAX_UNPACKED_BYTES, ended_lines, listing, nonblank_lines
 
 ENDINGS = (".tsv", ".csv", ".jsonl", ".parquet")
@@ -253,7 +254,7 @@ def _opened(path: Path) -> Any:
     import pyarrow.parquet  # slow to import, and not needed otherwise
 
     try:
-        return pyarrow.parquet.ParquetFile(path)
+        return pyarrow.parquet.ParquetFile(path.open("rb") if is_remote(path) else path)
     except (pyarrow.ArrowException, OSError) as error:
         raise BertKerasError(
             f"{path} is not a Parquet file ({first_line(error)}); write it again."
