@@ -25,6 +25,7 @@ from bert_keras.features import (
     SEQUENCE_OUTPUT,
 )
 from bert_keras.layers import (
+    ACTIVATIONS,
     LORA_TARGETS,
     MASKED_SCORE,
     BiLSTM,
@@ -189,7 +190,7 @@ class BertEncoder(keras.Model):
             first = (
                 states[:, 0] if pooled_only else gather_positions(states, ops.expand_dims(position, -1))[:, 0]
             )
-            results[POOLED_OUTPUT] = ops.tanh(self.pooler(first))
+            results[POOLED_OUTPUT] = ACTIVATIONS[self.config.pooler_activation](self.pooler(first))
         return {name: results[name] for name in self.outputs_wanted}
 
     def _padding_mask(self, mask: Any) -> Any:

@@ -206,7 +206,11 @@ _ADDED = {
 }
 # The special tokens of RobertaProcessing, with their ids; the templates of TemplateProcessing.
 _NAMED = dict.fromkeys(
-    ("cls", "sep"), Kind("a token and its id", lambda value: isinstance(value, list) and len(value) == 2)
+    ("cls", "sep"),
+    Kind(
+        "a token and its id",
+        lambda value: isinstance(value, list) and len(value) == 2 and isinstance(value[0], str),
+    ),
 )
 _TEMPLATE = dict.fromkeys(
     ("single", "pair"),
