@@ -10,10 +10,7 @@ Each run has a control: the same run from random weights, or the most frequent a
 
 `prepare` splits data sets that have no test split: SQuAD v2.0's questions by article into train, dev (to choose tau) and test
 (reported with and without tau); CoNLL-2003's first documents with at most 1,000 sentences, the same for every row. MiniLM-L6 is
-uncased, but the paper's model for CoNLL-2003 is cased.
-
-Table 7's orderings are judged over seeds: one holds, or fails, where the means differ by more than two standard errors of their
-difference; else it is not resolved.
+uncased, but the paper's model for CoNLL-2003 is cased. `bert-keras ablate layers` runs the paper's Table 7.
 """
 
 import argparse
@@ -26,21 +23,14 @@ import pathlib
 import statistics
 import subprocess
 import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator
 
-import keras
 from rich.console import Console
 from rich.table import Table
 
-from bert_keras import checkpoints
 from savedmodels import demo
 from tasks import metrics
 from tasks.choice import Swag
-from tasks.features.cache import extract
-from tasks.features.layers import LAYERS
-from tasks.features.tagger import train_tagger
-from tasks.ner.task import Conll
-from tasks.settings import TaggerHparams
 from tasks.squad.task import Squad
 from tasks.training.run_folder import TASKS, evaluate, load_run
 
@@ -177,22 +167,8 @@ CASES = (
         flags=_flags(epochs=6, learning_rate=5e-5, batch_size=32, context="sentence", seq_length=128),
     ),
 )
-FEATURES = "conll2003-features"  # the group of Table 7's rows, each a BiLSTM on cached vectors
-FEATURE_ROWS = (*((layers, False) for layers in LAYERS), ("last", True))
-TAGGER_SEEDS, TAGGER_EPOCHS = (1, 2, 3), 6
-FINE_TUNING = "fine-tuning"  # Table 7's first row: document context, as its other rows have it
-# Table 7, dev F1 of BERT-base: 96.4, 91.0, 95.6, 94.9, 95.9, 96.1, 95.5; its neighbours in that order.
-TABLE_7 = (
-    FINE_TUNING,
-    "concat_last_four",
-    "weighted_sum_last_four",
-    "second_to_last",
-    "weighted_sum_all",
-    "last",
-    "embeddings",
-)
 KINDS = {name: task.kind for task in TASKS.values() for name in task.names}
-GROUPS = (*dict.fromkeys(case.group for case in CASES), FEATURES)
+GROUPS = tuple(dict.fromkeys(case.group for case in CASES))
 
 
 def prepare(data: pathlib.Path, folder: pathlib.Path) -> None:
@@ -293,38 +269,6 @@ def commonest_answer(group: str, args: argparse.Namespace) -> float | None:
     return None
 
 
-def tagger_results(layers: str, seed: int, args: argparse.Namespace, *, random: bool) -> dict:
-    """The results of a BiLSTM on the vectors of these layers; first extracts and trains if needed."""
-    place = pathlib.Path(args.output)
-    output = place / f"{FEATURES}-{layers}{'-random' if random else ''}-{seed}"
-    if not (output / "results.json").exists():
-        files = {"train": place / "made/eng.train.gz", "validation": args.data / "conll2003/eng.testa.gz"}
-        task = Conll.open("conll2003", files)
-        checkpoint = checkpoints.read(args.minilm)
-        if random:
-            checkpoint = dataclasses.replace(checkpoint, tensors={})
-        caches = []
-        for split in files:
-            keras.utils.set_random_seed(0)  # the same random weights for both splits
-            vectors = place / "made" / f"{split}{'-random' if random else ''}"
-            caches.append(extract(task, task.examples(split), checkpoint=checkpoint, output=vectors))
-        hparams = TaggerHparams(seed=seed, epochs=TAGGER_EPOCHS)
-        train_tagger(*caches, layers=layers, output=output, hparams=hparams)
-    results = json.loads((output / "results.json").read_text(encoding="utf-8"))
-    return results | {
-        "figures": {name.removeprefix("val_"): value for name, value in results["measures"].items()}
-    }
-
-
-def orderings(rows: Mapping[str, list[float]]) -> Table:
-    """A table that compares neighbouring rows of Table 7 with the paper's order."""
-    table = Table("the paper's order", "difference", "standard error", "here", title="orderings of Table 7")
-    for better, worse in itertools.pairwise(TABLE_7):
-        difference, error, verdict = metrics.ordering(rows[better], rows[worse])
-        table.add_row(f"{better} over {worse}", f"{difference:+.2f}", f"{error:.2f}", verdict)
-    return table
-
-
 def draw(rows: list[tuple[str, list[float]]], *, label: str, file: str) -> None:
     """Plots a dot for each run, one row per case."""
     import matplotlib
@@ -359,14 +303,6 @@ def runs_of(group: str, args: argparse.Namespace) -> Iterator[tuple[str, tuple[s
             case.measures,
             [functools.partial(results_of, case, seed, args) for seed in chosen(case.seeds)],
         )
-    runs: Runs
-    if group == FEATURES:
-        runs = [functools.partial(results_of, _CONLL, seed, args) for seed in chosen(_CONLL.seeds)]
-        yield FINE_TUNING, ("f1",), runs
-    for layers, random in FEATURE_ROWS if group == FEATURES else ():
-        seeds = chosen(TAGGER_SEEDS[:1] if random else TAGGER_SEEDS)
-        runs = [functools.partial(tagger_results, layers, seed, args, random=random) for seed in seeds]
-        yield f"{layers}{', random' if random else ''}", ("f1",), runs
 
 
 def main() -> None:
@@ -387,7 +323,7 @@ def main() -> None:
         table = Table(
             *("start", "train", "dev", "measure", "mean", "sd", "each seed", "minutes each"), title=group
         )
-        rows, kind = [], KINDS.get(group, Conll.kind)
+        rows, kind = [], KINDS[group]
         for name, measures, runs in runs_of(group, args):
             results = [run() for run in runs]
             if not results:
@@ -409,8 +345,6 @@ def main() -> None:
         if (share := commonest_answer(group, args)) is not None:
             table.add_row("commonest answer", "", "", measures[0], f"{share:.2f}", "", "", "")
         Console().print(table)
-        if group == FEATURES:
-            Console().print(orderings(dict(rows)))
         if args.picture:
             draw(rows, label=f"{group}, {measures[0]}, %", file=args.picture)
 

@@ -30,7 +30,12 @@ def take_examples(examples: tf.data.Dataset, *, count: int | None, seed: int) ->
     """Draws `count` examples without replacement. Equal seeds draw equal examples; None takes all."""
     if count is None:
         return examples
-    return examples.shuffle(cardinality(examples), seed=seed, reshuffle_each_iteration=False).take(count)
+    # TensorFlow's shuffle reads the global seed too: after a training from another seed, it would draw others.
+    kept, _ = tf.compat.v1.get_seed(0)
+    tf.random.set_seed(seed)
+    drawn = examples.shuffle(cardinality(examples), seed=seed, reshuffle_each_iteration=False).take(count)
+    tf.random.set_seed(kept)
+    return drawn
 
 
 def hold_out(

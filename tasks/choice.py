@@ -211,6 +211,11 @@ class Swag(Task):
         names = [f"ending {place}" for place in range(self.num_choices)]
         return degenerate_classes(raw[LABEL][known], predictions[LABEL][known], names)
 
+    def baseline(self, raw: Arrays) -> float:
+        """The accuracy of the most common position."""
+        known = raw[LABEL][raw[LABEL] >= 0]
+        return float(np.bincount(known).max() / len(known))
+
     def show(self, example: Mapping[str, Any], record: Mapping[str, Any]) -> dict[str, str]:
         """The context, the chosen ending and its probability."""
         probability = record["probabilities"][record[LABEL]]

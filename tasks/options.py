@@ -6,11 +6,12 @@ from typing import Any
 
 from bert_keras.settings import Checked, setting, wrong_setting
 from tasks.features.layers import LAYERS
-from tasks.settings import MAX_SEED
+from tasks.settings import FEATURE_RATE, MAX_SEED
 
 MAX_OPTION = 1_000_000  # the upper bound for options that are counts
 MAX_CHOICES = 1_000
 ABLATIONS = ("tasks", "size", "masking", "steps", "masking-rate", "input-format")
+APPROACHES = ("layers", "approaches")  # ablations of one checkpoint, without pre-training
 
 # -----------------------------------------------------------------------------------------------------------
 # Options of the tasks. An option of several tasks means the same in all of them.
@@ -278,4 +279,21 @@ class AblationOptions(Checked):
     """Options for the ablations."""
 
     scale: str = setting("small", help="size of all runs; small is for 2 cores", choices=("small", "paper"))
-    restarts: int | None = setting(None, help="seeds for each fine-tuning (default: from --scale)")
+    restarts: int | None = setting(
+        None, help="seeds for each training (default: from --scale; layers, approaches: 3)"
+    )
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class ApproachOptions(Checked):
+    """Options for the ablations of one checkpoint. The other settings of its trainings are fields of Hparams."""
+
+    rows: tuple[str, ...] | None = setting(
+        None,
+        help="fine-tuning, or layers as in finetune --feature-layers (last, 9 or 9,10,11,12); random-ROW starts at random "
+        "weights, document-ROW and sentence-ROW have their own context of tags (default: the paper's and controls)",
+    )
+    feature_learning_rate: float = setting(FEATURE_RATE, help="learning rate of rows with layers", over=0)
+    feature_epochs: int | None = setting(
+        None, help="epochs of rows with layers (default: --epochs)", at_least=1
+    )

@@ -60,6 +60,12 @@ class Hparams(Checked):
     max_examples: int | None = setting(
         None, help="train on this many examples, drawn at random (default: all)", at_least=1
     )
+    data_seed: int | None = setting(
+        None,
+        help="seed of the examples that --max-examples draws (default: --seed)",
+        at_least=0,
+        at_most=MAX_SEED,
+    )
     dev_fraction: float | None = setting(
         None,
         help="hold out this fraction of the training file, drawn at random, as dev split",

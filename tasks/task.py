@@ -209,6 +209,13 @@ class Report(Protocol):
         value = dict(self.evaluate(predictions, raw))[self.measure]
         return None if value > WHISKER else f"{self.measure} {value:.4f}"
 
+    def baseline(self, raw: Arrays) -> float:
+        """The measure of the most common answer of a labelled split, given to all its examples.
+
+        By default 0, as for entities: the most common tag is outside of them.
+        """
+        return 0.0
+
     def record(self, decoded: Arrays) -> dict[str, Any]:
         """The decoded arrays [...] of one example as plain JSON values, without padding."""
         return {name: plain(value) for name, value in decoded.items()}

@@ -23,6 +23,7 @@ from tasks.batches import dataset, predict, predictor
 from tasks.experiments.protocol import run_protocol
 from tasks.features.cache import open_cache
 from tasks.features.frozen import FrozenNetwork, bilstm_of
+from tasks.features.layers import places_of
 from tasks.features.token_vectors import RowExtractor, RowVectors, distinct_rows
 from tasks.fill_mask import FillMask
 from tasks.settings import Hparams, hparams_of
@@ -124,7 +125,8 @@ def on_cached_vectors(run, examples, folder):
     batches = dataset(run.task, run.preprocess, examples, batch_size=5, labelled=False)
     layers = bilstm_of(run.model).feature_layers
     rows = distinct_rows(features for features, _ in batches)
-    vectors = RowVectors(RowExtractor(run.encoder, layers=layers, dtype="float32"), rows)
+    places = places_of(layers, num_layers=run.encoder.config.num_layers)
+    vectors = RowVectors(RowExtractor(run.encoder, places=places, dtype="float32"), rows)
     vectors.compute(folder, progress=lambda done: None)
     above = FrozenNetwork(run.model)
     answers = predictor(

@@ -13,7 +13,6 @@ The runs are cells of tasks/experiments/grid.py. The rows are in tasks/experimen
 import dataclasses
 import functools
 import itertools
-import math
 import pathlib
 import statistics
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -26,12 +25,20 @@ from bert_keras.text.tokenizer import Tokenizer
 from tasks.batches import take_examples
 from tasks.data_files import Source
 from tasks.display import Table
+from tasks.experiments.ablation_report import (
+    Compared,
+    compared,
+    draw_rows,
+    orderings_as_json,
+    orderings_table,
+    spelled,
+)
 from tasks.experiments.ablation_tables import ABLATIONS, FEATURE_LAYERS, FEATURES, SCALES, Row, Scale
 from tasks.experiments.grid import Cell, identity_of_data, run_cells
 from tasks.features.cache import extract
 from tasks.features.tagger import train_tagger
 from tasks.folders import Folder, Layout
-from tasks.metrics import Ordering, in_percent, ordering
+from tasks.metrics import in_percent
 from tasks.ner.task import Conll
 from tasks.options import AblationOptions
 from tasks.pretraining.monitor import SNAPSHOTS
@@ -300,8 +307,9 @@ def _perplexity(weights: pathlib.Path) -> float | None:
     return next((row[PERPLEXITY] for row in reversed(history) if PERPLEXITY in row), None)
 
 
-def _orderings(name: str, outcomes: Sequence[Outcome]) -> Iterator[tuple[str, str, str, Ordering]]:
-    """Yields task, better row and worse row in the paper, and their order here; skips equal rows and rows without a run."""
+def _orderings(name: str, outcomes: Sequence[Outcome]) -> list[Compared]:
+    """The pairs of the ablation, in the paper's order where it has figures; equal rows are left out."""
+    pairs = []
     for task in outcomes[0].measures:
         figures = ABLATIONS[name].figures.get(task)
         for better, worse in ABLATIONS[name].pairs:
@@ -309,11 +317,8 @@ def _orderings(name: str, outcomes: Sequence[Outcome]) -> Iterator[tuple[str, st
                 continue
             if figures is not None and figures[better] < figures[worse]:
                 better, worse = worse, better
-            first, second = outcomes[better], outcomes[worse]
-            if not (first.measures[task] and second.measures[task]):
-                continue
-            found = ordering(first.measures[task], second.measures[task])
-            yield task, first.row.name, second.row.name, found
+            pairs.append((task, outcomes[better].row.name, outcomes[worse].row.name))
+    return [*compared({one.row.name: one.measures for one in outcomes}, pairs)]
 
 
 def as_json(name: str, outcomes: Sequence[Outcome]) -> dict[str, Any]:
@@ -322,12 +327,7 @@ def as_json(name: str, outcomes: Sequence[Outcome]) -> dict[str, Any]:
         {"row": one.row.name, "perplexity": one.perplexity, "measures": one.measures, "lost": one.lost}
         for one in outcomes
     ]
-    orderings = [
-        {"task": task, "better": better, "worse": worse, **found._asdict()}
-        | ({"error": None} if math.isnan(found.error) else {})  # JSON has no NaN
-        for task, better, worse, found in _orderings(name, outcomes)
-    ]
-    return {"ablation": name, "rows": rows, "orderings": orderings}
+    return {"ablation": name, "rows": rows, "orderings": orderings_as_json(_orderings(name, outcomes))}
 
 
 def tables(name: str, outcomes: Sequence[Outcome]) -> list[Table]:
@@ -335,49 +335,28 @@ def tables(name: str, outcomes: Sequence[Outcome]) -> list[Table]:
     tasks, ablation = tuple(outcomes[0].measures), ABLATIONS[name]
     rows = []
     for i, one in enumerate(outcomes):
-        cells = [_cell(one.measures[task], ablation.figures.get(task), i) for task in tasks]
+        figures = {task: values[i] for task, values in ablation.figures.items()}
+        cells = [spelled(one.measures[task], figures.get(task)) for task in tasks]
         rows.append((one.row.name, "-" if one.perplexity is None else f"{one.perplexity:.1f}", *cells))
-    listed = [
-        (task, f"{better} over {worse}", f"{found.difference:+.2f}", f"{found.error:.2f}", found.verdict)
-        for task, better, worse, found in _orderings(name, outcomes)
-    ]
-    columns = ("task", "the paper's order", "difference", "standard error", "here")
+    title = f"{ablation.title}: mean, standard deviation and (the paper's)"
     return [
-        Table(
-            f"{ablation.title}: mean, standard deviation and (the paper's)",
-            ("row", "held-out perplexity", *tasks),
-            rows,
-        ),
-        Table("orderings; they hold or fail by more than two standard errors", columns, listed),
+        Table(title, ("row", "held-out perplexity", *tasks), rows),
+        orderings_table(_orderings(name, outcomes)),
     ]
-
-
-def _cell(values: Sequence[float], figures: Sequence[float] | None, row: int) -> str:
-    if not values:
-        return "-"
-    spread = f" ± {statistics.stdev(values):.1f}" if len(values) > 1 else ""
-    return f"{statistics.fmean(values):.1f}{spread}" + ("" if figures is None else f" ({figures[row]})")
 
 
 def _draw(outcomes: Sequence[Outcome], path: pathlib.Path) -> None:
     """Plots a dot for each run, one panel per task; the x axis is the fraction of the steps if rows differ in it, or the row."""
+    if all(one.row.share == 1 for one in outcomes):
+        draw_rows({one.row.name: one.measures for one in outcomes}, path)
+        return
     # Imported here because it is slow to import.
     from matplotlib.figure import Figure
 
     tasks = tuple(outcomes[0].measures)
     figure = Figure(figsize=(5 * len(tasks) + 1, 0.4 * len(outcomes) + 2), layout="constrained")
-    by_share = any(one.row.share < 1 for one in outcomes)
-    for panel, task in zip(
-        figure.subplots(1, len(tasks), squeeze=False, sharey=not by_share)[0], tasks, strict=True
-    ):
-        if by_share:
-            _draw_shares(panel, outcomes, task)
-        else:
-            for y, one in enumerate(reversed(outcomes)):
-                values = one.measures[task]
-                panel.plot(values, [y] * len(values), "o", color="tab:blue", alpha=0.6)
-            panel.set_yticks(range(len(outcomes)), [one.row.name for one in reversed(outcomes)])
-            panel.set_xlabel("dev, %")
+    for panel, task in zip(figure.subplots(1, len(tasks), squeeze=False)[0], tasks, strict=True):
+        _draw_shares(panel, outcomes, task)
         panel.set_title(task)
         panel.spines[["top", "right"]].set_visible(False)
     figure.savefig(path, dpi=120)

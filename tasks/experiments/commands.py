@@ -4,8 +4,12 @@ TensorFlow is imported when a command runs; flags and help need none.
 """
 
 import argparse
+import functools
+from collections.abc import Iterable, Mapping
+from typing import Any
 
 from bert_keras.console import PATH, SEVERAL, Command, say, start, table
+from bert_keras.errors import BertKerasError
 from bert_keras.settings import add_flags, given_settings
 from tasks.commands import (
     CHECKPOINT_HELP,
@@ -17,7 +21,10 @@ from tasks.commands import (
 )
 from tasks.options import (
     ABLATIONS,
+    APPROACHES,
+    TASK_OPTIONS,
     AblationOptions,
+    ApproachOptions,
     ClassifierOptions,
     GlueOptions,
     ProbeOptions,
@@ -26,6 +33,8 @@ from tasks.options import (
 from tasks.pretraining.commands import TEXT_HELP, TEXT_NOTES, VOCAB_HELP, pair, set_value
 from tasks.settings import OF_FEATURES, Hparams
 
+# Settings that its rows decide, that apply only to some of them, or that take the dev split from the training file.
+NOT_IN_APPROACHES = ("feature_layers", "freeze", "lora_rank", "unfreeze", "layer_decay", "dev_fraction")
 OUTPUT_HELP = "folder for all runs; finished runs in it are not repeated"
 
 
@@ -33,28 +42,98 @@ def _add_ablate(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add(
         "ablation",
-        choices=ABLATIONS,
-        help="BERT's table 5 (tasks), 6 (size), 8 (masking) or figure 5 (steps), the masking rate, or RoBERTa's table 2",
+        choices=(*ABLATIONS, *APPROACHES),
+        help="with pre-training: BERT's table 5 (tasks), 6 (size), 8 (masking) or figure 5 (steps), the masking rate, or "
+        "RoBERTa's table 2 (input-format); from --checkpoint: table 7 (layers), or fine-tuning, features and random weights "
+        "(approaches)",
     )
-    add("--text", **PATH, **SEVERAL, required=True, help=TEXT_HELP)
-    add("--vocab", **PATH, required=True, help=VOCAB_HELP)
-    add(
-        "--data",
-        **PATH,
-        **SEVERAL,
-        default=[],
-        metavar="TASK=PATH",
-        help="files of each task; missing tasks are downloaded",
-    )
+    for name, text in (
+        (
+            "--data",
+            "files of each task; missing tasks are downloaded (approaches: needed unless --tasks is given)",
+        ),
+        ("--dev-data", "file of each dev split, if --data is one file"),
+    ):
+        add(name, **PATH, **SEVERAL, default=[], metavar="TASK=PATH", help=text)
     add("--output", **PATH, required=True, help=OUTPUT_HELP)
-    add("--tasks", **SEVERAL, help="tasks to fine-tune on (default: from --scale)")
-    add("--set", **SEVERAL, default=[], metavar="NAME=VALUE", help="settings for every pre-training")
-    add_flags(parser, AblationOptions)
+    add(
+        "--tasks",
+        **SEVERAL,
+        help="tasks to train on (default: from --scale; layers: conll2003; approaches: those of --data)",
+    )
+    add_flags(parser, AblationOptions, without=("scale",))
     add_strategy(parser, choices=("one", "mirrored"))
+    group = parser.add_argument_group(f"only with pre-training ({', '.join(ABLATIONS)})")
+    _add_pretraining_flags(group)
+    group = parser.add_argument_group(f"only from a checkpoint ({', '.join(APPROACHES)})")
+    _add_approach_flags(group)
+
+
+def _add_pretraining_flags(parser: Any) -> None:
+    add = functools.partial(parser.add_argument, default=argparse.SUPPRESS)
+    add("--text", **PATH, **SEVERAL, help=f"needed: {TEXT_HELP}")
+    add("--vocab", **PATH, help=f"needed: {VOCAB_HELP}")
+    add("--set", **SEVERAL, metavar="NAME=VALUE", help="settings for every pre-training")
+    add_flags(parser, AblationOptions, without=("restarts",))
+
+
+def _add_approach_flags(parser: Any) -> None:
+    parser.add_argument("--checkpoint", **PATH, default=argparse.SUPPRESS, help=f"needed: {CHECKPOINT_HELP}")
+    add_flags(parser, ApproachOptions)
+    add_flags(parser, Hparams, without=NOT_IN_APPROACHES)
+    add_task_options(parser)
+
+
+def _check_kind(args: argparse.Namespace) -> None:
+    """Raises BertKerasError for a flag that the ablation needs and lacks, and for flags of the other kind of ablation."""
+    kinds = []
+    for add in (_add_pretraining_flags, _add_approach_flags):
+        parser = argparse.ArgumentParser(add_help=False)
+        add(parser)
+        kinds.append([(action.dest, action.option_strings[0]) for action in parser._actions])
+    own, others = kinds[:: -1 if args.ablation in APPROACHES else 1]
+    needed = ("checkpoint",) if args.ablation in APPROACHES else ("text", "vocab")
+    if missing := [flag for name, flag in own if name in needed and not hasattr(args, name)]:
+        raise BertKerasError(f"ablate {args.ablation} needs {' and '.join(missing)}; give it.")
+    if given := [flag for name, flag in others if hasattr(args, name)]:
+        without = (
+            "trains from a checkpoint, without pre-training"
+            if args.ablation in APPROACHES
+            else "pre-trains its own models"
+        )
+        raise BertKerasError(f"ablate {args.ablation} {without}: leave out {', '.join(given)}.")
+
+
+def _sources(args: argparse.Namespace) -> dict[str, Any]:
+    """The source of each task. Raises BertKerasError for a dev file without a training file."""
+    data: dict[str, Any] = dict(map(pair, args.data))
+    for name, path in map(pair, args.dev_data):
+        if name not in data:
+            raise BertKerasError(
+                f"--dev-data {name} was given without --data {name}=PATH; give the training file too."
+            )
+        data[name] = {"train": data[name], "validation": path}
+    return data
 
 
 def _run_ablate(args: argparse.Namespace) -> None:
+    _check_kind(args)
+    data = _sources(args)
     start(deterministic=True)
+    how = {
+        "data": data,
+        "output": args.output,
+        "tasks": args.tasks,
+        "strategy_name": args.strategy,
+        "log": say,
+    }
+    made = (_approaches if args.ablation in APPROACHES else _pretrained)(args, how)
+    for title, columns, rows in made:
+        table(columns, rows, title=title)
+    print(f"the runs are in {args.output}")
+
+
+def _pretrained(args: argparse.Namespace, how: Mapping[str, Any]) -> Iterable[Any]:
     from bert_keras import checkpoints
     from tasks.experiments import ablations
     from tasks.pretraining.corpus import open_corpora
@@ -63,17 +142,26 @@ def _run_ablate(args: argparse.Namespace) -> None:
         args.ablation,
         documents=open_corpora(args.text),
         tokenizer=checkpoints.load_tokenizer(args.vocab),
-        data=dict(map(pair, args.data)),
-        output=args.output,
-        changes=dict(map(set_value, args.set)),
-        tasks=args.tasks,
-        strategy_name=args.strategy,
-        log=say,
+        changes=dict(map(set_value, getattr(args, "set", []))),
+        **how,
         **given_settings(args, AblationOptions),
     )
-    for title, columns, rows in ablations.tables(args.ablation, outcomes):
-        table(columns, rows, title=title)
-    print(f"the runs are in {args.output}")
+    return ablations.tables(args.ablation, outcomes)
+
+
+def _approaches(args: argparse.Namespace, how: Mapping[str, Any]) -> Iterable[Any]:
+    from tasks.experiments import approaches
+
+    results = approaches.run_approaches(
+        args.ablation,
+        checkpoint=args.checkpoint,
+        settings=given_settings(args, Hparams),
+        task_options=given_settings(args, *TASK_OPTIONS),
+        verbose="auto",
+        **how,
+        **given_settings(args, AblationOptions, ApproachOptions),
+    )
+    return approaches.tables(results)
 
 
 def _add_probe(parser: argparse.ArgumentParser) -> None:
@@ -179,7 +267,7 @@ def _run_glue(args: argparse.Namespace) -> None:
 
 COMMANDS = {
     "ablate": Command(
-        "run one of the paper's ablations and report its orderings",
+        "run one of the paper's ablations and report its orderings, with pre-training or from a checkpoint",
         "tasks --text wiki.txt,lines=paragraph --vocab vocab --data sst2=glue/SST-2 mrpc=glue/MRPC \\\n"
         "    --output runs/ablation",
         _add_ablate,

@@ -84,6 +84,16 @@ FIGURES: tuple[Figure, ...] = (
 )
 
 
+def figure_of(task: str, measure: str, *, features: str | None = None) -> float | None:
+    """BERT base's measure in percent; on dev where the paper has it, else on test (GLUE). None where it has none.
+
+    features: a row of LAYERS in place of fine-tuning
+    """
+    model = "base" if features is None else f"base, features: {features}"
+    found = [one for one in FIGURES if (one.task, one.model, one.measure) == (task, model, measure)]
+    return min(found, key=lambda one: one.split != "dev").value if found else None
+
+
 def paper_table(tasks: Sequence[str]) -> Table | None:
     """The paper's results for these tasks as a table; None if it has none."""
     rows = [

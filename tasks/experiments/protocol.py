@@ -23,7 +23,7 @@ from bert_keras import checkpoints
 from bert_keras.checkpoints.hugging_face import SAFETENSORS
 from bert_keras.errors import BertKerasError
 from bert_keras.files import locked, write_json
-from bert_keras.json_files import read_object
+from bert_keras.json_files import TEXT, or_null, read_object, typed
 from bert_keras.paths import path_of
 from tasks.batches import predict
 from tasks.experiments.grid import Cell, identity_of_data, run_cells
@@ -33,7 +33,7 @@ from tasks.options import ProtocolOptions
 from tasks.settings import FEATURE_RATE, Hparams
 from tasks.task import Arrays, Task
 from tasks.training.ensemble import load_runs
-from tasks.training.finetune import finetune
+from tasks.training.finetune import DEGENERATE, finetune
 from tasks.training.identity import identity_of_checkpoint
 from tasks.training.loop import RESULTS_FILE
 from tasks.training.run_folder import TOP, Run, load_run
@@ -113,11 +113,16 @@ def _cells(
             path=output / name / cell,
             identity=settings.identity() | about,
             train=functools.partial(train, hparams=settings),
-            judge=functools.partial(_degenerate_run, task),
+            judge=functools.partial(degenerate_run, task),
         )
 
 
-def _degenerate_run(task: Task, path: pathlib.Path) -> str | None:
+def degenerate_run(task: Task, path: pathlib.Path) -> str | None:
+    """The reason why a run of `finetune` did not learn; None if it learned."""
+    results = read_object(path / RESULTS_FILE)
+    if DEGENERATE in results:  # versions before this key left it to the protocol
+        kinds = {DEGENERATE: or_null(TEXT)}
+        return typed(results, kinds, where=path / RESULTS_FILE, others=True)[DEGENERATE]
     run = load_run(path)
     return run.task.degenerate(*_on_dev(run, task))
 
@@ -221,9 +226,11 @@ def run_protocol(
     """
     chosen = ProtocolOptions(**options)
     check_grid(hparams, chosen)
-    if feature_cache is not None and hparams.max_examples is not None and chosen.restarts > 1:
+    drawn = hparams.max_examples is not None and hparams.data_seed is None
+    if feature_cache is not None and drawn and chosen.restarts > 1:
         raise BertKerasError(
-            "max_examples draws other examples for each seed, so restarts cannot share a feature_cache; leave one of them out."
+            "max_examples draws other examples for each seed, so restarts cannot share a feature_cache; give a data_seed, or "
+            "leave one of them out."
         )
     output = path_of(output)
     check_output(output, [task.name])

@@ -93,6 +93,11 @@ def open_cache(path: str | pathlib.Path) -> Cache:
     return cache
 
 
+def layers_in(path: pathlib.Path) -> list[int]:
+    """The numbers of the layers of the cache in a folder, complete or not; none where there is no cache."""
+    return _read_header(path)["layers"] if (path / HEADER).is_file() else []
+
+
 def _shape(header: Mapping[str, Any]) -> tuple[int, int]:
     """K and H of a unit's vectors."""
     return len(header["layers"]), BertConfig.from_dict(header["config"]).hidden_size
@@ -178,10 +183,15 @@ MEMORY = 2**30  # bytes of vectors that a CacheReader keeps
 
 
 class CacheReader:
-    """Reads the vectors of single examples of a cache, in any order. The first MEMORY bytes that it reads stay in memory."""
+    """Reads the vectors of single examples of a cache, in any order. The first MEMORY bytes that it reads stay in memory.
 
-    def __init__(self, cache: Cache) -> None:
+    layers: numbers of layers in the cache, K of them
+    """
+
+    def __init__(self, cache: Cache, *, layers: Sequence[int]) -> None:
         self._shape, self._dtype = _shape(cache.header), np.dtype(cache.header["dtype"])
+        stored = cache.header["layers"]
+        self._places = None if [*layers] == stored else [stored.index(layer) for layer in layers]
         self._ends = np.cumsum(cache.header["shards"])
         schema = _schema(cache.header)
         self._files = [GroupFile(shard, schema) for shard in cache.shards]
@@ -204,6 +214,8 @@ class CacheReader:
     def _read(self, shard: int, group: int) -> list[np.ndarray]:
         cells = self._files[shard].read(group, VECTORS)
         made = [np.frombuffer(cell.as_buffer(), self._dtype).reshape(-1, *self._shape) for cell in cells]
+        if self._places is not None:
+            made = [vectors[:, self._places] for vectors in made]
         size = sum(vectors.nbytes for vectors in made)
         if self._bytes + size <= MEMORY:
             self._kept[shard, group] = made

@@ -7,6 +7,7 @@ A row is what an encoder reads at once: a text, a pair, a window. Its vectors de
 
 import pathlib
 import shutil
+import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -17,8 +18,7 @@ from bert_keras import checkpoints
 from bert_keras.encoder import BertEncoder
 from bert_keras.errors import BertKerasError
 from bert_keras.features import EMBEDDING_OUTPUT, ENCODER_INPUTS, ENCODER_OUTPUTS, INPUT_MASK
-from tasks.features.cache import Cache, CacheReader, writing_cache
-from tasks.features.layers import places_of
+from tasks.features.cache import Cache, CacheReader, layers_in, writing_cache
 from tasks.features.parquet_file import VECTORS
 from tasks.task import Features
 from tasks.training.identity import digest_of_tensors
@@ -51,15 +51,14 @@ class RowExtractor:
     """Computes the vectors of rows, in the form that `writing_cache` reads.
 
     encoder: with its weights, and with the outputs of tasks/features/frozen.py
-    layers: a row of LAYERS, or numbers of layers
+    places: the layers, 0 is the embeddings
     dtype: of the vectors
     """
 
     names: tuple[str, ...] = ()
 
-    def __init__(self, encoder: BertEncoder, *, layers: str, dtype: str) -> None:
-        self.encoder, self.dtype = encoder, dtype
-        self.places = places_of(layers, num_layers=encoder.config.num_layers)
+    def __init__(self, encoder: BertEncoder, *, places: Sequence[int], dtype: str) -> None:
+        self.encoder, self.places, self.dtype = encoder, tuple(places), dtype
         rows = tf.TensorSpec([None, None], tf.int32)
         self._vectors = tf.function(
             self._vectors_of, input_signature=[dict.fromkeys(ENCODER_INPUTS, rows)], autograph=False
@@ -117,6 +116,12 @@ def _tokens(row: bytes) -> int:
     return len(row) // (4 * len(ENCODER_INPUTS))
 
 
+def _called(lookup: Callable[[], Any], inputs: Sequence[np.ndarray]) -> np.ndarray:
+    found = lookup()
+    assert found is not None  # whoever reads the batches holds the RowVectors
+    return found(*inputs)
+
+
 class RowVectors:
     """The vectors of rows: first computed into a folder by `computed`, then read from it for batches by `attach`.
 
@@ -143,13 +148,18 @@ class RowVectors:
     def compute(self, folder: pathlib.Path, *, progress: Callable[[int], None]) -> None:
         """Computes the vectors that the folder lacks, and reads them from there from now on.
 
+        The folder may have more layers than are read here; then these are computed for all its rows.
+
         Raises BertKerasError if the folder has vectors of another model or of other texts, with the field that differs.
         """
         self.check_room(folder)
-        mean = self._extractor.bytes_of(self._rows) / len(self._rows)
+        extractor, stored = self._extractor, layers_in(folder)
+        if {*stored} >= {*extractor.places}:
+            extractor = RowExtractor(extractor.encoder, places=stored, dtype=extractor.dtype)
+        mean = extractor.bytes_of(self._rows) / len(self._rows)
         with writing_cache(
             folder,
-            self._extractor,
+            extractor,
             lambda: ({FEATURES: row} for row in self._rows),
             shard_examples=max(1, min(SHARD_ROWS, int(SHARD_BYTES / mean))),
             about={},
@@ -159,7 +169,7 @@ class RowVectors:
 
     def read(self, cache: Cache) -> None:
         """Reads vectors from a cache of these rows."""
-        self._reader = CacheReader(cache)
+        self._reader = CacheReader(cache, layers=self._extractor.places)
 
     @property
     def count(self) -> int:
@@ -169,7 +179,9 @@ class RowVectors:
     def attach(self, features: Features) -> Features:
         """Features [..., S] with their "vectors" float32 [..., S, K, H], 0 in padding. In a graph, or eagerly."""
         inputs = [features[name] for name in ENCODER_INPUTS]
-        vectors = tf.numpy_function(self._lookup, inputs, tf.float32, stateful=False)
+        # TensorFlow keeps the function until the process ends; it must not keep the vectors in memory too.
+        lookup = weakref.WeakMethod(self._lookup)
+        vectors = tf.numpy_function(lambda *given: _called(lookup, given), inputs, tf.float32, stateful=False)
         shape = [*inputs[0].shape, len(self._extractor.places), self._extractor.encoder.config.hidden_size]
         return {**features, VECTORS: tf.ensure_shape(vectors, shape)}
 

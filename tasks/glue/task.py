@@ -191,6 +191,13 @@ class Glue(Task):
             return one_answer(predicted, name=lambda row: ", ".join(np.array(names)[row > 0]) or "no label")
         return degenerate_classes(labels[known], predicted, names, measure=self.measure)
 
+    def baseline(self, raw: Arrays) -> float:
+        """The measure of the most common label, or labels; a constant score has a correlation of 0."""
+        labels = raw[LABEL][self._is_known(raw[LABEL])]
+        values, counts = np.unique(labels, axis=0, return_counts=True)
+        constant = np.broadcast_to(values[counts.argmax()], labels.shape)
+        return MEASURES[self.measure](labels.ravel(), constant.ravel())
+
     def record(self, decoded: Arrays) -> dict[str, Any]:
         """The served arrays as JSON values; of several labels, the predicted ones alone."""
         record = super().record(decoded)

@@ -254,6 +254,16 @@ class Squad(Task):
         f1 = float(self._scores(predictions["answer"], raw)["f1"].mean())
         return no_better(f1, unanswerable, measure="f1 / 100", by="no answer at all")
 
+    def baseline(self, raw: Arrays) -> float:
+        """F1 in percent of no answer, or of the most common gold answer, whichever is higher."""
+        counts = collections.Counter(gold for golds in raw[ANSWERS] for gold in json.loads(golds))
+        texts = ["", *[text for text, _ in counts.most_common(1)]]
+        count = len(raw[ANSWERS])
+        return max(
+            100 * float(self._scores(np.array([text.encode()] * count, object), raw)["f1"].mean())
+            for text in texts
+        )
+
     def _scores(self, answers: np.ndarray, raw: Arrays) -> dict[str, np.ndarray]:
         """Exact match and F1 of each question, float64 [N], 0 to 1."""
         texts = [answer.decode("utf-8", "replace") for answer in answers]

@@ -22,6 +22,7 @@ from bert_keras.paths import path_of
 from bert_keras.text.preprocessing import Preprocessor
 from tasks.batches import dataset
 from tasks.features.frozen import bilstm_of
+from tasks.features.layers import places_of
 from tasks.features.parquet_file import VECTORS
 from tasks.features.token_vectors import RowExtractor, RowVectors, distinct_rows
 from tasks.folders import Folder
@@ -72,7 +73,8 @@ def vectors_of(
         for split in splits
     ]
     rows = distinct_rows(features for split in made for features in split)
-    extractor = RowExtractor(model.encoder, layers=hparams.feature_layers, dtype=hparams.feature_dtype)
+    places = places_of(hparams.feature_layers, num_layers=model.encoder.config.num_layers)
+    extractor = RowExtractor(model.encoder, places=places, dtype=hparams.feature_dtype)
     return RowVectors(extractor, rows)
 
 
@@ -104,8 +106,9 @@ def fitting(model: Any, data: Any, validation: Any, *, verbose: bool) -> Iterato
         raise BertKerasError(
             "the data set is endless, and a feature-based model computes the vectors of all its texts first; give a finite one."
         )
+    places = places_of(bilstm.feature_layers, num_layers=model.encoder.config.num_layers)
     model.vectors = RowVectors(
-        RowExtractor(model.encoder, layers=bilstm.feature_layers, dtype="float32"),
+        RowExtractor(model.encoder, places=places, dtype="float32"),
         distinct_rows(element[0] for one in sets for element in one),
     )
     try:

@@ -44,6 +44,7 @@ from tasks.training.strategies import rows_for, strategy
 
 # Checkpoints may lack them: pre-training with only the masked LM trains no pooler, and a BiLSTM is added later.
 NEW_PARTS = ("pooler", "bilstm")
+DEGENERATE = "degenerate"  # a key in results.json: the reason why the kept epoch did not learn, or null
 MIX = "mix"  # a key in results.json: the learned weights of a weighted sum of layers
 
 
@@ -125,7 +126,13 @@ class FineTuningMonitor(Monitor):
         value = measures[task.measure]
         if self.best is None or value > self.best["value"] or self._hparams.keep == "last":
             save_run(self._path, task, run.preprocess, run.model)
-            self.best = {"value": float(value), "epoch": epoch, FILES: digests(self._path)}
+            why = task.degenerate(predictions, raw)
+            self.best = {
+                "value": float(value),
+                "epoch": epoch,
+                FILES: digests(self._path),
+                DEGENERATE: why,
+            }
             if (bilstm := bilstm_of(run.model)) is not None and bilstm.weights_of_layers is not None:
                 self.best[MIX] = bilstm.weights_of_layers
         if self.stopped:
@@ -151,8 +158,7 @@ class FineTuningMonitor(Monitor):
             "hparams": self._hparams.identity(),
             FILES: self.best[FILES],
         }
-        if MIX in self.best:
-            results[MIX] = self.best[MIX]
+        results |= {name: self.best[name] for name in (DEGENERATE, MIX) if name in self.best}
         with whole_file(self._path / CARD) as temporary:
             temporary.write_text(run_card(self._run, results), encoding="utf-8")
         return results
@@ -265,7 +271,8 @@ def _read_examples(
         everything, dev = hold_out(task.examples("train"), fraction=hparams.dev_fraction, seed=hparams.seed)
     else:
         raise BertKerasError("dev_split and dev_fraction were given; give one of them.")
-    train = take_examples(everything, count=hparams.max_examples, seed=hparams.seed)
+    draw = hparams.seed if hparams.data_seed is None else hparams.data_seed
+    train = take_examples(everything, count=hparams.max_examples, seed=draw)
     counts = cardinality(train), cardinality(dev)
     about = {
         "train_examples": [counts[0], digest_of_examples(everything)],

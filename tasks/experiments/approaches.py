@@ -1,0 +1,405 @@
+"""Ablations of one checkpoint: fine-tuning, features of its layers, and random weights, each trained from several seeds.
+
+In: a key of APPROACHES, a checkpoint, the tasks' data. Out: a folder
+
+    OUTPUT/<task>/<row>_seed-<seed>/   cells of tasks/experiments/grid.py, each a run of `finetune`
+    OUTPUT/vectors/<task>/             the vectors of every layer that some row reads, until these rows are finished
+    OUTPUT/results.json, results.png   all measures; a plot with a dot for each run
+
+Source: Devlin et al. 2019, table 7.
+"""
+
+import dataclasses
+import functools
+import itertools
+import pathlib
+import shutil
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+from bert_keras import checkpoints
+from bert_keras.errors import BertKerasError
+from bert_keras.files import locked, write_json
+from bert_keras.json_files import read_object
+from bert_keras.paths import path_of
+from tasks.batches import cardinality
+from tasks.data_files import Source
+from tasks.display import Table
+from tasks.experiments.ablation_report import (
+    Compared,
+    compared,
+    draw_rows,
+    orderings_as_json,
+    orderings_table,
+    spelled,
+)
+from tasks.experiments.approach_rows import APPROACHES, FINE_TUNING, RANDOM, Row
+from tasks.experiments.grid import Cell, identity_of_data, run_cells
+from tasks.experiments.paper_figures import figure_of
+from tasks.experiments.protocol import degenerate_run
+from tasks.features.layers import places_of
+from tasks.metrics import in_percent
+from tasks.options import ApproachOptions
+from tasks.settings import OF_FEATURES, Hparams, hparams_of
+from tasks.task import Task
+from tasks.training.finetune import finetune, plan_finetuning
+from tasks.training.identity import identity_of_checkpoint
+from tasks.training.loop import RESULTS_FILE
+from tasks.training.run_folder import check_features, open_task
+
+RESTARTS = 3
+PICTURE, VECTORS = "results.png", "vectors"
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Subject:
+    """A task of the ablation.
+
+    tasks: the task of each row, by the row's name: rows may differ in the context
+    baseline: the measure of the most common answer, in percent
+    """
+
+    name: str
+    tasks: Mapping[str, Task]
+    baseline: float
+
+    @property
+    def measure(self) -> str:
+        """The name of the measure."""
+        return next(iter(self.tasks.values())).measure
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Results:
+    """The results of an ablation.
+
+    measures: row -> task -> the measure of each restart in percent; a run whose loss diverged has none
+    failed: run -> the reason why it diverged or is degenerate; degenerate runs have a measure
+    """
+
+    name: str
+    subjects: Sequence[Subject]
+    measures: Mapping[str, Mapping[str, list[float]]]
+    failed: Mapping[str, str]
+
+    def figure(self, row: str, subject: Subject) -> float | None:
+        """BERT base's measure in the paper; None where the paper has none."""
+        made = Row(row)
+        if made.random or made.context is not None:
+            return None
+        return figure_of(subject.name, subject.measure, features=made.layers)
+
+    def orderings(self) -> list[Compared]:
+        """Neighbours in table 7's order, which the paper gives for CoNLL-2003; then each row over random weights."""
+        found = {name: figure_of("conll2003", "f1", features=Row(name).layers) for name in self._pretrained}
+        figures = {name: figure for name, figure in found.items() if figure is not None}
+        ranked = sorted(figures, key=lambda name: -figures[name])
+        pairs = [*itertools.pairwise(ranked), *self._controls()]
+        return [
+            *compared(self.measures, [(subject.name, *pair) for subject in self.subjects for pair in pairs])
+        ]
+
+    @property
+    def _pretrained(self) -> list[str]:
+        return [name for name in self.measures if not Row(name).random]
+
+    def _controls(self) -> Iterator[tuple[str, str]]:
+        """Yields each row with the same row at random weights, or with fine-tuning from there."""
+        for name in self._pretrained:
+            wanted = (f"{RANDOM}{name}", f"{RANDOM}{FINE_TUNING}")
+            if control := next((control for control in wanted if control in self.measures), None):
+                yield name, control
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class _Plan:
+    """An ablation that is ready to run.
+
+    given: the settings that were given, by the names of Hparams
+    how: arguments for every training
+    """
+
+    output: pathlib.Path
+    source: checkpoints.Checkpoint
+    subjects: Sequence[Subject]
+    rows: Sequence[Row]
+    seeds: Sequence[int]
+    given: Mapping[str, Any]
+    options: ApproachOptions
+    how: Mapping[str, Any]
+    stored: set[pathlib.Path] = dataclasses.field(default_factory=set)
+
+    def cells(self) -> Iterator[Cell]:
+        """The restarts of each row on each task."""
+        tokenizer = checkpoints.tokenizer_of(self.source)
+        starts = {
+            random: identity_of_checkpoint(self._start(random), tokenizer)
+            for random in {row.random for row in self.rows}
+        }
+        for subject in self.subjects:
+            data = dict[str | None, Mapping[str, str]]()
+            # All rows have a first restart before one has a second.
+            for seed, row in itertools.product(self.seeds, self.rows):
+                task, hparams = subject.tasks[row.name], self.hparams(subject, row, seed)
+                if row.context not in data:
+                    data[row.context] = identity_of_data(task)
+                yield Cell(
+                    name=f"{subject.name}: {row.name}, seed {seed}",
+                    path=self.run(subject, row, seed),
+                    identity={
+                        **hparams.identity(),
+                        **{"task": task.to_json(), "strategy": self.how["strategy_name"]},
+                        **data[row.context],
+                        **starts[row.random],
+                    },
+                    train=functools.partial(self._train, subject, row, hparams),
+                    judge=functools.partial(degenerate_run, task),
+                )
+
+    def run(self, subject: Subject, row: Row, seed: int) -> pathlib.Path:
+        """The folder of a restart."""
+        return self.output / subject.name / f"{row.name.replace(',', '-')}_seed-{seed}"
+
+    def hparams(self, subject: Subject, row: Row, seed: int) -> Hparams:
+        """The settings of a run. All restarts learn from the same examples."""
+        given = dict(self.given) | {"seed": seed}
+        if given.get("max_examples") is not None:
+            given.setdefault("data_seed", self.seeds[0])
+        if row.layers is None:
+            given = {name: value for name, value in given.items() if name not in OF_FEATURES}
+        else:
+            given |= {"feature_layers": row.layers, "learning_rate": self.options.feature_learning_rate}
+            epochs = self.options.feature_epochs
+            given |= {} if epochs is None else {"epochs": epochs}
+        task = subject.tasks[row.name]
+        if row.context is not None:  # lengths and batches of the given context do not fit another
+            given = {name: value for name, value in given.items() if name not in ("seq_length", "batch_size")}
+        return hparams_of(task.defaults, given)
+
+    def _start(self, random: bool) -> checkpoints.Checkpoint:
+        return dataclasses.replace(self.source, tensors={}) if random else self.source
+
+    def _train(self, subject: Subject, row: Row, hparams: Hparams, *, output: pathlib.Path) -> None:
+        task, cache = subject.tasks[row.name], None
+        # An encoder at random weights differs from seed to seed, so its vectors are not shared.
+        if row.layers is not None and not row.random:
+            cache = self.vectors(subject) / (row.context or "given")
+            if cache not in self.stored:
+                self._store(task, hparams, cache, context=row.context)
+        finetune(
+            task,
+            checkpoint=self._start(row.random),
+            output=output,
+            hparams=hparams,
+            feature_cache=cache,
+            **self.how,
+        )
+
+    def vectors(self, subject: Subject) -> pathlib.Path:
+        """The folder of the vectors of a task."""
+        return self.output / VECTORS / subject.name
+
+    def _store(self, task: Task, hparams: Hparams, cache: pathlib.Path, *, context: str | None) -> None:
+        """Computes the vectors of all layers that rows of this context read, in one pass."""
+        layers = [row.layers for row in self.rows if not row.random and row.context == context]
+        count = self.source.config.num_layers
+        places = sorted(
+            {place for one in layers if one is not None for place in places_of(one, num_layers=count)}
+        )
+        every = dataclasses.replace(hparams, feature_layers=",".join(map(str, places)), lstm_layers=0)
+        plan = plan_finetuning(task, checkpoint=self.source, hparams=every, feature_cache=cache, output=cache)
+        assert plan.prepared is not None  # it has feature_layers
+        with plan.prepared(cache, log=self.how["log"]):
+            self.stored.add(cache)
+
+
+def run_approaches(
+    name: str,
+    *,
+    checkpoint: str | pathlib.Path | checkpoints.Checkpoint,
+    data: Mapping[str, Source],
+    output: str | pathlib.Path,
+    tasks: Sequence[str] | None = None,
+    restarts: int | None = None,
+    settings: Mapping[str, Any] | None = None,
+    task_options: Mapping[str, Any] | None = None,
+    strategy_name: str = "one",
+    verbose: int | str = 0,
+    log: Callable[[str], None] = print,
+    **options: Any,
+) -> Results:
+    """Trains all runs that have not finished, then writes the files of this module.
+
+    name: a key of APPROACHES
+    data: the source of each task, by name; other tasks come from TensorFlow Datasets
+    tasks: by name; None takes those of the ablation
+    restarts: seeds of each row; None takes RESTARTS
+    settings: fields of Hparams for all runs; the learning rate is that of fine-tuning, the seed that of the first restart
+    task_options: fields of TASK_OPTIONS, for the tasks that have them
+    options: fields of ApproachOptions
+
+    A wider call in the same folder trains only what is new. A run whose loss diverged, or that is degenerate, is listed. Raises
+    BertKerasError or MissingFileError, before any training, for unknown names, unreadable data, layers that the encoder lacks, an
+    option that no task has, and if `output` holds other files. Raises as `finetune` too.
+    """
+    chosen, given = ApproachOptions(**options), dict(settings or {})
+    count = RESTARTS if restarts is None else restarts
+    if count < 1:
+        raise BertKerasError(f"restarts is {restarts}; give at least 1.")
+    output = path_of(output)
+    names = _names(name, tasks, data)
+    _check_output(output, name)
+    rows = _rows(name, chosen.rows, given)
+    source = checkpoint if isinstance(checkpoint, checkpoints.Checkpoint) else checkpoints.read(checkpoint)
+    subjects = _subjects(names, rows, data, task_options or {})
+    first = given.get("seed", Hparams.seed)
+    plan = _Plan(
+        output=output,
+        source=source,
+        subjects=subjects,
+        rows=rows,
+        seeds=range(first, first + count),
+        given=given,
+        options=chosen,
+        how={"strategy_name": strategy_name, "verbose": verbose, "log": log},
+    )
+    for subject, row in itertools.product(subjects, rows):
+        features = plan.hparams(subject, row, first).features
+        if features is not None:
+            check_features(subject.tasks[row.name], source.config, features)
+    with locked(output):
+        results = _run(name, plan, log=log)
+        write_json(output / RESULTS_FILE, as_json(results))
+        baselines = {subject.name: subject.baseline for subject in subjects}
+        draw_rows(results.measures, output / PICTURE, baselines=baselines)
+    return results
+
+
+def _names(name: str, tasks: Sequence[str] | None, data: Mapping[str, Source]) -> Sequence[str]:
+    """The names of the tasks."""
+    if name not in APPROACHES:
+        raise BertKerasError(f"unknown name {name!r}; give one of {', '.join(APPROACHES)}.")
+    names = tasks or APPROACHES[name].tasks or tuple(data)
+    if not names or len({*names}) < len(names):
+        raise BertKerasError(f"the tasks are {', '.join(names) or 'none'}; give at least one, each once.")
+    if unused := [task for task in data if task not in names]:
+        raise BertKerasError(
+            f"data was given for {', '.join(unused)}, and the tasks are {', '.join(names)}; name it in tasks, or leave it out."
+        )
+    return names
+
+
+def _check_output(output: pathlib.Path, name: str) -> None:
+    """Raises BertKerasError if the folder has results that those of this ablation would replace."""
+    file = output / RESULTS_FILE
+    if file.is_file() and read_object(file).get("ablation") != name:
+        raise BertKerasError(f"{output} holds another run, with its {RESULTS_FILE}; give another folder.")
+
+
+def _rows(name: str, rows: Sequence[str] | None, given: Mapping[str, Any]) -> list[Row]:
+    made = [Row(one) for one in rows or APPROACHES[name].rows]
+    if not made or len({*made}) < len(made):
+        raise BertKerasError(
+            f"the rows are {', '.join(row.name for row in made) or 'none'}; give at least one, each once."
+        )
+    if given.get("max_examples") is not None and len({row.context for row in made}) > 1:
+        raise BertKerasError(
+            "max_examples counts documents in rows with the context document and sentences in others, so these rows would learn "
+            "from other words; give a smaller training file instead, or leave out the rows with a context of their own."
+        )
+    return made
+
+
+def _subjects(
+    names: Sequence[str], rows: Sequence[Row], data: Mapping[str, Source], options: Mapping[str, Any]
+) -> list[Subject]:
+    """Opens the tasks and reads their examples once, so that bad data raises an error before any training."""
+    made, known = [], set[str]()
+    for name in names:
+        plain = open_task(name, data.get(name))
+        fitting = {option: value for option, value in options.items() if option in plain.options}
+        known |= {*fitting}
+        tasks = dict[str, Task]()
+        for context in {row.context for row in rows}:
+            changes = {} if context is None else {"context": context}
+            task = open_task(name, data.get(name), **fitting, **changes)
+            task.examples("train")
+            tasks |= {row.name: task for row in rows if row.context == context}
+        examples = task.examples(task.validation_splits[0])
+        raw = next(examples.batch(cardinality(examples)).as_numpy_iterator())
+        made.append(Subject(name=name, tasks=tasks, baseline=in_percent(task.baseline(raw), kind=task.kind)))
+    if unknown := [f"--{option.replace('_', '-')}" for option in options if option not in known]:
+        raise BertKerasError(f"{', '.join(unknown)} does not apply to {', '.join(names)}; leave it out.")
+    return made
+
+
+def _run(name: str, plan: _Plan, *, log: Callable[[str], None]) -> Results:
+    """Runs the cells, and removes the vectors of a task whose runs are finished."""
+    found = {}
+    cells = [*plan.cells()]
+    for ran, following in itertools.zip_longest(run_cells(cells, log=log), cells[1:]):
+        found[ran.cell.path] = ran
+        folder = ran.cell.path.parent
+        if following is None or following.path.parent != folder:
+            shutil.rmtree(plan.output / VECTORS / folder.name, ignore_errors=True)
+    shutil.rmtree(plan.output / VECTORS, ignore_errors=True)
+    measures = {row.name: {subject.name: list[float]() for subject in plan.subjects} for row in plan.rows}
+    failed = {}
+    for subject, row, seed in itertools.product(plan.subjects, plan.rows, plan.seeds):
+        ran, task = found[plan.run(subject, row, seed)], subject.tasks[row.name]
+        if ran.degenerate is not None:
+            failed[f"{subject.name}, {row.name}, seed {seed}"] = ran.degenerate
+        if ran.measures:
+            measures[row.name][subject.name].append(in_percent(ran.measures[task.measure], kind=task.kind))
+    return Results(name=name, subjects=plan.subjects, measures=measures, failed=failed)
+
+
+def as_json(results: Results) -> dict[str, Any]:
+    """The content of results.json; measures and differences in percent."""
+    tasks = [
+        {
+            "task": subject.name,
+            "measure": subject.measure,
+            "most_common_answer": subject.baseline,
+            "rows": [
+                {"row": name, "measures": measures[subject.name], "paper": results.figure(name, subject)}
+                for name, measures in results.measures.items()
+            ],
+        }
+        for subject in results.subjects
+    ]
+    return {
+        "ablation": results.name,
+        "tasks": tasks,
+        "orderings": orderings_as_json(results.orderings()),
+        "failed": dict(results.failed),
+    }
+
+
+def tables(results: Results) -> list[Table]:
+    """Tables to print: the rows of each task, the orderings, and the runs that failed to learn."""
+    title = f"{APPROACHES[results.name].title}: mean, standard deviation and (the paper's), dev, percent"
+    names = [*results.measures]
+    listed = [
+        (
+            subject.name,
+            subject.measure,
+            *[spelled(results.measures[name][subject.name], results.figure(name, subject)) for name in names],
+            f"{subject.baseline:.1f}",
+        )
+        for subject in results.subjects
+    ]
+    columns = ("task", "measure", *names, "most common answer")
+    if len(listed) == 1:  # one task reads better as a column
+        heading = f"{listed[0][0]}, {listed[0][1]}"
+        listed, columns = [*zip(columns[2:], listed[0][2:], strict=True)], ("row", heading)
+    made = [Table(title, columns, listed), orderings_table(results.orderings())]
+    if results.failed:
+        made.append(
+            Table(
+                "runs that failed to learn; the means have them, unless their loss diverged",
+                ("run", "why"),
+                [*results.failed.items()],
+            )
+        )
+    return made

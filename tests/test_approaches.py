@@ -1,0 +1,378 @@
+"""Ablations of one checkpoint: the grammar of rows, refusals, baselines, verdicts, and a small run of both kinds."""
+
+import json
+import math
+import random
+
+import keras
+import numpy as np
+import pytest
+import runs
+import tensorflow as tf
+
+from bert_keras.errors import BertKerasError
+from tasks.batches import cardinality, take_examples
+from tasks.choice import Swag
+from tasks.experiments.approach_rows import APPROACHES, Row
+from tasks.experiments.approaches import Results, Subject, as_json, run_approaches, tables
+from tasks.experiments.paper_figures import figure_of
+from tasks.features.layers import LAYERS
+from tasks.features.token_vectors import RowExtractor
+from tasks.glue.data_sets import ROWS
+from tasks.glue.task import Glue
+from tasks.ner.task import Conll
+from tasks.options import APPROACHES as NAMES
+from tasks.squad.task import Squad
+
+# -----------------------------------------------------------------------------------------------------------
+# Rows and flags
+
+
+@pytest.mark.parametrize(
+    ("name", "is_random", "context", "layers"),
+    [
+        ("fine-tuning", False, None, None),
+        ("random-fine-tuning", True, None, None),
+        ("concat_last_four", False, None, "concat_last_four"),
+        ("9,10,11,12", False, None, "9,10,11,12"),
+        ("random-9", True, None, "9"),
+        ("sentence-fine-tuning", False, "sentence", None),
+        ("random-document-last", True, "document", "last"),
+    ],
+)
+def test_a_row_names_weights_context_and_layers(name, is_random, context, layers):
+    row = Row(name)
+    assert (row.random, row.context, row.layers) == (is_random, context, layers)
+
+
+@pytest.mark.parametrize(
+    "name", ["finetuning", "last-random", "random-", "", "9,9", "sentence-random-last", "paragraph-last"]
+)
+def test_an_unknown_row_is_refused_with_the_known_ones(name):
+    with pytest.raises(BertKerasError, match=r"unknown row .*fine-tuning, embeddings, .*9,10,11,12"):
+        Row(name)
+
+
+def test_the_command_knows_the_ablations():
+    assert tuple(APPROACHES) == NAMES
+    assert {*LAYERS, "fine-tuning"} < {*APPROACHES["layers"].rows}
+
+
+CHECKPOINT_FLAGS = ["--checkpoint", "c", "--data", "conll2003=d", "--output", "o"]
+TEXT_FLAGS = ["--text", "t", "--vocab", "v", "--output", "o"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "named"),
+    [
+        (["layers", *CHECKPOINT_FLAGS, "--text", "t", "--vocab", "v"], "leave out --text, --vocab"),
+        (["layers", *CHECKPOINT_FLAGS, "--scale", "small"], "leave out --scale"),
+        (["approaches", *CHECKPOINT_FLAGS, "--set", "steps=3"], "leave out --set"),
+        (["layers", "--data", "conll2003=d", "--output", "o"], "needs --checkpoint"),
+        (["tasks", "--output", "o"], "needs --text and --vocab"),
+        (["size", "--text", "t", "--output", "o"], "needs --vocab"),
+        (["tasks", *TEXT_FLAGS, "--rows", "last", "--lstm-units", "3"], "leave out --rows, --lstm-units"),
+        (["steps", *TEXT_FLAGS, "--context", "sentence"], "leave out --context"),
+        (["steps", *TEXT_FLAGS, "--checkpoint", "c"], "leave out --checkpoint"),
+        (["layers", *CHECKPOINT_FLAGS, "--dev-data", "sst2=d"], "without --data sst2=PATH"),
+    ],
+)
+def test_flags_of_the_other_kind_of_ablation_are_named(arguments, named, capfd, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    code, _, err = runs.run_command(capfd, "ablate", *arguments)
+    assert code and named in err and err.count("\n") == 1
+    assert not [*tmp_path.iterdir()]
+
+
+# -----------------------------------------------------------------------------------------------------------
+# The most common answer
+
+
+def raw_of(task):
+    examples = task.examples(task.validation_splits[0])
+    return next(examples.batch(cardinality(examples)).as_numpy_iterator())
+
+
+@pytest.mark.parametrize("name", ["sst2", "mrpc", "stsb"])
+def test_the_baseline_is_the_measure_of_the_most_common_label(name, tmp_path):
+    task = Glue(ROWS[name], runs.write_data(tmp_path / "data", name, count=40))
+    raw = raw_of(task)
+    if name == "stsb":
+        assert task.baseline(raw) == 0
+        return
+    found = []
+    for label in task.label_names:
+        answers = {"label": np.full(len(raw["label"]), label.encode(), object)}
+        answers["probabilities"] = np.zeros((len(raw["label"]), len(task.label_names)), np.float32)
+        found.append(dict(task.evaluate(answers, raw))[task.measure])
+    counts = [np.sum(raw["label"] == i) for i in range(len(task.label_names))]
+    assert task.baseline(raw) == found[int(np.argmax(counts))]
+
+
+def questions(folder, *, version, unanswerable):
+    """Three questions with the answer "a dog", one with another, then unanswerable ones."""
+    context = "a dog saw the red car"
+    answers = [["a dog"], ["dog", "a dog"], ["a dog"], ["red car"], *[[]] * unanswerable]
+    qas = [
+        {
+            "id": str(i),
+            "question": "who ?",
+            "answers": [{"text": text, "answer_start": context.index(text)} for text in texts],
+        }
+        | ({"is_impossible": not texts} if version == "v2.0" else {})
+        for i, texts in enumerate(answers)
+    ]
+    data = [{"title": "t", "paragraphs": [{"context": context, "qas": qas}]}]
+    file = folder / "questions.json"
+    file.write_text(json.dumps({"version": version, "data": data}))
+    return {"train": file, "validation": file}
+
+
+def test_the_baseline_of_questions_is_the_most_common_answer_or_none(tmp_path):
+    first = Squad.open("squad1.1", questions(tmp_path, version="1.1", unanswerable=0))
+    assert first.baseline(raw_of(first)) == 75  # three of four, in percent
+    second = Squad.open("squad2.0", questions(tmp_path, version="v2.0", unanswerable=6))
+    assert second.baseline(raw_of(second)) == 60
+
+
+def test_the_baselines_of_choices_and_tags(tmp_path):
+    file = tmp_path / "choices.jsonl"
+    lines = [
+        {"startphrase": "c", "choices": ["a", "b", "c", "d"], "answer": label} for label in (1, 1, 1, 0, 3)
+    ]
+    file.write_text("\n".join(map(json.dumps, lines)))
+    task = Swag.open("swag", {"train": file, "validation": file})
+    assert task.baseline(raw_of(task)) == pytest.approx(0.6)
+    assert Conll(["O", "B-X"], scheme="IOB2").baseline({}) == 0
+
+
+# -----------------------------------------------------------------------------------------------------------
+# Orderings
+
+ROWS_RUN = ("fine-tuning", *LAYERS, "3,4", "random-fine-tuning", "random-last")
+
+
+def made(name="layers", *, restarts=4, rows=ROWS_RUN, failed=None):
+    draw = random.Random(7)
+    measures = {
+        row: {"conll2003": [draw.gauss(90 - i, 0.4) for _ in range(restarts)]} for i, row in enumerate(rows)
+    }
+    tasks = dict.fromkeys(rows, Conll(["O", "B-X"], scheme="IOB2"))
+    subject = Subject(name="conll2003", tasks=tasks, baseline=0.0)
+    return Results(name=name, subjects=[subject], measures=measures, failed=failed or {})
+
+
+def verdict(better, worse):
+    """The difference, its standard error and the verdict, from the definitions."""
+
+    def mean_and_variance_of_the_mean(values):
+        mean = sum(values) / len(values)
+        return mean, sum((value - mean) ** 2 for value in values) / (len(values) - 1) / len(values)
+
+    (first, a), (second, b) = map(mean_and_variance_of_the_mean, (better, worse))
+    error = math.sqrt(a + b)
+    word = "holds" if first - second > 2 * error else "fails" if second - first > 2 * error else None
+    return first - second, error, word or "not resolved"
+
+
+def test_orderings_are_those_of_table_7_and_over_random_weights():
+    results = made()
+    found = {(one.better, one.worse): one.found for one in results.orderings()}
+    neighbours = [
+        ("fine-tuning", "concat_last_four"),
+        ("concat_last_four", "weighted_sum_last_four"),
+        ("weighted_sum_last_four", "second_to_last"),
+        ("second_to_last", "weighted_sum_all"),
+        ("weighted_sum_all", "last"),
+        ("last", "embeddings"),
+    ]
+    controls = dict.fromkeys(["fine-tuning", *LAYERS, "3,4"], "random-fine-tuning")
+    assert [*found] == [*neighbours, *(controls | {"last": "random-last"}).items()]
+    words = set()
+    for (better, worse), one in found.items():
+        wanted = verdict(results.measures[better]["conll2003"], results.measures[worse]["conll2003"])
+        assert (one.difference, one.error) == pytest.approx(wanted[:2])
+        assert one.verdict == wanted[2]
+        words.add(one.verdict)
+    assert {"holds", "fails"} <= words
+
+
+def test_the_report_has_figures_controls_and_failures():
+    results = made(failed={"conll2003, last, seed 3": "f1 0.0000"})
+    content = json.loads(json.dumps(as_json(results), allow_nan=False))
+    (task,) = content["tasks"]
+    figures = {row["row"]: row["paper"] for row in task["rows"]}
+    assert figures["fine-tuning"] == 96.4 and figures["embeddings"] == 91.0
+    assert figures["3,4"] is figures["random-last"] is None
+    assert content["failed"] == {"conll2003, last, seed 3": "f1 0.0000"}
+    rows, orders, failures = tables(results)
+    cells = dict(rows.rows)
+    assert cells["fine-tuning"].endswith("(96.4)") and "(" not in cells["random-fine-tuning"]
+    assert cells["most common answer"] == "0.0"
+    assert len(orders.rows) == len(content["orderings"]) and failures.rows == [*results.failed.items()]
+
+
+def test_one_restart_resolves_nothing():
+    content = as_json(made(restarts=1))
+    assert {one["verdict"] for one in content["orderings"]} == {"not resolved"}
+    assert {one["error"] for one in content["orderings"]} == {None}
+
+
+def test_figures_come_from_dev_before_test():
+    assert figure_of("conll2003", "f1") == 96.4  # 92.4 on test
+    assert figure_of("sst2", "accuracy") == 93.5
+    assert figure_of("sst2", "accuracy", features="last") is None
+    assert figure_of("wnli", "accuracy") is None
+
+
+# -----------------------------------------------------------------------------------------------------------
+# Runs
+
+
+def test_equal_seeds_draw_equal_examples_after_any_training():
+    def drawn():
+        return [int(i) for i in take_examples(tf.data.Dataset.range(1000), count=20, seed=5)]
+
+    keras.utils.set_random_seed(5)
+    first = drawn()
+    keras.utils.set_random_seed(6)
+    numbers = tf.random.uniform([3]).numpy().tolist()
+    keras.utils.set_random_seed(6)
+    assert drawn() == first
+    assert tf.random.uniform([3]).numpy().tolist() == numbers  # the global seed is as before
+
+
+SETTINGS = {"epochs": 1, "batch_size": 8, "seq_length": 24, "lstm_units": 8, "seed": 3, "max_examples": 24}
+SMALL = {"restarts": 2, "settings": SETTINGS, "task_options": {"context": "sentence"}}
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory):
+    """A checkpoint of four blocks, sentences whose words say their tags, and SST-2."""
+    folder = tmp_path_factory.mktemp("approaches")
+    runs.write_checkpoint(
+        folder / "checkpoint", num_layers=4, hidden_size=16, num_heads=2, intermediate_size=32
+    )
+    (folder / "conll").mkdir()
+    for seed, name in enumerate(("train.txt", "valid.txt")):
+        lines = ["-DOCSTART- -X- -X- O", ""]
+        for text in runs.texts(60, seed=seed):
+            lines += [f"{word} X X {'I-PER' if word in ('actor', 'plot') else 'O'}" for word in text.split()]
+            lines.append("")
+        (folder / "conll" / name).write_text("\n".join(lines))
+    runs.write_data(folder / "sst2", "sst2", count=48)
+    return folder
+
+
+def run(place, output, name="layers", **settings):
+    """The results, and the lines of the log."""
+    lines: list[str] = []
+    data = {"conll2003": place / "conll"} | settings.pop("data", {})
+    results = run_approaches(
+        name, checkpoint=place / "checkpoint", data=data, output=output, log=lines.append, **SMALL | settings
+    )
+    return results, lines
+
+
+@pytest.mark.long
+def test_rows_share_examples_and_one_pass_of_the_encoder_and_are_run_once(place, tmp_path, monkeypatch):
+    computed, extract = [], RowExtractor.__call__
+
+    def count(self, raw):
+        computed.append((self.places, len(raw)))
+        return extract(self, raw)
+
+    monkeypatch.setattr(RowExtractor, "__call__", count)
+    rows = ("fine-tuning", "last", "0,2")
+    results, lines = run(place, tmp_path / "out", rows=rows)
+    assert {places for places, _ in computed} == {(0, 2, 4)}
+    cells = [line for line in lines if line.endswith("of 6)")]
+    assert cells[:4] == [
+        *(f"conll2003: {row}, seed 3 (run {i} of 6)" for i, row in enumerate(rows, start=1)),
+        "conll2003: fine-tuning, seed 4 (run 4 of 6)",
+    ]
+    folders = [
+        tmp_path / "out" / "conll2003" / f"{row}_seed-{seed}" for row in ("last", "0-2") for seed in (3, 4)
+    ]
+    assert all(folder.is_dir() for folder in folders) and not (tmp_path / "out" / "vectors").exists()
+    digests = {json.loads((folder / "protocol.json").read_text())["data_seed"] for folder in folders}
+    assert digests == {3}
+    content = json.loads((tmp_path / "out" / "results.json").read_text())
+    assert content == json.loads(json.dumps(as_json(results)))
+    for row in content["tasks"][0]["rows"]:
+        assert row["measures"] == [
+            100 * json.loads((folder / "results.json").read_text())["measures"]["val_f1"]
+            for folder in sorted((tmp_path / "out" / "conll2003").glob(f"{row['row'].replace(',', '-')}_*"))
+        ]
+    assert (tmp_path / "out" / "results.png").stat().st_size > 1000
+
+    computed.clear()
+    with runs.no_training():
+        again, lines = run(place, tmp_path / "out", rows=rows)
+    assert as_json(again) == as_json(results) and not computed
+    assert sum(line.endswith("is finished already") for line in lines) == 6
+    with runs.no_training(), pytest.raises(runs.Begun):  # a wider call begins with what is new
+        run(place, tmp_path / "out", rows=(*rows, "random-last"))
+    with pytest.raises(BertKerasError, match="holds another run"):
+        run(place, tmp_path / "out", name="approaches")
+    with pytest.raises(BertKerasError, match="made with another epochs"):
+        run(place, tmp_path / "out", rows=rows, settings=SETTINGS | {"epochs": 2})
+
+
+@pytest.mark.long
+def test_vectors_of_more_layers_train_the_same_model(place, tmp_path):
+    """Beside other rows, a row reads a cache of more layers than its own."""
+    run(place, tmp_path / "together", rows=("last", "0,2"), restarts=1)
+    for row, folder in (("0,2", "0-2"),):
+        run(place, tmp_path / row, rows=(row,), restarts=1)
+        files = [
+            json.loads((top / "conll2003" / f"{folder}_seed-3" / "results.json").read_text())["files"]
+            for top in (tmp_path / "together", tmp_path / row)
+        ]
+        assert files[0] == files[1]
+
+
+@pytest.mark.long
+def test_the_command_compares_the_approaches_of_several_tasks(place, tmp_path, capfd):
+    arguments = ["approaches", "--checkpoint", place / "checkpoint", "--output", tmp_path / "out"]
+    arguments += ["--data", f"conll2003={place / 'conll'}", f"sst2={place / 'sst2'}", "--restarts", 2]
+    for name, value in SETTINGS.items():
+        arguments += [f"--{name.replace('_', '-')}", value]
+    rows = ["--rows", "fine-tuning", "last", "random-last", "--context", "sentence", "--pooling", "concat"]
+    code, out, err = runs.run_command(capfd, "ablate", *arguments, *rows)
+    assert code == 0, err
+    content = json.loads((tmp_path / "out" / "results.json").read_text())
+    assert [(task["task"], task["measure"]) for task in content["tasks"]] == [
+        ("conll2003", "f1"),
+        ("sst2", "accuracy"),
+    ]
+    assert all(len(row["measures"]) == 2 for task in content["tasks"] for row in task["rows"])
+    assert "most common answer" in " ".join(out.split()) and "not resolved" in " ".join(out.split())
+    used = json.loads((tmp_path / "out" / "sst2" / "last_seed-4" / "results.json").read_text())["hparams"]
+    assert (used["learning_rate"], used["feature_layers"], used["seed"]) == (1e-3, "last", 4)
+    tuned = json.loads((tmp_path / "out" / "sst2" / "fine-tuning_seed-3" / "results.json").read_text())
+    assert tuned["hparams"]["learning_rate"] == 5e-5
+    task = json.loads((tmp_path / "out" / "sst2" / "last_seed-3" / "task.json").read_text())
+    assert task["pooling"] == "concat"
+
+
+@pytest.mark.parametrize(
+    ("changes", "named"),
+    [
+        ({"rows": ("last", "last")}, "each once"),
+        ({"rows": ("last", "5")}, "layer 5 .* 4 blocks"),
+        ({"restarts": 0}, "restarts is 0"),
+        ({"task_options": {"pooling": "concat"}}, "--pooling does not apply to conll2003"),
+        ({"tasks": ["sst2"]}, "data was given for conll2003"),
+        ({"tasks": ["conll2004"], "data": {}}, "data was given for conll2003"),
+        ({"rows": ("last", "document-last")}, "max_examples counts documents"),
+        ({"name": "tables"}, "unknown name 'tables'; give one of layers, approaches"),
+        ({"rows": ("last",), "tasks": ["conll2003", "next-sentence"]}, "next-sentence"),
+        ({"settings": {"epochs": 0}}, "epochs is 0"),
+        ({"feature_epochs": 0}, "feature_epochs is 0"),
+    ],
+)
+def test_settings_that_cannot_be_run_are_refused_before_any_run(changes, named, place, tmp_path):
+    with runs.no_training(), pytest.raises((BertKerasError, FileNotFoundError), match=named):
+        run(place, tmp_path / "out", **changes)
+    assert not (tmp_path / "out").exists()
