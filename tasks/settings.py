@@ -13,7 +13,8 @@ from tasks.features.layers import LAYERS, check_layers
 
 MAX_SEED = 2**32 - 1
 MAX_UNITS = 16_384  # of a direction of a BiLSTM
-STRATEGIES = ("one", "mirrored", "tpu")
+MICRO_BATCH_HELP = "rows that a device computes at once; the update is that of the whole batch (default: all)"
+STRATEGIES = ("one", "mirrored", "multiworker", "tpu")
 # The learning rate of fine-tuning, and of a BiLSTM on frozen features. The paper has none for the latter; 1e-3 is Adam's default
 # and a common choice for BiLSTM taggers.
 FINE_TUNING_RATE, FEATURE_RATE = 5e-5, 1e-3
@@ -46,6 +47,7 @@ class Hparams(Checked):
     """
 
     batch_size: int = setting(32, help="examples in a batch, over all replicas", at_least=1)
+    micro_batch: int | None = setting(None, help=MICRO_BATCH_HELP, at_least=1)
     epochs: int = setting(3, help="passes over the training split", at_least=1)
     learning_rate: float = setting(
         None, help="the highest learning rate (default: 5e-5, or 1e-3 with --feature-layers)", over=0
@@ -217,6 +219,7 @@ class PretrainHparams(Checked):
     """
 
     batch_size: int = setting(256, help="instances in a batch, over all replicas", at_least=1)
+    micro_batch: int | None = setting(None, help=MICRO_BATCH_HELP, at_least=1)
     steps: int = setting(1_000_000, help="optimizer steps", at_least=1)
     learning_rate: float = setting(1e-4, help="the highest learning rate", over=0)
     optimizer: str = setting("adamw", help="the optimizer", choices=("adamw", "lamb"))

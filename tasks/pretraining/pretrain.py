@@ -100,7 +100,7 @@ def _build(recipe: Recipe, config: BertConfig, objectives: Sequence[Objective]) 
     )
     optimizer.build(model.trainable_variables)
     # XLA is not faster on CPU, and fails under MirroredStrategy.
-    model.compile(optimizer, jit_compile=False)
+    model.compile(optimizer, micro_batch=hparams.micro_batch, jit_compile=False)
     return model
 
 

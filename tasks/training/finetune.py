@@ -118,7 +118,7 @@ class FineTuningMonitor(Monitor):
         task, predictions = run.task.calibrate(predictions, raw)
         measures = dict(task.evaluate(predictions, raw))
         if bad := [f"{name} is {value}" for name, value in measures.items() if not math.isfinite(value)]:
-            raise LossDiverged(bad[0], step=int(self.model.optimizer.iterations))
+            raise LossDiverged(bad[0], step=int(self.model.optimizer.iterations.numpy()))
         logs = {} if logs is None else logs
         logs.update({f"val_{name}": value for name, value in measures.items()})
         self.history.append({name: float(value) for name, value in logs.items()})
@@ -161,7 +161,7 @@ class FineTuningMonitor(Monitor):
         """The last epoch, from 1, and its step, if that is not the last of the settings."""
         if not self.stopped:
             return None
-        return {"epoch": len(self.history), "step": int(self._trained.optimizer.iterations)}
+        return {"epoch": len(self.history), "step": int(self._trained.optimizer.iterations.numpy())}
 
     def _check_kept(self, is_kept: Callable[[str], bool]) -> None:
         """Raises BertKerasError if a file of the best epoch is missing or was changed."""
@@ -236,7 +236,7 @@ def _compiled_model(
     # If `fit` created the variables, it would trace the step twice.
     optimizer.build(model.trainable_variables)
     # XLA is not faster on CPU, and fails under MirroredStrategy.
-    model.compile(optimizer=optimizer, loss=task.loss(), jit_compile=False)
+    model.compile(optimizer=optimizer, loss=task.loss(), micro_batch=hparams.micro_batch, jit_compile=False)
     return model
 
 
