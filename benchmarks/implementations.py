@@ -153,9 +153,9 @@ def _our_finetune(case: Case, folder: pathlib.Path) -> Prepared:
     from bert_keras.schedules import WarmupLinearDecay
     from bert_keras.text.preprocessing import Preprocessor
     from tasks.batches import dataset
-    from tasks.glue.rows import ROWS
+    from tasks.glue.data_sets import ROWS
     from tasks.glue.task import Glue
-    from tasks.training.run import heads_of
+    from tasks.training.run_folder import heads_of
 
     task = Glue(ROWS["sst2"])
     checkpoint = checkpoints.read(folder / case.size)
@@ -207,9 +207,9 @@ def _our_serving(case: Case, folder: pathlib.Path) -> Prepared:
     from bert_keras.encoder import BertEncoder
     from bert_keras.text.preprocessing import Preprocessor
     from savedmodels.export import export
-    from tasks.glue.rows import ROWS
+    from tasks.glue.data_sets import ROWS
     from tasks.glue.task import Glue
-    from tasks.training.run import Run, heads_of
+    from tasks.training.run_folder import Run, heads_of
 
     served = folder / f"{case.size}-served"
     if not served.exists():

@@ -42,7 +42,7 @@ from tasks.features.tagger import train_tagger
 from tasks.ner.task import Conll
 from tasks.settings import TaggerHparams
 from tasks.squad.task import Squad
-from tasks.training.run import TASKS, evaluate, load_run
+from tasks.training.run_folder import TASKS, evaluate, load_run
 
 CONLL_SENTENCES = 1_000
 XQUAD = "squad/xquad.en.json"

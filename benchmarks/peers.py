@@ -34,7 +34,7 @@ from rich.table import Table
 
 from bert_keras import checkpoints
 from bert_keras.checkpoints.hugging_face_tokenizer import write_tokenizer
-from bert_keras.checkpoints.names import Checkpoint, variable_shapes
+from bert_keras.checkpoints.variables import Checkpoint, variable_shapes
 from bert_keras.config import BertConfig
 from bert_keras.text.vocabulary_files import read_pieces
 

@@ -25,7 +25,7 @@ from rich.table import Table
 from savedmodels.export import export
 from tasks.batches import concatenated, predict
 from tasks.ner.words import TEXT, text_of
-from tasks.training.run import load_run
+from tasks.training.run_folder import load_run
 
 BATCH = 16
 # Output of a span's text -> its input, and the outputs with its start and end.

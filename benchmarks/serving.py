@@ -33,7 +33,7 @@ from rich.table import Table
 from tensorflow_serving.apis import predict_pb2, prediction_service_pb2_grpc
 
 from tasks.batches import predict
-from tasks.training.run import load_run
+from tasks.training.run_folder import load_run
 
 SEED = 1
 BOUND = 1e-5  # for probabilities

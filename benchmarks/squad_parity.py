@@ -20,7 +20,7 @@ import tensorflow as tf
 from bert_keras.features import INPUT_MASK, INPUT_TYPE_IDS, INPUT_WORD_IDS
 from tasks.batches import predict
 from tasks.metrics import answer_scores
-from tasks.training.run import Run, load_run
+from tasks.training.run_folder import Run, load_run
 
 BATCH = 16
 

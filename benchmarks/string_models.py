@@ -25,7 +25,7 @@ import bert_keras as bk
 from tasks.batches import predictor
 from tasks.settings import Hparams
 from tasks.training.finetune import finetune
-from tasks.training.run import load_run, open_task
+from tasks.training.run_folder import load_run, open_task
 
 PASSES = 5
 

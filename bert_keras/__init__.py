@@ -26,7 +26,7 @@ _HOMES = {
     "bert_keras.hub_layer": ("HubLayer",),
     "tasks.features.mix": ("LayerMix",),
     "tasks.text_model": ("TextModel",),
-    "tasks.text_models": (
+    "tasks.text_model_factories": (
         "chooser",
         "classifier",
         "embedder",

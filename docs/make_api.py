@@ -62,7 +62,7 @@ FUNCTIONS = {
         *("read", "tokenizer_of", "assign", "collect", "write", "with_tokenizer", "with_vocab_size"),
     ),
     "bert_keras.objectives": ("label",),
-    "tasks.training.run": ("open_task", "load_run"),
+    "tasks.training.run_folder": ("open_task", "load_run"),
     "tasks.training.finetune": ("finetune",),
     "tasks.pretraining.pretrain": ("pretrain",),
     "tasks.features.cache": ("extract",),

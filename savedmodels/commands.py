@@ -48,7 +48,7 @@ def _run_to_export(args: argparse.Namespace) -> Any:
     """Loads the runs of --run, or a checkpoint with the task from the flags. Raises BertKerasError for other flags."""
     from tasks.embedding import Embedding, WordEmbedding
     from tasks.training.ensemble import load_runs
-    from tasks.training.run import pretrained_run, run_of
+    from tasks.training.run_folder import pretrained_run, run_of
 
     options = ExportOptions(**given_settings(args, ExportOptions))
     of_vectors = {"--l2": options.l2, "--layers": options.layers}
@@ -245,7 +245,7 @@ def _show_checkpoint(path: str) -> None:
     from bert_keras import checkpoints
     from bert_keras.checkpoints.letter_case import lower_cases
     from tasks.training.card import describe
-    from tasks.training.run import is_run, load_run
+    from tasks.training.run_folder import is_run, load_run
 
     model = checkpoints.resolve(path)
     checkpoint = checkpoints.read(model)

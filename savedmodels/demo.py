@@ -23,13 +23,13 @@ from bert_keras.errors import BertKerasError
 from bert_keras.files import digest_of_file, write_json
 from bert_keras.json_files import read_object
 from bert_keras.paths import cache_folder
+from savedmodels.checked_write import ask
 from savedmodels.export import export
-from savedmodels.publish import ask
 from tasks.experiments.grid import Cell, run_cells
 from tasks.glue.task import Glue
 from tasks.settings import Hparams
 from tasks.training.finetune import finetune
-from tasks.training.run import load_run
+from tasks.training.run_folder import load_run
 
 DEV_SHARE = 0.1
 # In the folder of a demo.

@@ -23,13 +23,13 @@ from bert_keras.paths import path_of
 from bert_keras.tensorflow_errors import file_errors
 from bert_keras.text.preprocessing import Preprocessor
 from savedmodels import op_support
+from savedmodels.checked_write import SAMPLES, ask, compare, publishing
 from savedmodels.manifest import CARD, EXAMPLE, EXTRA, write_manifest
 from savedmodels.model_card import example_of, model_card
-from savedmodels.publish import SAMPLES, ask, compare, publishing
 from savedmodels.servable import Servable
 from savedmodels.server_config import server_files
 from savedmodels.warmup import WARMUP, Texts, write_warmup
-from tasks.training.run import Run
+from tasks.training.run_folder import Run
 
 # Lengths are rounded up: a short text costs little, and an accelerator compiles few lengths.
 LENGTHS = 8  # tokens

@@ -20,7 +20,7 @@ import keras
 import tensorflow as tf
 
 from bert_keras import checkpoints
-from bert_keras.checkpoints.names import Checkpoint
+from bert_keras.checkpoints.variables import Checkpoint
 from bert_keras.encoder import BertEncoder
 from bert_keras.errors import BertKerasError, TakenError
 from bert_keras.features import (
@@ -37,7 +37,7 @@ from bert_keras.tensorflow_errors import file_errors
 from bert_keras.text.preprocessing import MAX_SEGMENTS, Features, Preprocessor
 from bert_keras.text.tokenizer import Tokenizer
 from bert_keras.text.wordpiece import WordPiece
-from savedmodels.publish import SAMPLES, ask, compare, publishing
+from savedmodels.checked_write import SAMPLES, ask, compare, publishing
 from tasks.options import HubOptions
 
 PREPROCESS, ENCODER = "preprocess", "encoder"  # the two folders

@@ -17,7 +17,7 @@ from tasks.task import Problem
 from tasks.training.card import fact_rows, facts_of, measures_of
 from tasks.training.ensemble import Ensemble
 from tasks.training.loop import RESULTS_FILE
-from tasks.training.run import Run
+from tasks.training.run_folder import Run
 
 CARD_TEMPLATE = """# {name}
 

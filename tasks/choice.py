@@ -25,11 +25,11 @@ from bert_keras.settings import names_of
 from bert_keras.text.preprocessing import Preprocessor
 from tasks.data_files import Source, check_text, nonblank_lines, split_file
 from tasks.degenerate import degenerate_classes
-from tasks.given import class_ids
+from tasks.display import Table, most_confident
 from tasks.metrics import accuracy
 from tasks.options import MAX_CHOICES, TASK_DEFAULTS, ChoiceOptions
-from tasks.report import Table, most_confident
 from tasks.task import Arrays, Features, Raw, Task
+from tasks.text_columns import class_ids
 
 CONTEXT, ENDINGS, LABEL = "context", "endings", "label"
 UNLABELLED = -1

@@ -165,7 +165,7 @@ def _check_no_dev_split(task: Any, folder: str) -> None:
 
 def open_given_task(args: argparse.Namespace, *, holds_out: bool = True) -> tuple[Any, Hparams]:
     """The task of the flags of `add_task`, and its hyperparameters with those that were given. holds_out: as there."""
-    from tasks.training.run import open_task
+    from tasks.training.run_folder import open_task
 
     fraction = getattr(args, "dev_fraction", None)
     _check_dev(args.data, args.dev_data, fraction, holds_out=holds_out)
@@ -229,7 +229,7 @@ def add_pretrained_task(parser: Any) -> None:
 def model_of(args: argparse.Namespace, *, data: str | None = None) -> Any:
     """Loads the runs of --run, or the checkpoint for the task. Raises BertKerasError unless the flags name one of them."""
     from tasks.training.ensemble import load_runs
-    from tasks.training.run import pretrained_run
+    from tasks.training.run_folder import pretrained_run
 
     if args.run and not args.checkpoint and not args.task:
         return load_runs(args.run, data=data)
@@ -361,7 +361,7 @@ def _run_fill_mask(args: argparse.Namespace) -> None:
     from bert_keras import checkpoints
     from bert_keras.text.tokenizer import MASK
     from tasks.fill_mask import TEXT, FillMask, count_masks
-    from tasks.training.run import is_run, load_run, run_of
+    from tasks.training.run_folder import is_run, load_run, run_of
 
     if unmasked := [text for text in args.text if not count_masks(text)]:
         raise BertKerasError(

@@ -35,10 +35,10 @@ from bert_keras.text.preprocessing import Preprocessor
 from bert_keras.text.tokenizer import MASK, Tokenizer
 from tasks.batches import count
 from tasks.data_files import Source, check_text, nonblank_lines, split_file
-from tasks.given import columns_of
+from tasks.display import Table, most_confident, plain
 from tasks.options import MAX_OPTION, FillMaskOptions
-from tasks.report import Table, most_confident, plain
 from tasks.task import Arrays, Features, Raw, Task
+from tasks.text_columns import columns_of
 
 TEXT, ANSWER = "text", "answer"
 TOKENS, SCORES, START, FILLED, RANK = "mask_tokens", "mask_scores", "mask_start_byte", "filled", "rank"

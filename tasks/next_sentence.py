@@ -9,14 +9,14 @@ from typing import Any
 
 import keras
 
-from bert_keras.checkpoints.models import prefix_of
-from bert_keras.checkpoints.names import Checkpoint
+from bert_keras.checkpoints.model_weights import prefix_of
+from bert_keras.checkpoints.variables import Checkpoint
 from bert_keras.encoder import BertEncoder, encoder_inputs
 from bert_keras.errors import BertKerasError
 from bert_keras.features import POOLED_OUTPUT
 from bert_keras.heads import NextSentenceHead
 from tasks.data_files import Source
-from tasks.glue.rows import LABEL, GlueRow, standard_splits
+from tasks.glue.data_sets import LABEL, GlueRow, standard_splits
 from tasks.glue.task import Glue
 from tasks.options import SENTENCE_PAIR_LABELS
 from tasks.task import Task

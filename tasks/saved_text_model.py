@@ -1,6 +1,6 @@
 """Saving of a TextModel: `.keras` files, run folders, and exports of raw strings.
 
-In: a problem, its text processing and its network, as attributes. Out: files that `tasks.text_models.load` reads.
+In: a problem, its text processing and its network, as attributes. Out: files that `tasks.text_model_factories.load` reads.
 """
 
 import importlib
@@ -20,7 +20,7 @@ from bert_keras.text.preprocessing import Preprocessor
 from tasks.embedding import Embedding
 from tasks.features.frozen import bilstm_of
 from tasks.task import Problem
-from tasks.training.run import KERAS, TASKS, Run, encoder_of, freeze, frozen_layers, heads_of, save_run
+from tasks.training.run_folder import KERAS, TASKS, Run, encoder_of, freeze, frozen_layers, heads_of, save_run
 
 
 class SavedTextModel(keras.Model):
@@ -128,8 +128,8 @@ class SavedTextModel(keras.Model):
         problems = TASKS | {Embedding.kind: Embedding}
         if kept["kind"] not in problems:
             raise BertKerasError(
-                f"the model's problem is of the kind {kept['kind']!r}, which TASKS of tasks/training/run.py does not have; "
-                "add its class there before you load the model."
+                f"the model's problem is of the kind {kept['kind']!r}, which TASKS of "
+                "tasks/training/run_folder.py does not have; add its class there before you load the model."
             )
         problem = problems[kept["kind"]].from_json(kept["task"])
         network = keras.saving.deserialize_keras_object(config["network"], custom_objects=custom_objects)

@@ -14,7 +14,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from bert_keras.checkpoints.names import Checkpoint
+from bert_keras.checkpoints.variables import Checkpoint
 from bert_keras.encoder import BertEncoder, encoder_inputs
 from bert_keras.errors import BertKerasError
 from bert_keras.features import (
@@ -31,8 +31,8 @@ from bert_keras.text.preprocessing import Preprocessor
 from bert_keras.text.tokenizer import Tokenizer
 from tasks.data_files import Source
 from tasks.degenerate import WHISKER
-from tasks.given import columns_of
-from tasks.report import Table, cell, plain
+from tasks.display import Table, cell, plain
+from tasks.text_columns import columns_of
 
 Features = dict[str, tf.Tensor]
 Raw = dict[str, tf.Tensor]
@@ -139,7 +139,7 @@ class Problem(Protocol):
         return {name: tf.TensorSpec([None], tf.string, name=name) for name in self.text}
 
     def given(self, x: Any) -> dict[str, np.ndarray]:
-        """The columns of raw examples [N] for texts in Python, as tasks/given.py takes them. By default those of `signature`."""
+        """The columns of raw examples [N] for texts in Python (tasks/text_columns.py); by default those of `signature`."""
         shapes = {name: len(spec.shape) for name, spec in self.signature().items()}
         return columns_of(x, [*shapes], nested=[name for name, rank in shapes.items() if rank > 1])
 

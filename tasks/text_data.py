@@ -1,6 +1,6 @@
 """Texts and labels as `fit` takes them -> batches of features, labels and weights.
 
-In: lists, arrays and data frames (tasks/given.py), or a tf.data.Dataset of (texts, labels) or (texts, labels, weights).
+In: lists, arrays and data frames (tasks/text_columns.py), or a tf.data.Dataset of (texts, labels) or (texts, labels, weights).
 """
 
 from collections.abc import Mapping, Sequence
@@ -15,9 +15,9 @@ from bert_keras.features import EXAMPLE_INDEX, INPUT_WORD_IDS
 from bert_keras.tensorflow_errors import data_errors
 from bert_keras.text.preprocessing import Preprocessor
 from tasks.batches import EMPTY, count, dataset, featurized
-from tasks.given import values_of
 from tasks.settings import Hparams
 from tasks.task import Features, Problem, Raw, model_inputs
+from tasks.text_columns import values_of
 
 SAMPLE_WEIGHT = "sample_weight"
 BATCH_SIZE = Hparams.batch_size
@@ -249,7 +249,7 @@ def has_features(x: Any) -> bool:
 
 
 def has_text(x: Any) -> bool:
-    """True for strings in one of the forms of tasks/given.py: lists, arrays, columns, data frames, tensors."""
+    """True for strings in one of the forms of tasks/text_columns.py: lists, arrays, columns, data frames, tensors."""
     if hasattr(x, "columns"):
         return True
     first: Any = next(iter(keras.tree.flatten(x)), None)

@@ -24,7 +24,7 @@ from tasks.batches import predictor
 from tasks.compiled_text_model import CompiledTextModel
 from tasks.cut_texts import checked_columns
 from tasks.features.frozen import FrozenNetwork, bilstm_of
-from tasks.features.rows import RowVectors
+from tasks.features.token_vectors import RowVectors
 from tasks.saved_text_model import SavedTextModel
 from tasks.settings import Hparams
 from tasks.task import Features, Problem
@@ -41,7 +41,7 @@ from tasks.text_data import (
     unpacked,
 )
 from tasks.training.feature_based import fitting
-from tasks.training.run import encoder_of
+from tasks.training.run_folder import encoder_of
 from tasks.training.strategies import differ_between_replicas, rows_for
 
 
@@ -131,7 +131,8 @@ class TextModel(CompiledTextModel, SavedTextModel):
     ) -> keras.callbacks.History:
         """Trains on texts and labels; arguments and result as in Keras' `fit`.
 
-        x: texts as tasks/given.py takes them, or a tf.data.Dataset of (texts, labels) or (texts, labels, weights), batched or not
+        x: texts as lists, arrays, columns or data frames, or a tf.data.Dataset of (texts, labels) or (texts, labels, weights),
+            batched or not
         y: labels as the problem's `targets` takes them
         batch_size: examples, or windows of long texts; by default 32
 

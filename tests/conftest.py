@@ -22,8 +22,9 @@ ROOT = Path(__file__).parents[1]
 
 # The files that take longest. They start first, so that no process is left with one of them at the end.
 LONGEST = (
-    "test_pretrain test_text_models test_serving_safety test_train test_feature_based test_glue_protocol test_hub test_cli "
-    "test_resume test_serve test_export test_keras_idioms test_fill_mask test_ablations test_objectives test_run_folders"
+    "test_pretrain test_text_models test_serving_safety test_train test_pretrain_errors test_train_replicas "
+    "test_feature_based test_glue_protocol test_hub test_cli test_resume test_serve test_export test_keras_idioms "
+    "test_fill_mask test_ablations test_objectives test_run_folders"
 ).split()
 
 

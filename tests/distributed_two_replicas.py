@@ -1,4 +1,4 @@
-"""Two replicas on two logical CPUs against one device at the same global batches. Run as a script by test_train.py.
+"""Two replicas on two logical CPUs against one device at the same global batches. Run as a script by test_train_replicas.py.
 
 Out: one line of JSON on standard output, by scenario: the greatest difference of a weight, the losses that `fit` logged, the
 norms of the gradients before clipping; results of runs.
@@ -30,13 +30,13 @@ from bert_keras.schedules import WarmupLinearDecay  # noqa: E402
 from bert_keras.text.preprocessing import Preprocessor, pad_batches  # noqa: E402
 from tasks.batches import dataset  # noqa: E402
 from tasks.choice import Swag  # noqa: E402
-from tasks.glue.rows import ROWS  # noqa: E402
+from tasks.glue.data_sets import ROWS  # noqa: E402
 from tasks.glue.task import Glue  # noqa: E402
 from tasks.ner.task import Conll  # noqa: E402
 from tasks.settings import Hparams  # noqa: E402
 from tasks.task import classifier_model  # noqa: E402
 from tasks.training.finetune import GradualUnfreezing, _compiled_model, finetune  # noqa: E402
-from tasks.training.run import encoder_of, evaluate, load_run  # noqa: E402
+from tasks.training.run_folder import encoder_of, evaluate, load_run  # noqa: E402
 from tasks.training.strategies import rows_for, strategy  # noqa: E402
 
 CONFIG = BertConfig(

@@ -20,13 +20,13 @@ from savedmodels.model_card import answers_of, signature_table
 from tasks.choice import Swag
 from tasks.embedding import Embedding, WordEmbedding
 from tasks.fill_mask import FillMask
-from tasks.glue.rows import ROWS
+from tasks.glue.data_sets import ROWS
 from tasks.glue.task import Glue
 from tasks.ner.task import Conll
 from tasks.next_sentence import NextSentence
 from tasks.squad.task import Squad
 from tasks.task import Task
-from tasks.training.run import Run
+from tasks.training.run_folder import Run
 
 DOCUMENT = ROOT / "docs" / "serving.md"
 OPENS, CLOSES = "<!-- tables: tests/exports.py writes them -->\n", "<!-- end of tables -->\n"

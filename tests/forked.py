@@ -61,13 +61,13 @@ def run(script: str | Path, *arguments: str | Path, input: str = "", cwd: str | 
 @contextlib.contextmanager
 def publishing() -> Iterator[None]:
     """Exports are compared with the answers of a forked process meanwhile."""
-    from savedmodels import publish
+    from savedmodels import checked_write
 
     def forked(command, *, input, cwd, capture_output, text):
         return run(*command[1:], input=input, cwd=cwd)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(publish, "subprocess", SimpleNamespace(run=forked))
+        patch.setattr(checked_write, "subprocess", SimpleNamespace(run=forked))
         yield
 
 

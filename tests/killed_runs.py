@@ -16,7 +16,7 @@ import runs
 import tensorflow as tf
 
 from bert_keras.text.wordpiece import WordPiece
-from tasks.glue.rows import ROWS
+from tasks.glue.data_sets import ROWS
 from tasks.glue.task import Glue
 from tasks.pretraining.pretrain import pretrain
 from tasks.pretraining.recipes import RECIPES

@@ -24,7 +24,7 @@ tf.config.set_logical_device_configuration(
 )
 
 from bert_keras.text.wordpiece import WordPiece  # noqa: E402
-from tasks.glue.rows import ROWS  # noqa: E402
+from tasks.glue.data_sets import ROWS  # noqa: E402
 from tasks.glue.task import Glue  # noqa: E402
 from tasks.pretraining.pretrain import pretrain  # noqa: E402
 from tasks.pretraining.recipes import RECIPES  # noqa: E402

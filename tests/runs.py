@@ -126,7 +126,7 @@ def texts(count: int, *, seed: int) -> list[str]:
 
 def write_data(folder: Path, name: str, *, count: int = 48) -> Path:
     """The files of a GLUE row that have labels; the first word of the last segment says the label."""
-    from tasks.glue.rows import ROWS
+    from tasks.glue.data_sets import ROWS
 
     folder.mkdir(parents=True)
     labels = ROWS[name].file_labels or ("0.0", "5.0")

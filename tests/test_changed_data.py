@@ -11,9 +11,9 @@ from runs import Begun, no_training
 from bert_keras.checkpoints.hugging_face import SAFETENSORS
 from bert_keras.errors import BertKerasError
 from bert_keras.text.wordpiece import WordPiece
+from tasks.experiments.ablation_tables import SCALES, Row, Scale
 from tasks.experiments.ablations import run_ablation
-from tasks.experiments.paper_tables import SCALES, Row, Scale
-from tasks.glue.rows import ROWS
+from tasks.glue.data_sets import ROWS
 from tasks.glue.task import Glue
 from tasks.pretraining.pretrain import pretrain
 from tasks.pretraining.recipes import RECIPES

@@ -16,7 +16,7 @@ from runs import ROOT, VOCABULARY, bare_environment, contents, run_command, shel
 
 from bert_keras import checkpoints, cli
 from bert_keras.settings import Masking, given_settings, names_of
-from savedmodels.publish import ask
+from savedmodels.checked_write import ask
 from tasks.commands import CHUNK
 from tasks.example_files import read_examples
 from tasks.options import (
@@ -34,7 +34,7 @@ from tasks.options import (
     VocabularyOptions,
 )
 from tasks.settings import OF_FEATURES, Hparams, PretrainHparams, Sampling
-from tasks.training.run import load_run
+from tasks.training.run_folder import load_run
 
 COMMANDS = (
     *(

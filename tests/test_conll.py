@@ -15,7 +15,7 @@ from seqeval.metrics.sequence_labeling import get_entities
 from bert_keras.features import EXAMPLE_INDEX, INPUT_MASK, WORD_INDEX
 from bert_keras.text.preprocessing import Preprocessor
 from bert_keras.text.wordpiece import WordPiece
-from savedmodels.publish import ask, compare
+from savedmodels.checked_write import ask, compare
 from savedmodels.servable import Servable
 from tasks.batches import dataset, predict
 from tasks.ner.schemes import SCHEMES, convert, entities_of, tags_of
@@ -23,7 +23,7 @@ from tasks.ner.task import Conll
 from tasks.ner.words import split_text, split_tokens
 from tasks.settings import Hparams
 from tasks.training.finetune import finetune
-from tasks.training.run import evaluate, load_run
+from tasks.training.run_folder import evaluate, load_run
 
 LABELS = ("O", "B-LOC", "B-PER", "I-LOC", "I-PER")
 OF_WORD = {"actor": "PER", "plot": "LOC", "film": "LOC"}  # what the training file has to teach

@@ -11,7 +11,7 @@ from bert_keras.errors import BertKerasError
 from tasks import data_files
 from tasks.ner.files import read
 from tasks.pretraining.corpus import Corpus
-from tasks.training.run import open_task
+from tasks.training.run_folder import open_task
 
 MARK = "\ufeff"
 

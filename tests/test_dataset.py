@@ -19,7 +19,7 @@ from bert_keras.features import (
 from bert_keras.text.preprocessing import Preprocessor, pad_batches
 from bert_keras.text.wordpiece import WordPiece
 from tasks.batches import batches, cardinality, dataset, predict, predictor, take_examples
-from tasks.glue.rows import ROWS
+from tasks.glue.data_sets import ROWS
 from tasks.glue.task import Glue
 from tasks.settings import Hparams
 

@@ -10,7 +10,7 @@ from bert_keras.features import ENCODER_OUTPUTS, EXAMPLE_INDEX, INPUT_MASK, WORD
 from tasks.batches import predict
 from tasks.embedding import Embedding, WordEmbedding
 from tasks.task import model_inputs
-from tasks.training.run import run_of
+from tasks.training.run_folder import run_of
 
 TEXTS = [*texts(4, seed=3), "", "good " * 60]
 

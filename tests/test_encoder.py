@@ -1,18 +1,17 @@
 """The encoder: equal to others, BERT's numbers, exact sizes, and what each configuration field does."""
 
-import dataclasses
 import math
 import weakref
 
 import keras
 import numpy as np
-import parity
 import pytest
 import tensorflow as tf
+from encoders import SMALL, pooled, small
 from keras import ops
 from parity import EVERY_OUTPUT, array, random_features
 
-from bert_keras.config import SIZES, BertConfig
+from bert_keras.config import BertConfig
 from bert_keras.encoder import BertEncoder, encoder_inputs, gather_positions, pooled_position
 from bert_keras.features import (
     ATTENTION_PROBABILITIES,
@@ -26,13 +25,7 @@ from bert_keras.features import (
     SEQUENCE_OUTPUT,
 )
 from bert_keras.heads import ClassifierHead, MaskedLMHead, NextSentenceHead
-from bert_keras.layers import ACTIVATIONS, Block, Dense, Embeddings, LayerNorm, SelfAttention
-
-SMALL = parity.GOLDEN_CONFIG
-
-
-def small(**changes):
-    return dataclasses.replace(SMALL, **changes)
+from bert_keras.layers import ACTIVATIONS, Block, Dense, LayerNorm
 
 
 def lively(config, **arguments):
@@ -47,97 +40,6 @@ def same_weights(encoder, config, **arguments):
     other = BertEncoder(config, **arguments)
     other.set_weights(encoder.get_weights())
     return other
-
-
-def pooled(encoder, features):
-    return array(encoder(features)[POOLED_OUTPUT])
-
-
-# --- Equal to other implementations -------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("activation", ["gelu_tanh", "gelu_erf"])
-@pytest.mark.parametrize(("dtype", "bound"), [("float32", 1e-5), ("float64", 1e-9)])
-def test_golden_arrays(activation, dtype, bound):
-    features, expected = parity.golden(activation)
-    parity.assert_equal(parity.golden_ours(activation, dtype=dtype).outputs(features), expected, bound=bound)
-
-
-def test_golden_arrays_tell_the_two_gelus_apart():
-    tanh, erf = (parity.golden(activation)[1] for activation in ("gelu_tanh", "gelu_erf"))
-    for name in (ENCODER_OUTPUTS, POOLED_OUTPUT, parity.MLM_LOGITS, parity.NSP_LOGITS):
-        assert max(np.abs(a - b).max() for a, b in zip(tanh[name], erf[name], strict=True)) > 5e-5, name
-
-
-def with_random_weights(config, *, dtype="float32", seed=1):
-    ours = parity.Ours.build(config, dtype=dtype)
-    weights = parity.random_weights(ours.shapes(), seed=seed)
-    ours.assign(weights)
-    return ours, weights
-
-
-@pytest.mark.parity
-@pytest.mark.parametrize("activation", ["gelu_tanh", "gelu_erf"])
-@pytest.mark.parametrize(("dtype", "bound"), [("float32", 1e-5), ("float64", 1e-9)])
-def test_equals_transformers_at_tiny_size(activation, dtype, bound):
-    pytest.importorskip("torch")
-    pytest.importorskip("transformers")
-    config = BertConfig.named("tiny", vocab_size=1000, activation=activation)
-    ours, weights = with_random_weights(config, dtype=dtype)
-    theirs = parity.hugging_face(config, weights, dtype=dtype)
-    for seed, length in ((3, 2), (4, 23), (5, 128)):
-        features = random_features(config, seed=seed, batch=3, length=length)
-        parity.assert_equal(
-            ours.outputs(features), parity.hugging_face_outputs(theirs, features), bound=bound
-        )
-
-
-@pytest.mark.parity
-@pytest.mark.slow
-@pytest.mark.parametrize("activation", ["gelu_tanh", "gelu_erf"])
-def test_equals_transformers_at_base_size(activation):
-    pytest.importorskip("torch")
-    pytest.importorskip("transformers")
-    config = BertConfig.named("base", activation=activation)
-    ours, weights = with_random_weights(config)
-    features = random_features(config, seed=3, batch=2, length=40)
-    theirs = parity.hugging_face_outputs(parity.hugging_face(config, weights), features)
-    parity.assert_equal(ours.outputs(features), theirs, bound=1e-5)
-
-
-@pytest.mark.parity
-@pytest.mark.parametrize("activation", ["gelu_erf", "gelu_tanh"])
-def test_equals_transformers_at_real_weights(activation):
-    """MiniLM-L6 out of the demo's cache, with its own gelu (erf) and with the other; its heads are random."""
-    pytest.importorskip("torch")
-    pytest.importorskip("transformers")
-    from savedmodels import demo
-
-    folder = demo.cache_folder() / f"{demo.WEIGHTS.name}-{demo.WEIGHTS.version}"
-    if not (folder / "model.safetensors").is_file():
-        pytest.skip(f"no real weights in {folder}: `bert-keras demo` fetches them")
-    config, real = parity.real_weights(folder)
-    assert config.activation == "gelu_erf"
-    config = dataclasses.replace(config, activation=activation)
-    ours = parity.Ours.build(config)
-    weights = parity.random_weights(ours.shapes(), seed=1) | real
-    ours.assign(weights)
-    features = random_features(config, seed=3, batch=2, length=40)
-    theirs = parity.hugging_face_outputs(parity.hugging_face(config, weights), features)
-    parity.assert_equal(ours.outputs(features), theirs, bound=1e-5)
-
-
-@pytest.mark.parity
-@pytest.mark.filterwarnings("ignore")  # KerasHub's, on import
-@pytest.mark.parametrize(("dtype", "bound"), [("float32", 1e-5), ("float64", 1e-6)])
-def test_equals_keras_hub(dtype, bound):
-    """In float64 `keras.ops.gelu`, which KerasHub calls, keeps its constants in float32: hence 1e-6."""
-    pytest.importorskip("keras_hub")
-    config = BertConfig.named("tiny", vocab_size=1000)
-    ours, weights = with_random_weights(config, dtype=dtype)
-    features = random_features(config, seed=3, batch=3, length=40)
-    theirs = parity.keras_hub_outputs(config, weights, features, dtype=dtype)
-    parity.assert_equal(ours.outputs(features), theirs, bound=bound)
 
 
 # --- The numbers that define BERT ---------------------------------------------------------------------------
@@ -258,74 +160,6 @@ def test_pooled_output_is_tanh_of_a_dense_layer_on_the_first_position():
     np.testing.assert_allclose(array(outputs[POOLED_OUTPUT]), expected, atol=1e-5)
 
 
-# --- Dropout ------------------------------------------------------------------------------------------------
-
-RATES = [(0.3, 0.0), (0.0, 0.3), (0.1, 0.4)]
-WIDE = BertConfig(
-    vocab_size=11, hidden_size=64, num_layers=1, num_heads=4, intermediate_size=64, max_positions=64
-)
-
-
-def assert_rate(kept, rate):
-    """The share of zeros is the rate, to five standard errors."""
-    assert abs(1 - kept.mean() - rate) <= 5 * math.sqrt(max(rate * (1 - rate), 1e-12) / kept.size)
-
-
-@pytest.mark.parametrize(("hidden", "attention"), RATES)
-def test_dropout_of_the_embeddings_has_the_hidden_rate(hidden, attention):
-    embeddings = Embeddings(dataclasses.replace(WIDE, hidden_dropout=hidden, attention_dropout=attention))
-    embeddings.build()
-    ids = np.ones((16, 64), "int32")
-    dropped, whole = array(embeddings(ids, ids, training=True)), array(embeddings(ids, ids, training=False))
-    assert_rate(dropped != 0, hidden)
-    np.testing.assert_allclose(dropped[dropped != 0], whole[dropped != 0] / (1 - hidden), rtol=1e-5)
-
-
-@pytest.mark.parametrize(("hidden", "attention"), RATES)
-def test_dropout_of_attention_probabilities_has_the_attention_rate(hidden, attention):
-    """64 probabilities of 1/64 and values of 1: the context counts what was kept, over 64 (1 - rate)."""
-    layer = SelfAttention(dataclasses.replace(WIDE, hidden_dropout=hidden, attention_dropout=attention))
-    layer.build((None, None, 64))
-    for dense in (layer.query, layer.key, layer.value, layer.output_dense):
-        dense.kernel.assign(np.zeros((64, 64)))
-    layer.value.bias.assign(np.ones(64))
-    layer.output_dense.kernel.assign(np.eye(64))
-    states = np.zeros((8, 64, 64), "float32")
-    context, probabilities = layer(states, states, np.zeros((8, 1, 1, 64), "float32"), training=True)
-    np.testing.assert_allclose(array(probabilities), 1 / 64)  # given back before dropout
-    counts = array(context)[..., ::16] * (1 - attention) * 64  # each of 4 heads is 16 equal numbers
-    # The mean alone is the same without dropout: what tells is that these are whole numbers that vary.
-    np.testing.assert_allclose(counts, np.round(counts), atol=1e-3)
-    assert abs(counts.mean() - 64 * (1 - attention)) <= 5 * math.sqrt(
-        64 * attention * (1 - attention) / counts.size
-    )
-    assert counts.std() == pytest.approx(math.sqrt(64 * attention * (1 - attention)), rel=0.08, abs=1e-3)
-
-
-@pytest.mark.parametrize(("hidden", "attention"), RATES)
-@pytest.mark.parametrize("part", ["attention", "feed_forward"])
-def test_dropout_before_each_residual_has_the_hidden_rate(part, hidden, attention):
-    """One part gives 1 everywhere, the residual is 0: after the norm kept is positive, dropped negative."""
-    block = Block(dataclasses.replace(WIDE, hidden_dropout=hidden, attention_dropout=attention), name="block")
-    block.build((None, None, 64))
-    for dense in (block.attention.output_dense, block.feed_forward.output_dense):
-        dense.kernel.assign(np.zeros(dense.kernel.shape))
-    getattr(block, part).output_dense.bias.assign(np.ones(64))
-    states = np.zeros((16, 64, 64), "float32")
-    output, _ = block(states, states, np.zeros((16, 1, 1, 64), "float32"), training=True)
-    # Without dropout the 64 numbers of a row are equal and the norm makes them 0.
-    assert_rate(array(output) >= 0, hidden)
-
-
-def test_dropout_only_in_training():
-    encoder = BertEncoder(small(hidden_dropout=0.5, attention_dropout=0.5))
-    features = random_features(SMALL, seed=5, batch=2, length=7)
-    np.testing.assert_array_equal(pooled(encoder, features), pooled(encoder, features))
-    model = keras.Model(inputs := encoder_inputs(), encoder(inputs)[POOLED_OUTPUT])
-    np.testing.assert_array_equal(array(model(features)), array(model(features, training=False)))
-    assert np.abs(array(model(features, training=True)) - array(model(features, training=True))).max() > 0.001
-
-
 # --- Number types -------------------------------------------------------------------------------------------
 
 
@@ -346,100 +180,6 @@ def test_norm_under_mixed_precision_is_float32_inside():
         norm.gamma.assign(gamma)
     mixed, whole = norms[0](x), norms[1](ops.cast(x, "float32"))
     np.testing.assert_array_equal(array(mixed), array(ops.cast(whole, "bfloat16")))
-
-
-# --- Exact sizes --------------------------------------------------------------------------------------------
-
-# size, encoder with pooler, with the masked-LM and next-sentence heads
-PUBLISHED = [
-    ("tiny", 4_385_920, 4_433_468),
-    ("mini", 11_170_560, 11_267_900),
-    ("small", 28_763_648, 29_058_876),
-    ("medium", 41_373_184, 41_668_412),
-    ("base", 109_482_240, 110_106_428),
-]
-
-
-@pytest.mark.parametrize(("size", "expected", "with_heads"), PUBLISHED)
-def test_parameter_count_of_a_built_model(size, expected, with_heads):
-    encoder = BertEncoder(BertConfig.named(size))
-    assert encoder.count_params() == expected
-    heads = (MaskedLMHead(encoder), NextSentenceHead(config=encoder.config))
-    assert encoder.count_params() + sum(head.count_params() for head in heads) == with_heads
-
-
-@pytest.mark.slow
-def test_parameter_count_of_large():
-    encoder = BertEncoder(BertConfig.named("large"))
-    heads = (MaskedLMHead(encoder), NextSentenceHead(config=encoder.config))
-    assert encoder.count_params() == 335_141_888
-    assert encoder.count_params() + sum(head.count_params() for head in heads) == 336_226_108
-
-
-def count(config):
-    """One layer is built; every further one repeats it."""
-    encoder = BertEncoder(dataclasses.replace(config, num_layers=1))
-    repeats = 0 if config.share_layers else config.num_layers - 1
-    return encoder.count_params() + repeats * encoder.blocks[0].count_params()
-
-
-# Encoder with pooler, L = 2, 4, ..., 12 by row, H = 128, 256, 512, 768 by column.
-GRID = """
-    4385920  9591040 22458880  38603520
-    4782464 11170560 28763648  52779264
-    5179008 12750080 35068416  66955008
-    5575552 14329600 41373184  81130752
-    5972096 15909120 47677952  95306496
-    6368640 17488640 53982720 109482240
-"""
-
-
-@pytest.mark.parametrize(("column", "hidden"), list(enumerate((128, 256, 512, 768))))
-def test_parameter_counts_of_the_published_grid(column, hidden):
-    one = BertEncoder(BertConfig.named(f"L-2_H-{hidden}", num_layers=1))
-    whole, block = one.count_params(), one.blocks[0].count_params()
-    expected = [int(row.split()[column]) for row in GRID.strip().splitlines()]
-    layers = [SIZES[f"L-{n}_H-{hidden}"][0] for n in (2, 4, 6, 8, 10, 12)]
-    assert [whole + (n - 1) * block for n in layers] == expected
-
-
-ALBERT = {"vocab_size": 30000, "embedding_size": 128, "share_layers": True}
-ROBERTA = {"vocab_size": 50265, "max_positions": 514, "type_vocab_size": 1, "position_offset": 2}
-MINILM = {"vocab_size": 30522, "hidden_size": 384, "num_heads": 12, "intermediate_size": 1536}
-
-
-@pytest.mark.parametrize(
-    ("config", "expected"),
-    [
-        (BertConfig.named("large"), 335_141_888),
-        pytest.param(BertConfig.named("large", vocab_size=28996), 333_579_264, marks=pytest.mark.slow),
-        (BertConfig.named("base", vocab_size=28996), 108_310_272),
-        (BertConfig.named("base", vocab_size=21128), 102_267_648),
-        pytest.param(BertConfig.named("base", vocab_size=119547), 177_853_440, marks=pytest.mark.slow),
-        (BertConfig(**MINILM, num_layers=3), 17_389_824),
-        (BertConfig(**MINILM, num_layers=6), 22_713_216),
-        (BertConfig(**MINILM, num_layers=12), 33_360_000),
-        (BertConfig.named("base", **ALBERT), 11_683_584),
-        (BertConfig.named("large", **ALBERT), 17_683_968),
-        (BertConfig.named("base", **ROBERTA), 124_645_632),
-        pytest.param(BertConfig.named("large", **ROBERTA), 355_359_744, marks=pytest.mark.slow),
-        # 312 / 12: no A = H / 64 here.
-        (
-            BertConfig(vocab_size=30522, hidden_size=312, num_layers=4, num_heads=12, intermediate_size=1200),
-            14_350_248,
-        ),
-    ],
-    ids=lambda value: (
-        None if isinstance(value, int) else f"V{value.vocab_size}-{value.hidden_size}x{value.num_layers}"
-    ),
-)
-def test_parameter_counts_of_published_models(config, expected):
-    assert count(config) == expected
-
-
-def test_parameter_count_of_electra_small_without_pooler():
-    config = BertConfig.named("L-12_H-256", embedding_size=128)
-    assert count(config) - (256 * 256 + 256) == 13_483_008
 
 
 # --- Outputs ------------------------------------------------------------------------------------------------

@@ -23,23 +23,23 @@ from bert_keras.features import INPUT_MASK
 from bert_keras.folders import PARTIAL
 from bert_keras.text.wordpiece import WordPiece
 from savedmodels import op_support, reload
+from savedmodels.checked_write import SAMPLES, ExportError, ask, compare
 from savedmodels.export import export, ops_of, servable_of
 from savedmodels.manifest import CARD, verify
 from savedmodels.model_card import model_card, tensors_of
-from savedmodels.publish import SAMPLES, ExportError, ask, compare
 from savedmodels.server_config import BATCHING, MODELS, server_files
 from tasks.batches import predict
 from tasks.choice import Swag
 from tasks.embedding import Embedding, WordEmbedding
 from tasks.fill_mask import FillMask
-from tasks.glue.rows import ROWS
+from tasks.glue.data_sets import ROWS
 from tasks.glue.task import Glue
 from tasks.pretraining.pretrain import pretrain
 from tasks.pretraining.recipes import RECIPES
 from tasks.squad.task import Squad
 from tasks.task import model_inputs
 from tasks.training.ensemble import load_runs
-from tasks.training.run import Run, load_run, run_of, save_run
+from tasks.training.run_folder import Run, load_run, run_of, save_run
 
 TEXTS = [*texts(20, seed=1), "", "Naïve ﬁlm: 真好 \N{GRINNING FACE}", "[SEP] good [MASK]", "bad " * 200]
 

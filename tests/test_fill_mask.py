@@ -27,7 +27,7 @@ from tasks.batches import dataset, predict
 from tasks.fill_mask import FillMask
 from tasks.settings import Hparams
 from tasks.training.finetune import finetune
-from tasks.training.run import TASKS, Run, evaluate, load_run, run_of
+from tasks.training.run_folder import TASKS, Run, evaluate, load_run, run_of
 
 PIECES = "[PAD] [UNK] [CLS] [SEP] [MASK] the film is good bad ##ly dull [ ] mask ."
 TEXTS = ("the film is [MASK].", "[MASK] film is [MASK]", "no mask at all", "", "[mask] [CLS] [MASK]")

@@ -15,7 +15,7 @@ import tensorflow as tf
 from runs import ROOT, run_command, texts, write_checkpoint
 
 import bert_keras as bk
-import tasks.features.rows
+import tasks.features.token_vectors
 from bert_keras import checkpoints
 from bert_keras.errors import BertKerasError
 from savedmodels.export import export
@@ -23,13 +23,13 @@ from tasks.batches import dataset, predict, predictor
 from tasks.experiments.protocol import run_protocol
 from tasks.features.cache import open_cache
 from tasks.features.frozen import FrozenNetwork, bilstm_of
-from tasks.features.rows import RowExtractor, RowVectors, distinct_rows
+from tasks.features.token_vectors import RowExtractor, RowVectors, distinct_rows
 from tasks.fill_mask import FillMask
 from tasks.settings import Hparams, hparams_of
 from tasks.text_data import raw_columns
 from tasks.training.feature_based import FOLDER
 from tasks.training.finetune import finetune
-from tasks.training.run import load_run
+from tasks.training.run_folder import load_run
 from tasks.training.saver import Saver
 
 pytestmark = pytest.mark.filterwarnings("ignore:__array__ implementation doesn't accept a copy keyword")
@@ -182,7 +182,7 @@ class Stopped(Exception):
 @pytest.mark.long
 def test_a_stopped_training_is_resumed_to_the_same_bits(class_run, checkpoint, tmp_path, monkeypatch):
     """Stopped while vectors are computed, then in the second epoch. No step calls the encoder once they are there."""
-    monkeypatch.setattr(tasks.features.rows, "SHARD_ROWS", 8)
+    monkeypatch.setattr(tasks.features.token_vectors, "SHARD_ROWS", 8)
     computed, late, extract, compute = [], [], RowExtractor.__call__, RowVectors.compute
     call, step_end = bk.BertEncoder.call, Saver.on_train_batch_end
 

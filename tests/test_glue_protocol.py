@@ -15,10 +15,10 @@ from tasks.experiments import glue_protocol
 from tasks.experiments.glue_protocol import SCORED, SUBMISSION, as_json, glue_score, run_protocol, submit
 from tasks.experiments.protocol import summarize
 from tasks.experiments.summary import Outcome, Summary, tables
-from tasks.glue.rows import ROWS
+from tasks.glue.data_sets import ROWS
 from tasks.glue.task import Glue
 from tasks.settings import Hparams
-from tasks.training.run import evaluate, load_run
+from tasks.training.run_folder import evaluate, load_run
 
 HPARAMS = Hparams(epochs=1, batch_size=16, seq_length=40, seed=5)
 NAMES, RATES = ("mnli", "stsb"), (1e-3,)

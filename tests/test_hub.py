@@ -18,7 +18,7 @@ from runs import ROOT, SIZES, VOCABULARY, contents, full_disk, run_command, text
 from tensorflow.core.protobuf import saved_model_pb2
 
 from bert_keras import checkpoints
-from bert_keras.checkpoints.names import Checkpoint
+from bert_keras.checkpoints.variables import Checkpoint
 from bert_keras.cli import main
 from bert_keras.config import BertConfig
 from bert_keras.encoder import BertEncoder
@@ -29,7 +29,7 @@ from bert_keras.optimizers import AdamW
 from bert_keras.text.preprocessing import Preprocessor
 from bert_keras.text.wordpiece import WordPiece
 from savedmodels import hub, reload
-from savedmodels.publish import ask
+from savedmodels.checked_write import ask
 from tasks.pretraining.vocabulary import write_vocabulary
 
 SEQ_LENGTH = 24

@@ -13,12 +13,12 @@ from bert_keras.errors import BertKerasError
 from bert_keras.features import EXAMPLE_INDEX, INPUT_MASK, INPUT_WORD_IDS
 from bert_keras.text.preprocessing import Preprocessor
 from tasks.features.extract import Extractor, Words
-from tasks.glue.rows import ROWS
+from tasks.glue.data_sets import ROWS
 from tasks.glue.task import Glue
 from tasks.settings import Hparams
 from tasks.text_data import text_batches
 from tasks.training.finetune import plan_finetuning
-from tasks.training.run import load_run
+from tasks.training.run_folder import load_run
 
 pytestmark = [
     pytest.mark.long,

@@ -19,7 +19,7 @@ from tasks.batches import predict
 from tasks.next_sentence import ROWS, NextSentence
 from tasks.settings import Hparams
 from tasks.training.finetune import finetune
-from tasks.training.run import TASKS, load_run, pretrained_run
+from tasks.training.run_folder import TASKS, load_run, pretrained_run
 
 PAIRS = [
     ("bad .", "! good"),

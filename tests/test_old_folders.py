@@ -10,7 +10,7 @@ from bert_keras import checkpoints
 from bert_keras.features import INPUT_MASK, INPUT_WORD_IDS, NEXT_SENTENCE_LABEL
 from tasks.pretraining.read_records import read_records
 from tasks.task import model_inputs
-from tasks.training.run import load_run
+from tasks.training.run_folder import load_run
 
 OLD = Path(__file__).parent / "fixtures" / "old"
 

@@ -18,7 +18,7 @@ from tasks.glue.task import Glue
 from tasks.settings import Hparams
 from tasks.training.finetune import finetune, plan_finetuning
 from tasks.training.identity import digest_of_examples
-from tasks.training.run import load_run
+from tasks.training.run_folder import load_run
 
 ROWS = [('a "b", c\nd', "no"), ("", "yes"), ("ж\u2028x", "no")]
 

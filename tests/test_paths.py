@@ -15,10 +15,10 @@ from bert_keras.config import BertConfig
 from bert_keras.hub_layer import HubLayer
 from bert_keras.paths import for_tensorflow
 from bert_keras.text.wordpiece import WordPiece
-from savedmodels.publish import ask
+from savedmodels.checked_write import ask
 from savedmodels.server.served import load
 from tasks.pretraining.corpus import Corpus
-from tasks.training.run import load_run
+from tasks.training.run_folder import load_run
 from tasks.training.saver import CHECKPOINTS, Saver
 
 PATTERNS = ["a[1]", "run*", "run?", "b\\c"]

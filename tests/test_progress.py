@@ -303,7 +303,7 @@ def test_python_gets_keyboard_interrupt(place, tmp_path):
     script.write_text(
         "import os, signal\n"
         "signal.signal(signal.SIGINT, signal.default_int_handler)\n"
-        "from tasks.glue.rows import ROWS\n"
+        "from tasks.glue.data_sets import ROWS\n"
         "from tasks.glue.task import Glue\n"
         "from tasks.settings import Hparams\n"
         "from tasks.training.finetune import finetune\n"

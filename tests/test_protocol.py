@@ -21,7 +21,7 @@ from tasks.settings import Hparams
 from tasks.squad.task import Squad
 from tasks.training.ensemble import load_runs
 from tasks.training.finetune import finetune
-from tasks.training.run import evaluate, load_run
+from tasks.training.run_folder import evaluate, load_run
 
 HPARAMS = Hparams(epochs=3, batch_size=16, seq_length=16, seed=5)
 

@@ -13,7 +13,7 @@ import runs
 
 from bert_keras.errors import BertKerasError
 from tasks.folders import Folder
-from tasks.glue.rows import ROWS
+from tasks.glue.data_sets import ROWS
 from tasks.glue.task import Glue
 from tasks.settings import Hparams
 from tasks.training.finetune import finetune

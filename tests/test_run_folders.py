@@ -22,12 +22,12 @@ from tensorflow.python.framework import config as tensorflow_config
 from bert_keras.checkpoints.hugging_face import SAFETENSORS
 from bert_keras.errors import BertKerasError
 from bert_keras.folders import PARTIAL
-from tasks.glue.rows import ROWS
+from tasks.glue.data_sets import ROWS
 from tasks.glue.task import Glue
 from tasks.settings import Hparams
 from tasks.training.finetune import finetune
 from tasks.training.loop import RESULTS_FILE
-from tasks.training.run import load_run
+from tasks.training.run_folder import load_run
 from tasks.training.saver import CHECKPOINTS
 
 pytestmark = pytest.mark.timeout(600)

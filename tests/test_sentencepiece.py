@@ -26,7 +26,7 @@ from tasks.fill_mask import FillMask
 from tasks.pretraining.corpus import Corpus
 from tasks.pretraining.vocabulary import learn_sentencepiece
 from tasks.training.ensemble import load_runs
-from tasks.training.run import load_run, run_of, save_run
+from tasks.training.run_folder import load_run, run_of, save_run
 
 CASES = {"uncased": True, "cased": False}
 # Difficult input for normalizing, splitting and the rule for digits and commas.

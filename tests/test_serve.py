@@ -27,9 +27,9 @@ from savedmodels.model_card import model_card
 from savedmodels.server import Server
 from savedmodels.server.served import example_of, load, reason_of
 from tasks.fill_mask import FillMask
-from tasks.glue.rows import ROWS
+from tasks.glue.data_sets import ROWS
 from tasks.glue.task import Glue
-from tasks.training.run import Run
+from tasks.training.run_folder import Run
 
 ROWS_OF_TEXT = [
     {"premise": premise, "hypothesis": hypothesis}

@@ -12,7 +12,8 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
-from runs import SIZES, VOCABULARY, write_checkpoint
+from questions import NORMANS, question, read, small, write  # noqa: F401
+from runs import SIZES, write_checkpoint
 
 from bert_keras.config import BertConfig
 from bert_keras.encoder import BertEncoder
@@ -20,15 +21,13 @@ from bert_keras.features import (
     END_BYTES,
     EXAMPLE_INDEX,
     INPUT_MASK,
-    INPUT_WORD_IDS,
     MAX_CONTEXT,
     START_BYTES,
 )
 from bert_keras.text.preprocessing import Preprocessor
-from bert_keras.text.wordpiece import WordPiece
 from savedmodels.export import export
-from tasks.batches import dataset, predict
-from tasks.report import plain
+from tasks.batches import predict
+from tasks.display import plain
 from tasks.settings import Hparams
 from tasks.squad.data import VERSIONS
 from tasks.squad.task import PADDING_LOGIT, Squad
@@ -36,337 +35,7 @@ from tasks.task import model_inputs
 from tasks.training.ensemble import load_runs
 from tasks.training.finetune import finetune
 from tasks.training.loop import RESULTS_FILE, TASK_FILE
-from tasks.training.run import Run, evaluate, load_run
-
-NORMANS = "The Normans gave their name to Normandy, a region in France. Rollo led them."
-CHINESE = "北京是中华人民共和国的首都,位于华北平原的北部。全市常住人口为2189万人,面积16410平方公里。"
-
-
-def question(id_: str, context: str, *answers: str | tuple[str, int], text: str = "who?") -> dict:
-    """A question about a context; an answer stands at its first place, or where it says."""
-    places = [(a, context.index(a)) if isinstance(a, str) else a for a in answers]
-    return {
-        "id": id_,
-        "question": text,
-        "context": context,
-        "answers": [{"text": answer, "answer_start": start} for answer, start in places],
-    }
-
-
-def write(path: Path, *questions: dict) -> Path:
-    """A file in SQuAD's form, a paragraph for each question."""
-    paragraphs = [
-        {"context": entry["context"], "qas": [{k: v for k, v in entry.items() if k != "context"}]}
-        for entry in questions
-    ]
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(json.dumps({"version": "any", "data": [{"title": "any", "paragraphs": paragraphs}]}))
-    return path
-
-
-def read(task: Squad, split: str) -> dict[str, np.ndarray]:
-    """All examples of a split, column by column."""
-    return next(task.examples(split).batch(100_000).as_numpy_iterator())
-
-
-@pytest.fixture(scope="module")
-def small() -> WordPiece:
-    return WordPiece(VOCABULARY, lower_case=True)
-
-
-# Files
-
-
-@pytest.mark.parametrize(
-    ("file", "name", "count", "impossible"),
-    [
-        ("squad1.1_train_subset_11877.json", "squad1.1", 11877, 0),
-        ("xquad.en.json", "squad1.1", 1190, 0),
-        ("squad2.0_dev_subset_6078.json", "squad2.0", 6078, 3168),
-        ("squad2.0_dev_small.json", "squad2.0", 14, 6),
-    ],
-)
-def test_real_files(data_dir, file, name, count, impossible):
-    """Every first answer is found, also as training data: nothing is left out."""
-    raw = read(Squad(name, data_dir / "squad" / file), "train")
-    golds = [json.loads(answers) for answers in raw["answers"]]
-    assert len(golds) == count == len(set(raw["id"]))
-    assert sum(not gold for gold in golds) == impossible
-    for gold, context, start, end in zip(
-        golds, raw["context"], raw["answer_start"], raw["answer_end"], strict=True
-    ):
-        assert (start, end) == (-1, -1) if not gold else context[start:end].decode() == gold[0]
-
-
-def test_examples_of_a_small_file(tmp_path):
-    path = write(
-        tmp_path / "dev.json",
-        question("q1", CHINESE, "华北平原", "平原", text="在哪里?"),
-        question("q2", NORMANS) | {"is_impossible": True},
-    )
-    context = CHINESE.encode()
-    expected = {
-        "id": [b"q1", b"q2"],
-        "question": ["在哪里?".encode(), b"who?"],
-        "context": [context, NORMANS.encode()],
-        "answers": ['["华北平原", "平原"]'.encode(), b"[]"],
-        "answer_start": [context.index("华北".encode()), -1],
-        "answer_end": [context.index("的北部".encode()), -1],
-    }
-    for source in (path, tmp_path, {"validation": path}):
-        examples = Squad("squad2.0", source).examples("validation")
-        assert examples.cardinality() == 2
-        got = read(Squad("squad2.0", source), "validation")
-        assert {name: value.tolist() for name, value in got.items()} == expected
-    assert {name: (spec.shape, spec.dtype) for name, spec in examples.element_spec.items()} == {
-        **dict.fromkeys(("id", "question", "context", "answers"), ((), tf.string)),
-        **dict.fromkeys(("answer_start", "answer_end"), ((), tf.int32)),
-    }
-
-
-def test_official_file_names_take_precedence(tmp_path):
-    write(tmp_path / "train.json", question("other", NORMANS, "France"))
-    write(tmp_path / "train-v1.1.json", question("official", NORMANS, "France"))
-    assert read(Squad("squad1.1", tmp_path), "train")["id"] == [b"official"]
-    assert read(Squad("squad2.0", tmp_path), "train")["id"] == [b"other"]
-
-
-def test_misplaced_answers(tmp_path):
-    """Left out of training under one warning; kept elsewhere, with no weight, for only the text counts."""
-    path = write(
-        tmp_path / "any.json",
-        question("q1", NORMANS, ("France", 3)),
-        question("q2", NORMANS, "France"),
-        question("q3", NORMANS, ("France", -1), "Rollo"),
-        question("q4", NORMANS, ("France", 4000)),
-        question("q5", NORMANS, (" ", 3)),
-        question("q6", "Fra\u200bnce\n\x01", ("\u200b", 3)),
-        question("q7", "Fra\u200bnce\n\x01", ("\n\x01", 7)),
-    )
-    task = Squad("squad1.1", path)
-    with pytest.warns(UserWarning, match="any.json: skipped 6 questions .* first q1") as caught:
-        assert read(task, "train")["id"] == [b"q2"]
-    assert len(caught) == 1
-    raw = read(task, "validation")
-    assert raw["id"].tolist() == [b"q1", b"q2", b"q3", b"q4", b"q5", b"q6", b"q7"]
-    assert raw["answer_start"].tolist() == [-1, NORMANS.index("France"), -1, -1, -1, -1, -1]
-
-
-GOOD = question("q7", NORMANS, "France")
-BAD = [
-    (b'{"data": [', "any.json is not JSON: .* line 1 column 11"),
-    (b"\xff{}", "any.json, line 1, byte 1: 0xff is not UTF-8"),
-    ([], "any.json: 'data' is missing; .* list"),
-    ({"data": [{"title": "x"}]}, r"any.json, data\[0\]: 'paragraphs' is missing; .* list"),
-    (
-        {"data": [{"paragraphs": [{"qas": []}]}]},
-        r"data\[0\].paragraphs\[0\]: 'context' is missing; .* string",
-    ),
-    ({"data": []}, "any.json has no questions"),
-    ([GOOD | {"id": 7}], r"data\[0\].paragraphs\[0\].qas\[0\]: 'id' is 7; .* string"),
-    (
-        [GOOD | {"answers": [{"text": "France", "answer_start": "2"}]}],
-        r"'answer_start' is '2'; .* whole number",
-    ),
-    (
-        [GOOD | {"answers": {"text": ["x" * 99]}}],
-        r"q7: 'answers' is {'text': \['x{37}\.\.\.x{38}'\]}; .* list",
-    ),
-    ([GOOD | {"question": None}], "any.json, question q7: 'question' is None; .* string"),
-    ([{k: v for k, v in GOOD.items() if k != "answers"}], "question q7: 'answers' is missing; .* list"),
-    ([GOOD | {"answers": [{"text": "France"}]}], "question q7: 'answer_start' is missing; .* whole number"),
-    ([GOOD | {"answers": [{"answer_start": 1}]}], "question q7: 'text' is missing; .* string"),
-    ([GOOD | {"answers": ["France"]}], "question q7: 'text' is missing; .* string"),
-    ([GOOD | {"is_impossible": True}], "question q7: is_impossible is true with 1 answers"),
-    ([question("q7", NORMANS) | {"is_impossible": False}], "q7: is_impossible is false with 0 answers"),
-    ([question("q7", NORMANS)], "question q7: .* no answer, but SQuAD 1.1 .* squad2.0"),
-    ([GOOD, GOOD], "question q7: the id occurs twice"),
-    ([question("q7", " \n")], "question q7: the context is empty"),
-    ([question("q7", NORMANS, ("", 0))], "question q7: the text of an answer is empty"),
-    ([GOOD | {"question": "\ud83d"}], r"question q7: \\ud83d is half a character"),
-]
-
-
-@pytest.mark.parametrize(("content", "message"), BAD, ids=range(len(BAD)))
-def test_bad_files(tmp_path, content, message):
-    path = tmp_path / "any.json"
-    if isinstance(content, list) and content:
-        write(path, *content)
-    else:
-        path.write_bytes(content if isinstance(content, bytes) else json.dumps(content).encode())
-    with pytest.raises(ValueError, match=message) as caught:
-        Squad("squad1.1", path).examples("validation")
-    assert "\n" not in str(caught.value)
-
-
-def test_bad_settings(tmp_path):
-    with pytest.raises(ValueError, match="there is no 'squad3'; .* squad1.1, squad2.0"):
-        Squad("squad3")
-    for option in Squad.options:
-        with pytest.raises(ValueError, match=f"{option} is 0; {option} must be at least 1"):
-            Squad("squad1.1", **{option: 0})
-    with pytest.raises(FileNotFoundError, match="train-v1.1.json or train.json.* no files"):
-        Squad("squad1.1", tmp_path).examples("train")
-    with pytest.raises(ValueError, match="there is no split 'test'; the splits are train, validation"):
-        Squad("squad1.1", tmp_path).examples("test")
-
-
-@pytest.mark.parametrize("name", VERSIONS)
-def test_tensorflow_datasets(tmp_path, name):
-    """The real data set's features, filled with one example; answers stand at a character, not a byte."""
-    tfds = pytest.importorskip("tensorflow_datasets")
-    row = {"id": "q1", "title": "x", "context": CHINESE, "question": "?"}
-    row["answers"] = {"text": ["首都", "平原"], "answer_start": [11, 18]}
-    if VERSIONS[name].unanswerable:
-        row |= {"is_impossible": False, "plausible_answers": {"text": [], "answer_start": []}}
-
-    def filled(builder, *args, **kwargs) -> tf.data.Dataset:
-        spec = builder.info.features.get_tensor_spec()
-        return tf.data.Dataset.from_generator(lambda: [row], output_signature=spec)
-
-    with tfds.testing.mock_data(data_dir=str(tmp_path), as_dataset_fn=filled):
-        raw = read(Squad(name), "train")
-    assert raw["answers"] == ['["首都", "平原"]'.encode()]
-    assert raw["context"][0][raw["answer_start"][0] : raw["answer_end"][0]].decode() == "首都"
-
-
-def test_files_and_tensorflow_datasets_give_equal_examples(tmp_path):
-    write(tmp_path / "dev.json", GOOD)
-    assert set(read(Squad("squad1.1", tmp_path), "validation")) == {
-        *("id", "question", "context", "answers", "answer_start", "answer_end")
-    }
-
-
-# Labels
-
-
-def pieces_of(tokenizer: WordPiece, context: str, start: int, end: int) -> list[int]:
-    """The tokens that share a byte with an answer."""
-    _, starts, ends = (values[0].numpy().tolist() for values in tokenizer.tokenize_with_offsets([context]))
-    return [i for i, (a, b) in enumerate(zip(starts, ends, strict=True)) if a < end and b > start]
-
-
-def test_labels_of_drawn_windows(small, tmp_path):
-    path = write(
-        tmp_path / "dev.json",
-        question("q1", "good bad warm dull film", "warm dull", text="the"),
-        question("q2", "good bad warm", text="the"),
-        question("q3", "good bad", ("warm", 0), text="the"),
-        question("q4", "good \u0301 bad", "\u0301", text="the"),  # an accent alone, which goes
-    )
-    task = Squad("squad2.0", path, doc_stride=2, max_query_length=1)
-    raw = {name: tf.constant(value) for name, value in read(task, "validation").items()}
-    features = task.features(Preprocessor(small, seq_length=7), raw)
-    labels, weights = task.labels(raw, features)
-    #                       [CLS] the [SEP] good bad warm [SEP]; .. warm dull film ..; q2; q3; q4
-    assert features[EXAMPLE_INDEX].numpy().tolist() == [0, 0, 1, 2, 3]
-    assert labels.numpy().tolist() == [[0, 0], [3, 4], [0, 0], [0, 0], [0, 0]]
-    assert weights.numpy().tolist() == [[1, 1], [1, 1], [1, 1], [0, 0], [0, 0]]
-    assert (labels.dtype, weights.dtype) == (tf.int32, tf.float32)
-
-
-def recovered(task: Squad, raw: dict[str, np.ndarray], preprocess: Preprocessor) -> list[bytes]:
-    """The labels' spans in the original bytes, one for each question; b"" where no window holds the answer."""
-    features = task.features(preprocess, raw)
-    labels, _ = task.labels(raw, features)
-    rows = {name: features[name].numpy() for name in (START_BYTES, END_BYTES, EXAMPLE_INDEX)}
-    found = [b""] * len(raw["id"])
-    for row, (first, last) in enumerate(labels.numpy()):
-        example = rows[EXAMPLE_INDEX][row]
-        if first > 0:
-            context = raw["context"][example]
-            found[example] = context[rows[START_BYTES][row, first] : rows[END_BYTES][row, last]]
-    return found
-
-
-def test_every_gold_answer_is_in_some_window(data_dir):
-    """All of XQuAD's 1,190, and all but one of them byte for byte."""
-    task = Squad("squad1.1", data_dir / "squad" / "xquad.en.json")
-    raw = read(task, "validation")
-    tokenizer = WordPiece.from_file(str(data_dir / "vocab" / "uncased_30522.txt"))
-    found = recovered(task, raw, Preprocessor(tokenizer, seq_length=384, pad_to_longest=True))
-    golds = [json.loads(answers)[0].encode() for answers in raw["answers"]]
-    assert [gold in span for gold, span in zip(golds, found, strict=True)] == [True] * 1190
-    wider = [pair for pair in zip(golds, found, strict=True) if pair[0] != pair[1]]
-    # One gold answer ends inside a number, where no wordpiece does.
-    assert wider == [(b"7,000,000 square kilometres (2,70", b"7,000,000 square kilometres (2,700")]
-
-
-def test_every_chinese_answer_is_in_some_window(data_dir, tmp_path):
-    answers = ["北京", "中华人民共和国", "首都", "华北平原的北部", "2189万人", "16410平方公里"]
-    context = CHINESE * 3  # longer than a window; each answer is asked for in each third
-    thirds = [(answer, i * len(CHINESE) + CHINESE.index(answer)) for i in range(3) for answer in answers]
-    questions = [question(f"q{i}", context, place, text="什么?") for i, place in enumerate(thirds)]
-    task = Squad("squad1.1", write(tmp_path / "dev.json", *questions), doc_stride=16, max_query_length=8)
-    raw = read(task, "validation")
-    tokenizer = WordPiece.from_file(str(data_dir / "vocab" / "chinese_21128.txt"))
-    found = recovered(task, raw, Preprocessor(tokenizer, seq_length=48))
-    assert [span.decode() for span in found] == [answer for answer, _ in thirds]
-
-
-def test_labels_against_plain_python(data_dir):
-    """Small windows, so that many do not hold the answer, or hold a part of it."""
-    task = Squad("squad1.1", data_dir / "squad" / "xquad.en.json", doc_stride=9, max_query_length=5)
-    raw = {name: value[::40] for name, value in read(task, "validation").items()}
-    tokenizer = WordPiece.from_file(str(data_dir / "vocab" / "uncased_30522.txt"))
-    features = task.features(Preprocessor(tokenizer, seq_length=32, pad_to_longest=True), raw)
-    labels, weights = (value.numpy() for value in task.labels(raw, features))
-    index, places = features[EXAMPLE_INDEX].numpy(), features[START_BYTES].numpy()
-    kinds = set()
-    for example in range(len(raw["id"])):
-        context, start, end = (raw[name][example] for name in ("context", "answer_start", "answer_end"))
-        pieces = pieces_of(tokenizer, context.decode(), start, end)
-        for number, row in enumerate(np.flatnonzero(index == example)):
-            shown = np.flatnonzero(places[row] >= 0)
-            first = 9 * number  # the window's first piece
-            inside = [first <= piece < first + len(shown) for piece in pieces]
-            expected = [shown[0] + pieces[i] - first if all(inside) else 0 for i in (0, -1)]
-            assert labels[row].tolist() == expected
-            kinds.add((all(inside), any(inside)))
-    assert kinds == {(True, True), (False, True), (False, False)}
-    assert weights.min() == 1
-
-
-def test_no_room_for_a_context(small, tmp_path):
-    """The data set raises the error of `windows` unchanged."""
-    task = Squad("squad1.1", write(tmp_path / "dev.json", GOOD))
-    with pytest.raises(ValueError, match="^seq_length 64 leaves no room for the context beside 64 tokens"):
-        dataset(task, Preprocessor(small, seq_length=64), task.examples("validation"), batch_size=4)
-
-
-def test_truncated_questions_are_counted(small, tmp_path):
-    asked = ("the film", "the film .", "the film . very dull")  # 2, 3 and 5 pieces
-    path = write(
-        tmp_path / "dev.json",
-        *[question(text, "good bad", "bad", text=text) for text in asked],
-    )
-    task = Squad("squad1.1", path, max_query_length=2)
-    preprocess, examples = Preprocessor(small, seq_length=12), task.examples("validation")
-    message = "^2 of 3 questions are longer than max_query_length, 2 tokens, and are truncated"
-    with pytest.warns(UserWarning, match=message):
-        task.check(preprocess, examples)
-    Squad("squad1.1", path, max_query_length=5).check(preprocess, examples)
-
-
-def test_training_batches(small, tmp_path):
-    """Batches of windows, labels beside them, padded as far as the longest."""
-    contexts = [" ".join(random.Random(i).choices(["good", "bad"], k=5 * i + 1)) for i in range(6)]
-    path = write(
-        tmp_path / "train.json",
-        *[question(str(i), c, "good", text="the") for i, c in enumerate(contexts) if "good" in c],
-    )
-    task = Squad("squad1.1", path, doc_stride=4, max_query_length=2)
-    preprocess = Preprocessor(small, seq_length=12, pad_to_longest=True)
-    for features, labels, weights in dataset(task, preprocess, task.examples("train"), batch_size=4, seed=1):
-        count = len(labels)
-        assert labels.shape == weights.shape == [count, 2]
-        assert features[INPUT_MASK].shape == [
-            count,
-            int(tf.reduce_max(tf.reduce_sum(features[INPUT_MASK], 1))),
-        ]
-        at_label = tf.gather(features[INPUT_WORD_IDS], labels, batch_dims=1).numpy()
-        assert set(at_label.ravel()) <= {VOCABULARY.index("good"), VOCABULARY.index("[CLS]")}
-
+from tasks.training.run_folder import Run, evaluate, load_run
 
 # Model
 
@@ -702,6 +371,8 @@ def test_report():
 # From a checkpoint to a SavedModel
 
 WORDS = "good bad warm dull scene the its is and very".split()
+
+
 OPTIONS = {"doc_stride": 8, "max_query_length": 4, "max_answer_length": 4, "n_best": 4}
 
 

@@ -15,13 +15,13 @@ from bert_keras.encoder import BertEncoder
 from bert_keras.features import ENCODER_INPUTS, INPUT_MASK, INPUT_TYPE_IDS, INPUT_WORD_IDS, POOLED_OUTPUT
 from bert_keras.text.preprocessing import Preprocessor
 from bert_keras.text.wordpiece import WordPiece
+from savedmodels.checked_write import ask
 from savedmodels.export import export
-from savedmodels.publish import ask
 from tasks.batches import dataset, predict
 from tasks.choice import Swag
 from tasks.settings import Hparams
 from tasks.training.finetune import finetune
-from tasks.training.run import load_run
+from tasks.training.run_folder import load_run
 from tasks.training.strategies import strategy
 
 HEADER = "video-id,fold-ind,startphrase,sent1,sent2,gold-source,ending0,ending1,ending2,ending3,label\n"

@@ -15,11 +15,11 @@ from runs import ROOT, SIZES, contents, full_disk, run_command, texts, write_che
 
 import bert_keras as bk
 from bert_keras.errors import BertKerasError
-from tasks.given import class_ids
 from tasks.settings import Hparams
+from tasks.text_columns import class_ids
 from tasks.text_data import text_batches
 from tasks.training.finetune import plan_finetuning
-from tasks.training.run import open_task
+from tasks.training.run_folder import open_task
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore:__array__ implementation doesn't accept a copy keyword"),

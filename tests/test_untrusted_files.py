@@ -40,7 +40,7 @@ from tasks.features.cache import open_cache
 from tasks.features.tagger import load_tagger
 from tasks.fill_mask import FillMask
 from tasks.folders import Folder
-from tasks.glue.rows import ROWS
+from tasks.glue.data_sets import ROWS
 from tasks.glue.task import Glue
 from tasks.ner.task import Conll
 from tasks.pretraining.corpus import Corpus
@@ -48,7 +48,7 @@ from tasks.pretraining.manifest import read_manifest
 from tasks.pretraining.read_records import read_records
 from tasks.squad.task import Squad
 from tasks.training.loop import RUN
-from tasks.training.run import load_run
+from tasks.training.run_folder import load_run
 
 ROOT = Path(__file__).parents[1]
 DEEP = b"[" * 100_000

@@ -10,7 +10,8 @@ from typing import Any
 import numpy as np
 
 from bert_keras.checkpoints.hugging_face_tokenizer import read_tokenizer, write_tokenizer
-from bert_keras.checkpoints.names import (
+from bert_keras.checkpoints.torch_file import open_torch
+from bert_keras.checkpoints.variables import (
     BILSTM,
     KNOWN_ARCHITECTURES,
     LINEAR,
@@ -20,7 +21,6 @@ from bert_keras.checkpoints.names import (
     Source,
     architecture_of,
 )
-from bert_keras.checkpoints.torch_file import open_torch
 from bert_keras.config import BertConfig
 from bert_keras.errors import BertKerasError
 from bert_keras.files import write_json

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from bert_keras.checkpoints.letter_case import lower_cases
-from bert_keras.checkpoints.names import Checkpoint
+from bert_keras.checkpoints.variables import Checkpoint
 from bert_keras.files import write_json
 from bert_keras.json_files import (
     FLAG,

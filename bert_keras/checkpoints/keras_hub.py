@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from bert_keras.checkpoints.letter_case import lower_cases
-from bert_keras.checkpoints.names import (
+from bert_keras.checkpoints.variables import (
     EINSUM,
     ORIGINAL,
     Checkpoint,

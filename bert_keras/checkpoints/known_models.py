@@ -7,7 +7,7 @@ import dataclasses
 import math
 from typing import Any
 
-from bert_keras.checkpoints.names import variable_shapes
+from bert_keras.checkpoints.variables import variable_shapes
 from bert_keras.config import SIZES, BertConfig
 
 # The publishers' pages that name the licence of the weights.

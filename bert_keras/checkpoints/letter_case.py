@@ -3,7 +3,7 @@
 import re
 import warnings
 
-from bert_keras.checkpoints.names import Checkpoint
+from bert_keras.checkpoints.variables import Checkpoint
 
 # A vocabulary counts as cased if at least this fraction of its tokens with letters has upper case. BERT's English cased
 # vocabulary has 0.31, the multilingual vocabulary 0.23, the uncased vocabulary 0, or 0.04 with domain terms in place of all

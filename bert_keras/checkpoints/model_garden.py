@@ -8,13 +8,13 @@ from typing import Any
 import numpy as np
 
 from bert_keras.checkpoints.hugging_face_tokenizer import read_tokenizer, write_tokenizer
-from bert_keras.checkpoints.names import EINSUM, ORIGINAL, Checkpoint, Format, Names, slashed
 from bert_keras.checkpoints.tensorflow_checkpoint import (
     TENSORFLOW_NAME,
     find_prefix,
     load_config,
     open_checkpoint,
 )
+from bert_keras.checkpoints.variables import EINSUM, ORIGINAL, Checkpoint, Format, Names, slashed
 from bert_keras.files import write_json
 from bert_keras.tensorflow_errors import file_errors
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from bert_keras.checkpoints.names import Source
+from bert_keras.checkpoints.variables import Source
 from bert_keras.config import BertConfig
 from bert_keras.errors import BertKerasError, MissingFileError, first_line
 from bert_keras.paths import for_tensorflow

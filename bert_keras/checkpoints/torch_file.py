@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from bert_keras.checkpoints.names import Source, numpy_dtype
+from bert_keras.checkpoints.variables import Source, numpy_dtype
 from bert_keras.errors import BertKerasError, first_line
 
 

@@ -7,7 +7,7 @@ In: a key of ABLATIONS, text, a tokenizer, the tasks' data. Out: a folder
     OUTPUT/ablation.json               the identity of the ablation
     OUTPUT/results.json, results.png   all measures; a plot with a dot for each run
 
-The runs are cells of tasks/experiments/grid.py. The rows are in tasks/experiments/paper_tables.py.
+The runs are cells of tasks/experiments/grid.py. The rows are in tasks/experiments/ablation_tables.py.
 """
 
 import dataclasses
@@ -25,8 +25,9 @@ from bert_keras.json_files import OBJECT, list_of, read_object, typed
 from bert_keras.text.tokenizer import Tokenizer
 from tasks.batches import take_examples
 from tasks.data_files import Source
+from tasks.display import Table
+from tasks.experiments.ablation_tables import ABLATIONS, FEATURE_LAYERS, FEATURES, SCALES, Row, Scale
 from tasks.experiments.grid import Cell, identity_of_data, run_cells
-from tasks.experiments.paper_tables import ABLATIONS, FEATURE_LAYERS, FEATURES, SCALES, Row, Scale
 from tasks.features.cache import extract
 from tasks.features.tagger import train_tagger
 from tasks.folders import Folder, Layout
@@ -37,12 +38,11 @@ from tasks.pretraining.monitor import SNAPSHOTS
 from tasks.pretraining.pretrain import check_replicas, pretrain
 from tasks.pretraining.recipes import RECIPES, Recipe
 from tasks.pretraining.stream import Text, digest_of_documents
-from tasks.report import Table
 from tasks.settings import Hparams, TaggerHparams
 from tasks.task import Task
 from tasks.training.finetune import finetune
 from tasks.training.loop import RESULTS_FILE
-from tasks.training.run import open_task
+from tasks.training.run_folder import open_task
 from tasks.training.strategies import strategy
 
 ABLATION = Layout(name="an ablation", identity="ablation.json", results=RESULTS_FILE)

@@ -25,12 +25,12 @@ from tasks.experiments import protocol
 from tasks.experiments import summary as reports
 from tasks.experiments.protocol import PICTURE, check_has_weights
 from tasks.experiments.summary import Summary
-from tasks.glue.rows import IDX, LABEL, ROWS, SCORES, GlueRow
+from tasks.glue.data_sets import IDX, LABEL, ROWS, SCORES, GlueRow
 from tasks.glue.task import Glue, majority_label
 from tasks.options import GlueOptions, ProtocolOptions
 from tasks.settings import Hparams
 from tasks.training.loop import RESULTS_FILE
-from tasks.training.run import load_run
+from tasks.training.run_folder import load_run
 
 # The GLUE score is the mean over these tasks.
 SCORED = ("cola", "sst2", "mrpc", "stsb", "qqp", "mnli", "qnli", "rte", "wnli")

@@ -21,7 +21,7 @@ from tasks.task import Task
 from tasks.training.feature_based import FOLDER
 from tasks.training.identity import digest_of_examples
 from tasks.training.loop import PROTOCOL_FILE, RESULTS_FILE
-from tasks.training.run import free_memory
+from tasks.training.run_folder import free_memory
 
 DEGENERATE = "degenerate"
 CELL = Layout(name="a run of this grid", identity=PROTOCOL_FILE, results="outcome.json")

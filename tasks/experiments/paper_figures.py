@@ -1,13 +1,13 @@
 """The paper's own results by task, to print beside those of a run here.
 
-Source: Devlin et al. 2019, Tables 1 to 4 and 7; Tables 5, 6 and 8 are in tasks/experiments/paper_tables.py.
+Source: Devlin et al. 2019, Tables 1 to 4 and 7; Tables 5, 6 and 8 are in tasks/experiments/ablation_tables.py.
 """
 
 from collections.abc import Sequence
 from typing import NamedTuple
 
+from tasks.display import Table
 from tasks.features.layers import LAYERS
-from tasks.report import Table
 
 
 class Figure(NamedTuple):

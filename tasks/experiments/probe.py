@@ -29,15 +29,15 @@ from bert_keras import checkpoints
 from bert_keras.errors import BertKerasError
 from bert_keras.paths import path_of
 from tasks.data_files import split_file
+from tasks.display import Table
 from tasks.features.extract import Extractor, Pieces, Units, Words
 from tasks.folders import Folder, Layout
-from tasks.glue.rows import LABEL, ROWS
+from tasks.glue.data_sets import LABEL, ROWS
 from tasks.glue.task import Glue
 from tasks.metrics import accuracy, entity_scores
 from tasks.ner.files import FILES, read
 from tasks.ner.words import TEXT, TOKENS
 from tasks.options import ProbeOptions
-from tasks.report import Table
 from tasks.training.identity import identity_of_checkpoint
 from tasks.training.progress import counter
 

@@ -36,7 +36,7 @@ from tasks.training.ensemble import load_runs
 from tasks.training.finetune import finetune
 from tasks.training.identity import identity_of_checkpoint
 from tasks.training.loop import RESULTS_FILE
-from tasks.training.run import TOP, Run, load_run
+from tasks.training.run_folder import TOP, Run, load_run
 
 PICTURE = "results.png"
 # Of fine-tuning (Devlin et al. 2019, sec. 4.1).

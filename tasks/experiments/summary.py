@@ -7,8 +7,8 @@ import statistics
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from tasks.display import Table
 from tasks.experiments.paper_figures import paper_table
-from tasks.report import Table
 
 ADVICE = "more epochs, --bias-correction, a lower learning rate or more restarts help"
 

@@ -212,7 +212,7 @@ class CacheReader:
 
 
 class VectorSource(Protocol):
-    """Computes the vectors of examples: an `Extractor`, or a `RowExtractor` of tasks/features/rows.py.
+    """Computes the vectors of examples: an `Extractor`, or a `RowExtractor` of tasks/features/token_vectors.py.
 
     names: the arrays [N] beside the vectors
     """

@@ -9,6 +9,7 @@ from pathlib import Path
 
 from bert_keras.errors import BertKerasError, MissingFileError, listed
 from tasks.data_files import Source
+from tasks.glue.data_sets import CUSTOM, IDX, LABEL, ROWS, GlueRow, SplitFile, check_row, standard_splits
 from tasks.glue.files import (
     COLUMN_ADVICE,
     check_source,
@@ -19,7 +20,6 @@ from tasks.glue.files import (
     split_path,
 )
 from tasks.glue.labels import LABEL_TYPES
-from tasks.glue.rows import CUSTOM, IDX, LABEL, ROWS, GlueRow, SplitFile, check_row, standard_splits
 from tasks.options import ColumnOptions
 from tasks.table_files import Row, column_names, read_rows
 

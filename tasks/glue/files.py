@@ -15,7 +15,7 @@ from bert_keras.errors import BertKerasError, MissingFileError, listed
 from bert_keras.json_files import is_finite, short
 from bert_keras.paths import path_of
 from tasks.data_files import Source, check_text, listing, load_tfds, missing_source
-from tasks.glue.rows import IDX, LABEL, ROWS, SCORES, STEMS, GlueRow
+from tasks.glue.data_sets import IDX, LABEL, ROWS, SCORES, STEMS, GlueRow
 from tasks.table_files import find_table, read_rows
 
 UNLABELLED = -1  # the label in TensorFlow Datasets where the test labels are withheld

@@ -11,7 +11,7 @@ import numpy as np
 import tensorflow as tf
 
 from bert_keras.losses import binary_cross_entropy, cross_entropy, squared_error
-from tasks.given import class_ids, label_sets, scores
+from tasks.text_columns import class_ids, label_sets, scores
 
 LABEL, LABELS, SCORE, PROBABILITIES = "label", "labels", "score", "probabilities"
 Names = Sequence[str]

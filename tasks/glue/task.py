@@ -22,13 +22,13 @@ from bert_keras.settings import names_of
 from bert_keras.text.preprocessing import ENDS, Preprocessor
 from tasks.data_files import Source
 from tasks.degenerate import degenerate_classes, degenerate_scores, one_answer
+from tasks.display import Table, most_confident, plain
 from tasks.glue.custom import row_of
+from tasks.glue.data_sets import LABEL, NAMES, GlueRow, row_from_json
 from tasks.glue.files import check_source, from_files, from_tfds, is_folder
 from tasks.glue.labels import LABEL_TYPES, LABELS
-from tasks.glue.rows import LABEL, NAMES, GlueRow, row_from_json
 from tasks.metrics import MEASURES
 from tasks.options import MAX_OPTION, ClassifierOptions, ColumnOptions
-from tasks.report import Table, most_confident, plain
 from tasks.task import POOLINGS, Arrays, Features, Raw, Task, classifier_model
 
 

@@ -16,7 +16,7 @@ from tasks.pretraining.sources import HELD_OUT_SEED, Source
 from tasks.settings import PretrainHparams
 from tasks.training.loop import LOGS
 from tasks.training.plan import Monitor
-from tasks.training.run import FILES, ORIGIN, digests
+from tasks.training.run_folder import FILES, ORIGIN, digests
 from tasks.training.strategies import drawing_from
 
 CURVES, SNAPSHOTS = "curves.png", "snapshots"

@@ -53,7 +53,7 @@ from tasks.settings import PretrainHparams
 from tasks.training.identity import digest_of_tensors
 from tasks.training.loop import RUN, check_save_every, train
 from tasks.training.plan import Plan, Stage
-from tasks.training.run import check_sizes, save_task, save_weights
+from tasks.training.run_folder import check_sizes, save_task, save_weights
 from tasks.training.strategies import rows_for, strategy
 
 HELD_OUT_BATCH = 32

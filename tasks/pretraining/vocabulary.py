@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 
 from bert_keras.checkpoints import with_tokenizer
 from bert_keras.checkpoints.hugging_face_tokenizer import write_tokenizer
-from bert_keras.checkpoints.names import Checkpoint
+from bert_keras.checkpoints.variables import Checkpoint
 from bert_keras.config import BertConfig
 from bert_keras.errors import BertKerasError, MissingPackageError
 from bert_keras.folders import whole_folder

@@ -17,7 +17,7 @@ import numpy as np
 from bert_keras.errors import BertKerasError
 from bert_keras.json_files import is_whole, parse_json, short
 from tasks.data_files import check_text, load_tfds, read_text, refuse_forms
-from tasks.given import values_of
+from tasks.text_columns import values_of
 
 ID, QUESTION, CONTEXT = "id", "question", "context"
 ANSWERS = "answers"

@@ -34,9 +34,9 @@ from bert_keras.text.preprocessing import Preprocessor
 from tasks.batches import count
 from tasks.data_files import Source, split_file
 from tasks.degenerate import no_better, one_answer
+from tasks.display import ERRORS_SHOWN, Table, most_confident, plain
 from tasks.metrics import answer_scores, best_threshold
 from tasks.options import MAX_OPTION, TASK_DEFAULTS, SquadOptions
-from tasks.report import ERRORS_SHOWN, Table, most_confident, plain
 from tasks.squad.data import (
     ANSWER_END,
     ANSWER_START,

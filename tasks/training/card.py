@@ -13,13 +13,13 @@ import tensorflow as tf
 from tasks.choice import Swag
 from tasks.features.frozen import bilstm_of
 from tasks.fill_mask import FillMask
-from tasks.glue.rows import CUSTOM
+from tasks.glue.data_sets import CUSTOM
 from tasks.glue.task import Glue
 from tasks.ner.task import Conll
 from tasks.next_sentence import NextSentence
 from tasks.squad.task import Squad
 from tasks.training.ensemble import Ensemble
-from tasks.training.run import ORIGIN, Run, encoder_of
+from tasks.training.run_folder import ORIGIN, Run, encoder_of
 
 CARD = "README.md"
 HUB = "hf://"

@@ -9,7 +9,7 @@ from typing import Any
 import keras
 
 from bert_keras.errors import BertKerasError
-from tasks.training.run import Run, load_run
+from tasks.training.run_folder import Run, load_run
 
 
 class Ensemble(keras.Model):

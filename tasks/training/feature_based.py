@@ -23,13 +23,13 @@ from bert_keras.text.preprocessing import Preprocessor
 from tasks.batches import dataset
 from tasks.features.frozen import bilstm_of
 from tasks.features.parquet_file import VECTORS
-from tasks.features.rows import RowExtractor, RowVectors, distinct_rows
+from tasks.features.token_vectors import RowExtractor, RowVectors, distinct_rows
 from tasks.folders import Folder
 from tasks.settings import Hparams
 from tasks.task import Task
 from tasks.training.loop import RUN
 from tasks.training.progress import counter, duration
-from tasks.training.run import check_features
+from tasks.training.run_folder import check_features
 
 FOLDER = "vectors"  # in the folder of an unfinished run
 ROWS = 256  # examples that are tokenized together to find the rows that the encoder reads

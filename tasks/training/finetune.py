@@ -19,7 +19,7 @@ from bert_keras.text.tokenizer import Tokenizer
 from tasks.batches import cardinality, count, dataset, hold_out, predictor, take_examples
 from tasks.cut_texts import CUT_SAMPLE, cut_texts
 from tasks.features.frozen import bilstm_of
-from tasks.features.rows import RowVectors
+from tasks.features.token_vectors import RowVectors
 from tasks.folders import Folder
 from tasks.settings import Hparams
 from tasks.task import Task, check_stride
@@ -31,7 +31,7 @@ from tasks.training.loop import LOGS, RUN, check_save_every, train
 from tasks.training.optimizer import optimizer_of
 from tasks.training.plan import Monitor, Plan, Stage
 from tasks.training.progress import counter
-from tasks.training.run import (
+from tasks.training.run_folder import (
     FILES,
     ORIGIN,
     check_sizes,

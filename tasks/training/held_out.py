@@ -18,7 +18,7 @@ from tasks.batches import cardinality, hold_out
 from tasks.task import Task
 from tasks.training.identity import digest_of_examples
 from tasks.training.loop import RUN
-from tasks.training.run import Run
+from tasks.training.run_folder import Run
 
 HELD_OUT = "held-out"  # the name of the split
 

@@ -20,8 +20,8 @@ from bert_keras.text.preprocessing import Preprocessor
 from tasks.choice import Swag
 from tasks.embedding import Embedding
 from tasks.fill_mask import FillMask
+from tasks.glue.data_sets import LABEL, GlueRow, check_row, standard_splits
 from tasks.glue.labels import LABEL_TYPES
-from tasks.glue.rows import LABEL, GlueRow, check_row, standard_splits
 from tasks.glue.task import Glue
 from tasks.ner.schemes import OUTSIDE
 from tasks.ner.task import Conll
@@ -39,7 +39,7 @@ from tasks.squad.task import Squad
 from tasks.task import Problem, check_stride
 from tasks.text_data import SAMPLE_WEIGHT
 from tasks.text_model import TextModel
-from tasks.training.run import KERAS, check_sizes, heads_of, is_run, load_file, load_run, network_of
+from tasks.training.run_folder import KERAS, check_sizes, heads_of, is_run, load_file, load_run, network_of
 
 Checkpoint = str | pathlib.Path | checkpoints.Checkpoint
 

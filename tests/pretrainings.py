@@ -1,0 +1,115 @@
+"""Small pre-trainings that tests share."""
+
+import functools
+import random
+
+import numpy as np
+import pytest
+import runs
+import tensorflow as tf
+
+from bert_keras.features import (
+    INPUT_MASK,
+    INPUT_WORD_IDS,
+    MASKED_LM_IDS,
+    MASKED_LM_POSITIONS,
+    MASKED_LM_WEIGHTS,
+    NEXT_SENTENCE_LABEL,
+    TFRECORD_NAMES,
+)
+from bert_keras.text.wordpiece import WordPiece
+from tasks.pretraining.pretrain import plan_pretraining, pretrain
+from tasks.pretraining.recipes import RECIPES
+from tasks.pretraining.write_records import write_records
+from tasks.settings import Sampling
+
+SMALL = {
+    "hidden_size": 32,
+    "num_layers": 1,
+    "num_heads": 2,
+    "intermediate_size": 64,
+    "max_positions": 50,
+    "batch_size": 8,
+    "steps": 40,
+    "seq_length": 32,
+    "learning_rate": 3e-3,
+    "warmup_proportion": 0.1,
+    "log_every": 10,
+    "eval_every": 20,
+    "held_out_instances": 40,
+}
+
+
+def documents(count=60, *, lines=(3, 12), seed=0):
+    draw = random.Random(seed)
+    return [runs.texts(draw.randint(*lines), seed=1000 * seed + i) for i in range(count)]
+
+
+@pytest.fixture(scope="module")
+def tokenizer():
+    return WordPiece(runs.VOCABULARY)
+
+
+def given(name="bert", *, tokenizer=None, changes=None, **options):
+    """The arguments of `plan_pretraining`."""
+    changes = SMALL | (changes or {})
+    if "phases" in changes:
+        del changes["seq_length"]
+    return {
+        "documents": None if "records" in options else documents(),
+        "recipe": RECIPES[name].changed(**changes),
+        "tokenizer": tokenizer or WordPiece(runs.VOCABULARY),
+        **options,
+    }
+
+
+def train(output, name="bert", *, verbose=0, **options):
+    return pretrain(output=output, log=lambda line: None, verbose=verbose, **given(name, **options))
+
+
+def planned_lines(name="bert", **options):
+    """The lines for a person before the first step."""
+    return plan_pretraining(**given(name, **options)).lines
+
+
+def write(folder, *, settings=None, masking=None, texts=None, vocabulary=runs.VOCABULARY):
+    write_records(
+        texts or documents(),
+        folder,
+        make_tokenizer=functools.partial(WordPiece, vocabulary),
+        settings=Sampling(**{"seq_length": 32, "dupe_factor": 2} | (settings or {})),
+        masking=masking,
+        shard_bytes=2_000,
+        shard_documents=5,
+    )
+    return folder
+
+
+def refused(tmp_path, match, name="bert", **options):
+    with pytest.raises((ValueError, FileNotFoundError), match=match):
+        train(tmp_path / "run", name, **options)
+    assert not (tmp_path / "run").exists()
+
+
+def write_google(path, *, highest, labels=(0, 1), count=20, length=16):
+    """A file in the names of google-research/bert."""
+    with tf.io.TFRecordWriter(str(path)) as writer:
+        for i in range(count):
+            ids = np.full(length, 10)
+            ids[3] = highest
+            values = {
+                INPUT_WORD_IDS: ids,
+                INPUT_MASK: np.ones(length),
+                "input_type_ids": np.zeros(length),
+                MASKED_LM_POSITIONS: [3, 0],
+                MASKED_LM_IDS: [11, 0],
+                NEXT_SENTENCE_LABEL: [labels[i % len(labels)]],
+            }
+            record = {
+                TFRECORD_NAMES[name]: tf.train.Feature(int64_list=tf.train.Int64List(value=np.int64(value)))
+                for name, value in values.items()
+            }
+            weights = tf.train.Feature(float_list=tf.train.FloatList(value=[1.0, 0.0]))
+            record[TFRECORD_NAMES[MASKED_LM_WEIGHTS]] = weights
+            features = tf.train.Features(feature=record)
+            writer.write(tf.train.Example(features=features).SerializeToString())

@@ -1,0 +1,89 @@
+"""Checkpoints of random weights, and the checks that tests of checkpoints share."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from bert_keras.checkpoints import FORMATS
+from bert_keras.checkpoints.variables import Checkpoint, head_shapes, variable_shapes
+from bert_keras.config import BertConfig
+
+# Keras saves its own variables by a call that numpy 2 warns of.
+saves_with_keras = pytest.mark.filterwarnings("ignore:__array__ implementation doesn't accept a copy keyword")
+
+GOLDEN = Path(__file__).parent / "golden" / "variables_tiny.json"
+
+
+PIECES = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "un", "##able", "a", "b", "\u2028", "é", "##s")
+
+
+TINY = BertConfig(
+    vocab_size=13,
+    hidden_size=8,
+    num_layers=2,
+    num_heads=2,
+    intermediate_size=12,
+    max_positions=10,
+    type_vocab_size=3,
+)
+
+
+def random_checkpoint(
+    config: BertConfig = TINY, *, heads: tuple[str, ...] = ("masked_lm", "next_sentence")
+) -> Checkpoint:
+    """Every variable drawn at random, so that no two tensors and no two rows are alike."""
+    rng = np.random.default_rng(7)
+    known = head_shapes(config).items()
+    shapes = variable_shapes(config) | {name: shape for name, shape in known if name.split("/")[0] in heads}
+    tensors = {
+        name: rng.standard_normal([size or 5 for size in shape]).astype("float32")
+        for name, shape in shapes.items()
+    }
+    return Checkpoint(config=config, tensors=tensors, vocabulary=PIECES, lower_case=False)
+
+
+def assert_same(given: Checkpoint, wanted: Checkpoint) -> None:
+    assert given.config == wanted.config
+    assert sorted(given.tensors) == sorted(wanted.tensors)
+    for name, tensor in wanted.tensors.items():
+        assert given.tensors[name].dtype == tensor.dtype, name
+        assert given.tensors[name].tobytes() == tensor.tobytes(), name
+    assert given.vocabulary == wanted.vocabulary
+    assert given.unknown == ()
+
+
+# The differences of each kind of model from BERT.
+KINDS = {
+    "bert": {},
+    "albert": {"embedding_size": 4, "share_layers": True, "classifier_dropout": 0.1},
+    "electra": {"embedding_size": 4, "activation": "gelu_erf"},
+    "roberta": {"position_offset": 2, "type_vocab_size": 1, "norm_epsilon": 1e-5, "activation": "gelu_erf"},
+    "bert_keras": {"causal": True, "embedding_size": 4},
+}
+
+
+def safetensors_folder(path: Path, tensors: dict, config: BertConfig = TINY, **more) -> Path:
+    from safetensors.numpy import save_file
+
+    path.mkdir(exist_ok=True)
+    save_file(
+        {name: np.ascontiguousarray(tensor) for name, tensor in tensors.items()}, path / "model.safetensors"
+    )
+    (path / "config.json").write_text(json.dumps(config.to_hugging_face() | more))
+    return path
+
+
+def their_tensors(checkpoint: Checkpoint) -> dict[str, np.ndarray]:
+    rows = {row.ours: row for row in FORMATS["hugging-face"].names_for(checkpoint).rows(checkpoint.config)}
+    return {
+        rows[name].theirs: rows[name].to_theirs(tensor, checkpoint.config)
+        for name, tensor in checkpoint.tensors.items()
+    }
+
+
+def raises(error: type[Exception], match: str, call, *args, **kwargs) -> None:
+    with pytest.raises(error, match=match) as caught:
+        call(*args, **kwargs)
+    assert "\n" not in str(caught.value).strip(), str(caught.value)

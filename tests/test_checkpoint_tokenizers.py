@@ -1,0 +1,316 @@
+"""The tokenizer files beside a checkpoint: its case, its added tokens, and settings that give other ids."""
+
+import dataclasses
+import json
+import re
+
+import numpy as np
+import pytest
+from random_checkpoints import (
+    KINDS,
+    PIECES,
+    TINY,
+    assert_same,
+    raises,
+    random_checkpoint,
+    safetensors_folder,
+    saves_with_keras,
+    their_tensors,
+)
+
+from bert_keras import checkpoints
+
+guesses_the_case = pytest.mark.filterwarnings("ignore:.*do not say whether to lower-case")
+
+
+@pytest.mark.parametrize("form", ["hugging-face", "google", "model-garden"])
+@pytest.mark.parametrize("lower_case", [False, True])
+def test_the_tokenizer_comes_along(tmp_path, form, lower_case):
+    """Its case too, which the pieces, all of them lower-case, do not tell."""
+    checkpoint = dataclasses.replace(random_checkpoint(), lower_case=lower_case)
+    checkpoints.write(checkpoint, tmp_path / "out", format=form)
+    assert checkpoints.read(tmp_path / "out").lower_case is lower_case
+    for path in (tmp_path / "out", tmp_path / "out" / "vocab.txt"):
+        tokenizer = checkpoints.load_tokenizer(path)
+        assert (tokenizer.vocabulary, tokenizer.lower_case) == (PIECES, lower_case)
+    assert checkpoints.load_tokenizer(tmp_path / "out", lower_case=True).lower_case is True
+    if form == "google":
+        (tmp_path / "out" / "vocab.txt").unlink()
+        raises(FileNotFoundError, "no vocab.txt", checkpoints.load_tokenizer, tmp_path / "out")
+        raises(ValueError, "has no vocabulary", checkpoints.tokenizer_of, checkpoints.read(tmp_path / "out"))
+
+
+@pytest.mark.parametrize("form", ["google", "model-garden"])
+def test_the_case_survives_a_conversion_there_and_back(tmp_path, form):
+    checkpoints.write(random_checkpoint(), tmp_path / "first", format="hugging-face")
+    for source, target, target_form in (("first", "second", form), ("second", "third", "hugging-face")):
+        checkpoints.write(checkpoints.read(tmp_path / source), tmp_path / target, format=target_form)
+    first, third = (
+        json.loads((tmp_path / name / "tokenizer_config.json").read_text()) for name in ("first", "third")
+    )
+    assert first == third and first["do_lower_case"] is False
+
+
+@pytest.mark.parametrize("form", ["google", "model-garden"])
+def test_settings_beside_another_librarys_vocabulary_are_checked(tmp_path, form):
+    checkpoints.write(random_checkpoint(), tmp_path / "out", format=form)
+    (tmp_path / "out" / "tokenizer_config.json").write_text('{"tokenize_chinese_chars": false}')
+    raises(ValueError, "tokenize_chinese_chars is False in", checkpoints.read, tmp_path / "out")
+
+
+def unused_filled(lines: list[str], count: int) -> list[str]:
+    """A vocabulary with upper-case terms in the first of its [unusedN]."""
+    slots = [i for i, line in enumerate(lines) if re.fullmatch(r"\[unused\d+\]", line)]
+    terms = {slot: f"TERM{i}" for i, slot in enumerate(slots[:count])}
+    return [terms.get(i, line) for i, line in enumerate(lines)]
+
+
+@guesses_the_case
+@pytest.mark.parametrize(
+    ("name", "lower_case"),
+    [
+        ("uncased_30522", True),
+        ("cased_28996", False),
+        ("chinese_21128", True),
+        ("multi_cased_119547", False),
+    ],
+)
+@pytest.mark.parametrize("count", [0, 1, 1000])
+def test_the_case_is_guessed_from_a_fraction_of_the_vocabulary(data_dir, tmp_path, name, lower_case, count):
+    """Domain terms in one or in all of the [unusedN] do not make an uncased vocabulary cased."""
+    lines = (data_dir / "vocab" / f"{name}.txt").read_text(encoding="utf-8").split("\n")
+    (tmp_path / "vocab.txt").write_text("\n".join(unused_filled(lines, count)), encoding="utf-8")
+    assert checkpoints.load_tokenizer(tmp_path / "vocab.txt").lower_case is lower_case
+
+
+def test_a_guessed_case_is_logged_once_and_a_setting_overrides_it(tmp_path):
+    pieces = (*PIECES[:-1], "A")
+    (tmp_path / "vocab.txt").write_text("\n".join(pieces))
+    said = (
+        r"the files of .* do not say whether to lower-case text; guessed lower_case=False: 1 of its 6 tokens"
+    )
+    with pytest.warns(UserWarning, match=f"^{said}.*do_lower_case") as caught:
+        assert checkpoints.load_tokenizer(tmp_path).lower_case is False
+    assert len(caught) == 1 and str(tmp_path) in str(caught[0].message) and "\n" not in str(caught[0].message)
+    assert checkpoints.load_tokenizer(tmp_path, lower_case=True).lower_case is True  # nothing is guessed
+    (tmp_path / "tokenizer_config.json").write_text('{"do_lower_case": true}')
+    assert checkpoints.load_tokenizer(tmp_path).lower_case is True
+
+
+@guesses_the_case
+@pytest.mark.parametrize("form", ["hugging-face", "google", "model-garden"])
+def test_converting_a_folder_that_does_not_say_whether_it_is_cased(tmp_path, form):
+    for pieces, lower_case in ((PIECES, True), ((*PIECES[:-1], "A"), False)):
+        checkpoint = dataclasses.replace(random_checkpoint(heads=()), vocabulary=pieces, lower_case=None)
+        checkpoints.write(checkpoint, tmp_path / "out", format=form, overwrite=True)
+        settings = json.loads((tmp_path / "out" / "tokenizer_config.json").read_text())
+        assert settings["do_lower_case"] is lower_case  # transformers would take true for granted
+
+
+@saves_with_keras
+@guesses_the_case
+def test_a_keras_hub_preset_has_its_tokenizer(tmp_path):
+    keras_hub = pytest.importorskip("keras_hub")
+    checkpoint = dataclasses.replace(random_checkpoint(heads=()), lower_case=None)
+    checkpoints.write(checkpoint, tmp_path / "out", format="keras-hub")
+    theirs = keras_hub.models.BertTokenizer.from_preset(str(tmp_path / "out"))
+    text = "UNABLE Á b"
+    assert np.asarray(theirs(text)).tolist() == [PIECES.index(piece) for piece in ("un", "##able", "a", "b")]
+    ours = checkpoints.load_tokenizer(tmp_path / "out")
+    assert ours.tokenize([text]).to_list() == [np.asarray(theirs(text)).tolist()]
+
+
+def pipeline() -> dict:
+    """A tokenizer.json of PIECES, uncased, as transformers writes it."""
+    return {
+        "added_tokens": [{"id": i, "content": piece, "special": True} for i, piece in enumerate(PIECES[:5])],
+        "normalizer": {
+            "type": "BertNormalizer",
+            "clean_text": True,
+            "handle_chinese_chars": True,
+            "strip_accents": None,
+            "lowercase": True,
+        },
+        "pre_tokenizer": {"type": "BertPreTokenizer"},
+        "model": {
+            "type": "WordPiece",
+            "unk_token": "[UNK]",
+            "continuing_subword_prefix": "##",
+            "max_input_chars_per_word": 100,
+            "vocab": {piece: i for i, piece in reversed(list(enumerate(PIECES)))},
+        },
+    }
+
+
+@pytest.mark.parametrize("with_vocab_txt", [False, True])
+@pytest.mark.parametrize(
+    ("part", "changes", "said"),
+    [
+        ("normalizer", {"strip_accents": False}, "strip_accents is False"),
+        ("normalizer", {"lowercase": False, "strip_accents": True}, "strip_accents is True"),
+        ("normalizer", {"lowercase": "no"}, "lowercase is 'no'"),
+        ("normalizer", {"handle_chinese_chars": False}, "handle_chinese_chars is False"),
+        ("normalizer", {"clean_text": False}, "clean_text is False"),
+        ("normalizer", {"type": "Lowercase"}, "type is 'Lowercase'"),
+        ("normalizer", None, "type is None"),
+        ("pre_tokenizer", {"type": "WhitespaceSplit"}, "type is 'WhitespaceSplit'"),
+        ("pre_tokenizer", None, "type is None"),
+        ("model", {"continuing_subword_prefix": "@@"}, "continuing_subword_prefix is '@@'"),
+        ("model", {"unk_token": "<unk>"}, "unk_token is '<unk>'"),
+        ("model", {"max_input_chars_per_word": 10}, "max_input_chars_per_word is 10"),
+    ],
+)
+def test_a_tokenizer_json_that_gives_other_ids_is_refused(tmp_path, part, changes, said, with_vocab_txt):
+    content = pipeline()
+    content[part] = None if changes is None else content[part] | changes
+    (tmp_path / "tokenizer.json").write_text(json.dumps(content))
+    if with_vocab_txt:
+        (tmp_path / "vocab.txt").write_text("\n".join(PIECES))
+    raises(
+        ValueError,
+        f"{said} in the {part} of .*tokenizer.json, which changes the ids",
+        checkpoints.load_tokenizer,
+        tmp_path,
+    )
+
+
+@pytest.mark.parametrize("lower_case", [False, True])
+def test_the_tokenizer_json_beside_a_vocab_txt_says_the_case(tmp_path, lower_case):
+    content = pipeline()
+    content["normalizer"]["lowercase"] = lower_case
+    (tmp_path / "tokenizer.json").write_text(json.dumps(content))
+    (tmp_path / "vocab.txt").write_text("\n".join(PIECES))
+    assert checkpoints.load_tokenizer(tmp_path).lower_case is lower_case
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps({"do_lower_case": not lower_case}))
+    message = f"do_lower_case is {not lower_case} in .*tokenizer_config.json"
+    raises(ValueError, message, checkpoints.load_tokenizer, tmp_path)
+
+
+@guesses_the_case
+@pytest.mark.parametrize(
+    ("name", "content"),
+    [
+        ("added_tokens.json", {"covid": 12, "[MASK]": 4}),
+        ("tokenizer_config.json", {"added_tokens_decoder": {"4": {"content": "[MASK]"}, "12": {"content": "covid"}}}),
+        ("tokenizer.json", pipeline() | {"added_tokens": [{"content": "covid"}, {"content": "[MASK]"}]}),
+    ],
+)  # fmt: skip
+def test_added_tokens_that_the_vocabulary_lacks_are_named(tmp_path, name, content):
+    (tmp_path / "vocab.txt").write_text("\n".join(PIECES))
+    (tmp_path / name).write_text(json.dumps(content))
+    with pytest.warns(UserWarning, match=" adds covid to its vocabulary; text that holds them is split"):
+        assert checkpoints.load_tokenizer(tmp_path).vocabulary == PIECES
+
+
+@pytest.mark.parametrize("content", [{"added_tokens_decoder": {"4": "x"}}, {"added_tokens_decoder": ["x"]}])
+def test_malformed_added_tokens(tmp_path, content):
+    (tmp_path / "vocab.txt").write_text("\n".join(PIECES))
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps(content))
+    raises(
+        ValueError,
+        "tokenizer_config.json: added_tokens_decoder is .*; wanted an object, each value an object with its text",
+        checkpoints.load_tokenizer,
+        tmp_path,
+    )
+
+
+@guesses_the_case
+@pytest.mark.parametrize("name", ["tokenizer_config.json", "config.json"])
+@pytest.mark.parametrize("kind", ["BertJapaneseTokenizer", "RobertaTokenizer"])
+def test_another_tokenizer_class_is_named_and_the_weights_are_read(tmp_path, name, kind):
+    checkpoints.write(random_checkpoint(), tmp_path / "out", format="hugging-face")
+    path = tmp_path / "out" / name
+    (tmp_path / "out" / "tokenizer_config.json").write_text("{}")
+    content = json.loads(path.read_text()) | {"tokenizer_class": kind}
+    path.write_text(json.dumps(content))
+    assert_same(checkpoints.read(tmp_path / "out"), dataclasses.replace(random_checkpoint(), vocabulary=None))
+    raises(
+        ValueError,
+        f"out: the checkpoint's tokenizer is {kind}, which is not supported",
+        checkpoints.load_tokenizer,
+        tmp_path / "out",
+    )
+    path.write_text(json.dumps(content | {"tokenizer_class": "ElectraTokenizerFast"}))
+    assert checkpoints.load_tokenizer(tmp_path / "out").vocabulary == PIECES
+
+
+@guesses_the_case
+@pytest.mark.parametrize(
+    ("lines", "said"),
+    [
+        ((*PIECES, "a"), "line 13: 'a' .* line 8"),
+        (("[PAD]", "", *PIECES[1:]), "line 2: blank"),
+        (("a b", *PIECES), "line 1: 'a b' holds a space"),
+        (PIECES[1:], r"\[PAD\] missing"),
+    ],
+)
+@pytest.mark.parametrize("name", ["", "vocab.txt"])
+def test_an_error_of_a_vocabulary_names_its_line(tmp_path, lines, said, name):
+    (tmp_path / "vocab.txt").write_text("\n".join(lines))
+    message = f"{tmp_path / name}: vocabulary.*{said}"
+    raises(ValueError, message, checkpoints.load_tokenizer, tmp_path / name)
+
+
+def test_tokenizer_json_serves_where_vocab_txt_is_missing(tmp_path):
+    folder = safetensors_folder(tmp_path / "out", their_tensors(random_checkpoint()))
+    content = pipeline()
+    vocab = content["model"]["vocab"]
+    (folder / "tokenizer.json").write_text(json.dumps(content))
+    tokenizer = checkpoints.load_tokenizer(folder)
+    assert (tokenizer.vocabulary, tokenizer.lower_case) == (PIECES, True)
+    # transformers writes a piece of separators as "": the ids behind it keep their offsets.
+    vocab[""] = vocab.pop("\u2028")
+    (folder / "tokenizer.json").write_text(json.dumps(content))
+    assert checkpoints.load_tokenizer(folder).vocabulary == PIECES
+    vocab["gap"] = 12 + 5
+    (folder / "tokenizer.json").write_text(json.dumps(content))
+    raises(ValueError, "ids .* without a gap", checkpoints.read, folder)
+    (folder / "tokenizer.json").write_text(json.dumps({"model": {"type": "WordPiece"}}))
+    raises(ValueError, "holds no WordPiece vocabulary", checkpoints.read, folder)
+
+
+@pytest.mark.parametrize(
+    ("files", "said"),
+    [
+        (
+            {"tokenizer.json": {"model": {"type": "BPE", "vocab": {"a": 0, "b": 1}}}},
+            "is BPE with type=None in its pre_tokenizer",
+        ),
+        ({"merges.txt": "a b"}, "is byte-level BPE without its vocab.json"),
+        ({"tokenizer.json": {"model": {"type": "WordLevel"}}}, "is a WordLevel model"),
+    ],
+)
+def test_a_tokenizer_of_another_kind_is_named_and_the_weights_are_read(tmp_path, files, said):
+    config = dataclasses.replace(TINY, **KINDS["roberta"])
+    checkpoint = dataclasses.replace(random_checkpoint(config, heads=("masked_lm",)), vocabulary=None)
+    checkpoints.write(checkpoint, tmp_path / "out", format="hugging-face")
+    for name, content in files.items():
+        (tmp_path / "out" / name).write_text(json.dumps(content))
+    assert_same(checkpoints.read(tmp_path / "out"), checkpoint)
+    for call in (
+        checkpoints.load_tokenizer,
+        lambda folder: checkpoints.tokenizer_of(checkpoints.read(folder)),
+    ):
+        raises(ValueError, f"tokenizer {said}, which is not supported", call, tmp_path / "out")
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"strip_accents": False},
+        {"tokenize_chinese_chars": False},
+        {"do_basic_tokenize": False},
+        {"never_split": ["covid"]},
+        {"do_lower_case": "false"},
+        {"word_tokenizer_type": "mecab"},
+        {"wordpieces_prefix": "@@"},
+    ],
+)
+def test_tokenizer_settings_that_give_other_ids_are_refused(tmp_path, settings):
+    checkpoints.write(
+        dataclasses.replace(random_checkpoint(), lower_case=True), tmp_path / "out", format="hugging-face"
+    )
+    path = tmp_path / "out" / "tokenizer_config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | settings))
+    ((key, value),) = settings.items()
+    raises(ValueError, re.escape(f"{key} is {value!r}"), checkpoints.read, tmp_path / "out")

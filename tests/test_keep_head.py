@@ -1,0 +1,119 @@
+"""Fine-tuning that keeps the head of the checkpoint."""
+
+import dataclasses
+import json
+
+import numpy as np
+import pytest
+from trainings import QUICK, place  # noqa: F401
+
+from bert_keras import checkpoints
+from bert_keras.errors import BertKerasError
+from tasks.glue.data_sets import ROWS
+from tasks.glue.task import Glue
+from tasks.ner.task import Conll
+from tasks.training.finetune import _compiled_model
+from tasks.training.run_folder import heads_of
+
+
+def with_head(source, *, labels, head="classifier", rows=1):
+    """The checkpoint with a head of random numbers."""
+    kernel = np.random.default_rng(0).normal(size=(rows * source.config.hidden_size, labels))
+    tensors = {
+        f"{head}/dense/kernel": kernel.astype("float32"),
+        f"{head}/dense/bias": kernel[0].astype("float32"),
+    }
+    return dataclasses.replace(source, tensors=source.tensors | tensors)
+
+
+def kept_head(task, place, folder, id2label, *, labels=None):
+    """The columns of the head's kernel that a model starts with, by their indices in a checkpoint with these labels."""
+    head, rows = ("concat_classifier", 3) if getattr(task, "pooling", "") == "concat" else ("classifier", 1)
+    source = checkpoints.read(place / "checkpoint")
+    there = with_head(source, labels=labels or len(id2label), head=head, rows=rows)
+    kernel = there.tensors[f"{head}/dense/kernel"]
+    checkpoints.write(there, folder, format="hugging-face")
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(config | ({"id2label": id2label} if id2label else {})))
+    model = _compiled_model(
+        task, checkpoints.read(folder), QUICK, total_steps=1, keep_head=True, log=lambda line: None
+    )
+    started, bias = (variable.numpy() for variable in heads_of(model)[head].weights)
+    places = [int(np.abs(kernel.T - column).sum(axis=1).argmin()) for column in started.T]
+    np.testing.assert_array_equal(started, kernel[:, places])
+    np.testing.assert_array_equal(bias, kernel[0, places])
+    return places
+
+
+TAGS = ("O", "B-LOC", "B-PER", "I-LOC", "I-PER")
+
+
+@pytest.mark.parametrize(
+    ("task", "labels", "places"),
+    [
+        (Glue(ROWS["sst2"]), ["positive", "negative"], [1, 0]),
+        (Glue(ROWS["sst2"]), ["NEGATIVE", "POSITIVE"], [0, 1]),
+        (
+            Glue(dataclasses.replace(ROWS["sst2"], labels=("LABEL_1", "LABEL_0"))),
+            ["LABEL_0", "LABEL_1"],
+            [1, 0],
+        ),
+        (Glue(ROWS["mnli"]), ["CONTRADICTION", "ENTAILMENT", "NEUTRAL"], [1, 2, 0]),
+        (Glue(ROWS["mnli"], pooling="concat"), ["contradiction", "entailment", "neutral"], [1, 2, 0]),
+        (Conll(TAGS, scheme="IOB2"), ["B-PER", "I-PER", "B-LOC", "I-LOC", "O"], [4, 2, 0, 3, 1]),
+    ],
+)
+def test_a_kept_head_has_the_task_s_labels(task, labels, places, place, tmp_path):
+    """Labels may have any order in Hugging Face's id2label."""
+    id2label = {str(i): label for i, label in enumerate(labels)}
+    assert kept_head(task, place, tmp_path / "there", id2label) == places
+    again = dict(reversed(id2label.items()))
+    assert kept_head(task, place, tmp_path / "reversed", again) == places
+
+
+@pytest.mark.parametrize(
+    ("id2label", "said"),
+    [
+        (
+            {"0": "LABEL_0", "1": "LABEL_1"},
+            "the checkpoint's labels are LABEL_0, LABEL_1 and the labels of sst2",
+        ),
+        (None, "the checkpoint's labels have no names; the labels of sst2 are negative, positive; "),
+        (
+            {"0": "negative"},
+            "the checkpoint's labels are negative and the labels of sst2 are negative, positive; ",
+        ),
+    ],
+)
+def test_a_kept_head_without_names_is_refused(place, tmp_path, id2label, said):
+    """Rows in an order that only their maker knows. Transformers writes no id2label for two labels without names."""
+    with pytest.raises(
+        BertKerasError, match=f"{said}.*name them in .*id2label as the task does, in the head's order"
+    ):
+        kept_head(Glue(ROWS["sst2"]), place, tmp_path / "there", id2label, labels=2)
+    task = Glue(ROWS["sst2"])
+    assert kept_head(task, place, tmp_path / "named", {"0": "positive", "1": "negative"}) == [1, 0]
+
+
+def test_a_kept_head_of_googles_format_is_refused(place, tmp_path):
+    """MNLI's labels stand in another order in google-research/bert, whose files have no place for them."""
+    there = with_head(checkpoints.read(place / "checkpoint"), labels=3)
+    there = dataclasses.replace(there, labels=("entailment", "neutral", "contradiction"))
+    checkpoints.write(there, tmp_path / "google", format="google")
+    with pytest.raises(BertKerasError, match="labels have no names; .*convert it to hugging-face"):
+        _compiled_model(
+            Glue(ROWS["mnli"]),
+            checkpoints.read(tmp_path / "google"),
+            QUICK,
+            total_steps=1,
+            keep_head=True,
+            log=lambda line: None,
+        )
+
+
+def test_a_kept_head_of_other_labels(place, tmp_path):
+    message = "the checkpoint's labels are bad, good and the labels of sst2 are negative, positive; leave keep_head out"
+    with pytest.raises(ValueError, match=message):
+        kept_head(Glue(ROWS["sst2"]), place, tmp_path / "there", {"0": "bad", "1": "good"})
+    checkpoints.write(checkpoints.read(tmp_path / "there"), tmp_path / "copied", format="hugging-face")
+    assert checkpoints.read(tmp_path / "copied").labels == ("bad", "good")

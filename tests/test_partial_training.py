@@ -1,0 +1,125 @@
+"""LoRA, gradual unfreezing and layer-wise rates."""
+
+import dataclasses
+
+import numpy as np
+import pytest
+import runs
+from trainings import NO_DROPOUT, QUICK, Counting, assert_same_weights, place, start, weights_of  # noqa: F401
+
+from bert_keras import checkpoints
+from tasks.glue.data_sets import ROWS
+from tasks.glue.task import Glue
+from tasks.settings import Hparams
+from tasks.training.finetune import _compiled_model
+from tasks.training.run_folder import load_run
+from tasks.training.saver import Saver
+
+LORA = dataclasses.replace(QUICK, lora_rank=2, max_examples=24, epochs=2)
+
+
+@pytest.mark.long
+def test_lora_trains_its_matrices_and_the_head_and_is_merged(place):
+    start(Glue(ROWS["sst2"], place / "reviews"), place, output="lora", hparams=LORA)
+    after, before = weights_of(place / "lora"), weights_of(place / "checkpoint")
+    changed = {name for name, array in before.items() if not np.array_equal(array, after[name])}
+    assert changed == {f"block_0/attention/{part}/kernel" for part in ("query", "value")}
+    for name in changed:
+        assert np.linalg.matrix_rank(after[name] - before[name], tol=1e-5) <= 2
+    assert set(after) - set(before) == {"classifier/dense/kernel", "classifier/dense/bias"}
+    run = load_run(place / "lora", data=place / "reviews")
+    assert not any("lora" in one.path for one in run.model.weights)
+
+
+@pytest.mark.long
+def test_a_lora_run_is_resumed_to_the_same_bits(place, monkeypatch):
+    task = Glue(ROWS["sst2"], place / "reviews")
+    start(task, place, output="lora_whole", hparams=LORA)
+
+    class Killed(Exception):
+        pass
+
+    def kill(saver, batch, logs=None, *, go_on=Saver.on_train_batch_end):
+        go_on(saver, batch, logs)
+        if saver.step == 5:
+            raise Killed
+
+    monkeypatch.setattr(Saver, "on_train_batch_end", kill)
+    with pytest.raises(Killed):
+        start(task, place, output="lora_killed", hparams=LORA, save_every=2)
+    monkeypatch.undo()
+    lines = []
+    start(task, place, output="lora_killed", hparams=LORA, save_every=2, log=lines.append)
+    assert any("at step 4 of 6" in line for line in lines)
+    assert_same_weights(weights_of(place / "lora_killed"), weights_of(place / "lora_whole"))
+
+
+def moved(folder, before):
+    """The parts of an encoder that a run changed: embeddings, block_0, ..., pooler."""
+    after = checkpoints.read(folder).tensors
+    parts = {name.split("/")[0] for name, array in before.items() if not np.array_equal(array, after[name])}
+    for part in parts:  # all of it, or nothing
+        names = [name for name in before if name.startswith(f"{part}/")]
+        assert all(not np.array_equal(before[name], after[name]) for name in names), part
+    return parts
+
+
+@pytest.mark.long
+def test_gradual_unfreezing(place):
+    """Epoch 1: heads, pooler, top block; 2: the next block; 3: the embeddings too. One trace."""
+    runs.write_checkpoint(place / "two_blocks", num_layers=2, **NO_DROPOUT)
+    before, stages = weights_of(place / "two_blocks"), []
+
+    class Watching(Counting):
+        def evaluate(self, predictions, raw):
+            stages.append(
+                moved(place / "gradual", before) if (place / "gradual/config.json").exists() else None
+            )
+            yield "accuracy", float(len(stages))  # each epoch is the best, and kept
+
+    task = Watching(place / "reviews")
+    hparams = dataclasses.replace(QUICK, epochs=3, unfreeze="gradual", max_examples=24)
+    start(task, place, output="gradual", hparams=hparams, checkpoint=place / "two_blocks")
+    stages = [*stages[1:], moved(place / "gradual", before)]
+    assert stages == [
+        {"pooler", "block_1"},
+        {"pooler", "block_1", "block_0"},
+        {"pooler", "block_1", "block_0", "embeddings"},
+    ]
+    assert task.losses == 1
+
+
+def test_ulmfit_settings_reach_the_optimizer(place):
+    hparams = dataclasses.replace(
+        QUICK, layer_decay=0.5, schedule="slanted_triangular", bias_correction=True, warmup_proportion=0.25
+    )
+    source = checkpoints.read(place / "checkpoint")
+    model = _compiled_model(
+        Glue(ROWS["sst2"]), source, hparams, total_steps=40, keep_head=False, log=lambda line: None
+    )
+    optimizer = model.optimizer
+    assert (optimizer.layer_decay, optimizer.bias_correction, optimizer.gradual) == (0.5, True, False)
+    factors = {
+        v.path.split("/")[-1 if "emb" in v.path else 0]: optimizer.rate_factor(v)
+        for v in model.trainable_variables
+    }
+    assert factors["classifier"] == 1.0 and factors["word_embeddings"] == 0.25
+    schedule = optimizer._learning_rate
+    assert [float(schedule(step)) for step in (0, 10, 40)] == pytest.approx([1e-3 / 32, 1e-3, 1e-3 / 32])
+
+
+@pytest.mark.parametrize(
+    ("changes", "match"),
+    [
+        ({"layer_decay": 0.0}, "layer_decay is 0.0; layer_decay must be over 0, at most 1"),
+        ({"layer_decay": 2.6}, "layer_decay is 2.6"),
+        ({"schedule": "cosine"}, "schedule must be one of linear, slanted_triangular"),
+        ({"unfreeze": "all"}, "unfreeze is 'all'; unfreeze must be 'gradual'"),
+        ({"unfreeze": "gradual", "freeze": "encoder"}, "must be None if freeze is set"),
+        ({"lora_rank": 0}, "lora_rank is 0"),
+        ({"lora_rank": 4, "freeze": "encoder"}, "must be None if freeze is set"),
+    ],
+)
+def test_invalid_ulmfit_settings(changes, match):
+    with pytest.raises(ValueError, match=match):
+        Hparams(**changes)

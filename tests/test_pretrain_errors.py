@@ -1,0 +1,282 @@
+"""Pre-trainings that are refused before they begin."""
+
+import contextlib
+import types
+
+import keras
+import numpy as np
+import pytest
+import runs
+import tensorflow as tf
+from pretrainings import documents, planned_lines, refused, tokenizer, train, write, write_google  # noqa: F401
+
+from bert_keras.features import (
+    INPUT_MASK,
+    INPUT_WORD_IDS,
+    MASKED_LM_IDS,
+    MASKED_LM_POSITIONS,
+    MASKED_LM_WEIGHTS,
+)
+from bert_keras.objectives import MaskedLM
+from bert_keras.optimizers import AdamW
+from bert_keras.settings import Masking
+from bert_keras.text.masking import Pieces
+from bert_keras.text.wordpiece import WordPiece
+from tasks.pretraining.corpus import Corpus
+from tasks.pretraining.optimizer import longest_step, schedule
+from tasks.pretraining.pretrain import _held_out
+from tasks.pretraining.recipes import RECIPES
+from tasks.settings import PretrainHparams
+
+
+def test_one_document(tmp_path):
+    text = tmp_path / "one.txt"
+    text.write_text("\n".join(runs.texts(200, seed=0)))
+    refused(tmp_path, "next_sentence needs 2 documents with text and there is 1", documents=Corpus(text))
+
+
+def test_a_corpus_shorter_than_a_batch(tmp_path):
+    few = documents(4, lines=(2, 3))
+    refused(
+        tmp_path,
+        "there are .* instances, fewer than a batch of 64",
+        documents=few,
+        changes={"batch_size": 64},
+    )
+
+
+def test_a_batch_that_replicas_do_not_divide(tmp_path, monkeypatch):
+    three = types.SimpleNamespace(num_replicas_in_sync=3)
+    monkeypatch.setattr("tasks.pretraining.pretrain.strategy", lambda name: three)
+    match = "batch_size is 8 and there are 3 replicas; give a multiple of 3"
+    refused(tmp_path, match, documents=iter(()))
+
+
+def test_held_out_batches_are_padded(tokenizer):
+    """For three replicas: 40 instances in batches of 32, whose labels and weights are those of one device."""
+    rows = tf.data.Dataset.from_tensors(
+        {
+            INPUT_WORD_IDS: tf.range(40, dtype="int32"),
+            INPUT_MASK: tf.ones(40, "int32"),
+            MASKED_LM_POSITIONS: tf.range(2),
+            MASKED_LM_IDS: tf.constant([7, 8]),
+            MASKED_LM_WEIGHTS: tf.ones(2),
+        }
+    ).repeat(40)
+    source = types.SimpleNamespace(
+        held_out=lambda phase: rows, reading=lambda phase, vocab_size: contextlib.nullcontext()
+    )
+    made = _held_out(
+        source,
+        0,
+        [MaskedLM(pieces=Pieces.of(tokenizer))],
+        vocab_size=tokenizer.vocab_size,
+        hparams=PretrainHparams(),
+        multiple_of=3,
+    )
+    weights = [weights["masked_lm"].numpy() for _, _, weights in made]
+    assert [len(batch) for batch in weights] == [33, 9]
+    assert [batch.sum() for batch in weights] == [2 * 32, 2 * 8]
+    assert all(len(batch[INPUT_WORD_IDS]) % 3 == 0 for batch, _, _ in made)
+
+
+def test_documents_of_one_line(tmp_path):
+    lone = documents(200, lines=(1, 1))
+    refused(tmp_path, "all of 200 sentence-pair labels are 1", documents=lone)
+    refused(tmp_path, "there are 0 instances, fewer than a batch", "albert", documents=lone)
+
+
+def test_documents_whose_lines_are_instances_each(tmp_path):
+    long = [[line * 5 for line in document] for document in documents()]
+    shorter = "are 1, .* documents of several lines.* and lines shorter than seq_length, 8"
+    refused(tmp_path, shorter, documents=long, changes={"seq_length": 8})
+
+
+def test_a_label_rate_far_from_one_half():
+    lines = planned_lines(documents=documents(200, lines=(1, 3)))
+    assert any("% of" in line and "sentence-pair labels are 1" in line and "50 %" in line for line in lines)
+
+
+@pytest.mark.parametrize("correction", [False, True])
+def test_a_warm_up_that_is_short_for_uncorrected_moments(correction):
+    lines = planned_lines(changes={"steps": 2, "bias_correction": correction})
+    assert correction is not any("a warm-up of 0 steps" in line and "3.2x" in line for line in lines)
+
+
+def test_the_longest_step_is_the_optimizer_s():
+    hparams = PretrainHparams(steps=300, warmup_proportion=0.2, learning_rate=1e-3)
+    weight = keras.Variable(0.0, name="kernel")
+    optimizer = AdamW(schedule(hparams), weight_decay=0.0, clip_norm=None)
+    places = [0.0]
+    for _ in range(hparams.steps):
+        optimizer.apply([tf.constant(1.0)], [weight])
+        places.append(float(weight.numpy()))
+    longest = np.max(np.abs(np.diff(places))) / hparams.learning_rate
+    assert longest_step(hparams) == pytest.approx(longest, rel=1e-3) and longest > 3
+    assert max(longest_step(one.hparams) for one in RECIPES.values()) < 1.001
+
+
+def test_a_vocabulary_larger_than_the_encoder_s(tmp_path):
+    match = f"the vocabulary has {len(runs.VOCABULARY)} tokens and the encoder 100 embedding rows"
+    refused(tmp_path, match, changes={"vocab_size": 100})
+
+
+def test_ids_over_vocab_size(tmp_path):
+    write_google(tmp_path / "file.tfrecord", highest=len(runs.VOCABULARY))
+    match = f"there is a token of id {len(runs.VOCABULARY)} and vocab_size is {len(runs.VOCABULARY)}"
+    refused(tmp_path, match, records=[tmp_path / "file.tfrecord"], changes={"seq_length": 16})
+
+
+def test_ids_over_vocab_size_late_in_the_files(tmp_path):
+    write_google(tmp_path / "0.tfrecord", highest=4, count=1000)
+    write_google(tmp_path / "1.tfrecord", highest=5000)
+    records = [[tmp_path / "0.tfrecord", tmp_path / "1.tfrecord"]]
+    with pytest.raises(ValueError, match="there is a token with a larger id and vocab_size is"):
+        train(tmp_path / "run", records=records, changes={"steps": 200, "num_layers": 1})
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("count", [20, 1100])
+def test_a_record_of_another_length(count, tmp_path):
+    """Met before training, or in it."""
+    write_google(tmp_path / "0.tfrecord", highest=4, count=count)
+    write_google(tmp_path / "1.tfrecord", highest=4, count=1, length=17)
+    match = r"0.tfrecord and 1 more: a record's features differ in length"
+    unreadable(tmp_path, match, [tmp_path / "0.tfrecord", tmp_path / "1.tfrecord"])
+
+
+@pytest.mark.parametrize("count", [20, 1100])
+def test_a_file_that_is_cut_short(count, tmp_path):
+    file = tmp_path / "file.tfrecord"
+    write_google(file, highest=4, count=count)
+    file.write_bytes(file.read_bytes()[:-5])
+    match = "file.tfrecord: a record is damaged or truncated"
+    unreadable(tmp_path, match, [file])
+    if count == 20:
+        whole = tmp_path / "whole.tfrecord"
+        write_google(whole, highest=4)
+        unreadable(tmp_path, match, [whole], held_out=[file])
+
+
+def unreadable(tmp_path, match, files, **options):
+    with pytest.raises(ValueError, match=match):
+        train(tmp_path / "run", records=[files], changes={"steps": 150, "num_layers": 1}, **options)
+
+
+def test_held_out_ids_over_vocab_size(tmp_path):
+    write_google(tmp_path / "0.tfrecord", highest=4)
+    write_google(tmp_path / "1.tfrecord", highest=5000)
+    match = "1.tfrecord: there is a token with a larger id and vocab_size is"
+    refused(tmp_path, match, records=[tmp_path / "0.tfrecord"], held_out=[tmp_path / "1.tfrecord"])
+
+
+def test_labels_of_records(tmp_path):
+    write_google(tmp_path / "file.tfrecord", highest=4, labels=(1,))
+    refused(tmp_path, "all of 20 sentence-pair labels are 1", records=[tmp_path / "file.tfrecord"])
+
+
+@pytest.mark.long
+def test_masks_before_a_left_to_right_model(tmp_path):
+    folder = write(tmp_path / "records", masking=Masking())
+    refused(tmp_path, "these records have masks, and left to right reads", "ltr-no-nsp", records=folder)
+
+
+def test_records_of_another_vocabulary(tmp_path):
+    folder = write(tmp_path / "records")
+    other = WordPiece([*runs.VOCABULARY[:-1], "other"])
+    refused(tmp_path, "was made with another vocabulary", records=folder, tokenizer=other)
+
+
+def test_records_longer_than_the_encoder(tmp_path):
+    folder = write(tmp_path / "records", settings={"seq_length": 64})
+    refused(tmp_path, "seq_length is 64 and the encoder has 50 positions", records=folder)
+
+
+def test_held_out_that_cannot_be(tmp_path):
+    folder = write(tmp_path / "records")
+    refused(tmp_path, "held_out is a fraction, but records have no documents", records=folder, held_out=0.1)
+    refused(tmp_path, "held_out is 1.5; give a fraction", held_out=1.5)
+    refused(tmp_path, "held-out documents: next_sentence needs 2", documents=documents(20), held_out=0.001)
+    other = write(tmp_path / "other", settings={"seq_length": 24})
+    match = "the held-out records have 24 positions and the training records 32; give held-out records of 32"
+    refused(tmp_path, match, records=folder, held_out=other)
+    wide = write(tmp_path / "wide", settings={"seq_length": 40})
+    phases = {"phases": ((8, 0.5), (8, 0.5))}
+    refused(tmp_path, "records 32 or 40; give", records=[folder, wide], held_out=other, changes=phases)
+
+
+def test_held_out_text_without_an_instance(tmp_path):
+    lone = documents(20, lines=(1, 1), seed=5)
+    refused(tmp_path, "held-out data gives no instance", held_out=lone, changes={"strict": True})
+
+
+def test_files_of_a_folder_with_another_vocabulary(tmp_path):
+    files = sorted(write(tmp_path / "records").glob("*.tfrecord*"))
+    other = WordPiece([*runs.VOCABULARY[:-1], "other"])
+    refused(tmp_path, "was made with another vocabulary", records=[files], tokenizer=other)
+
+
+@pytest.mark.parametrize(
+    ("name", "changes", "match"),
+    [
+        ("bert", {"short_seq_prob": 0.5}, r"short_seq_prob is 0.5, but .* is already written \(.* 0.1\)"),
+        ("bert", {"share": 0.3}, r"share is 0.3, but .* is already written \(share 0.15\)"),
+        ("albert", {}, "are from the sampler next_sentence, .* sentence_order"),
+    ],
+)
+def test_settings_that_contradict_written_records(name, changes, match, tmp_path):
+    folder = write(tmp_path / "records", masking=Masking(max_predictions=5))
+    refused(tmp_path, match, name, records=folder, changes=changes)
+    assert planned_lines(records=folder, changes={"share": 0.15, "short_seq_prob": 0.1})
+
+
+def test_a_segmenter_s_mistake_is_the_error(tmp_path):
+    refused(tmp_path, "no words", segment=lambda line: ["no words"])
+    folder = write(tmp_path / "records")
+    refused(tmp_path, "give segment where the records are written", records=folder, segment=str.split)
+
+
+def test_a_folder_of_something_else_stays_as_it_is(tmp_path):
+    started = tmp_path / "checkpoint"
+    runs.write_checkpoint(started)
+    was = {file.name: file.read_bytes() for file in started.iterdir()}
+    with pytest.raises(ValueError, match="checkpoint is neither empty nor a run: it holds config.json"):
+        train(started, checkpoint=started)
+    assert {file.name: file.read_bytes() for file in started.iterdir()} == was
+
+
+@pytest.mark.parametrize("changes", [{"vocab_size": 100}, {"seq_length": 64}])
+def test_cheap_checks_run_before_the_text_is_read(changes, tmp_path):
+    class Unread:
+        def __iter__(self):
+            raise AssertionError("the text is read")
+
+    refused(tmp_path, "and the encoder", documents=Unread(), changes=changes)
+    (tmp_path / "full").mkdir()
+    (tmp_path / "full" / "notes.txt").write_text("mine")
+    with pytest.raises(ValueError, match="full is neither empty nor a run: it holds notes.txt"):
+        train(tmp_path / "full", documents=Unread())
+
+
+def test_save_every_is_a_number_of_steps(tmp_path):
+    refused(tmp_path, "save_every is -1; give a number of steps, or 0", save_every=-1)
+
+
+def test_patience_without_held_out_data(tmp_path):
+    refused(tmp_path, "patience is 2 and the last phase has no held-out data", changes={"patience": 2})
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize("step", [0, 41])
+def test_snapshots_are_steps_of_the_training(step, tmp_path):
+    match = f"snapshots has {step}; give steps from 1 to 40"
+    refused(tmp_path, match, changes={"steps": 40}, snapshots=[20, step])
+
+
+def test_data_in_two_ways_or_none(tmp_path):
+    refused(tmp_path, "give either documents or records", documents=None)
+
+
+def test_a_loss_that_is_no_number(tmp_path):
+    with pytest.raises(ValueError, match="the loss is nan at step .*; give a lower learning_rate"):
+        train(tmp_path / "run", changes={"learning_rate": 1e30, "clip_norm": None, "warmup_proportion": 0.0})

@@ -1,0 +1,169 @@
+"""Questions from files and TensorFlow Datasets, good and bad."""
+
+import json
+
+import pytest
+import tensorflow as tf
+from questions import CHINESE, GOOD, NORMANS, question, read, write
+
+from tasks.squad.data import VERSIONS
+from tasks.squad.task import Squad
+
+
+@pytest.mark.parametrize(
+    ("file", "name", "count", "impossible"),
+    [
+        ("squad1.1_train_subset_11877.json", "squad1.1", 11877, 0),
+        ("xquad.en.json", "squad1.1", 1190, 0),
+        ("squad2.0_dev_subset_6078.json", "squad2.0", 6078, 3168),
+        ("squad2.0_dev_small.json", "squad2.0", 14, 6),
+    ],
+)
+def test_real_files(data_dir, file, name, count, impossible):
+    """Every first answer is found, also as training data: nothing is left out."""
+    raw = read(Squad(name, data_dir / "squad" / file), "train")
+    golds = [json.loads(answers) for answers in raw["answers"]]
+    assert len(golds) == count == len(set(raw["id"]))
+    assert sum(not gold for gold in golds) == impossible
+    for gold, context, start, end in zip(
+        golds, raw["context"], raw["answer_start"], raw["answer_end"], strict=True
+    ):
+        assert (start, end) == (-1, -1) if not gold else context[start:end].decode() == gold[0]
+
+
+def test_examples_of_a_small_file(tmp_path):
+    path = write(
+        tmp_path / "dev.json",
+        question("q1", CHINESE, "华北平原", "平原", text="在哪里?"),
+        question("q2", NORMANS) | {"is_impossible": True},
+    )
+    context = CHINESE.encode()
+    expected = {
+        "id": [b"q1", b"q2"],
+        "question": ["在哪里?".encode(), b"who?"],
+        "context": [context, NORMANS.encode()],
+        "answers": ['["华北平原", "平原"]'.encode(), b"[]"],
+        "answer_start": [context.index("华北".encode()), -1],
+        "answer_end": [context.index("的北部".encode()), -1],
+    }
+    for source in (path, tmp_path, {"validation": path}):
+        examples = Squad("squad2.0", source).examples("validation")
+        assert examples.cardinality() == 2
+        got = read(Squad("squad2.0", source), "validation")
+        assert {name: value.tolist() for name, value in got.items()} == expected
+    assert {name: (spec.shape, spec.dtype) for name, spec in examples.element_spec.items()} == {
+        **dict.fromkeys(("id", "question", "context", "answers"), ((), tf.string)),
+        **dict.fromkeys(("answer_start", "answer_end"), ((), tf.int32)),
+    }
+
+
+def test_official_file_names_take_precedence(tmp_path):
+    write(tmp_path / "train.json", question("other", NORMANS, "France"))
+    write(tmp_path / "train-v1.1.json", question("official", NORMANS, "France"))
+    assert read(Squad("squad1.1", tmp_path), "train")["id"] == [b"official"]
+    assert read(Squad("squad2.0", tmp_path), "train")["id"] == [b"other"]
+
+
+def test_misplaced_answers(tmp_path):
+    """Left out of training under one warning; kept elsewhere, with no weight, for only the text counts."""
+    path = write(
+        tmp_path / "any.json",
+        question("q1", NORMANS, ("France", 3)),
+        question("q2", NORMANS, "France"),
+        question("q3", NORMANS, ("France", -1), "Rollo"),
+        question("q4", NORMANS, ("France", 4000)),
+        question("q5", NORMANS, (" ", 3)),
+        question("q6", "Fra\u200bnce\n\x01", ("\u200b", 3)),
+        question("q7", "Fra\u200bnce\n\x01", ("\n\x01", 7)),
+    )
+    task = Squad("squad1.1", path)
+    with pytest.warns(UserWarning, match="any.json: skipped 6 questions .* first q1") as caught:
+        assert read(task, "train")["id"] == [b"q2"]
+    assert len(caught) == 1
+    raw = read(task, "validation")
+    assert raw["id"].tolist() == [b"q1", b"q2", b"q3", b"q4", b"q5", b"q6", b"q7"]
+    assert raw["answer_start"].tolist() == [-1, NORMANS.index("France"), -1, -1, -1, -1, -1]
+
+
+BAD = [
+    (b'{"data": [', "any.json is not JSON: .* line 1 column 11"),
+    (b"\xff{}", "any.json, line 1, byte 1: 0xff is not UTF-8"),
+    ([], "any.json: 'data' is missing; .* list"),
+    ({"data": [{"title": "x"}]}, r"any.json, data\[0\]: 'paragraphs' is missing; .* list"),
+    (
+        {"data": [{"paragraphs": [{"qas": []}]}]},
+        r"data\[0\].paragraphs\[0\]: 'context' is missing; .* string",
+    ),
+    ({"data": []}, "any.json has no questions"),
+    ([GOOD | {"id": 7}], r"data\[0\].paragraphs\[0\].qas\[0\]: 'id' is 7; .* string"),
+    (
+        [GOOD | {"answers": [{"text": "France", "answer_start": "2"}]}],
+        r"'answer_start' is '2'; .* whole number",
+    ),
+    (
+        [GOOD | {"answers": {"text": ["x" * 99]}}],
+        r"q7: 'answers' is {'text': \['x{37}\.\.\.x{38}'\]}; .* list",
+    ),
+    ([GOOD | {"question": None}], "any.json, question q7: 'question' is None; .* string"),
+    ([{k: v for k, v in GOOD.items() if k != "answers"}], "question q7: 'answers' is missing; .* list"),
+    ([GOOD | {"answers": [{"text": "France"}]}], "question q7: 'answer_start' is missing; .* whole number"),
+    ([GOOD | {"answers": [{"answer_start": 1}]}], "question q7: 'text' is missing; .* string"),
+    ([GOOD | {"answers": ["France"]}], "question q7: 'text' is missing; .* string"),
+    ([GOOD | {"is_impossible": True}], "question q7: is_impossible is true with 1 answers"),
+    ([question("q7", NORMANS) | {"is_impossible": False}], "q7: is_impossible is false with 0 answers"),
+    ([question("q7", NORMANS)], "question q7: .* no answer, but SQuAD 1.1 .* squad2.0"),
+    ([GOOD, GOOD], "question q7: the id occurs twice"),
+    ([question("q7", " \n")], "question q7: the context is empty"),
+    ([question("q7", NORMANS, ("", 0))], "question q7: the text of an answer is empty"),
+    ([GOOD | {"question": "\ud83d"}], r"question q7: \\ud83d is half a character"),
+]
+
+
+@pytest.mark.parametrize(("content", "message"), BAD, ids=range(len(BAD)))
+def test_bad_files(tmp_path, content, message):
+    path = tmp_path / "any.json"
+    if isinstance(content, list) and content:
+        write(path, *content)
+    else:
+        path.write_bytes(content if isinstance(content, bytes) else json.dumps(content).encode())
+    with pytest.raises(ValueError, match=message) as caught:
+        Squad("squad1.1", path).examples("validation")
+    assert "\n" not in str(caught.value)
+
+
+def test_bad_settings(tmp_path):
+    with pytest.raises(ValueError, match="there is no 'squad3'; .* squad1.1, squad2.0"):
+        Squad("squad3")
+    for option in Squad.options:
+        with pytest.raises(ValueError, match=f"{option} is 0; {option} must be at least 1"):
+            Squad("squad1.1", **{option: 0})
+    with pytest.raises(FileNotFoundError, match="train-v1.1.json or train.json.* no files"):
+        Squad("squad1.1", tmp_path).examples("train")
+    with pytest.raises(ValueError, match="there is no split 'test'; the splits are train, validation"):
+        Squad("squad1.1", tmp_path).examples("test")
+
+
+@pytest.mark.parametrize("name", VERSIONS)
+def test_tensorflow_datasets(tmp_path, name):
+    """The real data set's features, filled with one example; answers stand at a character, not a byte."""
+    tfds = pytest.importorskip("tensorflow_datasets")
+    row = {"id": "q1", "title": "x", "context": CHINESE, "question": "?"}
+    row["answers"] = {"text": ["首都", "平原"], "answer_start": [11, 18]}
+    if VERSIONS[name].unanswerable:
+        row |= {"is_impossible": False, "plausible_answers": {"text": [], "answer_start": []}}
+
+    def filled(builder, *args, **kwargs) -> tf.data.Dataset:
+        spec = builder.info.features.get_tensor_spec()
+        return tf.data.Dataset.from_generator(lambda: [row], output_signature=spec)
+
+    with tfds.testing.mock_data(data_dir=str(tmp_path), as_dataset_fn=filled):
+        raw = read(Squad(name), "train")
+    assert raw["answers"] == ['["首都", "平原"]'.encode()]
+    assert raw["context"][0][raw["answer_start"][0] : raw["answer_end"][0]].decode() == "首都"
+
+
+def test_files_and_tensorflow_datasets_give_equal_examples(tmp_path):
+    write(tmp_path / "dev.json", GOOD)
+    assert set(read(Squad("squad1.1", tmp_path), "validation")) == {
+        *("id", "question", "context", "answers", "answer_start", "answer_end")
+    }

@@ -1,0 +1,144 @@
+"""Trainings that are refused, and folders that stay as they are."""
+
+import dataclasses
+import shutil
+from pathlib import Path
+
+import pytest
+import runs
+import tensorflow as tf
+from trainings import QUICK, learned, place, plan, reloaded, start, write_reviews  # noqa: F401
+
+from bert_keras import checkpoints
+from tasks.glue.data_sets import ROWS
+from tasks.glue.task import Glue
+from tasks.training.finetune import plan_finetuning
+from tasks.training.identity import digest_of_examples
+from tasks.training.loop import train
+from tasks.training.run_folder import load_run, save_run
+from tasks.training.strategies import strategy
+
+# Refused before any training
+
+
+def refused(place, tmp_path, error, match, *, task=None, **settings):
+    """finetune raises and leaves no run."""
+    task = task or Glue(ROWS["sst2"], place / "reviews")
+    settings = {"output": tmp_path / "run"} | settings
+    with pytest.raises(error, match=match):
+        start(task, place, **settings)
+    assert not (Path(place / settings["output"]) / "results.json").exists()
+
+
+def test_refuses_a_folder_that_holds_a_run(learned, place):
+    before = runs.contents(place / "learned")
+    with pytest.raises(
+        ValueError, match="learned already holds a run; give another folder, or remove this one first"
+    ):
+        start(Glue(ROWS["sst2"], place / "reviews"), place, output="learned")
+    assert runs.contents(place / "learned") == before
+
+
+@pytest.mark.parametrize("output", ["checkpoint/config.json/run", "/proc/bert_keras_run"])
+def test_refuses_a_folder_that_cannot_be_made(place, plan, output):
+    match = "cannot write to .*; give a writable folder"
+    with runs.no_training(), pytest.raises(ValueError, match=match):
+        train(plan, place / output, save_every=None, verbose=0)
+
+
+def test_refuses_a_full_disk(plan, tmp_path):
+    match = "cannot write to .*: File too large; give a writable folder"
+    with runs.no_training(), runs.full_disk(0), pytest.raises(ValueError, match=match):
+        train(plan, tmp_path / "run", save_every=None, verbose=0)
+    assert not (tmp_path / "run" / "results.json").exists()
+
+
+def test_refuses_a_vocabulary_of_another_size(place, tmp_path):
+    source = checkpoints.read(place / "checkpoint")
+    checkpoint = dataclasses.replace(source, vocabulary=(*source.vocabulary, "one", "more"))
+    match = f"the vocabulary has {len(runs.VOCABULARY) + 2} tokens and the encoder {len(runs.VOCABULARY)} embedding rows"
+    refused(place, tmp_path, ValueError, match, checkpoint=checkpoint)
+
+
+def test_refuses_a_length_over_the_positions(place, tmp_path):
+    hparams = dataclasses.replace(QUICK, seq_length=49)
+    refused(place, tmp_path, ValueError, "seq_length is 49 and the encoder has 48 positions", hparams=hparams)
+
+
+def test_refuses_no_examples(place, tmp_path):
+    data = write_reviews(tmp_path / "data", dev=0)
+    refused(place, tmp_path, ValueError, "dev.tsv has no examples", task=Glue(ROWS["sst2"], data))
+
+
+@pytest.mark.long
+def test_refuses_a_split_without_labels(place, tmp_path):
+    data = write_reviews(tmp_path / "data")
+    (data / "test.tsv").write_text("index\tsentence\n0\tgood film\n")
+    task = Glue(ROWS["sst2"], data)
+    match = "no example in the test split of sst2 has a label; give a labelled split"
+    refused(place, tmp_path, ValueError, match, task=task, dev_split="test")
+
+    class Withheld(Glue):
+        def examples(self, split):
+            return super().examples("test" if split == "train" else split)
+
+    match = "no example in the train split of sst2 has a label; give a labelled split"
+    refused(place, tmp_path, ValueError, match, task=Withheld(ROWS["sst2"], data))
+
+
+def test_the_first_validation_split_is_the_dev_split(place, tmp_path):
+    task = Glue(ROWS["mnli"], runs.write_data(tmp_path / "data", "mnli"))
+    plan = plan_finetuning(task, checkpoint=place / "checkpoint", hparams=QUICK)
+    matched, mismatched = (
+        digest_of_examples(task.examples(f"validation_{name}")) for name in ("matched", "mismatched")
+    )
+    assert plan.identity["dev_examples"] == [48, matched] and matched != mismatched
+
+
+def test_refuses_a_negative_save_every(place, tmp_path):
+    refused(place, tmp_path, ValueError, "save_every is -1; give a number of steps, or 0", save_every=-1)
+    assert not (tmp_path / "run").exists()
+
+
+def test_refuses_an_unknown_strategy(place, tmp_path):
+    match = "strategy is 'two'; give one of one, mirrored, tpu"
+    refused(place, tmp_path, ValueError, match, strategy_name="two")
+
+
+def test_mirrored_on_one_cpu():
+    distribution = strategy("mirrored")
+    assert isinstance(distribution, tf.distribute.MirroredStrategy)
+    assert distribution.num_replicas_in_sync == 1
+
+
+# Files on disk
+
+
+def test_full_disk_leaves_what_was_there(reloaded, place, tmp_path):
+    folder = tmp_path / "run"
+    shutil.copytree(place / "learned", folder)
+    before = runs.contents(folder)
+    reloaded.encoder.embedding_table.assign(reloaded.encoder.embedding_table + 1.0)
+    try:
+        with runs.full_disk(4096), pytest.raises(OSError, match="File too large"):
+            save_run(folder, reloaded.task, reloaded.preprocess, reloaded.model)
+        assert runs.contents(folder) == before
+        assert list(tmp_path.iterdir()) == [folder]
+        save_run(folder, reloaded.task, reloaded.preprocess, reloaded.model)
+        assert runs.contents(folder)["model.safetensors"] != before["model.safetensors"]
+    finally:
+        reloaded.encoder.embedding_table.assign(reloaded.encoder.embedding_table - 1.0)
+
+
+@pytest.mark.parametrize("content", ['{"kind": "other"}', "[]", "{", '{"kind": "glue", "task": {}}'])
+def test_task_file_of_another_program(learned, place, tmp_path, content):
+    (tmp_path / "task.json").write_text(content)
+    with pytest.raises(ValueError, match=r"task\.json (is not|holds)"):
+        load_run(tmp_path)
+
+
+def test_folder_without_a_run(tmp_path):
+    with pytest.raises(
+        FileNotFoundError, match="no task.json in .*; give the folder that `bert-keras finetune"
+    ):
+        load_run(tmp_path)
