@@ -58,6 +58,16 @@ class TrainingSteps:
         config = super().get_compile_config()  # type: ignore[misc]
         return config | {"micro_batch": self.micro_batch} if config and self.micro_batch else config
 
+    def fit(self: Any, *arguments: Any, **keywords: Any) -> Any:
+        """As Keras does; under several workers, each batch of a data set is divided among all replicas."""
+        keywords = {name: _divided_by_batch(value) for name, value in keywords.items()}
+        return super().fit(*map(_divided_by_batch, arguments), **keywords)  # type: ignore[misc]
+
+    def evaluate(self: Any, *arguments: Any, **keywords: Any) -> Any:
+        """As Keras does; batches are divided as in `fit`."""
+        keywords = {name: _divided_by_batch(value) for name, value in keywords.items()}
+        return super().evaluate(*map(_divided_by_batch, arguments), **keywords)  # type: ignore[misc]
+
     def train_step(self: Any, data: Any) -> dict[str, Any]:
         """One update from one replica's part of a batch, (x, y) or (x, y, sample_weight)."""
         x, y, sample_weight = keras.utils.unpack_x_y_sample_weight(data)
@@ -187,6 +197,22 @@ def _check_accumulation(model: Any) -> None:
             )
 
 
+def _divided_by_batch(value: Any) -> Any:
+    """A data set that every worker reads whole, to train on its rows of each batch; other values stay.
+
+    By default, TensorFlow gives each worker other files of a data set: the batches are then not those of one device.
+    """
+    if keras.backend.backend() != "tensorflow":
+        return value
+    import tensorflow as tf
+
+    if not isinstance(value, tf.data.Dataset):
+        return value
+    options = tf.data.Options()
+    options.experimental_distribute.auto_shard_policy = tf.data.experimental.AutoShardPolicy.DATA
+    return value.with_options(options)
+
+
 def _rows(values: Any, start: Any, size: Any) -> Any:
     """`size` rows of a tensor [B, ...] from `start` on; None stays None."""
     import tensorflow as tf
@@ -210,10 +236,10 @@ def _takes_probabilities(loss: Any) -> bool:
 
 
 def _like(spec: Any) -> Any:
-    """Zeros of a data set's shapes and types; a dimension that is not known is 1."""
+    """Zeros of a data set's shapes and types; a dimension that is not known is 2, since Keras warns of a softmax over one number."""
     import tensorflow as tf
 
-    return keras.tree.map_structure(lambda one: tf.zeros([size or 1 for size in one.shape], one.dtype), spec)
+    return keras.tree.map_structure(lambda one: tf.zeros([size or 2 for size in one.shape], one.dtype), spec)
 
 
 def _function_of(model: Any, step: Callable[[Any], Any]) -> Callable[[Any], dict[str, Any]]:

@@ -55,6 +55,7 @@ from tasks.training.loop import RUN, check_save_every, train
 from tasks.training.plan import Plan, Stage
 from tasks.training.run_folder import check_sizes, save_task, save_weights
 from tasks.training.strategies import rows_for, strategy
+from tasks.training.workers import reports_lost_workers
 
 HELD_OUT_BATCH = 32
 LONG_STEP = 2.0  # times the learning rate: larger updates cause a warning
@@ -388,6 +389,7 @@ def _stage(prepared: Prepared, number: int, *, vocab_size: int) -> Stage:
     )
 
 
+@reports_lost_workers()
 def pretrain(
     *,
     recipe: Recipe,

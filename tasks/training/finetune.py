@@ -41,6 +41,7 @@ from tasks.training.run_folder import (
     save_run,
 )
 from tasks.training.strategies import rows_for, strategy
+from tasks.training.workers import reports_lost_workers
 
 # Checkpoints may lack them: pre-training with only the masked LM trains no pooler, and a BiLSTM is added later.
 NEW_PARTS = ("pooler", "bilstm")
@@ -387,6 +388,7 @@ def plan_finetuning(
     return plan
 
 
+@reports_lost_workers()
 def finetune(
     task: Task,
     *,

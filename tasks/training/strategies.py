@@ -5,6 +5,7 @@ import functools
 import json
 import os
 from collections.abc import Callable, Iterator, Sequence
+from typing import Any
 
 import keras
 import numpy as np
@@ -113,31 +114,32 @@ def rows_for(distribution: tf.distribute.Strategy, batch_size: int) -> int:
 def differ_between_replicas(model: keras.Model) -> None:
     """Offsets the seeds of dropout and other draws by each replica's number, because Keras gives all replicas the same seed.
 
-    Call it after anything that sets the seeds: building a model, or restoring it, which reads the first replica's seeds.
+    Call it after anything that sets the seeds: building a model, or restoring it, which reads the seeds of the first replica.
+    Every replica counts from the first one's seeds, in whichever process that is, so that a second call changes nothing.
     """
-    numbers = _replica_numbers(model.distribute_strategy)
-    for copies in seed_states(model):
-        first = tf.convert_to_tensor(copies[0])
-        for number, copy in zip(numbers, copies, strict=True):
-            copy.assign(first + tf.constant([number, 0], first.dtype))
+    states = [variable.value for variable in model.variables if _is_seed(variable)]
+    distribution = model.distribute_strategy
+    if distribution.num_replicas_in_sync == 1 or not states:
+        return
+
+    def offset() -> None:
+        context: Any = tf.distribute.get_replica_context()
+        number = context.replica_id_in_sync_group
+        own = tf.stack([tf.cast(state, tf.int64) for state in states])
+        first = context.all_reduce("SUM", own * tf.cast(tf.equal(number, 0), tf.int64))
+        for i, state in enumerate(states):
+            state.assign(tf.cast(first[i] + tf.stack([tf.cast(number, tf.int64), 0]), state.dtype))
+
+    tf.function(lambda: distribution.run(offset), autograph=False)()
 
 
-@functools.cache
-def _replica_numbers(distribution: tf.distribute.Strategy) -> list[int]:
-    """The numbers, over all processes, of the replicas in this process."""
-
-    def number() -> tf.Tensor:
-        context = tf.distribute.get_replica_context()
-        assert context is not None
-        return tf.convert_to_tensor(context.replica_id_in_sync_group)
-
-    run = tf.function(lambda: distribution.run(number))
-    return [int(one) for one in distribution.experimental_local_results(run())]
+def _is_seed(variable: keras.Variable) -> bool:
+    return variable.name == "seed_generator_state"
 
 
 def seed_states(model: keras.Model) -> list[Sequence[tf.Variable]]:
-    """The state of each random number generator in a model, such as dropout's: a variable for each replica."""
-    states = [variable.value for variable in model.variables if variable.name == "seed_generator_state"]
+    """The state of each random number generator in a model, such as dropout's: a variable for each replica in this process."""
+    states = [variable.value for variable in model.variables if _is_seed(variable)]
     return [getattr(state, "values", [state]) for state in states]
 
 
