@@ -236,7 +236,7 @@ def _takes_probabilities(loss: Any) -> bool:
 
 
 def _like(spec: Any) -> Any:
-    """Zeros of a data set's shapes and types; a dimension that is not known is 2, since Keras warns of a softmax over one number."""
+    """Zeros of a data set's shapes and types; a dimension that is not known is 2: Keras warns of a softmax over one number."""
     import tensorflow as tf
 
     return keras.tree.map_structure(lambda one: tf.zeros([size or 2 for size in one.shape], one.dtype), spec)

@@ -19,8 +19,10 @@ DISTRIBUTION = strategy(NAME)  # before TensorFlow runs anything
 tf.config.experimental.enable_op_determinism()
 
 import killed_runs  # noqa: E402
+import runs  # noqa: E402
 
 from bert_keras.console import one_line_errors  # noqa: E402
+from bert_keras.text.wordpiece import WordPiece  # noqa: E402
 from tasks.glue.data_sets import ROWS  # noqa: E402
 from tasks.glue.task import Glue  # noqa: E402
 from tasks.pretraining.pretrain import pretrain  # noqa: E402
@@ -28,8 +30,6 @@ from tasks.pretraining.recipes import RECIPES  # noqa: E402
 from tasks.settings import Hparams  # noqa: E402
 from tasks.training.finetune import finetune  # noqa: E402
 from tasks.training.saver import Saver  # noqa: E402
-from bert_keras.text.wordpiece import WordPiece  # noqa: E402
-import runs  # noqa: E402
 
 HPARAMS = Hparams(epochs=2, batch_size=9, learning_rate=1e-3, seq_length=40, micro_batch=2)
 SAVE_EVERY = 2

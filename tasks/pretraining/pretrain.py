@@ -92,6 +92,8 @@ def _build(recipe: Recipe, config: BertConfig, objectives: Sequence[Objective]) 
     hparams = recipe.hparams
     encoder = BertEncoder(config, outputs=tuple(dict.fromkeys(one.reads for one in objectives)))
     model = pretrainer_of(kinds_of(recipe)).of(encoder, objectives, count_tokens=True)
+    for one in {id(one): one for one in model.encoders.values()}.values():
+        one.rematerialize = hparams.rematerialize
     optimizer = OPTIMIZERS[hparams.optimizer](
         schedule(hparams),
         weight_decay=hparams.weight_decay,

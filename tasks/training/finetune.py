@@ -229,6 +229,7 @@ def _compiled_model(
     if (bilstm := bilstm_of(network)) is not None:
         log(f"training on {bilstm.described}; the encoder is frozen")
     encoder.trainable = hparams.freeze != "encoder" and hparams.features is None
+    encoder.rematerialize = hparams.rematerialize
     if hparams.lora_rank is not None:
         encoder.enable_lora(hparams.lora_rank)
     if POOLED_OUTPUT not in task.outputs:  # without a gradient, Keras would warn

@@ -111,7 +111,9 @@ def train(
             log(f"resuming {folder.path} at step {saver.step:,} of {plan.steps:,}")
         elif begun:
             log(f"{folder.path} has no save yet; training starts at step 0")
-        workers.check_same(saver.step, "the step to resume from; give all of them one output folder that they share")
+        workers.check_same(
+            saver.step, "the step to resume from; give all of them one output folder that they share"
+        )
         progress = Progress(plan.stages, log=log, inside=verbose == 2, seconds=seconds)
         try:
             _fit_stages(plan, monitor, saver, progress, verbose=int(verbose == 1 and workers.chief))

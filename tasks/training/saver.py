@@ -134,7 +134,9 @@ class Saver(keras.callbacks.Callback):
         self._save_or_stop()
 
     def _save_or_stop(self) -> None:
-        self._stop.signal = self._workers.greatest(self._stop.signal or 0) or None  # all stop for the signal of one
+        self._stop.signal = (
+            self._workers.greatest(self._stop.signal or 0) or None
+        )  # all stop for the signal of one
         stops = self._stop.signal is not None
         if self._due or (stops and self._every != 0):
             self._save()

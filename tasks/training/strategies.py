@@ -117,20 +117,32 @@ def differ_between_replicas(model: keras.Model) -> None:
     Call it after anything that sets the seeds: building a model, or restoring it, which reads the seeds of the first replica.
     Every replica counts from the first one's seeds, in whichever process that is, so that a second call changes nothing.
     """
-    states = [variable.value for variable in model.variables if _is_seed(variable)]
-    distribution = model.distribute_strategy
+    distribution, states = model.distribute_strategy, seed_states(model)
     if distribution.num_replicas_in_sync == 1 or not states:
         return
+    own = tf.stack([tf.cast(copies[0], tf.int64) for copies in states])
+    numbers, first = _numbers_and_first(distribution)(own)
+    for copies, seed in zip(states, first, strict=True):
+        for number, copy in zip(numbers, copies, strict=True):
+            copy.assign(tf.cast(seed + tf.stack([number, 0]), copy.dtype))
 
-    def offset() -> None:
+
+@functools.cache
+def _numbers_and_first(distribution: tf.distribute.Strategy) -> Callable[[tf.Tensor], Any]:
+    """A function of numbers [N, 2]: the numbers of the replicas in this process, and the numbers that the first process gave."""
+
+    def in_replica(own: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
         context: Any = tf.distribute.get_replica_context()
-        number = context.replica_id_in_sync_group
-        own = tf.stack([tf.cast(state, tf.int64) for state in states])
-        first = context.all_reduce("SUM", own * tf.cast(tf.equal(number, 0), tf.int64))
-        for i, state in enumerate(states):
-            state.assign(tf.cast(first[i] + tf.stack([tf.cast(number, tf.int64), 0]), state.dtype))
+        number = tf.cast(context.replica_id_in_sync_group, tf.int64)
+        return number, context.all_reduce("SUM", own * tf.cast(number == 0, tf.int64))
 
-    tf.function(lambda: distribution.run(offset), autograph=False)()
+    @tf.function(autograph=False, input_signature=[tf.TensorSpec([None, 2], tf.int64)])
+    def run(own: tf.Tensor) -> tuple[Any, Any]:
+        numbers, first = distribution.run(in_replica, args=(own,))
+        local = distribution.experimental_local_results
+        return local(numbers), local(first)[0]
+
+    return run
 
 
 def _is_seed(variable: keras.Variable) -> bool:

@@ -106,8 +106,7 @@ def reports_lost_workers() -> Iterator[None]:
     except LOST as error:
         if CLUSTER not in os.environ:
             raise
-        reason = error.message.split("\n")[0][:200]
         raise BertKerasError(
-            f"another worker has ended or cannot be reached ({reason}); look for its own message, and run the same command in all "
-            "workers again to resume from the last save."
+            f"another worker has ended or cannot be reached ({type(error).__name__}); look for its own message, and run the same "
+            "command in all workers again to resume from the last save."
         ) from error
