@@ -153,10 +153,11 @@ def quiet_start() -> Iterator[None]:
             os.close(kept)
 
 
-def start(*, deterministic: bool = False) -> Any:
+def start(*, deterministic: bool = False, join: Callable[[], Any] = lambda: None) -> Any:
     """Imports TensorFlow without its start-up lines and returns it.
 
     deterministic: make every op deterministic
+    join: called before TensorFlow makes its devices: a process joins a cluster then or never
     """
     with quiet_start():
         try:
@@ -166,6 +167,7 @@ def start(*, deterministic: bool = False) -> Any:
 
         import bert_keras.text.text_ops  # noqa: F401 (tensorflow-text, or an error that names the package)
 
+        join()
         tf.config.list_logical_devices()
         tf.get_logger().setLevel("ERROR")
         logging.set_verbosity(logging.ERROR)

@@ -8,7 +8,7 @@ weighted sum over its objectives.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, ClassVar
 
 import keras
@@ -26,7 +26,7 @@ from bert_keras.features import (
     POOLED_OUTPUT,
     SEQUENCE_OUTPUT,
 )
-from bert_keras.losses import known_weights
+from bert_keras.losses import GlobalMean, known_weights
 from bert_keras.objectives import Features, MaskedLM, Objective, ReplacedTokens
 from bert_keras.training_model import TrainingSteps
 
@@ -150,6 +150,11 @@ class Pretrainer(TrainingSteps, keras.Model):
             for measure, metric in self._measures_of[name].items():
                 metric.update_state(right if measure == "accuracy" else losses, weights)
         return self.get_metrics_result()
+
+    def loss_terms(self, y: Any, sample_weight: Any) -> Iterator[tuple[GlobalMean, Any, Any]]:
+        """Each objective's loss with its labels and its weights. Labels that `_targets` replaces keep their weights."""
+        for name, loss in self._losses_of.items():
+            yield loss, y[name], sample_weight[name]
 
     def get_metrics_result(self) -> dict[str, Any]:
         """The measures since the last reset.

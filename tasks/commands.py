@@ -49,6 +49,17 @@ def add_strategy(parser: argparse.ArgumentParser, *, choices: Sequence[str] = ST
     parser.add_argument("--strategy", default="one", choices=choices, help=text)
 
 
+def start_training(strategy_name: str) -> None:
+    """Starts TensorFlow with deterministic ops, and joins the cluster of a strategy that has one."""
+
+    def join() -> None:
+        from tasks.training.strategies import strategy
+
+        strategy(strategy_name)
+
+    start(deterministic=True, join=join)
+
+
 def _add_batch_size(parser: argparse.ArgumentParser) -> None:
     text = "examples in a batch (default: 32)"
     parser.add_argument("--batch-size", type=int, default=32, help=text)
@@ -177,7 +188,7 @@ def open_given_task(args: argparse.Namespace, *, holds_out: bool = True) -> tupl
 
 
 def _run_finetune(args: argparse.Namespace) -> None:
-    start(deterministic=True)
+    start_training(args.strategy)
     from bert_keras import checkpoints
     from tasks.training.finetune import finetune
 

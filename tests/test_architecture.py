@@ -50,7 +50,10 @@ FLOORS = (
             "bert_keras.text.masking",
         ],
     ),
-    ("tensor column", ["bert_keras.layers", "bert_keras.encoder", "bert_keras.heads"]),
+    (
+        "tensor column",
+        ["bert_keras.layers", "bert_keras.rematerialization", "bert_keras.encoder", "bert_keras.heads"],
+    ),
     (
         "floor 2",
         [
@@ -131,6 +134,7 @@ FLOORS = (
             "tasks.next_sentence",
             "tasks.training",
             "tasks.training.strategies",
+            "tasks.training.workers",
             "tasks.training.plan",
             "tasks.training.progress",
             "tasks.training.identity",

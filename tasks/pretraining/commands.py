@@ -16,7 +16,7 @@ from bert_keras.console import PATH, SEVERAL, Command, progress, say, start, tab
 from bert_keras.errors import BertKerasError
 from bert_keras.paths import path_of
 from bert_keras.settings import Masking, add_flags, describe, given_settings, names_of
-from tasks.commands import SAVE_HELP, add_strategy
+from tasks.commands import SAVE_HELP, add_strategy, start_training
 from tasks.options import VocabularyOptions
 from tasks.pretraining.recipes import RECIPES
 from tasks.settings import Sampling
@@ -124,11 +124,11 @@ def _add_pretrain(parser: argparse.ArgumentParser) -> None:
         metavar="STEP",
         help="also keep the weights after these steps",
     )
-    add_strategy(parser, choices=("one", "mirrored"))
+    add_strategy(parser, choices=("one", "mirrored", "multiworker"))
 
 
 def _run_pretrain(args: argparse.Namespace) -> None:
-    start(deterministic=True)
+    start_training(args.strategy)
     from bert_keras import checkpoints
     from tasks.pretraining.corpus import open_corpora
     from tasks.pretraining.pretrain import pretrain
