@@ -193,6 +193,7 @@ FLOORS = (
             "tasks.experiments.probe",
             "tasks.pretraining.vocabulary",
             "tasks.example_files",
+            "tasks.flags",
             "tasks.commands",
             "tasks.features.commands",
             "tasks.pretraining.commands",

@@ -11,14 +11,8 @@ from typing import Any
 from bert_keras.console import PATH, SEVERAL, Command, say, start, table
 from bert_keras.errors import BertKerasError
 from bert_keras.settings import add_flags, given_settings
-from tasks.commands import (
-    CHECKPOINT_HELP,
-    add_feature_cache,
-    add_strategy,
-    add_task,
-    add_task_options,
-    open_given_task,
-)
+from tasks.commands import open_given_task
+from tasks.flags import CHECKPOINT_HELP, add_feature_cache, add_strategy, add_task, add_task_options
 from tasks.options import (
     ABLATIONS,
     APPROACHES,

@@ -16,7 +16,7 @@ from bert_keras.console import PATH, SEVERAL, Command, progress, say, start, tab
 from bert_keras.errors import BertKerasError
 from bert_keras.paths import path_of
 from bert_keras.settings import Masking, add_flags, describe, given_settings, names_of
-from tasks.commands import SAVE_HELP, add_strategy, start_training
+from tasks.flags import SAVE_HELP, add_strategy, start_training
 from tasks.options import VocabularyOptions
 from tasks.pretraining.recipes import RECIPES
 from tasks.settings import Sampling

@@ -26,6 +26,7 @@ from tasks.training.strategies import differ_between_replicas
 from tasks.training.workers import Workers
 
 RESULTS_FILE, LOGS, TASK_FILE = "results.json", "logs", "task.json"
+SAME_STEP = "the step to resume from; give all of them one output folder that they share"
 PROTOCOL_FILE = "protocol.json"  # a grid of runs writes it into a run's folder before the run begins
 RUN = Layout(
     name="a run",
@@ -97,23 +98,14 @@ def train(
         def seconds() -> float:
             return before + time.monotonic() - began
 
-        saver = Saver(
-            own,
-            plan.model,
-            every=save_every,
-            remember=lambda: [seconds(), monitor.memory()],
-            stop=stop,
-            workers=workers,
-        )
-        if (memory := saver.restore(folder.path, log=log)) is not None:
-            before, remembered = memory
-            monitor.recall(remembered)
-            log(f"resuming {folder.path} at step {saver.step:,} of {plan.steps:,}")
-        elif begun:
-            log(f"{folder.path} has no save yet; training starts at step 0")
-        workers.check_same(
-            saver.step, "the step to resume from; give all of them one output folder that they share"
-        )
+        def memory() -> list[Any]:
+            return [seconds(), monitor.memory()]
+
+        saver = Saver(own, plan.model, every=save_every, remember=memory, stop=stop, workers=workers)
+        if (remembered := _restored(saver, folder, plan, begun=begun, log=log)) is not None:
+            before, of_monitor = remembered
+            monitor.recall(of_monitor)
+        workers.check_same(saver.step, SAME_STEP)
         progress = Progress(plan.stages, log=log, inside=verbose == 2, seconds=seconds)
         try:
             _fit_stages(plan, monitor, saver, progress, verbose=int(verbose == 1 and workers.chief))
@@ -128,6 +120,18 @@ def train(
         if stop.signal is not None:  # after the last step
             raise type(stop.error)(f"stopped; {folder.path} is finished")
     return results
+
+
+def _restored(
+    saver: Saver, folder: Folder, plan: Plan, *, begun: bool, log: Callable[[str], None]
+) -> list[Any] | None:
+    """What the last save remembers; None if there is none. Logs the step where the training starts."""
+    remembered = saver.restore(folder.path, log=log)
+    if remembered is not None:
+        log(f"resuming {folder.path} at step {saver.step:,} of {plan.steps:,}")
+    elif begun:
+        log(f"{folder.path} has no save yet; training starts at step 0")
+    return remembered
 
 
 @contextlib.contextmanager
