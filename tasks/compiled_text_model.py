@@ -50,7 +50,7 @@ class CompiledTextModel(TrainingSteps, keras.Model):
         optimizer, loss: as in Keras; None takes those of the problem
         metrics: as in Keras. Beside the problem's loss they are weighted as it is, because padding has weight 0
         weighted_metrics: as in Keras; None takes the problem's metrics where the loss is the problem's too
-        micro_batch: rows that are computed at once; None takes whole batches. The update is the same, but for the draws of dropout
+        micro_batch: rows that are computed at once; None takes whole batches. The update is the same, except for dropout
         settings: of BERT's optimizer, the fields of Hparams that OPTIMIZER_SETTINGS lists, such as learning_rate. Each `fit`
             then counts its own steps: it starts a new optimizer and a new schedule, with warm-up and decay to 0
 
