@@ -28,6 +28,7 @@ COMMANDS = {
     "finetune": "tasks.commands",
     "pretrain": "tasks.pretraining.commands",
     "instances": "tasks.pretraining.commands",
+    "plan": "tasks.pretraining.commands",
     "vocab": "tasks.pretraining.commands",
     "triviaqa": "tasks.squad.commands",
     "ablate": "tasks.experiments.commands",

@@ -52,7 +52,7 @@ def _shape(num_layers: int, hidden_size: int) -> dict[str, int]:
 
 
 _NO_DROPOUT = {"hidden_dropout": 0.0, "attention_dropout": 0.0, "classifier_dropout": 0.1}
-# Version 2 of google-research/albert; google-research/electra, whose gelu is the erf form; fairseq's RoBERTa.
+# Version 2 of google-research/albert; google-research/electra, whose gelu is the erf form; fairseq's RoBERTa; Sanh et al. 2019.
 _ALBERT = {"vocab_size": 30000, "embedding_size": 128, "share_layers": True, **_NO_DROPOUT}
 _ELECTRA = {"vocab_size": 30522, "activation": "gelu_erf"}
 _ROBERTA = {
@@ -62,6 +62,13 @@ _ROBERTA = {
     "type_vocab_size": 1,
     "norm_epsilon": 1e-5,
     "activation": "gelu_erf",
+}
+_DISTILBERT = {
+    "vocab_size": 30522,
+    "type_vocab_size": 0,
+    "activation": "gelu_erf",
+    "pooler_activation": "relu",
+    "classifier_dropout": 0.2,
 }
 # The published variants, as the fields that differ from BERT base; for ELECTRA, the fields of the discriminator.
 VARIANTS: dict[str, dict[str, Any]] = {
@@ -74,6 +81,7 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "electra-large": _ELECTRA | _shape(*SIZES["large"]),
     "roberta-base": _ROBERTA | _shape(*SIZES["base"]),
     "roberta-large": _ROBERTA | _shape(*SIZES["large"]),
+    "distilbert-base": _DISTILBERT | _shape(*SIZES["L-6_H-768"]),
 }
 
 
@@ -90,11 +98,12 @@ class BertConfig:
     num_heads: int = 12
     intermediate_size: int = 3072
     max_positions: int = 512
-    type_vocab_size: int = 2
+    type_vocab_size: int = 2  # DistilBERT: 0, no types
     embedding_size: int | None = None  # ALBERT: factorised embeddings of this width; None means hidden_size
     share_layers: bool = False  # ALBERT: one block's weights for every layer
     causal: bool = False  # a position attends to itself and its left; pooled at the last token before padding
     activation: str = "gelu_tanh"  # google-research/bert modeling.py `gelu`
+    pooler_activation: str = "tanh"  # DistilBERT's classifier: relu
     hidden_dropout: float = 0.1
     attention_dropout: float = 0.1
     classifier_dropout: float | None = None  # before a task's dense layer; None means hidden_dropout
@@ -105,7 +114,8 @@ class BertConfig:
 
     def __post_init__(self) -> None:
         for name, most in LIMITS.items():
-            kind = or_null(whole(1, most)) if name == "embedding_size" else whole(1, most)
+            kind = whole(0 if name == "type_vocab_size" else 1, most)
+            kind = or_null(kind) if name == "embedding_size" else kind
             _want(self, name, kind.wanted, kind.accepts)
         _want(self, "position_offset", "a whole number of at least 0", lambda v: is_whole(v) and v >= 0)
         for name in ("share_layers", "causal", "bilstm"):
@@ -120,12 +130,13 @@ class BertConfig:
                 f"a number over 0, from {SMALLEST:g} to {LARGEST:g}",
                 lambda v: is_finite(v) and SMALLEST <= v <= LARGEST,
             )
-        _want(
-            self,
-            "activation",
-            f"one of {', '.join(ACTIVATIONS)}",
-            lambda v: isinstance(v, str) and v in ACTIVATIONS,
-        )
+        for name in ("activation", "pooler_activation"):
+            _want(
+                self,
+                name,
+                f"one of {', '.join(ACTIVATIONS)}",
+                lambda v: isinstance(v, str) and v in ACTIVATIONS,
+            )
         if self.hidden_size % self.num_heads:
             raise BertKerasError(
                 f"hidden_size {self.hidden_size} is not a multiple of num_heads {self.num_heads}; change one of the two."
@@ -143,6 +154,11 @@ class BertConfig:
     def embedding_width(self) -> int:
         """E, the width of the embedding table."""
         return self.hidden_size if self.embedding_size is None else self.embedding_size
+
+    @property
+    def has_types(self) -> bool:
+        """True if embeddings of the token types are added to those of words and positions."""
+        return self.type_vocab_size > 0
 
     @property
     def max_length(self) -> int:
@@ -257,6 +273,21 @@ class BertConfig:
             )
         except ValueError as error:
             raise BertKerasError(f"{path}: {error}") from error
+
+
+def generator_config(config: BertConfig, *, share: float = 0.25) -> BertConfig:
+    """The generator's configuration for a discriminator: a fraction of its width, heads and intermediate size.
+
+    share: the fraction, 1/4 at ELECTRA small and large, 1/3 at base (google-research/electra configure_pretraining.py).
+    """
+    heads = max(1, round(config.num_heads * share))
+    return dataclasses.replace(
+        config,
+        embedding_size=config.embedding_width,
+        hidden_size=max(1, round(config.hidden_size * share / heads)) * heads,
+        num_heads=heads,
+        intermediate_size=max(1, round(config.intermediate_size * share)),
+    )
 
 
 def _defaults() -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""Google's `bert_config.json` and Hugging Face's `config.json` (BERT, ALBERT, ELECTRA, RoBERTa): their keys, values and defaults.
+"""Google's `bert_config.json` and Hugging Face's `config.json` (BERT and its variants): their keys, values and defaults.
 
 In: the contents of such a file. Out: the fields of a BertConfig; and back. The form decides the meaning of a value: `gelu` is the
 tanh gelu in a Google file, the erf gelu in a Hugging Face file.
@@ -27,6 +27,8 @@ class Form:
     metadata: frozenset[str]  # keys that change no number
     # key -> our property that is written for a field that may be None
     written_as: dict[str, str] = dataclasses.field(default_factory=dict)
+    # key -> the least value that its models can compute with
+    least: dict[str, int] = dataclasses.field(default_factory=dict)
     # key -> the number to add to its value to get ours
     shifts: dict[str, int] = dataclasses.field(default_factory=dict)
     # our field -> the value that every file of this form implies
@@ -44,7 +46,7 @@ class Form:
         unsaid = {**defaults, **self.means}
         return (
             (factorised or not self.projects)
-            and all(ours[self.keys[key]] >= shift for key, shift in self.shifts.items())
+            and all(ours[self.keys[key]] >= least for key, least in (self.shifts | self.least).items())
             and all(ours[name] == unsaid[name] for name in set(ours) - set(self.keys.values()))
         )
 
@@ -74,6 +76,7 @@ class Form:
             name = self.keys[key]
             ours[name] = ours[name] + shift if is_whole(ours[name]) else ours[name]
         ours["activation"] = self._activation(ours.get("activation", "gelu"))
+        self._refuse_less(fields)
         self._refuse_projection(ours)
         if ours.get("embedding_size") == ours["hidden_size"]:
             ours["embedding_size"] = None
@@ -82,9 +85,18 @@ class Form:
     def _activation(self, theirs: Any) -> str:
         if not isinstance(theirs, str) or theirs not in self.activations:
             raise BertKerasError(
-                f"hidden_act is {short(theirs)} in a {self.name}; wanted one of {', '.join(self.activations)}."
+                f"{self._key_of('activation')} is {short(theirs)} in a {self.name}; wanted one of {', '.join(self.activations)}."
             )
         return self.activations[theirs]
+
+    def _key_of(self, name: str) -> str:
+        """The key of one of our fields."""
+        return next(key for key, ours in self.keys.items() if ours == name)
+
+    def _refuse_less(self, fields: Mapping[str, Any]) -> None:
+        for key, least in self.least.items():
+            if is_whole(value := fields.get(key, least)) and value < least:
+                raise BertKerasError(f"{key} is {short(value)} in a {self.name}; wanted at least {least}.")
 
     def _refuse_projection(self, ours: Mapping[str, Any]) -> None:
         if self.projects and ours["embedding_size"] == ours["hidden_size"]:
@@ -101,7 +113,7 @@ class Form:
                 written[key] = ours[self.written_as.get(key, name)]
         for key, shift in self.shifts.items():
             written[key] -= shift
-        written["hidden_act"] = next(
+        written[self._key_of("activation")] = next(
             theirs for theirs, name in self.activations.items() if name == ours["activation"]
         )
         return written
@@ -128,7 +140,11 @@ _KEYS = {
 }
 _CLASSIFIER_DROPOUT = {"classifier_dropout": "classifier_dropout"}
 # Keys that only this package writes, if the value is not the default.
-_OURS = {name: name for name in ("embedding_size", "share_layers", "causal", "position_offset", "bilstm")}
+_OURS = {
+    name: name
+    for name in ("embedding_size", "share_layers", "causal", "position_offset", "bilstm", "pooler_activation")
+}
+_TYPES = {"type_vocab_size": 1}  # their models look a type up for every token
 _REQUIRED = ("vocab_size", "hidden_size", "num_hidden_layers", "num_attention_heads", "intermediate_size")
 _FIXED = {
     "position_embedding_type": ("absolute",),
@@ -173,6 +189,7 @@ GOOGLE = Form(
     },
     fixed=_FIXED | {"model_type": ("bert",)},
     metadata=_METADATA,
+    least=_TYPES,
 )
 _BERT = Form(
     name="config.json (Hugging Face)",
@@ -194,6 +211,7 @@ _BERT = Form(
     },
     fixed=_FIXED,
     metadata=_METADATA | {"model_type"},
+    least=_TYPES,
 )
 _EMBEDDING_SIZE = {"embedding_size": "embedding_size"}
 # By model_type. We write the first form that can hold a configuration; the last form, our own, can hold all.
@@ -228,8 +246,32 @@ HUGGING_FACE = {
         defaults={"pad_token_id": 1, "hidden_act": "gelu"},
         shifts={"pad_token_id": 1},
     ),
+    "distilbert": dataclasses.replace(
+        _BERT,
+        keys={
+            "vocab_size": "vocab_size",
+            "dim": "hidden_size",
+            "n_layers": "num_layers",
+            "n_heads": "num_heads",
+            "hidden_dim": "intermediate_size",
+            "max_position_embeddings": "max_positions",
+            "activation": "activation",
+            "dropout": "hidden_dropout",
+            "attention_dropout": "attention_dropout",
+            "seq_classif_dropout": "classifier_dropout",
+            "initializer_range": "initializer_range",
+        },
+        optional=frozenset(),
+        required=("vocab_size", "dim", "n_layers", "n_heads", "hidden_dim"),
+        defaults={"activation": "gelu", "seq_classif_dropout": 0.2},
+        # Sinusoidal positions are only an initial value: the file has the table. Our heads of spans have no dropout.
+        metadata=_BERT.metadata | {"sinusoidal_pos_embds", "qa_dropout", "tie_weights_"},
+        written_as={"seq_classif_dropout": "head_dropout"},
+        means={"type_vocab_size": 0, "pooler_activation": "relu"},
+        least={},
+    ),
     "bert_keras": dataclasses.replace(
-        _BERT, keys=_BERT.keys | _OURS, optional=_BERT.optional | frozenset(_OURS)
+        _BERT, keys=_BERT.keys | _OURS, optional=_BERT.optional | frozenset(_OURS), least={}
     ),
 }
 MODEL_TYPES = tuple(HUGGING_FACE)

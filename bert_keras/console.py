@@ -153,10 +153,11 @@ def quiet_start() -> Iterator[None]:
             os.close(kept)
 
 
-def start(*, deterministic: bool = False) -> Any:
+def start(*, deterministic: bool = False, join: Callable[[], Any] = lambda: None) -> Any:
     """Imports TensorFlow without its start-up lines and returns it.
 
     deterministic: make every op deterministic
+    join: called before TensorFlow makes its devices: a process joins a cluster then or never
     """
     with quiet_start():
         try:
@@ -166,6 +167,7 @@ def start(*, deterministic: bool = False) -> Any:
 
         import bert_keras.text.text_ops  # noqa: F401 (tensorflow-text, or an error that names the package)
 
+        join()
         tf.config.list_logical_devices()
         tf.get_logger().setLevel("ERROR")
         logging.set_verbosity(logging.ERROR)
@@ -175,14 +177,15 @@ def start(*, deterministic: bool = False) -> Any:
 
 
 def table(columns: Sequence[str], rows: Iterable[Sequence[Any]], *, title: str | None = None) -> None:
-    """Prints a table; floats have four decimals."""
+    """Prints a table; floats have four decimals. No cell is cut: on a narrow terminal it is folded."""
     from rich.console import Console
-    from rich.table import Table
+    from rich.table import Column, Table
 
-    made = Table(*columns, title=title, title_justify="left")
+    made = Table(*(Column(name, overflow="fold") for name in columns), title=title, title_justify="left")
     for row in rows:
         made.add_row(*[f"{cell:.4f}" if isinstance(cell, float) else str(cell) for cell in row])
-    Console(markup=False, emoji=False, highlight=False).print(made)
+    width = None if sys.stdout.isatty() else 1000  # a file has no width
+    Console(markup=False, emoji=False, highlight=False, width=width).print(made)
 
 
 @contextlib.contextmanager

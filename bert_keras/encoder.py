@@ -25,6 +25,7 @@ from bert_keras.features import (
     SEQUENCE_OUTPUT,
 )
 from bert_keras.layers import (
+    ACTIVATIONS,
     LORA_TARGETS,
     MASKED_SCORE,
     BiLSTM,
@@ -34,6 +35,7 @@ from bert_keras.layers import (
     from_quantized,
     quantization_config,
 )
+from bert_keras.rematerialization import rematerialized
 
 ALL = (SEQUENCE_OUTPUT, POOLED_OUTPUT, ENCODER_OUTPUTS, EMBEDDING_OUTPUT)
 _KNOWN = (*ALL, ATTENTION_PROBABILITIES)
@@ -91,6 +93,7 @@ class BertEncoder(keras.Model):
                 f"outputs {unknown or list(outputs)} given; wanted one or more of {', '.join(_KNOWN)}."
             )
         self.config = config
+        self._rematerialize = False
         self.outputs_wanted = tuple(outputs)
         self.embeddings = Embeddings(config, shared=embeddings, dtype=dtype)
         self.blocks = [
@@ -176,7 +179,7 @@ class BertEncoder(keras.Model):
                 queries = gather_positions(states, ops.expand_dims(position, -1))
                 queries_mask = self._padding_mask(mask)
             block = self.blocks[0 if self.config.share_layers else i]
-            states, probabilities = block(queries, states, queries_mask, training=training)
+            states, probabilities = self._run_block(block, queries, states, queries_mask, training)
             if ENCODER_OUTPUTS in self.outputs_wanted:
                 results[ENCODER_OUTPUTS].append(states)
             if ATTENTION_PROBABILITIES in self.outputs_wanted:
@@ -189,8 +192,33 @@ class BertEncoder(keras.Model):
             first = (
                 states[:, 0] if pooled_only else gather_positions(states, ops.expand_dims(position, -1))[:, 0]
             )
-            results[POOLED_OUTPUT] = ops.tanh(self.pooler(first))
+            results[POOLED_OUTPUT] = ACTIVATIONS[self.config.pooler_activation](self.pooler(first))
         return {name: results[name] for name in self.outputs_wanted}
+
+    def _run_block(
+        self, block: Block, queries: Any, states: Any, scores_mask: Any, training: bool
+    ) -> tuple[Any, Any]:
+        if not (training and self.rematerialize):
+            return block(queries, states, scores_mask, training=training)
+        wanted = ATTENTION_PROBABILITIES in self.outputs_wanted
+        return rematerialized(block, queries, states, scores_mask, probabilities=wanted)
+
+    @property
+    def rematerialize(self) -> bool:
+        """True where training keeps only the inputs of each block and computes the block again for its gradient.
+
+        It takes about a third more computation; the gradients are equal up to rounding. Set it before the first step.
+        Raises ValueError on another backend than TensorFlow. No file holds it.
+        """
+        return self._rematerialize
+
+    @rematerialize.setter
+    def rematerialize(self, value: bool) -> None:
+        if value and keras.backend.backend() != "tensorflow":
+            raise BertKerasError(
+                f"rematerialize needs the backend tensorflow; this is {keras.backend.backend()}."
+            )
+        self._rematerialize = value
 
     def _padding_mask(self, mask: Any) -> Any:
         """Int32 [B, S] -> float [B, 1, 1, S], to be added to attention scores."""

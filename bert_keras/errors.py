@@ -10,22 +10,30 @@ All derive from ValueError. The second to the fourth also derive from the error 
 error is a bug or comes from another library: the command line shows its traceback.
 """
 
+import re
 from collections.abc import Iterable
+
+# Line breaks and what moves a terminal's cursor: names in files may hold them.
+_CONTROL = re.compile("[\x00-\x08\x0a-\x1f\x7f-\x9f\u2028\u2029\ud800-\udfff]")
 
 
 class BertKerasError(ValueError):
-    """An input that the package refuses."""
+    """An input that the package refuses. Its text is one line: control characters are escaped as Python does."""
+
+    def __str__(self) -> str:
+        return _CONTROL.sub(lambda found: repr(found[0])[1:-1], super().__str__())
 
 
-class MissingFileError(FileNotFoundError, BertKerasError):
+# Ours is first, for its text.
+class MissingFileError(BertKerasError, FileNotFoundError):
     """A file or folder that does not exist."""
 
 
-class TakenError(FileExistsError, BertKerasError):
+class TakenError(BertKerasError, FileExistsError):
     """An output that already exists."""
 
 
-class MissingPackageError(ImportError, BertKerasError):
+class MissingPackageError(BertKerasError, ImportError):
     """An optional package that is not installed."""
 
 

@@ -33,7 +33,7 @@ VOCABULARY_TEXTS = "vocabulary_texts"  # string [V], their bytes in a text
 
 # The outputs of an encoder.
 SEQUENCE_OUTPUT = "sequence_output"  # float [B, S, H], the last block
-POOLED_OUTPUT = "pooled_output"  # float [B, H], dense + tanh of one position
+POOLED_OUTPUT = "pooled_output"  # float [B, H], dense + tanh of one position; DistilBERT's classifier: relu
 ENCODER_OUTPUTS = "encoder_outputs"  # L x float [B, S, H], every block
 EMBEDDING_OUTPUT = "embedding_output"  # float [B, S, H], the input of the first block
 ATTENTION_PROBABILITIES = "attention_probabilities"  # L x float [B, A, S, S], A heads; only on request

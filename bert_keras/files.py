@@ -8,12 +8,14 @@ import hashlib
 import json
 import os
 import pathlib
+import tempfile
 from collections.abc import Iterable, Iterator
 from typing import Any
 
 import filelock
 
 from bert_keras.errors import BertKerasError
+from bert_keras.remote_paths import RemotePath, refuse_remote
 
 TEMPORARY = ".tmp"  # the suffix of an incomplete file
 LOCK = ".lock"  # held while its folder is written
@@ -21,7 +23,15 @@ LOCK = ".lock"  # held while its folder is written
 
 @contextlib.contextmanager
 def whole_file(path: pathlib.Path) -> Iterator[pathlib.Path]:
-    """A temporary file to write; at the end it is synced and renamed to `path`, or removed after an error."""
+    """A temporary file to write; at the end it is synced and renamed to `path`, or removed after an error.
+
+    The temporary file of a remote path is on the local disk, and is uploaded at the end.
+    """
+    if isinstance(path, RemotePath):
+        with tempfile.TemporaryDirectory(prefix="bert-keras-") as folder:
+            yield pathlib.Path(folder) / path.name
+            path.upload(pathlib.Path(folder) / path.name)
+        return
     temporary = path.with_name(f".{path.name}.{os.getpid()}{TEMPORARY}")
     try:
         yield temporary
@@ -51,9 +61,9 @@ def sync(path: pathlib.Path) -> None:
 
 def remove_temporary(folder: pathlib.Path) -> None:
     """Removes the temporary files that a killed process left in a folder. Call it under the folder's lock."""
-    for name in os.listdir(folder):
-        if name.endswith(TEMPORARY):
-            (folder / name).unlink(missing_ok=True)
+    for file in list(folder.iterdir()):
+        if file.name.endswith(TEMPORARY):
+            file.unlink(missing_ok=True)
 
 
 @contextlib.contextmanager
@@ -62,8 +72,9 @@ def locked(folder: pathlib.Path, *, output: pathlib.Path | None = None) -> Itera
 
     output: the folder that the error names, if not this one
 
-    Raises BertKerasError if another process holds the lock.
+    Raises BertKerasError if another process holds the lock, and for a remote folder, which cannot be locked.
     """
+    refuse_remote(output or folder, "this folder")
     folder.mkdir(parents=True, exist_ok=True)
     # The resolved path, because filelock finds a lock that this process holds by its path.
     file = folder.resolve() / LOCK
@@ -94,5 +105,5 @@ def digest(parts: Iterable[bytes | str]) -> str:
 
 def digest_of_file(path: pathlib.Path) -> str:
     """SHA-256 of a file's bytes."""
-    with open(path, "rb") as opened:
+    with path.open("rb") as opened:
         return hashlib.file_digest(opened, "sha256").hexdigest()

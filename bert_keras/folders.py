@@ -19,6 +19,7 @@ from typing import Literal
 from bert_keras.errors import TakenError
 from bert_keras.files import LOCK, locked, sync, write_json
 from bert_keras.json_files import TEXT, list_of, read_object, typed
+from bert_keras.remote_paths import refuse_remote
 
 PARTIAL = ".partial"  # the suffix of the folder with incomplete files
 NEW, JOURNAL = "new", "moving.json"  # in that folder
@@ -35,6 +36,7 @@ def whole_folder(
     The folder is locked during the block, and files that a killed process left are removed first. Raises TakenError for a
     folder that `existing` refuses, BertKerasError if another process writes to it, OSError if it cannot be written.
     """
+    refuse_remote(path, "this folder")
     path = path.resolve()  # a folder cannot be renamed to a link
     if path.exists() and not path.is_dir():
         raise TakenError(f"{path} is a file; give a folder.")

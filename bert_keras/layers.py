@@ -185,7 +185,7 @@ class Embeddings(keras.layers.Layer):
 
     shared: embeddings whose tables and norm these read instead of their own; the projection is their own.
 
-    Positions count from `position_offset` on. Where there is one type, the type ids are not looked at.
+    Positions count from `position_offset` on. Where there is one type or none, the type ids are not looked at.
     Raises ValueError where the shared tables are of other sizes.
     """
 
@@ -214,9 +214,9 @@ class Embeddings(keras.layers.Layer):
     def build(self, input_shape: Any = None) -> None:
         """No shape is needed: every size stands in the config."""
         config, width = self.config, self.config.embedding_width
-        for name, rows in _TABLES.items():
-            if getattr(self, name) is None:
-                shape = (getattr(config, rows), width)
+        for name, field in _TABLES.items():
+            if getattr(self, name) is None and (rows := getattr(config, field)):
+                shape = (rows, width)
                 setattr(
                     self, name, self.add_weight(name=name, shape=shape, initializer=truncated_normal(config))
                 )
@@ -234,13 +234,14 @@ class Embeddings(keras.layers.Layer):
         # `slice` raises where the length is known at run time only and too long; indexing would clip in silence.
         table = ops.convert_to_tensor(self.position_embeddings)
         positions = ops.slice(table, (start, 0), (length, self.config.embedding_width))
-        # A pair's type ids are 0 and 1, and RoBERTa has one type: looked up, 1 would be an error on CPU and zeros on GPU.
-        types = (
-            self.type_embeddings[0]
-            if self.config.type_vocab_size == 1
-            else ops.take(self.type_embeddings, type_ids, axis=0)
-        )
-        summed = ops.cast(words + types + ops.expand_dims(positions, 0), self.compute_dtype)
+        if self.config.has_types:
+            # A pair's type ids are 0 and 1, and RoBERTa has one type: looked up, 1 would be an error on CPU and zeros on GPU.
+            words += (
+                self.type_embeddings[0]
+                if self.config.type_vocab_size == 1
+                else ops.take(self.type_embeddings, type_ids, axis=0)
+            )
+        summed = ops.cast(words + ops.expand_dims(positions, 0), self.compute_dtype)
         embedded = self.dropout(self.norm(summed), training=training)
         return embedded if self.projection is None else self.projection(embedded)
 

@@ -3,7 +3,9 @@
 In: labels, outputs and weights of one replica. Out: the loss that one device would compute on the whole batch.
 """
 
-from collections.abc import Callable
+import contextlib
+import contextvars
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import keras
@@ -18,6 +20,29 @@ def replica_context() -> Any:
 
     context = tf.distribute.get_replica_context()
     return context if context is not None and context.num_replicas_in_sync > 1 else None
+
+
+# For each GlobalMean, the weight of the whole batch, while a micro-batch of it is computed. Each replica has its own thread.
+_WHOLE: contextvars.ContextVar[dict[Any, Any] | None] = contextvars.ContextVar("whole", default=None)
+
+
+@contextlib.contextmanager
+def micro_batches(terms: Iterable[tuple["GlobalMean", Any, Any]]) -> Iterator[None]:
+    """Within it, a GlobalMean of a micro-batch returns the micro-batch's part of the mean over the global batch.
+
+    The parts of all micro-batches and replicas add up to that mean, and no part reads another replica.
+
+    terms: each loss with the labels and the weights, or None, of the replica's whole batch
+    """
+    terms = list(terms)
+    weights = [loss.weight(labels, sample_weight) for loss, labels, sample_weight in terms]
+    if (context := replica_context()) is not None:
+        weights = context.all_reduce("SUM", weights)
+    token = _WHOLE.set({id(loss): weight for (loss, _, _), weight in zip(terms, weights, strict=True)})
+    try:
+        yield
+    finally:
+        _WHOLE.reset(token)
 
 
 @keras.saving.register_keras_serializable("bert_keras")
@@ -45,14 +70,10 @@ class GlobalMean(keras.losses.Loss):
         On N replicas, each returns the global mean / N, which Keras sums and logs. Its gradient is that of its own labels.
         """
         losses = self.call(y_true, y_pred)
-        weights = ops.ones_like(losses)
-        if sample_weight is not None:
-            given = ops.cast(sample_weight, losses.dtype)
-            slots = (1,) * (len(losses.shape) - len(given.shape))
-            weights = weights * ops.reshape(given, (*ops.shape(given), *slots))
-        if self._loss is cross_entropy:
-            weights = known_weights(y_true, weights)
+        weights = self._weights(losses, y_true, sample_weight)
         loss_sum, weight_sum = ops.sum(losses * weights), ops.sum(weights)
+        if (whole := _WHOLE.get()) is not None:
+            return ops.divide_no_nan(loss_sum, whole[id(self)])
         context = replica_context()
         if context is None:
             return ops.divide_no_nan(loss_sum, weight_sum)
@@ -60,6 +81,20 @@ class GlobalMean(keras.losses.Loss):
         own = ops.divide_no_nan(loss_sum, all_weights)
         mean = ops.divide_no_nan(all_losses, all_weights)
         return own + ops.stop_gradient(mean / context.num_replicas_in_sync - own)
+
+    def weight(self, y_true: Any, sample_weight: Any = None) -> Any:
+        """The sum of the weights of one replica's labels [B, ...]: what the mean divides by. The outputs are not needed."""
+        like = ops.ones(ops.shape(y_true), "float32")
+        return ops.sum(self._weights(like, y_true, sample_weight))
+
+    def _weights(self, like: Any, y_true: Any, sample_weight: Any) -> Any:
+        """A weight for each loss, in the shape of `like`."""
+        weights = ops.ones_like(like)
+        if sample_weight is not None:
+            given = ops.cast(sample_weight, like.dtype)
+            slots = (1,) * (len(like.shape) - len(given.shape))
+            weights = weights * ops.reshape(given, (*ops.shape(given), *slots))
+        return known_weights(y_true, weights) if self._loss is cross_entropy else weights
 
     def get_config(self) -> dict[str, Any]:
         """The constructor's arguments."""

@@ -18,6 +18,11 @@ from bert_keras.losses import replica_context
 _EMBEDDINGS, _BLOCK = re.compile(r"(^|/)embeddings/"), re.compile(r"(^|/)block_(\d+)/")
 
 CLIP_NORM = 1.0  # google-research/bert optimization.py
+# Keras' accumulation fails under several replicas, and counts every micro-batch as a step of the schedule.
+ACCUMULATION = (
+    "the optimizer has gradient_accumulation_steps, which is Keras' accumulation and fails under several replicas; leave it out, "
+    "give the whole batch, and compile(micro_batch=N) a TrainingModel or a TextModel; on the command line, --micro-batch N."
+)
 
 
 class KerasArguments(TypedDict, total=False):
@@ -95,6 +100,8 @@ class _TwoMoments(keras.optimizers.Optimizer):
                     f"clip_norm is {clip_norm} and {clips[0]} is given too; give one of them."
                 )
             clip_norm = None
+        if keras_arguments.get("gradient_accumulation_steps") is not None:
+            raise BertKerasError(ACCUMULATION)
         super().__init__(learning_rate=learning_rate, weight_decay=weight_decay, name=name, **keras_arguments)
         self.beta_1, self.beta_2, self.epsilon = beta_1, beta_2, epsilon
         self.clip_norm, self.bias_correction, self.no_decay = clip_norm, bias_correction, no_decay
@@ -162,19 +169,11 @@ class _TwoMoments(keras.optimizers.Optimizer):
     def apply(
         self, grads: Sequence[Any], trainable_variables: Sequence[keras.Variable] | None = None
     ) -> None:
-        """Sums gradients over the replicas, clips them and updates the variables.
-
-        Raises ValueError for gradient_accumulation_steps under several replicas.
-        """
-        if self.gradient_accumulation_steps and replica_context() is not None:
-            raise BertKerasError(
-                f"gradient_accumulation_steps is {self.gradient_accumulation_steps} under a strategy of several replicas, which "
-                "Keras cannot do; leave it out, or train on one device."
-            )
+        """Sums gradients over the replicas, clips them and updates the variables."""
         super().apply([None if grad is None else _dense(grad) for grad in grads], trainable_variables)
 
     def _clip_gradients(self, grads: list[Any]) -> list[Any]:
-        """Keras clips here: after it has divided by the loss's scale and summed what it accumulates."""
+        """Keras clips here: after it has divided by the loss's scale."""
         context = replica_context()
         if context is None:
             return self._clip(grads)
@@ -214,7 +213,7 @@ class AdamW(_TwoMoments):
     gradual: `learn_to_depth` selects the variables that learn. The others keep every bit and their moments, are not decayed,
         and do not count in the norm
     keras_arguments: of every Keras optimizer, see KerasArguments. clipnorm, clipvalue or
-        global_clipnorm take the place of clip_norm's default; gradient_accumulation_steps is refused under several replicas
+        global_clipnorm take the place of clip_norm's default; gradient_accumulation_steps is refused
     """
 
     def __init__(

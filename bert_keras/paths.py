@@ -10,6 +10,7 @@ import tempfile
 from collections.abc import Iterator, Sequence
 
 from bert_keras.errors import BertKerasError, MissingPackageError
+from bert_keras.remote_paths import RemotePath, is_remote
 
 ROOT = pathlib.Path(__file__).parents[1]
 OWN = ("tasks", "savedmodels")  # our packages beside this one; other projects use these names too
@@ -19,8 +20,8 @@ PATTERN = frozenset(
 
 
 def path_of(given: str | os.PathLike[str]) -> pathlib.Path:
-    """A path with `~` and `~user` expanded; the name of an unknown user stays as it is."""
-    return pathlib.Path(os.path.expanduser(given))
+    """A path with `~` and `~user` expanded, or a remote path; the name of an unknown user stays as it is."""
+    return RemotePath(given) if is_remote(given) else pathlib.Path(os.path.expanduser(given))
 
 
 def close_paths(path: pathlib.Path) -> list[str]:
@@ -32,7 +33,7 @@ def close_paths(path: pathlib.Path) -> list[str]:
     while not missing.parent.exists():
         missing = missing.parent
     try:
-        beside = os.listdir(missing.parent)
+        beside = [entry.name for entry in missing.parent.iterdir()]
     except OSError:  # a file, or a folder that cannot be read
         return []
     found = [missing.parent / name for name in difflib.get_close_matches(missing.name, beside, cutoff=0.8)]

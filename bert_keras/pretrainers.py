@@ -8,14 +8,13 @@ weighted sum over its objectives.
 
 from __future__ import annotations
 
-import dataclasses
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, ClassVar
 
 import keras
 from keras import ops
 
-from bert_keras.config import BertConfig
+from bert_keras.config import BertConfig, generator_config
 from bert_keras.encoder import BertEncoder
 from bert_keras.errors import BertKerasError
 from bert_keras.features import (
@@ -27,7 +26,7 @@ from bert_keras.features import (
     POOLED_OUTPUT,
     SEQUENCE_OUTPUT,
 )
-from bert_keras.losses import known_weights
+from bert_keras.losses import GlobalMean, known_weights
 from bert_keras.objectives import Features, MaskedLM, Objective, ReplacedTokens
 from bert_keras.training_model import TrainingSteps
 
@@ -152,6 +151,11 @@ class Pretrainer(TrainingSteps, keras.Model):
                 metric.update_state(right if measure == "accuracy" else losses, weights)
         return self.get_metrics_result()
 
+    def loss_terms(self, y: Any, sample_weight: Any) -> Iterator[tuple[GlobalMean, Any, Any]]:
+        """Each objective's loss with its labels and its weights. Labels that `_targets` replaces keep their weights."""
+        for name, loss in self._losses_of.items():
+            yield loss, y[name], sample_weight[name]
+
     def get_metrics_result(self) -> dict[str, Any]:
         """The measures since the last reset.
 
@@ -260,21 +264,6 @@ class ElectraPretrainer(Pretrainer):
 
     def _targets(self, y: Any, y_pred: Any, sample_weight: Any) -> tuple[dict[str, Any], dict[str, Any]]:
         return {**y, ReplacedTokens.name: y_pred[REPLACED]}, sample_weight
-
-
-def generator_config(config: BertConfig, *, share: float = ReplacedTokens.generator_share) -> BertConfig:
-    """The generator's configuration for a discriminator: a fraction of its width, heads and intermediate size.
-
-    share: the fraction, 1/4 at ELECTRA small and large, 1/3 at base (google-research/electra configure_pretraining.py).
-    """
-    heads = max(1, round(config.num_heads * share))
-    return dataclasses.replace(
-        config,
-        embedding_size=config.embedding_width,
-        hidden_size=max(1, round(config.hidden_size * share / heads)) * heads,
-        num_heads=heads,
-        intermediate_size=max(1, round(config.intermediate_size * share)),
-    )
 
 
 def _put(features: Features, values: Any) -> Any:

@@ -1,17 +1,20 @@
 """The model that trains: one step for every strategy, on the TensorFlow backend.
 
-In: batches (features, labels, weights). Out: updates, and logs over all replicas. Later forms of a step (precision, accumulation,
-more strategies) belong here and nowhere else.
+In: batches (features, labels, weights). Out: updates, and logs over all replicas. The forms of a step (micro-batches, precision,
+strategies) belong here and nowhere else.
 """
 
 import inspect
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import keras
 
+from bert_keras.errors import BertKerasError
 from bert_keras.heads import gives_logits
+from bert_keras.losses import GlobalMean, micro_batches, replica_context
+from bert_keras.optimizers import ACCUMULATION
 
 
 class TrainingSteps:
@@ -23,9 +26,21 @@ class TrainingSteps:
     Other backends keep Keras' steps.
     """
 
-    def compile(self: Any, *arguments: Any, **keywords: Any) -> None:
-        """As Keras does; warns of a loss of probabilities on the logits of a head."""
+    micro_batch: int | None = None
+
+    def compile(self: Any, *arguments: Any, micro_batch: int | None = None, **keywords: Any) -> None:
+        """As Keras does; warns of a loss of probabilities on the logits of a head.
+
+        micro_batch: rows of a batch that a replica computes at once; None computes its whole part of the batch. The update is
+            that of the whole batch: one gradient, divided by the weights of the whole batch, summed over the replicas, clipped
+            and applied once
+
+        Raises BertKerasError for micro_batch with a loss that is no GlobalMean, and for an optimizer with Keras'
+        gradient_accumulation_steps.
+        """
         super().compile(*arguments, **keywords)  # type: ignore[misc]
+        self.micro_batch = micro_batch
+        _check_accumulation(self)
         # Only a functional model knows the layers of its outputs.
         outputs = getattr(getattr(self, "network", self), "outputs", None) or ()
         heads = [head for head in map(gives_logits, outputs) if head]
@@ -38,28 +53,101 @@ class TrainingSteps:
                     stacklevel=2,
                 )
 
-    def train_step(self: Any, data: Any) -> dict[str, Any]:
+    def get_compile_config(self: Any) -> Any:
+        """The arguments of `compile`."""
+        config = super().get_compile_config()  # type: ignore[misc]
+        return config | {"micro_batch": self.micro_batch} if config and self.micro_batch else config
+
+    def fit(self: Any, *arguments: Any, **keywords: Any) -> Any:
+        """As Keras does; under several workers, each batch of a data set is divided among all replicas."""
+        keywords = {name: _divided_by_batch(value) for name, value in keywords.items()}
+        return super().fit(*map(_divided_by_batch, arguments), **keywords)  # type: ignore[misc]
+
+    def evaluate(self: Any, *arguments: Any, **keywords: Any) -> Any:
+        """As Keras does; batches are divided as in `fit`."""
+        keywords = {name: _divided_by_batch(value) for name, value in keywords.items()}
+        return super().evaluate(*map(_divided_by_batch, arguments), **keywords)  # type: ignore[misc]
+
+    def train_step(self: Any, *data: Any) -> Any:
         """One update from one replica's part of a batch, (x, y) or (x, y, sample_weight)."""
+        if keras.backend.backend() != "tensorflow":
+            return super().train_step(*data)  # type: ignore[misc]
+        x, y, sample_weight = keras.utils.unpack_x_y_sample_weight(*data)
+        made = self._gradients if self.micro_batch is None else self._accumulated
+        loss, gradients = made(x, y, sample_weight)
+        self.optimizer.apply(gradients, self.trainable_weights)
+        self._count_loss(loss, x, sample_weight)
+        return self.get_metrics_result()
+
+    def test_step(self: Any, *data: Any) -> Any:
+        """One replica's part of a batch, measured."""
+        if keras.backend.backend() != "tensorflow":
+            return super().test_step(*data)  # type: ignore[misc]
+        x, y, sample_weight = keras.utils.unpack_x_y_sample_weight(*data)
+        y_pred = self(x, training=False)
+        loss = self.compute_loss(x=x, y=y, y_pred=y_pred, sample_weight=sample_weight, training=False)
+        self._count_loss(loss, x, sample_weight)
+        return self.compute_metrics(x, y, y_pred, sample_weight)
+
+    def loss_terms(self: Any, y: Any, sample_weight: Any) -> Iterator[tuple[GlobalMean, Any, Any]]:
+        """Each loss with its labels and its weights, or None."""
+        losses, labels = (
+            [one for one in keras.tree.flatten(some) if one is not None] for some in (self.loss, y)
+        )
+        weights = [one for one in keras.tree.flatten(sample_weight) if one is not None] or [None] * len(
+            losses
+        )
+        yield from zip(losses, labels, weights, strict=True)
+
+    def _gradients(self: Any, x: Any, y: Any, sample_weight: Any) -> tuple[Any, list[Any]]:
+        """The loss of some rows and its gradients, scaled as the optimizer wants; counts the rows in the metrics."""
         import tensorflow as tf
 
-        x, y, sample_weight = keras.utils.unpack_x_y_sample_weight(data)
         with tf.GradientTape() as tape:
             y_pred = self(x, training=True)
             loss = self.compute_loss(x=x, y=y, y_pred=y_pred, sample_weight=sample_weight, training=True)
             scaled = self.optimizer.scale_loss(loss)
-        variables = self.trainable_weights
-        self.optimizer.apply(tape.gradient(scaled, variables), variables)
-        return self._counted(loss, x, y, y_pred, sample_weight)
+        gradients = tape.gradient(scaled, self.trainable_weights)
+        self.compute_metrics(x, y, y_pred, sample_weight)
+        return loss, gradients
 
-    def test_step(self: Any, data: Any) -> dict[str, Any]:
-        """One replica's part of a batch, measured."""
-        x, y, sample_weight = keras.utils.unpack_x_y_sample_weight(data)
-        y_pred = self(x, training=False)
-        loss = self.compute_loss(x=x, y=y, y_pred=y_pred, sample_weight=sample_weight, training=False)
-        return self._counted(loss, x, y, y_pred, sample_weight)
+    def _accumulated(self: Any, x: Any, y: Any, sample_weight: Any) -> tuple[Any, list[Any]]:
+        """`_gradients`, from one micro-batch after the other: the last one may have fewer rows."""
+        import tensorflow as tf
 
-    def _counted(self: Any, loss: Any, x: Any, y: Any, y_pred: Any, sample_weight: Any) -> dict[str, Any]:
-        """Updates the metrics; `loss` is this replica's share of the sum over all replicas."""
+        variables, missing = self.trainable_weights, set[int]()
+        count = keras.ops.shape(keras.tree.flatten(x)[0])[0]
+        even = isinstance(count, int) and count % self.micro_batch == 0
+        if self.jit_compile and not (even or self.run_eagerly):
+            raise BertKerasError(
+                f"micro_batch is {self.micro_batch} and jit_compile=True, which needs batches of a known number of rows that "
+                f"{self.micro_batch} divides; compile with jit_compile=False."
+            )
+
+        def add(start: Any, loss_sum: Any, sums: list[Any]) -> tuple[Any, ...]:
+            size = self.micro_batch if even else tf.minimum(self.micro_batch, count - start)
+            rows = keras.tree.map_structure(lambda one: _rows(one, start, size), (x, y, sample_weight))
+            loss, gradients = self._gradients(*rows)
+            if self.losses:
+                raise BertKerasError(
+                    f"micro_batch is {self.micro_batch} and layers add losses of their own, such as regularizers; leave one out."
+                )
+            missing.update(i for i, one in enumerate(gradients) if one is None)
+            sums = [
+                total if one is None else total + tf.cast(one, total.dtype)
+                for total, one in zip(sums, gradients, strict=True)
+            ]
+            return start + size, loss_sum + loss, sums
+
+        begin = (tf.constant(0), tf.constant(0.0), [tf.zeros(one.shape, one.dtype) for one in variables])
+        with micro_batches(self.loss_terms(y, sample_weight)):
+            _, loss, sums = tf.while_loop(lambda start, *_: start < count, add, begin, parallel_iterations=1)
+        if (context := replica_context()) is not None:
+            loss = context.all_reduce("SUM", loss) / context.num_replicas_in_sync
+        return loss, [None if i in missing else one for i, one in enumerate(sums)]
+
+    def _count_loss(self: Any, loss: Any, x: Any, sample_weight: Any) -> None:
+        """Counts a step in the mean loss; `loss` is this replica's share of the sum over all replicas."""
         # The mean over all weights of an epoch: rows of weight 0, which fill batches up, do not count.
         count = keras.ops.shape(keras.tree.flatten(x)[0])[0]
         weight = keras.ops.sum(sample_weight) if keras.ops.is_tensor(sample_weight) else count
@@ -68,7 +156,6 @@ class TrainingSteps:
                 metric.update_state(
                     loss * self.distribute_strategy.num_replicas_in_sync, sample_weight=weight
                 )
-        return self.compute_metrics(x, y, y_pred, sample_weight)
 
     def make_train_function(self: Any, force: bool = False) -> Callable[..., Any]:
         """Makes the function that `fit` calls with an iterator: it runs `steps_per_execution` steps."""
@@ -93,6 +180,54 @@ class TrainingSteps:
         super()._maybe_symbolic_build(iterator, data_batch)  # type: ignore[misc]
 
 
+def _check_accumulation(model: Any) -> None:
+    """Raises BertKerasError where a model cannot accumulate gradients as `compile` asks."""
+    if getattr(model.optimizer, "gradient_accumulation_steps", None):
+        raise BertKerasError(ACCUMULATION)
+    if model.micro_batch is None:
+        return
+    if model.micro_batch < 1:
+        raise BertKerasError(f"micro_batch is {model.micro_batch}; give at least 1 row.")
+    if keras.backend.backend() != "tensorflow":
+        raise BertKerasError(
+            f"micro_batch is {model.micro_batch} on the backend {keras.backend.backend()}; it needs tensorflow."
+        )
+    for loss in keras.tree.flatten(model.loss):
+        if loss is not None and not isinstance(loss, GlobalMean):
+            name = getattr(loss, "name", None) or getattr(loss, "__name__", loss)
+            raise BertKerasError(
+                f"micro_batch is {model.micro_batch} and the loss is {name}, whose mean over a batch is not known from its "
+                "micro-batches; give bert_keras' GlobalMean."
+            )
+
+
+def _divided_by_batch(value: Any) -> Any:
+    """A data set that every worker reads whole, to train on its rows of each batch; other values stay.
+
+    By default, TensorFlow gives each worker other files of a data set: the batches are then not those of one device.
+    """
+    if keras.backend.backend() != "tensorflow":
+        return value
+    import tensorflow as tf
+
+    if not isinstance(value, tf.data.Dataset):
+        return value
+    options = tf.data.Options()
+    options.experimental_distribute.auto_shard_policy = tf.data.experimental.AutoShardPolicy.DATA
+    return value.with_options(options)
+
+
+def _rows(values: Any, start: Any, size: Any) -> Any:
+    """`size` rows of a tensor [B, ...] from `start` on; None stays None."""
+    import tensorflow as tf
+
+    if values is None:
+        return None
+    values = tf.convert_to_tensor(values)
+    others = len(values.shape) - 1
+    return tf.slice(values, [start, *[0] * others], [size, *[-1] * others])
+
+
 def _takes_probabilities(loss: Any) -> bool:
     """True for a loss of Keras with from_logits=False, by name, as a function or as an object."""
     loss = keras.losses.get(loss) if isinstance(loss, str) else loss
@@ -105,10 +240,10 @@ def _takes_probabilities(loss: Any) -> bool:
 
 
 def _like(spec: Any) -> Any:
-    """Zeros of a data set's shapes and types; a dimension that is not known is 1."""
+    """Zeros of a data set's shapes and types; a dimension that is not known is 2: Keras warns of a softmax over one number."""
     import tensorflow as tf
 
-    return keras.tree.map_structure(lambda one: tf.zeros([size or 1 for size in one.shape], one.dtype), spec)
+    return keras.tree.map_structure(lambda one: tf.zeros([size or 2 for size in one.shape], one.dtype), spec)
 
 
 def _function_of(model: Any, step: Callable[[Any], Any]) -> Callable[[Any], dict[str, Any]]:
@@ -117,7 +252,7 @@ def _function_of(model: Any, step: Callable[[Any], Any]) -> Callable[[Any], dict
 
     strategy = model.distribute_strategy
     if model.jit_compile and not model.run_eagerly:
-        step = tf.function(step, jit_compile=True, reduce_retracing=True)
+        step = tf.function(step, jit_compile=True, reduce_retracing=True, autograph=False)
 
     def run(data: Any) -> None:
         # `fit` wraps what is None.

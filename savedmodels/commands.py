@@ -16,7 +16,7 @@ from typing import Any
 from bert_keras.console import PATH, SEVERAL, Command, start, table
 from bert_keras.errors import BertKerasError
 from bert_keras.settings import add_flags, given_settings
-from tasks.commands import CHECKPOINT_HELP, add_model, add_pretrained_task
+from tasks.flags import CHECKPOINT_HELP, add_model, add_pretrained_task
 from tasks.options import ExportOptions, HubOptions, ServerOptions
 
 # -----------------------------------------------------------------------------------------------------------

@@ -7,108 +7,40 @@ import argparse
 import dataclasses
 import itertools
 import json
-import pathlib
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
-from bert_keras.console import PATH, SEVERAL, Command, progress, say, start, table
+from bert_keras.console import PATH, Command, progress, say, start, table
 from bert_keras.errors import BertKerasError, MissingFileError, listed
-from bert_keras.settings import add_flags, given_settings, names_of, spelled
+from bert_keras.paths import path_of
+from bert_keras.settings import add_flags, given_settings
 from tasks.example_files import FORMATS_NOTES, STANDARD_INPUT, read_examples
+from tasks.flags import (
+    CHECKPOINT_HELP,
+    DATA_HELP,
+    SAVE_HELP,
+    add_batch_size,
+    add_feature_cache,
+    add_model,
+    add_pretrained_task,
+    add_strategy,
+    add_task,
+    add_task_options,
+    default_notes,
+    start_training,
+)
 from tasks.options import (
-    PRETRAINED_TASKS,
-    TAGGING_DEFAULTS,
-    TASK_DEFAULTS,
     TASK_OPTIONS,
     FillMaskOptions,
 )
-from tasks.settings import STRATEGIES, Hparams, hparams_of
+from tasks.settings import Hparams, hparams_of
 
 CHUNK = 4096  # examples that `predict` holds at a time
-CHECKPOINT_HELP = (
-    "Hugging Face, Google, KerasHub or Model Garden checkpoint, by path or name (bert-base-uncased)"
-)
-DATA_HELP = (
-    "folder of the task's files, or one file; without it TensorFlow Datasets fetches them. GLUE and custom read .csv, .tsv, "
-    ".jsonl and .parquet"
-)
-RUNS_HELP = (
-    "folder that finetune wrote, or the .keras file of a TextModel; several runs form an ensemble: their outputs are "
-    "averaged"
-)
-SAVE_HELP = (
-    "steps between two saves, each three times the size of the weights; 0 saves nothing; rerun the same command to resume an "
-    "interrupted run"
-)
-
-
-def add_strategy(parser: argparse.ArgumentParser, *, choices: Sequence[str] = STRATEGIES) -> None:
-    """Adds --strategy."""
-    text = "tf.distribute strategy (default: one)"
-    parser.add_argument("--strategy", default="one", choices=choices, help=text)
-
-
-def _add_batch_size(parser: argparse.ArgumentParser) -> None:
-    text = "examples in a batch (default: 32)"
-    parser.add_argument("--batch-size", type=int, default=32, help=text)
 
 
 # -----------------------------------------------------------------------------------------------------------
 # finetune
-
-
-def _default_notes() -> str:
-    """The tasks whose defaults differ from those of Hparams, with the equivalent flags."""
-    common = Hparams()
-    tasks = TASK_DEFAULTS | {
-        f"conll2003 --context {context}": defaults for context, defaults in TAGGING_DEFAULTS.items()
-    }
-    lines = []
-    for task, defaults in tasks.items():
-        flags = [
-            f"--{name.replace('_', '-')} {spelled(value)}"
-            for name, value in defaults.items()
-            if value != getattr(common, name)
-        ]
-        lines.append(f"  {task:31}{' '.join(flags)}\n")
-    return "Some tasks have defaults from their papers:\n" + "".join(lines) + "\n"
-
-
-def add_task(parser: argparse.ArgumentParser, *, holds_out: bool = True) -> None:
-    """Adds --task, --data and --dev-data. holds_out: True if the command has --dev-fraction too."""
-    instead = "; or give --dev-fraction" if holds_out else ""
-    add = parser.add_argument
-    add(
-        "--task",
-        required=True,
-        help="a GLUE task (cola, sst2, mrpc, qqp, stsb, mnli, qnli, rte, wnli), custom, squad1.1, squad2.0, swag, codah, "
-        "conll2003, fill-mask, next-sentence or sentence-order",
-    )
-    add("--data", **PATH, help=DATA_HELP)
-    add(
-        "--dev-data",
-        **PATH,
-        help=f"file of the dev split, if --data is the training file{instead}",
-    )
-
-
-def add_task_options(parser: argparse.ArgumentParser) -> None:
-    """Adds a flag for each option of each task."""
-    seen: set[str] = set()
-    for options in TASK_OPTIONS:
-        add_flags(parser, options, without=tuple(seen))
-        seen |= {*names_of(options)}
-
-
-def add_feature_cache(parser: argparse.ArgumentParser) -> None:
-    """Adds --feature-cache."""
-    parser.add_argument(
-        "--feature-cache",
-        **PATH,
-        help="folder that keeps the vectors of --feature-layers for further trainings on the same data and checkpoint (default: "
-        "they are removed when the training is finished)",
-    )
 
 
 def _add_finetune(parser: argparse.ArgumentParser) -> None:
@@ -146,7 +78,7 @@ def _check_dev(
     if data is None and (dev_data is not None or fraction is not None):
         flag = "--dev-fraction" if dev_data is None else "--dev-data"
         raise BertKerasError(f"{flag} was given without --data; give the training file as --data.")
-    if data is not None and dev_data is None and fraction is None and pathlib.Path(data).is_file():
+    if data is not None and dev_data is None and fraction is None and path_of(data).is_file():
         instead = ", or --dev-fraction 0.1 to hold out a tenth of this file" if holds_out else ""
         raise BertKerasError(
             f"{data} is one file, without a dev split; give the dev split's file as --dev-data{instead}."
@@ -171,13 +103,13 @@ def open_given_task(args: argparse.Namespace, *, holds_out: bool = True) -> tupl
     _check_dev(args.data, args.dev_data, fraction, holds_out=holds_out)
     source = {"train": args.data, "validation": args.dev_data} if args.dev_data else args.data
     task = open_task(args.task, source, **given_settings(args, *TASK_OPTIONS))
-    if fraction is not None and pathlib.Path(args.data).is_dir():
+    if fraction is not None and path_of(args.data).is_dir():
         _check_no_dev_split(task, args.data)
     return task, hparams_of(task.defaults, given_settings(args, Hparams))
 
 
 def _run_finetune(args: argparse.Namespace) -> None:
-    start(deterministic=True)
+    start_training(args.strategy)
     from bert_keras import checkpoints
     from tasks.training.finetune import finetune
 
@@ -213,19 +145,6 @@ def _run_finetune(args: argparse.Namespace) -> None:
 # evaluate and predict
 
 
-def add_model(parser: argparse.ArgumentParser) -> None:
-    """Adds --run, or --checkpoint, whose task `model_of` reads from --task."""
-    add = parser.add_argument
-    add("--run", **PATH, **SEVERAL, help=RUNS_HELP)
-    add("--checkpoint", **PATH, help="a pre-trained checkpoint instead of --run, by path or name")
-
-
-def add_pretrained_task(parser: Any) -> None:
-    """Adds --task, for a checkpoint that was not fine-tuned."""
-    text = "with --checkpoint: use its own pre-trained head"
-    parser.add_argument("--task", choices=PRETRAINED_TASKS, help=text)
-
-
 def model_of(args: argparse.Namespace, *, data: str | None = None) -> Any:
     """Loads the runs of --run, or the checkpoint for the task. Raises BertKerasError unless the flags name one of them."""
     from tasks.training.ensemble import load_runs
@@ -248,7 +167,7 @@ def _add_evaluate(parser: argparse.ArgumentParser) -> None:
         help="split to measure; held-out has the examples that --dev-fraction held out of the training file (default: these, if "
         "--data is that file, else every validation split)",
     )
-    _add_batch_size(parser)
+    add_batch_size(parser)
     add("--json", action="store_true", help="print JSON instead of a table")
 
 
@@ -293,7 +212,7 @@ def _add_predict(parser: argparse.ArgumentParser) -> None:
         help="a file (see below), or - for lines of standard input (default: -)",
     )
     add("--format", choices=("table", "jsonl"), help="default: a table on a terminal, JSON lines elsewhere")
-    _add_batch_size(parser)
+    add_batch_size(parser)
 
 
 def _run_predict(args: argparse.Namespace) -> None:
@@ -353,7 +272,7 @@ def _add_fill_mask(parser: argparse.ArgumentParser) -> None:
     )
     add_flags(parser, FillMaskOptions)
     add("--json", action="store_true", help="print one JSON object per line instead of tables")
-    _add_batch_size(parser)
+    add_batch_size(parser)
 
 
 def _run_fill_mask(args: argparse.Namespace) -> None:
@@ -423,7 +342,7 @@ COMMANDS = {
         "--task mrpc --data glue/MRPC --checkpoint bert-base --output runs/mrpc --learning-rate 2e-5",
         _add_finetune,
         _run_finetune,
-        notes=_default_notes(),
+        notes=default_notes(),
         trains=True,
     ),
     "evaluate": Command(

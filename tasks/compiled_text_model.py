@@ -28,7 +28,7 @@ class CompiledTextModel(TrainingSteps, keras.Model):
     _schedule: Hparams | None
     _predict: Any
 
-    def compile(
+    def compile(  # type: ignore[override]
         self,
         optimizer: Any = None,
         loss: Any = None,
@@ -40,6 +40,7 @@ class CompiledTextModel(TrainingSteps, keras.Model):
         run_eagerly: bool = False,
         steps_per_execution: int = 1,
         auto_scale_loss: bool = True,
+        micro_batch: int | None = None,
         **settings: Any,
     ) -> None:
         """Chooses how `fit` trains. Without arguments: BERT's optimizer, schedule and loss, and the problem's metrics.
@@ -49,6 +50,7 @@ class CompiledTextModel(TrainingSteps, keras.Model):
         optimizer, loss: as in Keras; None takes those of the problem
         metrics: as in Keras. Beside the problem's loss they are weighted as it is, because padding has weight 0
         weighted_metrics: as in Keras; None takes the problem's metrics where the loss is the problem's too
+        micro_batch: rows that are computed at once; None takes whole batches. The update is the same, except for dropout
         settings: of BERT's optimizer, the fields of Hparams that OPTIMIZER_SETTINGS lists, such as learning_rate. Each `fit`
             then counts its own steps: it starts a new optimizer and a new schedule, with warm-up and decay to 0
 
@@ -83,6 +85,7 @@ class CompiledTextModel(TrainingSteps, keras.Model):
             run_eagerly=run_eagerly,
             steps_per_execution=steps_per_execution,
             auto_scale_loss=auto_scale_loss,
+            micro_batch=micro_batch,
         )
         self._compile(optimizer=optimizer)
 

@@ -18,6 +18,7 @@ from bert_keras.errors import BertKerasError
 from bert_keras.files import TEMPORARY, locked, remove_temporary, write_json
 from bert_keras.json_files import read_object
 from bert_keras.paths import path_of
+from bert_keras.remote_paths import is_remote, refuse_remote
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -28,12 +29,14 @@ class Layout:
     identity: the file, possibly in a subfolder, with everything that decides the output: a JSON object
     results: the last file of a finished output: a JSON object
     early: names that may exist before `identity`, because older versions wrote them first
+    remote: the folder may be on another file system, where no lock holds other processes off
     """
 
     name: str
     identity: str
     results: str
     early: tuple[str, ...] = ()
+    remote: bool = False
 
 
 class Folder:
@@ -57,6 +60,8 @@ class Folder:
 
         reopen: accept a finished output too
         """
+        if not self.layout.remote:
+            refuse_remote(self.path, self.layout.name)
         if self.path.exists() and not self.path.is_dir():
             raise BertKerasError(f"{self.path} is a file; give a folder.")
         if self.finished and not reopen:
@@ -89,7 +94,10 @@ class Folder:
         identity = json.loads(json.dumps(identity))  # tuples become lists, as in the file
         with contextlib.ExitStack() as stack:
             try:
-                stack.enter_context(locked(self.path))
+                if is_remote(self.path):
+                    self.path.mkdir(parents=True, exist_ok=True)
+                else:
+                    stack.enter_context(locked(self.path))
                 remove_temporary(self.path)
                 self.check(reopen=reopen)  # another process may have finished meanwhile
                 begun = self.begun

@@ -13,7 +13,11 @@ from tasks.features.layers import LAYERS, check_layers
 
 MAX_SEED = 2**32 - 1
 MAX_UNITS = 16_384  # of a direction of a BiLSTM
-STRATEGIES = ("one", "mirrored", "tpu")
+MICRO_BATCH_HELP = "rows that a device computes at once; the update is that of the whole batch (default: all)"
+STRATEGIES = ("one", "mirrored", "multiworker", "tpu")
+REMATERIALIZE_HELP = (
+    "compute each block again for its gradient: less memory, a third more computation, equal gradients"
+)
 # The learning rate of fine-tuning, and of a BiLSTM on frozen features. The paper has none for the latter; 1e-3 is Adam's default
 # and a common choice for BiLSTM taggers.
 FINE_TUNING_RATE, FEATURE_RATE = 5e-5, 1e-3
@@ -29,6 +33,7 @@ STRICT = ("next_sentence", "sentence_pair")  # the samplers that have a strict f
 # Fields of Hparams that apply only with feature_layers: first those of the model.
 BILSTM_SETTINGS = ("lstm_layers", "lstm_units", "lstm_dropout")
 OF_FEATURES = (*BILSTM_SETTINGS, "feature_dtype")
+LATER = (("keep", "best"), ("rematerialize", False))  # defaults that are no part of a run's identity
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -46,6 +51,8 @@ class Hparams(Checked):
     """
 
     batch_size: int = setting(32, help="examples in a batch, over all replicas", at_least=1)
+    micro_batch: int | None = setting(None, help=MICRO_BATCH_HELP, at_least=1)
+    rematerialize: bool = setting(False, help=REMATERIALIZE_HELP)
     epochs: int = setting(3, help="passes over the training split", at_least=1)
     learning_rate: float = setting(
         None, help="the highest learning rate (default: 5e-5, or 1e-3 with --feature-layers)", over=0
@@ -149,12 +156,12 @@ class Hparams(Checked):
     def identity(self) -> dict[str, Any]:
         """The fields that decide the result of a training, to compare with those of an unfinished run.
 
-        Those of features only with feature_layers, and `keep` only where it is not "best": the runs of versions without them are
-        still resumed.
+        Those of features only with feature_layers, and those of LATER only where they are not the default: the runs of versions
+        without them are still resumed.
         """
         unread = OF_FEATURES if self.feature_layers is None else ()
         kept = {name: value for name, value in dataclasses.asdict(self).items() if name not in unread}
-        return {name: value for name, value in kept.items() if (name, value) != ("keep", "best")}
+        return {name: value for name, value in kept.items() if (name, value) not in LATER}
 
 
 def hparams_of(defaults: Mapping[str, Any], given: Mapping[str, Any]) -> Hparams:
@@ -223,6 +230,8 @@ class PretrainHparams(Checked):
     """
 
     batch_size: int = setting(256, help="instances in a batch, over all replicas", at_least=1)
+    micro_batch: int | None = setting(None, help=MICRO_BATCH_HELP, at_least=1)
+    rematerialize: bool = setting(False, help=REMATERIALIZE_HELP)
     steps: int = setting(1_000_000, help="optimizer steps", at_least=1)
     learning_rate: float = setting(1e-4, help="the highest learning rate", over=0)
     optimizer: str = setting("adamw", help="the optimizer", choices=("adamw", "lamb"))

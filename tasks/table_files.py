@@ -20,6 +20,7 @@ from typing import Any, NamedTuple
 from bert_keras.errors import BertKerasError, MissingFileError, first_line
 from bert_keras.json_files import parse_json
 from bert_keras.paths import did_you_mean
+from bert_keras.remote_paths import is_remote
 from tasks.data_files import MAX_LINE_BYTES, MAX_UNPACKED_BYTES, ended_lines, listing, nonblank_lines
 
 ENDINGS = (".tsv", ".csv", ".jsonl", ".parquet")
@@ -253,8 +254,10 @@ def _opened(path: Path) -> Any:
     import pyarrow.parquet  # slow to import, and not needed otherwise
 
     try:
-        return pyarrow.parquet.ParquetFile(path)
-    except (pyarrow.ArrowException, OSError) as error:
+        file = pyarrow.parquet.ParquetFile(path.open("rb") if is_remote(path) else path)
+        _ = file.schema_arrow  # the names of the columns, which may not be UTF-8
+        return file
+    except (pyarrow.ArrowException, OSError, UnicodeDecodeError) as error:
         raise BertKerasError(
             f"{path} is not a Parquet file ({first_line(error)}); write it again."
         ) from error
@@ -269,18 +272,19 @@ def _parquet_rows(path: Path, columns: Sequence[str]) -> Iterator[Row]:
         while True:
             try:
                 batch = next(batches, None)
-            except (pyarrow.ArrowException, OSError) as error:
+                if batch is None:
+                    return
+                unpacked += batch.nbytes
+                if unpacked > limit:
+                    raise BertKerasError(
+                        f"{path} unpacks to over {limit:,} bytes; write it as .csv, if you trust it."
+                    )
+                fields = [batch.schema.get_field_index(column) for column in columns]
+                values = [batch.column(field).to_pylist() for field in fields]
+            except (pyarrow.ArrowException, OSError, UnicodeDecodeError) as error:
                 raise BertKerasError(
                     f"{path} cannot be read ({first_line(error)}); write it again."
                 ) from error
-            if batch is None:
-                return
-            unpacked += batch.nbytes
-            if unpacked > limit:
-                raise BertKerasError(
-                    f"{path} unpacks to over {limit:,} bytes; write it as .csv, if you trust it."
-                )
-            values = [batch.column(batch.schema.get_field_index(column)).to_pylist() for column in columns]
             for row in zip(*values, strict=True):
                 yield Row(f"{path}, row {idx + 1}", idx, list(row))
                 idx += 1

@@ -131,8 +131,7 @@ class TextModel(CompiledTextModel, SavedTextModel):
     ) -> keras.callbacks.History:
         """Trains on texts and labels; arguments and result as in Keras' `fit`.
 
-        x: texts as lists, arrays, columns or data frames, or a tf.data.Dataset of (texts, labels) or (texts, labels, weights),
-            batched or not
+        x: texts as lists, arrays, columns or data frames, or a tf.data.Dataset of (texts, labels) or (texts, labels, weights)
         y: labels as the problem's `targets` takes them
         batch_size: examples, or windows of long texts; by default 32
 

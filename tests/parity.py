@@ -42,7 +42,7 @@ def random_features(config: BertConfig, *, seed: int, batch: int, length: int) -
     features = {
         INPUT_WORD_IDS: rng.integers(0, config.vocab_size, (batch, length)),
         INPUT_MASK: mask,
-        INPUT_TYPE_IDS: rng.integers(0, config.type_vocab_size, (batch, length)),
+        INPUT_TYPE_IDS: rng.integers(0, max(1, config.type_vocab_size), (batch, length)),
     }
     return {name: value.astype("int32") for name, value in features.items()}
 
@@ -103,7 +103,7 @@ def variables_by_name(encoder, mlm=None, nsp=None):
     found = {}
     for module, prefix in _modules(encoder, mlm, nsp):
         for attribute, (name, transposed) in _VARIABLES.items():
-            if hasattr(module, attribute):
+            if getattr(module, attribute, None) is not None:
                 found[f"{prefix}.{name}"] = (getattr(module, attribute), transposed)
     return found
 

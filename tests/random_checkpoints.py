@@ -60,6 +60,12 @@ KINDS = {
     "albert": {"embedding_size": 4, "share_layers": True, "classifier_dropout": 0.1},
     "electra": {"embedding_size": 4, "activation": "gelu_erf"},
     "roberta": {"position_offset": 2, "type_vocab_size": 1, "norm_epsilon": 1e-5, "activation": "gelu_erf"},
+    "distilbert": {
+        "type_vocab_size": 0,
+        "activation": "gelu_erf",
+        "pooler_activation": "relu",
+        "classifier_dropout": 0.2,
+    },
     "bert_keras": {"causal": True, "embedding_size": 4},
 }
 

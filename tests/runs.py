@@ -118,6 +118,25 @@ def write_roberta(folder: Path, **changes) -> Path:
     return folder
 
 
+def write_distilbert(folder: Path, **changes) -> Path:
+    """A Hugging Face folder: random weights of SIZES and VOCABULARY, in DistilBERT's form: no types, no pooler."""
+    import keras
+
+    from bert_keras import checkpoints
+    from bert_keras.config import BertConfig
+    from bert_keras.encoder import BertEncoder
+    from bert_keras.heads import MaskedLMHead
+
+    keras.utils.set_random_seed(0)
+    distilbert = {"type_vocab_size": 0, "activation": "gelu_erf", "pooler_activation": "relu"}
+    config = BertConfig(**(SIZES | distilbert | {"classifier_dropout": 0.2} | changes))
+    encoder = BertEncoder(config)
+    checkpoint = checkpoints.collect(config, encoder, masked_lm=MaskedLMHead(encoder))
+    checkpoint = dataclasses.replace(checkpoint, vocabulary=VOCABULARY, lower_case=True)
+    checkpoints.write(checkpoint, folder, format="hugging-face")
+    return folder
+
+
 def texts(count: int, *, seed: int) -> list[str]:
     """Sentences of two to nine words."""
     draw = random.Random(seed)

@@ -17,6 +17,7 @@ BOUND = 1e-5
 VARIANTS = {
     "causal": {"causal": True},
     "albert": {"embedding_size": 8, "share_layers": True},
+    "distilbert": {"type_vocab_size": 0, "pooler_activation": "relu"},
     "roberta": {"position_offset": 2, "type_vocab_size": 1, "norm_epsilon": 1e-5},
 }
 

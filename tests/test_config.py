@@ -67,7 +67,8 @@ def test_the_defaults_are_berts():
         ({"vocab_size": True}, "vocab_size is True"),
         ({"num_layers": -1}, "num_layers is -1"),
         ({"hidden_size": "8"}, "hidden_size is '8'"),
-        ({"type_vocab_size": 0}, "type_vocab_size is 0"),
+        ({"type_vocab_size": -1}, "type_vocab_size is -1; .* at least 0"),
+        ({"pooler_activation": None}, "pooler_activation is None; pooler_activation must be one of .* relu"),
         ({"embedding_size": 0}, "embedding_size is 0"),
         ({"num_heads": 3}, "hidden_size 8 is not a multiple of num_heads 3"),
         ({"hidden_dropout": 1.0}, r"hidden_dropout is 1.0; hidden_dropout must be a rate in \[0, 1\)"),
@@ -213,6 +214,9 @@ def test_every_field_round_trips_through_json(form, changes):
         ({"position_offset": 1}, ("roberta", "bert_keras")),
         ({"position_offset": 2, "embedding_size": 4}, ("bert_keras",)),
         ({"causal": True}, ("bert_keras",)),
+        ({"type_vocab_size": 0, "pooler_activation": "relu"}, ("distilbert", "bert_keras")),
+        ({"type_vocab_size": 0}, ("bert_keras",)),
+        ({"pooler_activation": "relu"}, ("bert_keras",)),
     ],
 )
 def test_the_model_types_that_compute_what_a_configuration_says(changes, model_types):
@@ -231,6 +235,14 @@ def test_the_model_types_that_compute_what_a_configuration_says(changes, model_t
             config.to_hugging_face(other)
 
 
+DISTILBERT = {
+    "model_type": "distilbert",
+    "vocab_size": 30522,
+    "dim": 768,
+    "n_layers": 6,
+    "n_heads": 12,
+    "hidden_dim": 3072,
+}
 ALBERT = GOOGLE | {"model_type": "albert", "embedding_size": 128}
 
 
@@ -248,6 +260,9 @@ def test_missing_keys_have_the_defaults_of_the_model_type():
     assert (roberta.position_offset, roberta.max_length, roberta.activation) == (2, 254, "gelu_erf")
     first = BertConfig.from_hugging_face(less | {"model_type": "roberta", "pad_token_id": 0})
     assert first.position_offset == 1
+    distilbert = BertConfig.from_hugging_face(DISTILBERT)
+    assert distilbert == BertConfig.named("distilbert-base")
+    assert (distilbert.type_vocab_size, distilbert.pooler_activation) == (0, "relu")
 
 
 @pytest.mark.parametrize(
@@ -266,6 +281,10 @@ def test_missing_keys_have_the_defaults_of_the_model_type():
         (GOOGLE | {"layer_norm_eps": "1e-12"}, "^layer_norm_eps in a config.json .*norm_epsilon is '1e-12'"),
         (GOOGLE | {"num_attention_heads": 0}, "^num_attention_heads in a config.json .*num_heads is 0"),
         (GOOGLE | {"hidden_size": 0}, "^hidden_size is 0"),
+        (GOOGLE | {"type_vocab_size": 0}, "^type_vocab_size is 0 .*; wanted at least 1"),
+        (GOOGLE | {"model_type": "distilbert"}, "^dim, n_layers, n_heads, hidden_dim missing"),
+        (DISTILBERT | {"activation": "mish"}, "^activation is 'mish'"),
+        (DISTILBERT | {"n_heads": 0}, "^n_heads in a config.json .*num_heads is 0"),
     ],
 )
 def test_unsupported_configurations_are_an_error(fields, said):
@@ -281,7 +300,7 @@ def test_unsupported_configurations_are_an_error(fields, said):
         ("add_cross_attention", True),
         ("pruned_heads", {"0": [1]}),
         ("quantization_config", {"bits": 8}),
-        ("model_type", "distilbert"),
+        ("model_type", "xlm"),
         ("model_type", ["bert"]),
     ],
 )
@@ -405,6 +424,7 @@ PUBLISHED = GRID | {
     "electra-large": 334_092_288 + 1025 * 1024,
     "roberta-base": 124_645_632,
     "roberta-large": 355_359_744,
+    "distilbert-base": 66_362_880 + 769 * 768,
 }
 OTHERS = [
     (BertConfig.named("base", vocab_size=28996), 108_310_272),

@@ -12,7 +12,7 @@ import zipfile
 import pytest
 import tensorflow as tf
 
-from tasks.pretraining import corpus
+from tasks.pretraining import corpus_files
 from tasks.pretraining.corpus import Corpus, open_corpora
 from tasks.pretraining.sentences import split_sentences
 from tasks.pretraining.wiki import wiki_paragraphs
@@ -182,7 +182,7 @@ def test_wrong_specs_are_named(tmp_path, specs, wanted):
 
 @pytest.mark.parametrize("lines", [lines for lines in DOCUMENTS if lines != "document"])
 def test_a_document_too_long_for_memory_is_named(tmp_path, monkeypatch, lines):
-    monkeypatch.setattr(corpus, "MAX_DOCUMENT", 1000)
+    monkeypatch.setattr(corpus_files, "MAX_DOCUMENT", 1000)
     file = tmp_path / "a.txt"
     file.write_text("\n\n".join(["A sentence."] * 20) + "\n" + "A sentence.\n" * 90)
     at = 110 if lines == "wrapped" else 129  # the 91st sentence of 11 characters

@@ -23,6 +23,7 @@ DOCUMENTS = [
 RUN_ELSEWHERE = {
     "docs/coming_from.md": "test_coming_from.py",
     "docs/features.md": "test_frozen_features.py",
+    "docs/scale.md": "test_multiworker.py",
     "docs/text_models.md": "test_text_models.py",
     "docs/your_own_task.md": "test_your_own_task.py",
 }

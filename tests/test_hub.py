@@ -282,8 +282,9 @@ def test_only_two_kernels_of_tensorflow_text(pair):
         {"causal": True},
         {"embedding_size": 16, "share_layers": True},
         {"type_vocab_size": 1, "position_offset": 2, "activation": "gelu_erf"},
+        {"type_vocab_size": 0, "pooler_activation": "relu"},
     ],
-    ids=["causal", "albert", "roberta"],
+    ids=["causal", "albert", "roberta", "distilbert"],
 )
 def test_variants(changes, features, tmp_path):
     checkpoint, model, _ = checkpoint_of(BertConfig(**(SIZES | changes)), masked_lm=False)

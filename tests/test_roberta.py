@@ -1,18 +1,12 @@
-"""RoBERTa from raw strings: every task with a byte-level vocabulary, exports, and transformers' models and tokenizers."""
-
-import json
+"""RoBERTa's byte-level vocabulary in fill-mask and in pre-training, and transformers' tokenizers."""
 
 import numpy as np
 import pytest
 import tensorflow as tf
-from exports import CASES
 from runs import texts, write_roberta
 
-import bert_keras as bk
 from bert_keras import ByteBPE, Preprocessor, checkpoints
-from bert_keras.encoder import BertEncoder
 from tasks.fill_mask import FillMask
-from tasks.task import model_inputs
 
 SENTENCES = [
     "the film is very good , and the plot isn't dull !",
@@ -31,44 +25,6 @@ def folder(tmp_path_factory):
 @pytest.fixture(scope="module")
 def preprocess(folder):
     return Preprocessor(checkpoints.load_tokenizer(folder), seq_length=40, pad_to_longest=True)
-
-
-@pytest.mark.parametrize("title", CASES)
-def test_every_task_reads_raw_strings(preprocess, folder, title):
-    task, checkpoint = CASES[title], checkpoints.read(folder)
-    encoder = BertEncoder(checkpoint.config, outputs=task.outputs)
-    checkpoints.assign(checkpoint, encoder)
-    raw = {
-        name: tf.constant(SENTENCES)
-        if spec.shape.rank == 1
-        else tf.constant([SENTENCES[: spec.shape[1]]] * len(SENTENCES))
-        for name, spec in task.signature().items()
-    }
-    features = task.features(preprocess, raw)
-    answers = task.decode(task.model(encoder)(model_inputs(features)), features, raw)
-    assert answers and all(len(value) == len(SENTENCES) for value in answers.values())
-
-
-@pytest.mark.long
-@pytest.mark.filterwarnings("ignore:__array__ implementation doesn't accept a copy keyword")
-def test_a_classifier_is_trained_saved_and_exported(folder, tmp_path, forked_answers):
-    given = texts(16, seed=0)
-    model = bk.classifier(folder, ["bad", "good"])
-    model.compile(learning_rate=1e-3)
-    model.fit(given, [int("good" in text) for text in given], batch_size=8, epochs=1, verbose=0)
-    predicted = model.predict(given, verbose=0)["probabilities"]
-    model.save(tmp_path / "model.keras")
-    again = bk.load(tmp_path / "model.keras")
-    np.testing.assert_array_equal(again.predict(given, verbose=0)["probabilities"], predicted)
-    model.export(tmp_path / "export", target="tfserving-2.10")
-    model.save(tmp_path / "run")
-    fields = json.loads((tmp_path / "run" / "config.json").read_text())
-    assert (fields["model_type"], fields["architectures"]) == (
-        "roberta",
-        ["RobertaForSequenceClassification"],
-    )
-    again = bk.load(tmp_path / "run").predict(given, verbose=0)["probabilities"]
-    np.testing.assert_allclose(again, predicted, atol=1e-6)
 
 
 def test_masks_take_the_space_before_them(preprocess):
@@ -125,110 +81,6 @@ def test_instances_of_two_segments_have_room_for_both_separators(preprocess, mon
 
 # -----------------------------------------------------------------------------------------------------------
 # transformers
-
-HEADS = {
-    "RobertaForSequenceClassification": "classifier",
-    "RobertaForTokenClassification": "classifier",
-    "RobertaForMultipleChoice": "classifier",
-    "RobertaForQuestionAnswering": "qa_outputs",
-    "RobertaForMaskedLM": "masked_lm",
-}
-
-
-def their_model(transformers, folder, architecture):
-    """A model of transformers at random, with weights large enough that a wrong layout shows, and the files of `folder`."""
-    import torch
-
-    labels = 2 if architecture == "RobertaForQuestionAnswering" else 3
-    config = transformers.RobertaConfig.from_pretrained(folder, num_labels=labels)
-    model = getattr(transformers, architecture)(config).eval()
-    draw = np.random.default_rng(0)
-    with torch.no_grad():
-        for name, parameter in model.named_parameters():
-            if "LayerNorm" not in name and "layer_norm" not in name:
-                parameter.copy_(torch.from_numpy(draw.normal(0, 0.2, tuple(parameter.shape))))
-        model.tie_weights()
-    return model
-
-
-def our_logits(checkpoint, architecture, features):
-    from bert_keras import heads
-
-    encoder = BertEncoder(checkpoint.config)
-    outputs = encoder(features)
-    made = {
-        "RobertaForSequenceClassification": lambda: heads.ClassifierHead(3, config=encoder.config),
-        "RobertaForTokenClassification": lambda: heads.TokenHead(3, config=encoder.config),
-        "RobertaForMultipleChoice": lambda: heads.ChoiceHead(2, config=encoder.config),
-        "RobertaForQuestionAnswering": lambda: heads.SpanHead(config=encoder.config),
-        "RobertaForMaskedLM": lambda: heads.MaskedLMHead(encoder),
-    }
-    head = made[architecture]()
-    fresh = (
-        ()
-        if architecture in ("RobertaForSequenceClassification", "RobertaForMultipleChoice")
-        else ("pooler",)
-    )
-    report = checkpoints.assign(checkpoint, encoder, fresh=fresh, **{HEADS[architecture]: head})
-    assert report.unused == () and {name.split("/")[0] for name in report.fresh} == {*fresh}
-    outputs = encoder(features)
-    if architecture == "RobertaForMaskedLM":
-        rows, length = features["input_word_ids"].shape
-        logits = head(outputs["sequence_output"], np.tile(np.arange(length, dtype="int32"), (rows, 1)))
-    else:
-        logits = head(outputs["sequence_output" if fresh else "pooled_output"])
-    return outputs, logits
-
-
-@pytest.mark.parity
-@pytest.mark.parametrize("architecture", HEADS)
-def test_raw_strings_give_the_logits_of_transformers(folder, tmp_path, architecture):
-    torch, transformers = pytest.importorskip("torch"), pytest.importorskip("transformers")
-    from parity import assert_equal
-
-    theirs = their_model(transformers, folder, architecture)
-    theirs.save_pretrained(tmp_path / "theirs")
-    tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
-    tokenizer.save_pretrained(tmp_path / "theirs")
-    checkpoint = checkpoints.read(tmp_path / "theirs")
-    preprocess = Preprocessor(checkpoints.tokenizer_of(checkpoint), seq_length=40, pad_to_longest=True)
-    pairs = [(one, two) for one in SENTENCES for two in SENTENCES if one and two][:12]
-    features = preprocess(*zip(*pairs, strict=True))
-    encoded = tokenizer(
-        *map(list, zip(*pairs, strict=True)),
-        padding=True,
-        truncation=True,
-        max_length=40,
-        return_tensors="pt",
-    )
-    np.testing.assert_array_equal(features["input_word_ids"], encoded["input_ids"])
-    np.testing.assert_array_equal(features["input_mask"], encoded["attention_mask"])
-    choices = architecture == "RobertaForMultipleChoice"
-    with torch.no_grad():
-        given = {name: value.reshape(6, 2, -1) if choices else value for name, value in encoded.items()}
-        outputs = theirs(**given)
-        states = theirs.base_model(**encoded).last_hidden_state
-    real = encoded["attention_mask"].numpy() > 0
-    names = ("start_logits", "end_logits") if "QuestionAnswering" in architecture else ("logits",)
-    ours, logits = our_logits(checkpoint, architecture, features)
-    found = [*logits] if len(names) == 2 else [logits]
-
-    def kept(value):
-        value = np.asarray(value)
-        return [value[real] if value.shape[:2] == real.shape else value]
-
-    wanted = {name: kept(outputs[name]) for name in names} | {"states": kept(states)}
-    got = {name: kept(value) for name, value in zip(names, found, strict=True)}
-    assert_equal(got | {"states": kept(ours["sequence_output"])}, wanted, bound=1e-5)
-    # And back: transformers loads what we write, with every tensor.
-    checkpoints.write(checkpoint, tmp_path / "ours", format="hugging-face")
-    again, loading = getattr(transformers, architecture).from_pretrained(
-        tmp_path / "ours", output_loading_info=True
-    )
-    assert not any(loading[key] for key in ("missing_keys", "unexpected_keys", "mismatched_keys")), loading
-    with torch.no_grad():
-        for name in names:
-            np.testing.assert_array_equal(again.eval()(**given)[name], outputs[name])
 
 
 @pytest.mark.parity

@@ -23,7 +23,7 @@ from runs import VOCABULARY, write_checkpoint
 
 import tasks.data_files
 import tasks.options
-import tasks.pretraining.corpus
+import tasks.pretraining.corpus_files
 import tasks.pretraining.wiki
 import tasks.table_files
 import tasks.task
@@ -510,9 +510,10 @@ def test_the_limits_in_the_document_are_the_codes():
         "table_files.MAX_RATIO": tasks.table_files.MAX_RATIO,
         "options.MAX_OPTION": tasks.options.MAX_OPTION,
         "options.MAX_CHOICES": tasks.options.MAX_CHOICES,
-        "corpus.MAX_DOCUMENT": tasks.pretraining.corpus.MAX_DOCUMENT,
+        "corpus_files.MAX_DOCUMENT": tasks.pretraining.corpus_files.MAX_DOCUMENT,
         "wiki.MAX_REVISION_BYTES": tasks.pretraining.wiki.MAX_REVISION_BYTES,
-        "corpus.MAX_UNPACKER_BYTES": tasks.pretraining.corpus.MAX_UNPACKER_BYTES,
+        "corpus_files.MAX_UNPACKER_BYTES": tasks.pretraining.corpus_files.MAX_UNPACKER_BYTES,
+        "corpus_files.MAX_WHOLE_BYTES": tasks.pretraining.corpus_files.MAX_WHOLE_BYTES,
         **{f"config.{name}": most for name, most in config.LIMITS.items()},
     }
     assert table == {name: f"{value:,}" for name, value in constants.items()}

@@ -1,4 +1,4 @@
-"""ALBERT, ELECTRA and RoBERTa against transformers: states, logits and parameter counts, through the files of both."""
+"""ALBERT, ELECTRA, RoBERTa and DistilBERT against transformers: states, logits and parameter counts, through both's files."""
 
 import dataclasses
 import json
@@ -32,6 +32,18 @@ COMMON = {
     "intermediate_size": 48,
     "max_position_embeddings": 18,
 }
+# COMMON by DistilBERT's keys.
+DISTILBERT = {
+    "vocab_size": 67,
+    "dim": 32,
+    "n_layers": 3,
+    "n_heads": 4,
+    "hidden_dim": 48,
+    "max_position_embeddings": 18,
+}
+# model_type -> the start of the names of its classes.
+CLASSES = {"albert": "Albert", "electra": "Electra", "roberta": "Roberta", "distilbert": "DistilBert"}
+CLASSES |= {"bert": "Bert"}
 ROBERTA = {
     "type_vocab_size": 1,
     "layer_norm_eps": 1e-5,
@@ -45,7 +57,7 @@ ROBERTA = {
 class Case:
     """One class of transformers, and what it has.
 
-    fields: of its configuration, beside COMMON
+    fields: of its configuration, beside COMMON, if it has no `dim`
     logits: our head -> its output
     pooled: whether its encoder has a pooler
     """
@@ -77,6 +89,11 @@ CASES = {
     "electra, generator": Case("ElectraForMaskedLM", {"embedding_size": 48}, {MLM_LOGITS: "logits"}),
     "roberta, masked LM": Case("RobertaForMaskedLM", ROBERTA, {MLM_LOGITS: "logits"}),
     "roberta, two types": Case("RobertaModel", ROBERTA | {"type_vocab_size": 2}, {}, pooled=True),
+    "distilbert, encoder": Case("DistilBertModel", DISTILBERT, {}),
+    "distilbert, masked LM": Case("DistilBertForMaskedLM", DISTILBERT, {MLM_LOGITS: "logits"}),
+    "distilbert, relu": Case(
+        "DistilBertForMaskedLM", DISTILBERT | {"activation": "relu"}, {MLM_LOGITS: "logits"}
+    ),
     "roberta, padding first": Case("RobertaModel", ROBERTA | {"pad_token_id": 0}, {}, pooled=True),
 }
 HEADS = {"masked_lm": MLM_LOGITS, "next_sentence": NSP_LOGITS, "replaced_token": REPLACED_LOGITS}
@@ -86,10 +103,9 @@ def theirs_at_random(case: Case, *, seed: int = 5):
     """transformers' model with weights so large that each of them is seen; biases and norms among them."""
     torch = pytest.importorskip("torch")
     transformers = pytest.importorskip("transformers")
-    kind = getattr(transformers, f"{case.model_type.capitalize()}Config")
-    model = getattr(transformers, case.architecture)(
-        kind(**COMMON | case.fields, attn_implementation="eager")
-    ).eval()
+    kind = getattr(transformers, f"{CLASSES[case.model_type]}Config")
+    fields = case.fields if "dim" in case.fields else COMMON | case.fields
+    model = getattr(transformers, case.architecture)(kind(**fields, attn_implementation="eager")).eval()
     generator = np.random.default_rng(seed)
     with torch.no_grad():
         for name, parameter in model.named_parameters():
@@ -108,7 +124,7 @@ def padded_features(config: BertConfig, *, seed: int = 2) -> dict[str, np.ndarra
     mask = (np.arange(16) < np.array([[11], [16], [5], [1]])).astype("int32")
     padding = max(0, config.position_offset - 1)
     ids = generator.integers(3, config.vocab_size, mask.shape)
-    types = generator.integers(0, config.type_vocab_size, mask.shape)
+    types = generator.integers(0, max(1, config.type_vocab_size), mask.shape)
     return {
         INPUT_WORD_IDS: np.where(mask, ids, padding).astype("int32"),
         INPUT_MASK: mask,
@@ -125,9 +141,10 @@ def their_outputs(case: Case, model, features) -> dict[str, list[np.ndarray]]:
     import torch
 
     ids, mask, types = (torch.from_numpy(np.asarray(features[name], "int64")) for name in ENCODER_INPUTS)
+    given = {"attention_mask": mask} | ({} if case.model_type == "distilbert" else {"token_type_ids": types})
     with torch.no_grad():
-        outputs = model(ids, attention_mask=mask, token_type_ids=types, output_hidden_states=True)
-        base = model.base_model(ids, attention_mask=mask, token_type_ids=types)
+        outputs = model(ids, **given, output_hidden_states=True)
+        base = model.base_model(ids, **given)
     embedded, *blocks = outputs.hidden_states
     found = {EMBEDDING_OUTPUT: [embedded], ENCODER_OUTPUTS: blocks, SEQUENCE_OUTPUT: [base.last_hidden_state]}
     if case.pooled:
@@ -202,7 +219,7 @@ def test_transformers_reads_our_checkpoints(tmp_path, case):
     )
     assert not any(loading[key] for key in ("missing_keys", "unexpected_keys", "mismatched_keys")), loading
     assert type(transformers.AutoModel.from_pretrained(tmp_path / "ours")).__name__ == (
-        f"{case.model_type.capitalize()}Model"
+        f"{CLASSES[case.model_type]}Model"
     )
     features = padded_features(BertConfig.load(tmp_path / "ours"))
     for name, values in their_outputs(case, theirs, features).items():
@@ -223,6 +240,7 @@ def test_our_own_encoders_arrive_in_transformers(tmp_path):
         "electra-small": ("ElectraForPreTraining", ("replaced_token",)),
         "electra-base": ("ElectraForPreTraining", ("replaced_token",)),
         "roberta-base": ("RobertaForMaskedLM", ("masked_lm",)),
+        "distilbert-base": ("DistilBertForMaskedLM", ("masked_lm",)),
     }.items():
         config = BertConfig.named(name, **small, **({"embedding_size": 8} if "small" in name else {}))
         architecture, wanted = classes
@@ -253,6 +271,27 @@ def test_our_own_encoders_arrive_in_transformers(tmp_path):
         assert_equal(ours, their_outputs(case, theirs.eval(), features), bound=1e-5)
 
 
+@pytest.mark.parametrize("changes", [{"type_vocab_size": 0}, {"pooler_activation": "relu"}])
+@pytest.mark.parametrize("form", ["google", "keras-hub", "model-garden"])
+def test_other_formats_refuse_what_their_libraries_do_not_compute(tmp_path, form, changes):
+    config = BertConfig.named("tiny", vocab_size=67, num_layers=1, **changes)
+    checkpoint = checkpoints.collect(config, BertEncoder(config))
+    field = "has_types" if "type_vocab_size" in changes else "pooler_activation"
+    with pytest.raises(ValueError, match=f"^{field} is .*{form} library"):
+        checkpoints.write(checkpoint, tmp_path / "folder", format=form)
+
+
+def test_without_types_the_type_ids_change_nothing():
+    config = BertConfig.named("distilbert-base", vocab_size=67, hidden_size=32, num_heads=4, num_layers=1)
+    encoder = BertEncoder(config)
+    assert not [variable.path for variable in encoder.weights if "type" in variable.path]
+    features = padded_features(config)
+    pair = features | {INPUT_TYPE_IDS: features[INPUT_MASK]}
+    for name in (SEQUENCE_OUTPUT, POOLED_OUTPUT):
+        np.testing.assert_array_equal(array(encoder(pair)[name]), array(encoder(features)[name]))
+    assert (array(encoder(features)[POOLED_OUTPUT]) == 0).any()  # of relu
+
+
 def test_one_type_is_every_type():
     """A pair's second text is of type 1 whatever the model; RoBERTa has type 0 alone, and knows no difference."""
     config = BertConfig.named("roberta-base", vocab_size=67, hidden_size=32, num_heads=4, num_layers=1)
@@ -267,7 +306,7 @@ def test_one_type_is_every_type():
 # --- Parameter counts ---------------------------------------------------------------------------------------
 
 BERTS = ("tiny", "mini", "small", "medium", "base", "large")
-# Of encoder and pooler, an ELECTRA's of its encoder alone: computed from the published configurations.
+# Of encoder and pooler, ELECTRA's and DistilBERT's of the encoder alone: computed from the published configurations.
 COUNTS = {
     "tiny": 4_385_920,
     "mini": 11_170_560,
@@ -284,6 +323,7 @@ COUNTS = {
     "electra-large": 334_092_288,
     "roberta-base": 124_645_632,
     "roberta-large": 355_359_744,
+    "distilbert-base": 66_362_880,
 }
 
 
@@ -304,15 +344,15 @@ def test_a_named_size_has_as_many_parameters_as_transformers_model(name):
     transformers = pytest.importorskip("transformers")
     config = BertConfig.named(name)
     model_type = name.split("-")[0] if name in VARIANTS else "bert"
-    model = model_type.capitalize()
+    model = CLASSES[model_type]
     fields = config.to_hugging_face(model_type)
     with torch.device("meta"):
         theirs = getattr(transformers, f"{model}Model")(getattr(transformers, f"{model}Config")(**fields))
     assert sum(parameter.numel() for parameter in theirs.parameters()) == COUNTS[name]
-    assert numbers(config, pooler=model_type != "electra") == COUNTS[name]
+    assert numbers(config, pooler=model_type not in ("electra", "distilbert")) == COUNTS[name]
 
 
-@pytest.mark.parametrize("name", ["albert-base", "electra-small", "roberta-base"])
+@pytest.mark.parametrize("name", ["albert-base", "electra-small", "roberta-base", "distilbert-base"])
 def test_an_encoder_has_the_variables_that_are_counted(name):
     config = BertConfig.named(name, vocab_size=200, num_layers=2)
     encoder = BertEncoder(config)

@@ -54,7 +54,7 @@ def random_features(config: BertConfig, *, seed: int) -> dict[str, np.ndarray]:
             "int32"
         ),
         INPUT_MASK: (np.arange(length) < lengths[:, None]).astype("int32"),
-        INPUT_TYPE_IDS: random.integers(0, config.type_vocab_size, (3, length)).astype("int32"),
+        INPUT_TYPE_IDS: random.integers(0, max(1, config.type_vocab_size), (3, length)).astype("int32"),
     }
 
 
@@ -97,6 +97,7 @@ _LOGITS = {
     "albert": {"masked_lm": ("ForMaskedLM", "logits"), "next_sentence": ("ForPreTraining", "sop_logits")},
     "electra": {"masked_lm": ("ForMaskedLM", "logits"), "replaced_token": ("ForPreTraining", "logits")},
     "roberta": {"masked_lm": ("ForMaskedLM", "logits")},
+    "distilbert": {"masked_lm": ("ForMaskedLM", "logits")},
 }
 
 
@@ -116,16 +117,15 @@ def _transformers_outputs(
             f"transformers has no model of model_type {model_type!r}: none of {', '.join(_LOGITS)} computes this configuration."
         )
     word_ids, mask, type_ids = (torch.from_numpy(array.astype("int64")) for array in features.values())
+    types = {"token_type_ids": type_ids} if checkpoint.config.has_types else {}
 
     def run(architecture: str) -> Any:
         """The outputs of one class; ignores heads that the checkpoint lacks."""
-        model = getattr(transformers, model_type.capitalize() + architecture).from_pretrained(
+        model = getattr(transformers, names.model_class + architecture).from_pretrained(
             folder, attn_implementation="eager", dtype=torch.float32
         )
         with torch.no_grad():
-            return model.eval()(
-                word_ids, attention_mask=mask, token_type_ids=type_ids, output_hidden_states=True
-            )
+            return model.eval()(word_ids, attention_mask=mask, output_hidden_states=True, **types)
 
     parts, verbosity = _parts(checkpoint), transformers.logging.get_verbosity()
     transformers.logging.set_verbosity_error()  # it reports the heads that the checkpoint lacks

@@ -61,6 +61,19 @@ _ALBERT_BLOCK_THERE = {
         "feed_forward_layer_norm": "full_layer_layer_norm",
     }.items()
 }
+_DISTILBERT_BLOCK_THERE = {
+    f"block_{{i}}/{ours}": f"transformer.layer.{{i}}.{theirs}"
+    for ours, theirs in {
+        "attention/query": "attention.q_lin",
+        "attention/key": "attention.k_lin",
+        "attention/value": "attention.v_lin",
+        "attention/output": "attention.out_lin",
+        "attention_layer_norm": "sa_layer_norm",
+        "feed_forward/intermediate": "ffn.lin1",
+        "feed_forward/output": "ffn.lin2",
+        "feed_forward_layer_norm": "output_layer_norm",
+    }.items()
+}
 _TASK_HEADS_THERE = {
     "classifier/dense": "classifier",
     "concat_classifier/dense": "concat_classifier",  # transformers has no such head
@@ -77,7 +90,7 @@ _REPLACED_TOKEN_THERE = {
     "replaced_token/dense": "discriminator_predictions.dense",
     "replaced_token/prediction": "discriminator_predictions.dense_prediction",
 }
-_ENCODER_PARTS = ("embeddings.", "embeddings_project.", "encoder.", "pooler.")
+_ENCODER_PARTS = ("embeddings.", "embeddings_project.", "encoder.", "transformer.", "pooler.")
 
 
 def _current(name: str, *, model: str) -> str | None:
@@ -128,6 +141,7 @@ _NAMES = (
     _BERT_THERE,
     _names(
         "albert",
+        model_class="Albert",
         encoder=_EMBEDDINGS_THERE
         | {"embeddings/projection": "encoder.embedding_hidden_mapping_in", "pooler": "pooler"}
         | _ALBERT_BLOCK_THERE,
@@ -144,6 +158,7 @@ _NAMES = (
     # ELECTRA has no pooler, and classifies texts with two dense layers and a gelu between them.
     _names(
         "electra",
+        model_class="Electra",
         encoder=_EMBEDDINGS_THERE | {"embeddings/projection": "embeddings_project"} | _BLOCK_THERE,
         heads={
             "masked_lm/dense": "generator_predictions.dense",
@@ -161,6 +176,7 @@ _NAMES = (
     ),
     _names(
         "roberta",
+        model_class="Roberta",
         encoder=_EMBEDDINGS_THERE | _BLOCK_THERE | {"pooler": "pooler.dense"},
         heads={
             "masked_lm/dense": "lm_head.dense",
@@ -179,10 +195,33 @@ _NAMES = (
     # RoBERTa's classifier of texts has the pooler inside it; a pooler elsewhere in the file is of its pre-training.
     _names(
         "roberta",
+        model_class="Roberta",
         encoder=_EMBEDDINGS_THERE | _BLOCK_THERE,
         heads={"pooler": "classifier.dense", "classifier/dense": "classifier.out_proj"},
         classes={"ForSequenceClassification": frozenset[str]()},
         padding=_FIRST_TOKENS,
+    ),
+    _names(
+        "distilbert",
+        model_class="DistilBert",
+        encoder=_EMBEDDINGS_THERE | _DISTILBERT_BLOCK_THERE,
+        heads={
+            "masked_lm/dense": "vocab_transform",
+            "masked_lm/layer_norm": "vocab_layer_norm",
+            "masked_lm/bias": "vocab_projector.bias",
+            **_TASK_HEADS_THERE,
+        },
+        duplicates=_tied("vocab_projector.weight"),
+        classes=dict.fromkeys(("ForMaskedLM", "ForTokenClassification", "ForQuestionAnswering"), _NO_POOLER)
+        | {"Model": frozenset()},
+    ),
+    # DistilBERT has a pooler, of relu, only in its classifiers of texts.
+    _names(
+        "distilbert",
+        model_class="DistilBert",
+        encoder=_EMBEDDINGS_THERE | _DISTILBERT_BLOCK_THERE,
+        heads={"pooler": "pre_classifier", "classifier/dense": "classifier"},
+        classes=dict.fromkeys(("ForSequenceClassification", "ForMultipleChoice"), frozenset[str]()),
     ),
     # Our own model_type, for configurations that no model of transformers computes; transformers refuses to read it.
     _names(
@@ -219,7 +258,7 @@ def _architecture_of_folder(folder: pathlib.Path) -> str | None:
     path = folder / "config.json"
     named = read_object(path).get("architectures") if path.is_file() else None
     first = named[0] if isinstance(named, list) and named and isinstance(named[0], str) else ""
-    found = re.fullmatch(r"(?:Bert|Albert|Electra|Roberta)(\w+)", first)
+    found = re.fullmatch(rf"(?:{'|'.join({names.model_class for names in _NAMES})})(\w+)", first)
     return found.group(1) if found and found.group(1) in KNOWN_ARCHITECTURES else None
 
 
@@ -293,9 +332,8 @@ def _save(checkpoint: Checkpoint, names: Names, tensors: dict[str, np.ndarray], 
     import safetensors
     import safetensors.numpy
 
-    model = names.model_type.partition("_")[0].capitalize()
     fields = checkpoint.config.to_hugging_face(names.model_type)
-    fields["architectures"] = [model + architecture_of(checkpoint)]
+    fields["architectures"] = [names.model_class + architecture_of(checkpoint)]
     if "classifier/dense/bias" in checkpoint.tensors:
         fields["num_labels"] = len(checkpoint.tensors["classifier/dense/bias"])
     if checkpoint.labels is not None:

@@ -137,7 +137,7 @@ def _open(folder: pathlib.Path, config: BertConfig) -> Iterator[Source]:
     backbone = _backbone(config)
     try:
         backbone.load_weights(file)
-    except (ValueError, OSError, KeyError) as error:
+    except Exception as error:  # h5py raises RuntimeError, KeyError, OSError, ...
         raise BertKerasError(f"{file} does not hold this config's weights: {first_line(error)}") from error
     variables = {variable.path: variable for variable in backbone.weights}
     shapes = {name: tuple(variable.shape) for name, variable in variables.items()}
@@ -170,7 +170,7 @@ def _heads(file: pathlib.Path) -> dict[str, tuple[int, ...]]:
     try:
         with h5py.File(file) as opened:
             opened.visititems(look)
-    except OSError as error:
+    except Exception as error:  # as above
         raise BertKerasError(f"{file} is cut short or not an HDF5 file: {first_line(error)}") from error
     return found
 

@@ -15,6 +15,7 @@ _BERT = ("apache-2.0", "github.com/google-research/bert, README")
 _ALBERT = ("apache-2.0", "huggingface.co/albert, model cards")
 _ELECTRA = ("apache-2.0", "huggingface.co/google, model cards")
 _ROBERTA = ("mit", "huggingface.co/FacebookAI, model cards")
+_DISTILBERT = ("apache-2.0", "huggingface.co/distilbert, model cards")
 _MINILM = ("apache-2.0", "huggingface.co/sentence-transformers, model cards")
 
 # The sizes of the published vocabularies, in tokens.
@@ -77,6 +78,14 @@ _GOOGLE_BERT: dict[str, tuple[str, int, bool | None]] = {
     "bert-base-multilingual-cased": ("base", MULTILINGUAL_CASED, True),
     "bert-base-chinese": ("base", CHINESE, None),
 }
+# Name -> vocabulary, cased. The repositories are distilbert/NAME.
+_DISTILBERTS = {
+    "distilbert-base-uncased": (UNCASED, False),
+    "distilbert-base-cased": (CASED, True),
+    "distilbert-base-multilingual-cased": (MULTILINGUAL_CASED, True),
+    "distilbert-base-uncased-finetuned-sst-2-english": (UNCASED, False),
+    "distilbert-base-cased-distilled-squad": (CASED, True),
+}
 _MINILM_L6 = BertConfig(
     vocab_size=UNCASED, hidden_size=384, num_layers=6, num_heads=12, intermediate_size=1536
 )
@@ -120,6 +129,18 @@ _HUGGING_FACE = (
             licence=_ROBERTA,
         )
         for size in ("base", "large")
+    ),
+    *(
+        _known(
+            name,
+            f"hf://distilbert/{name}",
+            "distilbert-base",
+            vocab_size,
+            cased=cased,
+            family="distilbert",
+            licence=_DISTILBERT,
+        )
+        for name, (vocab_size, cased) in _DISTILBERTS.items()
     ),
     _known(
         "all-MiniLM-L6-v2",

@@ -38,6 +38,7 @@ from bert_keras.checkpoints.torch_file import import_torch
 from bert_keras.errors import BertKerasError, MissingFileError, first_line, listed
 from bert_keras.folders import whole_folder
 from bert_keras.paths import cache_folder, did_you_mean, path_of
+from bert_keras.remote_paths import is_remote
 from bert_keras.text.vocabulary_files import MERGES_TXT, SENTENCEPIECE, TOKENIZER_JSON, VOCAB_JSON, VOCAB_TXT
 
 TIMEOUT = 10  # seconds without an answer, after which a server counts as unreachable
@@ -130,6 +131,8 @@ def close_models(given: str) -> str:
 
 def _is_path(given: str) -> bool:
     """True for a path that exists, also as the prefix of a TensorFlow checkpoint, and for what only a path looks like."""
+    if is_remote(given):
+        return True
     if _SEPARATOR in given:
         return False
     path = path_of(given)

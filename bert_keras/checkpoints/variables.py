@@ -27,10 +27,11 @@ def _norm(name: str, width: str) -> dict[str, tuple]:
     return {f"{name}/gamma": (width,), f"{name}/beta": (width,)}
 
 
+_TYPES = "embeddings/type_embeddings"  # only where there are types
 _EMBEDDINGS = {
     "embeddings/word_embeddings": ("V", "E"),
     "embeddings/position_embeddings": ("P", "E"),
-    "embeddings/type_embeddings": ("T", "E"),
+    _TYPES: ("T", "E"),
     **_norm("embeddings/layer_norm", "E"),
 }
 _PROJECTION = _dense("embeddings/projection", "E", "H")  # only where E is not H
@@ -68,6 +69,8 @@ def variable_shapes(config: BertConfig) -> dict[str, tuple[int, ...]]:
     """Name -> shape of every variable of the encoder, computed from the config alone."""
     blocks = 1 if config.share_layers else config.num_layers
     patterns = _EMBEDDINGS | (_PROJECTION if config.embedding_width != config.hidden_size else {})
+    if not config.has_types:
+        del patterns[_TYPES]
     for i in range(blocks):
         patterns |= {name.format(i=i): shape for name, shape in _BLOCK.items()}
     return _sized(patterns | (BILSTM if config.bilstm else {}) | _POOLER, config)
@@ -229,6 +232,7 @@ class Names:
     """The reversible name table of one model_type.
 
     model_type: one of MODEL_TYPES
+    model_class: the start of the names of Hugging Face's classes: DistilBert in DistilBertForMaskedLM
     table: our name (a variable, or a layer with several) -> the file's name
     parts: kernel, bias, gamma and beta -> the suffix of the file's name
     layouts: our variable -> layout, if the layout differs
@@ -247,6 +251,7 @@ class Names:
     duplicates: dict[str, str] = dataclasses.field(default_factory=dict)
     head_keeps: dict[str, dict[str, Any]] = dataclasses.field(default_factory=dict)
     classes: dict[str, frozenset[str]] = dataclasses.field(default_factory=dict)
+    model_class: str = "Bert"
     padding: tuple[str, ...] = ()
 
     def rows(self, config: BertConfig) -> list[Row]:
@@ -338,6 +343,8 @@ ORIGINAL = {
     "causal": False,
     "bilstm": False,
     "position_offset": 0,
+    "pooler_activation": "tanh",
+    "has_types": True,
     "embedding_width": "hidden_size",
 }
 

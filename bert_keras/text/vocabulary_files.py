@@ -23,6 +23,7 @@ from bert_keras.json_files import (
     short,
     typed,
 )
+from bert_keras.paths import path_of
 
 MAX_VOCABULARY_BYTES = 100_000_000  # of a vocab.txt, a SentencePiece model or a merges.txt
 VOCAB_TXT, SENTENCEPIECE, TOKENIZER_JSON = "vocab.txt", "spiece.model", "tokenizer.json"
@@ -110,22 +111,11 @@ def _in_order_of_ids(ids: Mapping[str, int], path: pathlib.Path, *, instead: str
 
 
 def _bytes_of(path: str | os.PathLike[str], *, missing: str) -> bytes:
-    """The bytes of a local file, or of an address that TensorFlow reads, such as gs://bucket/vocab.txt."""
-    path = os.path.expanduser(os.fspath(path))
-    if "://" not in path:
-        if not os.path.exists(path):
-            raise MissingFileError(missing)
-        return read_bounded(pathlib.Path(path), MAX_VOCABULARY_BYTES)
-    import tensorflow as tf
-
-    if not tf.io.gfile.exists(path):
+    """The bytes of a file."""
+    file = path_of(path)
+    if not file.exists():
         raise MissingFileError(missing)
-    with tf.io.gfile.GFile(path, "rb") as file:
-        if file.size() > MAX_VOCABULARY_BYTES:
-            raise BertKerasError(
-                f"{path} has over {MAX_VOCABULARY_BYTES:,} bytes, which is the limit for such a file."
-            )
-        return file.read()
+    return read_bounded(file, MAX_VOCABULARY_BYTES)
 
 
 def other_setting(settings: Mapping[str, Any], allowed: Mapping[str, tuple]) -> str | None:
@@ -216,7 +206,11 @@ _ADDED = {
 }
 # The special tokens of RobertaProcessing, with their ids; the templates of TemplateProcessing.
 _NAMED = dict.fromkeys(
-    ("cls", "sep"), Kind("a token and its id", lambda value: isinstance(value, list) and len(value) == 2)
+    ("cls", "sep"),
+    Kind(
+        "a token and its id",
+        lambda value: isinstance(value, list) and len(value) == 2 and isinstance(value[0], str),
+    ),
 )
 _TEMPLATE = dict.fromkeys(
     ("single", "pair"),

@@ -11,14 +11,8 @@ from typing import Any
 from bert_keras.console import PATH, SEVERAL, Command, say, start, table
 from bert_keras.errors import BertKerasError
 from bert_keras.settings import add_flags, given_settings
-from tasks.commands import (
-    CHECKPOINT_HELP,
-    add_feature_cache,
-    add_strategy,
-    add_task,
-    add_task_options,
-    open_given_task,
-)
+from tasks.commands import open_given_task
+from tasks.flags import CHECKPOINT_HELP, add_feature_cache, add_strategy, add_task, add_task_options
 from tasks.options import (
     ABLATIONS,
     APPROACHES,
@@ -201,7 +195,7 @@ def _add_protocol(parser: argparse.ArgumentParser) -> None:
     add("--checkpoint", **PATH, required=True, help=CHECKPOINT_HELP)
     add("--output", **PATH, required=True, help=OUTPUT_HELP)
     add_flags(parser, ProtocolOptions)
-    add_strategy(parser)
+    add_strategy(parser, choices=("one", "mirrored", "tpu"))
     add_feature_cache(parser)
     add_flags(parser, Hparams, without=("learning_rate", "dev_fraction"))
     add_task_options(parser)
@@ -236,7 +230,7 @@ def _add_glue(parser: argparse.ArgumentParser) -> None:
     add("--checkpoint", **PATH, required=True, help=CHECKPOINT_HELP)
     add("--output", **PATH, required=True, help=OUTPUT_HELP)
     add_flags(parser, ProtocolOptions)
-    add_strategy(parser)
+    add_strategy(parser, choices=("one", "mirrored", "tpu"))
     add_flags(parser, Hparams, without=("learning_rate", "dev_fraction", "feature_layers", *OF_FEATURES))
     add_flags(parser, ClassifierOptions, without=("doc_stride", "truncation"))
     add_flags(parser, GlueOptions)

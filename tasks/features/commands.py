@@ -8,7 +8,7 @@ import pathlib
 
 from bert_keras.console import PATH, Command, progress, start
 from bert_keras.settings import add_flags, given_settings
-from tasks.commands import CHECKPOINT_HELP
+from tasks.flags import CHECKPOINT_HELP
 from tasks.options import FeatureOptions
 
 FEATURES_NOTES = """formats:

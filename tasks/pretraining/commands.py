@@ -8,15 +8,15 @@ import functools
 import importlib
 import json
 import os
-import pathlib
 import sys
 from collections.abc import Sequence
 from typing import Any
 
 from bert_keras.console import PATH, SEVERAL, Command, progress, say, start, table
 from bert_keras.errors import BertKerasError
+from bert_keras.paths import path_of
 from bert_keras.settings import Masking, add_flags, describe, given_settings, names_of
-from tasks.commands import SAVE_HELP, add_strategy
+from tasks.flags import SAVE_HELP, add_strategy, start_training
 from tasks.options import VocabularyOptions
 from tasks.pretraining.recipes import RECIPES
 from tasks.settings import Sampling
@@ -124,11 +124,11 @@ def _add_pretrain(parser: argparse.ArgumentParser) -> None:
         metavar="STEP",
         help="also keep the weights after these steps",
     )
-    add_strategy(parser, choices=("one", "mirrored"))
+    add_strategy(parser, choices=("one", "mirrored", "multiworker"))
 
 
 def _run_pretrain(args: argparse.Namespace) -> None:
-    start(deterministic=True)
+    start_training(args.strategy)
     from bert_keras import checkpoints
     from tasks.pretraining.corpus import open_corpora
     from tasks.pretraining.pretrain import pretrain
@@ -171,7 +171,7 @@ def _share(given: str) -> float | None:
 
 def _sets_of_records(given: Sequence[str]) -> list[Any]:
     """Groups records into sets: each folder is a set; all files form one set."""
-    folders = [path for path in given if pathlib.Path(path).is_dir()]
+    folders = [path for path in given if path_of(path).is_dir()]
     if folders and len(folders) < len(given):
         raise BertKerasError(
             "folders and files of records were given; give folders, or the files of one set."
@@ -187,8 +187,13 @@ INSTANCES_NOTES = f"""settings, NAME=VALUE; VALUE is JSON or a plain word (defau
 {describe(BERT.sampling(128), without=WITH_LENGTH)}
   masks
 {describe(BERT.masking(128))}
-The files do not depend on the number of processes. Rerun the same command to resume. pretrain --records, and the scripts of
-Google and Model Garden, read the folder.
+The files do not depend on the number of processes, nor on Beam. Rerun the same command to resume. pretrain --records, and the
+scripts of Google and Model Garden, read the folder.
+
+--beam runs an Apache Beam pipeline (the `beam` extra). Flags of Beam and its runner follow `--`; without --runner, all runs in
+this process. Workers on other machines need bert-keras, and text, vocabulary and output that all of them can reach:
+  bert-keras instances --text gs://BUCKET/text --vocab gs://BUCKET/vocab --output gs://BUCKET/instances \\
+      --beam -- --runner=DataflowRunner --project=PROJECT --region=REGION --temp_location=gs://BUCKET/tmp
 
 """
 
@@ -217,15 +222,29 @@ def _add_instances(parser: argparse.ArgumentParser) -> None:
     )
     _add_set(parser)
     add("--seed", type=int, default=12345, help="seed of all draws (default: 12345)")
-    add("--workers", type=int, default=os.cpu_count(), help="processes (default: one for each core)")
+    add("--workers", type=int, help="processes (default: one for each core)")
     add("--gzip", action="store_true", help="compress the files")
+    add("--beam", action="store_true", help="run as an Apache Beam pipeline (see below)")
+    add(
+        "beam_options",
+        nargs="*",
+        metavar="-- BEAM_OPTION",
+        help="flags of Beam and its runner, after --beam --",
+    )
 
 
 def _run_instances(args: argparse.Namespace) -> None:
+    if args.beam_options and not args.beam:
+        raise BertKerasError(
+            f"{args.beam_options[0]} is no flag of instances; flags of Beam follow --beam --."
+        )
+    if args.beam and args.workers is not None:
+        raise BertKerasError(
+            "--workers does not apply to --beam; give the flags of its runner after --beam --."
+        )
     start()
     from bert_keras import checkpoints
     from tasks.pretraining.corpus import open_corpora
-    from tasks.pretraining.write_records import write_records
 
     settings = dict(map(set_value, args.set))
     known = {*names_of(Sampling), *names_of(Masking)} - {*WITH_LENGTH}
@@ -236,19 +255,27 @@ def _run_instances(args: argparse.Namespace) -> None:
     length = given_settings(args, Sampling).get("seq_length", Sampling.seq_length)
     recipe = RECIPES[args.recipe].changed(**settings)
     lower_case = checkpoints.load_tokenizer(args.vocab).lower_case  # once, so that workers need not guess it
-    with progress("documents", None) as advance:
-        summary = write_records(
-            open_corpora(args.text),
-            args.output,
-            make_tokenizer=functools.partial(checkpoints.load_tokenizer, args.vocab, lower_case=lower_case),
-            settings=recipe.sampling(length),
-            masking=recipe.masking(length) if args.masks else None,
-            segment=args.segmenter and _segmenter(args.segmenter),
-            seed=args.seed,
-            workers=args.workers,
-            compress=args.gzip,
-            progress=advance,
-        )
+    corpora = open_corpora(args.text)
+    options: dict[str, Any] = {
+        "make_tokenizer": functools.partial(checkpoints.load_tokenizer, args.vocab, lower_case=lower_case),
+        "settings": recipe.sampling(length),
+        "masking": recipe.masking(length) if args.masks else None,
+        "segment": args.segmenter and _segmenter(args.segmenter),
+        "seed": args.seed,
+        "compress": args.gzip,
+    }
+    if args.beam:
+        from tasks.pretraining.beam_records import write_records_with_beam
+        from tasks.pretraining.shard_writer import Job
+
+        job = Job(path=path_of(args.output), **options)
+        summary = write_records_with_beam(corpora, job, options=args.beam_options)
+    else:
+        from tasks.pretraining.write_records import write_records
+
+        workers = args.workers or os.cpu_count() or 1
+        with progress("documents", None) as advance:
+            summary = write_records(corpora, args.output, workers=workers, progress=advance, **options)
     rows = [
         ("documents", f"{summary.documents:,}"),
         ("instances", f"{summary.instances:,}"),
@@ -304,6 +331,90 @@ def _run_vocab(args: argparse.Namespace) -> None:
         print(f"warning: the text has too few words for {options.size:,} tokens", file=sys.stderr)
 
 
+# -----------------------------------------------------------------------------------------------------------
+# plan
+
+PLAN_NOTES = """Memory is that of one device at the peak of a step, in float32, without the buffers of libraries (measured error:
+docs/scale.md). --teraflops is what a device reaches in such a training, in 10^12 operations a second, and not its peak.
+The answer needs no TensorFlow, no text and no weights.
+
+"""
+
+
+def _add_plan(parser: argparse.ArgumentParser) -> None:
+    add = parser.add_argument
+    add("--recipe", default="bert", choices=tuple(RECIPES), help="settings of a paper (default: bert)")
+    add("--size", help="tiny, mini, small, medium, base, large, L-2_H-128 ... (default: the paper's)")
+    add(
+        "--checkpoint",
+        **PATH,
+        help="a folder whose config.json or bert_config.json has the encoder, or the file",
+    )
+    add("--batch-size", type=int, help="instances in a batch, over all devices (default: the paper's)")
+    add("--devices", type=int, default=1, help="devices that share each batch (default: 1)")
+    add("--micro-batch", type=int, help="rows that a device computes at once (default: all)")
+    add("--rematerialize", action="store_true", help="compute each block again in the backward pass")
+    add("--teraflops", type=float, help="10^12 operations in a second of one device, for the days")
+    add("--set", **SEVERAL, default=[], metavar="NAME=VALUE", help="settings, as in pretrain")
+    add("--json", action="store_true", help="print JSON instead of tables")
+
+
+def _run_plan(args: argparse.Namespace) -> None:
+    from bert_keras.config import BertConfig
+    from tasks.pretraining.estimate import UNCASED_TOKENS, estimate
+
+    for name in ("devices", "micro_batch", "teraflops"):
+        value = getattr(args, name)
+        if value is not None and not value > 0:
+            raise BertKerasError(f"--{name.replace('_', '-')} is {value}; give a number over 0.")
+    given = {"size": args.size, "batch_size": args.batch_size}
+    recipe = RECIPES[args.recipe].changed(
+        **{name: value for name, value in given.items() if value is not None},
+        **dict(map(set_value, args.set)),
+    )
+    source = args.checkpoint and BertConfig.load(args.checkpoint)
+    config = recipe.config(vocab_size=UNCASED_TOKENS, source=source or None)
+    found = estimate(
+        recipe,
+        config,
+        devices=args.devices,
+        micro_batch=args.micro_batch,
+        rematerialize=args.rematerialize,
+        teraflops=args.teraflops,
+    )
+    if args.json:
+        print(json.dumps({"recipe": args.recipe, "config": config.to_dict(), **found.to_json()}))
+        return
+    title = f"{args.recipe}: {found.parameters:,} parameters, {found.trainable:,} of them trained"
+    lengths = [f"{phase.seq_length} tokens" for phase in found.phases]
+    table(("", *lengths), _plan_rows(found), title=title)
+    if found.days is not None:
+        print(f"{found.days:,.2f} days at {args.teraflops:g} TFLOP/s a device")
+
+
+def _plan_rows(found: Any) -> list[tuple[str, ...]]:
+    """The rows of the table, with a column for each phase."""
+
+    def row(name: str, value: Any) -> tuple[str, ...]:
+        return (name, *(value(phase) for phase in found.phases))
+
+    parts = ("weights", "gradients", "optimizer_state", "activations", "total")
+    return [
+        row("steps", lambda phase: f"{phase.steps:,}"),
+        row("tokens", lambda phase: f"{phase.tokens:.3g}"),
+        row("FLOPs a step", lambda phase: f"{phase.flops:.3g}"),
+        row("rows at once on a device", lambda phase: f"{phase.rows:,}"),
+        *(
+            row(
+                f"GiB: {part.replace('_', ' ')}",
+                lambda phase, part=part: f"{getattr(phase.memory, part) / 2**30:.2f}",
+            )
+            for part in parts
+        ),
+        row("days", lambda phase: "-" if phase.seconds is None else f"{phase.seconds / 86_400:,.2f}"),
+    ]
+
+
 COMMANDS = {
     "pretrain": Command(
         "pre-train on text or on files of instances, from scratch or from a checkpoint",
@@ -320,6 +431,13 @@ COMMANDS = {
         _add_instances,
         _run_instances,
         notes=TEXT_NOTES + INSTANCES_NOTES,
+    ),
+    "plan": Command(
+        "estimate the parameters, memory, operations and days of a pre-training, before it is paid for",
+        "--size base --batch-size 256 --devices 8 --teraflops 40",
+        _add_plan,
+        _run_plan,
+        notes=PLAN_NOTES,
     ),
     "vocab": Command(
         "learn a WordPiece or SentencePiece vocabulary from text",

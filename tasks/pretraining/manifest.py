@@ -19,7 +19,7 @@ from tasks.settings import Sampling
 FORMAT_VERSION = 1
 MANIFEST = "manifest.json"
 SHARDS, SUMMARY = "shards", "summary"  # fields of the manifest besides the identity
-INSTANCES = Layout(name="a folder of instances", identity=MANIFEST, results=MANIFEST)
+INSTANCES = Layout(name="a folder of instances", identity=MANIFEST, results=MANIFEST, remote=True)
 
 # Google's feature names, and `word_starts`, which Google's files do not have.
 RECORD_NAMES = {**TFRECORD_NAMES, WORD_STARTS: WORD_STARTS}
@@ -120,6 +120,12 @@ def read_manifest(path: str | pathlib.Path) -> dict[str, Any]:
 def shards_of(manifest: Mapping[str, Any]) -> list[Shard]:
     """The shards in a manifest."""
     return [Shard(**shard) for shard in manifest[SHARDS]]
+
+
+def summary_of(manifest: Mapping[str, Any]) -> Summary:
+    """The summary in the manifest of a complete folder."""
+    summary = manifest[SUMMARY]
+    return Summary(**{**summary, "warnings": tuple(summary["warnings"])})
 
 
 def shard_name(number: int, *, compress: bool) -> str:

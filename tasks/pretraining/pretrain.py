@@ -55,6 +55,7 @@ from tasks.training.loop import RUN, check_save_every, train
 from tasks.training.plan import Plan, Stage
 from tasks.training.run_folder import check_sizes, save_task, save_weights
 from tasks.training.strategies import rows_for, strategy
+from tasks.training.workers import reports_lost_workers
 
 HELD_OUT_BATCH = 32
 LONG_STEP = 2.0  # times the learning rate: larger updates cause a warning
@@ -91,6 +92,8 @@ def _build(recipe: Recipe, config: BertConfig, objectives: Sequence[Objective]) 
     hparams = recipe.hparams
     encoder = BertEncoder(config, outputs=tuple(dict.fromkeys(one.reads for one in objectives)))
     model = pretrainer_of(kinds_of(recipe)).of(encoder, objectives, count_tokens=True)
+    for one in {id(one): one for one in model.encoders.values()}.values():
+        one.rematerialize = hparams.rematerialize
     optimizer = OPTIMIZERS[hparams.optimizer](
         schedule(hparams),
         weight_decay=hparams.weight_decay,
@@ -100,7 +103,7 @@ def _build(recipe: Recipe, config: BertConfig, objectives: Sequence[Objective]) 
     )
     optimizer.build(model.trainable_variables)
     # XLA is not faster on CPU, and fails under MirroredStrategy.
-    model.compile(optimizer, jit_compile=False)
+    model.compile(optimizer, micro_batch=hparams.micro_batch, jit_compile=False)
     return model
 
 
@@ -388,6 +391,7 @@ def _stage(prepared: Prepared, number: int, *, vocab_size: int) -> Stage:
     )
 
 
+@reports_lost_workers()
 def pretrain(
     *,
     recipe: Recipe,

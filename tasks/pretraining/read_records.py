@@ -58,7 +58,8 @@ def read_records(
         found = {name: read[RECORD_NAMES[name]] for name in spec}
         found[NEXT_SENTENCE_LABEL] = tf.squeeze(found[NEXT_SENTENCE_LABEL], axis=0)
         return {
-            name: value if value.dtype.is_floating else tf.cast(value, tf.int32)
+            # A larger number stays too large, which `batches_of` refuses.
+            name: value if value.dtype.is_floating else tf.saturate_cast(value, tf.int32)
             for name, value in found.items()
         }
 

@@ -6,6 +6,7 @@ import functools
 import hashlib
 import json
 import pathlib
+import re
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
@@ -14,7 +15,14 @@ import tensorflow as tf
 
 from bert_keras.config import BertConfig
 from bert_keras.errors import BertKerasError
-from bert_keras.features import INPUT_WORD_IDS, MASKED_LM_IDS
+from bert_keras.features import (
+    INPUT_MASK,
+    INPUT_TYPE_IDS,
+    INPUT_WORD_IDS,
+    MASKED_LM_IDS,
+    MASKED_LM_POSITIONS,
+    NEXT_SENTENCE_LABEL,
+)
 from bert_keras.files import digest, digest_of_file
 from bert_keras.objectives import (
     Objective,
@@ -241,11 +249,18 @@ class RecordFileSource(Source):
         name = _name(self._sets[phase])
         try:
             yield
-        except tf.errors.DataLossError as error:
+        except (
+            tf.errors.DataLossError,
+            UnicodeDecodeError,
+        ) as error:  # TensorFlow quotes a record that is no tf.Example
             raise BertKerasError(f"{name}: a record is damaged or truncated; give complete files.") from error
         except tf.errors.InvalidArgumentError as error:
             if WRONG_IDS in str(error):
                 raise _wrong_ids(f"{name}: there is a token with a larger id", vocab_size) from error
+            if found := re.search(rf"{WRONG_VALUES} (\w+)", str(error)):
+                raise BertKerasError(
+                    f"{name}: a value of {found[1]} is out of range; give other files."
+                ) from error
             if PARSING not in str(error):
                 raise
             raise BertKerasError(
@@ -303,12 +318,12 @@ def batches_of(
 ) -> tf.data.Dataset:
     """Batches for `fit`. Their masks depend on (seed, number of the batch); `start` is the first number.
 
-    Reading them raises InvalidArgumentError, with WRONG_IDS in its message, for an id of `vocab_size` or more.
+    Reading them raises InvalidArgumentError, with WRONG_IDS in its message, for an id of `vocab_size` or more, and with
+    WRONG_VALUES and the feature's name for a negative number, a mask, type or label over 1 or a position outside of the sequence.
     """
 
     def labelled(number: tf.Tensor, features: dict[str, tf.Tensor]) -> Any:
-        for name in {INPUT_WORD_IDS, MASKED_LM_IDS} & {*features}:
-            tf.debugging.assert_less(features[name], vocab_size, message=WRONG_IDS)
+        _check_values(features, vocab_size=vocab_size)
         return label(features, objectives=objectives, seed=tf.stack([seed, number]))
 
     numbered = instances.batch(batch_size, drop_remainder=drop_remainder).enumerate(start)
@@ -316,7 +331,20 @@ def batches_of(
     return made.prefetch(tf.data.AUTOTUNE)
 
 
+def _check_values(features: dict[str, tf.Tensor], *, vocab_size: int) -> None:
+    """In graph: each number of a batch below its limit, and not negative."""
+    ids = {INPUT_WORD_IDS: vocab_size, MASKED_LM_IDS: vocab_size}
+    length = tf.shape(features[INPUT_WORD_IDS])[1]
+    limits = ids | {INPUT_MASK: 2, INPUT_TYPE_IDS: 2, NEXT_SENTENCE_LABEL: 2, MASKED_LM_POSITIONS: length}
+    for name, limit in limits.items():
+        if name in features:
+            wrong = f"{WRONG_VALUES} {name}"
+            tf.debugging.assert_less(features[name], limit, message=WRONG_IDS if name in ids else wrong)
+            tf.debugging.assert_non_negative(features[name], message=wrong)
+
+
 WRONG_IDS = "an id is too large"
+WRONG_VALUES = "a value is out of range:"
 PARSING = "ParseExample"  # the op's name in parsing errors
 
 

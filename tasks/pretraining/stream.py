@@ -12,7 +12,7 @@ import functools
 import hashlib
 import itertools
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 import tensorflow as tf
@@ -39,17 +39,28 @@ SHARD_DOCUMENTS = (
 )
 
 Text = Sequence[str]  # the lines of a document
+Item = TypeVar("Item")
 Segmenter = Callable[[str], Iterable[str]]  # a line -> its words, in order
 
 
-def shards(documents: Iterable[Text], *, size: int, least: int) -> Iterator[list[Text]]:
-    """Groups of documents with at least `size` bytes and `least` documents; less only if the whole text has less."""
-    held: list[Text] = []
-    current: list[Text] = []
+def bytes_of(document: Text) -> int:
+    """Bytes of a document's lines in UTF-8."""
+    return sum(len(line.encode()) for line in document)
+
+
+def shards(
+    documents: Iterable[Item], *, size: int, least: int, bytes_of: Callable[[Any], int] = bytes_of
+) -> Iterator[list[Item]]:
+    """Groups of documents with at least `size` bytes and `least` documents; less only if the whole text has less.
+
+    documents: texts, or anything else whose bytes `bytes_of` gives
+    """
+    held: list[Item] = []
+    current: list[Item] = []
     length = 0
     for document in documents:
         current.append(document)
-        length += sum(len(line.encode()) for line in document)
+        length += bytes_of(document)
         if length >= size and len(current) >= least:
             if held:
                 yield held

@@ -1,5 +1,6 @@
 """Reads MediaWiki dumps: the articles of an XML file as text, without markup."""
 
+import functools
 import re
 import xml.etree.ElementTree
 from collections.abc import Callable, Iterable, Iterator
@@ -47,8 +48,8 @@ class _Dump:
         return chunk
 
 
-def wiki_documents(name: str, stream: BinaryIO) -> Iterator[list[str]]:
-    """The paragraphs of each article in a dump; redirects are skipped.
+def wiki_documents(name: str, stream: BinaryIO) -> Iterator[Callable[[], list[str]]]:
+    """The articles of a dump, each as a function that gives its paragraphs; redirects are skipped.
 
     name: the dump's name, for errors
 
@@ -62,7 +63,7 @@ def wiki_documents(name: str, stream: BinaryIO) -> Iterator[list[str]]:
         ) from error
     bad = (xml.etree.ElementTree.ParseError, mwxml.errors.MalformedXML, AssertionError, AttributeError)
     for text, elsewhere in _articles(name, stream, mwxml.Dump, (*bad, TypeError, ValueError)):
-        yield wiki_paragraphs(text, elsewhere=elsewhere.union(_FILES))
+        yield functools.partial(wiki_paragraphs, text, elsewhere=elsewhere.union(_FILES))
 
 
 def _articles(

@@ -41,6 +41,7 @@ from tasks.training.run_folder import (
     save_run,
 )
 from tasks.training.strategies import rows_for, strategy
+from tasks.training.workers import reports_lost_workers
 
 # Checkpoints may lack them: pre-training with only the masked LM trains no pooler, and a BiLSTM is added later.
 NEW_PARTS = ("pooler", "bilstm")
@@ -119,7 +120,7 @@ class FineTuningMonitor(Monitor):
         task, predictions = run.task.calibrate(predictions, raw)
         measures = dict(task.evaluate(predictions, raw))
         if bad := [f"{name} is {value}" for name, value in measures.items() if not math.isfinite(value)]:
-            raise LossDiverged(bad[0], step=int(self.model.optimizer.iterations))
+            raise LossDiverged(bad[0], step=int(self.model.optimizer.iterations.numpy()))
         logs = {} if logs is None else logs
         logs.update({f"val_{name}": value for name, value in measures.items()})
         self.history.append({name: float(value) for name, value in logs.items()})
@@ -167,7 +168,7 @@ class FineTuningMonitor(Monitor):
         """The last epoch, from 1, and its step, if that is not the last of the settings."""
         if not self.stopped:
             return None
-        return {"epoch": len(self.history), "step": int(self._trained.optimizer.iterations)}
+        return {"epoch": len(self.history), "step": int(self._trained.optimizer.iterations.numpy())}
 
     def _check_kept(self, is_kept: Callable[[str], bool]) -> None:
         """Raises BertKerasError if a file of the best epoch is missing or was changed."""
@@ -234,6 +235,7 @@ def _compiled_model(
     if (bilstm := bilstm_of(network)) is not None:
         log(f"training on {bilstm.described}; the encoder is frozen")
     encoder.trainable = hparams.freeze != "encoder" and hparams.features is None
+    encoder.rematerialize = hparams.rematerialize
     if hparams.lora_rank is not None:
         encoder.enable_lora(hparams.lora_rank)
     if POOLED_OUTPUT not in task.outputs:  # without a gradient, Keras would warn
@@ -242,7 +244,7 @@ def _compiled_model(
     # If `fit` created the variables, it would trace the step twice.
     optimizer.build(model.trainable_variables)
     # XLA is not faster on CPU, and fails under MirroredStrategy.
-    model.compile(optimizer=optimizer, loss=task.loss(), jit_compile=False)
+    model.compile(optimizer=optimizer, loss=task.loss(), micro_batch=hparams.micro_batch, jit_compile=False)
     return model
 
 
@@ -394,6 +396,7 @@ def plan_finetuning(
     return plan
 
 
+@reports_lost_workers()
 def finetune(
     task: Task,
     *,

@@ -4,6 +4,7 @@ An unfinished run with the same identity is resumed from its last save, with bit
 """
 
 import contextlib
+import json
 import math
 import pathlib
 import sys
@@ -15,14 +16,17 @@ import keras
 
 from bert_keras.console import shows_bars
 from bert_keras.errors import BertKerasError, LossDiverged
+from bert_keras.files import digest
 from bert_keras.signals import postponed
 from tasks.folders import Folder, Layout
 from tasks.training.plan import Monitor, Plan, Stage
 from tasks.training.progress import Progress
 from tasks.training.saver import CHECKPOINTS, SETTINGS, Saver, check_finite
 from tasks.training.strategies import differ_between_replicas
+from tasks.training.workers import Workers
 
 RESULTS_FILE, LOGS, TASK_FILE = "results.json", "logs", "task.json"
+SAME_STEP = "the step to resume from; give all of them one output folder that they share"
 PROTOCOL_FILE = "protocol.json"  # a grid of runs writes it into a run's folder before the run begins
 RUN = Layout(
     name="a run",
@@ -79,40 +83,69 @@ def train(
 
     Raises BertKerasError if the folder has other content or is in use, and LossDiverged.
     """
-    folder = Folder(output, RUN)
+    folder, workers = Folder(output, RUN), Workers(plan.model.distribute_strategy)
     if verbose == "auto":
         verbose = 1 if shows_bars(sys.stdout) else 2
-    with folder.begin(plan.identity) as begun, _prepared(plan, folder.path, log), postponed() as stop:
-        monitor, before, began = plan.monitor(folder.path, log=log), 0.0, time.monotonic()
+    log = workers.log(log)
+    with (
+        _begin(folder, plan, workers) as begun,
+        workers.folder(folder.path) as own,
+        _prepared(plan, own, log),
+        postponed() as stop,
+    ):
+        monitor, before, began = plan.monitor(own, log=log), 0.0, time.monotonic()
 
         def seconds() -> float:
             return before + time.monotonic() - began
 
-        saver = Saver(
-            folder.path,
-            plan.model,
-            every=save_every,
-            remember=lambda: [seconds(), monitor.memory()],
-            stop=stop,
-        )
-        if (memory := saver.restore(log=log)) is not None:
-            before, remembered = memory
-            monitor.recall(remembered)
-            log(f"resuming {folder.path} at step {saver.step:,} of {plan.steps:,}")
-        elif begun:
-            log(f"{folder.path} has no save yet; training starts at step 0")
+        def memory() -> list[Any]:
+            return [seconds(), monitor.memory()]
+
+        saver = Saver(own, plan.model, every=save_every, remember=memory, stop=stop, workers=workers)
+        if (remembered := _restored(saver, folder, plan, begun=begun, log=log)) is not None:
+            before, of_monitor = remembered
+            monitor.recall(of_monitor)
+        workers.check_same(saver.step, SAME_STEP)
         progress = Progress(plan.stages, log=log, inside=verbose == 2, seconds=seconds)
         try:
-            _fit_stages(plan, monitor, saver, progress, verbose=int(verbose == 1))
+            _fit_stages(plan, monitor, saver, progress, verbose=int(verbose == 1 and workers.chief))
             results = {**monitor.results(), "steps": saver.step, "seconds": round(seconds(), 1)}
         except KeyboardInterrupt as error:
             raise type(error)(_where_stopped(saver, plan.steps)) from None
-        folder.finish(results)
+        if workers.chief:
+            folder.finish(results)
         if save_every is None:
             saver.remove()
+        workers.wait()  # for the results: a worker that ends earlier ends the others
         if stop.signal is not None:  # after the last step
             raise type(stop.error)(f"stopped; {folder.path} is finished")
     return results
+
+
+def _restored(
+    saver: Saver, folder: Folder, plan: Plan, *, begun: bool, log: Callable[[str], None]
+) -> list[Any] | None:
+    """What the last save remembers; None if there is none. Logs the step where the training starts."""
+    remembered = saver.restore(folder.path, log=log)
+    if remembered is not None:
+        log(f"resuming {folder.path} at step {saver.step:,} of {plan.steps:,}")
+    elif begun:
+        log(f"{folder.path} has no save yet; training starts at step 0")
+    return remembered
+
+
+@contextlib.contextmanager
+def _begin(folder: Folder, plan: Plan, workers: Workers) -> Iterator[bool]:
+    """`Folder.begin`, which the chief calls alone; yields True if the folder was begun before."""
+    with contextlib.ExitStack() as stack:
+        if workers.chief:
+            begun = stack.enter_context(folder.begin(plan.identity))
+        else:
+            folder.check()
+            begun = folder.begun
+        found = digest([json.dumps(plan.identity, sort_keys=True)])
+        workers.check_same(int(found[:12], 16), "data, checkpoint or settings; give all of them the same")
+        yield begun
 
 
 @contextlib.contextmanager

@@ -24,6 +24,7 @@ from bert_keras.files import sync
 from bert_keras.paths import for_tensorflow
 from bert_keras.signals import Stop
 from bert_keras.tensorflow_errors import file_errors
+from tasks.training.workers import Workers
 
 CHECKPOINTS, SETTINGS = "checkpoints", "settings.json"
 LARGEST = 1e18  # the largest valid weight: the square of a larger float32 overflows
@@ -39,6 +40,11 @@ def check_finite(model: keras.Model, *, step: int) -> None:
             raise LossDiverged(f"{variable.path} has reached {largest:.3g}", step=step)
 
 
+def _saves_in(folder: pathlib.Path) -> list[int]:
+    found = (_INDEX.fullmatch(file.name) for file in folder.iterdir()) if folder.is_dir() else ()
+    return sorted((int(match[1]) for match in found if match), reverse=True)
+
+
 class Saver(keras.callbacks.Callback):
     """Saves the state of a training, and restores it. It must be the last callback, because it saves the state of the others.
 
@@ -48,6 +54,7 @@ class Saver(keras.callbacks.Callback):
         epoch's end
     remember: returns further state of the run, plain JSON
     stop: a request to stop is followed after the running step: its save, and KeyboardInterrupt
+    workers: all of them save and stop together; None for the only process
 
     A save appears only when it is complete: a kill during a save leaves the previous save. While the run is unfinished, the
     last KEPT saves are never deleted.
@@ -61,11 +68,12 @@ class Saver(keras.callbacks.Callback):
         every: int | None,
         remember: Callable[[], Any],
         stop: Stop | None = None,
+        workers: Workers | None = None,
     ) -> None:
         super().__init__()
         self.step = 0
         self._folder, self._model, self._every, self._remember = path / CHECKPOINTS, model, every, remember
-        self._stop = stop or Stop()
+        self._stop, self._workers = stop or Stop(), workers or Workers(model.distribute_strategy)
         self._folder.mkdir(parents=True, exist_ok=True)
         self._links = contextlib.ExitStack()  # lasts as long as the callback
         self._named = self._links.enter_context(for_tensorflow(self._folder))
@@ -79,30 +87,32 @@ class Saver(keras.callbacks.Callback):
 
     def saves(self) -> list[int]:
         """The steps of the saves in the folder, newest first, from the file names, not from TensorFlow's state file."""
-        found = (_INDEX.fullmatch(file.name) for file in self._folder.iterdir())
-        return sorted((int(match[1]) for match in found if match), reverse=True)
+        return _saves_in(self._folder)
 
-    def restore(self, *, log: Callable[[str], None] = print) -> Any:
+    def restore(self, run: pathlib.Path | None = None, *, log: Callable[[str], None] = print) -> Any:
         """Restores the newest readable save; returns its `remember` value, or None if there is no save.
 
+        run: the folder of the run whose saves are read; None takes this Saver's own
         log: receives a line for each unreadable save
 
         Raises BertKerasError if there are saves, but all are unreadable.
         """
-        saves = self.saves()
+        folder = self._folder if run is None else run / CHECKPOINTS
+        saves = _saves_in(folder)
         for step in saves:
             try:
-                self._checkpoint.read(self._prefix(step)).assert_existing_objects_matched()
+                with for_tensorflow(folder) as named:
+                    self._checkpoint.read(str(named / f"ckpt-{step}")).assert_existing_objects_matched()
             except Exception as error:  # TensorFlow raises DataLossError, IndexError and others
                 reason = str(error).split("\n")[0]
-                log(f"warning: cannot read the save of step {step:,} in {self._folder}: {reason}")
+                log(f"warning: cannot read the save of step {step:,} in {folder}: {reason}")
                 continue
             self.step, memory = json.loads(self._memory.numpy())
             self._measures = [one.numpy() for one in self._model.metrics_variables]
             return memory
         if saves:
             raise BertKerasError(
-                f"no save in {self._folder} can be read ({reason}); remove the run and train again."
+                f"no save in {folder} can be read ({reason}); remove the run and train again."
             )
         return None
 
@@ -124,6 +134,9 @@ class Saver(keras.callbacks.Callback):
         self._save_or_stop()
 
     def _save_or_stop(self) -> None:
+        self._stop.signal = (
+            self._workers.greatest(self._stop.signal or 0) or None
+        )  # all stop for the signal of one
         stops = self._stop.signal is not None
         if self._due or (stops and self._every != 0):
             self._save()

@@ -2,7 +2,10 @@
 
 import contextlib
 import functools
-from collections.abc import Iterator, Sequence
+import json
+import os
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
 
 import keras
 import numpy as np
@@ -11,6 +14,15 @@ import tensorflow as tf
 from bert_keras.errors import BertKerasError
 from tasks.settings import STRATEGIES
 
+CLUSTER = (
+    "TF_CONFIG"  # the environment variable in which Kubernetes operators and TensorFlow describe a cluster
+)
+WORKERS = ("chief", "worker")
+
+
+def _one() -> tf.distribute.Strategy:
+    return tf.distribute.get_strategy()
+
 
 @functools.cache  # a second strategy would reuse the collective numbers of the first, with other shapes
 def _mirrored() -> tf.distribute.Strategy:
@@ -18,18 +30,74 @@ def _mirrored() -> tf.distribute.Strategy:
     return tf.distribute.MirroredStrategy([device.name for device in devices])
 
 
+@functools.cache  # a process joins its cluster once
+def _multiworker() -> tf.distribute.Strategy:
+    check_cluster(os.environ.get(CLUSTER))
+    try:
+        return tf.distribute.MultiWorkerMirroredStrategy()
+    except RuntimeError as error:  # TensorFlow has run an operation
+        raise BertKerasError(
+            f"cannot join the cluster of {CLUSTER}: {error}; make the strategy before TensorFlow runs any operation."
+        ) from error
+
+
+@functools.cache
+def _tpu() -> tf.distribute.Strategy:
+    try:
+        resolver = tf.distribute.cluster_resolver.TPUClusterResolver()
+        tf.config.experimental_connect_to_cluster(resolver)
+        tf.tpu.experimental.initialize_tpu_system(resolver)
+        return tf.distribute.TPUStrategy(resolver)
+    except (ValueError, tf.errors.OpError) as error:
+        reason = str(error).split("\n")[0].rstrip(".")
+        raise BertKerasError(
+            f"no TPU is found ({reason}); set TPU_NAME, as a TPU VM does, or give another strategy."
+        ) from error
+
+
+_MAKERS: dict[str, Callable[[], tf.distribute.Strategy]] = {
+    "one": _one,
+    "mirrored": _mirrored,
+    "multiworker": _multiworker,
+    "tpu": _tpu,
+}
+
+
 def strategy(name: str) -> tf.distribute.Strategy:
-    """The strategy by name: one device, every GPU (or logical CPU) mirrored, or the TPU in TPU_NAME."""
-    if name not in STRATEGIES:
+    """The strategy by name; equal names give one object.
+
+    one: one device; mirrored: every GPU (or logical CPU) of this machine; multiworker: the GPUs of all processes that TF_CONFIG
+    lists; tpu: the TPU in TPU_NAME.
+
+    Raises BertKerasError for an unknown name, a TF_CONFIG that lists no cluster, and where there is no TPU.
+    """
+    if name not in _MAKERS:
         raise BertKerasError(f"strategy is {name!r}; give one of {', '.join(STRATEGIES)}.")
-    if name == "one":
-        return tf.distribute.get_strategy()
-    if name == "mirrored":
-        return _mirrored()
-    resolver = tf.distribute.cluster_resolver.TPUClusterResolver()
-    tf.config.experimental_connect_to_cluster(resolver)
-    tf.tpu.experimental.initialize_tpu_system(resolver)
-    return tf.distribute.TPUStrategy(resolver)
+    return _MAKERS[name]()
+
+
+def check_cluster(given: str | None) -> None:
+    """Raises BertKerasError unless TF_CONFIG, as JSON, lists the workers and says which of them this process is."""
+    wanted = (
+        f'set {CLUSTER} in each process, such as {{"cluster": {{"worker": ["host0:2222", "host1:2222"]}}, "task": {{"type": '
+        '"worker", "index": 0}}'
+    )
+    if not given:
+        raise BertKerasError(f"strategy multiworker needs {CLUSTER}, which is not set; {wanted}.")
+    try:
+        found = json.loads(given)
+        cluster, task = found["cluster"], found["task"]
+        workers = cluster[task["type"]]
+        wrong = sorted({*cluster} - set(WORKERS))
+        good = not wrong and isinstance(workers, list) and workers[int(task["index"])]
+    except (ValueError, LookupError, TypeError):
+        wrong, good = [], False
+    if wrong:
+        raise BertKerasError(
+            f"{CLUSTER} lists {', '.join(wrong)}; strategy multiworker has tasks of type {' and '.join(WORKERS)} alone."
+        )
+    if not good:
+        raise BertKerasError(f"{CLUSTER} names no task of its cluster; {wanted}.")
 
 
 def rows_for(distribution: tf.distribute.Strategy, batch_size: int) -> int:
@@ -46,16 +114,44 @@ def rows_for(distribution: tf.distribute.Strategy, batch_size: int) -> int:
 def differ_between_replicas(model: keras.Model) -> None:
     """Offsets the seeds of dropout and other draws by each replica's number, because Keras gives all replicas the same seed.
 
-    Call it after anything that sets the seeds: building a model, or restoring it, which reads the first replica's seeds.
+    Call it after anything that sets the seeds: building a model, or restoring it, which reads the seeds of the first replica.
+    Every replica counts from the first one's seeds, in whichever process that is, so that a second call changes nothing.
     """
-    for first, *others in seed_states(model):
-        for number, copy in enumerate(others, 1):
-            copy.assign(first + tf.constant([number, 0], first.dtype))
+    distribution, states = model.distribute_strategy, seed_states(model)
+    if distribution.num_replicas_in_sync == 1 or not states:
+        return
+    own = tf.stack([tf.cast(copies[0], tf.int64) for copies in states])
+    numbers, first = _numbers_and_first(distribution)(own)
+    for copies, seed in zip(states, first, strict=True):
+        for number, copy in zip(numbers, copies, strict=True):
+            copy.assign(tf.cast(seed + tf.stack([number, 0]), copy.dtype))
+
+
+@functools.cache
+def _numbers_and_first(distribution: tf.distribute.Strategy) -> Callable[[tf.Tensor], Any]:
+    """A function of numbers [N, 2]: the numbers of the replicas in this process, and the numbers that the first process gave."""
+
+    def in_replica(own: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+        context: Any = tf.distribute.get_replica_context()
+        number = tf.cast(context.replica_id_in_sync_group, tf.int64)
+        return number, context.all_reduce("SUM", own * tf.cast(number == 0, tf.int64))
+
+    @tf.function(autograph=False, input_signature=[tf.TensorSpec([None, 2], tf.int64)])
+    def run(own: tf.Tensor) -> tuple[Any, Any]:
+        numbers, first = distribution.run(in_replica, args=(own,))
+        local = distribution.experimental_local_results
+        return local(numbers), local(first)[0]
+
+    return run
+
+
+def _is_seed(variable: keras.Variable) -> bool:
+    return variable.name == "seed_generator_state"
 
 
 def seed_states(model: keras.Model) -> list[Sequence[tf.Variable]]:
-    """The state of each random number generator in a model, such as dropout's: a variable for each replica."""
-    states = [variable.value for variable in model.variables if variable.name == "seed_generator_state"]
+    """The state of each random number generator in a model, such as dropout's: a variable for each replica in this process."""
+    states = [variable.value for variable in model.variables if _is_seed(variable)]
     return [getattr(state, "values", [state]) for state in states]
 
 

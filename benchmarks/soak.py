@@ -1,0 +1,496 @@
+"""Tries faults in every command that writes: kills, signals, full disks, damaged files, changed data, two runs at once.
+
+    python benchmarks/soak.py --faults 300 --seed 1 [--commands finetune pretrain ...] [--json soak.json]
+
+A fault ends a command somewhere; the same command then runs again. It must give what an unbroken run gives, or refuse with one
+line that names the file. Out: a table of commands and faults with the number of each outcome, and every fault that lost or
+changed something, with its seed: `--seed N --faults 1` repeats the fault of seed N. Exit status 1 if there is one.
+
+Commands run in processes that are forked from one that has imported TensorFlow. Linux only.
+"""
+
+import argparse
+import collections
+import contextlib
+import hashlib
+import json
+import os
+import pathlib
+import random
+import resource
+import shutil
+import signal
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
+
+ROOT = pathlib.Path(__file__).resolve().parents[1]
+sys.path[:0] = [str(ROOT), str(ROOT / "tests")]
+
+import runs  # noqa: E402
+from rich.console import Console  # noqa: E402
+from rich.progress import track  # noqa: E402
+from rich.table import Table  # noqa: E402
+
+LIMIT = 900  # seconds that a command may take
+EQUAL, REFUSED, LOST = "as unbroken", "refused in one line", "LOST OR CHANGED"
+QUICK = "--epochs 2 --batch-size 8 --seq-length 40 --max-examples 24"
+SIZES = "num_layers=1 hidden_size=32 num_heads=2 intermediate_size=64 seq_length=32 batch_size=8 steps=6"
+
+
+def write_inputs(folder: pathlib.Path) -> None:
+    """The checkpoint, data and text that all commands read."""
+    runs.write_checkpoint(folder / "checkpoint")
+    runs.write_data(folder / "data", "sst2")
+    runs.write_data(folder / "glue" / "SST-2", "sst2")
+    documents = ("\n".join(runs.texts(8, seed=seed)) for seed in range(40))
+    (folder / "text.txt").write_text("\n\n".join(documents) + "\n")
+
+
+def commands(folder: pathlib.Path, output: pathlib.Path) -> dict[str, list[str]]:
+    """The arguments of each command, which writes to `output`."""
+    vocab, text = folder / "checkpoint" / "vocab.txt", folder / "text.txt"
+    checkpoint = f"--checkpoint {folder / 'checkpoint'}"
+    finetune = f"--task sst2 --data {folder / 'data'} {checkpoint} {QUICK} --save-every 2"
+    features = "--feature-layers 0,1 --lstm-layers 1 --lstm-units 8"
+    asked = {
+        "convert": f"--from {folder / 'checkpoint'} --format google --to",
+        "export": f"--run {folder / 'run'} --output",
+        "hub": f"{checkpoint} --seq-length 24 --output",
+        "vocab": f"--text {text} --size 120 --output",
+        "instances": f"--text {text} --vocab {vocab} --seq-length 32 --workers 1 --output",
+        "features": f"{checkpoint} --input {text} --output",
+        "finetune": f"{finetune} --output",
+        "finetune features": f"{finetune} {features} --output",
+        "finetune mirrored": f"{finetune} --strategy mirrored --output",
+        "pretrain": f"--text {text} --vocab {vocab} --set {SIZES} --save-every 2 --output",
+        "protocol": f"--task sst2 --data {folder / 'data'} {checkpoint} {QUICK} --learning-rates 1e-3 1e-4 --output",
+        "glue": f"--tasks sst2 --data {folder / 'glue'} {checkpoint} {QUICK} --learning-rates 1e-3 --output",
+    }
+    return {name: [name.split()[0], *rest.split(), str(output)] for name, rest in asked.items()}
+
+
+# What a change of the data between two tries changes, by command; others read no data of the user's.
+DATA = {
+    **dict.fromkeys(("finetune", "finetune features", "finetune mirrored", "protocol"), "data/train.tsv"),
+    "glue": "glue/SST-2/train.tsv",
+    **dict.fromkeys(("instances", "pretrain", "features", "vocab"), "text.txt"),
+}
+
+
+# -----------------------------------------------------------------------------------------------------------
+# Processes
+
+
+class Process:
+    """A forked command, with its output in files."""
+
+    def __init__(self, pid: int, log: pathlib.Path) -> None:
+        self.pid, self._log = pid, log
+
+    def wait(self) -> int:
+        """The exit status; negative for a signal, as in subprocess. Raises TimeoutError after LIMIT."""
+        ends = time.monotonic() + LIMIT
+        while time.monotonic() < ends:
+            pid, status = os.waitpid(self.pid, os.WNOHANG)
+            if pid:
+                return os.waitstatus_to_exitcode(status)
+            time.sleep(0.02)
+        self.send(signal.SIGKILL)
+        os.waitpid(self.pid, 0)
+        raise TimeoutError(f"over {LIMIT} s: {self.errors()}")
+
+    def send(self, number: int) -> None:
+        """Sends a signal, unless the process has ended."""
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(self.pid, number)
+
+    def errors(self) -> str:
+        """The last lines of standard error."""
+        return self._log.with_suffix(".err").read_text(errors="replace")[-2000:]
+
+
+def start(arguments: Sequence[str], log: pathlib.Path, before: Callable[[], None] = lambda: None) -> Process:
+    """Forks a process that calls `before`, then runs a command."""
+    sys.stdout.flush()
+    child = os.fork()
+    if child:
+        return Process(child, log)
+    code = 1
+    try:
+        for number, suffix in ((1, ".out"), (2, ".err")):
+            os.dup2(os.open(log.with_suffix(suffix), os.O_WRONLY | os.O_CREAT | os.O_TRUNC), number)
+        before()
+        from bert_keras.cli import main
+
+        main(["bert-keras", *arguments])
+        code = 0
+    except SystemExit as end:
+        code = end.code if isinstance(end.code, int) else 0 if end.code is None else 1
+        if isinstance(end.code, str):
+            print(end.code, file=sys.stderr)
+    except BaseException:
+        import traceback
+
+        traceback.print_exc()
+    finally:
+        with contextlib.suppress(OSError):
+            sys.stdout.flush()
+            sys.stderr.flush()
+        os._exit(code)
+
+
+# -----------------------------------------------------------------------------------------------------------
+# Faults: each starts the command, ends it somewhere, and says where
+
+
+def _writes_below(folder: pathlib.Path, act: Callable[[int], None]) -> None:
+    """Calls `act` with the number of each write that Python begins below a folder: opened files, renames, new folders."""
+    place, count = str(folder.parent), 0
+    changes = os.O_WRONLY | os.O_RDWR | os.O_CREAT
+
+    def hook(event: str, arguments: tuple) -> None:
+        nonlocal count
+        if event == "open":
+            path, _, flags = arguments
+            if not isinstance(path, str | os.PathLike) or not (isinstance(flags, int) and flags & changes):
+                return
+        elif event in ("os.rename", "os.mkdir"):
+            path = arguments[1] if event == "os.rename" else arguments[0]
+        else:
+            return
+        if str(path).startswith(place):
+            count += 1
+            act(count)
+
+    sys.addaudithook(hook)
+
+
+class Fault(NamedTuple):
+    """What happened to a command: where it was, and its exit status."""
+
+    where: str
+    status: int
+
+
+class Try(NamedTuple):
+    """One command at one fault.
+
+    arguments: of the command
+    log: the files of its output
+    output: where it writes
+    draw: the random numbers of this fault
+    seconds, writes: what the unbroken run took
+    """
+
+    arguments: list[str]
+    log: pathlib.Path
+    output: pathlib.Path
+    draw: random.Random
+    seconds: float
+    writes: int
+
+    def at_moment(self, number: int) -> Fault:
+        """A signal at a random moment."""
+        moment = self.draw.uniform(0, self.seconds)
+        process = start(self.arguments, self.log)
+        timer = threading.Timer(moment, process.send, [number])
+        timer.start()
+        status = process.wait()
+        timer.cancel()
+        return Fault(f"after {moment / self.seconds:.0%} of the time", status)
+
+    def at_write(self, act: Callable[[], None], *, last: int | None = None) -> Fault:
+        """Something at a random write."""
+        number = self.draw.randint(1, last or self.writes)
+        process = start(
+            self.arguments,
+            self.log,
+            lambda: _writes_below(self.output, lambda count: act() if count == number else None),
+        )
+        return Fault(f"at write {number} of {self.writes}", process.wait())
+
+
+def _die() -> None:
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def _no_space() -> None:
+    import errno
+
+    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+
+def _small_files(one: Try) -> Fault:
+    most = one.draw.choice((200, 2_000, 20_000, 60_000))
+    limit = lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (most, resource.RLIM_INFINITY))  # noqa: E731
+    process = start(one.arguments, one.log, lambda: (signal.signal(signal.SIGXFSZ, signal.SIG_IGN), limit()))
+    return Fault(f"no file over {most} bytes", process.wait())
+
+
+def _damaged(one: Try) -> Fault:
+    """A kill at a write, and then a changed, shortened or missing file."""
+    fault = one.at_write(_die)
+    files = sorted(file for file in one.output.parent.rglob("*") if file.is_file() and file.stat().st_size)
+    if not files:
+        return Fault(f"{fault.where}, nothing to damage", fault.status)
+    file, how = one.draw.choice(files), one.draw.choice(("changed", "shortened", "removed"))
+    content = bytearray(file.read_bytes())
+    if how == "changed":
+        content[one.draw.randrange(len(content))] ^= 1 << one.draw.randrange(8)
+        file.write_bytes(content)
+    elif how == "shortened":
+        file.write_bytes(content[: one.draw.randrange(len(content))])
+    else:
+        file.unlink()
+    return Fault(f"{fault.where}, then {file.relative_to(one.output.parent)} {how}", fault.status)
+
+
+def _two_at_once(one: Try) -> Fault:
+    """One of the two writes, and the other one is refused; or they run one after the other."""
+    first = start(one.arguments, one.log)
+    time.sleep(one.draw.uniform(0, one.seconds))
+    second = start(one.arguments, one.log.with_name("second"))
+    statuses = second.wait(), first.wait()
+    return Fault(f"they ended with {statuses}", 0 if 0 in statuses else statuses[1])
+
+
+FAULTS: Mapping[str, Callable[[Try], Fault]] = {
+    "kill -9": lambda one: one.at_moment(signal.SIGKILL),
+    "SIGTERM": lambda one: one.at_moment(signal.SIGTERM),
+    "SIGINT": lambda one: one.at_moment(signal.SIGINT),
+    "kill -9 at a write": lambda one: one.at_write(_die),
+    "disk full at a write": lambda one: one.at_write(_no_space),
+    "small files": _small_files,
+    "kill -9, then damage": _damaged,
+    "kill -9, then other data": lambda one: one.at_write(_die),
+    "two at once": _two_at_once,
+}
+
+
+# -----------------------------------------------------------------------------------------------------------
+# Results
+
+
+def _leaves(value: Any, path: str = "") -> Iterator[tuple[str, Any]]:
+    if isinstance(value, dict | list):
+        items = value.items() if isinstance(value, dict) else enumerate(value)
+        for key, one in items:
+            yield from _leaves(one, f"{path}/{key}")
+    else:
+        yield path, value
+
+
+def result_of(output: pathlib.Path) -> dict[str, Any]:
+    """What a command wrote: a digest of each file, or each value of a JSON file. Hidden files and saves are left out."""
+    found = dict[str, Any]()
+    files = [output] if output.is_file() else sorted(output.rglob("*"))
+    for file in files:
+        name = file.relative_to(output.parent).as_posix()
+        if not file.is_file() or "/." in name or "/checkpoints/" in name or "events.out" in name:
+            continue
+        content = file.read_bytes()
+        if file.suffix == ".json":
+            found |= {f"{name}{path}": value for path, value in _leaves(json.loads(content))}
+        else:
+            found[name] = hashlib.sha256(content).hexdigest()
+    return found
+
+
+class Unbroken(NamedTuple):
+    """Two unbroken runs of a command: what both wrote alike, the names that differ, the time and the number of writes."""
+
+    result: dict[str, Any]
+    unlike: set[str]
+    seconds: float
+    writes: int
+
+
+def unbroken(name: str, inputs: pathlib.Path, folder: pathlib.Path) -> Unbroken:
+    """Runs a command twice. Raises RuntimeError if it fails."""
+    results, seconds, writes = [], 0.0, folder / "writes"
+    for turn in range(2):
+        output = folder / str(turn) / "out"
+        output.parent.mkdir(parents=True)
+        began = time.monotonic()
+
+        def count(output: pathlib.Path = output) -> None:
+            _writes_below(output, lambda number: os.truncate(writes, number))
+
+        writes.touch()
+        process = start(commands(inputs, output)[name], folder / "log", count)
+        if code := process.wait():
+            raise RuntimeError(f"{name} ended with {code}: {process.errors()}")
+        seconds = time.monotonic() - began
+        results.append(result_of(output))
+    first, second = results
+    unlike = {key for key in {*first, *second} if first.get(key) != second.get(key)}
+    kept = {key: value for key, value in first.items() if key not in unlike}
+    return Unbroken(kept, unlike, seconds, writes.stat().st_size)
+
+
+def difference(expected: Unbroken, output: pathlib.Path) -> str:
+    """The first difference from an unbroken run; empty if there is none."""
+    try:
+        found = result_of(output)
+    except (OSError, ValueError) as error:
+        return f"cannot be read: {error}"
+    for name in sorted({*expected.result, *found} - expected.unlike):
+        if found.get(name) != expected.result.get(name):
+            return (
+                f"{name}: {found.get(name, 'missing')!s:.60} for {expected.result.get(name, 'nothing')!s:.60}"
+            )
+    return ""
+
+
+class Row(NamedTuple):
+    """One fault and its outcome."""
+
+    seed: int
+    command: str
+    fault: str
+    where: str
+    status: int
+    again: int
+    outcome: str
+    detail: str
+
+
+def one_line(errors: str) -> bool:
+    """True if a command ended with one line about an error, without a traceback."""
+    return "Traceback" not in errors and "error: " in errors
+
+
+def soak(seed: int, names: Sequence[str], inputs: pathlib.Path, known: dict[str, Unbroken]) -> Row:
+    """Tries the fault of a seed."""
+    draw = random.Random(seed)
+    name = draw.choice(names)
+    fault = draw.choice([one for one in FAULTS if "data" not in one or name in DATA])
+    with tempfile.TemporaryDirectory(prefix="soak-") as temporary:
+        folder = pathlib.Path(temporary)
+        if name not in known:
+            known[name] = unbroken(name, inputs, folder / "unbroken")
+        expected, output = known[name], folder / "try" / "out"
+        output.parent.mkdir()
+        arguments = commands(inputs, output)[name]
+        one = Try(arguments, folder / "log", output, draw, expected.seconds, expected.writes)
+        where, status = FAULTS[fault](one)
+        if fault.endswith("other data"):
+            other = folder / "inputs"
+            shutil.copytree(inputs, other)
+            data = other / DATA[name]
+            lines = data.read_text().splitlines(keepends=True)
+            data.write_text("".join([*lines[:2], lines[3], lines[2], *lines[4:]]))
+            # The same path, other content: the inputs are exchanged meanwhile.
+            with _exchanged(inputs / DATA[name], data):
+                return _again(seed, name, fault, where, status, one, expected, inputs, folder)
+        return _again(seed, name, fault, where, status, one, expected, None, folder)
+
+
+@contextlib.contextmanager
+def _exchanged(file: pathlib.Path, other: pathlib.Path) -> Iterator[None]:
+    kept = file.read_bytes()
+    file.write_bytes(other.read_bytes())
+    try:
+        yield
+    finally:
+        file.write_bytes(kept)
+
+
+def _again(
+    seed: int,
+    name: str,
+    fault: str,
+    where: str,
+    status: int,
+    one: Try,
+    expected: Unbroken,
+    changed: pathlib.Path | None,
+    folder: pathlib.Path,
+) -> Row:
+    """Runs a command again after a fault, and judges what it left."""
+    begun = any(one.output.parent.iterdir())
+    if (
+        status == 0
+        and changed is None
+        and (lost := difference(expected, one.output))
+        and "damage" not in fault
+    ):
+        return Row(seed, name, fault, where, status, 0, LOST, f"it ended well, but {lost}")
+    process = start(one.arguments, folder / "again")
+    again = process.wait()
+    if changed is not None and again == 0:
+        expected = unbroken(name, changed, folder / "changed")
+    if again == 0:
+        lost = difference(expected, one.output)
+        return Row(seed, name, fault, where, status, again, LOST if lost else EQUAL, lost)
+    errors = process.errors()
+    line = errors.strip().splitlines()[-1] if errors.strip() else ""
+    # Only damage, other data and a complete output are reasons to refuse.
+    allowed = begun and one_line(errors) and (status == 0 or "then" in fault)
+    return Row(seed, name, fault, where, status, again, REFUSED if allowed else LOST, line)
+
+
+def show(rows: Sequence[Row], known: Mapping[str, Unbroken]) -> None:
+    """Prints the tables."""
+    console = Console()
+    counts = collections.Counter((row.fault, row.outcome) for row in rows)
+    table = Table("fault", EQUAL, REFUSED, LOST, title=f"{len(rows)} faults")
+    for fault in FAULTS:
+        table.add_row(fault, *[str(counts[fault, outcome]) for outcome in (EQUAL, REFUSED, LOST)])
+    console.print(table)
+    counts = collections.Counter((row.command, row.outcome) for row in rows)
+    table = Table("command", EQUAL, REFUSED, LOST, "not compared: differs between two unbroken runs")
+    for name, one in known.items():
+        unlike = ", ".join(sorted(one.unlike)[:4])
+        table.add_row(name, *[str(counts[name, outcome]) for outcome in (EQUAL, REFUSED, LOST)], unlike)
+    console.print(table)
+    for row in rows:
+        if row.outcome == LOST:
+            what = f"{row.command}, {row.fault}, {row.where}, ended with {row.status}, then {row.again}"
+            console.print(f"seed {row.seed}: {what}: {row.detail}")
+
+
+def main() -> None:
+    """Tries the faults of seeds from --seed on."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--faults", type=int, default=300)
+    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--commands", nargs="+", metavar="NAME", help="default: all")
+    parser.add_argument("--json", type=pathlib.Path, help="file for all rows")
+    args = parser.parse_args()
+    with tempfile.TemporaryDirectory(prefix="soak-inputs-") as temporary:
+        inputs = pathlib.Path(temporary) / "inputs"
+        inputs.mkdir()
+        # Imported before the forks, and nothing of it runs here: it would start threads.
+        import tensorflow  # noqa: F401
+
+        import bert_keras.cli  # noqa: F401
+
+        prepare = os.fork()  # Keras runs here, so in a process of its own
+        if not prepare:
+            write_inputs(inputs)
+            os._exit(0)
+        if os.waitpid(prepare, 0)[1]:
+            sys.exit("the inputs could not be written; the lines above say why.")
+        made = start(commands(inputs, inputs / "run")["finetune"], inputs / "made")  # `export` reads this run
+        if code := made.wait():
+            sys.exit(f"finetune ended with {code}: {made.errors()}")
+        names, known, rows = args.commands or [*commands(inputs, inputs)], dict[str, Unbroken](), []
+        for seed in track(range(args.seed, args.seed + args.faults), disable=not sys.stdout.isatty()):
+            rows.append(soak(seed, names, inputs, known))
+            if not sys.stdout.isatty():
+                print(*rows[-1], sep=" | ", flush=True)
+            if args.json is not None:
+                args.json.write_text(json.dumps([row._asdict() for row in rows], indent=1) + "\n")
+    show(rows, known)
+    sys.exit(any(row.outcome == LOST for row in rows))
+
+
+if __name__ == "__main__":
+    main()

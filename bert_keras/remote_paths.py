@@ -1,0 +1,201 @@
+"""Paths on other file systems, such as gs://bucket/corpus, read and written through tf.io.gfile.
+
+A RemotePath has the methods of pathlib.Path that this package calls, so that readers do not ask where a file is.
+"""
+
+import contextlib
+import io
+import os
+import pathlib
+import re
+import uuid
+from collections.abc import Iterator
+from typing import Any
+
+from bert_keras.errors import BertKerasError
+
+# Schemes of tf.io.gfile. TensorFlow itself has gs and ram, which is memory for tests; tensorflow-io adds the others.
+SCHEMES = ("gs", "ram", "s3", "az", "hdfs")
+_REMOTE = re.compile(rf"({'|'.join(SCHEMES)}):/")
+BUFFER_BYTES = 1 << 20  # read at once: each read is a request
+
+
+def is_remote(path: str | os.PathLike[str]) -> bool:
+    """True for a path with one of SCHEMES."""
+    return _REMOTE.match(os.fspath(path)) is not None
+
+
+def refuse_remote(path: pathlib.Path, what: str) -> None:
+    """Raises BertKerasError for a remote path. what: the output, such as "a run"."""
+    if is_remote(path):
+        raise BertKerasError(
+            f"{path}: {what} is written to a local disk; give a local path, and copy it afterwards."
+        )
+
+
+class RemotePath(pathlib.PosixPath):
+    """A path such as gs://bucket/folder/file. Its errors are Python's: FileNotFoundError, PermissionError, OSError."""
+
+    def __str__(self) -> str:
+        scheme, colon, rest = super().__str__().partition(":/")  # pathlib joins the two slashes
+        return f"{scheme}://{rest}" if colon else scheme
+
+    def __fspath__(self) -> str:
+        return str(self)
+
+    @property
+    def _is_root(self) -> bool:
+        return len(self.parts) <= 1
+
+    def exists(self, **_: Any) -> bool:
+        with _errors(self):
+            return self._is_root or _gfile().exists(str(self))
+
+    def is_dir(self, **_: Any) -> bool:
+        with _errors(self):
+            return self._is_root or _gfile().isdir(str(self))
+
+    def is_file(self, **_: Any) -> bool:
+        return self.exists() and not self.is_dir()
+
+    def stat(self, **_: Any) -> os.stat_result:
+        """Only size and time are known."""
+        with _errors(self):
+            found = _gfile().stat(str(self))
+        mode = 0o040755 if found.is_directory else 0o100644
+        seconds = found.mtime_nsec // 10**9
+        return os.stat_result((mode, 0, 0, 1, 0, 0, found.length, seconds, seconds, seconds))
+
+    def iterdir(self) -> Iterator["RemotePath"]:  # type: ignore[override]
+        with _errors(self):
+            names = _gfile().listdir(str(self))
+        return (self / name.rstrip("/") for name in sorted(names))
+
+    def rglob(self, pattern: str, **_: Any) -> Iterator["RemotePath"]:  # type: ignore[override]
+        assert pattern == "*"
+        for found in self.iterdir():
+            yield found
+            if found.is_dir():
+                yield from found.rglob(pattern)
+
+    def open(
+        self,
+        mode: str = "r",
+        buffering: int = -1,
+        encoding: Any = None,
+        errors: Any = None,
+        newline: Any = None,
+    ) -> Any:
+        if mode not in ("r", "rb"):
+            raise ValueError(f"{self} can be opened for reading only; write a local file and `upload` it.")
+        with _errors(self):
+            stream = io.BufferedReader(_RemoteFile(self), BUFFER_BYTES)
+        return stream if mode == "rb" else io.TextIOWrapper(stream, encoding or "utf-8", errors, newline)
+
+    def read_bytes(self) -> bytes:
+        with self.open("rb") as file:
+            return file.read()
+
+    def read_text(self, encoding: Any = None, errors: Any = None, newline: Any = None) -> str:
+        with self.open("r", encoding=encoding, errors=errors, newline=newline) as file:
+            return file.read()
+
+    def upload(self, local: pathlib.Path) -> None:
+        """Copies a local file here under a temporary name, then renames it."""
+        temporary = self.with_name(f".{self.name}.{uuid.uuid4().hex}.tmp")
+        with _errors(self):
+            try:
+                _gfile().copy(str(local), str(temporary))
+                _gfile().rename(str(temporary), str(self), overwrite=True)
+            except BaseException:
+                temporary.unlink(missing_ok=True)
+                raise
+
+    def mkdir(self, mode: int = 0o777, parents: bool = False, exist_ok: bool = False) -> None:
+        if self.exists() and not exist_ok:
+            raise FileExistsError(f"{self} exists")
+        with _errors(self):
+            _gfile().makedirs(str(self))
+
+    def unlink(self, missing_ok: bool = False) -> None:
+        try:
+            with _errors(self):
+                _gfile().remove(str(self))
+        except FileNotFoundError:
+            if not missing_ok:
+                raise
+
+    def rmdir(self) -> None:
+        with _errors(self):
+            _gfile().rmtree(str(self))
+
+    def absolute(self) -> "RemotePath":
+        return self
+
+    def resolve(self, strict: bool = False) -> "RemotePath":
+        return self
+
+    def expanduser(self) -> "RemotePath":
+        return self
+
+    def is_symlink(self) -> bool:
+        return False
+
+
+class _RemoteFile(io.RawIOBase):
+    """The bytes of a remote file. GFile itself has no `readinto`, and its `readline` no limit."""
+
+    def __init__(self, path: RemotePath) -> None:
+        self._path, self._file = path, _gfile().GFile(str(path), "rb")
+        self._file.size()  # raises for a missing file
+
+    def readable(self) -> bool:
+        return True
+
+    def seekable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any) -> int:
+        with _errors(self._path):
+            data = self._file.read(len(buffer))
+        buffer[: len(data)] = data
+        return len(data)
+
+    def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
+        with _errors(self._path):
+            self._file.seek(offset, whence)
+            return self._file.tell()
+
+    def tell(self) -> int:
+        with _errors(self._path):
+            return self._file.tell()
+
+    def close(self) -> None:
+        if not self.closed:
+            self._file.close()
+        super().close()
+
+
+def _gfile() -> Any:
+    import tensorflow as tf  # here, because flags of commands need no TensorFlow
+
+    return tf.io.gfile
+
+
+@contextlib.contextmanager
+def _errors(path: pathlib.Path) -> Iterator[None]:
+    """Turns TensorFlow's errors into Python's, in one line."""
+    import tensorflow as tf
+
+    try:
+        yield
+    except tf.errors.NotFoundError as error:
+        raise FileNotFoundError(f"there is no {path}") from error
+    except tf.errors.PermissionDeniedError as error:
+        raise PermissionError(f"no permission for {path}; check the credentials of this machine") from error
+    except tf.errors.UnimplementedError as error:
+        raise BertKerasError(
+            f"TensorFlow has no file system for {path}; install one, such as tensorflow-io, or give a local path."
+        ) from error
+    except tf.errors.OpError as error:
+        raise OSError(f"{path}: {error.message}") from error

@@ -1,0 +1,123 @@
+"""Parts that commands share: flags of tasks, checkpoints, runs and strategies, and the start of a training.
+
+TensorFlow is imported when a command runs; flags and help need none.
+"""
+
+import argparse
+from collections.abc import Sequence
+from typing import Any
+
+from bert_keras.console import PATH, SEVERAL, start
+from bert_keras.settings import add_flags, names_of, spelled
+from tasks.options import (
+    PRETRAINED_TASKS,
+    TAGGING_DEFAULTS,
+    TASK_DEFAULTS,
+    TASK_OPTIONS,
+)
+from tasks.settings import STRATEGIES, Hparams
+
+CHECKPOINT_HELP = (
+    "Hugging Face, Google, KerasHub or Model Garden checkpoint, by path or name (bert-base-uncased)"
+)
+DATA_HELP = (
+    "folder of the task's files, or one file; without it TensorFlow Datasets fetches them. GLUE and custom read .csv, .tsv, "
+    ".jsonl and .parquet"
+)
+RUNS_HELP = (
+    "folder that finetune wrote, or the .keras file of a TextModel; several runs form an ensemble: their outputs are "
+    "averaged"
+)
+SAVE_HELP = (
+    "steps between two saves, each three times the size of the weights; 0 saves nothing; rerun the same command to resume an "
+    "interrupted run"
+)
+
+
+def add_strategy(parser: argparse.ArgumentParser, *, choices: Sequence[str] = STRATEGIES) -> None:
+    """Adds --strategy."""
+    text = "tf.distribute strategy (default: one)"
+    parser.add_argument("--strategy", default="one", choices=choices, help=text)
+
+
+def start_training(strategy_name: str) -> None:
+    """Starts TensorFlow with deterministic ops, and joins the cluster of a strategy that has one."""
+
+    def join() -> None:
+        from tasks.training.strategies import strategy
+
+        strategy(strategy_name)
+
+    start(deterministic=True, join=join)
+
+
+def add_batch_size(parser: argparse.ArgumentParser) -> None:
+    """Adds --batch-size."""
+    text = "examples in a batch (default: 32)"
+    parser.add_argument("--batch-size", type=int, default=32, help=text)
+
+
+def default_notes() -> str:
+    """The tasks whose defaults differ from those of Hparams, with the equivalent flags."""
+    common = Hparams()
+    tasks = TASK_DEFAULTS | {
+        f"conll2003 --context {context}": defaults for context, defaults in TAGGING_DEFAULTS.items()
+    }
+    lines = []
+    for task, defaults in tasks.items():
+        flags = [
+            f"--{name.replace('_', '-')} {spelled(value)}"
+            for name, value in defaults.items()
+            if value != getattr(common, name)
+        ]
+        lines.append(f"  {task:31}{' '.join(flags)}\n")
+    return "Some tasks have defaults from their papers:\n" + "".join(lines) + "\n"
+
+
+def add_task(parser: argparse.ArgumentParser, *, holds_out: bool = True) -> None:
+    """Adds --task, --data and --dev-data. holds_out: True if the command has --dev-fraction too."""
+    instead = "; or give --dev-fraction" if holds_out else ""
+    add = parser.add_argument
+    add(
+        "--task",
+        required=True,
+        help="a GLUE task (cola, sst2, mrpc, qqp, stsb, mnli, qnli, rte, wnli), custom, squad1.1, squad2.0, swag, codah, "
+        "conll2003, fill-mask, next-sentence or sentence-order",
+    )
+    add("--data", **PATH, help=DATA_HELP)
+    add(
+        "--dev-data",
+        **PATH,
+        help=f"file of the dev split, if --data is the training file{instead}",
+    )
+
+
+def add_task_options(parser: argparse.ArgumentParser) -> None:
+    """Adds a flag for each option of each task."""
+    seen: set[str] = set()
+    for options in TASK_OPTIONS:
+        add_flags(parser, options, without=tuple(seen))
+        seen |= {*names_of(options)}
+
+
+def add_feature_cache(parser: argparse.ArgumentParser) -> None:
+    """Adds --feature-cache."""
+    parser.add_argument(
+        "--feature-cache",
+        **PATH,
+        help="folder that keeps the vectors of --feature-layers for further trainings on the same data and checkpoint (default: "
+        "they are removed when the training is finished)",
+    )
+
+
+def add_model(parser: argparse.ArgumentParser) -> None:
+    """Adds --run, or --checkpoint, whose task `model_of` reads from --task."""
+    add = parser.add_argument
+    add("--run", **PATH, **SEVERAL, help=RUNS_HELP)
+    add("--checkpoint", **PATH, help="a pre-trained checkpoint instead of --run, by path or name")
+
+
+def add_pretrained_task(parser: Any) -> None:
+    """Adds --task, for a checkpoint that was not fine-tuned."""
+    text = "with --checkpoint: use its own pre-trained head"
+    parser.add_argument("--task", choices=PRETRAINED_TASKS, help=text)

@@ -1,0 +1,295 @@
+"""The documents in the files of a corpus: plain text, MediaWiki dumps, compressed files and archives.
+
+A range is a file or a part of it that can be read alone, so that several processes can share a corpus.
+"""
+
+import bz2
+import codecs
+import collections
+import contextlib
+import gzip
+import io
+import itertools
+import lzma
+import re
+import zipfile
+import zlib
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, BinaryIO, NamedTuple
+
+from bert_keras.errors import BertKerasError
+from tasks.data_files import bounded_lines, refuse_forms
+from tasks.pretraining.wiki import wiki_documents
+
+Document = list[str]
+Unparsed = Callable[[], Document]  # gives the paragraphs of a document: parsing takes longer than reading
+
+
+class Lines(NamedTuple):
+    """The structure of a plain text file.
+
+    split: True splits paragraphs into sentences
+    document: "blank": blank lines separate documents; "line": each line is a document; "file": each file is a document, and
+        blank lines end paragraphs
+    """
+
+    split: bool
+    document: str = "blank"
+
+
+LINES = {
+    "sentence": Lines(split=False),
+    "paragraph": Lines(split=True),
+    "wrapped": Lines(split=True, document="file"),
+    "document": Lines(split=True, document="line"),
+}
+MAX_UNPACKER_BYTES = 268_435_456  # of the dictionary of an .xz file; `xz -9` uses a quarter of this
+MAX_WHOLE_BYTES = 1_000_000_000  # of a compressed file or a dump, where other files are read in parts
+MAX_DOCUMENT = 100_000_000  # characters: about thirty times the longest novels
+
+
+class Range(NamedTuple):
+    """A part of a corpus that can be read alone: a file, or a part of it.
+
+    start, end: bytes of a plain text file, whose documents begin there; the files of an archive, by number, in order
+    """
+
+    file: Path
+    start: int = 0
+    end: int | None = None
+
+
+UNPACK: Mapping[str, Callable[[BinaryIO], Any]] = {
+    ".gz": lambda file: gzip.GzipFile(fileobj=file),
+    ".bz2": bz2.BZ2File,
+    ".xz": lambda file: io.BufferedReader(_Xz(file)),
+}
+ARCHIVE = ".zip"
+_DUMP = re.compile(r"\.xml(-p\d+p\d+)?$")  # the name of a part of a dump ends with its page range
+
+
+class _Xz(io.RawIOBase):
+    """The unpacked bytes of an .xz file, as in LZMAFile, with a limit on memory."""
+
+    def __init__(self, file: BinaryIO) -> None:
+        self._file, self._decoder = file, self._new()
+
+    def _new(self) -> lzma.LZMADecompressor:
+        return lzma.LZMADecompressor(memlimit=MAX_UNPACKER_BYTES)
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any) -> int:
+        while True:
+            packed, after = b"", self._decoder.eof
+            if after:  # another stream may follow, after zeros
+                packed = self._decoder.unused_data.lstrip(b"\0") or self._file.read(io.DEFAULT_BUFFER_SIZE)
+                self._decoder = self._new()
+            elif self._decoder.needs_input:
+                packed = self._file.read(io.DEFAULT_BUFFER_SIZE)
+            if after and not packed.strip(b"\0"):
+                if not packed:
+                    return 0
+                continue
+            if not packed and self._decoder.needs_input:
+                raise EOFError("the file ends before its end-of-stream marker")
+            if data := self._decoder.decompress(packed, len(buffer)):
+                buffer[: len(data)] = data
+                return len(data)
+
+
+def ranges_of(file: Path, size: int, form: Lines) -> Iterator[Range]:
+    """The ranges of a file: plain text in parts of `size` bytes, an archive in parts of about as much unpacked text.
+
+    Raises ValueError for another file over MAX_WHOLE_BYTES, which every process would have to read from its start.
+    """
+    suffix = file.suffix.lower()
+    if suffix == ARCHIVE:
+        with _unpacking(file), file.open("rb") as packed, zipfile.ZipFile(packed) as archive:
+            sizes = [archive.getinfo(name).file_size for name in _members(archive)]
+        yield from _split_archive(file, sizes, size)
+        return
+    length = file.stat().st_size
+    if suffix not in UNPACK and not _DUMP.search(file.name.lower()) and form.document != "file":
+        for start in range(0, length, size):
+            yield Range(file, start, min(start + size, length))
+        return
+    if length > MAX_WHOLE_BYTES:
+        raise BertKerasError(
+            f"{file} has over {MAX_WHOLE_BYTES:,} bytes and can only be read from its start; give several files, or plain text."
+        )
+    yield Range(file)
+
+
+def _split_archive(file: Path, sizes: Sequence[int], size: int) -> Iterator[Range]:
+    start = unpacked = 0
+    for number, more in enumerate(sizes, 1):
+        unpacked += more
+        if unpacked >= size or number == len(sizes):
+            yield Range(file, start, number)
+            start, unpacked = number, 0
+
+
+def documents_of(part: Range, *, form: Lines, encoding: str) -> Iterator[Unparsed]:
+    """The documents of a range, in order, those without text included."""
+    path = part.file
+    refuse_forms(path, (".parquet",), "a corpus is text: write the texts as lines of a .txt, or leave it out")
+    with _unpacking(path):
+        for name, stream in _streams(part):
+            if _DUMP.search(name.lower()):
+                yield from wiki_documents(name, stream)
+            elif part.end is None or path.suffix.lower() == ARCHIVE:
+                yield from map(parsed_already, _plain_documents(name, _decoded(name, stream, encoding), form))
+            else:
+                yield from map(parsed_already, _documents_from(part, name, stream, encoding, form))
+
+
+def parsed_already(document: Document) -> Unparsed:
+    """A document that needs no parsing."""
+    return lambda: document
+
+
+@contextlib.contextmanager
+def _unpacking(path: Path) -> Iterator[None]:
+    """Raises ValueError for a file that cannot be unpacked."""
+    try:
+        yield
+    except (EOFError, OSError, RuntimeError, lzma.LZMAError, zlib.error, zipfile.BadZipFile) as error:
+        if isinstance(error, OSError) and error.errno is not None:  # an error of the disk, not of the content
+            raise
+        raise BertKerasError(f"{path} cannot be unpacked ({error}); fetch it again.") from error
+
+
+def hidden(name: str) -> bool:
+    """True for a name that starts with a dot, or is in such a folder."""
+    return any(part.startswith(".") for part in name.split("/"))
+
+
+def _members(archive: zipfile.ZipFile) -> list[str]:
+    """The files in an archive, without hidden ones."""
+    return [name for name in sorted(archive.namelist()) if not name.endswith("/") and not hidden(name)]
+
+
+def _streams(part: Range) -> Iterator[tuple[str, BinaryIO]]:
+    """The unpacked content of a range: for each text its name, without the compression suffix, and its bytes.
+
+    Of a part of a plain file, the bytes of the whole file.
+    """
+    path = part.file
+    if path.suffix.lower() == ARCHIVE:
+        with path.open("rb") as packed, zipfile.ZipFile(packed) as archive:
+            for member in _members(archive)[part.start : part.end]:
+                if archive.getinfo(member).compress_type == zipfile.ZIP_LZMA:
+                    raise BertKerasError(f"{path}, {member}: the compression is LZMA; use deflate.")
+                with archive.open(member) as file:
+                    yield _unpacked(f"{path}, {member}", file)
+    else:
+        with path.open("rb") as file:
+            yield _unpacked(str(path), file)
+
+
+def _unpacked(name: str, file: Any) -> tuple[str, BinaryIO]:
+    suffix = Path(name).suffix
+    if suffix.lower() in UNPACK:
+        name, file = name.removesuffix(suffix), UNPACK[suffix.lower()](file)
+    if name.lower().endswith(ARCHIVE):
+        raise BertKerasError(
+            f"{name}: an archive inside a compressed file is not read; unpack the outer file."
+        )
+    return name, file
+
+
+def _decoded(name: str, stream: BinaryIO, encoding: str, *, first: int = 1) -> Iterator[str]:
+    """Yields lines as strings, without byte order marks and surrounding spaces; `first` is the number of the first."""
+    for number, line in enumerate(bounded_lines(stream, name), first):
+        # In joined files, any line may start with a mark.
+        mark = len(codecs.BOM_UTF8) if line.startswith(codecs.BOM_UTF8) else 0
+        try:
+            text = line[mark:].decode(encoding).strip()
+        except UnicodeDecodeError as error:
+            at = mark + error.start
+            raise BertKerasError(
+                f"{name}, line {number}, byte {at + 1}: 0x{line[at]:02x} is not {encoding}; "
+                "save the file as UTF-8, or give its encoding."
+            ) from error
+        if "\0" in text:
+            raise BertKerasError(
+                f"{name}, line {number}: a byte is 0, so it is not text; unpack it, or leave it out."
+            )
+        if number == 1 and "\r" in text and not line.endswith(b"\n"):
+            raise BertKerasError(f"{name}: its lines end in carriage returns; save it with newlines.")
+        yield text
+
+
+def _plain_documents(name: str, lines: Iterable[str], form: Lines) -> Iterator[Document]:
+    if form.document == "line":
+        yield from ([line] for line in lines if line)
+        return
+    blocks = _blocks(_bounded(name, lines, form))
+    if form.document == "file":
+        yield [" ".join(block) for block in blocks]
+    else:
+        yield from blocks
+
+
+def _documents_from(
+    part: Range, name: str, stream: BinaryIO, encoding: str, form: Lines
+) -> Iterator[Document]:
+    """The documents that begin in a range of a plain file. Raises ValueError as the whole file does, with the same line."""
+    try:
+        yield from _plain_documents(name, _lines_from(part, name, stream, encoding, form), form)
+    except BertKerasError:
+        if part.start:  # the line's number is known from the start only
+            stream.seek(0)
+            collections.deque(_plain_documents(name, _decoded(name, stream, encoding), form), maxlen=0)
+        raise
+
+
+def _lines_from(part: Range, name: str, stream: BinaryIO, encoding: str, form: Lines) -> Iterator[str]:
+    """The lines of the documents that begin in a range of a plain file.
+
+    A document begins where the last blank line before it begins, or where its own line does if each line is a document.
+    """
+    assert part.end is not None
+    if part.start:
+        stream.seek(part.start - 1)
+        collections.deque(
+            itertools.islice(bounded_lines(stream, name), 1), maxlen=0
+        )  # the end of a line before
+    inside = form.document == "line" or not part.start
+    at = stream.tell()
+    for line in _decoded(name, stream, encoding, first=1 if not part.start else 2):
+        if at >= part.end and (not inside or form.document == "line" or not line):
+            return
+        inside = inside or not line
+        if inside:
+            yield line
+        at = stream.tell()
+
+
+def _bounded(name: str, lines: Iterable[str], form: Lines) -> Iterator[str]:
+    """Yields the lines. Raises ValueError for a document over MAX_DOCUMENT."""
+    length = 0
+    for number, line in enumerate(lines, 1):
+        length = length + len(line) if line or form.document == "file" else 0
+        if length > MAX_DOCUMENT:
+            raise BertKerasError(
+                f"{name}, line {number}: the document has over {MAX_DOCUMENT:,} characters, and must fit in memory; separate "
+                "documents by blank lines, or give lines=document if each line is a document."
+            )
+        yield line
+
+
+def _blocks(lines: Iterable[str]) -> Iterator[list[str]]:
+    """Yields groups of lines between blank lines."""
+    block: list[str] = []
+    for line in lines:
+        if line:
+            block.append(line)
+        elif block:
+            yield block
+            block = []
+    if block:
+        yield block

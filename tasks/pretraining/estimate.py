@@ -1,0 +1,232 @@
+"""The cost of a pre-training from its settings alone: parameters, memory of a device, floating-point operations and days.
+
+In: a Recipe with the user's settings, and the devices. Out: an Estimate, plain numbers. No TensorFlow, no Keras, no weights.
+
+Parameters are exact. Memory counts what a step must hold in float32, and no buffer of an allocator or a library;
+benchmarks/plan.py prints its error. Operations count matrix products, two for each multiplication and addition, as papers do.
+"""
+
+import dataclasses
+import math
+from collections.abc import Mapping
+from typing import Any
+
+from bert_keras.checkpoints.variables import head_shapes, variable_shapes
+from bert_keras.config import BertConfig, generator_config
+from bert_keras.errors import BertKerasError
+from tasks.pretraining.recipes import Recipe
+
+FLOAT = 4  # bytes
+SLOTS = 2  # values that AdamW and LAMB keep for each parameter
+# Copies of the gradients in a step: as computed, clipped, and what TensorFlow holds of them until the last variable is updated.
+# The third is measured, not derived: benchmarks/plan.py.
+GRADIENTS = 3
+# The head of each objective of a recipe, and whether it reads the pooler.
+HEADS = {
+    "masked_lm": ("masked_lm", False),
+    "left_to_right": ("masked_lm", False),
+    "sentence_pair": ("next_sentence", True),
+    "replaced_token": ("replaced_token", False),
+}
+# What the backward pass reads of a block, in values for each token (bert_keras/layers.py). Of hidden_size: query, key, value and
+# context; in both norms the centred, the normed and the scaled values; two masks of dropout, of one byte. Of
+# intermediate_size: the factors of the activation, its input and its output. Of heads x length: the probabilities, those after
+# dropout, and the mask.
+HIDDEN_VALUES = 10.5
+ACTIVATION_VALUES = {"gelu_tanh": 8, "gelu_erf": 5, "silu": 4, "relu": 2, "tanh": 2, "linear": 1}
+SCORE_VALUES = 2.25
+LOGIT_VALUES = 4  # of each predicted token's logits: themselves, their log-softmax and two gradients
+DAY = 86_400  # seconds
+UNCASED_TOKENS = 30_522  # of the English vocabulary, where no vocab_size is set
+
+
+@dataclasses.dataclass(frozen=True)
+class Memory:
+    """Bytes on one device at the peak of a step, by what holds them."""
+
+    weights: int
+    gradients: int
+    optimizer_state: int
+    activations: int
+
+    @property
+    def total(self) -> int:
+        """The sum of the parts."""
+        return sum(dataclasses.astuple(self))
+
+
+@dataclasses.dataclass(frozen=True)
+class PhaseEstimate:
+    """One phase of a pre-training: steps at one length.
+
+    rows: instances that a device computes at once
+    flops: floating-point operations of a step, over all devices
+    seconds: of the phase at the stated rate; None without a rate
+    """
+
+    seq_length: int
+    steps: int
+    rows: int
+    tokens: int
+    memory: Memory
+    flops: float
+    seconds: float | None
+
+
+@dataclasses.dataclass(frozen=True)
+class Estimate:
+    """The cost of a pre-training.
+
+    parameters: values in all weights; trainable: without poolers that no objective reads
+    """
+
+    parameters: int
+    trainable: int
+    devices: int
+    batch_size: int
+    phases: tuple[PhaseEstimate, ...]
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain values: bytes, operations, tokens, seconds."""
+        phases = [
+            dataclasses.asdict(phase)
+            | {"memory": dataclasses.asdict(phase.memory) | {"total": phase.memory.total}}
+            for phase in self.phases
+        ]
+        return dataclasses.asdict(self) | {
+            "phases": phases,
+            "steps": sum(phase.steps for phase in self.phases),
+            "tokens": sum(phase.tokens for phase in self.phases),
+            "flops": sum(phase.flops * phase.steps for phase in self.phases),
+            "days": self.days,
+        }
+
+    @property
+    def days(self) -> float | None:
+        """Days of all phases at the stated rate; None without a rate."""
+        seconds = [phase.seconds for phase in self.phases if phase.seconds is not None]
+        return sum(seconds) / DAY if len(seconds) == len(self.phases) else None
+
+
+@dataclasses.dataclass(frozen=True)
+class _Encoder:
+    """An encoder that trains, with the objectives whose heads are on it. shared: it reads another encoder's embeddings."""
+
+    config: BertConfig
+    objectives: tuple[str, ...]
+    shared: bool = False
+
+    @property
+    def shapes(self) -> Mapping[str, tuple[int, ...]]:
+        """Name -> shape of its variables and those of its heads."""
+        found = variable_shapes(self.config)
+        if self.shared:
+            own = ("embeddings/projection/",)
+            found = {n: s for n, s in found.items() if not n.startswith("embeddings/") or n.startswith(own)}
+        heads = tuple(f"{HEADS[objective][0]}/" for objective in self.objectives)
+        return found | {n: s for n, s in head_shapes(self.config).items() if n.startswith(heads)}
+
+    @property
+    def pools(self) -> bool:
+        """True where an objective reads the pooler, which trains only then."""
+        return any(HEADS[objective][1] for objective in self.objectives)
+
+    def activations(self, length: int, *, predictions: int, rows: int, rematerialize: bool) -> float:
+        """Bytes that the backward pass reads. rematerialize: a block's input for each block, and all values of one block."""
+        c = self.config
+        block = length * (
+            HIDDEN_VALUES * c.hidden_size
+            + ACTIVATION_VALUES[c.activation] * c.intermediate_size
+            + SCORE_VALUES * c.num_heads * length
+        )
+        blocks = c.num_layers * length * c.hidden_size + block if rematerialize else c.num_layers * block
+        embeddings = 4 * length * c.embedding_width
+        logits = LOGIT_VALUES * predictions * c.vocab_size if self._predicts_tokens else 0
+        return FLOAT * rows * (embeddings + blocks + logits)
+
+    @property
+    def _predicts_tokens(self) -> bool:
+        return any(HEADS[objective][0] == "masked_lm" for objective in self.objectives)
+
+    def flops(self, length: int, *, predictions: int, rematerialize: bool) -> float:
+        """Operations of an instance, forward and backward, which is twice forward."""
+        c = self.config
+        h, e, i = c.hidden_size, c.embedding_width, c.intermediate_size
+        blocks = 2 * c.num_layers * length * (4 * h * h + 2 * h * i + 2 * length * h)
+        rest = 2.0 * length * e * h if e != h else 0.0
+        if self._predicts_tokens:
+            rest += 2 * predictions * (h * e + e * c.vocab_size)
+        if "replaced_token" in self.objectives:
+            rest += 2 * length * h * (h + 1)
+        if self.pools:
+            rest += 2 * h * h
+        return 3 * (blocks + rest) + (blocks if rematerialize else 0)
+
+
+def _encoders(recipe: Recipe, config: BertConfig) -> list[_Encoder]:
+    if "replaced_token" not in recipe.objectives:
+        return [_Encoder(config, recipe.objectives)]
+    generator = generator_config(config, share=recipe.hparams.generator_share)
+    return [_Encoder(config, ("replaced_token",)), _Encoder(generator, ("masked_lm",), shared=True)]
+
+
+def estimate(
+    recipe: Recipe,
+    config: BertConfig,
+    *,
+    devices: int = 1,
+    micro_batch: int | None = None,
+    rematerialize: bool = False,
+    teraflops: float | None = None,
+) -> Estimate:
+    """The cost of a pre-training.
+
+    devices: each holds all weights and computes an equal part of the batch
+    micro_batch: instances that a device computes at once, the others after them; None computes all at once
+    rematerialize: the backward pass computes each block again
+    teraflops: 10^12 operations in a second that one device does in such a training, not its peak
+
+    Raises BertKerasError if the devices do not divide the batch, or the encoder is too short for a phase.
+    """
+    hparams, encoders = recipe.hparams, _encoders(recipe, config)
+    each, rest = divmod(hparams.batch_size, devices)
+    if rest:
+        raise BertKerasError(
+            f"{devices} devices do not divide a batch of {hparams.batch_size}; change one of the two."
+        )
+    rows = min(each, micro_batch or each)
+    counts = [{n: math.prod(s) for n, s in encoder.shapes.items()} for encoder in encoders]
+    parameters = sum(sum(count.values()) for count in counts)
+    unread = [
+        sum(size for n, size in count.items() if n.startswith("pooler/"))
+        for count, encoder in zip(counts, encoders, strict=True)
+        if not encoder.pools
+    ]
+    trainable = parameters - sum(unread)
+    copies = GRADIENTS + (1 if rows < each else 0)
+    phases, done = [], 0
+    for (length, _), end in zip(hparams.phases, hparams.phase_steps(len(hparams.phases)), strict=True):
+        if length > config.max_length:
+            raise BertKerasError(
+                f"a phase has {length} tokens and the encoder {config.max_length} positions."
+            )
+        predictions = recipe.masking(length).max_predictions
+        memory = Memory(
+            weights=FLOAT * parameters,
+            gradients=FLOAT * copies * trainable,
+            optimizer_state=FLOAT * SLOTS * trainable,
+            activations=round(
+                sum(
+                    one.activations(length, predictions=predictions, rows=rows, rematerialize=rematerialize)
+                    for one in encoders
+                )
+            ),
+        )
+        flops = hparams.batch_size * sum(
+            one.flops(length, predictions=predictions, rematerialize=rematerialize) for one in encoders
+        )
+        steps, done = end - done, end
+        seconds = None if teraflops is None else steps * flops / (devices * teraflops * 1e12)
+        tokens = steps * hparams.batch_size * length
+        phases.append(PhaseEstimate(length, steps, rows, tokens, memory, flops, seconds))
+    return Estimate(parameters, trainable, devices, hparams.batch_size, tuple(phases))

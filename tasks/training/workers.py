@@ -1,0 +1,112 @@
+"""The processes that train a model together, each with a copy of it, under MultiWorkerMirroredStrategy; or the only process.
+
+One process is the chief: it writes the run's folder. All workers run the same code, because a save and an evaluation read the
+replicas of all workers; the others write to a temporary folder.
+"""
+
+import contextlib
+import functools
+import os
+import pathlib
+import tempfile
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import tensorflow as tf
+
+from bert_keras.errors import BertKerasError
+from tasks.training.strategies import CLUSTER, WORKERS
+
+# TensorFlow raises them in the workers that are left, at their next operation over all replicas.
+LOST = (
+    tf.errors.UnavailableError,
+    tf.errors.AbortedError,
+    tf.errors.CancelledError,
+    tf.errors.DeadlineExceededError,
+    tf.errors.InternalError,
+)
+
+
+class Workers:
+    """The workers of a strategy.
+
+    count: the number of processes
+    chief: True in the process that writes the run's folder
+    """
+
+    def __init__(self, distribution: tf.distribute.Strategy) -> None:
+        self._distribution = distribution
+        self.count, self.chief = 1, True
+        resolver = distribution.cluster_resolver
+        if isinstance(distribution, tf.distribute.MultiWorkerMirroredStrategy) and resolver is not None:
+            addresses = resolver.cluster_spec().as_dict()
+            self.count = sum(len(addresses.get(kind, ())) for kind in WORKERS) or 1
+            first = "chief" if "chief" in addresses else "worker"
+            self.chief = self.count == 1 or (resolver.task_type, resolver.task_id) == (first, 0)
+
+    def values(self, value: int) -> list[int]:
+        """The values of all workers, at the least once each. Every worker waits here for all others."""
+        if self.count == 1:
+            return [value]
+        return [int(one) for one in self._gather(tf.constant(value, tf.int64))]
+
+    def greatest(self, value: int) -> int:
+        """The greatest of the values of all workers."""
+        return max(self.values(value))
+
+    def wait(self) -> None:
+        """Returns when all workers are here."""
+        self.values(0)
+
+    def check_same(self, value: int, what: str) -> None:
+        """Raises BertKerasError in all workers unless all give the same value. what: its name, with what to do."""
+        if len({*self.values(value)}) > 1:
+            raise BertKerasError(f"the workers differ in {what}.")
+
+    @functools.cached_property
+    def _gather(self) -> Callable[[tf.Tensor], tf.Tensor]:
+        distribution = self._distribution
+
+        def in_replica(value: tf.Tensor) -> Any:
+            context: Any = tf.distribute.get_replica_context()
+            own = tf.one_hot(context.replica_id_in_sync_group, context.num_replicas_in_sync, dtype=tf.int64)
+            return context.all_reduce("SUM", own * value)
+
+        @tf.function(autograph=False)
+        def gather(value: tf.Tensor) -> tf.Tensor:
+            return distribution.experimental_local_results(distribution.run(in_replica, args=(value,)))[0]
+
+        return gather
+
+    @contextlib.contextmanager
+    def folder(self, path: pathlib.Path) -> Iterator[pathlib.Path]:
+        """The folder for the files of this worker: `path` for the chief, else a temporary one with links to the files there.
+
+        Files are replaced, never changed: what a worker writes takes the place of its link.
+        """
+        if self.chief:
+            yield path
+            return
+        with tempfile.TemporaryDirectory(prefix="bert_keras_worker_") as own:
+            for file in path.absolute().iterdir():
+                if file.is_file() and not file.name.startswith("."):
+                    (pathlib.Path(own) / file.name).symlink_to(file)
+            yield pathlib.Path(own)
+
+    def log(self, log: Callable[[str], None]) -> Callable[[str], None]:
+        """The log of this worker: that of the chief has all lines, the others' have the warnings."""
+        return log if self.chief else lambda line: log(line) if line.startswith("warning: ") else None
+
+
+@contextlib.contextmanager
+def reports_lost_workers() -> Iterator[None]:
+    """Turns TensorFlow's errors about a worker that has ended into BertKerasError; works as a decorator too."""
+    try:
+        yield
+    except LOST as error:
+        if CLUSTER not in os.environ:
+            raise
+        raise BertKerasError(
+            f"another worker has ended or cannot be reached ({type(error).__name__}); look for its own message, and run the same "
+            "command in all workers again to resume from the last save."
+        ) from error

@@ -1,0 +1,91 @@
+"""Runs of one worker of a cluster, or of one process. Run as a script by test_multiworker.py.
+
+In: `strategy folder kind:output[:step]`; the folder has `checkpoint` and `data`. A job with a step kills this process at the end
+of that step, if WORKERS_TO_KILL names this worker. Out: the run; a line with its results.
+"""
+
+import json
+import os
+import signal
+import sys
+from pathlib import Path
+
+import tensorflow as tf
+
+from tasks.training.strategies import strategy
+
+NAME, FOLDER, *JOBS = sys.argv[1:]
+DISTRIBUTION = strategy(NAME)  # before TensorFlow runs anything
+tf.config.experimental.enable_op_determinism()
+
+import killed_runs  # noqa: E402
+import runs  # noqa: E402
+
+from bert_keras.console import one_line_errors  # noqa: E402
+from bert_keras.text.wordpiece import WordPiece  # noqa: E402
+from tasks.glue.data_sets import ROWS  # noqa: E402
+from tasks.glue.task import Glue  # noqa: E402
+from tasks.pretraining.pretrain import pretrain  # noqa: E402
+from tasks.pretraining.recipes import RECIPES  # noqa: E402
+from tasks.settings import Hparams  # noqa: E402
+from tasks.training.finetune import finetune  # noqa: E402
+from tasks.training.saver import Saver  # noqa: E402
+
+HPARAMS = Hparams(epochs=2, batch_size=9, learning_rate=1e-3, seq_length=40, micro_batch=2)
+SAVE_EVERY = 2
+
+
+def finetune_into(output: Path) -> dict:
+    task = Glue(ROWS["sst2"], Path(FOLDER) / "data")
+    return finetune(
+        task,
+        checkpoint=Path(FOLDER) / "checkpoint",
+        output=output,
+        hparams=HPARAMS,
+        strategy_name=NAME,
+        save_every=SAVE_EVERY,
+        verbose=0,
+    )
+
+
+def pretrain_into(output: Path) -> dict:
+    return pretrain(
+        recipe=RECIPES["bert"].changed(**killed_runs.SETTINGS | {"steps": 12, "micro_batch": 3}),
+        documents=killed_runs.documents(),
+        held_out=0.3,
+        tokenizer=WordPiece(runs.VOCABULARY),
+        output=output,
+        strategy_name=NAME,
+        save_every=SAVE_EVERY,
+        verbose=0,
+    )
+
+
+KINDS = {"finetune": finetune_into, "pretrain": pretrain_into}
+
+
+def doom(step: int) -> None:
+    """Has the run kill its process at the end of a step, as `kill -9` does."""
+    end = Saver.on_train_batch_end
+
+    def dying_end(self, batch, logs=None):
+        if self.step + 1 == step:
+            os.kill(os.getpid(), signal.SIGKILL)
+        end(self, batch, logs)
+
+    Saver.on_train_batch_end = dying_end
+
+
+def main() -> None:
+    own = json.loads(os.environ.get("TF_CONFIG", '{"task": {"index": 0}}'))["task"]["index"]
+    for job in JOBS:
+        kind, output, *step = job.split(":")
+        if step and str(own) in os.environ["WORKERS_TO_KILL"].split(","):
+            doom(int(step[0]))
+        results = KINDS[kind](Path(FOLDER) / output)
+        print(json.dumps({"steps": results["steps"], "measures": results["measures"]}))
+
+
+if __name__ == "__main__":
+    with one_line_errors(debug=False):
+        main()

@@ -1,0 +1,33 @@
+"""A TextModel that trains on strings in each worker of a cluster. Run as a script by test_multiworker.py.
+
+In: a checkpoint. Out: a line of JSON with what `fit`, `evaluate` and `predict` returned, and a digest of the weights.
+"""
+
+import hashlib
+import json
+import sys
+
+import tensorflow as tf
+
+STRATEGY = tf.distribute.MultiWorkerMirroredStrategy()  # before TensorFlow runs anything
+
+import keras  # noqa: E402
+import runs  # noqa: E402
+
+import bert_keras as bk  # noqa: E402
+
+keras.utils.set_random_seed(1)
+texts, labels = runs.texts(23, seed=1), ["bad", "good"] * 11 + ["bad"]
+with STRATEGY.scope():
+    model = bk.classifier(sys.argv[1], labels=["bad", "good"])
+    model.compile(learning_rate=1e-3, micro_batch=3)
+validation = texts[:7], labels[:7]
+history = model.fit(texts, labels, batch_size=9, epochs=2, verbose=0, validation_data=validation).history
+weights = b"".join(one.numpy().tobytes() for one in model.trainable_weights)
+found = {
+    "fit": history,
+    "evaluate": model.evaluate(texts, labels, verbose=0, return_dict=True),
+    "predict": model.predict(texts)["label"].tolist(),
+    "weights": hashlib.sha256(weights).hexdigest(),
+}
+print(json.dumps(found))

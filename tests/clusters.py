@@ -1,0 +1,98 @@
+"""Clusters on this machine: a process for each worker, with a TF_CONFIG of ports on loopback, as an operator starts them.
+
+In: a command. Out: the ended processes, the chief's first.
+"""
+
+import contextlib
+import json
+import os
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import runs
+
+SECONDS = 240  # after which a process hangs
+
+
+def ports(count: int) -> list[int]:
+    """Free ports."""
+    with contextlib.ExitStack() as stack:
+        opened = [stack.enter_context(socket.socket()) for _ in range(count)]
+        for one in opened:
+            one.bind(("127.0.0.1", 0))
+        return [one.getsockname()[1] for one in opened]
+
+
+def environment(index: int, addresses: Sequence[str], **more: str) -> dict[str, str]:
+    """The environment of a worker."""
+    cluster = {"cluster": {"worker": [*addresses]}, "task": {"type": "worker", "index": index}}
+    quiet = {
+        "TF_CPP_MIN_LOG_LEVEL": "3",
+        "PYTHONPATH": os.pathsep.join([str(runs.ROOT), str(runs.ROOT / "tests")]),
+    }
+    return (
+        runs.bare_environment()
+        | quiet
+        | {"TF_CONFIG": json.dumps(cluster), "CUDA_VISIBLE_DEVICES": ""}
+        | more
+    )
+
+
+@contextlib.contextmanager
+def started(
+    command: Sequence[str | Path], *, workers: int = 2, **more: str
+) -> Iterator[list[subprocess.Popen]]:
+    """The processes of a command, which run; what still runs at the end is killed."""
+    addresses = [f"127.0.0.1:{port}" for port in ports(workers)]
+    with tempfile.TemporaryDirectory() as folder:
+        found = []
+        for i in range(workers):
+            with open(Path(folder) / f"{i}.out", "w") as out, open(Path(folder) / f"{i}.err", "w") as err:
+                process = subprocess.Popen(
+                    [sys.executable, *map(str, command)],
+                    env=environment(i, addresses, **more),
+                    stdout=out,
+                    stderr=err,
+                    cwd=runs.ROOT,
+                )
+            process.paths = out.name, err.name
+            found.append(process)
+        try:
+            yield found
+        finally:
+            for process in found:
+                if process.poll() is None:
+                    process.kill()
+                    process.wait()
+
+
+def ended(
+    processes: Sequence[subprocess.Popen], *, seconds: float = SECONDS
+) -> list[subprocess.CompletedProcess]:
+    """Waits for all; RuntimeError names the processes that hang."""
+    until = time.monotonic() + seconds
+    for process in processes:
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            process.wait(max(0.0, until - time.monotonic()))
+    made = [
+        subprocess.CompletedProcess(one.args, one.poll(), *(Path(path).read_text() for path in one.paths))
+        for one in processes
+    ]
+    if hanging := [i for i, one in enumerate(made) if one.returncode is None]:
+        raise RuntimeError(f"workers {hanging} hang: {[one.stderr[-2000:] for one in made]}")
+    return made
+
+
+def run(command: Sequence[str | Path], *, workers: int = 2, **more: str) -> list[subprocess.CompletedProcess]:
+    """Runs a command on each worker; RuntimeError with what was printed where one fails."""
+    with started(command, workers=workers, **more) as processes:
+        made = ended(processes)
+    for i, one in enumerate(made):
+        if one.returncode:
+            raise RuntimeError(f"worker {i} ended with {one.returncode}: {one.stderr[-3000:]}")
+    return made

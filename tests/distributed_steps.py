@@ -1,0 +1,193 @@
+"""Fifty steps of each kind of training under a strategy. Run as a script by test_accumulation.py and test_multiworker.py.
+
+In: `strategy output.npz kind:micro_batch ...`; a micro_batch of 0 computes the whole batch at once. CPUS in the environment is
+the number of logical CPUs. Out: the weights and the logs of each job, and the measures of `evaluate`.
+"""
+
+import os
+import sys
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+CPUS = int(os.environ.get("CPUS", "1"))
+tf.config.set_logical_device_configuration(
+    tf.config.list_physical_devices("CPU")[0], [tf.config.LogicalDeviceConfiguration()] * CPUS
+)
+if "TF_CONFIG" in os.environ:
+    from tensorflow.python.distribute.collective_all_reduce_strategy import CollectiveAllReduceExtended
+
+    # TensorFlow takes all GPUs of a worker, but only one CPU: here logical CPUs stand for GPUs.
+    CollectiveAllReduceExtended._initialize_local_devices = lambda self, resolver, worker: (
+        tuple(f"{worker}/device:CPU:{i}" for i in range(CPUS)),
+        "CPU",
+    )
+
+from tasks.training.strategies import differ_between_replicas, rows_for, strategy  # noqa: E402
+
+NAME, OUTPUT, *JOBS = sys.argv[1:]
+DISTRIBUTION = strategy(NAME)  # before TensorFlow runs anything
+
+from bert_keras import pretrainers  # noqa: E402
+from bert_keras.config import BertConfig  # noqa: E402
+from bert_keras.encoder import BertEncoder  # noqa: E402
+from bert_keras.features import (  # noqa: E402
+    ENCODER_INPUTS,
+    NEXT_SENTENCE_LABEL,
+    POOLED_OUTPUT,
+    SEQUENCE_OUTPUT,
+)
+from bert_keras.losses import GlobalMean, cross_entropy  # noqa: E402
+from bert_keras.objectives import MaskedLM, ReplacedTokens, SentencePair, label  # noqa: E402
+from bert_keras.optimizers import LAMB, AdamW  # noqa: E402
+from bert_keras.schedules import WarmupLinearDecay  # noqa: E402
+from bert_keras.settings import Masking  # noqa: E402
+from bert_keras.text.masking import Pieces  # noqa: E402
+from bert_keras.text.preprocessing import pad_batches  # noqa: E402
+from bert_keras.text.tokenizer import SpecialTokens  # noqa: E402
+from bert_keras.training_model import TrainingModel  # noqa: E402
+from tasks.ner.task import Conll  # noqa: E402
+from tasks.squad.task import Squad  # noqa: E402
+from tasks.task import classifier_model  # noqa: E402
+
+CONFIG = BertConfig(
+    vocab_size=60,
+    hidden_size=16,
+    num_layers=2,
+    num_heads=2,
+    intermediate_size=32,
+    max_positions=32,
+    hidden_dropout=0.0,
+    attention_dropout=0.0,
+    initializer_range=0.2,
+)
+BATCH, STEPS, LENGTH, CLIP = 12, 50, 20, 0.05
+ROWS = 5 * BATCH - 5  # five batches in an epoch, the last of seven rows
+
+
+def features(generator):
+    """Rows of three tokens to LENGTH; those of the first half of each batch are short."""
+    short = np.arange(ROWS) % BATCH < BATCH // 2
+    lengths = np.where(short, generator.integers(3, 6, ROWS), generator.integers(6, LENGTH + 1, ROWS))
+    ids = generator.integers(5, CONFIG.vocab_size, (ROWS, LENGTH)).astype("int32")
+    mask = (np.arange(LENGTH) < lengths[:, None]).astype("int32")
+    return dict(zip(ENCODER_INPUTS, (ids * mask, mask, np.zeros_like(ids)), strict=True))
+
+
+def weights(generator, *shape):
+    """From 0 to 2; those of the first half of each batch are a thousandth."""
+    short = np.arange(ROWS) % BATCH < BATCH // 2
+    drawn = generator.uniform(0.0, 2.0, (ROWS, *shape)) * (generator.uniform(size=(ROWS, *shape)) > 0.2)
+    return (drawn * np.where(short, 1e-3, 1).reshape(-1, *[1] * len(shape))).astype("float32")
+
+
+def supervised(classes, *shape):
+    generator = np.random.default_rng(3)
+    labels = generator.integers(0, classes, (ROWS, *shape)).astype("int32")
+    batch = features(generator), labels, weights(generator, *shape)
+    return tf.data.Dataset.from_tensor_slices(batch).batch(BATCH)
+
+
+def unsupervised(*objectives):
+    generator = np.random.default_rng(4)
+    batch = features(generator) | {NEXT_SENTENCE_LABEL: generator.integers(0, 2, (ROWS, 1)).astype("int32")}
+    batches = tf.data.Dataset.from_tensor_slices(batch).batch(BATCH).enumerate()
+    return batches.map(
+        lambda i, batch: label(batch, objectives=objectives, seed=tf.stack([i, tf.constant(3, tf.int64)]))
+    )
+
+
+PIECES = Pieces(
+    special=SpecialTokens(padding=0, unknown=1, start=2, end=3, mask=4),
+    continues=np.zeros(60, bool),
+    real=np.arange(5, 60, dtype="int32"),
+)
+MASKED_LM = MaskedLM(pieces=PIECES, masking=Masking(max_predictions=5))
+
+
+def first_choice(logits, num_samples, dtype=None, seed=None):
+    """In place of the generator's draws, which are others in other micro-batches."""
+    return keras.ops.expand_dims(keras.ops.argmax(logits, axis=-1), -1)
+
+
+def training(network, encoder):
+    made = network(encoder)
+    return TrainingModel(made._inputs_struct, made._outputs_struct)
+
+
+def classifier():
+    return training(
+        lambda encoder: classifier_model(encoder, 3), BertEncoder(CONFIG, outputs=(POOLED_OUTPUT,))
+    )
+
+
+def answers():
+    return training(Squad("squad1.1").model, BertEncoder(CONFIG, outputs=(SEQUENCE_OUTPUT,)))
+
+
+def tagger():
+    task = Conll(["O", "I-PER", "I-LOC"], scheme="IOB1")
+    return training(task.model, BertEncoder(CONFIG, outputs=(SEQUENCE_OUTPUT,)))
+
+
+def pretrainer():
+    encoder = BertEncoder(CONFIG, outputs=(SEQUENCE_OUTPUT, POOLED_OUTPUT))
+    return pretrainers.Pretrainer(encoder, (MASKED_LM, SentencePair()), count_tokens=True)
+
+
+def electra():
+    keras.random.categorical = first_choice
+    return pretrainers.ElectraPretrainer(BertEncoder(CONFIG, outputs=(SEQUENCE_OUTPUT,)), MASKED_LM)
+
+
+# Kind -> model, optimizer, batches.
+KINDS = {
+    "classifier": (classifier, AdamW, lambda: supervised(3)),
+    "answers": (answers, AdamW, lambda: supervised(3, 2)),
+    "tagger": (tagger, AdamW, lambda: supervised(3, LENGTH)),
+    "pretraining": (pretrainer, AdamW, lambda: unsupervised(MASKED_LM, SentencePair())),
+    "lamb": (classifier, LAMB, lambda: supervised(3)),
+    "electra": (electra, AdamW, lambda: unsupervised(MASKED_LM, ReplacedTokens())),
+}
+
+
+def train(kind, micro_batch):
+    """Weights after STEPS steps, logs of `fit` and measures of `evaluate`."""
+    model_of, optimizer, batches = KINDS[kind]
+    keras.utils.set_random_seed(1)
+    with DISTRIBUTION.scope():
+        model = model_of()
+        schedule = WarmupLinearDecay(2e-3, total_steps=2 * STEPS, warmup_steps=5)
+        options = (
+            {}
+            if kind in ("pretraining", "electra")
+            else {
+                "loss": GlobalMean(cross_entropy),
+                "weighted_metrics": [cross_entropy],
+            }
+        )
+        model.compile(
+            optimizer(schedule, clip_norm=CLIP), micro_batch=micro_batch or None, jit_compile=False, **options
+        )
+        model.optimizer.build(model.trainable_variables)
+    differ_between_replicas(model)
+    data = pad_batches(batches(), multiple_of=rows_for(DISTRIBUTION, BATCH))
+    history = model.fit(data.repeat(), epochs=2, steps_per_epoch=STEPS // 2, verbose=0, shuffle=False).history
+    measures = model.evaluate(data, verbose=0, return_dict=True)
+    assert int(model.optimizer.iterations.numpy()) == STEPS
+    found = {variable.path: variable.numpy() for variable in model.trainable_variables}
+    found |= {f"fit {name}": np.array(values) for name, values in history.items()}
+    return found | {f"evaluate {name}": np.array(value) for name, value in measures.items()}
+
+
+def main():
+    found = {}
+    for job in JOBS:
+        kind, micro_batch = job.split(":")
+        found |= {f"{job} {name}": value for name, value in train(kind, int(micro_batch)).items()}
+    np.savez(OUTPUT, **found)
+
+
+if __name__ == "__main__":
+    main()

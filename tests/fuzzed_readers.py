@@ -1,0 +1,513 @@
+"""Every reader of files as a row: how to make valid files, how to mutate one, how to read it, and what a result must fulfil.
+
+`outcome` reads one mutated file. It is a result, or one BertKerasError of one line; anything else is raised as Finding.
+"""
+
+import bz2
+import contextlib
+import dataclasses
+import gzip
+import hashlib
+import json
+import lzma
+import warnings
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from random import Random
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+from mutations import (
+    mutated_bytes,
+    mutated_json,
+    mutated_json_lines,
+    mutated_records,
+    mutated_safetensors,
+    mutated_text,
+)
+from pretrainings import given, write, write_google
+from random_checkpoints import KINDS, TINY, random_checkpoint
+from runs import VOCABULARY, learn_byte_bpe, texts
+
+from bert_keras import checkpoints
+from bert_keras.config import BertConfig
+from bert_keras.errors import BertKerasError
+from bert_keras.text.masking import Pieces
+from bert_keras.text.wordpiece import WordPiece
+from tasks.choice import Swag
+from tasks.fill_mask import FillMask
+from tasks.glue.data_sets import ROWS
+from tasks.glue.task import Glue
+from tasks.ner.task import Conll
+from tasks.pretraining.corpus import Corpus
+from tasks.pretraining.recipe_objectives import objectives_for
+from tasks.pretraining.sources import RecordFileSource, batches_of, check_data
+from tasks.pretraining.vocabulary import learn_sentencepiece
+from tasks.squad.task import Squad
+from tasks.training.run_folder import load_run
+
+LONGEST = 3000  # characters of an error
+
+
+class Finding(Exception):
+    """An outcome that no reader may have."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Reader:
+    """One reader of one file.
+
+    make: writes the other files into a folder; returns the valid contents of the file
+    file: its name in the folder
+    read: the folder -> a value that says what was read
+    checked: True if checksums protect the file: what is read is what was written, or an error
+    """
+
+    file: str
+    make: Callable[[Path], list[bytes]]
+    mutate: Callable[[bytes, Random], bytes]
+    read: Callable[[Path], Any]
+    checked: bool = False
+
+
+def mutated(reader: Reader, originals: list[bytes], random: Random) -> bytes:
+    """One of the valid contents with some changes."""
+    return reader.mutate(originals[random.randrange(len(originals))], random)
+
+
+def outcome(reader: Reader, folder: Path, data: bytes) -> Any:
+    """What is read from the file with this content; None if it is refused. Raises Finding."""
+    (folder / reader.file).write_bytes(data)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        try:
+            return reader.read(folder)
+        except BertKerasError as error:
+            if "\n" in str(error) or not 0 < len(str(error)) < LONGEST:
+                raise Finding(
+                    f"an error of {len(str(error))} characters, or of several lines: {error}"
+                ) from error
+            return None
+        except (KeyboardInterrupt, SystemExit):
+            raise
+        except Exception as error:
+            raise Finding(f"{type(error).__name__}: {error}") from error
+
+
+def check_result(reader: Reader, found: Any, wanted: Iterable[Any]) -> None:
+    """Raises Finding where a checksum should have told that what is read is not what was written."""
+    if reader.checked and found is not None and found not in wanted:
+        raise Finding("another result than from the valid file, with no error")
+
+
+# -----------------------------------------------------------------------------------------------------------
+# Checkpoints
+
+
+def _digest(checkpoint: checkpoints.Checkpoint) -> str:
+    hashed = hashlib.sha256()
+    for name in sorted(checkpoint.tensors):
+        hashed.update(name.encode())
+        hashed.update(np.ascontiguousarray(checkpoint.tensors[name]).tobytes())
+    return hashed.hexdigest()
+
+
+def _checkpoint(folder: Path) -> str:
+    checkpoint = checkpoints.read(folder)
+    for name, shape in checkpoints.variable_shapes(checkpoint.config).items():
+        if name in checkpoint.tensors and checkpoint.tensors[name].shape != shape:
+            raise AssertionError(f"{name} has shape {checkpoint.tensors[name].shape}, wanted {shape}")
+    return _digest(checkpoint)
+
+
+def _written(form: str, file: str) -> Callable[[Path], list[bytes]]:
+    def make(folder: Path) -> list[bytes]:
+        heads = () if form == "keras-hub" else ("masked_lm",)
+        config = dataclasses.replace(TINY, type_vocab_size=2, attention_dropout=TINY.hidden_dropout)
+        checkpoints.write(random_checkpoint(config, heads=heads), folder, format=form, overwrite=True)
+        return [(folder / file).read_bytes()]
+
+    return make
+
+
+def _configs(folder: Path) -> list[bytes]:
+    """The config.json of each model_type."""
+    made = [dataclasses.replace(TINY, **changes) for changes in KINDS.values()]
+    return [json.dumps(config.to_hugging_face()).encode() for config in made]
+
+
+def _google_config(folder: Path) -> list[bytes]:
+    return [json.dumps(TINY.to_google()).encode()]
+
+
+def _config(folder: Path) -> Any:
+    config = BertConfig.load(folder)
+    if BertConfig.from_dict(json.loads(json.dumps(config.to_dict()))) != config:
+        raise AssertionError("another configuration from its own dict")
+    return config
+
+
+# -----------------------------------------------------------------------------------------------------------
+# Tokenizers
+
+
+def _tokenizer(folder: Path) -> Any:
+    tokenizer = checkpoints.load_tokenizer(folder)
+    if int(tokenizer.digest[:2], 16) % 16:  # a sixteenth of the tokenizers is run: it takes 30 times as long
+        return tokenizer.digest
+    ids = tokenizer.tokenize(tf.constant(["A good film, isn't it?", "\u4e2de\u0301 \0", ""])).to_list()
+    if any(not 0 <= one < tokenizer.vocab_size for row in ids for one in row):
+        raise AssertionError(f"ids {ids} of a vocabulary of {tokenizer.vocab_size}")
+    return ids
+
+
+def _vocabulary(folder: Path) -> list[bytes]:
+    return ["\n".join(VOCABULARY[:80]).encode() + b"\n"]
+
+
+def _byte_level(name: str) -> Callable[[Path], list[bytes]]:
+    def make(folder: Path) -> list[bytes]:
+        vocabulary, merges = learn_byte_bpe(texts(100, seed=7), size=300)
+        config = BertConfig(**dataclasses.asdict(TINY) | {"vocab_size": len(vocabulary)})
+        checkpoint = dataclasses.replace(
+            random_checkpoint(config), vocabulary=vocabulary, merges=merges, lower_case=False
+        )
+        checkpoints.write(checkpoint, folder, format="hugging-face", overwrite=True)
+        data = (folder / name).read_bytes()
+        others = {"vocab.json", "merges.txt"} if name == "tokenizer.json" else {"tokenizer.json"}
+        for other in ("model.safetensors", "config.json", *others):
+            (folder / other).unlink()
+        return [data]
+
+    return make
+
+
+def _wordpiece_json(folder: Path) -> list[bytes]:
+    """The tokenizer.json of an uncased WordPiece vocabulary, as transformers writes it."""
+    from tokenizers import BertWordPieceTokenizer
+
+    (folder / "vocab.txt").write_bytes(_vocabulary(folder)[0])
+    made = BertWordPieceTokenizer(str(folder / "vocab.txt"))
+    (folder / "vocab.txt").unlink()
+    return [made.to_str().encode()]
+
+
+def _tokenizer_config(folder: Path) -> list[bytes]:
+    (folder / "vocab.txt").write_bytes(_vocabulary(folder)[0])
+    token = {"content": "[PAD]", "special": True}
+    settings = {"tokenizer_class": "BertTokenizer", "do_lower_case": True, "strip_accents": None}
+    settings |= {"model_max_length": 48, "added_tokens_decoder": {"0": token}, "clean_text": True}
+    return [json.dumps(settings).encode()]
+
+
+def _sentencepiece(folder: Path) -> list[bytes]:
+    return [learn_sentencepiece(texts(200, seed=7), size=50, lower_case=True).model]
+
+
+# -----------------------------------------------------------------------------------------------------------
+# Runs
+
+# A random classifier has five classes.
+TASKS = (
+    Glue(dataclasses.replace(ROWS["sst2"], labels=tuple("abcde"), file_labels=tuple("01234"))),
+    Squad("squad2.0"),
+    Conll(["O", "B-PER", "I-PER", "B-LOC", "I-LOC"], scheme="IOB2"),
+    FillMask(top_k=3),
+)
+
+
+def _tasks(folder: Path) -> list[bytes]:
+    config = dataclasses.replace(TINY, num_layers=1, vocab_size=len(VOCABULARY), max_positions=48)
+    drawn = random_checkpoint(config, heads=("masked_lm", "classifier", "qa_outputs"))
+    checkpoint = dataclasses.replace(drawn, vocabulary=VOCABULARY, lower_case=True)
+    checkpoints.write(checkpoint, folder, format="hugging-face", overwrite=True)
+    sizes = {"seq_length": 16, "truncation": "longest_first"}
+    return [json.dumps({"kind": task.kind, "task": task.to_json(), **sizes}).encode() for task in TASKS]
+
+
+def _run(folder: Path) -> Any:
+    return json.dumps(load_run(folder).task.to_json())
+
+
+# -----------------------------------------------------------------------------------------------------------
+# Data sets
+
+
+def _examples(task: Any, folder: Path, file: str) -> Any:
+    task.source = folder / file
+    return _all_of(task)
+
+
+def _all_of(task: Any) -> str:
+    """Every example of the task, as text."""
+    return repr(list(task.examples("train").as_numpy_iterator()))
+
+
+def _squad_file(folder: Path) -> list[bytes]:
+    questions = [
+        {"id": "1", "question": "who ?", "answers": [{"text": "e\u0301a", "answer_start": 2}]},
+        {"id": "2", "question": "what ?", "answers": [], "is_impossible": True},
+    ]
+    article = {"title": "t", "paragraphs": [{"context": "a e\u0301a \u4e2d b", "qas": questions}]}
+    return [json.dumps({"version": "v2.0", "data": [article]}).encode()]
+
+
+_CONLL = (
+    "-DOCSTART- -X- -X- O\n\nU.N. NNP B-NP B-PER\nof IN I-NP I-PER\nx NN B-NP O\n\na b c O\nb b c B-PER\n"
+)
+_TABLE = [("text", "label"), ("a good film", "x"), ("e\u0301 \u4e2d", "y"), ("bad, very", "x"), ("dull", "y")]
+
+
+def _table(ending: str) -> Callable[[Path], list[bytes]]:
+    def make(folder: Path) -> list[bytes]:
+        head, *rows = _TABLE
+        if ending == ".jsonl":
+            return ["\n".join(json.dumps(dict(zip(head, row, strict=True))) for row in rows).encode() + b"\n"]
+        if ending == ".csv":
+            return ["".join(",".join(f'"{cell}"' for cell in row) + "\n" for row in _TABLE).encode()]
+        if ending == ".tsv":
+            return ["".join("\t".join(row) + "\n" for row in _TABLE).encode()]
+        import pyarrow
+        import pyarrow.parquet
+
+        columns = dict(zip(head, zip(*rows, strict=True), strict=True))
+        pyarrow.parquet.write_table(pyarrow.table(columns), folder / "made.parquet")
+        return [(folder / "made.parquet").read_bytes()]
+
+    return make
+
+
+def _custom(file: str) -> Callable[[Path], Any]:
+    return lambda folder: _all_of(Glue.open("custom", folder / file))
+
+
+_DUMP = """<mediawiki xmlns="http://www.mediawiki.org/xml/export-0.11/" version="0.11" xml:lang="en"><siteinfo>
+<namespaces><namespace key="0" case="first-letter" /><namespace key="6" case="first-letter">File</namespace></namespaces>
+</siteinfo><page><title>A</title><ns>0</ns><id>1</id><revision><id>2</id><timestamp>2020-01-01T00:00:00Z</timestamp>
+<contributor><username>a</username><id>3</id></contributor><model>wikitext</model><format>text/x-wiki</format>
+<text bytes="9" xml:space="preserve">'''A''' is [[b|a b]]. {{t|x=1}} &lt;ref&gt;c&lt;/ref&gt;
+
+== H ==
+* one [[File:x.jpg|thumb|d]]
+{| class="t"
+| x
+|}
+The end.</text><sha1>x</sha1></revision></page></mediawiki>
+"""
+
+
+def _corpus(file: str) -> Callable[[Path], Any]:
+    return lambda folder: hashlib.sha256(repr(list(Corpus(folder / file))).encode()).hexdigest()
+
+
+# -----------------------------------------------------------------------------------------------------------
+# Instances
+
+_RECIPE = given()["recipe"]
+
+
+def _records(source: Path) -> Any:
+    """The batches of an epoch, checked as a training checks them."""
+    config = BertConfig(**dataclasses.asdict(TINY) | {"vocab_size": len(VOCABULARY), "max_positions": 48})
+    tokenizer = WordPiece(VOCABULARY)
+    read = RecordFileSource([source], None, recipe=_RECIPE, tokenizer=tokenizer)
+    objectives = objectives_for(_RECIPE, read.phases[0].seq_length, pieces=Pieces.of(tokenizer))
+    list(check_data(read, 0, objectives=objectives, config=config, batch_size=4))
+    seen = hashlib.sha256()
+    with read.reading(0, vocab_size=config.vocab_size):
+        batches = batches_of(
+            read.sample(0),
+            objectives=(),  # their graphs take seconds to make
+            vocab_size=config.vocab_size,
+            batch_size=4,
+            seed=1,
+            drop_remainder=False,
+        )
+        for features, *_ in batches.as_numpy_iterator():
+            _check_batch(features, config)
+            seen.update(repr({name: value.tolist() for name, value in features.items()}).encode())
+    return seen.hexdigest()
+
+
+def _check_batch(features: Any, config: BertConfig) -> None:
+    bounds = {"input_word_ids": config.vocab_size, "input_mask": 2, "input_type_ids": 2}
+    bounds["masked_lm_positions"] = features["input_word_ids"].shape[1]
+    for name, most in bounds.items():
+        if name in features and not ((features[name] >= 0) & (features[name] < most)).all():
+            raise AssertionError(f"{name} outside of 0 to {most - 1}: {np.unique(features[name])[:5]}")
+
+
+def _our_records(file: str) -> Callable[[Path], list[bytes]]:
+    def make(folder: Path) -> list[bytes]:
+        write(folder / "instances", settings={"seq_length": 16}, texts=[texts(12, seed=i) for i in range(8)])
+        return [(folder / file).read_bytes()]
+
+    return make
+
+
+def _google_records(folder: Path) -> list[bytes]:
+    write_google(folder / "made.tfrecord", highest=20, count=6)
+    return [(folder / "made.tfrecord").read_bytes()]
+
+
+def _packed(pack: Callable[[bytes], bytes]) -> Callable[[Path], list[bytes]]:
+    return lambda folder: [pack(b"".join(b"a line of text %d\n\n" % i for i in range(20)))]
+
+
+READERS: dict[str, Reader] = {
+    "config.json": Reader(file="config.json", make=_configs, mutate=mutated_json, read=_config),
+    "bert_config.json": Reader(
+        file="bert_config.json", make=_google_config, mutate=mutated_json, read=_config
+    ),
+    "config.json with weights": Reader(
+        file="config.json",
+        make=_written("hugging-face", "config.json"),
+        mutate=mutated_json,
+        read=_checkpoint,
+    ),
+    "model.safetensors": Reader(
+        file="model.safetensors",
+        make=_written("hugging-face", "model.safetensors"),
+        mutate=mutated_safetensors,
+        read=_checkpoint,
+    ),
+    "TensorFlow 1 index": Reader(
+        file="bert_model.ckpt.index",
+        make=_written("google", "bert_model.ckpt.index"),
+        mutate=mutated_bytes,
+        read=_checkpoint,
+        checked=True,
+    ),
+    "TensorFlow 1 data": Reader(
+        file="bert_model.ckpt.data-00000-of-00001",
+        make=_written("google", "bert_model.ckpt.data-00000-of-00001"),
+        mutate=mutated_bytes,
+        read=_checkpoint,
+        checked=True,
+    ),
+    "Model Garden index": Reader(
+        file="bert_model.ckpt.index",
+        make=_written("model-garden", "bert_model.ckpt.index"),
+        mutate=mutated_bytes,
+        read=_checkpoint,
+        checked=True,
+    ),
+    "KerasHub config.json": Reader(
+        file="config.json", make=_written("keras-hub", "config.json"), mutate=mutated_json, read=_checkpoint
+    ),
+    "KerasHub tokenizer.json": Reader(
+        file="tokenizer.json",
+        make=_written("keras-hub", "tokenizer.json"),
+        mutate=mutated_json,
+        read=_checkpoint,
+    ),
+    "KerasHub weights": Reader(
+        file="model.weights.h5",
+        make=_written("keras-hub", "model.weights.h5"),
+        mutate=mutated_bytes,
+        read=_checkpoint,
+    ),
+    "vocab.txt": Reader(file="vocab.txt", make=_vocabulary, mutate=mutated_text, read=_tokenizer),
+    "vocab.json": Reader(
+        file="vocab.json", make=_byte_level("vocab.json"), mutate=mutated_json, read=_tokenizer
+    ),
+    "merges.txt": Reader(
+        file="merges.txt", make=_byte_level("merges.txt"), mutate=mutated_text, read=_tokenizer
+    ),
+    "tokenizer.json, byte-level": Reader(
+        file="tokenizer.json", make=_byte_level("tokenizer.json"), mutate=mutated_json, read=_tokenizer
+    ),
+    "tokenizer.json, WordPiece": Reader(
+        file="tokenizer.json", make=_wordpiece_json, mutate=mutated_json, read=_tokenizer
+    ),
+    "tokenizer_config.json": Reader(
+        file="tokenizer_config.json", make=_tokenizer_config, mutate=mutated_json, read=_tokenizer
+    ),
+    "spiece.model": Reader(file="spiece.model", make=_sentencepiece, mutate=mutated_bytes, read=_tokenizer),
+    "task.json": Reader(file="task.json", make=_tasks, mutate=mutated_json, read=_run),
+    "SQuAD JSON": Reader(
+        file="train.json",
+        make=_squad_file,
+        mutate=mutated_json,
+        read=lambda folder: _examples(Squad("squad2.0"), folder, "train.json"),
+    ),
+    "CoNLL": Reader(
+        file="train.txt",
+        make=lambda folder: [_CONLL.encode()],
+        mutate=mutated_text,
+        read=lambda folder: _examples(Conll(["O", "B-PER", "I-PER"], scheme="IOB2"), folder, "train.txt"),
+    ),
+    "SWAG JSON lines": Reader(
+        file="train.jsonl",
+        make=lambda folder: [
+            b'{"startphrase": "a", "choices": ["a", "b", "c", "d"], "answer": 0}\n'
+            b'{"startphrase": "b", "choices": ["a", "b", "c", "d"], "answer": 3}\n'
+        ],
+        mutate=mutated_json_lines,
+        read=lambda folder: _examples(Swag(), folder, "train.jsonl"),
+    ),
+    **{
+        f"table {ending}": Reader(
+            file=f"train{ending}",
+            make=_table(ending),
+            mutate=mutate,
+            read=_custom(f"train{ending}"),
+        )
+        for ending, mutate in {
+            ".tsv": mutated_text,
+            ".csv": mutated_text,
+            ".jsonl": mutated_json_lines,
+            ".parquet": mutated_bytes,
+        }.items()
+    },
+    "MediaWiki dump": Reader(
+        file="wiki.xml",
+        make=lambda folder: [_DUMP.encode()],
+        mutate=mutated_text,
+        read=_corpus("wiki.xml"),
+    ),
+    "corpus": Reader(
+        file="text.txt",
+        make=_packed(bytes),
+        mutate=mutated_text,
+        read=_corpus("text.txt"),
+    ),
+    **{
+        f"corpus {ending}": Reader(
+            file=f"text.txt{ending}",
+            make=_packed(pack),
+            mutate=mutated_bytes,
+            read=_corpus(f"text.txt{ending}"),
+        )
+        for ending, pack in {".gz": gzip.compress, ".bz2": bz2.compress, ".xz": lzma.compress}.items()
+    },
+    "TFRecord, ours": Reader(
+        file="instances/00000.tfrecord",
+        make=_our_records("instances/00000.tfrecord"),
+        mutate=mutated_records,
+        read=lambda folder: _records(folder / "instances"),
+    ),
+    "manifest.json": Reader(
+        file="instances/manifest.json",
+        make=_our_records("instances/manifest.json"),
+        mutate=mutated_json,
+        read=lambda folder: _records(folder / "instances"),
+    ),
+    "TFRecord, Google's": Reader(
+        file="google.tfrecord",
+        make=_google_records,
+        mutate=mutated_records,
+        read=lambda folder: _records(folder / "google.tfrecord"),
+    ),
+}
+
+
+@contextlib.contextmanager
+def made(reader: Reader, folder: Path) -> Any:
+    """The valid contents of the file and their results, with the other files in the folder."""
+    originals = reader.make(folder)
+    results = [outcome(reader, folder, data) for data in originals]
+    if any(result is None for result in results):
+        raise AssertionError("a valid file is refused")
+    yield originals, results

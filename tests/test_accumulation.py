@@ -1,0 +1,90 @@
+"""Gradients that are accumulated over micro-batches make the updates of whole batches, on one device and on two replicas."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import keras
+import numpy as np
+import pytest
+import runs
+
+from bert_keras.config import BertConfig
+from bert_keras.encoder import BertEncoder
+from bert_keras.errors import BertKerasError
+from bert_keras.losses import GlobalMean, cross_entropy
+from bert_keras.optimizers import LAMB, AdamW
+from bert_keras.training_model import TrainingModel
+from tasks.settings import Hparams
+from tasks.task import classifier_model
+
+SCRIPT = Path(__file__).with_name("distributed_steps.py")
+KINDS = ("classifier", "answers", "tagger", "pretraining", "lamb", "electra")
+# A key's bias and the biases of start and end add the same to all scores: their gradients are rounding, which Adam scales up.
+WITHOUT_GRADIENT = ("key/bias", "qa_outputs/dense/bias")
+
+
+def made_by(strategy: str, output: Path, *jobs: str) -> dict[str, np.ndarray]:
+    """What distributed_steps.py writes, in a process of its own with two logical CPUs."""
+    done = subprocess.run(
+        [sys.executable, SCRIPT, strategy, output, *jobs],
+        env=runs.bare_environment() | {"CPUS": "2", "PYTHONPATH": str(runs.ROOT)},
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    return dict(np.load(output))
+
+
+def differences(found: dict, job: str, wanted: dict, kind: str) -> dict[str, float]:
+    """By weight and by log, the greatest difference of a job from the whole batches of one device."""
+    names = [name.removeprefix(f"{kind}:0 ") for name in wanted if name.startswith(f"{kind}:0 ")]
+    compared = [one for one in names if not one.endswith((*WITHOUT_GRADIENT, "tokens", "perplexity"))]
+    assert len(compared) > 20
+    return {one: float(np.abs(found[f"{job} {one}"] - wanted[f"{kind}:0 {one}"]).max()) for one in compared}
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("kind", KINDS)
+def test_fifty_steps_are_those_of_whole_batches(kind, tmp_path):
+    whole = made_by("one", tmp_path / "one.npz", f"{kind}:0", f"{kind}:5")
+    two = made_by("mirrored", tmp_path / "two.npz", f"{kind}:0", f"{kind}:2")
+    for found, job in ((whole, f"{kind}:5"), (two, f"{kind}:0"), (two, f"{kind}:2")):
+        worst = differences(found, job, whole, kind)
+        assert max(worst.values()) < 1e-5, (job, max(worst, key=worst.get), max(worst.values()))
+
+
+def model() -> TrainingModel:
+    config = BertConfig.named("tiny", vocab_size=60)
+    made = classifier_model(BertEncoder(config, outputs=("pooled_output",)), 3)
+    return TrainingModel(made._inputs_struct, made._outputs_struct)
+
+
+@pytest.mark.parametrize("optimizer", [AdamW, LAMB])
+def test_keras_accumulation_is_refused_with_the_flag_to_use(optimizer):
+    with pytest.raises(BertKerasError, match="gradient_accumulation_steps.*micro-batch"):
+        optimizer(gradient_accumulation_steps=2)
+
+
+def test_keras_accumulation_of_another_optimizer_is_refused():
+    with pytest.raises(BertKerasError, match="gradient_accumulation_steps.*micro-batch"):
+        model().compile(keras.optimizers.Adam(gradient_accumulation_steps=2), GlobalMean(cross_entropy))
+
+
+def test_a_loss_without_a_global_mean_is_refused():
+    loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+    with pytest.raises(BertKerasError, match="GlobalMean"):
+        model().compile("adam", loss, micro_batch=2)
+
+
+@pytest.mark.parametrize("micro_batch", [0, -1])
+def test_a_micro_batch_without_rows_is_refused(micro_batch):
+    with pytest.raises(BertKerasError, match="micro_batch"):
+        model().compile("adam", GlobalMean(cross_entropy), micro_batch=micro_batch)
+    with pytest.raises(BertKerasError, match="micro_batch"):
+        Hparams(micro_batch=micro_batch)
+
+
+def test_a_resume_checks_the_micro_batch():
+    assert Hparams(micro_batch=2).identity()["micro_batch"] == 2

@@ -1,0 +1,135 @@
+"""Training on several processes: two workers on loopback with a real TF_CONFIG."""
+
+import json
+import os
+import random
+from pathlib import Path
+
+import clusters
+import numpy as np
+import pytest
+import runs
+from resumed_replicas import differences
+from test_accumulation import KINDS, made_by
+from test_accumulation import differences as of_steps
+
+from bert_keras.errors import BertKerasError
+from tasks.training.strategies import check_cluster
+
+STEPS, RUN = (Path(__file__).with_name(name) for name in ("distributed_steps.py", "cluster_runs.py"))
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory) -> Path:
+    made = tmp_path_factory.mktemp("cluster")
+    runs.write_checkpoint(made / "checkpoint")
+    runs.write_data(made / "data", "sst2")
+    return made
+
+
+def run(folder: Path, *jobs: str, kill: str = "") -> list:
+    """The ended workers of jobs; `kill`: the numbers of those that kill themselves."""
+    command = [RUN, "multiworker", folder, *jobs]
+    with clusters.started(command, WORKERS_TO_KILL=kill) as processes:
+        return clusters.ended(processes)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1800)
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("cpus", [1, 2], ids=["two processes", "two processes of two replicas"])
+def test_fifty_steps_are_those_of_one_device(kind, cpus, tmp_path):
+    whole = made_by("one", tmp_path / "one.npz", f"{kind}:0")
+    jobs = (f"{kind}:0", f"{kind}:2")
+    clusters.run([STEPS, "multiworker", tmp_path / "two.npz", *jobs], CPUS=str(cpus))
+    found = dict(np.load(tmp_path / "two.npz"))
+    for job in jobs:
+        worst = of_steps(found, job, whole, kind)
+        assert max(worst.values()) < 1e-5, (job, max(worst, key=worst.get), max(worst.values()))
+
+
+@pytest.mark.long
+@pytest.mark.timeout(600)
+def test_the_chief_publishes_the_run_and_all_workers_end(folder):
+    chief, other = run(folder, "finetune:published")
+    assert (chief.returncode, other.returncode) == (0, 0), (chief.stderr, other.stderr)
+    made = folder / "published"
+    results = json.loads((made / "results.json").read_text())
+    assert results["steps"] == 12 and results["strategy"] == "multiworker"
+    assert (made / "model.safetensors").is_file() and (made / "README.md").is_file()
+    assert "epoch 2/2" in chief.stdout and "epoch" not in other.stdout
+    assert json.loads(chief.stdout.splitlines()[-1]) == json.loads(other.stdout.splitlines()[-1])
+
+
+@pytest.mark.long
+@pytest.mark.timeout(600)
+def test_a_model_of_strings_trains_in_all_workers(folder):
+    """The Python of docs/scale.md."""
+    script = Path(__file__).with_name("cluster_text_model.py")
+    first, second = (json.loads(one.stdout) for one in clusters.run([script, folder / "checkpoint"]))
+    assert first == second
+    assert {*first["fit"]} == {"loss", "accuracy", "val_loss", "val_accuracy"} and len(first["predict"]) == 23
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(3000)
+@pytest.mark.parametrize("kind", ["finetune", "pretrain"])
+def test_runs_whose_workers_are_killed_end_with_the_same_bits(kind, folder):
+    unbroken, broken = f"{kind}-unbroken", f"{kind}-broken"
+    for one in run(folder, f"{kind}:{unbroken}"):
+        assert one.returncode == 0, one.stderr
+    steps = sorted(random.sample(range(3, 12), 3))
+    for step, kill in zip(steps, ("1", "0", "0,1"), strict=True):
+        ended = run(folder, f"{kind}:{broken}:{step}", kill=kill)
+        for i, one in enumerate(ended):
+            if str(i) in kill.split(","):
+                assert one.returncode == -9
+            else:
+                lines = [line for line in one.stderr.splitlines() if line.startswith("bert-keras: error: ")]
+                assert one.returncode == 1 and len(lines) == 1 and "worker" in lines[0], one.stderr
+    for one in run(folder, f"{kind}:{broken}"):
+        assert one.returncode == 0, one.stderr
+    found = differences(folder / broken, folder / unbroken)
+    assert found["steps"] == [12, 12] and found["variables"] > 60
+    assert not found["differing"], (steps, found["differing"])
+    weights = [(folder / name / "model.safetensors").read_bytes() for name in (broken, unbroken)]
+    assert weights[0] == weights[1]
+
+
+WORKER = {"type": "worker", "index": 0}
+
+
+@pytest.mark.parametrize(
+    ("given", "named"),
+    [
+        (None, "not set"),
+        ("{", "names no task"),
+        (json.dumps({"cluster": {}, "task": WORKER}), "names no task"),
+        (
+            json.dumps({"cluster": {"worker": ["a:1"]}, "task": {"type": "worker", "index": 1}}),
+            "names no task",
+        ),
+        (json.dumps({"cluster": {"worker": ["a:1"], "ps": ["b:1"]}, "task": WORKER}), "ps"),
+    ],
+    ids=["none", "no JSON", "no workers", "no such worker", "a parameter server"],
+)
+def test_a_wrong_cluster_is_refused(given, named):
+    with pytest.raises(BertKerasError, match=named):
+        check_cluster(given)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(("name", "named"), [("multiworker", "TF_CONFIG"), ("tpu", "TPU")])
+def test_a_command_without_its_cluster_ends_with_one_line(name, named, folder):
+    import subprocess
+
+    flags = ["--task", "sst2", "--data", folder / "data", "--checkpoint", folder / "checkpoint"]
+    flags += ["--output", folder / f"refused-{name}", "--strategy", name]
+    environment = {
+        key: value for key, value in runs.bare_environment().items() if key not in ("TF_CONFIG", "TPU_NAME")
+    }
+    done = subprocess.run(
+        runs.shell_command("finetune", *flags), cwd=runs.ROOT, env=environment, capture_output=True, text=True
+    )
+    assert done.returncode == 1 and named in done.stderr and done.stderr.count("\n") == 1, done.stderr
+    assert not os.path.exists(folder / f"refused-{name}")

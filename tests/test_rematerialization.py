@@ -1,0 +1,82 @@
+"""Rematerialization: the gradients with dropout are those of the plain backward pass, in every form of a step."""
+
+import dataclasses
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from bert_keras.config import BertConfig
+from bert_keras.encoder import BertEncoder
+from bert_keras.features import ENCODER_INPUTS
+from tasks.settings import Hparams
+
+CONFIG = BertConfig(
+    vocab_size=60,
+    hidden_size=16,
+    num_layers=3,
+    num_heads=2,
+    intermediate_size=32,
+    max_positions=16,
+    hidden_dropout=0.3,
+    attention_dropout=0.3,
+    initializer_range=0.2,
+)
+
+
+def features():
+    generator = np.random.default_rng(0)
+    ids = generator.integers(5, 60, (4, 12)).astype("int32")
+    mask = (np.arange(12) < generator.integers(3, 13, (4, 1))).astype("int32")
+    return {
+        name: tf.constant(one) for name, one in zip(ENCODER_INPUTS, (ids * mask, mask, 0 * ids), strict=True)
+    }
+
+
+def steps(config, outputs, *, rematerialize, graph, dtype=None):
+    """Loss and gradients of two steps, and the state of every seed generator after them."""
+    keras.utils.set_random_seed(3)
+    encoder = BertEncoder(config, outputs=outputs, dtype=dtype)
+    encoder.rematerialize = rematerialize
+
+    def step():
+        with tf.GradientTape() as tape:
+            made = keras.tree.flatten(encoder(features(), training=True))
+            loss = tf.add_n([tf.reduce_mean(tf.cast(one, tf.float32) ** 3) for one in made])
+        return loss, [tf.convert_to_tensor(one) for one in tape.gradient(loss, encoder.trainable_variables)]
+
+    run = tf.function(step) if graph else step
+    found = [run() for _ in range(2)]
+    seeds = [one.value.numpy() for one in encoder.variables if one.name == "seed_generator_state"]
+    return keras.tree.map_structure(lambda one: one.numpy(), found), seeds
+
+
+def check(config, outputs, **options):
+    (wanted, seeds), (found, same) = (
+        steps(config, outputs, rematerialize=one, **options) for one in (False, True)
+    )
+    # A key's bias adds the same to all scores of a query: its gradient is rounding.
+    largest = max(np.abs(one).max() for one in keras.tree.flatten(wanted[0][1]))
+    for plain, again in zip(keras.tree.flatten(wanted), keras.tree.flatten(found), strict=True):
+        np.testing.assert_allclose(again, plain, rtol=1e-4, atol=1e-6 * largest)
+    np.testing.assert_array_equal(seeds, same)
+    assert wanted[0][0] != wanted[1][0]  # dropout is active
+
+
+@pytest.mark.parametrize("graph", [False, True], ids=["eager", "graph"])
+@pytest.mark.parametrize("outputs", [("sequence_output",), ("pooled_output",)], ids=lambda one: one[0])
+def test_gradients_with_dropout_are_equal(outputs, graph):
+    check(CONFIG, outputs, graph=graph)
+
+
+def test_gradients_of_shared_layers_are_equal():
+    check(dataclasses.replace(CONFIG, share_layers=True), ("sequence_output",), graph=True)
+
+
+def test_attention_probabilities_are_kept():
+    check(CONFIG, ("sequence_output", "attention_probabilities"), graph=True)
+
+
+def test_the_setting_is_part_of_a_run_only_where_it_is_given():
+    assert Hparams(rematerialize=True).identity() == Hparams().identity() | {"rematerialize": True}

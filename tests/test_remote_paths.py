@@ -1,0 +1,204 @@
+"""Files on other file systems, read through tf.io.gfile: here ram://, TensorFlow's memory."""
+
+import functools
+import gzip
+import json
+import pickle
+import uuid
+import zipfile
+from pathlib import Path
+
+import pyarrow
+import pyarrow.parquet
+import pytest
+import tensorflow as tf
+
+from bert_keras import checkpoints
+from bert_keras.folders import whole_folder
+from bert_keras.paths import path_of
+from bert_keras.remote_paths import RemotePath
+from bert_keras.text.wordpiece import WordPiece
+from tasks.folders import Folder
+from tasks.glue.task import Glue
+from tasks.ner.task import Conll
+from tasks.pretraining.corpus import Corpus, open_corpora
+from tasks.pretraining.read_records import read_records
+from tasks.pretraining.vocabulary import write_vocabulary
+from tasks.pretraining.write_records import write_records
+from tasks.settings import Sampling
+from tasks.squad.task import Squad
+from tasks.training.loop import RUN
+
+PIECES = "[PAD] [UNK] [CLS] [SEP] [MASK] a cat sat the dog ran far".split()
+TEXT = "\n\n".join("a cat sat\nthe dog ran\nfar" for _ in range(9)) + "\n"
+
+
+@pytest.fixture
+def ram():
+    """A function that writes a file to a new folder of ram:// and returns its path."""
+    folder = f"ram://{uuid.uuid4().hex}"
+
+    def write(name, content):
+        tf.io.gfile.makedirs(f"{folder}/{name}".rpartition("/")[0])
+        with tf.io.gfile.GFile(f"{folder}/{name}", "wb") as file:
+            file.write(content if isinstance(content, bytes) else content.encode())
+        return f"{folder}/{name}"
+
+    write.folder = folder
+    return write
+
+
+def test_a_remote_path_is_a_path(ram):
+    given = ram("some folder/text.txt", "one\ntwo\n")
+    path = path_of(given)
+    assert isinstance(path, RemotePath) and isinstance(path, Path) and str(path) == given
+    assert path_of(path) == path and pickle.loads(pickle.dumps(path)) == path
+    assert path.is_file() and not path.is_dir() and path.parent.is_dir() and path.stat().st_size == 8
+    assert path.read_text() == "one\ntwo\n" and path.read_bytes() == b"one\ntwo\n"
+    assert [*path.parent.iterdir()] == [path] and path in path_of(ram.folder).rglob("*")
+    with path.open("rb") as file:
+        assert (file.seek(4), file.readline(2), file.tell(), file.read()) == (4, b"tw", 6, b"o\n")
+    with pytest.raises(FileNotFoundError, match="there is no ram://"):
+        (path.parent / "absent").read_bytes()
+    path.unlink()
+    assert not path.exists()
+
+
+def test_corpora_of_all_forms(ram, tmp_path):
+    here = tmp_path / "here.txt"
+    here.write_text(TEXT)
+    wanted = list(Corpus(here))
+    with zipfile.ZipFile(tmp_path / "here.zip", "w") as archive:
+        archive.write(here, "in/here.txt")
+    files = [ram("text/a.txt", TEXT), ram("b.txt.gz", gzip.compress(TEXT.encode()))]
+    files.append(ram("c.zip", (tmp_path / "here.zip").read_bytes()))
+    ram("text/.hidden/d.txt", "not read")
+    for source in (*files, f"{ram.folder}/text"):
+        assert list(Corpus(source)) == wanted
+    with pytest.raises(
+        FileNotFoundError, match=r"there is no ram://.*/text/b\.txt \(did you mean ram://.*/a\.txt\?\)"
+    ):
+        Corpus(f"{ram.folder}/text/b.txt")
+    with pytest.raises(ValueError, match=r"c\.zip cannot be unpacked"):
+        list(Corpus(ram("broken/c.zip", b"PK")))
+
+
+def test_vocabularies(ram, tmp_path):
+    file = ram("vocab/vocab.txt", "\n".join(PIECES) + "\n")
+    ram("vocab/tokenizer_config.json", json.dumps({"do_lower_case": False}))
+    for given in (file, f"{ram.folder}/vocab"):
+        tokenizer = checkpoints.load_tokenizer(given)
+        assert tokenizer.vocab_size == len(PIECES) and not tokenizer.lower_case
+    assert WordPiece.from_file(file).vocab_size == len(PIECES)
+    assert WordPiece.from_file(path_of(file)).vocab_size == len(PIECES)
+    with pytest.raises(FileNotFoundError, match="ram://"):
+        checkpoints.load_tokenizer(f"{ram.folder}/absent/vocab.txt")
+
+
+SQUAD = {
+    "version": "1.1",
+    "data": [
+        {
+            "title": "t",
+            "paragraphs": [
+                {
+                    "context": "the cat sat",
+                    "qas": [{"id": "1", "question": "who?", "answers": [{"text": "cat", "answer_start": 4}]}],
+                }
+            ],
+        }
+    ],
+}
+
+
+def parquet():
+    sink = pyarrow.BufferOutputStream()
+    pyarrow.parquet.write_table(pyarrow.table({"text": ["a", "b"], "label": ["x", "y"]}), sink)
+    return sink.getvalue().to_pybytes()
+
+
+DATA = {
+    "official tsv": (
+        "SST-2/train.tsv",
+        "sentence\tlabel\na\t1\nb\t0\n",
+        functools.partial(Glue.open, "sst2"),
+    ),
+    "csv": ("train.csv", "text,label\na,x\nb,y\n", functools.partial(Glue.open, "custom")),
+    "csv.gz": (
+        "train.csv.gz",
+        gzip.compress(b"text,label\na,x\nb,y\n"),
+        functools.partial(Glue.open, "custom"),
+    ),
+    "jsonl": (
+        "train.jsonl",
+        '{"text": "a", "label": "x"}\n{"text": "b", "label": "y"}\n',
+        functools.partial(Glue.open, "custom"),
+    ),
+    "parquet": ("train.parquet", parquet(), functools.partial(Glue.open, "custom")),
+    "squad": ("train-v1.1.json", json.dumps(SQUAD), functools.partial(Squad.open, "squad1.1")),
+    "conll": (
+        "train.txt",
+        "-DOCSTART- -X- O\n\na NN O\nParis NNP I-LOC\n\n",
+        functools.partial(Conll.open, "conll2003"),
+    ),
+}
+
+
+@pytest.mark.parametrize("form", DATA)
+def test_data_files(ram, tmp_path, form):
+    """The same examples as from the local disk."""
+    name, content, opened = DATA[form]
+    path = ram(name, content)
+    (tmp_path / name).parent.mkdir(exist_ok=True)
+    (tmp_path / name).write_bytes(content if isinstance(content, bytes) else content.encode())
+
+    def rows(source):
+        return [*opened(source).examples("train").as_numpy_iterator()]
+
+    folder = path.rpartition("/")[0]
+    wanted = rows(str((tmp_path / name).parent))
+    assert wanted and str(rows(folder)) == str(wanted)
+
+
+def test_records_are_written_and_read(ram, tmp_path):
+    tokenizer = WordPiece(PIECES)
+    options = {
+        "make_tokenizer": functools.partial(WordPiece, PIECES),
+        "settings": Sampling(seq_length=16, dupe_factor=1),
+        "shard_bytes": 50,
+        "shard_documents": 3,
+    }
+    source = open_corpora([ram("text.txt", TEXT)])
+    remote, local = f"{ram.folder}/instances", tmp_path / "instances"
+    assert write_records(source, remote, **options) == write_records(source, local, **options)
+    assert {path.name: path.read_bytes() for path in path_of(remote).iterdir()} == {
+        path.name: path.read_bytes() for path in local.iterdir()
+    }
+    times = [path.stat().st_mtime_ns for path in path_of(remote).iterdir()]
+    write_records(source, remote, **options)  # again: nothing is written
+    assert [path.stat().st_mtime_ns for path in path_of(remote).iterdir()][:-1] == times[:-1]
+    for given in ((remote, local), ([f"{remote}/00000.tfrecord"], [local / "00000.tfrecord"])):
+        first, second = (list(read_records(path, tokenizer=tokenizer).as_numpy_iterator()) for path in given)
+        assert first and str(first) == str(second)
+    assert len(list(read_records(remote, seed=1).take(3))) == 3
+    with pytest.raises(ValueError, match="was made with another text"):
+        write_records([["the dog", "ran far"]] * 4, remote, **options)
+
+
+@pytest.mark.parametrize("output", ["run", "folder", "vocabulary"])
+def test_outputs_that_need_a_local_disk(ram, output):
+    """One error before any work."""
+    path = f"{ram.folder}/out"
+    with pytest.raises(ValueError, match=f"{path}: .* is written to a local disk; give a local path"):
+        if output == "run":
+            Folder(path, RUN).check()
+        elif output == "folder":
+            with whole_folder(path_of(path)):
+                raise AssertionError("it starts to write")
+        else:
+            write_vocabulary([["a cat"]], path, kind="wordpiece", size=100, lower_case=True)
+
+
+def test_a_file_system_that_is_not_installed():
+    with pytest.raises(ValueError, match="TensorFlow has no file system for s3://bucket/text.txt"):
+        Corpus("s3://bucket/text.txt")

@@ -1,0 +1,131 @@
+"""Every step of training and evaluation compiles under XLA at fixed shapes, as on a TPU, and equals the plain step.
+
+XLA runs on the CPU here. Strings, masking and decoding run on the host: they are outside of the step. TensorFlow's random numbers
+under XLA are not those of its CPU kernels, so the steps are compared without dropout, and a step with dropout is only compiled.
+"""
+
+import keras
+import numpy as np
+import pretrainings
+import pytest
+import tensorflow as tf
+from runs import VOCABULARY, texts, write_checkpoint
+
+import bert_keras as bk
+from bert_keras.text.wordpiece import WordPiece
+from tasks.pretraining.pretrain import plan_pretraining
+from tasks.pretraining.recipes import RECIPES
+from tasks.text_data import one_batch
+
+pytestmark = pytest.mark.filterwarnings("ignore:__array__ implementation doesn't accept a copy keyword")
+TEXTS = texts(4, seed=0)
+CONTEXTS = ["the plot is good and the film very dull"] * 4
+WORDS = [["the", "actor", "is", "good"], ["bad", "plot"]] * 2
+BILSTM = {"feature_layers": "weighted_sum_all", "lstm_layers": 1, "lstm_units": 8, "lstm_dropout": 0.0}
+
+# By task: the model of a checkpoint, texts, labels.
+TASKS = {
+    "class": (lambda ckpt, **how: bk.classifier(ckpt, ["bad", "good"], **how), TEXTS, ["bad", "good"] * 2),
+    "class, pooling=concat": (
+        lambda ckpt, **how: bk.classifier(ckpt, ["bad", "good"], pooling="concat", **how),
+        TEXTS,
+        ["bad", "good"] * 2,
+    ),
+    "labels": (
+        lambda ckpt, **how: bk.classifier(ckpt, ["bad", "good"], multi=True, **how),
+        TEXTS,
+        [[], ["good"]] * 2,
+    ),
+    "score": (bk.regressor, TEXTS, np.linspace(-1, 1, 4)),
+    "choice": (
+        lambda ckpt, **how: bk.chooser(ckpt, 2, **how),
+        {"context": TEXTS, "endings": [[text, "the film"] for text in TEXTS]},
+        [0, 1] * 2,
+    ),
+    "answer": (
+        lambda ckpt, **how: bk.question_answerer(ckpt, unanswerable=True, max_query_length=8, **how),
+        {"question": ["the film"] * 4, "context": CONTEXTS},
+        [{"text": "very dull", "answer_start": 30}, None] * 2,
+    ),
+    "tags": (
+        lambda ckpt, **how: bk.tagger(ckpt, ["PER"], **how),
+        WORDS,
+        [["O", "B-PER", "O", "O"], ["O", "O"]] * 2,
+    ),
+}
+
+
+NO_DROPOUT = {"hidden_dropout": 0.0, "attention_dropout": 0.0}
+
+
+@pytest.fixture(scope="module")
+def checkpoint(tmp_path_factory):
+    return write_checkpoint(tmp_path_factory.mktemp("xla") / "checkpoint", num_layers=2, **NO_DROPOUT)
+
+
+def assert_compiled_equals_plain(model, batch):
+    """Two updates and a measurement from equal weights and batches, once plainly and once compiled."""
+    model.optimizer.build(model.trainable_variables)
+    model.train_step(batch)  # makes the variables of the metrics
+    everything = [*model.variables, *model.optimizer.variables, *model.metrics_variables]
+    before = [variable.numpy() for variable in everything]
+    results = {}
+    for compiled in (False, True):
+        for variable, value in zip(everything, before, strict=True):
+            variable.assign(value)
+        train = tf.function(model.train_step, jit_compile=compiled)
+        train(batch)
+        logs = {**train(batch)}
+        measured = tf.function(model.test_step, jit_compile=compiled)(batch)
+        logs |= {f"test_{name}": value for name, value in measured.items()}
+        results[compiled] = logs, [variable.numpy() for variable in everything]
+    (plain_logs, plain), (logs, weights) = results[False], results[True]
+    moved = max(np.abs(a - b).max() for a, b in zip(before, plain, strict=True) if a.dtype.kind == "f")
+    assert moved > 1e-4
+    assert [*logs] == [*plain_logs]
+    for name, value in plain_logs.items():
+        np.testing.assert_allclose(logs[name], value, rtol=1e-4, atol=1e-5, err_msg=name)
+    for variable, one, other in zip(everything, plain, weights, strict=True):
+        np.testing.assert_allclose(one, other, rtol=1e-5, atol=1e-5, err_msg=variable.path)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(
+    ("task", "how"),
+    [*((task, {}) for task in TASKS), ("tags", BILSTM)],
+    ids=[*TASKS, "tags, BiLSTM on features"],
+)
+def test_a_step_of_a_task(task, how, checkpoint):
+    """Under gradient descent: Adam's first step makes a large difference of a small one, where a gradient is near 0."""
+    make, x, y = TASKS[task]
+    model = make(checkpoint, seq_length=24, **how)
+    model.compile(optimizer=keras.optimizers.SGD(0.1, momentum=0.9))
+    batch = one_batch(model.problem, model.preprocess, x, y, np.linspace(0.5, 2, 4))
+    assert_compiled_equals_plain(model, batch)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(
+    "recipe", [pytest.param(name, marks=() if name == "bert" else pytest.mark.slow) for name in RECIPES]
+)
+def test_a_step_of_a_recipe(recipe, monkeypatch):
+    """ELECTRA's generator gives its likeliest token in place of a drawn one."""
+    monkeypatch.setattr(
+        keras.random, "categorical", lambda logits, count, **how: tf.argmax(logits, -1, "int32")[:, None]
+    )
+    given = pretrainings.given(recipe, tokenizer=WordPiece(VOCABULARY), changes=NO_DROPOUT)
+    plan = plan_pretraining(**given)
+    assert_compiled_equals_plain(plan.model, next(iter(plan.stages[0].batches(0))))
+
+
+@pytest.mark.slow
+def test_a_step_with_dropout_and_drawn_tokens_learns():
+    given = pretrainings.given("electra", tokenizer=WordPiece(VOCABULARY), changes={"hidden_dropout": 0.1})
+    plan = plan_pretraining(**given)
+    train = tf.function(plan.model.train_step, jit_compile=True)
+    batch = next(iter(plan.stages[0].batches(0)))
+    losses = []
+    for _ in range(30):
+        plan.model.reset_metrics()
+        losses.append(float(train(batch)["masked_lm_loss"]))
+    assert losses[-1] < losses[0] - 0.5
