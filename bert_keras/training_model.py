@@ -35,11 +35,12 @@ class TrainingSteps:
             that of the whole batch: one gradient, divided by the weights of the whole batch, summed over the replicas, clipped
             and applied once
 
-        Raises BertKerasError for micro_batch with a loss that is no GlobalMean, and for an optimizer with Keras'
-        gradient_accumulation_steps.
+        Raises BertKerasError for micro_batch with a loss that is no GlobalMean, for an optimizer with Keras'
+        gradient_accumulation_steps, and for one that scales the loss, as float16 needs, under several replicas.
         """
         super().compile(*arguments, **keywords)  # type: ignore[misc]
         self.micro_batch = micro_batch
+        _check_scaling(self)
         _check_accumulation(self)
         # Only a functional model knows the layers of its outputs.
         outputs = getattr(getattr(self, "network", self), "outputs", None) or ()
@@ -178,6 +179,20 @@ class TrainingSteps:
         if keras.backend.backend() == "tensorflow" and iterator is not None:
             data_batch, iterator = _like(iterator.data_adapter.get_tf_dataset().element_spec), None
         super()._maybe_symbolic_build(iterator, data_batch)  # type: ignore[misc]
+
+
+def _check_scaling(model: Any) -> None:
+    """Raises BertKerasError for float16 under several replicas: each would judge by its own gradients if a step is skipped."""
+    scales = isinstance(model.optimizer, keras.optimizers.LossScaleOptimizer)
+    if (
+        scales
+        and keras.backend.backend() == "tensorflow"
+        and model.distribute_strategy.num_replicas_in_sync > 1
+    ):
+        raise BertKerasError(
+            "the optimizer scales the loss, as float16 needs, and there are several replicas, which cannot agree on a scale; "
+            "take the policy mixed_bfloat16 or float32, or one device."
+        )
 
 
 def _check_accumulation(model: Any) -> None:

@@ -691,6 +691,7 @@ print(json.dumps({
     "stock": trained(keras.Model, lambda: "sgd", steps_per_execution=2),
     "ours": trained(TrainingModel, adamw, steps_per_execution=2),
     "accumulated": trained(TrainingModel, adamw, bert_keras.GlobalMean(binary_cross_entropy), micro_batch=1),
+    "float16": trained(TrainingModel, lambda: keras.optimizers.LossScaleOptimizer(adamw())),
     "ema": trained(keras.Model, lambda: adamw(use_ema=True, clipvalue=0.5)),
 }))
 """
@@ -715,6 +716,11 @@ def _(replicas):
 @idiom("`steps_per_execution=2` under two replicas, in `TrainingModel`")
 def _(replicas):
     assert replicas["ours"] == 4
+
+
+@idiom("`LossScaleOptimizer`, or float16, under two replicas, in `TrainingModel`", "refused")
+def _(replicas):
+    assert "BertKerasError" in replicas["float16"] and "bfloat16" in replicas["float16"]
 
 
 @idiom("`steps_per_execution=2` under two replicas, in `keras.Model`", "stock Keras")
