@@ -15,9 +15,9 @@ from pathlib import Path
 
 import keras
 import killed_runs
-import numpy as np
 import runs
 import tensorflow as tf
+from last_saves import differences
 
 tf.config.set_logical_device_configuration(
     tf.config.list_physical_devices("CPU")[0], [tf.config.LogicalDeviceConfiguration()] * 2
@@ -31,7 +31,7 @@ from tasks.pretraining.recipes import RECIPES  # noqa: E402
 from tasks.settings import Hparams  # noqa: E402
 from tasks.squad.task import Squad  # noqa: E402
 from tasks.training.finetune import finetune  # noqa: E402
-from tasks.training.saver import CHECKPOINTS, Saver  # noqa: E402
+from tasks.training.saver import Saver  # noqa: E402
 
 HOW = {"strategy_name": "mirrored", "save_every": 2, "verbose": 0}
 HPARAMS = Hparams(
@@ -124,24 +124,6 @@ KINDS = {
 
 def quiet(line: str) -> None:
     pass
-
-
-def last_save(run: Path) -> tuple[int, dict[str, np.ndarray]]:
-    """The step of the last save, and every number in it; beside them stands the run's memory, which holds times."""
-    saves = {int(file.stem.rpartition("-")[2]): file for file in (run / CHECKPOINTS).glob("ckpt-*.index")}
-    reader = tf.train.load_checkpoint(str(saves[max(saves)].with_suffix("")))
-    kinds = reader.get_variable_to_dtype_map()
-    return max(saves), {name: reader.get_tensor(name) for name in sorted(kinds) if kinds[name] != tf.string}
-
-
-def differences(run: Path, unbroken: Path) -> dict:
-    (step, found), (last, wanted) = last_save(run), last_save(unbroken)
-    differing = {
-        name: float(np.abs(np.subtract(found[name], wanted[name], dtype="float64")).max())
-        for name in wanted
-        if found[name].tobytes() != wanted[name].tobytes()
-    }
-    return {"steps": [step, last], "variables": len(wanted), "differing": differing}
 
 
 def main() -> None:

@@ -55,7 +55,7 @@ COMMANDS = (
         "info",
         "models",
     ),
-    *("vocab", "instances", "pretrain", "fill-mask", "ablate"),
+    *("vocab", "instances", "plan", "pretrain", "fill-mask", "ablate"),
 )
 # Possible content of texts: nothing, tabs and carriage returns, markup, other scripts.
 TEXTS = [

@@ -326,6 +326,8 @@ def test_files_with_close_names_are_suggested(tmp_path, monkeypatch):
     with pytest.raises(
         MissingFileError, match="no address of a model; addresses are hf://NAME, google://NAME"
     ):
+        checkpoints.read("ftp://bucket/model")
+    with pytest.raises(BertKerasError, match="no file system for s3://bucket"):
         checkpoints.read("s3://bucket/model")
 
 

@@ -9,7 +9,7 @@ import clusters
 import numpy as np
 import pytest
 import runs
-from resumed_replicas import differences
+from last_saves import differences
 from test_accumulation import KINDS, made_by
 from test_accumulation import differences as of_steps
 

@@ -100,7 +100,7 @@ def test_results(learned, place):
             "strategy",
             "hparams",
         ),
-        *("files", "steps", "seconds"),
+        *("files", "degenerate", "steps", "seconds"),
     ]
     assert results["hparams"] == LEARNING.identity()
     assert (results["train_examples"], results["dev_examples"], results["steps"]) == (96, 40, 48)

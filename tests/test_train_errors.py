@@ -101,7 +101,7 @@ def test_refuses_a_negative_save_every(place, tmp_path):
 
 
 def test_refuses_an_unknown_strategy(place, tmp_path):
-    match = "strategy is 'two'; give one of one, mirrored, tpu"
+    match = "strategy is 'two'; give one of one, mirrored, multiworker, tpu"
     refused(place, tmp_path, ValueError, match, strategy_name="two")
 
 
