@@ -329,7 +329,7 @@ def test_rows_share_examples_and_one_pass_of_the_encoder_and_are_run_once(place,
         run_sst2(place, tmp_path / "out", rows=rows, settings=SETTINGS | {"epochs": 2})
 
 
-@pytest.mark.long
+@pytest.mark.slow
 def test_vectors_of_more_layers_train_the_same_model(place, tmp_path):
     """Beside other rows, a row reads a cache of more layers than its own."""
     run_sst2(place, tmp_path / "together", rows=("last", "0,2"), restarts=1)
@@ -342,7 +342,7 @@ def test_vectors_of_more_layers_train_the_same_model(place, tmp_path):
         assert files[0] == files[1]
 
 
-@pytest.mark.long
+@pytest.mark.slow
 def test_the_command_takes_several_tasks(place, tmp_path, capfd):
     arguments = ["approaches", "--checkpoint", place / "checkpoint", "--output", tmp_path / "out"]
     arguments += ["--data", f"conll2003={place / 'conll'}", f"sst2={place / 'sst2'}", "--restarts", 1]

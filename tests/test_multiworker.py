@@ -61,7 +61,7 @@ def test_the_chief_publishes_the_run_and_all_workers_end(folder):
     assert json.loads(chief.stdout.splitlines()[-1]) == json.loads(other.stdout.splitlines()[-1])
 
 
-@pytest.mark.long
+@pytest.mark.slow
 @pytest.mark.timeout(600)
 def test_a_model_of_strings_trains_in_all_workers(folder):
     """The Python of docs/scale.md."""
