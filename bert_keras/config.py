@@ -189,8 +189,8 @@ class BertConfig:
         return cls(**fields)
 
     def to_dict(self) -> dict[str, Any]:
-        """Every field under its own name."""
-        return dataclasses.asdict(self)
+        """Every field under its own name, without LATER ones at their defaults: files of earlier versions stay equal."""
+        return {name: value for name, value in dataclasses.asdict(self).items() if (name, value) not in LATER}
 
     @classmethod
     def from_google(cls, fields: Mapping[str, Any]) -> "BertConfig":
@@ -233,7 +233,7 @@ class BertConfig:
 
     def model_types(self) -> tuple[str, ...]:
         """The MODEL_TYPES that can hold this configuration and compute the same numbers."""
-        ours, defaults = self.to_dict(), _defaults()
+        ours, defaults = dataclasses.asdict(self), _defaults()
         return tuple(name for name, form in HUGGING_FACE.items() if form.says(ours, defaults))
 
     @classmethod
@@ -248,7 +248,7 @@ class BertConfig:
 
     def _to_form(self, form: Form) -> dict[str, Any]:
         derived = {"embedding_width": self.embedding_width, "head_dropout": self.head_dropout}
-        return form.write(self.to_dict() | derived, _defaults())
+        return form.write(dataclasses.asdict(self) | derived, _defaults())
 
     @classmethod
     def load(cls, path: str | pathlib.Path) -> "BertConfig":
@@ -288,6 +288,10 @@ def generator_config(config: BertConfig, *, share: float = 0.25) -> BertConfig:
         num_heads=heads,
         intermediate_size=max(1, round(config.intermediate_size * share)),
     )
+
+
+# Fields that files of earlier versions lack, with their defaults.
+LATER = (("pooler_activation", "tanh"),)
 
 
 def _defaults() -> dict[str, Any]:

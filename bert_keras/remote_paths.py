@@ -4,6 +4,8 @@ A RemotePath has the methods of pathlib.Path that this package calls, so that re
 """
 
 import contextlib
+import errno
+import fnmatch
 import io
 import os
 import pathlib
@@ -70,6 +72,9 @@ class RemotePath(pathlib.PosixPath):
         with _errors(self):
             names = _gfile().listdir(str(self))
         return (self / name.rstrip("/") for name in sorted(names))
+
+    def glob(self, pattern: str, **_: Any) -> Iterator["RemotePath"]:  # type: ignore[override]
+        return (found for found in self.iterdir() if fnmatch.fnmatchcase(found.name, pattern))
 
     def rglob(self, pattern: str, **_: Any) -> Iterator["RemotePath"]:  # type: ignore[override]
         assert pattern == "*"
@@ -190,12 +195,13 @@ def _errors(path: pathlib.Path) -> Iterator[None]:
     try:
         yield
     except tf.errors.NotFoundError as error:
-        raise FileNotFoundError(f"there is no {path}") from error
+        raise FileNotFoundError(errno.ENOENT, f"there is no {path}") from error
     except tf.errors.PermissionDeniedError as error:
-        raise PermissionError(f"no permission for {path}; check the credentials of this machine") from error
+        why = f"no permission for {path}; check the credentials of this machine"
+        raise PermissionError(errno.EACCES, why) from error
     except tf.errors.UnimplementedError as error:
         raise BertKerasError(
             f"TensorFlow has no file system for {path}; install one, such as tensorflow-io, or give a local path."
         ) from error
     except tf.errors.OpError as error:
-        raise OSError(f"{path}: {error.message}") from error
+        raise OSError(errno.EIO, f"{path}: {error.message}") from error

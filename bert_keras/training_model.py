@@ -38,6 +38,8 @@ class TrainingSteps:
         Raises BertKerasError for micro_batch with a loss that is no GlobalMean, for an optimizer with Keras'
         gradient_accumulation_steps, and for one that scales the loss, as float16 needs, under several replicas.
         """
+        if micro_batch is not None and keywords.get("jit_compile", "auto") == "auto":
+            keywords["jit_compile"] = False  # batches of any size
         super().compile(*arguments, **keywords)  # type: ignore[misc]
         self.micro_batch = micro_batch
         _check_scaling(self)
@@ -207,8 +209,13 @@ def _check_accumulation(model: Any) -> None:
         raise BertKerasError(
             f"micro_batch is {model.micro_batch} on the backend {keras.backend.backend()}; it needs tensorflow."
         )
-    for loss in keras.tree.flatten(model.loss):
-        if loss is not None and not isinstance(loss, GlobalMean):
+    losses = [loss for loss in keras.tree.flatten(model.loss) if loss is not None]
+    if len({*map(id, losses)}) < len(losses):
+        raise BertKerasError(
+            f"micro_batch is {model.micro_batch} and two outputs have one GlobalMean object; give each output its own."
+        )
+    for loss in losses:
+        if not isinstance(loss, GlobalMean):
             name = getattr(loss, "name", None) or getattr(loss, "__name__", loss)
             raise BertKerasError(
                 f"micro_batch is {model.micro_batch} and the loss is {name}, whose mean over a batch is not known from its "
@@ -227,6 +234,8 @@ def _divided_by_batch(value: Any) -> Any:
 
     if not isinstance(value, tf.data.Dataset):
         return value
+    if value.options().experimental_distribute.auto_shard_policy != tf.data.experimental.AutoShardPolicy.AUTO:
+        return value  # the user's choice
     options = tf.data.Options()
     options.experimental_distribute.auto_shard_policy = tf.data.experimental.AutoShardPolicy.DATA
     return value.with_options(options)

@@ -138,7 +138,9 @@ class Hparams(Checked):
             self._want_defaults(*OF_FEATURES, unless="without feature_layers")
         else:
             check_layers(self.feature_layers)
-            self._want_defaults("lora_rank", "unfreeze", "layer_decay", unless="if feature_layers is set")
+            self._want_defaults(
+                "lora_rank", "unfreeze", "layer_decay", "rematerialize", unless="if feature_layers is set"
+            )
 
     def _want_defaults(self, *names: str, unless: str) -> None:
         defaults = {field.name: field.default for field in dataclasses.fields(self)}

@@ -43,6 +43,7 @@ from tasks.text_data import (
 from tasks.training.feature_based import fitting
 from tasks.training.run_folder import encoder_of
 from tasks.training.strategies import differ_between_replicas, rows_for
+from tasks.training.workers import Workers
 
 
 @keras.saving.register_keras_serializable("bert_keras")
@@ -150,7 +151,7 @@ class TextModel(CompiledTextModel, SavedTextModel):
         if not isinstance(x, tf.data.Dataset) and not has_features(x):
             x = checked_columns(self.problem, self.preprocess, x, y, sample_weight)
             y = sample_weight = None
-        seed = random.randrange(2**31) if shuffle else None
+        seed = self._drawn_seed() if shuffle else None
         data = self._batches(x, y, sample_weight, batch_size=batch_size, seed=seed, class_weight=class_weight)
         if validation_data is not None:
             given = unpacked(validation_data)
@@ -302,6 +303,10 @@ class TextModel(CompiledTextModel, SavedTextModel):
             network = self.network if self.vectors is None else self.on_vectors(self.vectors)
             self._predict = _Traced(read, predictor(self.problem, self.preprocess, network))
         return self._predict.call
+
+    def _drawn_seed(self) -> int:
+        """Of the order of texts. All workers take the first one's: each trains on its rows of the same batches."""
+        return Workers(self.distribute_strategy).values(random.randrange(2**31))[0]
 
     def _batches(self, x: Any, y: Any, sample_weight: Any, **options: Any) -> Any:
         """Converts texts to batches of features for Keras; a data set of features stays as it is."""

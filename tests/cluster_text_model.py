@@ -5,6 +5,8 @@ In: a checkpoint. Out: a line of JSON with what `fit`, `evaluate` and `predict` 
 
 import hashlib
 import json
+import os
+import random
 import sys
 
 import tensorflow as tf
@@ -17,6 +19,16 @@ import runs  # noqa: E402
 import bert_keras as bk  # noqa: E402
 
 keras.utils.set_random_seed(1)
+random.seed(os.getpid())  # decides the order of the texts: another number in each worker
+orders, batches = [], bk.TextModel._batches
+
+
+def noted(self, *arguments, seed=None, **options):
+    orders.append(seed)
+    return batches(self, *arguments, seed=seed, **options)
+
+
+bk.TextModel._batches = noted
 texts, labels = runs.texts(23, seed=1), ["bad", "good"] * 11 + ["bad"]
 with STRATEGY.scope():
     model = bk.classifier(sys.argv[1], labels=["bad", "good"])
@@ -25,6 +37,7 @@ validation = texts[:7], labels[:7]
 history = model.fit(texts, labels, batch_size=9, epochs=2, verbose=0, validation_data=validation).history
 weights = b"".join(one.numpy().tobytes() for one in model.trainable_weights)
 found = {
+    "orders": orders,
     "fit": history,
     "evaluate": model.evaluate(texts, labels, verbose=0, return_dict=True),
     "predict": model.predict(texts)["label"].tolist(),

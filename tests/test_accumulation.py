@@ -8,13 +8,14 @@ import keras
 import numpy as np
 import pytest
 import runs
+import tensorflow as tf
 
 from bert_keras.config import BertConfig
 from bert_keras.encoder import BertEncoder
 from bert_keras.errors import BertKerasError
 from bert_keras.losses import GlobalMean, cross_entropy
 from bert_keras.optimizers import LAMB, AdamW
-from bert_keras.training_model import TrainingModel
+from bert_keras.training_model import TrainingModel, _divided_by_batch
 from tasks.settings import Hparams
 from tasks.task import classifier_model
 
@@ -88,3 +89,24 @@ def test_a_micro_batch_without_rows_is_refused(micro_batch):
 
 def test_a_resume_checks_the_micro_batch():
     assert Hparams(micro_batch=2).identity()["micro_batch"] == 2
+
+
+def test_two_outputs_with_one_loss_object_are_refused():
+    """Each output has a weight of its own."""
+    x = keras.Input((3,))
+    two = TrainingModel(x, [keras.layers.Dense(2)(x), keras.layers.Dense(2)(x)])
+    loss = GlobalMean(cross_entropy)
+    with pytest.raises(BertKerasError, match="one GlobalMean object"):
+        two.compile("adam", [loss, loss], micro_batch=2)
+    two.compile("adam", [loss, GlobalMean(cross_entropy)], micro_batch=2)
+    assert two.jit_compile is False, "XLA needs batches of one size"
+
+
+def test_a_chosen_policy_of_shards_stays():
+    """A worker that has files of its own reads all of them."""
+    policies = tf.data.experimental.AutoShardPolicy
+    options = tf.data.Options()
+    options.experimental_distribute.auto_shard_policy = policies.OFF
+    for given, wanted in ((tf.data.Options(), policies.DATA), (options, policies.OFF)):
+        made = _divided_by_batch(tf.data.Dataset.range(4).with_options(given))
+        assert made.options().experimental_distribute.auto_shard_policy == wanted

@@ -14,7 +14,7 @@ from bert_keras.errors import BertKerasError
 from tasks.batches import cardinality, take_examples
 from tasks.choice import Swag
 from tasks.experiments.approach_rows import APPROACHES, Row
-from tasks.experiments.approaches import Results, Subject, as_json, run_approaches, tables
+from tasks.experiments.approaches import Results, Subject, _subjects, as_json, run_approaches, tables
 from tasks.experiments.paper_figures import figure_of
 from tasks.features.layers import LAYERS
 from tasks.features.token_vectors import RowExtractor
@@ -196,6 +196,24 @@ def test_orderings_are_those_of_table_7_and_over_random_weights():
         assert one.verdict == wanted[2]
         words.add(one.verdict)
     assert {"holds", "fails"} <= words
+
+
+def test_rows_of_another_context_are_not_in_the_paper_s_order():
+    for rows in (
+        ("fine-tuning", "sentence-fine-tuning", "last"),
+        ("sentence-fine-tuning", "fine-tuning", "last"),
+    ):
+        tasks = dict.fromkeys(rows, Conll(["O", "B-X"], scheme="IOB2"))
+        subject = Subject(name="conll2003", tasks=tasks, baseline=0.0)
+        measures = {row: {"conll2003": [80.0, 81.0]} for row in rows}
+        results = Results(name="layers", subjects=[subject], measures=measures, failed={})
+        assert [(one.better, one.worse) for one in results.orderings()] == [("fine-tuning", "last")]
+
+
+def test_a_row_s_context_comes_before_the_option(place):
+    rows = [Row("last"), Row("document-last")]
+    (subject,) = _subjects(["conll2003"], rows, {"conll2003": place / "conll"}, {"context": "sentence"})
+    assert [subject.tasks[row.name].context for row in rows] == ["sentence", "document"]
 
 
 def test_the_report_has_figures_controls_and_failures():

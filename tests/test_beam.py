@@ -152,6 +152,7 @@ def test_wrong_text_is_one_error_and_the_next_try_works(texts, written, tmp_path
     with pytest.raises(ValueError, match="is not complete; rerun the command"):
         read_records(tmp_path / "beam")
     (tmp_path / "1.txt").write_bytes(good)
+    (tmp_path / "beam" / "00099.tfrecord").write_bytes(b"a shard of longer text, from an earlier try")
     beam(corpora, tmp_path / "beam")
     assert contents(tmp_path / "beam") == contents(written[0])
 

@@ -67,7 +67,7 @@ def test_a_model_of_strings_trains_in_all_workers(folder):
     """The Python of docs/scale.md."""
     script = Path(__file__).with_name("cluster_text_model.py")
     first, second = (json.loads(one.stdout) for one in clusters.run([script, folder / "checkpoint"]))
-    assert first == second
+    assert first == second, "the orders of the texts too"
     assert {*first["fit"]} == {"loss", "accuracy", "val_loss", "val_accuracy"} and len(first["predict"]) == 23
 
 

@@ -1,5 +1,6 @@
 """Files on other file systems, read through tf.io.gfile: here ram://, TensorFlow's memory."""
 
+import errno
 import functools
 import gzip
 import json
@@ -23,6 +24,7 @@ from tasks.glue.task import Glue
 from tasks.ner.task import Conll
 from tasks.pretraining.corpus import Corpus, open_corpora
 from tasks.pretraining.read_records import read_records
+from tasks.pretraining.sources import _digest_of_files
 from tasks.pretraining.vocabulary import write_vocabulary
 from tasks.pretraining.write_records import write_records
 from tasks.settings import Sampling
@@ -181,6 +183,7 @@ def test_records_are_written_and_read(ram, tmp_path):
         first, second = (list(read_records(path, tokenizer=tokenizer).as_numpy_iterator()) for path in given)
         assert first and str(first) == str(second)
     assert len(list(read_records(remote, seed=1).take(3))) == 3
+    assert _digest_of_files(remote) == _digest_of_files(local)
     with pytest.raises(ValueError, match="was made with another text"):
         write_records([["the dog", "ran far"]] * 4, remote, **options)
 
@@ -197,6 +200,14 @@ def test_outputs_that_need_a_local_disk(ram, output):
                 raise AssertionError("it starts to write")
         else:
             write_vocabulary([["a cat"]], path, kind="wordpiece", size=100, lower_case=True)
+
+
+def test_a_missing_file_is_not_a_damaged_one(ram):
+    given = ram("text.txt", "one\n")
+    tf.io.gfile.remove(given)
+    with pytest.raises(FileNotFoundError, match="there is no ram://") as error:
+        path_of(given).stat()
+    assert error.value.errno == errno.ENOENT
 
 
 def test_a_file_system_that_is_not_installed():

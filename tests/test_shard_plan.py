@@ -3,7 +3,9 @@
 import bz2
 import gzip
 import importlib
+import os
 import random
+import resource
 import sys
 import zipfile
 
@@ -178,6 +180,20 @@ def test_a_changed_corpus_is_named(corpora, tmp_path):
     (tmp_path / "plain0.txt").write_text("less\n")
     with pytest.raises(ValueError, match="plain0.txt changed while it was read; run the command again"):
         list(read_spans(corpora, spans))
+
+
+def test_a_shard_of_many_files_opens_few_at_once(tmp_path):
+    for number in range(200):
+        (tmp_path / f"{number:03}.txt").write_text(f"text {number}\n")
+    corpora = Corpora((Corpus(tmp_path),))
+    sources = sources_of(corpora)
+    (spans,) = planned_shards(sources, lambda source: document_sizes(corpora, source), size=10**6, least=1)
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (len(os.listdir("/proc/self/fd")) + 50, hard))
+    try:
+        assert len(list(read_spans(corpora, spans))) == 200
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
 
 
 def test_more_text_gives_larger_ranges(tmp_path, monkeypatch):

@@ -37,6 +37,7 @@ from tasks.experiments.approach_rows import APPROACHES, FINE_TUNING, RANDOM, Row
 from tasks.experiments.grid import Cell, identity_of_data, run_cells
 from tasks.experiments.paper_figures import figure_of
 from tasks.experiments.protocol import degenerate_run
+from tasks.features.cache import layers_in
 from tasks.features.layers import places_of
 from tasks.metrics import in_percent
 from tasks.options import ApproachOptions
@@ -91,7 +92,10 @@ class Results:
 
     def orderings(self) -> list[Compared]:
         """Neighbours in table 7's order, which the paper gives for CoNLL-2003; then each row over random weights."""
-        found = {name: figure_of("conll2003", "f1", features=Row(name).layers) for name in self._pretrained}
+        plain = [
+            name for name in self._pretrained if Row(name).context is None
+        ]  # the paper's rows have one context
+        found = {name: figure_of("conll2003", "f1", features=Row(name).layers) for name in plain}
         figures = {name: figure for name, figure in found.items() if figure is not None}
         ranked = sorted(figures, key=lambda name: -figures[name])
         pairs = [*itertools.pairwise(ranked), *self._controls()]
@@ -206,6 +210,8 @@ class _Plan:
         places = sorted(
             {place for one in layers if one is not None for place in places_of(one, num_layers=count)}
         )
+        if not {*layers_in(cache)} >= {*places}:  # an interrupted call with fewer rows began it
+            shutil.rmtree(cache, ignore_errors=True)
         every = dataclasses.replace(hparams, feature_layers=",".join(map(str, places)), lstm_layers=0)
         plan = plan_finetuning(task, checkpoint=self.source, hparams=every, feature_cache=cache, output=cache)
         assert plan.prepared is not None  # it has feature_layers
@@ -322,7 +328,7 @@ def _subjects(
         tasks = dict[str, Task]()
         for context in {row.context for row in rows}:
             changes = {} if context is None else {"context": context}
-            task = open_task(name, data.get(name), **fitting, **changes)
+            task = open_task(name, data.get(name), **fitting | changes)
             task.examples("train")
             tasks |= {row.name: task for row in rows if row.context == context}
         examples = task.examples(task.validation_splits[0])

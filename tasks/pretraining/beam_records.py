@@ -225,4 +225,9 @@ def _write_manifest(
     except BertKerasError as error:
         write_json(job.path / WORK / ERROR, {"error": str(error)})
         return
+    # An earlier try, which did not end, may have made more shards from other text.
+    made_files = {shard_name(number, compress=job.compress) for number in range(len(shards))}
+    for file in job.path.glob("*.tfrecord*"):
+        if file.name not in made_files:
+            file.unlink()
     folder.write(identity, shards, summary)

@@ -368,24 +368,25 @@ def _run_plan(args: argparse.Namespace) -> None:
         if value is not None and not value > 0:
             raise BertKerasError(f"--{name.replace('_', '-')} is {value}; give a number over 0.")
     given = {"size": args.size, "batch_size": args.batch_size}
-    recipe = RECIPES[args.recipe].changed(
-        **{name: value for name, value in given.items() if value is not None},
-        **dict(map(set_value, args.set)),
-    )
+    settings = {name: value for name, value in given.items() if value is not None}
+    recipe = RECIPES[args.recipe].changed(**settings | dict(map(set_value, args.set)))
     source = args.checkpoint and BertConfig.load(args.checkpoint)
     config = recipe.config(vocab_size=UNCASED_TOKENS, source=source or None)
     found = estimate(
         recipe,
         config,
         devices=args.devices,
-        micro_batch=args.micro_batch,
-        rematerialize=args.rematerialize,
+        micro_batch=args.micro_batch or recipe.hparams.micro_batch,
+        rematerialize=args.rematerialize or recipe.hparams.rematerialize,
         teraflops=args.teraflops,
     )
     if args.json:
         print(json.dumps({"recipe": args.recipe, "config": config.to_dict(), **found.to_json()}))
         return
-    title = f"{args.recipe}: {found.parameters:,} parameters, {found.trainable:,} of them trained"
+    title = (
+        f"{args.recipe}, {config.vocab_size:,} tokens in the vocabulary: {found.parameters:,} parameters, {found.trainable:,} of "
+        "them trained"
+    )
     lengths = [f"{phase.seq_length} tokens" for phase in found.phases]
     table(("", *lengths), _plan_rows(found), title=title)
     if found.days is not None:

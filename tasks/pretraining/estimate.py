@@ -170,6 +170,11 @@ def _encoders(recipe: Recipe, config: BertConfig) -> list[_Encoder]:
     return [_Encoder(config, ("replaced_token",)), _Encoder(generator, ("masked_lm",), shared=True)]
 
 
+def _predicted(recipe: Recipe, length: int) -> int:
+    """Positions of an instance whose tokens are predicted; left to right, all but the first."""
+    return length - 1 if "left_to_right" in recipe.objectives else recipe.masking(length).max_predictions
+
+
 def estimate(
     recipe: Recipe,
     config: BertConfig,
@@ -210,20 +215,20 @@ def estimate(
             raise BertKerasError(
                 f"a phase has {length} tokens and the encoder {config.max_length} positions."
             )
-        predictions = recipe.masking(length).max_predictions
+        asked = _predicted(recipe, length)
         memory = Memory(
             weights=FLOAT * parameters,
             gradients=FLOAT * copies * trainable,
             optimizer_state=FLOAT * SLOTS * trainable,
             activations=round(
                 sum(
-                    one.activations(length, predictions=predictions, rows=rows, rematerialize=rematerialize)
+                    one.activations(length, predictions=asked, rows=rows, rematerialize=rematerialize)
                     for one in encoders
                 )
             ),
         )
         flops = hparams.batch_size * sum(
-            one.flops(length, predictions=predictions, rematerialize=rematerialize) for one in encoders
+            one.flops(length, predictions=asked, rematerialize=rematerialize) for one in encoders
         )
         steps, done = end - done, end
         seconds = None if teraflops is None else steps * flops / (devices * teraflops * 1e12)

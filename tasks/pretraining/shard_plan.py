@@ -118,11 +118,14 @@ def _spans(documents: Sequence[_Sized]) -> Iterator[Span]:
 def read_spans(corpora: Corpora, spans: Sequence[Span]) -> Iterator[Document]:
     """The text of a shard. Raises BertKerasError if the corpus has changed since the plan."""
     readers: dict[Source, tuple[Iterator[Unparsed], int]] = {}
-    for span in spans:
+    last = {span.source: number for number, span in enumerate(spans)}
+    for number, span in enumerate(spans):
         corpus = corpora.parts[span.source.part]
         read, at = readers.get(span.source) or (corpus.unparsed(span.source.range), 0)
         there = list(itertools.islice(read, span.first - at, span.first - at + span.documents))
         readers[span.source] = read, span.first + span.documents
+        if last[span.source] == number:
+            del readers[span.source], read  # closes the file: a shard may have thousands of them
         texts = list(filter(None, map(corpus.parsed, there)))
         if len(texts) != span.documents:
             raise BertKerasError(

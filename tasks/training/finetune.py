@@ -335,6 +335,13 @@ def _from_step(
     return from_step
 
 
+def _checked_strategy(name: str, feature_cache: Any) -> tf.distribute.Strategy:
+    """Raises BertKerasError for a cache of vectors, which one process writes, with several workers."""
+    if feature_cache is not None and name == "multiworker":
+        raise BertKerasError("feature_cache was given, and several workers cannot share it; leave it out.")
+    return strategy(name)
+
+
 def plan_finetuning(
     task: Task,
     *,
@@ -347,7 +354,7 @@ def plan_finetuning(
     output: str | pathlib.Path | None = None,
 ) -> Plan:
     """Reads and checks everything and builds the model, without training. Arguments and errors: those of `finetune`."""
-    distribution = strategy(strategy_name)
+    distribution = _checked_strategy(strategy_name, feature_cache)
     source = checkpoint if isinstance(checkpoint, checkpoints.Checkpoint) else checkpoints.read(checkpoint)
     tokenizer = _checked_tokenizer(task, source, hparams)
     check_feature_based(task, source.config, hparams, keep_head=keep_head, feature_cache=feature_cache)

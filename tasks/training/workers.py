@@ -6,6 +6,7 @@ replicas of all workers; the others write to a temporary folder.
 
 import contextlib
 import functools
+import json
 import os
 import pathlib
 import tempfile
@@ -14,7 +15,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from bert_keras.errors import BertKerasError
+from bert_keras.errors import BertKerasError, first_line
 from tasks.training.strategies import CLUSTER, WORKERS
 
 # TensorFlow raises them in the workers that are left, at their next operation over all replicas.
@@ -88,6 +89,10 @@ class Workers:
             yield path
             return
         with tempfile.TemporaryDirectory(prefix="bert_keras_worker_") as own:
+            if not path.is_dir():
+                raise BertKerasError(
+                    f"{path} is not there, although the chief has begun it: give all workers one output folder that they share."
+                )
             for file in path.absolute().iterdir():
                 if file.is_file() and not file.name.startswith("."):
                     (pathlib.Path(own) / file.name).symlink_to(file)
@@ -98,15 +103,24 @@ class Workers:
         return log if self.chief else lambda line: log(line) if line.startswith("warning: ") else None
 
 
+def in_cluster() -> bool:
+    """True if TF_CONFIG lists more than one worker."""
+    try:
+        cluster = json.loads(os.environ.get(CLUSTER, "{}"))["cluster"]
+        return sum(len(cluster.get(kind, ())) for kind in WORKERS) > 1
+    except (ValueError, LookupError, TypeError, AttributeError):
+        return False
+
+
 @contextlib.contextmanager
 def reports_lost_workers() -> Iterator[None]:
     """Turns TensorFlow's errors about a worker that has ended into BertKerasError; works as a decorator too."""
     try:
         yield
     except LOST as error:
-        if CLUSTER not in os.environ:
+        if not in_cluster():
             raise
         raise BertKerasError(
-            f"another worker has ended or cannot be reached ({type(error).__name__}); look for its own message, and run the same "
-            "command in all workers again to resume from the last save."
+            f"another worker has ended or cannot be reached ({type(error).__name__}: {first_line(error)}); look for its own "
+            "message, and run the same command in all workers again to resume from the last save."
         ) from error
