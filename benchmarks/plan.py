@@ -25,7 +25,7 @@ def resident(field: str) -> int:
 
 
 def measure(size: str, length: int, batch: int) -> None:
-    """Prints the parameters and the bytes of three steps."""
+    """Prints the parameters and the bytes of two steps."""
     import numpy as np
     import tensorflow as tf
 

@@ -2,8 +2,8 @@
 
     python benchmarks/soak.py --faults 300 --seed 1 [--commands finetune pretrain ...] [--json soak.json]
 
-A fault ends a command somewhere; the same command then runs again. It must give what an unbroken run gives, or refuse with one
-line that names the file. Out: a table of commands and faults with the number of each outcome, and every fault that lost or
+A fault ends a command somewhere; the same command then runs again. It must give what an unbroken run gives, or refuse with an
+error of one line. Out: a table of commands and faults with the number of each outcome, and every fault that lost or
 changed something, with its seed: `--seed N --faults 1` repeats the fault of seed N. Exit status 1 if there is one.
 
 Commands run in processes that are forked from one that has imported TensorFlow. Linux only.

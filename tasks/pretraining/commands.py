@@ -434,7 +434,7 @@ COMMANDS = {
         notes=TEXT_NOTES + INSTANCES_NOTES,
     ),
     "plan": Command(
-        "estimate the parameters, memory, operations and days of a pre-training, before it is paid for",
+        "estimate the parameters, memory, FLOPs and training days of a pre-training",
         "--size base --batch-size 256 --devices 8 --teraflops 40",
         _add_plan,
         _run_plan,

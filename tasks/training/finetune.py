@@ -241,8 +241,7 @@ def _compiled_model(
     if POOLED_OUTPUT not in task.outputs:  # without a gradient, Keras would warn
         encoder.pooler.trainable = False
     optimizer = optimizer_of(hparams, total_steps=total_steps)
-    # If `fit` created the variables, it would trace the step twice.
-    optimizer.build(model.trainable_variables)
+    optimizer.build(model.trainable_variables)  # in `fit`, it would trace the step twice
     # XLA is not faster on CPU, and fails under MirroredStrategy.
     model.compile(optimizer=optimizer, loss=task.loss(), micro_batch=hparams.micro_batch, jit_compile=False)
     return model
