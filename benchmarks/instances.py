@@ -1,4 +1,4 @@
-"""How fast one core makes instances, with and without Beam, and what memory ten times the text takes.
+"""Measures how fast one core makes instances, with and without Beam, and the memory for ten times the text.
 
     PYTHONPATH=. python benchmarks/instances.py --text corpus.txt --vocab vocab.txt
 

@@ -1,4 +1,4 @@
-"""How far `bert-keras plan` is from what a training step here uses: parameters, and the peak memory of a fresh process.
+"""Compares `bert-keras plan` with a training step here: parameters, and the peak memory of a fresh process.
 
     PYTHONPATH=. python benchmarks/plan.py                     # sizes up to medium, some minutes
     PYTHONPATH=. python benchmarks/plan.py base,512,2 base,128,8

@@ -170,7 +170,7 @@ def _writes_below(folder: pathlib.Path, act: Callable[[int], None]) -> None:
 
 
 class Fault(NamedTuple):
-    """What happened to a command: where it was, and its exit status."""
+    """A fault of a command: the place, and the exit status."""
 
     where: str
     status: int
@@ -285,7 +285,7 @@ def _leaves(value: Any, path: str = "") -> Iterator[tuple[str, Any]]:
 
 
 def result_of(output: pathlib.Path) -> dict[str, Any]:
-    """What a command wrote: a digest of each file, or each value of a JSON file. Hidden files and saves are left out."""
+    """The output of a command: a digest of each file, or each value of a JSON file. Hidden files and saves are left out."""
     found = dict[str, Any]()
     files = [output] if output.is_file() else sorted(output.rglob("*"))
     for file in files:

@@ -77,7 +77,7 @@ def mutated(reader: Reader, originals: list[bytes], random: Random) -> bytes:
 
 
 def outcome(reader: Reader, folder: Path, data: bytes) -> Any:
-    """What is read from the file with this content; None if it is refused. Raises Finding."""
+    """Reads the file with this content; None if the reader refuses it. Raises Finding."""
     (folder / reader.file).write_bytes(data)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")

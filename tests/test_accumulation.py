@@ -26,7 +26,7 @@ WITHOUT_GRADIENT = ("key/bias", "qa_outputs/dense/bias")
 
 
 def made_by(strategy: str, output: Path, *jobs: str) -> dict[str, np.ndarray]:
-    """What distributed_steps.py writes, in a process of its own with two logical CPUs."""
+    """The output of distributed_steps.py, run in a process of its own with two logical CPUs."""
     done = subprocess.run(
         [sys.executable, SCRIPT, strategy, output, *jobs],
         env=runs.bare_environment() | {"CPUS": "2", "PYTHONPATH": str(runs.ROOT)},

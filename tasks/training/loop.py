@@ -125,7 +125,7 @@ def train(
 def _restored(
     saver: Saver, folder: Folder, plan: Plan, *, begun: bool, log: Callable[[str], None]
 ) -> list[Any] | None:
-    """What the last save remembers; None if there is none. Logs the step where the training starts."""
+    """Returns the memory of the last save, or None if there is none. Logs the step where the training starts."""
     remembered = saver.restore(folder.path, log=log)
     if remembered is not None:
         log(f"resuming {folder.path} at step {saver.step:,} of {plan.steps:,}")
