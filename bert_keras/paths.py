@@ -20,8 +20,13 @@ PATTERN = frozenset(
 
 
 def path_of(given: str | os.PathLike[str]) -> pathlib.Path:
-    """A path with `~` and `~user` expanded, or a remote path; the name of an unknown user stays as it is."""
-    return RemotePath(given) if is_remote(given) else pathlib.Path(os.path.expanduser(given))
+    """A path with `~` and `~user` expanded, or a remote path; the name of an unknown user stays as it is.
+
+    given: a path, file:///PATH, or an address of another file system such as gs://BUCKET/PATH
+    """
+    if is_remote(given):
+        return RemotePath(given)
+    return pathlib.Path(os.path.expanduser(os.fspath(given).removeprefix("file://")))
 
 
 def close_paths(path: pathlib.Path) -> list[str]:

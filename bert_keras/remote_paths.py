@@ -16,7 +16,8 @@ from typing import Any
 
 from bert_keras.errors import BertKerasError
 
-# Schemes of tf.io.gfile. TensorFlow itself has gs and ram, which is memory for tests; tensorflow-io adds the others.
+# TensorFlow has gs, and ram, which is memory for tests. The others are named here so that a path with one of them raises an error
+# that says so, and not one about a local file.
 SCHEMES = ("gs", "ram", "s3", "az", "hdfs")
 _REMOTE = re.compile(rf"({'|'.join(SCHEMES)}):/")
 BUFFER_BYTES = 1 << 20  # read at once: each read is a request
@@ -201,7 +202,7 @@ def _errors(path: pathlib.Path) -> Iterator[None]:
         raise PermissionError(errno.EACCES, why) from error
     except tf.errors.UnimplementedError as error:
         raise BertKerasError(
-            f"TensorFlow has no file system for {path}; install one, such as tensorflow-io, or give a local path."
+            f"TensorFlow has no file system for {path}; give a local path or one that begins with gs://."
         ) from error
     except tf.errors.OpError as error:
         raise OSError(errno.EIO, f"{path}: {error.message}") from error

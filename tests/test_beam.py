@@ -1,5 +1,6 @@
 """Instances with Apache Beam: the bytes of `write_records`, whatever runs the pipeline."""
 
+import errno
 import functools
 import os
 import pickle
@@ -15,6 +16,7 @@ import pytest
 import runs
 import tensorflow as tf
 
+from bert_keras.errors import BertKerasError
 from bert_keras.files import write_json
 from bert_keras.paths import path_of
 from bert_keras.settings import Masking
@@ -224,6 +226,31 @@ def test_wrong_flags_of_beam(texts, tmp_path, flags, message):
     with pytest.raises(ValueError, match=message):
         beam(open_corpora(texts), tmp_path / "beam", *flags)
     assert not (tmp_path / "beam").exists()
+
+
+def test_a_runner_needs_paths_that_its_workers_reach(texts, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    Path("text.txt").write_text(text_of())
+    job, runner = Job(path=path_of("beam"), **options()), ("--runner=DirectRunner",)
+    with pytest.raises(ValueError, match=r"text\.txt is relative, and workers of DirectRunner"):
+        beam_records.write_records_with_beam(open_corpora(["text.txt"]), job, options=runner)
+    with pytest.raises(ValueError, match=r"vocab\.txt is relative"):
+        beam_records.write_records_with_beam(
+            open_corpora(texts), job, options=runner, vocabulary=path_of("vocab.txt")
+        )
+    assert not Path("beam").exists()
+
+
+def test_an_error_of_a_worker_is_one_line(texts, tmp_path, monkeypatch):
+    def full(*_):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(beam_records, "document_sizes", full)
+    with pytest.raises(
+        BertKerasError, match="a step of the pipeline failed: .*No space left on device"
+    ) as error:
+        beam(open_corpora(texts), tmp_path / "beam")
+    assert "\n" not in str(error.value)
 
 
 @pytest.mark.long

@@ -50,6 +50,10 @@ def ram():
     return write
 
 
+def test_a_path_as_an_address_of_this_machine(tmp_path):
+    assert path_of(f"file://{tmp_path}/text.txt") == tmp_path / "text.txt"
+
+
 def test_a_remote_path_is_a_path(ram):
     given = ram("some folder/text.txt", "one\ntwo\n")
     path = path_of(given)
@@ -211,5 +215,8 @@ def test_a_missing_file_is_not_a_damaged_one(ram):
 
 
 def test_a_file_system_that_is_not_installed():
-    with pytest.raises(ValueError, match="TensorFlow has no file system for s3://bucket/text.txt"):
+    with pytest.raises(
+        ValueError,
+        match="TensorFlow has no file system for s3://bucket/text.txt; give a local path or one .*gs://",
+    ):
         Corpus("s3://bucket/text.txt")

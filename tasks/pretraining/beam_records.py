@@ -6,6 +6,8 @@ The elements of the pipeline are names, numbers and counts. Text is read where a
 `write_records` calls, so the bytes do not depend on the runner.
 """
 
+import contextlib
+import dataclasses
 import json
 import logging
 import pathlib
@@ -54,26 +56,34 @@ ERROR = "error.json"
 
 
 def write_records_with_beam(
-    corpora: Corpora, job: Job, *, options: Sequence[str] = (), range_bytes: int = RANGE_BYTES
+    corpora: Corpora,
+    job: Job,
+    *,
+    options: Sequence[str] = (),
+    vocabulary: pathlib.Path | None = None,
+    range_bytes: int = RANGE_BYTES,
 ) -> Summary:
     """Writes the folder of instances that `write_records` writes, with an Apache Beam pipeline.
 
     corpora: of files that all workers can read
     job: the arguments of `write_records`; its path is a folder that all workers can write
     options: flags of Beam and its runner, such as "--runner=DataflowRunner"; without --runner, all runs in this process
+    vocabulary: the path that the job's tokenizer is read from, if it is read from one
     range_bytes: bytes of a plain file that a worker reads to find its documents; the files do not depend on it
 
     After an error or a kill, the folder has no complete manifest; the same call writes the missing files.
     Raises ValueError as `write_records` does, and for a source that cannot be read in parts.
     """
     sources = sources_of(corpora, range_bytes=range_bytes)
-    made = _pipeline(options, [job.path, *(source.range.file for source in sources)])
+    job = dataclasses.replace(job, path=job.path.absolute())  # workers may run in another folder
+    texts = (source.range.file for source in sources)
+    made = _pipeline(options, [job.path, *texts, *([] if vocabulary is None else [vocabulary])])
     folder, identity = InstancesFolder(job.path), job.identity()
     with folder.begin(identity):
         work = job.path / WORK
         work.mkdir(exist_ok=True)
         (work / ERROR).unlink(missing_ok=True)
-        with made as pipeline:
+        with _one_line(), made as pipeline:
             _build(pipeline, corpora, job, identity, sources)
         if (work / ERROR).is_file():
             raise BertKerasError(json.loads((work / ERROR).read_text(encoding="utf-8"))["error"])
@@ -90,9 +100,14 @@ def _pipeline(flags: Sequence[str], paths: Iterable[pathlib.Path]) -> beam.Pipel
     if unknown := sorted(set(all_given) - set(known)):
         raise BertKerasError(f"Beam has no option --{unknown[0]}; see the documentation of its runner.")
     runner = options.view_as(StandardOptions).runner
-    if "dataflow" in (runner or "").lower() and (local := [path for path in paths if not is_remote(path)]):
+    local = [path for path in paths if not is_remote(path)]
+    if local and "dataflow" in (runner or "").lower():
         raise BertKerasError(
             f"{local[0]} is on this machine, and Dataflow's workers are not; give gs:// paths."
+        )
+    if runner and (relative := [path for path in local if not path.is_absolute()]):
+        raise BertKerasError(
+            f"{relative[0]} is relative, and workers of {runner} may run elsewhere; give an absolute path that they reach."
         )
     if not runner:
         logging.getLogger("apache_beam").setLevel(logging.ERROR)  # a remote runner logs its job's address
@@ -100,6 +115,18 @@ def _pipeline(flags: Sequence[str], paths: Iterable[pathlib.Path]) -> beam.Pipel
         return beam.Pipeline(runner=None if runner else FnApiRunner(), options=options)
     except (ImportError, ValueError) as error:
         raise BertKerasError(f"Beam refuses its options ({first_line(error)}).") from error
+
+
+@contextlib.contextmanager
+def _one_line() -> Iterator[None]:
+    """Raises BertKerasError with the last line of an error in a worker, which Beam wraps in that worker's traceback."""
+    try:
+        yield
+    except BertKerasError:
+        raise
+    except Exception as error:
+        lines = [line for line in str(error).splitlines() if line.strip()] or [type(error).__name__]
+        raise BertKerasError(f"a step of the pipeline failed: {lines[-1].strip()}") from error
 
 
 def _build(

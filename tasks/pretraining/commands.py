@@ -269,7 +269,9 @@ def _run_instances(args: argparse.Namespace) -> None:
         from tasks.pretraining.shard_writer import Job
 
         job = Job(path=path_of(args.output), **options)
-        summary = write_records_with_beam(corpora, job, options=args.beam_options)
+        summary = write_records_with_beam(
+            corpora, job, options=args.beam_options, vocabulary=path_of(args.vocab)
+        )
     else:
         from tasks.pretraining.write_records import write_records
 
