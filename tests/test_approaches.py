@@ -392,6 +392,10 @@ def test_the_command_takes_several_tasks(place, tmp_path, capfd):
         ({"tasks": ["sst2"]}, "data was given for conll2003"),
         ({"tasks": ["conll2004"], "data": {}}, "no task named 'conll2004'"),
         ({"rows": ("last", "document-last")}, "max_examples counts documents"),
+        (
+            {"rows": ("last", "document-last"), "settings": {"seq_length": 24}},
+            "--seq-length would not fit document-last",
+        ),
         ({"name": "tables"}, "unknown name 'tables'; give one of layers, approaches"),
         ({"rows": ("last",), "tasks": ["conll2003", "next-sentence"]}, "next-sentence"),
         ({"settings": {"epochs": 0}}, "epochs is 0"),

@@ -44,7 +44,7 @@ def orderings_as_json(orderings: Iterable[Compared]) -> list[dict[str, Any]]:
 
 def orderings_table(orderings: Iterable[Compared]) -> Table:
     """A line for each pair."""
-    columns = ("task", "the paper's order", "difference", "standard error", "here")
+    columns = ("task", "expected order", "difference", "standard error", "here")
     rows = [
         (
             one.task,

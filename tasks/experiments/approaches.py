@@ -175,10 +175,7 @@ class _Plan:
             given |= {"feature_layers": row.layers, "learning_rate": self.options.feature_learning_rate}
             epochs = self.options.feature_epochs
             given |= {} if epochs is None else {"epochs": epochs}
-        task = subject.tasks[row.name]
-        if row.context is not None:  # lengths and batches of the given context do not fit another
-            given = {name: value for name, value in given.items() if name not in ("seq_length", "batch_size")}
-        return hparams_of(task.defaults, given)
+        return hparams_of(subject.tasks[row.name].defaults, given)
 
     def _start(self, random: bool) -> checkpoints.Checkpoint:
         return dataclasses.replace(self.source, tensors={}) if random else self.source
@@ -312,6 +309,14 @@ def _rows(name: str, rows: Sequence[str] | None, given: Mapping[str, Any]) -> li
         raise BertKerasError(
             "max_examples counts documents in rows with the context document and sentences in others, so these rows would learn "
             "from other words; give a smaller training file instead, or leave out the rows with a context of their own."
+        )
+    own = [row.name for row in made if row.context is not None]
+    if own and (
+        refused := [f"--{name.replace('_', '-')}" for name in ("seq_length", "batch_size") if name in given]
+    ):
+        raise BertKerasError(
+            f"{' and '.join(refused)} would not fit {', '.join(own)}: each context has lengths and batches of its own; "
+            f"leave {'it' if len(refused) == 1 else 'them'} out, or the rows."
         )
     return made
 
