@@ -10,6 +10,7 @@ A folder is finished, unfinished or empty. A folder with other files is an error
 import contextlib
 import dataclasses
 import json
+import os
 import pathlib
 from collections.abc import Iterator, Mapping
 from typing import Any
@@ -136,8 +137,9 @@ def check_equal(path: pathlib.Path, found: Mapping[str, Any], wanted: Mapping[st
     found, wanted = _without_null(found), _without_null(wanted)
     for field in (*wanted, *found):
         if field not in found or field not in wanted or found[field] != wanted[field]:
+            there, asked = _shortened(json.dumps(found.get(field)), json.dumps(wanted.get(field)))
             raise BertKerasError(
-                f"{path} was made with another {field}: {_short(found.get(field))}, not {_short(wanted.get(field))}; "
+                f"{path} was made with another {field}: {there}, not {asked}; "
                 "give the same, or another folder, or remove this one."
             )
 
@@ -148,6 +150,8 @@ def _without_null(value: Any) -> Any:
     return [_without_null(inner) for inner in value] if isinstance(value, list) else value
 
 
-def _short(value: Any) -> str:
-    text = json.dumps(value)
-    return text if len(text) <= 80 else f"{text[:77]}..."
+def _shortened(*texts: str) -> list[str]:
+    """The texts; long ones from shortly before the first place where they differ, at most 80 characters."""
+    start = max(0, len(os.path.commonprefix(texts)) - 30) if max(map(len, texts)) > 80 else 0
+    parts = [("..." if start else "") + text[start:] for text in texts]
+    return [part if len(part) <= 80 else f"{part[:77]}..." for part in parts]

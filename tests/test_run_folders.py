@@ -22,6 +22,7 @@ from tensorflow.python.framework import config as tensorflow_config
 from bert_keras.checkpoints.hugging_face import SAFETENSORS
 from bert_keras.errors import BertKerasError
 from bert_keras.folders import PARTIAL
+from tasks.folders import check_equal
 from tasks.glue.data_sets import ROWS
 from tasks.glue.task import Glue
 from tasks.settings import Hparams
@@ -38,6 +39,15 @@ TRAINS = 0  # as the exit code of a command that began to train, and was stopped
 def wanted(reason: str):
     """A known failure."""
     return pytest.mark.xfail(strict=True, raises=AssertionError, reason=reason)
+
+
+def test_a_refusal_shows_where_long_values_differ(tmp_path):
+    labels = [f"label {number}" for number in range(40)]
+    with pytest.raises(BertKerasError, match=r"another labels: .*\"label 30\".* not .*\"another\"") as error:
+        check_equal(tmp_path, {"labels": labels}, {"labels": [*labels[:30], "another", *labels[31:]]})
+    assert len(str(error.value)) < 300 + len(str(tmp_path))
+    with pytest.raises(BertKerasError, match="another epochs: 1, not 2;"):
+        check_equal(tmp_path, {"epochs": 1}, {"epochs": 2})
 
 
 @contextlib.contextmanager
