@@ -378,6 +378,8 @@ def soak(seed: int, names: Sequence[str], inputs: pathlib.Path, known: dict[str,
         arguments = commands(inputs, output)[name]
         one = Try(arguments, folder / "log", output, draw, expected.seconds, expected.writes)
         where, status = FAULTS[fault](one)
+        if traceback := _traceback(folder):
+            return Row(seed, name, fault, where, status, 0, LOST, f"the fault gave a traceback: {traceback}")
         if fault.endswith("other data"):
             other = folder / "inputs"
             shutil.copytree(inputs, other)
@@ -388,6 +390,12 @@ def soak(seed: int, names: Sequence[str], inputs: pathlib.Path, known: dict[str,
             with _exchanged(inputs / DATA[name], data):
                 return _again(seed, name, fault, where, status, one, expected, inputs, folder)
         return _again(seed, name, fault, where, status, one, expected, None, folder)
+
+
+def _traceback(logs: pathlib.Path) -> str:
+    """The last line of standard error that has a traceback, in the commands of a fault; empty if there is none."""
+    errors = [file.read_text(errors="replace") for file in sorted(logs.glob("*.err"))]
+    return next((text.strip().splitlines()[-1] for text in errors if "Traceback" in text), "")
 
 
 @contextlib.contextmanager
