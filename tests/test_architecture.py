@@ -103,6 +103,7 @@ FLOORS = (
             "tasks.options",
             "tasks.folders",
             "tasks.tfrecord",
+            "tasks.example_protos",
             "tasks.display",
             "tasks.data_files",
             "tasks.table_files",

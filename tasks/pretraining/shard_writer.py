@@ -4,9 +4,8 @@ A shard's bytes depend only on its documents, its number and the job, not on the
 """
 
 import dataclasses
-import functools
 import pathlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -17,6 +16,7 @@ from bert_keras.settings import Masking
 from bert_keras.text.masking import Pieces, mask
 from bert_keras.text.preprocessing import Features
 from bert_keras.text.tokenizer import Tokenizer
+from tasks.example_protos import serialize_examples
 from tasks.pretraining.manifest import FORMAT_VERSION, RECORD_NAMES, Shard, shard_name
 from tasks.pretraining.stream import (
     SHARD_BYTES,
@@ -68,11 +68,18 @@ class ShardWriter:
     def __init__(self, job: Job) -> None:
         self.job = job
         self.tokenizer = job.make_tokenizer()
-        self._mask = None
-        if job.masking is not None:
-            # The last batch of a shard is shorter; an unknown size avoids a retrace.
-            known = functools.partial(mask, pieces=Pieces.of(self.tokenizer), masking=job.masking)
-            self._mask = tf.function(known, autograph=False, reduce_retracing=True)
+        pieces = Pieces.of(self.tokenizer)
+
+        def finished(features: Features, seed: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
+            """The records of a batch, the positions with tokens, and the labels that are 1."""
+            if job.masking is not None:
+                features = mask(features, seed=seed, pieces=pieces, masking=job.masking)
+            records = serialize_examples({RECORD_NAMES[name]: value for name, value in features.items()})
+            counted = (tf.reduce_sum(features[name]) for name in (INPUT_MASK, NEXT_SENTENCE_LABEL))
+            return records, *counted
+
+        # The last batch of a shard is shorter; an unknown size avoids a retrace.
+        self._finished = tf.function(finished, autograph=False, reduce_retracing=True)
 
     def __call__(self, number: int, texts: Sequence[Text]) -> Shard:
         job = self.job
@@ -88,28 +95,12 @@ class ShardWriter:
         instances = positions = ones = 0
         with record_writer(target, compression) as write:
             for batch, features in enumerate(batches):
-                if self._mask is not None:
-                    seed = np.random.SeedSequence([job.seed, number, batch]).generate_state(2)
-                    features = self._mask(features, seed=tf.constant(seed.astype("int32")))
-                for record in _records(features):
+                seed = np.random.SeedSequence([job.seed, number, batch]).generate_state(2)
+                records, length, label = self._finished(features, tf.constant(seed.astype("int32")))
+                for record in records.numpy():
                     write(record)
-                instances += len(features[NEXT_SENTENCE_LABEL])
-                positions += int(tf.reduce_sum(features[INPUT_MASK]))
-                ones += int(tf.reduce_sum(features[NEXT_SENTENCE_LABEL]))
+                instances += len(records)
+                positions += int(length)
+                ones += int(label)
         size = target.stat().st_size
         return Shard(size, digest_of_documents(texts), len(texts), instances, positions, ones, skipped)
-
-
-def _records(features: Features) -> Iterator[bytes]:
-    """Features [B, ...] -> B serialized examples with the names in RECORD_NAMES."""
-    columns = {RECORD_NAMES[name]: value.numpy() for name, value in features.items()}
-    for row in range(len(features[NEXT_SENTENCE_LABEL])):
-        record = {name: _feature(np.atleast_1d(values[row])) for name, values in columns.items()}
-        example = tf.train.Example(features=tf.train.Features(feature=record))
-        yield example.SerializeToString(deterministic=True)
-
-
-def _feature(values: np.ndarray) -> tf.train.Feature:
-    if values.dtype.kind == "f":
-        return tf.train.Feature(float_list=tf.train.FloatList(value=values))
-    return tf.train.Feature(int64_list=tf.train.Int64List(value=values))
