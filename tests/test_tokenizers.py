@@ -8,9 +8,11 @@ import subprocess
 import sys
 import unicodedata
 
+import numpy as np
 import pytest
 import tensorflow as tf
 
+from bert_keras.text.normal_forms import VALID_UTF8
 from bert_keras.text.wordpiece import MAX_WORD_CHARACTERS, WordPiece
 
 GOLDEN = json.loads(pathlib.Path(__file__).with_name("golden").joinpath("tokenizer.json").read_text())
@@ -365,3 +367,19 @@ class TestRealVocabularies:
         size = sum(path.stat().st_size for path in tmp_path.rglob("*") if path.is_file())
         once = int(tf.size(tokenizer._kernel._model))
         assert once < size < 1.3 * once
+
+
+def test_the_check_for_utf8_agrees_with_the_transcoder():
+    """Every code point alone, surrogates included, and sequences of bytes that are nearly UTF-8."""
+    draw = random.Random(1)
+    near = (0x80, 0xBF, 0xC0, 0xE0, 0xED, 0xF0, 0xF4)
+    rows = [
+        bytes(draw.choice((draw.randrange(256), *near)) for _ in range(draw.randrange(1, 6)))
+        for _ in range(20_000)
+    ]
+    rows += [chr(code).encode("utf-8", "surrogatepass") for code in range(sys.maxunicode + 1)]
+    rows += [b"\xf4\x90\x80\x80", b"\xc0\x80", b"\xe0\x80\x80", b"\xf0\x80\x80\x80", b"\xf8\x88\x80\x80\x80"]
+    text = tf.constant(rows)
+    kept = tf.strings.unicode_transcode(text, "UTF-8", "UTF-8", errors="ignore") == text
+    assert 2_000 < np.sum(~kept.numpy()) < len(rows)
+    np.testing.assert_array_equal(tf.strings.regex_full_match(text, VALID_UTF8), kept)
