@@ -36,6 +36,7 @@ from bert_keras.layers import (
     quantization_config,
 )
 from bert_keras.rematerialization import rematerialized
+from bert_keras.unpadding import RealTokens, drop_padding, real_tokens, restore_padding
 
 ALL = (SEQUENCE_OUTPUT, POOLED_OUTPUT, ENCODER_OUTPUTS, EMBEDDING_OUTPUT)
 _KNOWN = (*ALL, ATTENTION_PROBABILITIES)
@@ -60,6 +61,14 @@ def gather_positions(states: Any, positions: Any) -> Any:
     batch, length, width = ops.shape(states)
     starts = ops.expand_dims(ops.arange(batch, dtype="int32") * length, -1)
     return ops.take(ops.reshape(states, (-1, width)), starts + ops.cast(positions, "int32"), axis=0)
+
+
+def _padded(states: Any, tokens: RealTokens | None, mask: Any) -> Any:
+    """States with padding, float [B, S, H], as they are without `tokens`; with them, from [N, H], with zeros at padding."""
+    if tokens is None:
+        return states
+    padded = restore_padding(states, tokens, zeros=True)
+    return ops.reshape(padded, (*ops.shape(mask), states.shape[-1]))
 
 
 @keras.saving.register_keras_serializable("bert_keras")
@@ -94,6 +103,7 @@ class BertEncoder(keras.Model):
             )
         self.config = config
         self._rematerialize = False
+        self._unpadded = False
         self.outputs_wanted = tuple(outputs)
         self.embeddings = Embeddings(config, shared=embeddings, dtype=dtype)
         self.blocks = [
@@ -167,24 +177,29 @@ class BertEncoder(keras.Model):
         position = pooled_position(mask, causal=self.config.causal)
         scores_mask = self._scores_mask(mask)
         states = self.embeddings(word_ids, type_ids, training=training)
+        tokens = real_tokens(mask) if self.unpadded else None
         # Held here, a tensor stays in memory to the end of an eager call.
         results: dict[str, Any] = {name: [] for name in (ENCODER_OUTPUTS, ATTENTION_PROBABILITIES)}
         if EMBEDDING_OUTPUT in self.outputs_wanted:
             results[EMBEDDING_OUTPUT] = states
+        if tokens is not None:
+            states = drop_padding(ops.reshape(states, (-1, self.config.hidden_size)), tokens)
         pooled_only = self.outputs_wanted == (POOLED_OUTPUT,) and self.bilstm is None
         for i in range(self.config.num_layers):
             queries, queries_mask = states, scores_mask
             if pooled_only and i == self.config.num_layers - 1:
                 # No other position is read after the last block, and a causal query at the last real one sees all of them.
-                queries = gather_positions(states, ops.expand_dims(position, -1))
+                queries = self._asked(states, position, tokens, mask)
                 queries_mask = self._padding_mask(mask)
             block = self.blocks[0 if self.config.share_layers else i]
-            states, probabilities = self._run_block(block, queries, states, queries_mask, training)
+            states, probabilities = self._run_block(block, queries, states, queries_mask, training, tokens)
             if ENCODER_OUTPUTS in self.outputs_wanted:
-                results[ENCODER_OUTPUTS].append(states)
+                results[ENCODER_OUTPUTS].append(_padded(states, tokens, mask))
             if ATTENTION_PROBABILITIES in self.outputs_wanted:
                 results[ATTENTION_PROBABILITIES].append(probabilities)
             del probabilities  # before the next block makes its own, as large
+        if not pooled_only:
+            states = _padded(states, tokens, mask)
         if self.bilstm is not None:
             states = self.bilstm(states, mask=mask > 0)
         results[SEQUENCE_OUTPUT] = states
@@ -195,13 +210,44 @@ class BertEncoder(keras.Model):
             results[POOLED_OUTPUT] = ACTIVATIONS[self.config.pooler_activation](self.pooler(first))
         return {name: results[name] for name in self.outputs_wanted}
 
+    def _asked(self, states: Any, position: Any, tokens: RealTokens | None, mask: Any) -> Any:
+        """The states of one position of each sequence: float [B, 1, H]. position: int32 [B]."""
+        if tokens is None:
+            return gather_positions(states, ops.expand_dims(position, -1))
+        batch, length = ops.shape(mask)
+        places = ops.arange(batch, dtype="int32") * length + position
+        return ops.expand_dims(ops.take(states, ops.take(tokens.rows, places), axis=0), 1)
+
     def _run_block(
-        self, block: Block, queries: Any, states: Any, scores_mask: Any, training: bool
+        self,
+        block: Block,
+        queries: Any,
+        states: Any,
+        scores_mask: Any,
+        training: bool,
+        tokens: RealTokens | None,
     ) -> tuple[Any, Any]:
         if not (training and self.rematerialize):
-            return block(queries, states, scores_mask, training=training)
+            return block(queries, states, scores_mask, training=training, tokens=tokens)
         wanted = ATTENTION_PROBABILITIES in self.outputs_wanted
-        return rematerialized(block, queries, states, scores_mask, probabilities=wanted)
+        return rematerialized(block, queries, states, scores_mask, tokens=tokens, probabilities=wanted)
+
+    @property
+    def unpadded(self) -> bool:
+        """True where the blocks compute the real tokens alone, without the rows of padding.
+
+        It saves about the share of padding in a batch; the outputs are equal up to rounding, and 0 at padding. Set it before the
+        first call. Attention probabilities keep their shape. XLA cannot compile it, so `jit_compile="auto"` does not.
+        Raises ValueError on another backend than TensorFlow. No file holds it.
+        """
+        return self._unpadded
+
+    @unpadded.setter
+    def unpadded(self, value: bool) -> None:
+        if value and keras.backend.backend() != "tensorflow":
+            raise BertKerasError(f"unpadded needs the backend tensorflow; this is {keras.backend.backend()}.")
+        self._unpadded = value
+        self.supports_jit = not value
 
     @property
     def rematerialize(self) -> bool:

@@ -14,6 +14,7 @@ from keras import ops
 
 from bert_keras.config import BertConfig
 from bert_keras.errors import BertKerasError
+from bert_keras.unpadding import RealTokens, drop_padding, restore_padding
 
 # google-research/bert modeling.py adds this to the scores of masked positions: exp(-10000) is 0 in float32 and float64.
 MASKED_SCORE = -10000.0
@@ -282,24 +283,38 @@ class SelfAttention(keras.layers.Layer):
         heads = self.config.num_heads
         return ops.reshape(rows, (batch, length, heads, self.config.hidden_size // heads))
 
-    def call(self, queries: Any, states: Any, scores_mask: Any, training: bool = False) -> tuple[Any, Any]:
+    def call(
+        self,
+        queries: Any,
+        states: Any,
+        scores_mask: Any,
+        training: bool = False,
+        tokens: RealTokens | None = None,
+    ) -> tuple[Any, Any]:
         """The attention output of each query over all states.
 
         queries: float [B, Q, H], the positions that ask; states: float [B, S, H]
         scores_mask: float [B, 1, 1 or Q, S], added to the scores
+        tokens: of states without padding, float [N, H]; queries that are the states have no padding either
 
-        Returns float [B, Q, H] and the attention probabilities, float [B, A, Q, S], before dropout.
+        Returns the output in the shape of `queries`, and the attention probabilities, float [B, A, Q, S], before dropout.
         """
         batch, asked, length = _sizes(queries, states, scores_mask)
-        rows = _rows(states)
-        query = ops.transpose(self._heads(self.query(_rows(queries)), batch, asked), (0, 2, 1, 3))
-        key = ops.transpose(self._heads(self.key(rows), batch, length), (0, 2, 3, 1))
-        value = ops.transpose(self._heads(self.value(rows), batch, length), (0, 2, 1, 3))
+        rows, unpadded = _rows(states), tokens is not None and queries is states
+        query, key, value = self.query(_rows(queries)), self.key(rows), self.value(rows)
+        if tokens is not None:
+            key, value = restore_padding(key, tokens), restore_padding(value, tokens)
+            query = restore_padding(query, tokens) if unpadded else query
+        query = ops.transpose(self._heads(query, batch, asked), (0, 2, 1, 3))
+        key = ops.transpose(self._heads(key, batch, length), (0, 2, 3, 1))
+        value = ops.transpose(self._heads(value, batch, length), (0, 2, 1, 3))
         query = query * (self.config.hidden_size // self.config.num_heads) ** -0.5
         scores = ops.matmul(query, key) + scores_mask
         probabilities = ops.softmax(scores, axis=-1)
         context = ops.matmul(self.dropout(probabilities, training=training), value)
         context = ops.reshape(ops.transpose(context, (0, 2, 1, 3)), (-1, self.config.hidden_size))
+        if unpadded:
+            return self.output_dense(drop_padding(context, tokens)), probabilities
         return ops.reshape(self.output_dense(context), (batch, asked, self.config.hidden_size)), probabilities
 
 
@@ -378,17 +393,29 @@ class Block(keras.layers.Layer):
         """True after `enable_lora`."""
         return any(dense.lora_enabled for dense in denses_in(self).values())
 
-    def call(self, queries: Any, states: Any, scores_mask: Any, training: bool = False) -> tuple[Any, Any]:
+    def call(
+        self,
+        queries: Any,
+        states: Any,
+        scores_mask: Any,
+        training: bool = False,
+        tokens: RealTokens | None = None,
+    ) -> tuple[Any, Any]:
         """One layer for the asked positions.
 
         queries: float [B, Q, H], the rows of `states` to compute; states: float [B, S, H]
         scores_mask: float [B, 1, 1 or Q, S], added to the scores
+        tokens: of states without padding, float [N, H]; queries that are the states have no padding either
 
-        Returns float [B, Q, H] and the attention probabilities, float [B, A, Q, S].
+        Returns the output in the shape of `queries`, and the attention probabilities, float [B, A, Q, S].
         """
-        attended, probabilities = self.attention(queries, states, scores_mask, training=training)
+        attended, probabilities = self.attention(
+            queries, states, scores_mask, training=training, tokens=tokens
+        )
         x = self.attention_norm(_rows(queries) + self.attention_dropout(_rows(attended), training=training))
         x = self.feed_forward_norm(x + self.feed_forward_dropout(self.feed_forward(x), training=training))
+        if len(queries.shape) == 2:
+            return x, probabilities
         batch, asked, _ = _sizes(queries, states, scores_mask)
         return ops.reshape(x, (batch, asked, x.shape[-1])), probabilities
 

@@ -12,9 +12,15 @@ import keras
 
 
 def rematerialized(
-    block: keras.layers.Layer, queries: Any, states: Any, scores_mask: Any, *, probabilities: bool
+    block: keras.layers.Layer,
+    queries: Any,
+    states: Any,
+    scores_mask: Any,
+    *,
+    tokens: Any = None,
+    probabilities: bool,
 ) -> tuple[Any, Any]:
-    """`block(queries, states, scores_mask, training=True)`, whose gradient computes the block again.
+    """`block(queries, states, scores_mask, training=True, tokens=tokens)`, whose gradient computes the block again.
 
     probabilities: returns the attention probabilities too, else None in their place
     """
@@ -28,7 +34,7 @@ def rematerialized(
 
     def compute(states: Any, scores_mask: Any, *asked: Any) -> Any:
         with _drawing(generators, seeds):
-            made = block(states if asks_all else asked[0], states, scores_mask, training=True)
+            made = block(states if asks_all else asked[0], states, scores_mask, training=True, tokens=tokens)
         return made if probabilities else made[0]
 
     made = keras.remat(compute)(states, scores_mask, *(() if asks_all else (queries,)))

@@ -15,6 +15,7 @@ from tasks.settings import Hparams
 from tasks.task import Problem
 from tasks.text_data import steps_of
 from tasks.training.optimizer import OPTIMIZER_SETTINGS, optimizer_of
+from tasks.training.run_folder import encoder_of, leave_out_padding
 
 
 class CompiledTextModel(TrainingSteps, keras.Model):
@@ -74,6 +75,7 @@ class CompiledTextModel(TrainingSteps, keras.Model):
             weighted_metrics = self.problem.metrics() if weighted_metrics is None else weighted_metrics
             metrics, weighted_metrics = None, _joined(metrics, weighted_metrics)
         self._predict = None
+        leave_out_padding(encoder_of(self.network), jit_compile=jit_compile)
         # A function, because Keras would track the metrics and the optimizer in a dict.
         self._compile = functools.partial(
             super().compile,

@@ -14,6 +14,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import keras
+import tensorflow as tf
 
 from bert_keras import checkpoints
 from bert_keras.config import LIMITS, BertConfig
@@ -115,13 +116,20 @@ def network_of(
 
     Raises BertKerasError for a problem that cannot be learned from features, and for layers that the encoder lacks.
     """
+    outputs = problem.outputs if features is None else OUTPUTS
+    encoder = BertEncoder(config, outputs=outputs, dtype=dtype)
+    leave_out_padding(encoder)
     if features is None:
-        encoder = BertEncoder(config, outputs=problem.outputs, dtype=dtype)
         return encoder, problem.model(encoder)
     check_features(problem, config, features)
-    encoder = BertEncoder(config, outputs=OUTPUTS, dtype=dtype)
     stand_in: Any = FeatureEncoder(encoder, **features)
     return encoder, problem.model(stand_in)
+
+
+def leave_out_padding(encoder: BertEncoder, *, jit_compile: bool = False) -> None:
+    """Has an encoder leave out padding, which no task reads, unless XLA compiles it, on a TPU or by `jit_compile`."""
+    on_tpu = isinstance(tf.distribute.get_strategy(), tf.distribute.TPUStrategy)
+    encoder.unpadded = keras.backend.backend() == "tensorflow" and not (jit_compile or on_tpu)
 
 
 def check_features(problem: Problem, config: BertConfig, features: Mapping[str, Any]) -> None:

@@ -1,0 +1,154 @@
+"""An encoder without the rows of padding gives what it gives with them."""
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+from runs import texts, write_checkpoint
+
+import bert_keras as bk
+from bert_keras.config import BertConfig
+from bert_keras.encoder import ALL, BertEncoder
+from bert_keras.features import (
+    ATTENTION_PROBABILITIES,
+    EMBEDDING_OUTPUT,
+    ENCODER_INPUTS,
+    ENCODER_OUTPUTS,
+    POOLED_OUTPUT,
+    SEQUENCE_OUTPUT,
+)
+
+SIZES = {
+    "vocab_size": 50,
+    "hidden_size": 16,
+    "num_layers": 2,
+    "num_heads": 2,
+    "intermediate_size": 32,
+    "max_positions": 12,
+}
+MASKS = {
+    "lengths": [[1] * 7, [1] * 2 + [0] * 5, [1] * 4 + [0] * 3],
+    "no padding": [[1] * 5, [1] * 5],
+    "a hole, padding on the left, and an empty row": [[1, 1, 0, 1, 0], [0, 0, 1, 1, 1], [0] * 5],
+    "empty rows alone": [[0] * 3, [0] * 3],
+}
+
+
+def encoders(config, **arguments):
+    """Two encoders with equal weights; the second leaves out padding."""
+    made = []
+    for unpadded in (False, True):
+        keras.utils.set_random_seed(3)
+        encoder = BertEncoder(config, **arguments)
+        encoder.unpadded = unpadded
+        made.append(encoder)
+    draw = np.random.default_rng(0)
+    for one, other in zip(*(encoder.variables for encoder in made), strict=True):
+        if one.dtype == "float32":
+            one.assign(draw.normal(size=one.shape) * 0.2)
+            other.assign(one)
+    return made
+
+
+def features(mask):
+    mask = np.array(mask, "int32")
+    draw = np.random.default_rng(1)
+    ids = draw.integers(1, SIZES["vocab_size"], mask.shape).astype("int32")
+    return dict(zip(ENCODER_INPUTS, map(tf.constant, (ids, mask, (ids % 2).astype("int32"))), strict=True))
+
+
+@pytest.mark.parametrize("mask", MASKS.values(), ids=[*MASKS])
+@pytest.mark.parametrize(
+    "changes",
+    [{}, {"causal": True}, {"bilstm": True}, {"share_layers": True, "embedding_size": 8}],
+    ids=["bert", "left to right", "with a BiLSTM", "ALBERT's sizes"],
+)
+def test_outputs_are_those_with_padding(mask, changes):
+    config = BertConfig(**SIZES, **changes)
+    given, real = features(mask), np.array(mask) > 0
+    plain, unpadded = (
+        encoder(given) for encoder in encoders(config, outputs=(*ALL, ATTENTION_PROBABILITIES))
+    )
+    pairs = [(SEQUENCE_OUTPUT, plain[SEQUENCE_OUTPUT], unpadded[SEQUENCE_OUTPUT])]
+    pairs += [
+        (ENCODER_OUTPUTS, *layer)
+        for layer in zip(plain[ENCODER_OUTPUTS], unpadded[ENCODER_OUTPUTS], strict=True)
+    ]
+    for name, one, other in pairs:
+        np.testing.assert_allclose(other.numpy()[real], one.numpy()[real], atol=2e-6, err_msg=name)
+    if not config.bilstm:
+        assert not unpadded[SEQUENCE_OUTPUT].numpy()[~real][1:].any()
+    np.testing.assert_array_equal(unpadded[EMBEDDING_OUTPUT], plain[EMBEDDING_OUTPUT])
+    texts_with_tokens = real.any(axis=1) & (real[:, 0] | config.causal)
+    assert np.isfinite(unpadded[POOLED_OUTPUT]).all()
+    np.testing.assert_allclose(
+        unpadded[POOLED_OUTPUT].numpy()[texts_with_tokens],
+        plain[POOLED_OUTPUT].numpy()[texts_with_tokens],
+        atol=2e-6,
+    )
+    for one, other in zip(plain[ATTENTION_PROBABILITIES], unpadded[ATTENTION_PROBABILITIES], strict=True):
+        np.testing.assert_allclose(
+            other.numpy().transpose(0, 2, 1, 3)[real], one.numpy().transpose(0, 2, 1, 3)[real], atol=2e-6
+        )
+
+
+@pytest.mark.parametrize("rematerialize", [False, True], ids=["", "rematerialized"])
+@pytest.mark.parametrize("outputs", [(POOLED_OUTPUT,), (SEQUENCE_OUTPUT,)], ids=["pooled", "sequence"])
+def test_gradients_are_those_with_padding(outputs, rematerialize):
+    config = BertConfig(**SIZES, hidden_dropout=0.0, attention_dropout=0.0)
+    given = features(MASKS["lengths"])
+    real = tf.cast(given["input_mask"], tf.float32)
+
+    def gradients(encoder):
+        encoder.rematerialize = rematerialize
+        variables = [variable.value for variable in encoder.trainable_variables]
+
+        @tf.function
+        def gradient():
+            with tf.GradientTape() as tape:
+                found = encoder(given, training=True)[outputs[0]]
+                if outputs == (SEQUENCE_OUTPUT,):
+                    found *= real[..., tf.newaxis]
+                loss = tf.reduce_sum(found**3)
+            return [tf.convert_to_tensor(one) for one in tape.gradient(loss, variables)]
+
+        return gradient()
+
+    plain, unpadded = map(gradients, encoders(config, outputs=outputs))
+    assert max(np.abs(one).max() for one in plain) > 0.1
+    for one, other in zip(plain, unpadded, strict=True):
+        np.testing.assert_allclose(other, one, rtol=1e-5, atol=1e-5)
+
+
+def test_products_have_the_rows_of_real_tokens():
+    (_, encoder), rows = encoders(BertConfig(**SIZES), outputs=(SEQUENCE_OUTPUT,)), []
+    for block in encoder.blocks:
+        call = block.feed_forward.call
+        block.feed_forward.call = lambda x, call=call: rows.append(x.shape[0]) or call(x)
+    encoder(features(MASKS["lengths"]))
+    assert rows == [7 + 2 + 4] * SIZES["num_layers"]
+
+
+@pytest.fixture(scope="module")
+def checkpoint(tmp_path_factory):
+    return write_checkpoint(tmp_path_factory.mktemp("unpadding") / "checkpoint")
+
+
+def test_models_of_tasks_leave_out_padding_unless_xla_compiles_them(checkpoint):
+    model = bk.classifier(checkpoint, ["bad", "good"])
+    (encoder,) = (layer for layer in model.network.layers if isinstance(layer, BertEncoder))
+    assert encoder.unpadded and not encoder.supports_jit
+    given = texts(8, seed=0)
+    before = model.predict(given, batch_size=8)["probabilities"]
+    model.compile(jit_compile=True)
+    assert not encoder.unpadded and encoder.supports_jit
+    np.testing.assert_allclose(model.predict(given, batch_size=8)["probabilities"], before, atol=1e-6)
+    model.compile()
+    assert encoder.unpadded
+
+
+def test_a_tpu_gets_rows_of_one_size(checkpoint, monkeypatch):
+    monkeypatch.setattr(tf.distribute, "get_strategy", lambda: object.__new__(tf.distribute.TPUStrategy))
+    model = bk.classifier(checkpoint, ["bad", "good"])
+    (encoder,) = (layer for layer in model.network.layers if isinstance(layer, BertEncoder))
+    assert not encoder.unpadded
