@@ -5,6 +5,7 @@ TensorFlow is imported when a command runs; flags and help need none.
 
 import argparse
 import contextlib
+import dataclasses
 import itertools
 import json
 import os
@@ -28,7 +29,7 @@ def _add_export(parser: argparse.ArgumentParser) -> None:
     add_model(parser)
     form = parser.add_mutually_exclusive_group()
     add_pretrained_task(form)
-    others = ("l2", "layers", "seq_length")
+    others = [field.name for field in dataclasses.fields(ExportOptions) if field.name != "embedding"]
     add_flags(form, ExportOptions, without=others)
     add_flags(parser, ExportOptions, without=("embedding",))
     add("--output", **PATH, required=True, help="folder of the model; the new version gets the next number")
@@ -39,18 +40,19 @@ def _run_export(args: argparse.Namespace) -> None:
     start()
     from savedmodels.export import export
 
-    folder = export(_run_to_export(args), args.output, target=args.target)
+    options = ExportOptions(**given_settings(args, ExportOptions))
+    run = _run_to_export(args, options)
+    folder = export(run, args.output, target=args.target, freeze=options.freeze)
     size = sum(file.stat().st_size for file in folder.rglob("*") if file.is_file()) / 1e6
     print(f"{folder}: {size:.0f} MB; a fresh process without this package gave the same answers")
 
 
-def _run_to_export(args: argparse.Namespace) -> Any:
+def _run_to_export(args: argparse.Namespace, options: ExportOptions) -> Any:
     """Loads the runs of --run, or a checkpoint with the task from the flags. Raises BertKerasError for other flags."""
     from tasks.embedding import Embedding, WordEmbedding
     from tasks.training.ensemble import load_runs
     from tasks.training.run_folder import pretrained_run, run_of
 
-    options = ExportOptions(**given_settings(args, ExportOptions))
     of_vectors = {"--l2": options.l2, "--layers": options.layers}
     of_checkpoint = {
         "--embedding": options.embedding,

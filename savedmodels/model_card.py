@@ -85,10 +85,17 @@ RAGGED = """ `ragged` returns the same as `serving_default`, but the lists of al
 examples are concatenated, with the offset of each example's list. Its outputs have no batch dimension: use `serving_default`
 with a server that batches, and with REST's `instances`."""
 
+FROZEN = (
+    "constants of the graph: the model cannot be fine-tuned, and the loaded object has its signatures alone"
+)
 
-def model_card(run: Run, signatures: Mapping[str, Any], *, name: str, version: int, size: int) -> str:
-    """The text of the card. size: bytes of the graph and the weights."""
+
+def model_card(
+    run: Run, signatures: Mapping[str, Any], *, name: str, version: int, size: int, frozen: bool = False
+) -> str:
+    """The text of the card. size: bytes of the graph and the weights; frozen: True if the weights are constants."""
     example = example_of(run.task)
+    facts = facts_of(run) | {"weights": FROZEN if frozen else "", "size": f"{size / 1e6:.1f} MB"}
     return CARD_TEMPLATE.format(
         name=name,
         volume=shlex.quote(f"{name}:/models/{name}"),
@@ -98,7 +105,7 @@ def model_card(run: Run, signatures: Mapping[str, Any], *, name: str, version: i
         quoted=json.dumps(name, ensure_ascii=False),
         path=json.dumps(f"{name}/{version}", ensure_ascii=False),
         shell_path=shlex.quote(f"{name}/{version}"),
-        facts=fact_rows(facts_of(run) | {"size": f"{size / 1e6:.1f} MB"}),
+        facts=fact_rows(facts),
         measures=_measures(run),
         signatures=signature_table(signatures),
         ragged=RAGGED if "ragged" in signatures else "",

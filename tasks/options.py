@@ -193,7 +193,7 @@ class FeatureOptions(WindowOptions):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class ExportOptions(Checked):
-    """Options for exporting a checkpoint without training. layers and l2 apply only to vectors."""
+    """Options for exports. All but freeze apply to a checkpoint without training, layers and l2 only to vectors."""
 
     embedding: str | None = setting(
         None,
@@ -208,6 +208,10 @@ class ExportOptions(Checked):
     )
     seq_length: int | None = setting(
         None, help="longest text, or window, in tokens (default: the encoder's maximum)"
+    )
+    freeze: bool = setting(
+        False,
+        help="write the weights as constants of the graph, which run faster on CPU and cannot be trained",
     )
 
 

@@ -204,6 +204,7 @@ FLOORS = (
         "floor 4",
         [
             "savedmodels",
+            "savedmodels.constants",
             "savedmodels.servable",
             "savedmodels.op_support",
             "savedmodels.server_config",

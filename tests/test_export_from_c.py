@@ -43,11 +43,17 @@ def program(tmp_path_factory) -> Path:
 
 
 @pytest.mark.parametrize(
-    "case", [case if i == 0 else pytest.param(case, marks=pytest.mark.slow) for i, case in enumerate(TEXTS)]
+    ("case", "frozen"),
+    [
+        ("Classification", False),
+        pytest.param("Classification", True, marks=pytest.mark.long),
+        pytest.param("Question answering", False, marks=pytest.mark.slow),
+        pytest.param("Question answering", True, marks=pytest.mark.slow),
+    ],
 )
-def test_the_same_answers(case, program, tmp_path):
+def test_the_same_answers(case, frozen, program, tmp_path):
     run = untrained(CASES[case], write_checkpoint(tmp_path / "checkpoint"))
-    servable, folder = servable_of(run), tmp_path / "served"
+    servable, folder = servable_of(run, frozen=frozen), tmp_path / "served"
     folder.mkdir()
     save(run, servable, folder, name="served", version=1)
     saved = saved_model_pb2.SavedModel()
