@@ -9,7 +9,7 @@ import pathlib
 import subprocess
 import sys
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 
@@ -36,13 +36,17 @@ class ExportError(BertKerasError):
 
 
 @contextlib.contextmanager
-def publishing(directory: pathlib.Path) -> Iterator[pathlib.Path]:
-    """Yields an empty folder to write to. At the end of the block its entries move to `directory`, which may have other entries.
+def publishing(
+    directory: pathlib.Path, *, existing: Literal["refuse", "keep"] = "keep"
+) -> Iterator[pathlib.Path]:
+    """Yields an empty folder to write to. At the end of the block its entries move to `directory`.
+
+    existing: "keep" other entries of the directory, or "refuse" a directory that has any
 
     Raises BertKerasError as `whole_folder` does, and instead of an OSError in the block.
     """
     try:
-        with whole_folder(directory, existing="keep") as new:
+        with whole_folder(directory, existing=existing) as new:
             yield new
     except BertKerasError:
         raise
@@ -53,16 +57,22 @@ def publishing(directory: pathlib.Path) -> Iterator[pathlib.Path]:
         ) from error
 
 
-def ask(directory: str | pathlib.Path, raw: Mapping[str, Sequence[Any]]) -> dict[str, Any]:
+def ask(
+    directory: str | pathlib.Path,
+    raw: Mapping[str, Sequence[Any]],
+    *,
+    script: str | pathlib.Path = reload.__file__,
+) -> dict[str, Any]:
     """The answers of an exported folder in a fresh process, as lists by name.
 
     raw: strings, or rows of numbers, by input
+    script: the program that answers: it gets the folder as its argument, or is in the folder
 
     Raises ExportError if the process fails.
     """
     with for_tensorflow(path_of(directory).resolve()) as found:
         process = subprocess.run(
-            [sys.executable, reload.__file__, str(found)],
+            [sys.executable, str(script), *([str(found)] if script == reload.__file__ else [])],
             input=json.dumps({name: list(texts) for name, texts in raw.items()}),
             capture_output=True,
             text=True,

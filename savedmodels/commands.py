@@ -18,7 +18,7 @@ from bert_keras.console import PATH, SEVERAL, Command, start, table
 from bert_keras.errors import BertKerasError
 from bert_keras.settings import add_flags, given_settings
 from tasks.flags import CHECKPOINT_HELP, add_model, add_pretrained_task
-from tasks.options import ExportOptions, HubOptions, ServerOptions
+from tasks.options import SAVED_MODEL, ExportOptions, HubOptions, ServerOptions
 
 # -----------------------------------------------------------------------------------------------------------
 # export and hub
@@ -32,19 +32,45 @@ def _add_export(parser: argparse.ArgumentParser) -> None:
     others = [field.name for field in dataclasses.fields(ExportOptions) if field.name != "embedding"]
     add_flags(form, ExportOptions, without=others)
     add_flags(parser, ExportOptions, without=("embedding",))
-    add("--output", **PATH, required=True, help="folder of the model; the new version gets the next number")
+    add(
+        "--output",
+        **PATH,
+        required=True,
+        help="folder of the model; a SavedModel gets the next number in it, other formats need a new folder",
+    )
     add("--target", help="check that this server can load the graph: tfserving-2.10 to tfserving-2.20")
 
 
 def _run_export(args: argparse.Namespace) -> None:
+    options = ExportOptions(**given_settings(args, ExportOptions))
+    if options.format != SAVED_MODEL:
+        _export_to_runtime(args, options)
+        return
     start()
     from savedmodels.export import export
 
-    options = ExportOptions(**given_settings(args, ExportOptions))
     run = _run_to_export(args, options)
     folder = export(run, args.output, target=args.target, freeze=options.freeze)
     size = sum(file.stat().st_size for file in folder.rglob("*") if file.is_file()) / 1e6
     print(f"{folder}: {size:.0f} MB; a fresh process without this package gave the same answers")
+
+
+def _export_to_runtime(args: argparse.Namespace, options: ExportOptions) -> None:
+    if args.target:
+        raise BertKerasError(
+            f"--target names a TensorFlow Serving, which does not load {options.format}; leave it out."
+        )
+    start()
+    from savedmodels.runtime_export import export_to
+    from savedmodels.runtimes import check_packages
+
+    check_packages(options.format, quantize=options.quantize)  # before a long read
+    run = _run_to_export(args, options)
+    found = export_to(run, args.output, options.format, quantize=options.quantize)
+    print(
+        f"{args.output}: {found['bytes'] / 1e6:.0f} MB; a fresh process without TensorFlow gave the run's outputs, "
+        f"with differences up to {found['max_difference']:.1e}"
+    )
 
 
 def _run_to_export(args: argparse.Namespace, options: ExportOptions) -> Any:

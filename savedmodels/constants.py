@@ -29,7 +29,7 @@ def check_size(model: keras.Model) -> None:
     if (size := bytes_of(model)) > MAX_GRAPH - ROOM:
         raise BertKerasError(
             f"the weights take {size / 1e6:,.0f} MB, and a graph that holds them as constants is a file of at most "
-            f"{(MAX_GRAPH - ROOM) / 1e6:,.0f} MB; export the model without --freeze."
+            f"{(MAX_GRAPH - ROOM) / 1e6:,.0f} MB; export a SavedModel without --freeze."
         )
 
 

@@ -106,7 +106,7 @@ def model_card(
         path=json.dumps(f"{name}/{version}", ensure_ascii=False),
         shell_path=shlex.quote(f"{name}/{version}"),
         facts=fact_rows(facts),
-        measures=_measures(run),
+        measures=measures_table(run),
         signatures=signature_table(signatures),
         ragged=RAGGED if "ragged" in signatures else "",
         answers=answers_of(run.task),
@@ -156,7 +156,7 @@ def signature_table(signatures: Mapping[str, Any]) -> str:
     return "\n".join(["| signature | | name | dtype | shape |", "|---|---|---|---|---|", *rows])
 
 
-def _measures(run: Run) -> str:
+def measures_table(run: Run) -> str:
     """The section with the exported task's measures; empty if results.json has none."""
     path = run.path / RESULTS_FILE
     # Only the members of an ensemble were evaluated, not the ensemble.
