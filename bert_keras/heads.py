@@ -18,7 +18,7 @@ from keras import ops
 from bert_keras.config import BertConfig
 from bert_keras.encoder import BertEncoder, gather_positions, pooled_position
 from bert_keras.errors import BertKerasError
-from bert_keras.layers import ACTIVATIONS, Dense, LayerNorm, from_quantized, quantization_config
+from bert_keras.layers import ACTIVATIONS, Dense, LayerNorm, from_quantized, quantization_config, wide
 
 
 @keras.saving.register_keras_serializable("bert_keras")
@@ -59,7 +59,8 @@ class MaskedLMHead(keras.layers.Layer):
         table = ops.cast(self._encoder().embedding_table, self.compute_dtype)
         logits = ops.matmul(ops.reshape(x, (-1, shape[-1])), ops.transpose(table))
         logits = ops.reshape(logits, (*shape[:-1], self.config.vocab_size))
-        return _as_logits(logits) + self.bias
+        logits = _as_logits(logits)
+        return logits + ops.cast(self.bias, logits.dtype)
 
     def get_config(self) -> dict[str, Any]:
         """The arguments from which `from_config` rebuilds the head, including its encoder."""
@@ -113,8 +114,9 @@ class _DenseHead(_Head):
         self, units: int, *, config: BertConfig, dropout: float, name: str, dtype: Any = None
     ) -> None:
         super().__init__(config=config, name=name, dtype=dtype)
-        self.dropout = keras.layers.Dropout(dropout, name="dropout", dtype=dtype)
-        self.dense = Dense(units, config=config, name="dense", dtype=dtype)
+        # In bfloat16, logits would be equal up to 2^-8 of their size: too coarse to rank scores.
+        self.dropout = keras.layers.Dropout(dropout, name="dropout", dtype=wide(dtype))
+        self.dense = Dense(units, config=config, name="dense", dtype=wide(dtype))
         self.build()
 
     def build(self, input_shape: Any = None) -> None:
@@ -188,12 +190,11 @@ def concat_pool(sequence: Any, mask: Any, *, causal: bool = False) -> Any:
     """Float [B, S, H] and int32 [B, S] -> float [B, 3H]: the pooled position, the maximum and the mean over real ones."""
     position = ops.expand_dims(pooled_position(mask, causal=causal), -1)
     real = ops.expand_dims(mask > 0, -1)
-    wide = ops.cast(sequence, "float32") if sequence.dtype != "float64" else sequence
-    total = ops.sum(ops.where(real, wide, 0), axis=1)
-    count = ops.sum(ops.cast(real, wide.dtype), axis=1)
-    most = ops.max(ops.where(real, wide, float("-inf")), axis=1)
-    parts = (gather_positions(sequence, position)[:, 0], most, total / count)
-    return ops.concatenate([ops.cast(part, sequence.dtype) for part in parts], axis=-1)
+    states = _as_logits(sequence)
+    total = ops.sum(ops.where(real, states, 0), axis=1)
+    count = ops.sum(ops.cast(real, states.dtype), axis=1)
+    most = ops.max(ops.where(real, states, float("-inf")), axis=1)
+    return ops.concatenate([gather_positions(states, position)[:, 0], most, total / count], axis=-1)
 
 
 @keras.saving.register_keras_serializable("bert_keras")
@@ -260,7 +261,7 @@ class ReplacedTokenHead(_Head):
         super().__init__(config=config, name=name, dtype=dtype)
         self.activation = ACTIVATIONS[config.activation]
         self.dense = Dense(config.hidden_size, config=config, name="dense", dtype=dtype)
-        self.prediction = Dense(1, config=config, name="prediction", dtype=dtype)
+        self.prediction = Dense(1, config=config, name="prediction", dtype=wide(dtype))
         self.build()
 
     def build(self, input_shape: Any = None) -> None:

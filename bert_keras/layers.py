@@ -48,6 +48,15 @@ def truncated_normal(config: BertConfig) -> keras.initializers.Initializer:
     return keras.initializers.TruncatedNormal(stddev=config.initializer_range)
 
 
+def wide(dtype: Any) -> Any:
+    """A dtype, or a dtype policy, with float32 in place of bfloat16 and float16: for sums and for logits.
+
+    dtype: the name of a dtype, a policy or its name; None takes Keras' global policy
+    """
+    policy = keras.dtype_policies.get(keras.config.dtype_policy() if dtype is None else dtype)
+    return "float32" if policy.compute_dtype in ("bfloat16", "float16") else dtype
+
+
 def _rows(x: Any) -> Any:
     """Float [..., width] -> [rows, width]. Layers that work row by row do so once for several products."""
     return x if len(x.shape) == 2 else ops.reshape(x, (-1, x.shape[-1]))
@@ -141,7 +150,7 @@ def from_quantized(cls: type[Layer], config: dict[str, Any]) -> Layer:
 
 
 class LayerNorm(keras.layers.Layer):
-    """Layer normalisation over the last axis, biased variance, in float32 under mixed precision or wider."""
+    """Layer normalisation over the last axis, biased variance, in float32 or wider."""
 
     def __init__(self, *, config: BertConfig, name: str, dtype: Any = None) -> None:
         super().__init__(name=name, dtype=dtype)
@@ -156,12 +165,14 @@ class LayerNorm(keras.layers.Layer):
 
     def call(self, x: Any) -> Any:
         """Float [..., width] -> the same shape."""
-        wide = ops.cast(x, self.variable_dtype)
-        mean = ops.mean(wide, axis=-1, keepdims=True)
-        centred = wide - mean
+        dtype = wide(self.variable_dtype)
+        x = ops.cast(x, dtype)
+        mean = ops.mean(x, axis=-1, keepdims=True)
+        centred = x - mean
         variance = ops.mean(ops.square(centred), axis=-1, keepdims=True)
         normed = centred * ops.rsqrt(variance + self.epsilon)
-        return ops.cast(normed * self.gamma + self.beta, self.compute_dtype)
+        scaled = normed * ops.cast(self.gamma, dtype) + ops.cast(self.beta, dtype)
+        return ops.cast(scaled, self.compute_dtype)
 
 
 _TABLES = {  # name -> the field that counts its rows
@@ -216,10 +227,11 @@ class Embeddings(keras.layers.Layer):
         config, width = self.config, self.config.embedding_width
         for name, field in _TABLES.items():
             if getattr(self, name) is None and (rows := getattr(config, field)):
-                shape = (rows, width)
-                setattr(
-                    self, name, self.add_weight(name=name, shape=shape, initializer=truncated_normal(config))
+                # Rows are cast after the lookup: autocast would cast a whole table at every call.
+                table = self.add_weight(
+                    name=name, shape=(rows, width), initializer=truncated_normal(config), autocast=False
                 )
+                setattr(self, name, table)
         if not self.norm.built:
             self.norm.build((None, None, width))
         if self.projection is not None:

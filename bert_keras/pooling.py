@@ -6,11 +6,14 @@ import keras
 from keras import ops
 
 from bert_keras.errors import BertKerasError
+from bert_keras.layers import wide
 
 
 def mean_of_tokens(states: Any, mask: Any) -> Any:
     """Float [B, S, H], mask float [B, S, 1] -> float [B, H], the mean where the mask is 1; 0 for a text without tokens."""
-    return ops.sum(states * mask, axis=1) / ops.maximum(ops.sum(mask, axis=1), 1)
+    given, dtype = states.dtype, wide(keras.backend.standardize_dtype(states.dtype))
+    states, mask = ops.cast(states, dtype), ops.cast(mask, dtype)
+    return ops.cast(ops.sum(states * mask, axis=1) / ops.maximum(ops.sum(mask, axis=1), 1), given)
 
 
 @keras.saving.register_keras_serializable("bert_keras")

@@ -23,11 +23,13 @@ from tasks.flags import (
     add_batch_size,
     add_feature_cache,
     add_model,
+    add_precision,
     add_pretrained_task,
     add_strategy,
     add_task,
     add_task_options,
     default_notes,
+    slow_precision,
     start_training,
 )
 from tasks.options import (
@@ -149,12 +151,16 @@ def model_of(args: argparse.Namespace, *, data: str | None = None) -> Any:
     """Loads the runs of --run, or the checkpoint for the task. Raises BertKerasError unless the flags name one of them."""
     from tasks.training.ensemble import load_runs
     from tasks.training.run_folder import pretrained_run
+    from tasks.training.run_precision import at_precision
 
     if args.run and not args.checkpoint and not args.task:
-        return load_runs(args.run, data=data)
-    if args.run or not args.checkpoint or not args.task:
+        run = load_runs(args.run, data=data)
+    elif args.run or not args.checkpoint or not args.task:
         raise BertKerasError("give --run alone, or --checkpoint with --task; a run has its own task.")
-    return pretrained_run(args.task, args.checkpoint, data=data)
+    else:
+        run = pretrained_run(args.task, args.checkpoint, data=data)
+    slow_precision(args.precision)
+    return at_precision(run, args.precision)
 
 
 def _add_evaluate(parser: argparse.ArgumentParser) -> None:
@@ -168,6 +174,7 @@ def _add_evaluate(parser: argparse.ArgumentParser) -> None:
         "--data is that file, else every validation split)",
     )
     add_batch_size(parser)
+    add_precision(parser)
     add("--json", action="store_true", help="print JSON instead of a table")
 
 
@@ -213,6 +220,7 @@ def _add_predict(parser: argparse.ArgumentParser) -> None:
     )
     add("--format", choices=("table", "jsonl"), help="default: a table on a terminal, JSON lines elsewhere")
     add_batch_size(parser)
+    add_precision(parser)
 
 
 def _run_predict(args: argparse.Namespace) -> None:

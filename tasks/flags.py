@@ -4,10 +4,12 @@ TensorFlow is imported when a command runs; flags and help need none.
 """
 
 import argparse
+import sys
 from collections.abc import Sequence
 from typing import Any
 
 from bert_keras.console import PATH, SEVERAL, start
+from bert_keras.precision import PRECISIONS, slowness
 from bert_keras.settings import add_flags, names_of, spelled
 from tasks.options import (
     PRETRAINED_TASKS,
@@ -55,6 +57,20 @@ def add_batch_size(parser: argparse.ArgumentParser) -> None:
     """Adds --batch-size."""
     text = "examples in a batch (default: 32)"
     parser.add_argument("--batch-size", type=int, default=32, help=text)
+
+
+def add_precision(parser: argparse.ArgumentParser) -> None:
+    """Adds --precision for a run that is not trained."""
+    text = "format of weights and computation; logits stay float32 (default: that of a .keras file, else float32)"
+    parser.add_argument("--precision", choices=PRECISIONS, help=text)
+
+
+def slow_precision(precision: str | None) -> None:
+    """Prints a warning if the processor has no instructions for a format. It imports TensorFlow."""
+    from tasks.training.strategies import is_accelerated
+
+    for line in slowness(precision or "float32", accelerated=is_accelerated()):
+        print(line, file=sys.stderr)
 
 
 def default_notes() -> str:

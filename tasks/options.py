@@ -4,6 +4,7 @@ import dataclasses
 from collections.abc import Mapping
 from typing import Any
 
+from bert_keras.precision import PRECISIONS
 from bert_keras.settings import Checked, setting, wrong_setting
 from tasks.features.layers import LAYERS
 from tasks.settings import FEATURE_RATE, MAX_SEED
@@ -189,6 +190,7 @@ class FeatureOptions(WindowOptions):
     level: str = setting("word", help="one vector for each word or token", choices=("word", "piece"))
     format: str = setting("jsonl", help="format of the file", choices=("jsonl", "npz", "parquet"))
     dtype: str = setting("float32", help="type of the numbers", choices=("float16", "float32"))
+    precision: str = setting("float32", help="format of the computation", choices=PRECISIONS)
     seq_length: int | None = setting(None, help="tokens in a window (default: 512, or the encoder's maximum)")
     batch_size: int = setting(8, help="lines, and windows, in a batch", at_least=1)
 

@@ -8,6 +8,7 @@ import dataclasses
 from collections.abc import Mapping
 from typing import Any
 
+from bert_keras.precision import PRECISIONS
 from bert_keras.settings import Checked, setting, wrong_setting
 from tasks.features.layers import LAYERS, check_layers
 
@@ -15,6 +16,7 @@ MAX_SEED = 2**32 - 1
 MAX_UNITS = 16_384  # of a direction of a BiLSTM
 MICRO_BATCH_HELP = "rows that a device computes at once; the update is that of the whole batch (default: all)"
 STRATEGIES = ("one", "mirrored", "multiworker", "tpu")
+PRECISION_HELP = "format of the computation; weights, losses and the optimizer stay float32"
 REMATERIALIZE_HELP = (
     "compute each block again for its gradient: less memory, a third more computation, equal gradients"
 )
@@ -33,7 +35,8 @@ STRICT = ("next_sentence", "sentence_pair")  # the samplers that have a strict f
 # Fields of Hparams that apply only with feature_layers: first those of the model.
 BILSTM_SETTINGS = ("lstm_layers", "lstm_units", "lstm_dropout")
 OF_FEATURES = (*BILSTM_SETTINGS, "feature_dtype")
-LATER = (("keep", "best"), ("rematerialize", False))  # defaults that are no part of a run's identity
+# Defaults that are no part of a run's identity: a run of a version without the setting has them.
+LATER = (("keep", "best"), ("rematerialize", False), ("precision", "float32"))
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -53,6 +56,7 @@ class Hparams(Checked):
     batch_size: int = setting(32, help="examples in a batch, over all replicas", at_least=1)
     micro_batch: int | None = setting(None, help=MICRO_BATCH_HELP, at_least=1)
     rematerialize: bool = setting(False, help=REMATERIALIZE_HELP)
+    precision: str = setting("float32", help=PRECISION_HELP, choices=PRECISIONS)
     epochs: int = setting(3, help="passes over the training split", at_least=1)
     learning_rate: float = setting(
         None, help="the highest learning rate (default: 5e-5, or 1e-3 with --feature-layers)", over=0
@@ -234,6 +238,7 @@ class PretrainHparams(Checked):
     batch_size: int = setting(256, help="instances in a batch, over all replicas", at_least=1)
     micro_batch: int | None = setting(None, help=MICRO_BATCH_HELP, at_least=1)
     rematerialize: bool = setting(False, help=REMATERIALIZE_HELP)
+    precision: str = setting("float32", help=PRECISION_HELP, choices=PRECISIONS)
     steps: int = setting(1_000_000, help="optimizer steps", at_least=1)
     learning_rate: float = setting(1e-4, help="the highest learning rate", over=0)
     optimizer: str = setting("adamw", help="the optimizer", choices=("adamw", "lamb"))

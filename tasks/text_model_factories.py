@@ -54,6 +54,7 @@ def classifier(
     doc_stride: int | None = ClassifierOptions.doc_stride,
     truncation: str | None = ClassifierOptions.truncation,
     seq_length: int | None = None,
+    dtype: Any = None,
     feature_layers: str | None = None,
     **bilstm: Any,
 ) -> TextModel:
@@ -69,6 +70,8 @@ def classifier(
         None keeps its head
     seq_length: longest text, pair or window in tokens, special tokens counted; None takes 128, or the encoder's length if that is
         less
+    dtype: a dtype policy of Keras or its name: "mixed_bfloat16" trains in bfloat16 with float32 weights, "bfloat16" only
+        predicts; None takes the global policy
     feature_layers: trains a BiLSTM on these layers of the frozen encoder in place of the encoder: a row of the paper's Table 7 or
         numbers of layers, as in `bert-keras finetune --feature-layers`
     bilstm: with feature_layers, its lstm_layers, lstm_units and lstm_dropout; the defaults are those of Hparams
@@ -81,7 +84,14 @@ def classifier(
     options = {"pooling": pooling, "doc_stride": doc_stride, "truncation": truncation}
     features = {"feature_layers": feature_layers, "bilstm": bilstm}
     return _of_row(
-        checkpoint, tuple(labels), text, multi=multi, seq_length=seq_length, features=features, **options
+        checkpoint,
+        tuple(labels),
+        text,
+        multi=multi,
+        seq_length=seq_length,
+        dtype=dtype,
+        features=features,
+        **options,
     )
 
 
@@ -93,13 +103,16 @@ def regressor(
     doc_stride: int | None = ClassifierOptions.doc_stride,
     truncation: str | None = ClassifierOptions.truncation,
     seq_length: int | None = None,
+    dtype: Any = None,
     feature_layers: str | None = None,
     **bilstm: Any,
 ) -> TextModel:
     """A score, any finite number, for a text or a pair of texts. Arguments: those of `classifier`. Predictions: "score" [N]."""
     options = {"pooling": pooling, "doc_stride": doc_stride, "truncation": truncation}
     features = {"feature_layers": feature_layers, "bilstm": bilstm}
-    return _of_row(checkpoint, (), text, multi=False, seq_length=seq_length, features=features, **options)
+    return _of_row(
+        checkpoint, (), text, multi=False, seq_length=seq_length, dtype=dtype, features=features, **options
+    )
 
 
 def question_answerer(
@@ -107,6 +120,7 @@ def question_answerer(
     *,
     unanswerable: bool = False,
     seq_length: int | None = None,
+    dtype: Any = None,
     feature_layers: str | None = None,
     **options: Any,
 ) -> TextModel:
@@ -122,7 +136,9 @@ def question_answerer(
     bilstm = {name: options.pop(name) for name in BILSTM_SETTINGS if name in options}
     chosen = dataclasses.asdict(SquadOptions(**options))
     problem = Squad("squad2.0" if unanswerable else "squad1.1", **chosen)
-    return _build(problem, checkpoint, seq_length=seq_length, feature_layers=feature_layers, bilstm=bilstm)
+    return _build(
+        problem, checkpoint, seq_length=seq_length, dtype=dtype, feature_layers=feature_layers, bilstm=bilstm
+    )
 
 
 def tagger(
@@ -131,6 +147,7 @@ def tagger(
     *,
     doc_stride: int = TaggingOptions.doc_stride,
     seq_length: int | None = None,
+    dtype: Any = None,
     feature_layers: str | None = None,
     **bilstm: Any,
 ) -> TextModel:
@@ -146,7 +163,9 @@ def tagger(
         raise BertKerasError('give the types of entities as a list, for example ["PER", "LOC"].')
     labels = [OUTSIDE, *sorted(f"{prefix}-{kind}" for kind in entities for prefix in "BI")]
     problem = Conll(labels, scheme="IOB2", context="sentence", doc_stride=doc_stride)
-    return _build(problem, checkpoint, seq_length=seq_length, feature_layers=feature_layers, bilstm=bilstm)
+    return _build(
+        problem, checkpoint, seq_length=seq_length, dtype=dtype, feature_layers=feature_layers, bilstm=bilstm
+    )
 
 
 def chooser(
@@ -154,6 +173,7 @@ def chooser(
     num_choices: int = ChoiceOptions.num_choices,
     *,
     seq_length: int | None = None,
+    dtype: Any = None,
     feature_layers: str | None = None,
     **bilstm: Any,
 ) -> TextModel:
@@ -164,35 +184,41 @@ def chooser(
     Texts: the columns "context" [N] and "endings" [N, K]. Predictions: "label", an index, "ending" and "probabilities" [N, K].
     """
     problem = Swag(num_choices=num_choices)
-    return _build(problem, checkpoint, seq_length=seq_length, feature_layers=feature_layers, bilstm=bilstm)
+    return _build(
+        problem, checkpoint, seq_length=seq_length, dtype=dtype, feature_layers=feature_layers, bilstm=bilstm
+    )
 
 
 def masked_lm(
-    checkpoint: Checkpoint, *, top_k: int = FillMaskOptions.top_k, seq_length: int | None = None
+    checkpoint: Checkpoint,
+    *,
+    top_k: int = FillMaskOptions.top_k,
+    seq_length: int | None = None,
+    dtype: Any = None,
 ) -> TextModel:
     """The tokens that fill each "[MASK]" in a text, by the checkpoint's own masked language model.
 
     `fit` takes texts with one "[MASK]" and answers of one token. Predictions: "filled" [N], and "mask_tokens" and "mask_scores"
     [N, M, k] of the M masks of a text.
     """
-    return _build(FillMask(top_k=top_k), checkpoint, seq_length=seq_length)
+    return _build(FillMask(top_k=top_k), checkpoint, seq_length=seq_length, dtype=dtype)
 
 
-def next_sentence(checkpoint: Checkpoint, *, seq_length: int | None = None) -> TextModel:
+def next_sentence(checkpoint: Checkpoint, *, seq_length: int | None = None, dtype: Any = None) -> TextModel:
     """The second text of a pair follows the first, or not, by the checkpoint's own head (Devlin et al. 2019, sec. 3.1).
 
     Texts: the columns "sentence" and "next_sentence". Predictions: "label", which is "is_next" or "not_next", and "probabilities"
     [N, 2] in this order. Raises BertKerasError for a checkpoint without a next-sentence head.
     """
-    return _build(NextSentence(), checkpoint, seq_length=seq_length)
+    return _build(NextSentence(), checkpoint, seq_length=seq_length, dtype=dtype)
 
 
-def sentence_order(checkpoint: Checkpoint, *, seq_length: int | None = None) -> TextModel:
+def sentence_order(checkpoint: Checkpoint, *, seq_length: int | None = None, dtype: Any = None) -> TextModel:
     """The two texts of a pair are in their order, or swapped, by ALBERT's sentence-order head (Lan et al. 2020, sec. 3.1).
 
     As `next_sentence`, with the labels "in_order" and "swapped".
     """
-    return _build(NextSentence("sentence-order"), checkpoint, seq_length=seq_length)
+    return _build(NextSentence("sentence-order"), checkpoint, seq_length=seq_length, dtype=dtype)
 
 
 def embedder(
@@ -202,6 +228,7 @@ def embedder(
     l2: bool = False,
     layers: str = FeatureOptions.layers,
     seq_length: int | None = None,
+    dtype: Any = None,
 ) -> TextModel:
     """One vector for each text; nothing to train.
 
@@ -212,7 +239,9 @@ def embedder(
 
     Predictions: "embedding" float32 [N, H].
     """
-    return _build(Embedding(pooling=pooling, l2=l2, layers=layers), checkpoint, seq_length=seq_length)
+    return _build(
+        Embedding(pooling=pooling, l2=l2, layers=layers), checkpoint, seq_length=seq_length, dtype=dtype
+    )
 
 
 def load(path: str | pathlib.Path, *, compile: bool = True) -> Any:
@@ -251,6 +280,7 @@ def _of_row(
     *,
     multi: bool,
     seq_length: int | None,
+    dtype: Any,
     features: Mapping[str, Any],
     **options: Any,
 ) -> TextModel:
@@ -269,7 +299,7 @@ def _of_row(
     )
     row = dataclasses.replace(row, measures=LABEL_TYPES[row.label_type].measures)
     check_row(row)
-    return _build(Glue(row, **options), checkpoint, seq_length=seq_length, **features)
+    return _build(Glue(row, **options), checkpoint, seq_length=seq_length, dtype=dtype, **features)
 
 
 def _features_of(feature_layers: str | None, bilstm: Mapping[str, Any]) -> dict[str, Any] | None:
@@ -286,6 +316,7 @@ def _build(
     checkpoint: Checkpoint,
     *,
     seq_length: int | None,
+    dtype: Any,
     feature_layers: str | None = None,
     bilstm: Mapping[str, Any] | None = None,
 ) -> TextModel:
@@ -300,7 +331,7 @@ def _build(
         seq_length = min(usual, source.config.max_length)
     check_sizes(source.config, vocab_size=tokenizer.vocab_size, seq_length=seq_length)
     check_stride(problem, tokenizer, seq_length=seq_length)
-    encoder, network = network_of(problem, source.config, features)
+    encoder, network = network_of(problem, source.config, features, dtype=dtype)
     if source.tensors:
         heads = heads_of(network)
         kept = heads if problem.pretrained_head else {}

@@ -159,6 +159,7 @@ def load_encoder(
     outputs: Iterable[str] | None = None,
     fresh: Iterable[str] = (),
     vocab_size: int | None = None,
+    dtype: Any = None,
     log: Callable[[str], None] | None = None,
 ) -> "BertEncoder":
     """An encoder with the weights of a checkpoint folder.
@@ -166,6 +167,7 @@ def load_encoder(
     outputs: see BertEncoder; None means its default
     fresh: ("pooler",) initializes a missing pooler randomly; without it, a missing pooler is an error
     vocab_size: tokens of a larger vocabulary, for a tokenizer with added tokens: see `with_vocab_size`
+    dtype: a dtype policy of Keras or its name, such as "mixed_bfloat16"; None takes the global policy
     log: receives the report, three lines, for example `print`
 
     Raises as `read`, `with_vocab_size` and `assign` do.
@@ -175,7 +177,7 @@ def load_encoder(
     checkpoint = read(path)
     if vocab_size is not None:
         checkpoint = with_vocab_size(checkpoint, vocab_size)
-    encoder = BertEncoder(checkpoint.config, outputs=ALL if outputs is None else tuple(outputs))
+    encoder = BertEncoder(checkpoint.config, outputs=ALL if outputs is None else tuple(outputs), dtype=dtype)
     report = assign(checkpoint, encoder, fresh=fresh)
     if log is not None:
         log(str(report))

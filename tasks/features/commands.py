@@ -8,7 +8,7 @@ import pathlib
 
 from bert_keras.console import PATH, Command, progress, start
 from bert_keras.settings import add_flags, given_settings
-from tasks.flags import CHECKPOINT_HELP
+from tasks.flags import CHECKPOINT_HELP, slow_precision
 from tasks.options import FeatureOptions
 
 FEATURES_NOTES = """formats:
@@ -33,6 +33,7 @@ def _run_features(args: argparse.Namespace) -> None:
     start()
     from tasks.features.text_file import extract_file
 
+    slow_precision(getattr(args, "precision", None))
     total = None
     if pathlib.Path(args.input).is_file():  # else `extract_file` raises an error
         with open(args.input, "rb") as lines:

@@ -99,6 +99,11 @@ class Pieces(Units):
         return np.arange(np.sum(features[MAX_CONTEXT]))  # each token once, in the order of the text
 
 
+def precision_of(encoder: BertEncoder) -> dict[str, str]:
+    """The format in which an encoder computes, for the identity of its vectors; empty for float32, as in earlier versions."""
+    return {} if encoder.compute_dtype == "float32" else {"precision": encoder.compute_dtype}
+
+
 def _marked(mark: str, features: Mapping[str, Any]) -> np.ndarray:
     """Bool [W, S]: True at the position of a unit's vector."""
     return np.asarray(features[mark]) >= (0 if mark == WORD_INDEX else 1)
@@ -110,6 +115,7 @@ class Extractor:
     checkpoint: a path for `checkpoints.read`, or a Checkpoint; without tensors, the weights are random
     layers: each as in `places_of`; None takes the embeddings and every block
     dtype: the type of the vectors, one of DTYPES
+    precision: the format in which the encoder computes, one of bert_keras.precision.PRECISIONS
 
     Raises ValueError for arguments that do not fit the encoder.
     """
@@ -121,6 +127,7 @@ class Extractor:
         units: Units,
         layers: Sequence[str] | None = None,
         dtype: str = "float16",
+        precision: str = "float32",
         seq_length: int = 512,
         batch_size: int = 8,
     ) -> None:
@@ -138,7 +145,7 @@ class Extractor:
         check_sizes(self.config, vocab_size=tokenizer.vocab_size, seq_length=seq_length)
         check_stride(units, tokenizer, seq_length=seq_length)
         self.preprocess = Preprocessor(tokenizer, seq_length=seq_length, pad_to_longest=True)
-        self.encoder = BertEncoder(self.config, outputs=(EMBEDDING_OUTPUT, ENCODER_OUTPUTS))
+        self.encoder = BertEncoder(self.config, outputs=(EMBEDDING_OUTPUT, ENCODER_OUTPUTS), dtype=precision)
         # A pooler may be missing: no vector reads it.
         self._unread: tuple[str, ...] = ()
         if checkpoint.tensors:
@@ -177,6 +184,7 @@ class Extractor:
             "level": self.units.level,
             "layers": list(self.places),
             "dtype": self.dtype,
+            **precision_of(self.encoder),
         }
 
     def __call__(self, raw: Sequence[Mapping[str, bytes]]) -> Iterator[dict[str, Any]]:

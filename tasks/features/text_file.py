@@ -53,6 +53,7 @@ def extract_file(
         units=units,
         layers=[options.layers],
         dtype=options.dtype,
+        precision=options.precision,
         seq_length=options.seq_length or min(checkpoint.config.max_length, 512),
         batch_size=options.batch_size,
     )

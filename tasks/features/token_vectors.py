@@ -19,6 +19,7 @@ from bert_keras.encoder import BertEncoder
 from bert_keras.errors import BertKerasError
 from bert_keras.features import EMBEDDING_OUTPUT, ENCODER_INPUTS, ENCODER_OUTPUTS, INPUT_MASK
 from tasks.features.cache import Cache, CacheReader, layers_in, writing_cache
+from tasks.features.extract import precision_of
 from tasks.features.parquet_file import VECTORS
 from tasks.task import Features
 from tasks.training.identity import digest_of_tensors
@@ -80,6 +81,7 @@ class RowExtractor:
             "level": "row",
             "layers": list(self.places),
             "dtype": self.dtype,
+            **precision_of(self.encoder),
         }
 
     def bytes_of(self, rows: Iterable[bytes]) -> int:

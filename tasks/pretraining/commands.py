@@ -15,11 +15,12 @@ from typing import Any
 from bert_keras.console import PATH, SEVERAL, Command, progress, say, start, table
 from bert_keras.errors import BertKerasError
 from bert_keras.paths import path_of
+from bert_keras.precision import PRECISIONS
 from bert_keras.settings import Masking, add_flags, describe, given_settings, names_of
 from tasks.flags import SAVE_HELP, add_strategy, start_training
 from tasks.options import VocabularyOptions
 from tasks.pretraining.recipes import RECIPES
-from tasks.settings import Sampling
+from tasks.settings import PRECISION_HELP, Sampling
 
 TEXT_HELP = "files, folders or tfds:NAME (format: see below)"
 VOCAB_HELP = "a vocab.txt, a spiece.model or a folder with one of them"
@@ -114,6 +115,7 @@ def _add_pretrain(parser: argparse.ArgumentParser) -> None:
         help="folder for the run: new, empty, or with the same run unfinished",
     )
     add("--size", help="tiny, mini, small, medium, base, large, L-2_H-128 ... (default: the paper's)")
+    add("--precision", choices=PRECISIONS, help=f"{PRECISION_HELP} (default: float32)")
     _add_set(parser)
     add("--save-every", type=int, default=1000, help=f"{SAVE_HELP} (default: 1000)")
     add(
@@ -136,8 +138,8 @@ def _run_pretrain(args: argparse.Namespace) -> None:
     held_out = args.held_out and _share(args.held_out)
     if args.held_out and held_out is None:
         held_out = args.held_out if args.records else open_corpora([args.held_out])
-    settings = {"size": args.size} if args.size else {}
-    settings |= dict(map(set_value, args.set))
+    flags = {"size": args.size, "precision": args.precision}
+    settings = {name: value for name, value in flags.items() if value} | dict(map(set_value, args.set))
     results = pretrain(
         recipe=RECIPES[args.recipe].changed(**settings),
         output=args.output,

@@ -28,6 +28,7 @@ from bert_keras.config import BertConfig
 from bert_keras.encoder import BertEncoder
 from bert_keras.errors import BertKerasError
 from bert_keras.objectives import Objective
+from bert_keras.precision import slowness, training_policy
 from bert_keras.pretrainers import Pretrainer, pretrainer_of
 from bert_keras.text.masking import Pieces
 from bert_keras.text.preprocessing import Preprocessor, pad_batches
@@ -54,7 +55,7 @@ from tasks.training.identity import digest_of_tensors
 from tasks.training.loop import RUN, check_save_every, train
 from tasks.training.plan import Plan, Stage
 from tasks.training.run_folder import check_sizes, save_task, save_weights
-from tasks.training.strategies import rows_for, strategy
+from tasks.training.strategies import is_accelerated, rows_for, strategy
 from tasks.training.workers import reports_lost_workers
 
 HELD_OUT_BATCH = 32
@@ -90,7 +91,8 @@ def _read_start(given: str | pathlib.Path | checkpoints.Checkpoint | None, recip
 def _build(recipe: Recipe, config: BertConfig, objectives: Sequence[Objective]) -> Pretrainer:
     """A compiled model, with its optimizer built; call it in the strategy's scope."""
     hparams = recipe.hparams
-    encoder = BertEncoder(config, outputs=tuple(dict.fromkeys(one.reads for one in objectives)))
+    outputs = tuple(dict.fromkeys(one.reads for one in objectives))
+    encoder = BertEncoder(config, outputs=outputs, dtype=training_policy(hparams.precision))
     model = pretrainer_of(kinds_of(recipe)).of(encoder, objectives, count_tokens=True)
     for one in {id(one): one for one in model.encoders.values()}.values():
         one.rematerialize = hparams.rematerialize
@@ -101,9 +103,11 @@ def _build(recipe: Recipe, config: BertConfig, objectives: Sequence[Objective]) 
         clip_norm=hparams.clip_norm,
         bias_correction=hparams.bias_correction,
     )
-    optimizer.build(model.trainable_variables)
     # XLA is not faster on CPU, and fails under MirroredStrategy.
     model.compile(optimizer, micro_batch=hparams.micro_batch, jit_compile=False)
+    model.optimizer.build(
+        model.trainable_variables
+    )  # in float16, Keras' own around ours, which scales the loss
     return model
 
 
@@ -304,6 +308,7 @@ def plan_pretraining(
     objectives = [objectives_for(recipe, length, pieces=Pieces.of(tokenizer)) for length in lengths]
     lines = [*_check_phases(source, objectives, config=config, batch_size=hparams.batch_size)]
     lines += _warn_of_long_steps(hparams)
+    lines += slowness(hparams.precision, accelerated=is_accelerated())
     rows = rows_for(distribution, HELD_OUT_BATCH)
     held = [
         _held_out(source, phase, those, vocab_size=config.vocab_size, hparams=hparams, multiple_of=rows)
@@ -342,9 +347,10 @@ def _identity(
     recipe: Recipe, config: BertConfig, tokenizer: Tokenizer, *, segment: Segmenter | None
 ) -> dict[str, Any]:
     """The settings that decide the result, besides data, checkpoint, snapshots and strategy; plain JSON."""
+    settings = sorted(recipe.all_settings.items())  # a run of a version without `precision` has float32
     about = {
         "objectives": list(recipe.objectives),
-        **dict(sorted(recipe.all_settings.items())),
+        **{name: value for name, value in settings if (name, value) != ("precision", "float32")},
         "config": config.to_dict(),
         "vocabulary": tokenizer.digest,
         "lower_case": tokenizer.lower_case,

@@ -14,6 +14,7 @@ from bert_keras import checkpoints
 from bert_keras.errors import BertKerasError, LossDiverged
 from bert_keras.features import POOLED_OUTPUT
 from bert_keras.files import whole_file
+from bert_keras.precision import slowness, training_policy
 from bert_keras.text.preprocessing import Preprocessor
 from bert_keras.text.tokenizer import Tokenizer
 from tasks.batches import cardinality, count, dataset, hold_out, predictor, take_examples
@@ -40,7 +41,7 @@ from tasks.training.run_folder import (
     network_of,
     save_run,
 )
-from tasks.training.strategies import rows_for, strategy
+from tasks.training.strategies import is_accelerated, rows_for, strategy
 from tasks.training.workers import reports_lost_workers
 
 # Checkpoints may lack them: pre-training with only the masked LM trains no pooler, and a BiLSTM is added later.
@@ -65,7 +66,10 @@ class GradualUnfreezing(keras.callbacks.Callback):
     """
 
     def on_epoch_begin(self, epoch: int, logs: dict[str, float] | None = None) -> None:
-        self.model.optimizer.learn_to_depth(epoch + 1)
+        optimizer = self.model.optimizer
+        if isinstance(optimizer, keras.optimizers.LossScaleOptimizer):
+            optimizer = optimizer.inner_optimizer
+        optimizer.learn_to_depth(epoch + 1)
 
 
 class FineTuningMonitor(Monitor):
@@ -220,7 +224,8 @@ def _compiled_model(
     preprocess: Preprocessor | None = None,
 ) -> TextModel:
     """The task's model with the checkpoint's weights and BERT's optimizer; call it in the strategy's scope."""
-    encoder, network = network_of(task, source.config, hparams.features)
+    policy = training_policy(hparams.precision)
+    encoder, network = network_of(task, source.config, hparams.features, dtype=policy)
     model = TextModel(task, preprocess, network)
     if source.tensors:
         heads = heads_of(model)
@@ -241,9 +246,10 @@ def _compiled_model(
     if POOLED_OUTPUT not in task.outputs:  # without a gradient, Keras would warn
         encoder.pooler.trainable = False
     optimizer = optimizer_of(hparams, total_steps=total_steps)
-    optimizer.build(model.trainable_variables)  # in `fit`, it would trace the step twice
     # XLA is not faster on CPU, and fails under MirroredStrategy.
     model.compile(optimizer=optimizer, loss=task.loss(), micro_batch=hparams.micro_batch, jit_compile=False)
+    # In `fit`, it would trace the step twice. In float16, Keras has put an optimizer that scales the loss around ours.
+    model.optimizer.build(model.trainable_variables)
     return model
 
 
@@ -364,7 +370,7 @@ def plan_finetuning(
     padded = Preprocessor(tokenizer, seq_length=hparams.seq_length, pad_to_longest=strategy_name != "tpu")
     batches = _batches_of(task, padded, examples.train, hparams, distribution)
     steps = count(batches())
-    lines = list[str]()
+    lines = slowness(hparams.precision, accelerated=is_accelerated())
     with distribution.scope():
         model = _compiled_model(
             task,

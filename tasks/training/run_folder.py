@@ -106,19 +106,20 @@ def heads_of(model: keras.Model) -> dict[str, keras.layers.Layer]:
 
 
 def network_of(
-    problem: Problem, config: BertConfig, features: Mapping[str, Any] | None = None
+    problem: Problem, config: BertConfig, features: Mapping[str, Any] | None = None, *, dtype: Any = None
 ) -> tuple[BertEncoder, keras.Model]:
     """An encoder with random weights, and the problem's model on it.
 
     features: the result of `Hparams.features`, for a BiLSTM on the frozen encoder
+    dtype: a dtype policy of Keras or its name; None takes the global policy
 
     Raises BertKerasError for a problem that cannot be learned from features, and for layers that the encoder lacks.
     """
     if features is None:
-        encoder = BertEncoder(config, outputs=problem.outputs)
+        encoder = BertEncoder(config, outputs=problem.outputs, dtype=dtype)
         return encoder, problem.model(encoder)
     check_features(problem, config, features)
-    encoder = BertEncoder(config, outputs=OUTPUTS)
+    encoder = BertEncoder(config, outputs=OUTPUTS, dtype=dtype)
     stand_in: Any = FeatureEncoder(encoder, **features)
     return encoder, problem.model(stand_in)
 

@@ -100,6 +100,11 @@ def check_cluster(given: str | None) -> None:
         raise BertKerasError(f"{CLUSTER} names no task of its cluster; {wanted}.")
 
 
+def is_accelerated() -> bool:
+    """True where TensorFlow sees a GPU or TPU."""
+    return bool(tf.config.list_logical_devices("GPU") or tf.config.list_logical_devices("TPU"))
+
+
 def rows_for(distribution: tf.distribute.Strategy, batch_size: int) -> int:
     """The number that must divide the rows of every batch: the replicas, or on a TPU the rows of a full batch.
 

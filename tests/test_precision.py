@@ -1,0 +1,308 @@
+"""Precision as a setting: every problem trains and predicts in bfloat16 near float32, and runs are read at another precision."""
+
+import dataclasses
+import json
+
+import keras
+import numpy as np
+import pretrainings
+import pytest
+import tensorflow as tf
+from runs import run_command, texts, write_checkpoint, write_data
+
+import bert_keras as bk
+from bert_keras import precision
+from bert_keras.errors import BertKerasError
+from bert_keras.layers import wide
+from tasks.features.text_file import extract_file
+from tasks.pretraining.pretrain import plan_pretraining
+from tasks.settings import Hparams
+from tasks.training.ensemble import load_runs
+from tasks.training.finetune import finetune, plan_finetuning
+from tasks.training.run_folder import encoder_of, load_run, open_task
+from tasks.training.run_precision import at_precision
+
+NAMES = ["bad", "good"]
+TEXTS = texts(16, seed=0)
+LABELS = ["good" if "good" in text or "warm" in text else "bad" for text in TEXTS]
+BILSTM = {"feature_layers": "0,1", "lstm_layers": 1, "lstm_units": 8, "lstm_dropout": 0.0}
+NO_DROPOUT = {"hidden_dropout": 0.0, "attention_dropout": 0.0}
+# The largest difference from float32 of logits after two steps: the tests see 0.03 at most, of logits around 1.
+NEAR = 0.08
+HPARAMS = {"epochs": 1, "batch_size": 8, "learning_rate": 1e-3, "seq_length": 40, "max_examples": 16}
+
+
+@pytest.fixture(scope="module")
+def checkpoint(tmp_path_factory):
+    return write_checkpoint(tmp_path_factory.mktemp("precision") / "checkpoint", num_layers=2, **NO_DROPOUT)
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory):
+    return write_data(tmp_path_factory.mktemp("precision") / "data", "sst2")
+
+
+CASES = {
+    "class": (lambda ckpt, **kw: bk.classifier(ckpt, NAMES, **kw), TEXTS, LABELS),
+    "concat": (lambda ckpt, **kw: bk.classifier(ckpt, NAMES, pooling="concat", **kw), TEXTS, LABELS),
+    "score": (bk.regressor, TEXTS, np.linspace(-1, 1, 16)),
+    "answers": (
+        lambda ckpt, **kw: bk.question_answerer(ckpt, doc_stride=16, max_query_length=8, **kw),
+        {"question": ["the film"] * 4, "context": ["the plot is good and the film very dull " * 3] * 4},
+        [{"text": "very dull", "answer_start": 30}] * 4,
+    ),
+    "tags": (
+        lambda ckpt, **kw: bk.tagger(ckpt, ["PER"], **kw),
+        [["the", "actor", "is", "good"], ["bad", "plot"]] * 4,
+        [["O", "B-PER", "O", "O"], ["O", "O"]] * 4,
+    ),
+    "endings": (
+        lambda ckpt, **kw: bk.chooser(ckpt, 2, **kw),
+        {"context": ["the film"] * 8, "endings": [["is good", "is bad"]] * 8},
+        [1, 0] * 4,
+    ),
+    "masks": (bk.masked_lm, ["the film is [MASK]", "a [MASK] plot"] * 4, ["good", "dull"] * 4),
+    "features": (lambda ckpt, **kw: bk.classifier(ckpt, NAMES, **BILSTM, **kw), TEXTS, LABELS),
+}
+
+
+def logits_of(model, x):
+    """The logits of a problem's model, before and without decoding."""
+    return [np.asarray(one) for one in tf.nest.flatten(model(x))]
+
+
+@pytest.mark.long
+@pytest.mark.filterwarnings("ignore:the checkpoint has no masked_lm head")
+@pytest.mark.parametrize("case", CASES)
+def test_every_problem_trains_two_steps_in_bfloat16_near_float32(case, checkpoint):
+    make, x, y = CASES[case]
+    found = {}
+    policies = ["float32", "mixed_bfloat16", *(["mixed_float16"] if case == "class" else [])]
+    for policy in policies:
+        keras.utils.set_random_seed(0)
+        model = make(checkpoint, dtype=policy)
+        model.compile(learning_rate=1e-4)
+        history = model.fit(x, y, batch_size=len(y), epochs=2, shuffle=False, verbose=0).history["loss"]
+        assert np.isfinite(history).all() and int(model.optimizer.iterations) == 2
+        assert {one.dtype for one in model.trainable_variables} == {"float32"}
+        found[policy] = logits_of(model, x)
+        assert {one.dtype for one in found[policy]} == {np.dtype("float32")}
+        model.predict(x, verbose=0)
+    for policy in policies[1:]:
+        for ours, reference in zip(found[policy], found["float32"], strict=True):
+            assert np.isfinite(ours).all()
+            difference = np.abs(ours - reference).max()
+            assert 0 < difference <= NEAR * max(1, np.abs(reference).max()), (policy, difference)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("case", ["bert", "electra", "lamb"])
+def test_a_pretraining_in_bfloat16_is_near_float32(case, tmp_path):
+    recipe, changes = ("bert", {"optimizer": "lamb"}) if case == "lamb" else (case, {})
+    changes |= {"steps": 4, "log_every": 2, "eval_every": 2, "batch_size": 4, **NO_DROPOUT}
+    runs = {
+        name: pretrainings.train(tmp_path / name, recipe, changes=changes | {"precision": name}, held_out=0.2)
+        for name in precision.PRECISIONS[: 3 if case == "bert" else 2]
+    }
+    losses = {name: run["measures"]["held_out_masked_lm_loss"] for name, run in runs.items()}
+    assert len({*losses.values()}) == len(losses)
+    assert [*losses.values()] == pytest.approx([losses["float32"]] * len(losses), abs=0.05)
+
+
+def plan(checkpoint, data, **hparams):
+    task = open_task("sst2", data)
+    return plan_finetuning(task, checkpoint=checkpoint, hparams=Hparams(**HPARAMS | hparams))
+
+
+def test_the_precision_is_part_of_a_run_and_float32_is_that_of_earlier_versions(checkpoint, data):
+    identities = [plan(checkpoint, data, precision=name).identity for name in ("float32", "bfloat16")]
+    assert "precision" not in identities[0] and identities[1] == identities[0] | {"precision": "bfloat16"}
+    given = pretrainings.given(changes={"precision": "bfloat16"})
+    assert plan_pretraining(**given).identity["precision"] == "bfloat16"
+    explicit = pretrainings.given(changes={"precision": "float32"})
+    assert plan_pretraining(**explicit).identity == plan_pretraining(**pretrainings.given()).identity
+
+
+@pytest.mark.long
+def test_a_run_of_another_precision_is_not_resumed(checkpoint, data, tmp_path):
+    def train(name, save_every=1):
+        task = open_task("sst2", data)
+        hparams = Hparams(**HPARAMS, precision=name)
+        return finetune(
+            task,
+            checkpoint=checkpoint,
+            output=tmp_path / "run",
+            hparams=hparams,
+            save_every=save_every,
+            verbose=0,
+            log=lambda line: None,
+        )
+
+    results = train("bfloat16")
+    assert results["hparams"]["precision"] == "bfloat16"
+    (tmp_path / "run" / "results.json").unlink()  # as if it were unfinished
+    with pytest.raises(BertKerasError, match='another precision: "bfloat16", not null'):
+        train("float32")
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("options", [{"unfreeze": "gradual"}, {"micro_batch": 3}, {"lora_rank": 2}, BILSTM])
+def test_float16_scales_the_loss_with_every_form_of_training(options, checkpoint, data, tmp_path):
+    results = finetune(
+        open_task("sst2", data),
+        checkpoint=checkpoint,
+        output=tmp_path / "run",
+        hparams=Hparams(**HPARAMS, precision="float16", **options),
+        verbose=0,
+        log=lambda line: None,
+    )
+    assert np.isfinite(results["history"][0]["loss"])
+
+
+@pytest.fixture(scope="module")
+def trained(checkpoint, data, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("precision") / "run"
+    finetune(
+        open_task("sst2", data),
+        checkpoint=checkpoint,
+        output=folder,
+        hparams=Hparams(**HPARAMS),
+        verbose=0,
+        log=lambda line: None,
+    )
+    return folder
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("name", ["bfloat16", "float16"])
+def test_a_run_at_another_precision_has_the_same_weights_and_nearly_the_same_logits(name, trained):
+    run = load_run(trained)
+    narrow = at_precision(run, name)
+    features = run.preprocess(tf.constant(TEXTS))
+    expected, found = run.model(features).numpy(), narrow.model(features).numpy()
+    assert narrow.encoder.variable_dtype == narrow.encoder.compute_dtype == name
+    assert 0 < np.abs(found - expected).max() <= NEAR * max(1, np.abs(expected).max())
+    for ours, theirs in zip(narrow.encoder.weights, run.encoder.weights, strict=True):
+        np.testing.assert_array_equal(np.asarray(ours), np.asarray(theirs).astype(ours.dtype))
+    assert at_precision(run, None) is run
+    with pytest.raises(BertKerasError, match="int8"):
+        at_precision(run, "int8")
+
+
+@pytest.mark.long
+@pytest.mark.filterwarnings("ignore:__array__ implementation doesn't accept a copy keyword")
+def test_an_ensemble_and_lora_at_another_precision(trained):
+    both = at_precision(load_runs([trained, trained]), "bfloat16")
+    assert [encoder_of(one).compute_dtype for one in both.model.members] == ["bfloat16"] * 2
+    run = load_run(trained)
+    run.encoder.enable_lora(2)
+    dense = run.encoder.blocks[0].attention.query
+    dense.lora_kernel_b.assign(np.ones(dense.lora_kernel_b.shape))
+    found = at_precision(run, "float32").encoder.blocks[0].attention.query.kernel
+    np.testing.assert_allclose(found.numpy(), dense.kernel.numpy(), rtol=1e-6)
+    run = load_run(trained)
+    run.encoder.blocks[0].attention.query.quantize("int8")
+    with pytest.raises(BertKerasError, match="is quantized to int8"):
+        at_precision(run, "bfloat16")
+
+
+@pytest.mark.long
+def test_evaluate_predict_and_features_take_a_precision(trained, checkpoint, data, tmp_path, capfd):
+    code, out, err = run_command(
+        capfd, "evaluate", "--run", trained, "--data", data, "--precision", "bfloat16", "--json"
+    )
+    assert code == 0, err
+    assert 0 <= json.loads(out)["validation"]["accuracy"] <= 1
+    lines = tmp_path / "lines.txt"
+    lines.write_text("\n".join(TEXTS))
+    answers = {}
+    for name in ("float32", "bfloat16"):
+        code, out, err = run_command(
+            capfd, "predict", "--run", trained, "--input", lines, "--precision", name
+        )
+        assert code == 0, err
+        answers[name] = np.array([json.loads(line)["probabilities"] for line in out.splitlines()])
+    assert 0 < np.abs(answers["bfloat16"] - answers["float32"]).max() <= 0.02
+    vectors = {}
+    for name in ("float32", "bfloat16"):
+        extract_file(
+            lines, tmp_path / name, checkpoint=checkpoint, format="npz", seq_length=40, precision=name
+        )
+        vectors[name] = np.load(tmp_path / name)["vectors"]
+    assert vectors["bfloat16"].dtype == np.float32
+    assert 0 < np.abs(vectors["bfloat16"] - vectors["float32"]).max() <= 0.1
+
+
+def test_a_feature_cache_of_another_precision_is_refused(checkpoint, tmp_path):
+    lines = tmp_path / "lines.txt"
+    lines.write_text("\n".join(TEXTS))
+
+    class Killed(Exception):
+        pass
+
+    def stop(done):
+        raise Killed
+
+    options = {"checkpoint": checkpoint, "seq_length": 40, "shard_examples": 4}
+    with pytest.raises(Killed):
+        extract_file(lines, tmp_path / "out", precision="bfloat16", progress=stop, **options)
+    with pytest.raises(BertKerasError, match="made with another"):
+        extract_file(lines, tmp_path / "out", **options)
+
+
+def test_the_global_policy_and_the_argument_are_equal(checkpoint):
+    keras.config.set_dtype_policy("mixed_bfloat16")
+    try:
+        by_policy = bk.classifier(checkpoint, NAMES)
+    finally:
+        keras.config.set_dtype_policy("float32")
+    by_argument = bk.classifier(checkpoint, NAMES, dtype="mixed_bfloat16")
+    assert by_policy.dtype_policy.name == by_argument.dtype_policy.name == "mixed_bfloat16"
+    assert bk.load_encoder(checkpoint, dtype="bfloat16").variable_dtype == "bfloat16"
+
+
+@pytest.mark.parametrize(
+    ("given", "expected"),
+    [("bfloat16", "float32"), ("mixed_float16", "float32"), ("float32", "float32"), ("float64", "float64")],
+)
+def test_sums_and_logits_are_float32_or_wider(given, expected):
+    assert wide(given) == expected
+
+
+@pytest.mark.parametrize(
+    ("info", "machine", "expected"),
+    [
+        ("flags\t\t: fpu avx512f avx512_bf16 amx_tile\n", "x86_64", True),
+        ("flags\t\t: fpu avx2 avx512f\n", "x86_64", False),
+        ("Features\t: fp asimd bf16\n", "aarch64", True),
+        ("Features\t: fp asimd\n", "aarch64", False),
+        ("nothing\n", "x86_64", None),
+        (None, "x86_64", None),
+        ("flags\t\t: fpu\n", "riscv64", None),
+    ],
+)
+def test_the_processor_is_asked_for_bfloat16(info, machine, expected, tmp_path, monkeypatch):
+    file = tmp_path / "cpuinfo"
+    if info is not None:
+        file.write_text(info)
+    monkeypatch.setattr(precision, "CPU_INFO", file)
+    monkeypatch.setattr(precision.platform, "machine", lambda: machine)
+    assert precision.is_fast("bfloat16") is expected
+    assert precision.is_fast("float32") is True
+    lines = precision.slowness("bfloat16", accelerated=False)
+    assert len(lines) == (expected is False) and all("bfloat16" in line for line in lines)
+    assert not precision.slowness("bfloat16", accelerated=True)
+
+
+def test_a_plan_warns_of_a_slow_format(checkpoint, data, tmp_path, monkeypatch):
+    (tmp_path / "cpuinfo").write_text("flags : fpu\n")
+    monkeypatch.setattr(precision, "CPU_INFO", tmp_path / "cpuinfo")
+    monkeypatch.setattr(precision.platform, "machine", lambda: "x86_64")
+    assert [line for line in plan(checkpoint, data, precision="bfloat16").lines if "warning" in line]
+    assert not [line for line in plan(checkpoint, data).lines if "warning" in line]
+
+
+def test_the_default_of_a_setting_is_float32():
+    assert Hparams().precision == "float32" == dataclasses.asdict(Hparams())["precision"]
+    with pytest.raises(BertKerasError, match="precision is 'int8'"):
+        Hparams(precision="int8")
