@@ -28,6 +28,7 @@ SAMPLES = (
     "word " * 600,
 )
 TOLERANCE = 1e-6  # for probabilities and scores of the same graph
+NARROW = 2**-6  # for bfloat16 and float16: four times the last place of a bfloat16 at 1
 ROUNDING = 1e-5  # for those of another graph of the same numbers, which adds them up in another order
 
 

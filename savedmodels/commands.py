@@ -17,7 +17,7 @@ from typing import Any
 from bert_keras.console import PATH, SEVERAL, Command, start, table
 from bert_keras.errors import BertKerasError
 from bert_keras.settings import add_flags, given_settings
-from tasks.flags import CHECKPOINT_HELP, add_model, add_pretrained_task
+from tasks.flags import CHECKPOINT_HELP, add_model, add_precision, add_pretrained_task, slow_precision
 from tasks.options import SAVED_MODEL, ExportOptions, HubOptions, ServerOptions
 
 # -----------------------------------------------------------------------------------------------------------
@@ -32,6 +32,7 @@ def _add_export(parser: argparse.ArgumentParser) -> None:
     others = [field.name for field in dataclasses.fields(ExportOptions) if field.name != "embedding"]
     add_flags(form, ExportOptions, without=others)
     add_flags(parser, ExportOptions, without=("embedding",))
+    add_precision(parser)
     add(
         "--output",
         **PATH,
@@ -48,8 +49,10 @@ def _run_export(args: argparse.Namespace) -> None:
         return
     start()
     from savedmodels.export import export
+    from tasks.training.run_precision import at_precision
 
-    run = _run_to_export(args, options)
+    run = at_precision(_run_to_export(args, options), args.precision)
+    slow_precision(args.precision)
     folder = export(run, args.output, target=args.target, freeze=options.freeze)
     size = sum(file.stat().st_size for file in folder.rglob("*") if file.is_file()) / 1e6
     print(f"{folder}: {size:.0f} MB; a fresh process without this package gave the same answers")
@@ -59,6 +62,11 @@ def _export_to_runtime(args: argparse.Namespace, options: ExportOptions) -> None
     if args.target:
         raise BertKerasError(
             f"--target names a TensorFlow Serving, which does not load {options.format}; leave it out."
+        )
+    if args.precision:
+        raise BertKerasError(
+            f"--precision applies only to a {SAVED_MODEL}; leave it out: {options.format} models are float32, or int8 with "
+            "--quantize."
         )
     start()
     from savedmodels.runtime_export import export_to

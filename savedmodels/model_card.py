@@ -10,6 +10,8 @@ import urllib.parse
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+import keras
+
 from bert_keras.json_files import ANYTHING, MEASURE, object_of, read_object, typed, whole
 from savedmodels.op_support import VERSIONS
 from savedmodels.server_config import BATCHING, MODELS
@@ -17,7 +19,7 @@ from tasks.task import Problem
 from tasks.training.card import fact_rows, facts_of, measures_of
 from tasks.training.ensemble import Ensemble
 from tasks.training.loop import RESULTS_FILE
-from tasks.training.run_folder import Run
+from tasks.training.run_folder import Run, encoder_of
 
 CARD_TEMPLATE = """# {name}
 
@@ -95,7 +97,11 @@ def model_card(
 ) -> str:
     """The text of the card. size: bytes of the graph and the weights; frozen: True if the weights are constants."""
     example = example_of(run.task)
-    facts = facts_of(run) | {"weights": FROZEN if frozen else "", "size": f"{size / 1e6:.1f} MB"}
+    facts = facts_of(run) | {
+        "precision": precision_of(run.model),
+        "weights": FROZEN if frozen else "",
+        "size": f"{size / 1e6:.1f} MB",
+    }
     return CARD_TEMPLATE.format(
         name=name,
         volume=shlex.quote(f"{name}:/models/{name}"),
@@ -118,6 +124,12 @@ def model_card(
         ),
         python=", ".join(f"{key}=tf.constant([{json.dumps(value)}])" for key, value in example.items()),
     )
+
+
+def precision_of(model: keras.Model) -> str:
+    """The format that a model's encoder computes in, such as "bfloat16"; an ensemble's members have one format."""
+    members = model.members if isinstance(model, Ensemble) else [model]
+    return encoder_of(members[0]).compute_dtype
 
 
 def example_of(task: Problem) -> dict[str, Any]:

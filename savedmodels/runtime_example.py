@@ -6,6 +6,7 @@
 An export for another runtime has this file as example.py, beside the model, tokenizer.json and settings.json.
 """
 
+import functools
 import json
 import pathlib
 import sys
@@ -56,12 +57,19 @@ def framed(settings: dict[str, Any], texts: Sequence[Sequence[int]]) -> tuple[li
     return ids, types
 
 
-def features(settings: dict[str, Any], texts: Sequence[Sequence[str]]) -> dict[str, np.ndarray]:
-    """Strings [B] for each input, in their order -> the three int32 [B, S] of the model, padded to the longest row."""
+@functools.cache
+def read_tokenizer(path: str) -> Any:
+    """The tokenizer of a tokenizer.json."""
     import tokenizers
 
-    tokenizer = tokenizers.Tokenizer.from_file(str(FOLDER / settings["tokenizer"]))
+    tokenizer = tokenizers.Tokenizer.from_file(path)
     tokenizer.encode_special_tokens = True  # a literal "[SEP]" is text, as in training
+    return tokenizer
+
+
+def features(settings: dict[str, Any], texts: Sequence[Sequence[str]]) -> dict[str, np.ndarray]:
+    """Strings [B] for each input, in their order -> the three int32 [B, S] of the model, padded to the longest row."""
+    tokenizer = read_tokenizer(str(FOLDER / settings["tokenizer"]))
     encoded = [tokenizer.encode_batch(list(column), add_special_tokens=False) for column in texts]
     rows = [framed(settings, [text.ids for text in row]) for row in zip(*encoded, strict=True)]
     shape = len(rows), max(len(ids) for ids, _ in rows)
