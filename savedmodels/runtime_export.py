@@ -56,7 +56,7 @@ _CARD = """# {name}
 
 `example.py` is all that a program needs: it has no TensorFlow in it. {tokenizer}
 """
-_TOKENIZERS = "`tokenizer.json` is read by the library tokenizers, version 0.15 or newer."
+_TOKENIZERS = "`tokenizer.json` is read by the library tokenizers, version 0.21 or newer."
 _NO_TOKENIZER = (
     "The library tokenizers does not compute the ids of this SentencePiece vocabulary: compute the features with "
     "`bert_keras.load_tokenizer` and give them to example.py as JSON."
