@@ -125,6 +125,10 @@ def main(arguments: Sequence[str]) -> None:
     )
     if set(given) == set(settings["features"]):  # ids of another tokenizer
         ready = {name: np.asarray(rows, np.int32) for name, rows in given.items()}
+    elif settings["tokenizer"] is None:
+        sys.exit(
+            f"this model has no tokenizer.json: give {', '.join(settings['features'])} as JSON on standard input."
+        )
     else:
         ready = features(settings, [given[name] for name in names])
     output = load(settings)(ready)

@@ -1,5 +1,6 @@
 """Exports for ONNX Runtime and OpenVINO: the run's answers from raw texts without TensorFlow, and refusals before any work."""
 
+import dataclasses
 import json
 import subprocess
 import sys
@@ -13,6 +14,8 @@ from runs import ROBERTA_TOKENS, contents, run_command, texts, write_roberta
 
 import bert_keras as bk
 from bert_keras import checkpoints
+from bert_keras.text.preprocessing import Preprocessor
+from bert_keras.text.sentencepiece import SentencePiece, sentencepiece_texts
 from savedmodels import runtime_example, runtimes
 from savedmodels.checked_write import SAMPLES, ExportError
 from savedmodels.runtime_export import SCRIPT, SETTINGS, check_task, export_to, settings_of, write_beside
@@ -20,6 +23,7 @@ from savedmodels.runtimes import RUNTIMES, check_packages
 from tasks.batches import predict
 from tasks.glue.data_sets import ROWS
 from tasks.glue.task import Glue
+from tasks.pretraining.vocabulary import learn_sentencepiece
 from tasks.task import model_inputs
 from tasks.training.run_folder import load_run
 
@@ -91,6 +95,29 @@ def test_vectors_scores_and_pairs(name, case, sst2, tmp_path):
     expected = np.asarray(run.model(model_inputs(features), training=False))
     settings = json.loads((tmp_path / "model" / SETTINGS).read_text())
     np.testing.assert_allclose(answers(tmp_path / "model", raw)[settings["output"]], expected, atol=1e-5)
+
+
+@pytest.mark.long
+@WARNINGS
+def test_a_sentencepiece_run_takes_features(sst2, tmp_path):
+    needs("onnx")
+    learned = learn_sentencepiece(
+        sentencepiece_texts(lower_case=True)(texts(400, seed=1)), size=45, lower_case=True
+    )
+    preprocess = Preprocessor(SentencePiece(learned.model), seq_length=24, pad_to_longest=True)
+    run = dataclasses.replace(load_run(sst2.run), preprocess=preprocess)
+    assert export_to(run, tmp_path / "model", "onnx")["max_difference"] < 1e-5
+    given = {name: rows.numpy().tolist() for name, rows in model_inputs(preprocess(["good film"])).items()}
+    assert len(answers(tmp_path / "model", given)["answers"]) == 1
+    done = subprocess.run(
+        [sys.executable, tmp_path / "model" / SCRIPT, "good film"], capture_output=True, text=True
+    )
+    assert done.returncode == 1 and "give input_word_ids, input_mask" in done.stderr
+    ids = [
+        tokenizer.tokenize(["good film"]).to_list()
+        for tokenizer in (preprocess.tokenizer, bk.load_tokenizer(tmp_path / "model"))
+    ]
+    assert ids[0] == ids[1]
 
 
 @pytest.mark.long
