@@ -5,6 +5,7 @@ TensorFlow is imported when a command runs; flags and help need none.
 
 import argparse
 import contextlib
+import dataclasses
 import itertools
 import json
 import os
@@ -16,8 +17,8 @@ from typing import Any
 from bert_keras.console import PATH, SEVERAL, Command, start, table
 from bert_keras.errors import BertKerasError
 from bert_keras.settings import add_flags, given_settings
-from tasks.flags import CHECKPOINT_HELP, add_model, add_pretrained_task
-from tasks.options import ExportOptions, HubOptions, ServerOptions
+from tasks.flags import CHECKPOINT_HELP, add_model, add_precision, add_pretrained_task, slow_precision
+from tasks.options import SAVED_MODEL, ExportOptions, HubOptions, ServerOptions
 
 # -----------------------------------------------------------------------------------------------------------
 # export and hub
@@ -28,29 +29,64 @@ def _add_export(parser: argparse.ArgumentParser) -> None:
     add_model(parser)
     form = parser.add_mutually_exclusive_group()
     add_pretrained_task(form)
-    others = ("l2", "layers", "seq_length")
+    others = [field.name for field in dataclasses.fields(ExportOptions) if field.name != "embedding"]
     add_flags(form, ExportOptions, without=others)
     add_flags(parser, ExportOptions, without=("embedding",))
-    add("--output", **PATH, required=True, help="folder of the model; the new version gets the next number")
+    add_precision(parser)
+    add(
+        "--output",
+        **PATH,
+        required=True,
+        help="folder of the model; a SavedModel gets the next number in it, other formats need a new folder",
+    )
     add("--target", help="check that this server can load the graph: tfserving-2.10 to tfserving-2.20")
 
 
 def _run_export(args: argparse.Namespace) -> None:
+    options = ExportOptions(**given_settings(args, ExportOptions))
+    if options.format != SAVED_MODEL:
+        _export_to_runtime(args, options)
+        return
     start()
     from savedmodels.export import export
+    from tasks.training.run_precision import at_precision
 
-    folder = export(_run_to_export(args), args.output, target=args.target)
+    run = at_precision(_run_to_export(args, options), args.precision)
+    slow_precision(args.precision)
+    folder = export(run, args.output, target=args.target, freeze=options.freeze)
     size = sum(file.stat().st_size for file in folder.rglob("*") if file.is_file()) / 1e6
     print(f"{folder}: {size:.0f} MB; a fresh process without this package gave the same answers")
 
 
-def _run_to_export(args: argparse.Namespace) -> Any:
+def _export_to_runtime(args: argparse.Namespace, options: ExportOptions) -> None:
+    if args.target:
+        raise BertKerasError(
+            f"--target names a TensorFlow Serving, which does not load {options.format}; leave it out."
+        )
+    if args.precision:
+        raise BertKerasError(
+            f"--precision applies only to a {SAVED_MODEL}; leave it out: {options.format} models are float32, or int8 with "
+            "--quantize."
+        )
+    start()
+    from savedmodels.runtime_export import export_to
+    from savedmodels.runtimes import check_packages
+
+    check_packages(options.format, quantize=options.quantize)  # before a long read
+    run = _run_to_export(args, options)
+    found = export_to(run, args.output, options.format, quantize=options.quantize)
+    print(
+        f"{args.output}: {found['bytes'] / 1e6:.0f} MB; a fresh process without TensorFlow gave the run's outputs, "
+        f"with differences up to {found['max_difference']:.1e}"
+    )
+
+
+def _run_to_export(args: argparse.Namespace, options: ExportOptions) -> Any:
     """Loads the runs of --run, or a checkpoint with the task from the flags. Raises BertKerasError for other flags."""
     from tasks.embedding import Embedding, WordEmbedding
     from tasks.training.ensemble import load_runs
     from tasks.training.run_folder import pretrained_run, run_of
 
-    options = ExportOptions(**given_settings(args, ExportOptions))
     of_vectors = {"--l2": options.l2, "--layers": options.layers}
     of_checkpoint = {
         "--embedding": options.embedding,

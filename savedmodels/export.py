@@ -23,28 +23,33 @@ from bert_keras.paths import path_of
 from bert_keras.tensorflow_errors import file_errors
 from bert_keras.text.preprocessing import Preprocessor
 from savedmodels import op_support
-from savedmodels.checked_write import SAMPLES, ask, compare, publishing
+from savedmodels.checked_write import NARROW, ROUNDING, SAMPLES, TOLERANCE, ask, compare, publishing
 from savedmodels.manifest import CARD, EXAMPLE, EXTRA, write_manifest
-from savedmodels.model_card import example_of, model_card
+from savedmodels.model_card import example_of, model_card, precision_of
 from savedmodels.servable import Servable
 from savedmodels.server_config import server_files
-from savedmodels.warmup import WARMUP, Texts, write_warmup
+from savedmodels.warmup import WARMUP, write_warmup
+from tasks.task import Raw, model_inputs
 from tasks.training.run_folder import Run
 
 # Lengths are rounded up: a short text costs little, and an accelerator compiles few lengths.
 LENGTHS = 8  # tokens
 
 
-def export(run: Run, directory: str | pathlib.Path, *, target: str | None = None) -> pathlib.Path:
+def export(
+    run: Run, directory: str | pathlib.Path, *, target: str | None = None, freeze: bool = False
+) -> pathlib.Path:
     """Writes the next version below `directory` and returns its folder.
 
     target: a key of op_support.TARGETS, the server that must support all ops of the graph
+    freeze: True writes the weights as constants of the graph, which run faster on CPU and cannot be trained
 
-    Raises BertKerasError if the target lacks an op, if the folder cannot be written, and if another process writes to it;
-    ExportError if the reloaded model answers differently. The folder then stays unchanged.
+    Raises BertKerasError if the target lacks an op, if the folder cannot be written, if another process writes to it, and if
+    the weights to freeze do not fit into one graph; ExportError if the reloaded model answers differently. The folder then stays
+    unchanged.
     """
     directory = path_of(directory)
-    servable = servable_of(run)
+    servable = servable_of(run, frozen=freeze)
     if target is not None:
         op_support.check(ops_of(servable), target)
     name = directory.resolve().name
@@ -58,7 +63,7 @@ def export(run: Run, directory: str | pathlib.Path, *, target: str | None = None
     return directory / str(version)
 
 
-def servable_of(run: Run) -> Servable:
+def servable_of(run: Run, *, frozen: bool = False) -> Servable:
     """The Servable of a run, with lengths rounded up to a multiple of LENGTHS."""
     preprocess = Preprocessor(
         run.preprocess.tokenizer,
@@ -67,7 +72,7 @@ def servable_of(run: Run) -> Servable:
         pad_to_longest=True,
         multiple_of=LENGTHS,
     )
-    return Servable(run.task, preprocess, run.model)
+    return Servable(run.task, preprocess, run.model, frozen=frozen)
 
 
 def ops_of(servable: Servable) -> set[str]:
@@ -78,32 +83,47 @@ def ops_of(servable: Servable) -> set[str]:
 
 def save(run: Run, servable: Servable, folder: pathlib.Path, *, name: str, version: int) -> None:
     """Writes a version to a new or empty folder. Raises OSError if writing fails."""
-    signatures = servable.signatures()
     with file_errors():
-        tf.saved_model.save(servable, str(folder), signatures=signatures)
-        texts = sample_inputs(run.task.signature())
-        write_extra(folder, run, signatures, texts, name=name, version=version)
+        tf.saved_model.save(servable.saved, str(folder), signatures=servable.signatures())
+        write_extra(run, servable, folder, name=name, version=version)
 
 
-def write_extra(
-    folder: pathlib.Path, run: Run, signatures: Mapping[str, Any], texts: Texts, *, name: str, version: int
-) -> None:
-    """Writes assets.extra of a saved version. texts: the texts of the warm-up requests."""
+def write_extra(run: Run, servable: Servable, folder: pathlib.Path, *, name: str, version: int) -> None:
+    """Writes assets.extra of a saved version."""
     extra = folder / EXTRA
     extra.mkdir()
     size = sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
-    write_warmup(extra / WARMUP, texts, name=name)
-    card = model_card(run, signatures, name=name, version=version, size=size)
+    write_warmup(extra / WARMUP, sample_inputs(run.task.signature()), name=name)
+    card = model_card(
+        run, servable.signatures(), name=name, version=version, size=size, frozen=servable.frozen
+    )
     (extra / CARD).write_text(card, encoding="utf-8")
     write_json(extra / EXAMPLE, example_of(run.task))
     write_manifest(folder)
 
 
 def compare_in_fresh_process(run: Run, servable: Servable, folder: pathlib.Path) -> None:
-    """Raises ExportError unless a fresh process gives the same answers to SAMPLES as this process."""
+    """Raises ExportError unless a fresh process gives the answers of this process to SAMPLES.
+
+    A frozen graph must give the answers of the run's own model within ROUNDING. A model that computes in bfloat16 or float16 must
+    give those of its graph in this process within NARROW: op by op it rounds elsewhere, and may choose another label.
+    """
     raw = sample_inputs(run.task.signature())
-    expected = servable.serve(**{name: tf.constant(texts) for name, texts in raw.items()})
-    compare({name: value.numpy() for name, value in expected.items()}, ask(folder, raw))
+    texts = {name: tf.constant(rows) for name, rows in raw.items()}
+    narrow = precision_of(run.model) != "float32"
+    own = servable.frozen and not narrow
+    expected = answers_of(run, servable, texts) if own else servable.serve(**texts)
+    compare(
+        {name: value.numpy() for name, value in expected.items()},
+        ask(folder, raw),
+        tolerance=NARROW if narrow else ROUNDING if own else TOLERANCE,
+    )
+
+
+def answers_of(run: Run, servable: Servable, raw: Raw) -> Raw:
+    """The answers of the run's own model, which runs op by op; `servable` gives the text processing."""
+    features = run.task.features(servable.preprocess, raw)
+    return run.task.decode(run.model(model_inputs(features), training=False), features, raw)
 
 
 def sample_inputs(signature: Mapping[str, tf.TensorSpec]) -> dict[str, list[Any]]:

@@ -10,6 +10,8 @@ import urllib.parse
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+import keras
+
 from bert_keras.json_files import ANYTHING, MEASURE, object_of, read_object, typed, whole
 from savedmodels.op_support import VERSIONS
 from savedmodels.server_config import BATCHING, MODELS
@@ -17,7 +19,7 @@ from tasks.task import Problem
 from tasks.training.card import fact_rows, facts_of, measures_of
 from tasks.training.ensemble import Ensemble
 from tasks.training.loop import RESULTS_FILE
-from tasks.training.run_folder import Run
+from tasks.training.run_folder import Run, encoder_of
 
 CARD_TEMPLATE = """# {name}
 
@@ -85,10 +87,21 @@ RAGGED = """ `ragged` returns the same as `serving_default`, but the lists of al
 examples are concatenated, with the offset of each example's list. Its outputs have no batch dimension: use `serving_default`
 with a server that batches, and with REST's `instances`."""
 
+FROZEN = (
+    "constants of the graph: the model cannot be fine-tuned, and the loaded object has its signatures alone"
+)
 
-def model_card(run: Run, signatures: Mapping[str, Any], *, name: str, version: int, size: int) -> str:
-    """The text of the card. size: bytes of the graph and the weights."""
+
+def model_card(
+    run: Run, signatures: Mapping[str, Any], *, name: str, version: int, size: int, frozen: bool = False
+) -> str:
+    """The text of the card. size: bytes of the graph and the weights; frozen: True if the weights are constants."""
     example = example_of(run.task)
+    facts = facts_of(run) | {
+        "precision": precision_of(run.model),
+        "weights": FROZEN if frozen else "",
+        "size": f"{size / 1e6:.1f} MB",
+    }
     return CARD_TEMPLATE.format(
         name=name,
         volume=shlex.quote(f"{name}:/models/{name}"),
@@ -98,8 +111,8 @@ def model_card(run: Run, signatures: Mapping[str, Any], *, name: str, version: i
         quoted=json.dumps(name, ensure_ascii=False),
         path=json.dumps(f"{name}/{version}", ensure_ascii=False),
         shell_path=shlex.quote(f"{name}/{version}"),
-        facts=fact_rows(facts_of(run) | {"size": f"{size / 1e6:.1f} MB"}),
-        measures=_measures(run),
+        facts=fact_rows(facts),
+        measures=measures_table(run),
         signatures=signature_table(signatures),
         ragged=RAGGED if "ragged" in signatures else "",
         answers=answers_of(run.task),
@@ -111,6 +124,12 @@ def model_card(run: Run, signatures: Mapping[str, Any], *, name: str, version: i
         ),
         python=", ".join(f"{key}=tf.constant([{json.dumps(value)}])" for key, value in example.items()),
     )
+
+
+def precision_of(model: keras.Model) -> str:
+    """The format that a model's encoder computes in, such as "bfloat16"; an ensemble's members have one format."""
+    members = model.members if isinstance(model, Ensemble) else [model]
+    return encoder_of(members[0]).compute_dtype
 
 
 def example_of(task: Problem) -> dict[str, Any]:
@@ -149,7 +168,7 @@ def signature_table(signatures: Mapping[str, Any]) -> str:
     return "\n".join(["| signature | | name | dtype | shape |", "|---|---|---|---|---|", *rows])
 
 
-def _measures(run: Run) -> str:
+def measures_table(run: Run) -> str:
     """The section with the exported task's measures; empty if results.json has none."""
     path = run.path / RESULTS_FILE
     # Only the members of an ensemble were evaluated, not the ensemble.

@@ -1,9 +1,10 @@
 """Servable: a task that takes raw strings, as one TensorFlow module.
 
 In: strings [B] by the task's input names. Out: the outputs of `Task.decode`, by name. The module has the variables, the
-vocabulary and the text processing, so its SavedModel is complete.
+vocabulary and the text processing, so its SavedModel is complete. A frozen one has constants in place of the variables.
 """
 
+import functools
 from collections.abc import Mapping
 from typing import Any
 
@@ -12,6 +13,7 @@ import tensorflow as tf
 
 from bert_keras.features import ENCODER_INPUTS, INPUT_MASK
 from bert_keras.text.preprocessing import Preprocessor
+from savedmodels.constants import with_constants
 from tasks.task import Features, Problem, Raw, model_inputs
 
 EXAMPLES = "examples"  # the signature for serialized tf.Example, and its input
@@ -22,17 +24,24 @@ class Servable(tf.Module):
     """preprocess + model + decode behind string signatures.
 
     task, preprocess, model: those of a Run
+    frozen: True makes the weights constants of the graph, which run faster on CPU and cannot be trained
 
     After `tf.saved_model.load` the object has `signatures`, `variables`, `trainable_variables`, and is callable:
-    `loaded({"sentence": strings}, training=True)` gives the model's outputs, with dropout, for fine-tuning.
+    `loaded({"sentence": strings}, training=True)` gives the model's outputs, with dropout, for fine-tuning. If it is frozen, it
+    has the signatures alone.
+
+    Raises BertKerasError if it is to be frozen and its weights do not fit into one graph.
     """
 
     # Plain attributes instead of tf.Module's properties: a SavedModel keeps attributes only.
     variables: Any = None
     trainable_variables: Any = None
 
-    def __init__(self, task: Problem, preprocess: Preprocessor, model: keras.Model) -> None:
+    def __init__(
+        self, task: Problem, preprocess: Preprocessor, model: keras.Model, *, frozen: bool = False
+    ) -> None:
         super().__init__(name="servable")
+        self.frozen = frozen
         # Hidden in functions, so that the SavedModel has the variables only once, without a Keras model.
         self._task, self._model = lambda: task, lambda: model
         # Hidden too: `tf.saved_model.save` traces every tf.function that is an attribute again, and keeps both traces.
@@ -51,7 +60,18 @@ class Servable(tf.Module):
         # All variables, including dropout seeds: without them a trace with training=True cannot be saved.
         self.variables = [variable.value for variable in model.variables]
         self.trainable_variables = [variable.value for variable in model.trainable_variables]
+        infer = with_constants(model, self.features_signature()) if frozen else None
+        self._infer = lambda: infer or functools.partial(model, training=False)
         self.functions()
+
+    @property
+    def saved(self) -> tf.Module:
+        """The object to save: this one, or one with the text processing alone, which the signatures of a frozen model use."""
+        if not self.frozen:
+            return self
+        module = tf.Module(name=self.name)
+        module.preprocess = self.preprocess
+        return module
 
     @tf.function(autograph=False)
     def __call__(self, raw: Raw, training: bool = False) -> Any:
@@ -78,7 +98,7 @@ class Servable(tf.Module):
         return task.decode(run(model_inputs(features)), features, raw)
 
     def _run(self, features: Features) -> Any:
-        return self._model()(features, training=False)
+        return self._infer()(features)
 
     def _in_groups(self, features: Features) -> tf.Tensor:
         """The model's outputs for any number of windows, WINDOWS at a time."""
@@ -136,22 +156,27 @@ class Servable(tf.Module):
         return answers
 
     def functions(self) -> list[Any]:
-        """The traces to save: the signatures, and the calls with and without dropout."""
+        """The traces to save: the signatures and, if it can be trained, the calls with and without dropout."""
         calls = [
             self.__call__.get_concrete_function(self._task().signature(), training=training)
-            for training in (False, True)
+            for training in (() if self.frozen else (False, True))
         ]
         return [*calls, *self.signatures().values()]
+
+    def features_signature(self) -> dict[str, tf.TensorSpec]:
+        """The features that the model reads, by name."""
+        read = (
+            self._traced()["_features"].get_concrete_function(**self._task().signature()).structured_outputs
+        )
+        return {
+            name: tf.TensorSpec(value.shape, value.dtype, name=name)
+            for name, value in model_inputs(read).items()
+        }
 
     def signatures(self) -> dict[str, Any]:
         """The signatures of the SavedModel, by name."""
         task, traced = self._task(), self._traced()
-        text = task.signature()
-        read = traced["_features"].get_concrete_function(**text).structured_outputs
-        features = {
-            name: tf.TensorSpec(value.shape, value.dtype, name=name)
-            for name, value in model_inputs(read).items()
-        }
+        text, features = task.signature(), self.features_signature()
         made = {
             "serving_default": traced["_serve"].get_concrete_function(**text),
             EXAMPLES: traced["_serve_examples"].get_concrete_function(

@@ -155,6 +155,8 @@ TAGGING_DEFAULTS: dict[str, Mapping[str, Any]] = {
 # -----------------------------------------------------------------------------------------------------------
 # Options of commands that do not train
 
+SAVED_MODEL = "savedmodel"  # the format of an export by default
+
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class VocabularyOptions(Checked):
@@ -195,7 +197,7 @@ class FeatureOptions(WindowOptions):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class ExportOptions(Checked):
-    """Options for exporting a checkpoint without training. layers and l2 apply only to vectors."""
+    """Options for exports. Those before format apply to a checkpoint without training, layers and l2 only to vectors."""
 
     embedding: str | None = setting(
         None,
@@ -211,6 +213,27 @@ class ExportOptions(Checked):
     seq_length: int | None = setting(
         None, help="longest text, or window, in tokens (default: the encoder's maximum)"
     )
+    format: str = setting(
+        SAVED_MODEL,
+        help="a SavedModel that takes raw strings, or the part without strings for another runtime, with the tokenizer beside it",
+        choices=(SAVED_MODEL, "onnx", "openvino"),
+    )
+    freeze: bool = setting(
+        False,
+        help="SavedModel: write the weights as constants of the graph, which run faster on CPU and cannot be trained",
+    )
+    quantize: str | None = setting(
+        None, help="onnx and openvino: int8 weights, by the runtime's own quantizer", choices=("int8",)
+    )
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.format == SAVED_MODEL and self.quantize is not None:
+            raise wrong_setting(self, "quantize", f"None for a {SAVED_MODEL}: give format onnx or openvino")
+        if self.format != SAVED_MODEL and self.freeze:
+            raise wrong_setting(
+                self, "freeze", f"False for {self.format}, whose weights are always constants"
+            )
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

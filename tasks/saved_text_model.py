@@ -94,12 +94,18 @@ class SavedTextModel(keras.Model):
             finally:
                 written.unlink(missing_ok=True)
 
-    def export(self, filepath: Any, *, target: str | None = None, **kwargs: Any) -> pathlib.Path:
-        """Writes the next version of a SavedModel that takes raw strings, as `bert-keras export` does; returns its folder."""
+    def export(
+        self, filepath: Any, *, target: str | None = None, freeze: bool = False, **kwargs: Any
+    ) -> pathlib.Path:
+        """Writes the next version of a SavedModel that takes raw strings, as `bert-keras export` does; returns its folder.
+
+        target, freeze: as in `savedmodels.export.export`, which names its errors too
+        """
         if kwargs:
             raise BertKerasError(f"export() has no argument {next(iter(kwargs))!r}; it writes a SavedModel.")
         # By name, because exports stand above the tasks.
-        return importlib.import_module("savedmodels.export").export(self.as_run(), filepath, target=target)
+        export = importlib.import_module("savedmodels.export").export
+        return export(self.as_run(), filepath, target=target, freeze=freeze)
 
     def as_run(self, path: Any = "") -> Run:
         """The model as the commands hold it."""

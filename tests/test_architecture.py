@@ -213,6 +213,7 @@ FLOORS = (
         "floor 4",
         [
             "savedmodels",
+            "savedmodels.constants",
             "savedmodels.servable",
             "savedmodels.op_support",
             "savedmodels.server_config",
@@ -222,6 +223,9 @@ FLOORS = (
             "savedmodels.reload",
             "savedmodels.checked_write",
             "savedmodels.export",
+            "savedmodels.runtimes",
+            "savedmodels.runtime_example",
+            "savedmodels.runtime_export",
             "savedmodels.hub",
             "savedmodels.server.served",
             "savedmodels.server.rest",

@@ -14,7 +14,9 @@ from runs import write_checkpoint
 from tensorflow.core.protobuf import saved_model_pb2
 
 from savedmodels import reload
+from savedmodels.checked_write import NARROW
 from savedmodels.export import save, servable_of
+from tasks.training.run_precision import at_precision
 
 SOURCE = Path(__file__).with_name("export_from_c.c")
 TEXTS = {
@@ -43,11 +45,19 @@ def program(tmp_path_factory) -> Path:
 
 
 @pytest.mark.parametrize(
-    "case", [case if i == 0 else pytest.param(case, marks=pytest.mark.slow) for i, case in enumerate(TEXTS)]
+    ("case", "frozen", "precision"),
+    [
+        ("Classification", False, None),
+        pytest.param("Classification", True, None, marks=pytest.mark.long),
+        pytest.param("Classification", False, "bfloat16", marks=pytest.mark.long),
+        pytest.param("Classification", True, "bfloat16", marks=pytest.mark.long),
+        pytest.param("Question answering", False, None, marks=pytest.mark.slow),
+        pytest.param("Question answering", True, "bfloat16", marks=pytest.mark.slow),
+    ],
 )
-def test_the_same_answers(case, program, tmp_path):
-    run = untrained(CASES[case], write_checkpoint(tmp_path / "checkpoint"))
-    servable, folder = servable_of(run), tmp_path / "served"
+def test_the_same_answers(case, frozen, precision, program, tmp_path):
+    run = at_precision(untrained(CASES[case], write_checkpoint(tmp_path / "checkpoint")), precision)
+    servable, folder = servable_of(run, frozen=frozen), tmp_path / "served"
     folder.mkdir()
     save(run, servable, folder, name="served", version=1)
     saved = saved_model_pb2.SavedModel()
@@ -70,4 +80,5 @@ def test_the_same_answers(case, program, tmp_path):
         if value.dtype == object:
             assert found[name] == [text.decode() for text in value], name
         else:
-            np.testing.assert_allclose(np.float64(found[name]), value, rtol=1e-6, atol=1e-7, err_msg=name)
+            near = {"rtol": NARROW, "atol": NARROW} if precision else {"rtol": 1e-6, "atol": 1e-7}
+            np.testing.assert_allclose(np.float64(found[name]), value, **near, err_msg=name)

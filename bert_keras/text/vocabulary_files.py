@@ -342,6 +342,47 @@ def byte_level_pipeline(ids: Mapping[str, int], merges: Sequence[str]) -> dict[s
     }
 
 
+def wordpiece_pipeline(pieces: Sequence[str], *, lower_case: bool) -> dict[str, Any]:
+    """The contents of a tokenizer.json for BERT's tokenizer, which limits a word to 200 characters as the original does."""
+    ids = {piece: i for i, piece in enumerate(pieces)}
+    flags = {"single_word": False, "lstrip": False, "rstrip": False, "normalized": False, "special": True}
+    special = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
+    start, end = ({"SpecialToken": {"id": token, "type_id": 0}} for token in ("[CLS]", "[SEP]"))
+    first, second = ({"Sequence": {"id": name, "type_id": type_id}} for name, type_id in (("A", 0), ("B", 1)))
+    return {
+        "version": "1.0",
+        "truncation": None,
+        "padding": None,
+        "added_tokens": [
+            {"id": ids[token], "content": token, **flags} for token in sorted(special, key=ids.__getitem__)
+        ],
+        "normalizer": {
+            "type": "BertNormalizer",
+            "clean_text": True,
+            "handle_chinese_chars": True,
+            "strip_accents": None,
+            "lowercase": lower_case,
+        },
+        "pre_tokenizer": {"type": "BertPreTokenizer"},
+        "post_processor": {
+            "type": "TemplateProcessing",
+            "single": [start, first, end],
+            "pair": [start, first, end, second, {"SpecialToken": {"id": "[SEP]", "type_id": 1}}],
+            "special_tokens": {
+                token: {"id": token, "ids": [ids[token]], "tokens": [token]} for token in ("[CLS]", "[SEP]")
+            },
+        },
+        "decoder": {"type": "WordPiece", "prefix": "##", "cleanup": True},
+        "model": {
+            "type": "WordPiece",
+            "unk_token": "[UNK]",
+            "continuing_subword_prefix": "##",
+            "max_input_chars_per_word": 200,
+            "vocab": ids,
+        },
+    }
+
+
 def _ids(model: Mapping[str, Any], path: pathlib.Path) -> dict[str, int] | None:
     """Token -> id, from the model of a tokenizer.json; None if it has no vocabulary."""
     return typed(model, _MODEL, where=f"the model of {path}", optional=_MODEL, others=True).get("vocab")

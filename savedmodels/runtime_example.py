@@ -1,0 +1,140 @@
+"""Answers texts with an exported model: NumPy, tokenizers, and ONNX Runtime or OpenVINO; no TensorFlow, and not this package.
+
+    python example.py "a charming journey" "a dull plot"    the inputs of a request; the two texts of a pair follow each other
+    python example.py < inputs.json                         {"sentence": ["a charming journey"]} -> outputs and answers as JSON
+
+An export for another runtime has this file as example.py, beside the model, tokenizer.json and settings.json.
+"""
+
+import functools
+import json
+import pathlib
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import numpy as np
+
+FOLDER = pathlib.Path(__file__).resolve().parent
+
+
+def _head_tail(room: int, length: int) -> Iterator[tuple[int, int]]:
+    head = min(length, (room * 128 + 255) // 510)
+    yield head, min(length - head, room - head)
+
+
+def _longest_first(room: int, first: int, second: int) -> Iterator[tuple[int, int]]:
+    kept = min(first, max((room + 1) // 2, room - second))
+    yield from ((kept, 0), (min(second, room - kept), 0))
+
+
+def _waterfall(room: int, first: int, second: int) -> Iterator[tuple[int, int]]:
+    kept = min(first, room)
+    yield from ((kept, 0), (min(second, room - kept), 0))
+
+
+# Room and the length of each text -> the tokens to keep of its start and of its end, as the training cut texts that do not fit.
+TRUNCATION: dict[str, Callable[..., Iterator[tuple[int, int]]]] = {
+    "head": lambda room, length: iter([(min(length, room), 0)]),
+    "tail": lambda room, length: iter([(0, min(length, room))]),
+    "head_tail": _head_tail,
+    "longest_first": _longest_first,
+    "waterfall": _waterfall,
+}
+
+
+def framed(settings: dict[str, Any], texts: Sequence[Sequence[int]]) -> tuple[list[int], list[int]]:
+    """The ids of one or two texts -> the ids and types of one row: [CLS] a [SEP], or [CLS] a [SEP] b [SEP]."""
+    start, end, separators = settings["start"], settings["end"], settings["separators"]
+    room = settings["seq_length"] - 2 - (len(texts) - 1) * separators
+    kept = TRUNCATION[settings["truncation"]](room, *map(len, texts))
+    cut = [[*ids[:head], *ids[len(ids) - tail :]] for ids, (head, tail) in zip(texts, kept, strict=True)]
+    ids = [start, *cut[0], *[end] * (separators if len(cut) > 1 else 1)]
+    types = [0] * len(ids)
+    for second in cut[1:]:
+        ids += [*second, end]
+        types += [settings["second_type"]] * (len(second) + 1)
+    return ids, types
+
+
+@functools.cache
+def read_tokenizer(path: str) -> Any:
+    """The tokenizer of a tokenizer.json."""
+    import tokenizers
+
+    tokenizer = tokenizers.Tokenizer.from_file(path)
+    tokenizer.encode_special_tokens = True  # a literal "[SEP]" is text, as in training
+    return tokenizer
+
+
+def features(settings: dict[str, Any], texts: Sequence[Sequence[str]]) -> dict[str, np.ndarray]:
+    """Strings [B] for each input, in their order -> the three int32 [B, S] of the model, padded to the longest row."""
+    tokenizer = read_tokenizer(str(FOLDER / settings["tokenizer"]))
+    encoded = [tokenizer.encode_batch(list(column), add_special_tokens=False) for column in texts]
+    rows = [framed(settings, [text.ids for text in row]) for row in zip(*encoded, strict=True)]
+    shape = len(rows), max(len(ids) for ids, _ in rows)
+    word_ids = np.full(shape, settings["padding"], np.int32)
+    mask, type_ids = np.zeros(shape, np.int32), np.zeros(shape, np.int32)
+    for row, (ids, types) in enumerate(rows):
+        word_ids[row, : len(ids)], mask[row, : len(ids)], type_ids[row, : len(ids)] = ids, 1, types
+    return dict(zip(settings["features"], (word_ids, mask, type_ids), strict=True))
+
+
+def load(settings: dict[str, Any]) -> Callable[[dict[str, np.ndarray]], np.ndarray]:
+    """The model: features -> its output, float32 [B, ...]."""
+    path, output = str(FOLDER / settings["model"]), settings["output"]
+    if settings["runtime"] == "onnx":
+        import onnxruntime
+
+        session = onnxruntime.InferenceSession(path, providers=["CPUExecutionProvider"])
+        return lambda given: session.run([output], given)[0]
+    import openvino
+
+    # By itself OpenVINO computes in bfloat16 where the processor can: remove the hint for more speed and fewer digits.
+    compiled = openvino.Core().compile_model(path, "CPU", {"INFERENCE_PRECISION_HINT": "f32"})
+    return lambda given: compiled(given)[output]
+
+
+def answers(settings: dict[str, Any], output: np.ndarray) -> list[Any]:
+    """The output [B, ...] -> an answer for each text: labels with probabilities, a score, or a vector."""
+    kind, names = settings["answer"], settings["labels"]
+    if kind == "embedding":
+        return output.tolist()
+    if kind == "score":
+        return [{"score": score} for score in output[:, 0].tolist()]
+    if kind == "multi":
+        probabilities = 1 / (1 + np.exp(-output))
+        chosen = [[name for name, logit in zip(names, row, strict=True) if logit > 0] for row in output]
+        return [
+            {"labels": labels, "probabilities": row.tolist()}
+            for labels, row in zip(chosen, probabilities, strict=True)
+        ]
+    powers = np.exp(output - output.max(axis=-1, keepdims=True))
+    probabilities = powers / powers.sum(axis=-1, keepdims=True)
+    return [{"label": names[row.argmax()], "probabilities": row.tolist()} for row in probabilities]
+
+
+def main(arguments: Sequence[str]) -> None:
+    """Prints the answers to the arguments, or to the inputs in JSON on standard input."""
+    settings = json.loads((FOLDER / "settings.json").read_text(encoding="utf-8"))
+    names = settings["inputs"]
+    given = (
+        {name: list(arguments[i :: len(names)]) for i, name in enumerate(names)}
+        if arguments
+        else json.load(sys.stdin)
+    )
+    if set(given) == set(settings["features"]):  # ids of another tokenizer
+        ready = {name: np.asarray(rows, np.int32) for name, rows in given.items()}
+    elif settings["tokenizer"] is None:
+        sys.exit(
+            f"this model has no tokenizer.json: give {', '.join(settings['features'])} as JSON on standard input."
+        )
+    else:
+        ready = features(settings, [given[name] for name in names])
+    output = load(settings)(ready)
+    found = answers(settings, output)
+    print(json.dumps(found if arguments else {settings["output"]: output.tolist(), "answers": found}))
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

@@ -1,0 +1,175 @@
+"""Exports the tensor part of a run to another runtime, with its tokenizer beside it; a fresh process checks it.
+
+In: a Run and a new folder. Out:
+
+    OUT/model.onnx, or model.xml and model.bin    features -> logits, or vectors
+    OUT/tokenizer.json                            for the tokenizers library; vocab.txt and the other files for this package
+    OUT/settings.json                             how texts become features, and logits answers
+    OUT/example.py                                does both, without TensorFlow: savedmodels/runtime_example.py
+    OUT/model_card.md
+"""
+
+import json
+import pathlib
+import shutil
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from bert_keras import checkpoints
+from bert_keras.checkpoints.hugging_face_tokenizer import write_tokenizer
+from bert_keras.errors import BertKerasError
+from bert_keras.features import ENCODER_INPUTS
+from bert_keras.files import write_json
+from bert_keras.paths import path_of
+from bert_keras.text.vocabulary_files import TOKENIZER_JSON, VOCAB_TXT, wordpiece_pipeline
+from savedmodels import runtime_example
+from savedmodels.checked_write import ROUNDING, ask, compare, publishing, relative
+from savedmodels.constants import check_size, with_constants
+from savedmodels.export import sample_inputs, servable_of
+from savedmodels.manifest import CARD
+from savedmodels.model_card import example_of, measures_table
+from savedmodels.runtimes import RUNTIMES, check_packages, write_model
+from tasks.embedding import Embedding
+from tasks.glue.task import Glue
+from tasks.task import model_inputs
+from tasks.training.card import fact_rows, facts_of
+from tasks.training.run_folder import Run, encoder_of
+
+SETTINGS, SCRIPT = "settings.json", "example.py"
+# The difference that int8 may make, relative as in `relative`: a broken conversion, not a loss of digits.
+QUANTIZED = 0.25
+LOGITS, EMBEDDING = "logits", "embedding"
+
+_CARD = """# {name}
+
+| | |
+|---|---|
+{facts}
+
+{measures}
+## Use
+
+    pip install numpy {packages}
+    python example.py {arguments}
+
+`example.py` is all that a program needs: it has no TensorFlow in it. {tokenizer}
+"""
+_TOKENIZERS = "`tokenizer.json` is read by the library tokenizers, version 0.21 or newer."
+_NO_TOKENIZER = (
+    "The library tokenizers does not compute the ids of this SentencePiece vocabulary: compute the features with "
+    "`bert_keras.load_tokenizer` and give them to example.py as JSON."
+)
+
+
+def export_to(
+    run: Run, directory: str | pathlib.Path, format: str, *, quantize: str | None = None
+) -> dict[str, Any]:
+    """Writes a model of RUNTIMES to a new or empty folder, and returns the comparison with the run's own outputs.
+
+    format: a key of RUNTIMES
+    quantize: "int8" for int8 weights, by the runtime's own quantizer; None for float32
+
+    Returns "max_difference", the largest difference of an example's logits, relative to the largest of them if that exceeds 1;
+    and "bytes", the size of the model's files.
+    Raises MissingPackageError without the runtime's packages, BertKerasError for a task whose answers need the text or windows of
+    it, for an op that the converter cannot carry, and if the folder cannot be written; ExportError if the model answers
+    differently in a fresh process. The folder then stays unchanged.
+    """
+    check_packages(format, quantize=quantize)
+    check_task(run)
+    check_size(run.model)
+    directory = path_of(directory)
+    servable = servable_of(run)
+    function = with_constants(run.model, servable.features_signature())
+    raw = sample_inputs(run.task.signature())
+    features = model_inputs(
+        run.task.features(servable.preprocess, {k: tf.constant(v) for k, v in raw.items()})
+    )
+    expected = np.asarray(run.model(features, training=False))
+    with publishing(directory, existing="refuse") as new:
+        settings = settings_of(run, format)
+        write_model(format, function, new, output=settings["output"], quantize=quantize)
+        size = sum(file.stat().st_size for file in new.iterdir())
+        write_beside(run, new, settings, name=directory.resolve().name, size=size, quantize=quantize)
+        given = raw if settings["tokenizer"] else {k: v.numpy().tolist() for k, v in features.items()}
+        answers = ask(new, given, script=new / SCRIPT)
+        output = {settings["output"]: answers[settings["output"]]}
+        compare({settings["output"]: expected}, output, tolerance=QUANTIZED if quantize else ROUNDING)
+    difference = relative(expected, np.asarray(output[settings["output"]])).max()
+    return {"max_difference": float(difference), "bytes": size}
+
+
+def check_task(run: Run) -> None:
+    """Raises BertKerasError for a task whose answers need more than the logits."""
+    task = run.task
+    if task.windowed:
+        reason = "cuts texts into windows and puts the answers together from the text"
+    elif not isinstance(task, (Glue, Embedding)):
+        reason = "finds its answers in the text"
+    else:
+        return
+    raise BertKerasError(
+        f"{task.name} {reason}, which only a SavedModel does: leave --format out, or export a classifier, a score or vectors."
+    )
+
+
+def settings_of(run: Run, format: str) -> dict[str, Any]:
+    """The content of settings.json."""
+    task, preprocess = run.task, run.preprocess
+    special, pair = preprocess.tokenizer.special, preprocess.tokenizer.pair
+    pairs = len(task.signature()) > 1
+    label_type = task.row.label_type if isinstance(task, Glue) else None
+    return {
+        "runtime": format,
+        "model": RUNTIMES[format].file,
+        "inputs": [*task.signature()],
+        "features": [*ENCODER_INPUTS],
+        "output": LOGITS if label_type else EMBEDDING,
+        "answer": label_type or EMBEDDING,
+        "labels": list(task.label_names),
+        "tokenizer": None if is_sentencepiece(run) else TOKENIZER_JSON,
+        "seq_length": preprocess.seq_length,
+        "truncation": preprocess.truncation if pairs else getattr(task, "truncation", None) or "head",
+        "padding": special.padding,
+        "start": special.start,
+        "end": special.end,
+        "separators": pair.separators,
+        "second_type": pair.second_type,
+    }
+
+
+def is_sentencepiece(run: Run) -> bool:
+    """True if the tokenizer is ALBERT's, which the library tokenizers does not compute in the same way."""
+    from bert_keras.text.sentencepiece import SentencePiece
+
+    return isinstance(run.preprocess.tokenizer, SentencePiece)
+
+
+def write_beside(
+    run: Run, folder: pathlib.Path, settings: dict[str, Any], *, name: str, size: int, quantize: str | None
+) -> None:
+    """Writes the files beside the model: tokenizer, settings, example and card."""
+    tokenizer = run.preprocess.tokenizer
+    checkpoint = checkpoints.Checkpoint(config=encoder_of(run.model).config, tensors={})
+    write_tokenizer(checkpoints.with_tokenizer(checkpoint, tokenizer), folder)
+    if (folder / VOCAB_TXT).exists():
+        write_json(
+            folder / TOKENIZER_JSON, wordpiece_pipeline(tokenizer.vocabulary, lower_case=tokenizer.lower_case)
+        )
+    write_json(folder / SETTINGS, settings)
+    shutil.copyfile(runtime_example.__file__, folder / SCRIPT)
+    runtime = RUNTIMES[settings["runtime"]]
+    facts = {"runtime": settings["runtime"], "weights": quantize or "float32", "size": f"{size / 1e6:.1f} MB"}
+    card = _CARD.format(
+        name=name,
+        facts=fact_rows(facts_of(run) | facts),
+        measures=measures_table(run),
+        packages=" ".join(
+            package for package in runtime.packages if package in ("onnxruntime", "openvino", "tokenizers")
+        ),
+        arguments=" ".join(json.dumps(text) for text in example_of(run.task).values()),
+        tokenizer=_TOKENIZERS if settings["tokenizer"] else _NO_TOKENIZER,
+    )
+    (folder / CARD).write_text(card, encoding="utf-8")

@@ -1,0 +1,274 @@
+"""Exports for ONNX Runtime and OpenVINO: the run's answers from raw texts without TensorFlow, and refusals before any work."""
+
+import dataclasses
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import tensorflow as tf
+from exports import CASES, untrained
+from runs import ROBERTA_TOKENS, contents, run_command, texts, write_roberta
+
+import bert_keras as bk
+from bert_keras import checkpoints
+from bert_keras.text.preprocessing import Preprocessor
+from bert_keras.text.sentencepiece import SentencePiece, sentencepiece_texts
+from savedmodels import runtime_example, runtimes
+from savedmodels.checked_write import SAMPLES, ExportError
+from savedmodels.runtime_export import SCRIPT, SETTINGS, check_task, export_to, settings_of, write_beside
+from savedmodels.runtimes import RUNTIMES, check_packages
+from tasks.batches import predict
+from tasks.glue.data_sets import ROWS
+from tasks.glue.task import Glue
+from tasks.pretraining.vocabulary import learn_sentencepiece
+from tasks.task import model_inputs
+from tasks.training.run_folder import load_run
+
+TEXTS = [
+    *SAMPLES,
+    *texts(6, seed=3),
+    "bad " * 60 + "good",
+    "a [MASK] of <mask> and </s>",
+    "don't stop",
+    "x" * 150,
+]
+WARNINGS = pytest.mark.filterwarnings("ignore")  # the converters' own
+
+
+def needs(name: str, *, quantize: str | None = None) -> None:
+    """Skips where the packages of a runtime are not installed."""
+    for module in (*RUNTIMES[name].packages, *(RUNTIMES[name].quantizers if quantize else ())):
+        pytest.importorskip(module)
+
+
+def answers(folder: Path, raw: dict[str, list[str]]) -> dict:
+    """The output of example.py in a process that cannot import TensorFlow or this package."""
+    blocked = ("tensorflow", "keras", "bert_keras", "tasks", "savedmodels", "transformers", "torch")
+    code = (
+        f"import sys, runpy; sys.modules.update(dict.fromkeys({blocked})); "
+        f"runpy.run_path({str(folder / SCRIPT)!r}, run_name='__main__')"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code], input=json.dumps(raw), capture_output=True, text=True, cwd="/"
+    )
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout)
+
+
+@pytest.mark.long
+@WARNINGS
+@pytest.mark.parametrize("name", RUNTIMES)
+def test_a_run_answers_texts_without_tensorflow(name, sst2, tmp_path, capfd):
+    needs(name)
+    flags = ["--run", sst2.run, "--format", name, "--output", tmp_path / "model"]
+    code, out, err = run_command(capfd, "export", *flags)
+    assert code == 0 and "without TensorFlow" in out, err
+    run = load_run(sst2.run)
+    rows = tf.data.Dataset.from_tensor_slices({"sentence": TEXTS})
+    expected, _ = predict(run.task, run.preprocess, run.model, rows, batch_size=8)
+    (tmp_path / "model").rename(tmp_path / "moved elsewhere")
+    found = answers(tmp_path / "moved elsewhere", {"sentence": TEXTS})["answers"]
+    assert [row["label"] for row in found] == [label.decode() for label in expected["label"]]
+    probabilities = [row["probabilities"] for row in found]
+    np.testing.assert_allclose(probabilities, expected["probabilities"], rtol=0, atol=1e-5)
+    assert np.std(probabilities, axis=0).max() > 1e-3
+    # The tokenizer is one that this package reads, and no second copy of the weights is left.
+    assert checkpoints.hugging_face_tokenizer.read_tokenizer(tmp_path / "moved elsewhere").pieces
+    assert not [*(tmp_path / "moved elsewhere").glob("float-*")]
+
+
+@pytest.mark.long
+@WARNINGS
+@pytest.mark.parametrize(
+    ("name", "case"), [("onnx", "Sentence embedding"), ("onnx", "Regression"), ("openvino", "Next sentence")]
+)
+def test_vectors_scores_and_pairs(name, case, sst2, tmp_path):
+    needs(name)
+    run = untrained(CASES[case], sst2.checkpoint)
+    found = export_to(run, tmp_path / "model", name)
+    assert found["max_difference"] < 1e-5 and found["bytes"] > 100_000
+    raw = {text: TEXTS[i:] + TEXTS[:i] for i, text in enumerate(run.task.signature())}
+    features = run.task.features(run.preprocess, {key: tf.constant(rows) for key, rows in raw.items()})
+    expected = np.asarray(run.model(model_inputs(features), training=False))
+    settings = json.loads((tmp_path / "model" / SETTINGS).read_text())
+    np.testing.assert_allclose(answers(tmp_path / "model", raw)[settings["output"]], expected, atol=1e-5)
+
+
+@pytest.mark.long
+@WARNINGS
+def test_a_sentencepiece_run_takes_features(sst2, tmp_path):
+    needs("onnx")
+    learned = learn_sentencepiece(
+        sentencepiece_texts(lower_case=True)(texts(400, seed=1)), size=45, lower_case=True
+    )
+    preprocess = Preprocessor(SentencePiece(learned.model), seq_length=24, pad_to_longest=True)
+    run = dataclasses.replace(load_run(sst2.run), preprocess=preprocess)
+    assert export_to(run, tmp_path / "model", "onnx")["max_difference"] < 1e-5
+    given = {name: rows.numpy().tolist() for name, rows in model_inputs(preprocess(["good film"])).items()}
+    assert len(answers(tmp_path / "model", given)["answers"]) == 1
+    done = subprocess.run(
+        [sys.executable, tmp_path / "model" / SCRIPT, "good film"], capture_output=True, text=True
+    )
+    assert done.returncode == 1 and "give input_word_ids, input_mask" in done.stderr
+    ids = [
+        tokenizer.tokenize(["good film"]).to_list()
+        for tokenizer in (preprocess.tokenizer, bk.load_tokenizer(tmp_path / "model"))
+    ]
+    assert ids[0] == ids[1]
+
+
+@pytest.mark.long
+@WARNINGS
+@pytest.mark.parametrize("name", RUNTIMES)
+def test_int8_weights_are_smaller_and_near(name, sst2, tmp_path):
+    needs(name, quantize="int8")
+    run = load_run(sst2.run)
+    whole = export_to(run, tmp_path / "float32", name)
+    found = export_to(run, tmp_path / "int8", name, quantize="int8")
+    assert found["bytes"] < 0.9 * whole["bytes"]
+    assert 1e-5 < found["max_difference"] < 0.25
+    assert {*contents(tmp_path / "int8")} == {*contents(tmp_path / "float32")}
+    assert "| weights | int8 |" in (tmp_path / "int8" / "model_card.md").read_text()
+
+
+def test_the_features_are_those_of_the_preprocessor(sst2, tmp_path, monkeypatch):
+    """Every way to cut, one text and two, in BERT's form and in RoBERTa's."""
+    roberta = write_roberta(tmp_path / "roberta")
+    cases = [
+        (checkpoint, name, None) for checkpoint in (sst2.checkpoint, roberta) for name in ("sst2", "mnli")
+    ]
+    cases += [(sst2.checkpoint, "sst2", "tail"), (sst2.checkpoint, "sst2", "head_tail")]
+    for i, (checkpoint, name, truncation) in enumerate(cases):
+        run = untrained(Glue(ROWS[name], truncation=truncation), checkpoint)
+        settings, folder = settings_of(run, "onnx"), tmp_path / str(i)
+        folder.mkdir()
+        write_beside(run, folder, settings, name="model", size=0, quantize=None)
+        monkeypatch.setattr(runtime_example, "FOLDER", folder)
+        columns = [TEXTS[i:] + TEXTS[:i] for i in range(len(run.task.signature()))]
+        raw = {key: tf.constant(rows) for key, rows in zip(run.task.signature(), columns, strict=True)}
+        expected = run.task.features(run.preprocess, raw)
+        for key, value in runtime_example.features(settings, columns).items():
+            np.testing.assert_array_equal(value, expected[key], err_msg=f"{name} {truncation} {key}")
+    assert ROBERTA_TOKENS[0] in (tmp_path / "2" / "tokenizer.json").read_text()
+
+
+def test_waterfall_cuts_the_second_text_first():
+    settings = {"start": 1, "end": 2, "separators": 1, "second_type": 1, "seq_length": 9}
+    ids, types = runtime_example.framed(settings | {"truncation": "waterfall"}, [[5] * 4, [6] * 4])
+    assert (ids, types) == ([1, 5, 5, 5, 5, 2, 6, 6, 2], [0, 0, 0, 0, 0, 0, 1, 1, 1])
+
+
+def test_the_answers_of_each_type_of_label():
+    logits = np.array([[2.0, -1.0], [-3.0, 1.0]], np.float32)
+    settings = {"labels": ["a", "b"], "answer": "class"}
+    found = runtime_example.answers(settings, logits)
+    assert [row["label"] for row in found] == ["a", "b"]
+    np.testing.assert_allclose(found[0]["probabilities"], tf.nn.softmax(logits)[0], rtol=1e-6)
+    found = runtime_example.answers(settings | {"answer": "multi"}, logits)
+    assert [row["labels"] for row in found] == [["a"], ["b"]]
+    np.testing.assert_allclose(found[0]["probabilities"], tf.sigmoid(logits)[0], rtol=1e-6)
+    assert runtime_example.answers(settings | {"answer": "score"}, logits[:, :1])[0] == {"score": 2.0}
+
+
+# Refusals
+
+
+@pytest.mark.parametrize(
+    ("case", "reason"),
+    [
+        ("Question answering", "squad2.0 .*windows"),
+        ("Named entities", "conll2003 .*windows"),
+        ("Word features", "word-embedding .*windows"),
+        ("Choice", "swag finds its answers in the text"),
+        ("Fill-mask", "fill.mask finds its answers in the text"),
+    ],
+)
+def test_a_task_whose_answers_need_the_text(case, reason, sst2, tmp_path, monkeypatch):
+    monkeypatch.setattr("savedmodels.runtime_export.check_packages", lambda *args, **kwargs: None)
+    run = untrained(CASES[case], sst2.checkpoint)
+    with pytest.raises(ValueError, match=f"^{reason}.*SavedModel"):
+        export_to(run, tmp_path / "model", "onnx")
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_classifier_of_windows_is_refused(sst2):
+    with pytest.raises(ValueError, match="sst2 cuts texts into windows"):
+        check_task(untrained(Glue(ROWS["sst2"], doc_stride=8), sst2.checkpoint))
+
+
+def test_a_missing_package_is_named_before_anything_is_read(tmp_path, capfd, monkeypatch):
+    find = runtimes.importlib.util.find_spec
+    gone = ("nncf", "tf2onnx")
+    monkeypatch.setattr(
+        runtimes.importlib.util, "find_spec", lambda name, *args: None if name in gone else find(name, *args)
+    )
+    with pytest.raises(ImportError, match=r"nncf.*; pip install 'bert-keras\[openvino\]'"):
+        check_packages("openvino", quantize="int8")
+    flags = ["--run", tmp_path / "no run", "--output", tmp_path / "out"]
+    code, _, err = run_command(capfd, "export", *flags, "--format", "onnx")
+    assert code == 1 and "pip install 'bert-keras[onnx]'" in err and "no run" not in err
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        (["--format", "onnx", "--freeze"], "freeze must be False for onnx"),
+        (["--quantize", "int8"], "quantize must be None for a savedmodel"),
+        (["--format", "openvino", "--target", "tfserving-2.19"], "--target names a TensorFlow Serving"),
+    ],
+)
+def test_flags_that_belong_to_another_format(flags, message, tmp_path, capfd):
+    code, _, err = run_command(capfd, "export", "--run", "r", "--output", tmp_path / "out", *flags)
+    assert code == 1 and message in err
+    assert not (tmp_path / "out").exists()
+
+
+def test_an_op_that_the_converter_refuses_is_named(sst2, tmp_path, monkeypatch):
+    def refuses(function, output, path):
+        raise KeyError("OneOpMore")
+
+    row = runtimes.dataclasses.replace(RUNTIMES["onnx"], convert=refuses)
+    monkeypatch.setitem(RUNTIMES, "onnx", row)
+    monkeypatch.setattr("savedmodels.runtime_export.check_packages", lambda *args, **kwargs: None)
+    with pytest.raises(ValueError, match="converter for onnx cannot carry this model: 'OneOpMore'"):
+        export_to(load_run(sst2.run), tmp_path / "model", "onnx")
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.long
+@WARNINGS
+def test_a_model_with_other_weights_is_not_published(sst2, tmp_path, monkeypatch):
+    needs("onnx")
+    run = load_run(sst2.run)
+    from savedmodels.constants import with_constants
+
+    function = with_constants(run.model, settings_features())
+    for variable in run.model.trainable_variables:
+        variable.assign(0.99 * variable)
+    monkeypatch.setattr("savedmodels.runtime_export.with_constants", lambda *args: function)
+    with pytest.raises(ExportError, match="logits differs by .* 1e-05"):
+        export_to(run, tmp_path / "model", "onnx")
+    assert not list(tmp_path.iterdir())
+
+
+def settings_features() -> dict[str, tf.TensorSpec]:
+    return {
+        name: tf.TensorSpec([None, None], tf.int32, name=name)
+        for name in ("input_word_ids", "input_mask", "input_type_ids")
+    }
+
+
+@pytest.mark.long
+@WARNINGS
+def test_a_recurrent_layer_is_carried_by_onnx_and_refused_by_openvino(sst2, tmp_path):
+    needs("onnx")
+    needs("openvino")
+    features = {"feature_layers": "0,1", "lstm_layers": 1, "lstm_units": 8}
+    run = bk.classifier(sst2.checkpoint, ["no", "yes"], seq_length=24, **features).as_run()
+    with pytest.raises(ValueError, match="converter for openvino cannot carry this model: .*TensorList"):
+        export_to(run, tmp_path / "openvino", "openvino")
+    assert not list(tmp_path.iterdir())
+    assert export_to(run, tmp_path / "onnx", "onnx")["max_difference"] < 1e-5
