@@ -111,16 +111,22 @@ _quiet = False
 def reporting(*, quiet: bool) -> Iterator[None]:
     """Within it, `say` prints nothing if `quiet`, and no library shows a progress bar if `quiet` or in a log."""
     global _quiet
-    _quiet, hidden = quiet, {}
+    _quiet, hidden, stdout = quiet, {}, sys.stdout
     if not shows_bars(sys.stderr):
         hidden = {name: value for name, value in _NO_BARS.items() if name not in os.environ}
     os.environ.update(hidden)
     try:
         yield
     finally:
-        _quiet = False
+        _quiet, sys.stdout = False, stdout
         for name in hidden:
             os.environ.pop(name, None)
+
+
+def print_errors_only() -> None:
+    """Until the end of `reporting`, this process prints only warnings and errors: another one reports on the work of both."""
+    global _quiet
+    _quiet, sys.stdout = True, open(os.devnull, "w")
 
 
 def say(line: str) -> None:

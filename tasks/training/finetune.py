@@ -41,7 +41,7 @@ from tasks.training.run_folder import (
     save_run,
 )
 from tasks.training.strategies import rows_for, strategy
-from tasks.training.workers import reports_lost_workers
+from tasks.training.workers import Workers, reports_lost_workers
 
 # Checkpoints may lack them: pre-training with only the masked LM trains no pooler, and a BiLSTM is added later.
 NEW_PARTS = ("pooler", "bilstm")
@@ -81,9 +81,11 @@ class FineTuningMonitor(Monitor):
         strategy_name: str,
         origin: Mapping[str, str],
         log: Callable[[str], None],
+        workers: Workers,
         vectors: RowVectors | None = None,
     ) -> None:
         super().__init__()
+        self._workers = workers
         self._trained, self._run = trained, trained.as_run(path)
         self._examples, self._hparams = examples, hparams
         self._path, self._strategy_name, self._origin, self._log = path, strategy_name, origin, log
@@ -118,12 +120,12 @@ class FineTuningMonitor(Monitor):
             progress=counter("evaluating", self._examples.dev_count, log=self._log),
         )
         task, predictions = run.task.calibrate(predictions, raw)
-        measures = dict(task.evaluate(predictions, raw))
+        measures = self._workers.from_chief(lambda: _plain(dict(task.evaluate(predictions, raw))))
         if bad := [f"{name} is {value}" for name, value in measures.items() if not math.isfinite(value)]:
             raise LossDiverged(bad[0], step=int(self.model.optimizer.iterations.numpy()))
         logs = {} if logs is None else logs
         logs.update({f"val_{name}": value for name, value in measures.items()})
-        self.history.append({name: float(value) for name, value in logs.items()})
+        self.history.append(_plain(logs))
         value = measures[task.measure]
         if self.best is None or value > self.best["value"] or self._hparams.keep == "last":
             save_run(self._path, task, run.preprocess, run.model)
@@ -179,6 +181,10 @@ class FineTuningMonitor(Monitor):
                     f"{self._path / name}, part of the best epoch, is missing or was changed; remove {self._path} and "
                     "train again."
                 )
+
+
+def _plain(measures: Mapping[str, Any]) -> dict[str, float]:
+    return {name: float(value) for name, value in measures.items()}
 
 
 def _in_order_of(task: Task, source: checkpoints.Checkpoint, heads: Sequence[str]) -> checkpoints.Checkpoint:
@@ -334,13 +340,6 @@ def _from_step(
     return from_step
 
 
-def _checked_strategy(name: str, feature_cache: Any) -> tf.distribute.Strategy:
-    """Raises BertKerasError for a cache of vectors, which one process writes, with several workers."""
-    if feature_cache is not None and name == "multiworker":
-        raise BertKerasError("feature_cache was given, and several workers cannot share it; leave it out.")
-    return strategy(name)
-
-
 def plan_finetuning(
     task: Task,
     *,
@@ -353,7 +352,7 @@ def plan_finetuning(
     output: str | pathlib.Path | None = None,
 ) -> Plan:
     """Reads and checks everything and builds the model, without training. Arguments and errors: those of `finetune`."""
-    distribution = _checked_strategy(strategy_name, feature_cache)
+    distribution = strategy(strategy_name)
     source = checkpoint if isinstance(checkpoint, checkpoints.Checkpoint) else checkpoints.read(checkpoint)
     tokenizer = _checked_tokenizer(task, source, hparams)
     check_feature_based(task, source.config, hparams, keep_head=keep_head, feature_cache=feature_cache)

@@ -39,6 +39,9 @@ class Monitor(keras.callbacks.Callback):
     """Evaluates during training and keeps weights; its state is saved and restored with the run.
 
     others: further callbacks for `fit`
+
+    With several workers, each has one: what decides if the training stops, or which weights are kept, is the chief's
+    (`Workers.from_chief`).
     """
 
     others: Sequence[keras.callbacks.Callback] = ()
@@ -64,7 +67,7 @@ class Monitor(keras.callbacks.Callback):
         raise NotImplementedError
 
 
-def _unprepared(path: pathlib.Path, *, log: Callable[[str], None]) -> contextlib.AbstractContextManager[None]:
+def _unprepared(path: pathlib.Path, **about: Any) -> contextlib.AbstractContextManager[None]:
     return contextlib.nullcontext()
 
 
@@ -74,10 +77,10 @@ class Plan:
 
     identity: everything that decides the result bit for bit, plain JSON
     model: a TrainingSteps model, compiled; model and optimizer are built
-    monitor: (the run's folder) -> the Monitor
+    monitor: (a worker's folder for the run, log, workers) -> the Monitor
     lines: messages to log before the training begins
-    prepared: (the run's folder) -> a context for the training, whose beginning is the work before the first step; a signal stops
-        this work at once
+    prepared: (the run's folder, workers, log) -> a context for the training, whose beginning is the work before the first step; a
+        signal stops this work at once
     """
 
     identity: Mapping[str, Any]
