@@ -285,9 +285,13 @@ def _takes_probabilities(loss: Any) -> bool:
 
 
 def _like(spec: Any) -> Any:
-    """Zeros of a data set's shapes and types; a dimension that is not known is 2: Keras warns of a softmax over one number."""
+    """Zeros of a data set's shapes and types; a dimension that is not known is 2: Keras warns of a softmax over one number.
+
+    Where a process has several replicas, a data set that was divided before `fit` has a specification for each of them.
+    """
     import tensorflow as tf
 
+    spec = keras.tree.map_structure(lambda one: getattr(one, "_value_specs", (one,))[0], spec)
     return keras.tree.map_structure(lambda one: tf.zeros([size or 2 for size in one.shape], one.dtype), spec)
 
 

@@ -16,7 +16,7 @@ from bert_keras.features import POOLED_OUTPUT
 from bert_keras.files import whole_file
 from bert_keras.text.preprocessing import Preprocessor
 from bert_keras.text.tokenizer import Tokenizer
-from tasks.batches import cardinality, count, dataset, hold_out, predictor, take_examples
+from tasks.batches import Part, cardinality, count, dataset, hold_out, predictor, take_examples
 from tasks.cut_texts import CUT_SAMPLE, cut_texts
 from tasks.features.frozen import bilstm_of
 from tasks.features.token_vectors import RowVectors
@@ -40,7 +40,7 @@ from tasks.training.run_folder import (
     network_of,
     save_run,
 )
-from tasks.training.strategies import rows_for, strategy
+from tasks.training.strategies import divided, rows_for, strategy
 from tasks.training.workers import Workers, reports_lost_workers
 
 # Checkpoints may lack them: pre-training with only the masked LM trains no pooler, and a BiLSTM is added later.
@@ -297,8 +297,8 @@ def _batches_of(
     examples: tf.data.Dataset,
     hparams: Hparams,
     distribution: tf.distribute.Strategy,
-) -> Callable[[], tf.data.Dataset]:
-    """Makes the batches of an epoch, a new data set at each call."""
+) -> Callable[..., tf.data.Dataset]:
+    """Makes the batches of an epoch, or a part of their rows, a new data set at each call."""
     return functools.partial(
         dataset,
         task,
@@ -328,14 +328,19 @@ def _lines_about(task: Task, preprocess: Preprocessor, examples: _Examples, *, s
 
 
 def _from_step(
-    batches: Callable[[], tf.data.Dataset], vectors: RowVectors | None
-) -> Callable[[int], tf.data.Dataset]:
+    batches: Callable[..., tf.data.Dataset],
+    vectors: RowVectors | None,
+    distribution: tf.distribute.Strategy,
+) -> Callable[[int], Any]:
     """Step -> the batches of all epochs from there on, with their vectors."""
 
-    def from_step(done: int) -> tf.data.Dataset:
-        # A new data set each time: an epoch's order depends on the seed and the number of epochs before it.
-        made = batches().repeat().skip(done)
-        return made if vectors is None else vectors.attached(made)
+    def from_step(done: int) -> Any:
+        def made(part: Part) -> tf.data.Dataset:
+            # A new data set each time: an epoch's order depends on the seed and the number of epochs before it.
+            those = batches(part=part).repeat().skip(done)
+            return those if vectors is None else vectors.attached(those)
+
+        return divided(distribution, made)
 
     return from_step
 
@@ -377,7 +382,7 @@ def plan_finetuning(
     vectors = vectors_of(model, preprocess, examples.train, examples.dev, hparams)
     if vectors is not None and output is not None:
         vectors.check_room(folder_of(output, feature_cache))
-    stage = Stage(steps=steps, epochs=hparams.epochs, batches=_from_step(batches, vectors))
+    stage = Stage(steps=steps, epochs=hparams.epochs, batches=_from_step(batches, vectors, distribution))
     lines += _lines_about(task, preprocess, examples, steps=stage.total)
     monitor = functools.partial(
         FineTuningMonitor,

@@ -10,7 +10,6 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import keras
-import tensorflow as tf
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -18,7 +17,8 @@ class Stage:
     """Epochs of equal length with batches of the same structure: one call of `fit`.
 
     steps: optimizer steps in an epoch
-    batches: step -> the batches (features, labels, weights) of the stage starting at this step; a pure function
+    batches: step -> the batches (features, labels, weights) of the stage starting at this step; a pure function. With several
+        workers, the result may be a tf.distribute.DistributedDataset
     reading: a context for reading the batches, which turns TensorFlow's errors into ours
     name: the word for an epoch in progress lines
     """
@@ -26,7 +26,7 @@ class Stage:
     steps: int
     epochs: int = 1
     name: str = "epoch"
-    batches: Callable[[int], tf.data.Dataset]
+    batches: Callable[[int], Any]
     reading: Callable[[], contextlib.AbstractContextManager[None]] = contextlib.nullcontext
 
     @property
