@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 from absl import logging
 
-from bert_keras.errors import BertKerasError, MissingPackageError
+from bert_keras.errors import BertKerasError, MissingPackageError, WorkerLost
 from bert_keras.signals import exit_code
 
 PATH: dict[str, Any] = {"type": os.path.expanduser}  # a shell does not expand ~ after `=` or in quotes
@@ -95,6 +95,11 @@ def one_line_errors(*, debug: bool) -> Iterator[None]:
             raise
         with contextlib.suppress(OSError):  # standard error may be closed too
             print(f"bert-keras: error: {' '.join(str(error).split())}", file=sys.stderr)
+        if isinstance(
+            error, WorkerLost
+        ):  # TensorFlow's threads may wait for the lost worker when Python ends
+            flush_streams()
+            os._exit(1)
         sys.exit(1)
     except KeyboardInterrupt as error:
         with contextlib.suppress(OSError):

@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from bert_keras.errors import BertKerasError, first_line
+from bert_keras.errors import BertKerasError, WorkerLost, first_line
 from tasks.training.strategies import CLUSTER, WORKERS
 
 # TensorFlow raises them in the workers that are left, at their next operation over all replicas.
@@ -139,13 +139,13 @@ def in_cluster() -> bool:
 
 @contextlib.contextmanager
 def reports_lost_workers() -> Iterator[None]:
-    """Turns TensorFlow's errors about a worker that has ended into BertKerasError; works as a decorator too."""
+    """Turns TensorFlow's errors about a worker that has ended into WorkerLost; works as a decorator too."""
     try:
         yield
     except LOST as error:
         if not in_cluster():
             raise
-        raise BertKerasError(
+        raise WorkerLost(
             f"another worker has ended or cannot be reached ({type(error).__name__}: {first_line(error)}); look for its own "
             "message, and run the same command in all workers again to resume from the last save."
         ) from error
