@@ -2,9 +2,10 @@
 
     PYTHONPATH=. python benchmarks/plan.py                     # sizes up to medium, some minutes
     PYTHONPATH=. python benchmarks/plan.py base,512,2 base,128,8
+    PYTHONPATH=. python benchmarks/plan.py base,512,4 base,512,4,1 base,512,4,4,rematerialize base,512,4,1,rematerialize
 
-Each case is SIZE,LENGTH,BATCH. A process takes two steps of the recipe bert on random ids; its memory is its peak resident size
-less its resident size before the model is built. Linux only.
+Each case is SIZE,LENGTH,BATCH, and may add the rows of a micro-batch and the word rematerialize. A process takes two steps of the
+recipe bert on random ids; its memory is its peak resident size less its resident size before the model is built. Linux only.
 """
 
 import json
@@ -12,6 +13,7 @@ import re
 import subprocess
 import sys
 from pathlib import Path
+from typing import NamedTuple
 
 CASES = ("tiny,128,32", "mini,128,32", "small,128,32", "small,512,8", "medium,128,32", "medium,512,8")
 STEPS = 2  # the first has the peak
@@ -24,8 +26,26 @@ def resident(field: str) -> int:
     return 1024 * int(found[1])
 
 
-def measure(size: str, length: int, batch: int) -> None:
-    """Prints the parameters and the bytes of two steps."""
+class Case(NamedTuple):
+    """One training step. rows: of a micro-batch, or all."""
+
+    size: str
+    length: int
+    batch: int
+    rows: int
+    rematerialize: bool
+
+    @classmethod
+    def of(cls, text: str) -> "Case":
+        """The case of SIZE,LENGTH,BATCH[,ROWS[,rematerialize]]."""
+        size, length, batch, *rest = text.split(",")
+        if rest[1:] not in ([], ["rematerialize"]):
+            sys.exit(f"{text} is no case; give SIZE,LENGTH,BATCH[,ROWS[,rematerialize]].")
+        return cls(size, int(length), int(batch), int(rest[0] if rest else batch), bool(rest[1:]))
+
+
+def measure(case: Case) -> None:
+    """Prints the parameters, the bytes and the losses of two steps."""
     import numpy as np
     import tensorflow as tf
 
@@ -35,7 +55,8 @@ def measure(size: str, length: int, batch: int) -> None:
     from tasks.pretraining.recipe_objectives import objectives_for
     from tasks.pretraining.recipes import RECIPES
 
-    recipe = RECIPES["bert"].changed(size=size, batch_size=batch)
+    _, length, batch, rows, _ = case
+    recipe = RECIPES["bert"].changed(size=case.size, batch_size=batch)
     config = recipe.config(vocab_size=30522)
     pieces = Pieces.of(WordPiece("[PAD] [UNK] [CLS] [SEP] [MASK] a b c".split()))
     objectives = objectives_for(recipe, length, pieces=pieces)
@@ -52,15 +73,16 @@ def measure(size: str, length: int, batch: int) -> None:
         "next_sentence": draw.integers(0, 2, batch, dtype=np.int32),
     }
     weights = {name: np.ones(value.shape, np.float32) for name, value in labels.items()}
-    data = tf.data.Dataset.from_tensors((features, labels, weights)).repeat(STEPS)
+    data = tf.data.Dataset.from_tensors((features, labels, weights))
     tf.reduce_sum(tf.random.normal((256, 256)) @ tf.random.normal((256, 256)))  # starts the threads
     before = resident("VmRSS")
     encoder = bk.BertEncoder(config, outputs=("sequence_output", "pooled_output"))
+    encoder.rematerialize = case.rematerialize
     model = bk.Pretrainer.of(encoder, objectives)
-    optimizer = bk.AdamW(1e-4)
-    model.compile(optimizer, jit_compile=False)
-    model.fit(data, verbose=0)
-    print(json.dumps({"parameters": model.count_params(), "bytes": resident("VmHWM") - before}))
+    model.compile(bk.AdamW(1e-4), micro_batch=rows if rows < batch else None, jit_compile=False)
+    losses = model.fit(data, epochs=STEPS, verbose=0, shuffle=False).history["loss"]
+    found = {"parameters": model.count_params(), "bytes": resident("VmHWM") - before, "losses": losses}
+    print(json.dumps(found))
 
 
 def main() -> None:
@@ -68,26 +90,31 @@ def main() -> None:
     from tasks.pretraining.estimate import estimate
     from tasks.pretraining.recipes import RECIPES
 
-    print("size      length  batch     parameters  exact  planned GiB  measured GiB   error")
-    for case in sys.argv[1:] or CASES:
-        size, length, batch = case.split(",")
-        recipe = RECIPES["bert"].changed(size=size, seq_length=int(length), batch_size=int(batch))
-        planned = estimate(recipe, recipe.config(vocab_size=30522))
-        command = [sys.executable, __file__, "--measure", size, length, batch]
+    print(
+        "size      length  batch   rows  again     parameters  exact  planned GiB  measured GiB   error  losses"
+    )
+    for text in sys.argv[1:] or CASES:
+        case = Case.of(text)
+        recipe = RECIPES["bert"].changed(size=case.size, seq_length=case.length, batch_size=case.batch)
+        config = recipe.config(vocab_size=30522)
+        planned = estimate(recipe, config, micro_batch=case.rows, rematerialize=case.rematerialize)
+        command = [sys.executable, __file__, "--measure", text]
         done = subprocess.run(command, capture_output=True, text=True, check=False)
         if done.returncode:
             sys.exit(done.stderr[-2000:])
         found = json.loads(done.stdout.splitlines()[-1])
         total = planned.phases[0].memory.total
         print(
-            f"{size:8} {length:>7} {batch:>6} {planned.parameters:14,} {found['parameters'] == planned.parameters!s:>6}"
-            f" {total / 2**30:12.2f} {found['bytes'] / 2**30:13.2f} {total / found['bytes'] - 1:+7.1%}",
+            f"{case.size:8} {case.length:>7} {case.batch:>6} {case.rows:>6} {'yes' if case.rematerialize else 'no':>6}"
+            f" {planned.parameters:14,} {found['parameters'] == planned.parameters!s:>6} {total / 2**30:12.2f}"
+            f" {found['bytes'] / 2**30:13.2f} {total / found['bytes'] - 1:+7.1%}  "
+            + " ".join(f"{loss:.2f}" for loss in found["losses"]),
             flush=True,
         )
 
 
 if __name__ == "__main__":
     if sys.argv[1:2] == ["--measure"]:
-        measure(sys.argv[2], int(sys.argv[3]), int(sys.argv[4]))
+        measure(Case.of(sys.argv[2]))
     else:
         main()

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 from absl import logging
 
-from bert_keras.errors import BertKerasError, MissingPackageError
+from bert_keras.errors import BertKerasError, MissingPackageError, WorkerLost
 from bert_keras.signals import exit_code
 
 PATH: dict[str, Any] = {"type": os.path.expanduser}  # a shell does not expand ~ after `=` or in quotes
@@ -95,6 +95,11 @@ def one_line_errors(*, debug: bool) -> Iterator[None]:
             raise
         with contextlib.suppress(OSError):  # standard error may be closed too
             print(f"bert-keras: error: {' '.join(str(error).split())}", file=sys.stderr)
+        if isinstance(
+            error, WorkerLost
+        ):  # TensorFlow's threads may wait for the lost worker when Python ends
+            flush_streams()
+            os._exit(1)
         sys.exit(1)
     except KeyboardInterrupt as error:
         with contextlib.suppress(OSError):
@@ -111,16 +116,22 @@ _quiet = False
 def reporting(*, quiet: bool) -> Iterator[None]:
     """Within it, `say` prints nothing if `quiet`, and no library shows a progress bar if `quiet` or in a log."""
     global _quiet
-    _quiet, hidden = quiet, {}
+    _quiet, hidden, stdout = quiet, {}, sys.stdout
     if not shows_bars(sys.stderr):
         hidden = {name: value for name, value in _NO_BARS.items() if name not in os.environ}
     os.environ.update(hidden)
     try:
         yield
     finally:
-        _quiet = False
+        _quiet, sys.stdout = False, stdout
         for name in hidden:
             os.environ.pop(name, None)
+
+
+def print_errors_only() -> None:
+    """Until the end of `reporting`, this process prints only warnings and errors: another one reports on the work of both."""
+    global _quiet
+    _quiet, sys.stdout = True, open(os.devnull, "w")
 
 
 def say(line: str) -> None:

@@ -5,6 +5,7 @@
     MissingPackageError  an optional package that is not installed
     TakenError           an output that already exists
     LossDiverged         a training whose loss or weights became infinite or NaN
+    WorkerLost           a training of several processes, one of which has ended
 
 All derive from ValueError. The second to the fourth also derive from the error that Python itself raises in this case. Any other
 error is a bug or comes from another library: the command line shows its traceback.
@@ -46,6 +47,10 @@ class LossDiverged(BertKerasError):
     def __init__(self, what: str, *, step: int) -> None:
         super().__init__(f"{what} at step {step}; give a lower learning_rate or a longer warm-up.")
         self.what, self.step = what, step
+
+
+class WorkerLost(BertKerasError):
+    """A training of several processes, one of which has ended or cannot be reached."""
 
 
 def first_line(error: BaseException) -> str:

@@ -11,6 +11,8 @@ from typing import Any
 import keras
 from keras import ops
 
+from bert_keras.errors import BertKerasError
+
 
 def replica_context() -> Any:
     """The replica context under several replicas, else None."""
@@ -73,6 +75,7 @@ class GlobalMean(keras.losses.Loss):
         weights = self._weights(losses, y_true, sample_weight)
         loss_sum, weight_sum = ops.sum(losses * weights), ops.sum(weights)
         if (whole := _WHOLE.get()) is not None:
+            _check_one_loss_a_label(y_true, losses)
             return ops.divide_no_nan(loss_sum, whole[id(self)])
         context = replica_context()
         if context is None:
@@ -104,6 +107,19 @@ class GlobalMean(keras.losses.Loss):
     def from_config(cls, config: dict[str, Any]) -> "GlobalMean":
         """The inverse of `get_config`."""
         return cls(**(config | {"loss": keras.saving.deserialize_keras_object(config["loss"])}))
+
+
+def _check_one_loss_a_label(labels: Any, losses: Any) -> None:
+    """Raises BertKerasError for labels such as one-hot vectors: `GlobalMean.weight` counts labels, before there are losses."""
+    shape, wanted = tuple(labels.shape), tuple(losses.shape)
+    same = len(shape) == len(wanted) or (len(shape) == len(wanted) + 1 and shape[-1] == 1)
+    if not same or any(
+        None not in pair and len({*pair}) > 1 for pair in zip(shape[: len(wanted)], wanted, strict=True)
+    ):
+        raise BertKerasError(
+            f"the labels have the shape {shape} and their losses {wanted}; micro_batch needs one loss for each label: give class "
+            "ids in place of one-hot labels."
+        )
 
 
 @keras.saving.register_keras_serializable("bert_keras")

@@ -32,6 +32,7 @@ CLASSES = {
     "bert_keras.hub_layer": ("HubLayer",),
     "bert_keras.preprocessor_layer": ("PreprocessorLayer",),
     "bert_keras.pooling": ("MeanPooling",),
+    "bert_keras.training_model": ("TrainingModel",),
     "tasks.choice": ("FlattenChoices",),
     "tasks.embedding": ("Pooling",),
     "tasks.features.frozen": ("FeatureBiLSTM",),

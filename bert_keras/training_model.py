@@ -61,6 +61,12 @@ class TrainingSteps:
         config = super().get_compile_config()  # type: ignore[misc]
         return config | {"micro_batch": self.micro_batch} if config and self.micro_batch else config
 
+    def compile_from_config(self: Any, config: dict[str, Any]) -> None:
+        """Compiles a loaded model as `get_compile_config` says."""
+        self.compile(**keras.saving.deserialize_keras_object(config))
+        if self.optimizer is not None and self.built:
+            self.optimizer.build(self.trainable_variables)
+
     def fit(self: Any, *arguments: Any, **keywords: Any) -> Any:
         """As Keras does; under several workers, each batch of a data set is divided among all replicas."""
         keywords = {name: _divided_by_batch(value) for name, value in keywords.items()}
@@ -93,13 +99,27 @@ class TrainingSteps:
         return self.compute_metrics(x, y, y_pred, sample_weight)
 
     def loss_terms(self: Any, y: Any, sample_weight: Any) -> Iterator[tuple[GlobalMean, Any, Any]]:
-        """Each loss with its labels and its weights, or None."""
-        losses, labels = (
-            [one for one in keras.tree.flatten(some) if one is not None] for some in (self.loss, y)
-        )
-        weights = [one for one in keras.tree.flatten(sample_weight) if one is not None] or [None] * len(
-            losses
-        )
+        """Each loss with its labels and its weights, or None.
+
+        Raises BertKerasError unless each output with a loss has labels, and weights where the others have some.
+        """
+        outputs = keras.tree.flatten(self.loss)
+
+        def with_loss(values: Any) -> list[Any]:
+            found = keras.tree.flatten(values)
+            if len(found) != len(outputs):  # only those of the outputs with a loss
+                return found
+            return [one for one, loss in zip(found, outputs, strict=True) if loss is not None]
+
+        losses, labels, weights = with_loss(self.loss), with_loss(y), with_loss(sample_weight)
+        if not keras.tree.is_nested(sample_weight):  # None, or the weights of all outputs
+            weights = [sample_weight] * len(losses)
+        for name, found in (("labels", labels), ("weights", weights)):
+            if len(found) != len(losses):
+                raise BertKerasError(
+                    f"micro_batch is {self.micro_batch}, with {len(losses)} GlobalMeans and {len(found)} {name}; "
+                    f"compile with a GlobalMean or None for each output, and give {name} for each GlobalMean."
+                )
         yield from zip(losses, labels, weights, strict=True)
 
     def _gradients(self: Any, x: Any, y: Any, sample_weight: Any) -> tuple[Any, list[Any]]:
@@ -249,7 +269,8 @@ def _rows(values: Any, start: Any, size: Any) -> Any:
         return None
     values = tf.convert_to_tensor(values)
     others = len(values.shape) - 1
-    return tf.slice(values, [start, *[0] * others], [size, *[-1] * others])
+    rows = tf.slice(values, [start, *[0] * others], [size, *[-1] * others])
+    return tf.ensure_shape(rows, [None, *values.shape[1:]])  # a loss may ask for more than the rank
 
 
 def _takes_probabilities(loss: Any) -> bool:
@@ -264,9 +285,13 @@ def _takes_probabilities(loss: Any) -> bool:
 
 
 def _like(spec: Any) -> Any:
-    """Zeros of a data set's shapes and types; a dimension that is not known is 2: Keras warns of a softmax over one number."""
+    """Zeros of a data set's shapes and types; a dimension that is not known is 2: Keras warns of a softmax over one number.
+
+    Where a process has several replicas, a data set that was divided before `fit` has a specification for each of them.
+    """
     import tensorflow as tf
 
+    spec = keras.tree.map_structure(lambda one: getattr(one, "_value_specs", (one,))[0], spec)
     return keras.tree.map_structure(lambda one: tf.zeros([size or 2 for size in one.shape], one.dtype), spec)
 
 
@@ -303,5 +328,6 @@ def _function_of(model: Any, step: Callable[[Any], Any]) -> Callable[[Any], dict
     return function
 
 
+@keras.saving.register_keras_serializable("bert_keras")
 class TrainingModel(TrainingSteps, keras.Model):
     """A `keras.Model` of the functional form, TrainingModel(inputs, outputs), that trains by TrainingSteps."""

@@ -7,6 +7,7 @@ A task with windows turns a batch of B examples into W windows: features, labels
 ...].
 """
 
+import dataclasses
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -24,6 +25,17 @@ POOL = (
 )
 EMPTY = "the data set is empty; give at least one example."
 _ROW = "row"  # the position of the example in the data set, int64 [B]
+
+
+@dataclasses.dataclass(frozen=True)
+class Part:
+    """The rows of each batch for one of several processes: number `index` of `count` equal parts."""
+
+    index: int
+    count: int
+
+
+WHOLE = Part(0, 1)
 
 
 def take_examples(examples: tf.data.Dataset, *, count: int | None, seed: int) -> tf.data.Dataset:
@@ -102,11 +114,14 @@ def dataset(
     seed: int | None = None,
     multiple_of: int = 1,
     labelled: bool = True,
+    part: Part = WHOLE,
 ) -> tf.data.Dataset:
     """The input of `fit`: (features, labels, weights), [B or W, ...]; (features, raw) with `labelled=False`.
 
     multiple_of: rows; `pad_batches` pads labelled batches to a multiple of it. With `batch_size` or more, all batches have one
         shape
+    part: of labelled batches, whose rows `multiple_of` makes divisible. Other rows are not tokenized, except for a task with
+        windows, whose batches are known only after that
 
     The order is that of `batches`. `preprocess` pads each batch to its longest row, or to one length. For a task with windows,
     `batch_size` counts windows in labelled batches and examples in unlabelled ones, and the number of batches is unknown.
@@ -122,14 +137,48 @@ def dataset(
             batch_size=batch_size,
             seed=seed,
         )
+        made = made if part == WHOLE else _rows_of(pad_batches(made, multiple_of=multiple_of), part)
+    elif labelled and part != WHOLE:
+        made = _featurized_part(
+            batches(examples, batch_size=batch_size, seed=seed), featurize, part, multiple_of=multiple_of
+        )
     else:
         made = batches(examples, batch_size=batch_size, seed=seed)
         made = made.map(featurize, num_parallel_calls=tf.data.AUTOTUNE, deterministic=True)
-    if labelled and multiple_of > 1:
+    if labelled and part == WHOLE and multiple_of > 1:
         made = pad_batches(made, multiple_of=multiple_of)
-        if multiple_of >= batch_size:  # the graph cannot infer the number of rows, and a TPU needs it
-            made = made.map(lambda *batch: tf.nest.map_structure(lambda x: _of_rows(x, multiple_of), batch))
+        if multiple_of >= batch_size:
+            made = of_rows(made, multiple_of)
     return made.prefetch(tf.data.AUTOTUNE)
+
+
+def _featurized_part(
+    raw: tf.data.Dataset, featurize: Callable[[Raw], tuple[Any, ...]], part: Part, *, multiple_of: int
+) -> tf.data.Dataset:
+    """(features, labels, weights) of a part of each raw batch. Copies of the first row fill up, with weight 0."""
+    labelled = raw.map(lambda raw: (raw, next(iter(raw.values()))))  # in the form of `pad_batches`
+    padded = pad_batches(labelled, multiple_of=multiple_of)
+
+    @tf.autograph.experimental.do_not_convert
+    def own(raw: Raw, _: tf.Tensor, of_rows: tf.Tensor) -> tuple[Any, ...]:
+        features, labels, weights = featurize(raw)
+
+        def weighted(given: tf.Tensor) -> tf.Tensor:
+            return given * tf.reshape(tf.cast(of_rows, given.dtype), [-1] + [1] * (len(given.shape) - 1))
+
+        return features, labels, tf.nest.map_structure(weighted, weights)
+
+    return _rows_of(padded, part).map(own, num_parallel_calls=tf.data.AUTOTUNE, deterministic=True)
+
+
+def _rows_of(batches: tf.data.Dataset, part: Part) -> tf.data.Dataset:
+    """A part of the rows of each batch."""
+
+    def own(*batch: Any) -> Any:
+        size = tf.shape(tf.nest.flatten(batch)[0])[0] // part.count
+        return tf.nest.map_structure(lambda x: x[part.index * size : (part.index + 1) * size], batch)
+
+    return batches.map(own)
 
 
 def featurized(
@@ -162,8 +211,13 @@ def _featurizer(
     return featurize
 
 
-def _of_rows(values: tf.Tensor, count: int) -> tf.Tensor:
-    return tf.ensure_shape(values, [count, *values.shape[1:]])
+def of_rows(batches: tf.data.Dataset, count: int) -> tf.data.Dataset:
+    """Batches of `count` rows, with that number in their shapes: a graph cannot infer it, and a TPU needs it."""
+
+    def known(*batch: Any) -> Any:
+        return tf.nest.map_structure(lambda x: tf.ensure_shape(x, [count, *x.shape[1:]]), batch)
+
+    return batches.map(known)
 
 
 def _by_window(groups: tf.data.Dataset, *, batch_size: int, seed: int | None) -> tf.data.Dataset:

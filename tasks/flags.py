@@ -8,7 +8,7 @@ import sys
 from collections.abc import Sequence
 from typing import Any
 
-from bert_keras.console import PATH, SEVERAL, start
+from bert_keras.console import PATH, SEVERAL, print_errors_only, start
 from bert_keras.precision import PRECISIONS, slowness
 from bert_keras.settings import add_flags, names_of, spelled
 from tasks.options import (
@@ -36,14 +36,14 @@ SAVE_HELP = (
 )
 
 
-def add_strategy(parser: argparse.ArgumentParser, *, choices: Sequence[str] = STRATEGIES) -> None:
+def add_strategy(parser: argparse.ArgumentParser) -> None:
     """Adds --strategy."""
     text = "tf.distribute strategy (default: one)"
-    parser.add_argument("--strategy", default="one", choices=choices, help=text)
+    parser.add_argument("--strategy", default="one", choices=STRATEGIES, help=text)
 
 
 def start_training(strategy_name: str) -> None:
-    """Starts TensorFlow with deterministic ops, and joins the cluster of a strategy that has one."""
+    """Starts TensorFlow with deterministic ops, and joins the cluster of a strategy that has one. Only the chief then reports."""
 
     def join() -> None:
         from tasks.training.strategies import strategy
@@ -51,6 +51,11 @@ def start_training(strategy_name: str) -> None:
         strategy(strategy_name)
 
     start(deterministic=True, join=join)
+    from tasks.training.strategies import strategy
+    from tasks.training.workers import Workers
+
+    if not Workers(strategy(strategy_name)).chief:
+        print_errors_only()
 
 
 def add_batch_size(parser: argparse.ArgumentParser) -> None:

@@ -21,6 +21,7 @@ from tasks.text_columns import values_of
 
 SAMPLE_WEIGHT = "sample_weight"
 BATCH_SIZE = Hparams.batch_size
+DATA_SETS = (tf.data.Dataset, tf.distribute.DistributedDataset)  # the latter only of features
 
 
 def text_batches(
@@ -244,7 +245,7 @@ def unpacked(data: Any) -> tuple[Any, Any, Any]:
 
 def has_features(x: Any) -> bool:
     """True for features of the encoder, or a data set of them, in place of texts."""
-    inputs = _inputs(x) if isinstance(x, tf.data.Dataset) else x
+    inputs = _inputs(x) if isinstance(x, DATA_SETS) else x
     return isinstance(inputs, Mapping) and INPUT_WORD_IDS in inputs
 
 
@@ -262,9 +263,9 @@ def has_text(x: Any) -> bool:
     return isinstance(first, str | bytes) or (tf.is_tensor(first) and first.dtype == tf.string)
 
 
-def steps_of(data: tf.data.Dataset) -> int | None:
-    """The number of batches; None where it is unknown or endless."""
-    known = int(data.cardinality())
+def steps_of(data: Any) -> int | None:
+    """The number of batches of one of DATA_SETS; None where it is unknown or endless."""
+    known = int(data.cardinality() if callable(data.cardinality) else data.cardinality)
     return known if known >= 0 else None
 
 

@@ -30,6 +30,7 @@ from tasks.settings import Hparams
 from tasks.task import Features, Problem
 from tasks.text_data import (
     BATCH_SIZE,
+    DATA_SETS,
     evaluation_data,
     has_features,
     has_text,
@@ -311,7 +312,7 @@ class TextModel(CompiledTextModel, SavedTextModel):
     def _batches(self, x: Any, y: Any, sample_weight: Any, **options: Any) -> Any:
         """Converts texts to batches of features for Keras; a data set of features stays as it is."""
         if has_features(x):
-            if not isinstance(x, tf.data.Dataset):
+            if not isinstance(x, DATA_SETS):
                 raise BertKerasError(
                     "features were given as arrays; give a tf.data.Dataset of (features, labels), or texts."
                 )

@@ -23,6 +23,8 @@ import runs  # noqa: E402
 
 from bert_keras.console import one_line_errors  # noqa: E402
 from bert_keras.text.wordpiece import WordPiece  # noqa: E402
+from tasks.experiments.ablation_tables import ABLATIONS, SCALES, Row, Scale  # noqa: E402
+from tasks.experiments.ablations import run_ablation  # noqa: E402
 from tasks.glue.data_sets import ROWS  # noqa: E402
 from tasks.glue.task import Glue  # noqa: E402
 from tasks.pretraining.pretrain import pretrain  # noqa: E402
@@ -61,7 +63,32 @@ def pretrain_into(output: Path) -> dict:
     )
 
 
-KINDS = {"finetune": finetune_into, "pretrain": pretrain_into}
+def ablate_into(output: Path) -> dict:
+    """One pre-training, fine-tuned and as features."""
+    SCALES["tiny"] = Scale(
+        pretraining=killed_runs.SETTINGS | {"steps": 4, "phases": ((32, 1.0),)},
+        finetuning={"seq_length": 32, "epochs": 1, "batch_size": 8},
+        tagging={"units": 8, "epochs": 1},
+        options={"conll2003": {"context": "sentence"}},
+        restarts=1,
+        rows={"steps": (Row(name="masked LM"),)},
+        tasks={"steps": ("sst2", "conll2003-features")},
+    )
+    ABLATIONS["steps"] = ABLATIONS["steps"]._replace(pairs=())
+    (outcome,) = run_ablation(
+        "steps",
+        documents=killed_runs.documents(),
+        tokenizer=WordPiece(runs.VOCABULARY),
+        data={"sst2": Path(FOLDER) / "data", "conll2003": Path(FOLDER) / "entities"},
+        output=output,
+        scale="tiny",
+        strategy_name=NAME,
+        verbose=0,
+    )
+    return {"steps": 4, "measures": outcome.measures}
+
+
+KINDS = {"finetune": finetune_into, "pretrain": pretrain_into, "ablate": ablate_into}
 
 
 def doom(step: int) -> None:

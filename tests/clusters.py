@@ -88,10 +88,12 @@ def ended(
     return made
 
 
-def run(command: Sequence[str | Path], *, workers: int = 2, **more: str) -> list[subprocess.CompletedProcess]:
+def run(
+    command: Sequence[str | Path], *, workers: int = 2, seconds: float = SECONDS, **more: str
+) -> list[subprocess.CompletedProcess]:
     """Runs a command on each worker; RuntimeError with what was printed where one fails."""
     with started(command, workers=workers, **more) as processes:
-        made = ended(processes)
+        made = ended(processes, seconds=seconds)
     for i, one in enumerate(made):
         if one.returncode:
             raise RuntimeError(f"worker {i} ended with {one.returncode}: {one.stderr[-3000:]}")

@@ -41,6 +41,7 @@ from tasks.pretraining import monitor  # noqa: E402
 from tasks.settings import PretrainHparams  # noqa: E402
 from tasks.training.saver import Saver  # noqa: E402
 from tasks.training.strategies import differ_between_replicas, rows_for, strategy  # noqa: E402
+from tasks.training.workers import Workers  # noqa: E402
 
 CONFIG = BertConfig(
     vocab_size=60,
@@ -120,7 +121,7 @@ def watch(model, folder):
         identity={},
         origin={},
     )
-    made = monitor.PretrainingMonitor(Path(folder), plan=prepared, log=print)
+    made = monitor.PretrainingMonitor(Path(folder), plan=prepared, log=print, workers=Workers())
     made.set_model(model)
     return made
 

@@ -50,6 +50,7 @@ from bert_keras.training_model import TrainingModel  # noqa: E402
 from tasks.ner.task import Conll  # noqa: E402
 from tasks.squad.task import Squad  # noqa: E402
 from tasks.task import classifier_model  # noqa: E402
+from tasks.training.workers import Workers  # noqa: E402
 
 CONFIG = BertConfig(
     vocab_size=60,
@@ -186,7 +187,8 @@ def main():
     for job in JOBS:
         kind, micro_batch = job.split(":")
         found |= {f"{job} {name}": value for name, value in train(kind, int(micro_batch)).items()}
-    np.savez(OUTPUT, **found)
+    if Workers(DISTRIBUTION).chief:
+        np.savez(OUTPUT, **found)
 
 
 if __name__ == "__main__":

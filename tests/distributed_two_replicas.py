@@ -4,6 +4,7 @@ Out: one line of JSON on standard output, by scenario: the greatest difference o
 norms of the gradients before clipping; results of runs.
 """
 
+import dataclasses
 import functools
 import json
 import sys
@@ -28,6 +29,7 @@ from bert_keras.losses import GlobalMean, cross_entropy  # noqa: E402
 from bert_keras.optimizers import AdamW  # noqa: E402
 from bert_keras.schedules import WarmupLinearDecay  # noqa: E402
 from bert_keras.text.preprocessing import Preprocessor, pad_batches  # noqa: E402
+from bert_keras.training_model import TrainingModel  # noqa: E402
 from tasks.batches import dataset  # noqa: E402
 from tasks.choice import Swag  # noqa: E402
 from tasks.glue.data_sets import ROWS  # noqa: E402
@@ -37,7 +39,7 @@ from tasks.settings import Hparams  # noqa: E402
 from tasks.task import classifier_model  # noqa: E402
 from tasks.training.finetune import GradualUnfreezing, _compiled_model, finetune  # noqa: E402
 from tasks.training.run_folder import encoder_of, evaluate, load_run  # noqa: E402
-from tasks.training.strategies import rows_for, strategy  # noqa: E402
+from tasks.training.strategies import differ_between_replicas, rows_for, strategy  # noqa: E402
 
 CONFIG = BertConfig(
     vocab_size=60,
@@ -116,6 +118,34 @@ def train_gradually(name, batches):
     callbacks = [GradualUnfreezing(), watch]
     history = model.fit(batches, epochs=2, verbose=0, shuffle=False, callbacks=callbacks).history["loss"]
     return model.get_weights(), history, watch.moved
+
+
+def train_rematerialized(batches, *, rematerialize, micro_batch):
+    """Weights of two replicas after an epoch with dropout."""
+    keras.utils.set_random_seed(1)
+    config = dataclasses.replace(CONFIG, hidden_dropout=0.3, attention_dropout=0.3)
+    with strategy("mirrored").scope():
+        encoder = BertEncoder(config, outputs=("pooled_output",))
+        encoder.rematerialize = rematerialize
+        made = classifier_model(encoder, 3)
+        model = TrainingModel(made._inputs_struct, made._outputs_struct)
+        model.compile(
+            keras.optimizers.SGD(0.1), GlobalMean(cross_entropy), micro_batch=micro_batch, jit_compile=False
+        )
+    differ_between_replicas(model)
+    model.fit(batches, verbose=0, shuffle=False)
+    return model.get_weights()
+
+
+def compare_rematerialized(batches):
+    """By micro-batch, the greatest difference of a weight that rematerialization makes."""
+    found = {}
+    for micro_batch in (None, 3):
+        plain, again = (
+            train_rematerialized(batches, rematerialize=one, micro_batch=micro_batch) for one in (False, True)
+        )
+        found[str(micro_batch)] = max(float(np.abs(a - b).max()) for a, b in zip(plain, again, strict=True))
+    return found
 
 
 def train(name, batches):
@@ -256,6 +286,7 @@ def main():
         "losses_of_two": losses_of_two,
         "embeddings_moved": moved,
     }
+    results["rematerialized"] = compare_rematerialized(data((16,), 8))
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         runs.write_checkpoint(folder / "checkpoint", num_layers=1, **NO_DROPOUT)

@@ -117,6 +117,24 @@ CASES = {
 }
 
 
+# Each device has half of each block's feed-forward weights.
+LAYOUTS = {
+    "intermediate/kernel": (None, "model"),
+    "intermediate/bias": ("model",),
+    "feed_forward/output/kernel": ("model", None),
+}
+
+
+def check_layouts(variables) -> None:
+    """Raises AssertionError unless each of LAYOUTS divides the variables that it names, and there are some."""
+    for pattern in LAYOUTS:
+        named = [one for one in variables if re.search(pattern, one.path)]
+        assert named, (pattern, [one.path for one in variables])
+        for one in named:
+            part = one.value.sharding.shard_shape(tuple(one.shape))
+            assert 2 * np.prod(part) == np.prod(one.shape), (one.path, one.shape, part)
+
+
 def distribute(how: str) -> None:
     """Sets keras.distribution for all models of this process."""
     if how == "one":
@@ -128,10 +146,8 @@ def distribute(how: str) -> None:
         return
     mesh = keras.distribution.DeviceMesh(shape=(1, 2), axis_names=("batch", "model"), devices=devices)
     layouts = keras.distribution.LayoutMap(mesh)
-    # Each device has half of each block's feed-forward weights.
-    layouts["intermediate/kernel"] = (None, "model")
-    layouts["intermediate/bias"] = ("model",)
-    layouts["feed_forward/output/kernel"] = ("model", None)
+    for name, layout in LAYOUTS.items():
+        layouts[name] = layout
     keras.distribution.set_distribution(
         keras.distribution.ModelParallel(layout_map=layouts, batch_dim_name="batch")
     )
@@ -149,6 +165,8 @@ def train(make, optimizer) -> tuple[list[float], dict[str, np.ndarray]]:
         value = np.ones(variable.shape) if "gamma" in variable.path else draws.normal(0, 0.2, variable.shape)
         variable.assign(value.astype("float32"))
     model.compile(optimizer, **({} if loss is None else {"loss": loss}))
+    if isinstance(keras.distribution.distribution(), keras.distribution.ModelParallel):
+        check_layouts(model.trainable_weights)
     history = model.fit(x, y, sample_weight=weights, batch_size=BATCH, epochs=2, shuffle=False, verbose=0)
     named = {re.sub(r"_\d+(?=/|$)", "", one.path): np.asarray(one) for one in model.trainable_weights}
     return history.history["loss"], named

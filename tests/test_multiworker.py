@@ -3,12 +3,15 @@
 import json
 import os
 import random
+import subprocess
+import sys
 from pathlib import Path
 
 import clusters
 import numpy as np
 import pytest
 import runs
+import safetensors.numpy
 from last_saves import differences
 from test_accumulation import KINDS, made_by
 from test_accumulation import differences as of_steps
@@ -50,15 +53,28 @@ def test_fifty_steps_are_those_of_one_device(kind, cpus, tmp_path):
 
 @pytest.mark.long
 @pytest.mark.timeout(600)
-def test_the_chief_publishes_the_run_and_all_workers_end(folder):
-    chief, other = run(folder, "finetune:published")
+def test_two_workers_train_the_run_of_one_device(tmp_path):
+    """Each worker tokenizes its own rows of nine; the chief publishes."""
+    runs.write_checkpoint(tmp_path / "checkpoint", hidden_dropout=0.0, attention_dropout=0.0)
+    runs.write_data(tmp_path / "data", "sst2")
+    chief, other = run(tmp_path, "finetune:published")
     assert (chief.returncode, other.returncode) == (0, 0), (chief.stderr, other.stderr)
-    made = folder / "published"
+    made = tmp_path / "published"
     results = json.loads((made / "results.json").read_text())
     assert results["steps"] == 12 and results["strategy"] == "multiworker"
-    assert (made / "model.safetensors").is_file() and (made / "README.md").is_file()
+    assert (made / "README.md").is_file()
     assert "epoch 2/2" in chief.stdout and "epoch" not in other.stdout
     assert json.loads(chief.stdout.splitlines()[-1]) == json.loads(other.stdout.splitlines()[-1])
+    alone = [sys.executable, RUN, "one", tmp_path, "finetune:alone"]
+    path = {"PYTHONPATH": os.pathsep.join([str(runs.ROOT), str(runs.ROOT / "tests")])}
+    subprocess.run(alone, env=runs.bare_environment() | path, check=True, capture_output=True)
+    two, one = (
+        safetensors.numpy.load_file(tmp_path / name / "model.safetensors") for name in ("published", "alone")
+    )
+    assert {*two} == {*one}
+    # Adam scales up the rounding in the gradient of a key's bias, which is 0.
+    compared = [name for name in one if not name.endswith("key.bias")]
+    assert max(np.abs(two[name] - one[name]).max() for name in compared) < 1e-5
 
 
 @pytest.mark.slow
@@ -69,6 +85,24 @@ def test_a_model_of_strings_trains_in_all_workers(folder):
     first, second = (json.loads(one.stdout) for one in clusters.run([script, folder / "checkpoint"]))
     assert first == second, "the orders of the texts too"
     assert {*first["fit"]} == {"loss", "accuracy", "val_loss", "val_accuracy"} and len(first["predict"]) == 23
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_the_chief_alone_trains_on_frozen_features(folder):
+    """An ablation whose other runs all workers train."""
+    (folder / "entities").mkdir()
+    for seed, stem in enumerate(("train", "valid")):
+        sentences = [
+            "\n".join(f"{word} NN {'I-PER' if word == 'actor' else 'O'}" for word in text.split())
+            for text in runs.texts(30, seed=seed)
+        ]
+        (folder / "entities" / f"{stem}.txt").write_text("\n\n".join(["-DOCSTART- -X- O", *sentences, ""]))
+    chief, other = run(folder, "ablate:ablation")
+    assert (chief.returncode, other.returncode) == (0, 0), (chief.stderr, other.stderr)
+    assert "conll2003-features" in chief.stdout and len(other.stdout.splitlines()) == 1
+    assert json.loads(chief.stdout.splitlines()[-1]) == json.loads(other.stdout)
+    assert (folder / "ablation" / "results.png").is_file()
 
 
 @pytest.mark.slow
@@ -121,8 +155,6 @@ def test_a_wrong_cluster_is_refused(given, named):
 @pytest.mark.long
 @pytest.mark.parametrize(("name", "named"), [("multiworker", "TF_CONFIG"), ("tpu", "TPU")])
 def test_a_command_without_its_cluster_ends_with_one_line(name, named, folder):
-    import subprocess
-
     flags = ["--task", "sst2", "--data", folder / "data", "--checkpoint", folder / "checkpoint"]
     flags += ["--output", folder / f"refused-{name}", "--strategy", name]
     environment = {

@@ -10,7 +10,10 @@ import tensorflow as tf
 from bert_keras.config import BertConfig
 from bert_keras.encoder import BertEncoder
 from bert_keras.features import ENCODER_INPUTS
+from bert_keras.losses import GlobalMean, cross_entropy
+from bert_keras.training_model import TrainingModel
 from tasks.settings import Hparams
+from tasks.task import classifier_model
 
 CONFIG = BertConfig(
     vocab_size=60,
@@ -76,6 +79,39 @@ def test_gradients_of_shared_layers_are_equal():
 
 def test_attention_probabilities_are_kept():
     check(CONFIG, ("sequence_output", "attention_probabilities"), graph=True)
+
+
+def trained(*, rematerialize, micro_batch=None, jit_compile=False):
+    """The weights after three updates with dropout, and the losses."""
+    keras.utils.set_random_seed(3)
+    encoder = BertEncoder(CONFIG, outputs=("pooled_output",))
+    encoder.rematerialize = rematerialize
+    made = classifier_model(encoder, 3)
+    model = TrainingModel(made._inputs_struct, made._outputs_struct)
+    model.compile(
+        keras.optimizers.SGD(0.1), GlobalMean(cross_entropy), micro_batch=micro_batch, jit_compile=jit_compile
+    )
+    data = tf.data.Dataset.from_tensor_slices((features(), np.arange(4) % 3)).batch(4, drop_remainder=True)
+    history = model.fit(data, epochs=3, verbose=0, shuffle=False).history["loss"]
+    return model.get_weights(), history
+
+
+@pytest.mark.parametrize(
+    "how",
+    [
+        {"micro_batch": 3},
+        pytest.param({"jit_compile": True}, marks=pytest.mark.long),
+        pytest.param({"jit_compile": True, "micro_batch": 2}, marks=pytest.mark.slow),
+    ],
+    ids=["micro-batches", "XLA", "micro-batches under XLA"],
+)
+def test_updates_with_dropout_are_equal(how):
+    """Of the last micro-batch of one row too."""
+    (wanted, losses), (found, same) = (trained(rematerialize=one, **how) for one in (False, True))
+    for plain, again in zip(wanted, found, strict=True):
+        np.testing.assert_allclose(again, plain, rtol=1e-4, atol=1e-6)
+    np.testing.assert_allclose(same, losses, rtol=1e-5)
+    assert len({*losses}) == 3
 
 
 def test_the_setting_is_part_of_a_run_only_where_it_is_given():

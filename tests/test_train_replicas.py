@@ -52,6 +52,13 @@ def test_gradual_unfreezing_on_two_replicas(two_replicas):
 
 
 @pytest.mark.long
+def test_rematerialization_on_two_replicas(two_replicas):
+    """With dropout, in whole batches and in micro-batches."""
+    assert {*two_replicas["rematerialized"]} == {"None", "3"}
+    assert max(two_replicas["rematerialized"].values()) <= 1e-6
+
+
+@pytest.mark.long
 def test_choices_on_two_replicas(two_replicas):
     results = two_replicas["choices"]
     assert (results["strategy"], results["train_examples"], results["steps"]) == ("mirrored", 33, 5)

@@ -51,6 +51,7 @@ from tasks.training.finetune import finetune
 from tasks.training.loop import RESULTS_FILE
 from tasks.training.run_folder import open_task
 from tasks.training.strategies import strategy
+from tasks.training.workers import Workers, reports_lost_workers
 
 ABLATION = Layout(name="an ablation", identity="ablation.json", results=RESULTS_FILE)
 PERPLEXITY = "held_out_masked_lm_perplexity"
@@ -126,6 +127,7 @@ class _Plan:
                     path=self.run(row, task, seed),
                     identity=identity,
                     train=functools.partial(self._train, row, task, seed),
+                    alone=task.endswith(FEATURES),
                 )
 
     def pretraining(self, row: Row) -> pathlib.Path:
@@ -182,6 +184,7 @@ class _Plan:
         train_tagger(*caches, layers=FEATURE_LAYERS, output=output, hparams=tagging, **how)
 
 
+@reports_lost_workers()
 def run_ablation(
     name: str,
     *,
@@ -210,6 +213,8 @@ def run_ablation(
     writes to `output`, and if `output` was begun with other data or settings.
     """
     _check_names(name, scale, restarts)
+    workers = Workers(strategy(strategy_name))
+    log = workers.log(log)
     chosen, folder = SCALES[scale], Folder(output, ABLATION)
     folder.check(reopen=True)
     opened = {task: _open(task, data, chosen) for task in tasks or chosen.tasks[name]}
@@ -235,10 +240,11 @@ def run_ablation(
     )
     asked = {"ablation": name, "scale": scale, "changes": dict(changes or {})}
     pretraining = functools.partial(pretrain, documents=documents, tokenizer=tokenizer, held_out=held_out)
-    with folder.begin(plan.identity() | asked, reopen=True):
-        outcomes = _run(plan, pretraining, log=log)
-        folder.finish(as_json(name, outcomes))
-        _draw(outcomes, folder.path / "results.png")
+    with workers.writing(folder.begin(plan.identity() | asked, reopen=True)):
+        outcomes = _run(plan, pretraining, workers=workers, log=log)
+        if workers.chief:
+            folder.finish(as_json(name, outcomes))
+            _draw(outcomes, folder.path / "results.png")
     return outcomes
 
 
@@ -250,10 +256,12 @@ def _check_names(name: str, scale: str, restarts: int | None) -> None:
         raise BertKerasError(f"restarts is {restarts}; give at least 1.")
 
 
-def _run(plan: _Plan, pretraining: Callable[..., object], *, log: Callable[[str], None]) -> list[Outcome]:
+def _run(
+    plan: _Plan, pretraining: Callable[..., object], *, workers: Workers, log: Callable[[str], None]
+) -> list[Outcome]:
     """Runs the cells. Raises BertKerasError if a pre-training's loss diverges, because other runs need its weights."""
     found = {}
-    for ran in run_cells([*plan.cells(pretraining)], log=log):
+    for ran in run_cells([*plan.cells(pretraining)], workers=workers, log=log):
         found[ran.cell.path] = ran
         if ran.degenerate and "task" not in ran.cell.identity:
             raise BertKerasError(
@@ -269,7 +277,7 @@ def _run(plan: _Plan, pretraining: Callable[..., object], *, log: Callable[[str]
                 lost[f"{task}-{seed}"] = ran.degenerate
                 continue
             measures[task].append(in_percent(ran.measures[about.measure], kind=about.kind))
-        perplexity = _perplexity(plan.weights(row))
+        perplexity = workers.from_chief(functools.partial(_perplexity, plan.weights(row)))
         outcomes.append(Outcome(row=row, perplexity=perplexity, measures=measures, lost=lost))
     return outcomes
 

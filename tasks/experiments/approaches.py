@@ -47,6 +47,8 @@ from tasks.training.finetune import finetune, plan_finetuning
 from tasks.training.identity import identity_of_checkpoint
 from tasks.training.loop import RESULTS_FILE
 from tasks.training.run_folder import check_features, open_task
+from tasks.training.strategies import strategy
+from tasks.training.workers import Workers, reports_lost_workers
 
 RESTARTS = 3
 PICTURE, VECTORS = "results.png", "vectors"
@@ -130,6 +132,7 @@ class _Plan:
     seeds: Sequence[int]
     given: Mapping[str, Any]
     options: ApproachOptions
+    workers: Workers
     how: Mapping[str, Any]
     stored: set[pathlib.Path] = dataclasses.field(default_factory=set)
 
@@ -185,7 +188,7 @@ class _Plan:
         # An encoder at random weights differs from seed to seed, so its vectors are not shared.
         if row.layers is not None and not row.random:
             cache = self.vectors(subject) / (row.context or "given")
-            if cache not in self.stored:
+            if cache not in self.stored and self.workers.chief:
                 self._store(task, hparams, cache, context=row.context)
         finetune(
             task,
@@ -212,10 +215,12 @@ class _Plan:
         every = dataclasses.replace(hparams, feature_layers=",".join(map(str, places)), lstm_layers=0)
         plan = plan_finetuning(task, checkpoint=self.source, hparams=every, feature_cache=cache, output=cache)
         assert plan.prepared is not None  # it has feature_layers
-        with plan.prepared(cache, log=self.how["log"]):
+        only = Workers(plan.model.distribute_strategy)
+        with plan.prepared(cache, workers=only, log=self.how["log"]):
             self.stored.add(cache)
 
 
+@reports_lost_workers()
 def run_approaches(
     name: str,
     *,
@@ -249,7 +254,8 @@ def run_approaches(
     count = RESTARTS if restarts is None else restarts
     if count < 1:
         raise BertKerasError(f"restarts is {restarts}; give at least 1.")
-    output = path_of(output)
+    output, workers = path_of(output), Workers(strategy(strategy_name))
+    log = workers.log(log)
     names = _names(name, tasks, data)
     _check_output(output, name)
     rows = _rows(name, chosen.rows, given)
@@ -264,17 +270,19 @@ def run_approaches(
         seeds=range(first, first + count),
         given=given,
         options=chosen,
+        workers=workers,
         how={"strategy_name": strategy_name, "verbose": verbose, "log": log},
     )
     for subject, row in itertools.product(subjects, rows):
         features = plan.hparams(subject, row, first).features
         if features is not None:
             check_features(subject.tasks[row.name], source.config, features)
-    with locked(output):
+    with workers.writing(locked(output)):
         results = _run(name, plan, log=log)
-        write_json(output / RESULTS_FILE, as_json(results))
-        baselines = {subject.name: subject.baseline for subject in subjects}
-        draw_rows(results.measures, output / PICTURE, baselines=baselines)
+        if workers.chief:
+            write_json(output / RESULTS_FILE, as_json(results))
+            baselines = {subject.name: subject.baseline for subject in subjects}
+            draw_rows(results.measures, output / PICTURE, baselines=baselines)
     return results
 
 
@@ -348,12 +356,14 @@ def _run(name: str, plan: _Plan, *, log: Callable[[str], None]) -> Results:
     """Runs the cells, and removes the vectors of a task whose runs are finished."""
     found = {}
     cells = [*plan.cells()]
-    for ran, following in itertools.zip_longest(run_cells(cells, log=log), cells[1:]):
+    ended = run_cells(cells, workers=plan.workers, log=log)
+    for ran, following in itertools.zip_longest(ended, cells[1:]):
         found[ran.cell.path] = ran
         folder = ran.cell.path.parent
-        if following is None or following.path.parent != folder:
+        if plan.workers.chief and (following is None or following.path.parent != folder):
             shutil.rmtree(plan.output / VECTORS / folder.name, ignore_errors=True)
-    shutil.rmtree(plan.output / VECTORS, ignore_errors=True)
+    if plan.workers.chief:
+        shutil.rmtree(plan.output / VECTORS, ignore_errors=True)
     measures = {row.name: {subject.name: list[float]() for subject in plan.subjects} for row in plan.rows}
     failed = {}
     for subject, row, seed in itertools.product(plan.subjects, plan.rows, plan.seeds):

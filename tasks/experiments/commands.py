@@ -12,7 +12,14 @@ from bert_keras.console import PATH, SEVERAL, Command, say, start, table
 from bert_keras.errors import BertKerasError
 from bert_keras.settings import add_flags, given_settings
 from tasks.commands import open_given_task
-from tasks.flags import CHECKPOINT_HELP, add_feature_cache, add_strategy, add_task, add_task_options
+from tasks.flags import (
+    CHECKPOINT_HELP,
+    add_feature_cache,
+    add_strategy,
+    add_task,
+    add_task_options,
+    start_training,
+)
 from tasks.options import (
     ABLATIONS,
     APPROACHES,
@@ -56,7 +63,7 @@ def _add_ablate(parser: argparse.ArgumentParser) -> None:
         help="tasks to train on (default: from --scale; layers: conll2003; approaches: those of --data)",
     )
     add_flags(parser, AblationOptions, without=("scale",))
-    add_strategy(parser, choices=("one", "mirrored"))
+    add_strategy(parser)
     group = parser.add_argument_group(f"only with pre-training ({', '.join(ABLATIONS)})")
     _add_pretraining_flags(group)
     group = parser.add_argument_group(f"only from a checkpoint ({', '.join(APPROACHES)})")
@@ -113,7 +120,7 @@ def _sources(args: argparse.Namespace) -> dict[str, Any]:
 def _run_ablate(args: argparse.Namespace) -> None:
     _check_kind(args)
     data = _sources(args)
-    start(deterministic=True)
+    start_training(args.strategy)
     how = {
         "data": data,
         "output": args.output,
@@ -195,14 +202,14 @@ def _add_protocol(parser: argparse.ArgumentParser) -> None:
     add("--checkpoint", **PATH, required=True, help=CHECKPOINT_HELP)
     add("--output", **PATH, required=True, help=OUTPUT_HELP)
     add_flags(parser, ProtocolOptions)
-    add_strategy(parser, choices=("one", "mirrored", "tpu"))
+    add_strategy(parser)
     add_feature_cache(parser)
     add_flags(parser, Hparams, without=("learning_rate", "dev_fraction"))
     add_task_options(parser)
 
 
 def _run_protocol(args: argparse.Namespace) -> None:
-    start(deterministic=True)
+    start_training(args.strategy)
     from tasks.experiments.protocol import run_protocol
     from tasks.experiments.summary import tables
 
@@ -230,14 +237,14 @@ def _add_glue(parser: argparse.ArgumentParser) -> None:
     add("--checkpoint", **PATH, required=True, help=CHECKPOINT_HELP)
     add("--output", **PATH, required=True, help=OUTPUT_HELP)
     add_flags(parser, ProtocolOptions)
-    add_strategy(parser, choices=("one", "mirrored", "tpu"))
+    add_strategy(parser)
     add_flags(parser, Hparams, without=("learning_rate", "dev_fraction", "feature_layers", *OF_FEATURES))
     add_flags(parser, ClassifierOptions, without=("doc_stride", "truncation"))
     add_flags(parser, GlueOptions)
 
 
 def _run_glue(args: argparse.Namespace) -> None:
-    start(deterministic=True)
+    start_training(args.strategy)
     from tasks.experiments import glue_protocol
     from tasks.experiments.summary import tables
 

@@ -31,6 +31,8 @@ from tasks.options import GlueOptions, ProtocolOptions
 from tasks.settings import Hparams
 from tasks.training.loop import RESULTS_FILE
 from tasks.training.run_folder import load_run
+from tasks.training.strategies import strategy
+from tasks.training.workers import Workers, reports_lost_workers
 
 # The GLUE score is the mean over these tasks.
 SCORED = ("cola", "sst2", "mrpc", "stsb", "qqp", "mnli", "qnli", "rte", "wnli")
@@ -53,6 +55,7 @@ WNLI = "wnli"
 PREDICTED_BY = {"ax": "mnli"}  # ax has no training data
 
 
+@reports_lost_workers()
 def run_protocol(
     names: Sequence[str],
     *,
@@ -86,7 +89,8 @@ def run_protocol(
     chosen, _ = ProtocolOptions(**options), GlueOptions(wnli=wnli)
     _check_names(names)
     protocol.check_grid(hparams, chosen)
-    output = path_of(output)
+    output, workers = path_of(output), Workers(strategy(strategy_name))
+    log = workers.log(log)
     protocol.check_output(output, SCORED)
     tasks = _open_tasks(names, data, pooling=pooling)
     majority = {}
@@ -96,7 +100,7 @@ def run_protocol(
             raise BertKerasError(
                 "wnli is 'majority', which trains nothing, and WNLI is the only task; name another task too."
             )
-    with locked(output):
+    with workers.writing(locked(output)):
         summaries, failed = protocol.run_tasks(
             tasks,
             checkpoint=checkpoint,
@@ -107,9 +111,10 @@ def run_protocol(
             verbose=verbose,
             log=log,
         )
-        write_json(output / RESULTS_FILE, as_json(summaries) | {"failed": failed})
-        submit(summaries, data=data, output=output, majority=majority, log=log)
-        reports.draw(summaries, output / PICTURE)
+        if workers.chief:
+            write_json(output / RESULTS_FILE, as_json(summaries) | {"failed": failed})
+            submit(summaries, data=data, output=output, majority=majority, log=log)
+            reports.draw(summaries, output / PICTURE)
     if failed:
         log(f"{protocol.without_measures(failed)}; the results leave it out; give lower learning rates")
     return summaries

@@ -4,10 +4,13 @@
     CELL/...            a run, as its training leaves it
     CELL/outcome.json   the reason why the run is degenerate, or null
 
-Lock the folder of the whole grid (`bert_keras.files.locked`, or its own Folder) while the cells run.
+Lock the folder of the whole grid (`bert_keras.files.locked`, or its own Folder) while the cells run. With several workers, all
+walk through the same cells in the same order; the chief writes, and says which cells are finished.
 """
 
+import contextlib
 import dataclasses
+import functools
 import json
 import pathlib
 import shutil
@@ -22,6 +25,7 @@ from tasks.training.feature_based import FOLDER
 from tasks.training.identity import digest_of_examples
 from tasks.training.loop import PROTOCOL_FILE, RESULTS_FILE
 from tasks.training.run_folder import free_memory
+from tasks.training.workers import Workers
 
 DEGENERATE = "degenerate"
 CELL = Layout(name="a run of this grid", identity=PROTOCOL_FILE, results="outcome.json")
@@ -39,6 +43,7 @@ class Cell:
     identity: everything that decides the result, plain JSON
     train: (output=folder) -> trains into the folder, or resumes the unfinished run in it
     judge: (folder of the trained run) -> the reason why the run is degenerate, or None
+    alone: the chief trains it without the other workers
     """
 
     name: str
@@ -46,6 +51,7 @@ class Cell:
     identity: Mapping[str, Any]
     train: Callable[..., object]
     judge: Callable[[pathlib.Path], str | None] = _learned
+    alone: bool = False
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -60,46 +66,66 @@ class Outcome:
     degenerate: str | None
     measures: Mapping[str, float]
 
-    @property
-    def lost(self) -> bool:
-        """True if the loss diverged, so that the run has no results."""
-        return not (self.cell.path / RESULTS_FILE).is_file()
 
+def run_cells(
+    cells: Sequence[Cell], *, workers: Workers | None = None, log: Callable[[str], None] = print
+) -> Iterator[Outcome]:
+    """Runs the unfinished cells in order, and yields the outcome of every cell, in all workers.
 
-def run_cells(cells: Sequence[Cell], *, log: Callable[[str], None] = print) -> Iterator[Outcome]:
-    """Runs the unfinished cells in order, and yields the outcome of every cell.
-
+    workers: None for the only process
     log: receives the name of each cell with its number in the grid
 
     Raises BertKerasError if a cell's folder holds other files or a run with another identity, and as `train` does. LossDiverged
     is an outcome, not an error.
     """
+    workers = workers or Workers()
     for number, cell in enumerate(cells, start=1):
         log(f"{cell.name} (run {number} of {len(cells)})")
-        folder = Folder(cell.path, CELL)
-        if folder.finished:  # read it, change nothing
-            check_equal(cell.path, folder.identity(), json.loads(json.dumps(cell.identity)))
+        if workers.from_chief(functools.partial(_is_finished, cell)):
             log(f"{cell.path} is finished already")
         else:
-            with folder.begin(cell.identity):
-                folder.finish({DEGENERATE: _run(cell)})
+            _run(cell, workers)
             free_memory()
-        kinds = {DEGENERATE: or_null(TEXT)}
-        why = typed(folder.results(), kinds, where=cell.path / CELL.results)[DEGENERATE]
+        why, measures = workers.from_chief(functools.partial(_found, cell))
         if why is not None:
             log(f"degenerate: {why}")
-        yield Outcome(cell=cell, degenerate=why, measures=_measures(cell.path / RESULTS_FILE))
+        yield Outcome(cell=cell, degenerate=why, measures=measures)
 
 
-def _run(cell: Cell) -> str | None:
-    """Trains and judges a cell; returns the reason why its run is degenerate."""
-    if not (cell.path / RESULTS_FILE).is_file():  # else it was killed after training
-        try:
-            cell.train(output=cell.path)
-        except LossDiverged as error:
-            shutil.rmtree(cell.path / FOLDER, ignore_errors=True)  # no one resumes it
-            return f"{error.what} at step {error.step}"
-    return cell.judge(cell.path)
+def _is_finished(cell: Cell) -> bool:
+    folder = Folder(cell.path, CELL)
+    if folder.finished:  # it is read, and nothing is changed
+        check_equal(cell.path, folder.identity(), json.loads(json.dumps(cell.identity)))
+    return folder.finished
+
+
+def _run(cell: Cell, workers: Workers) -> None:
+    """Trains and judges a cell."""
+    folder = Folder(cell.path, CELL)
+    with folder.begin(cell.identity) if workers.chief else contextlib.nullcontext():
+        why = None
+        if not workers.from_chief((cell.path / RESULTS_FILE).is_file):  # else it was killed after training
+            why = workers.from_chief(lambda: _trained(cell)) if cell.alone else _trained(cell)
+        if workers.chief:
+            if why is not None:
+                shutil.rmtree(cell.path / FOLDER, ignore_errors=True)  # no one resumes it
+            folder.finish({DEGENERATE: cell.judge(cell.path) if why is None else why})
+
+
+def _trained(cell: Cell) -> str | None:
+    """Trains a cell; returns the reason why its loss diverged, or None."""
+    try:
+        cell.train(output=cell.path)
+    except LossDiverged as error:
+        return f"{error.what} at step {error.step}"
+    return None
+
+
+def _found(cell: Cell) -> tuple[str | None, dict[str, float]]:
+    """The reason why the run of a finished cell is degenerate, or None, and its measures."""
+    kinds = {DEGENERATE: or_null(TEXT)}
+    why = typed(Folder(cell.path, CELL).results(), kinds, where=cell.path / CELL.results)[DEGENERATE]
+    return why, _measures(cell.path / RESULTS_FILE)
 
 
 def _measures(results: pathlib.Path) -> dict[str, float]:

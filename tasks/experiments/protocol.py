@@ -37,6 +37,8 @@ from tasks.training.finetune import DEGENERATE, finetune
 from tasks.training.identity import identity_of_checkpoint
 from tasks.training.loop import RESULTS_FILE
 from tasks.training.run_folder import TOP, Run, load_run
+from tasks.training.strategies import strategy
+from tasks.training.workers import Workers, reports_lost_workers
 
 PICTURE = "results.png"
 # Of fine-tuning (Devlin et al. 2019, sec. 4.1).
@@ -177,6 +179,8 @@ def run_tasks(
     failed. Raises as `finetune` too.
     """
     source = checkpoint if isinstance(checkpoint, checkpoints.Checkpoint) else checkpoints.read(checkpoint)
+    workers = Workers(strategy(strategy_name))
+    log = workers.log(log)
     how: dict[str, Any] = {"options": options, "strategy_name": strategy_name, "verbose": verbose, "log": log}
     how["feature_cache"] = feature_cache
     cells = [
@@ -185,16 +189,19 @@ def run_tasks(
         for cell in _cells(name, task, source=source, output=output, hparams=hparams[name], **how)
     ]
     found: dict[str, list[Outcome]] = {name: [] for name in tasks}
-    for ran in run_cells(cells, log=log):
+    for ran in run_cells(cells, workers=workers, log=log):
         name = ran.cell.path.parent.name
         found[name].append(_outcome(ran))
-        if options.best_only:
+        if options.best_only and workers.chief:
             _remove_weights(found[name], measure=tasks[name].measure, keep=options.ensemble or 1)
     measured = [name for name in tasks if any(outcome.measures for outcome in found[name])]
     failed = [name for name in tasks if name not in measured]
     if not measured:
         raise BertKerasError(f"{without_measures(failed)}; give lower learning rates.")
-    summaries = [summarize(tasks[name], found[name], ensemble=options.ensemble, log=log) for name in measured]
+    summaries = [
+        summarize(tasks[name], found[name], ensemble=options.ensemble, workers=workers, log=log)
+        for name in measured
+    ]
     return summaries, failed
 
 
@@ -203,6 +210,7 @@ def without_measures(failed: Sequence[str]) -> str:
     return f"{', '.join(failed)} has no measures: the loss of every run diverged"
 
 
+@reports_lost_workers()
 def run_protocol(
     task: Task,
     *,
@@ -232,9 +240,9 @@ def run_protocol(
             "max_examples draws other examples for each seed, so restarts cannot share a feature_cache; give a data_seed, or "
             "leave one of them out."
         )
-    output = path_of(output)
+    output, workers = path_of(output), Workers(strategy(strategy_name))
     check_output(output, [task.name])
-    with locked(output):
+    with workers.writing(locked(output)):
         summaries, _ = run_tasks(
             {task.name: task},
             checkpoint=checkpoint,
@@ -246,8 +254,9 @@ def run_protocol(
             verbose=verbose,
             log=log,
         )
-        write_json(output / RESULTS_FILE, as_json(summaries))
-        draw(summaries, output / PICTURE)
+        if workers.chief:
+            write_json(output / RESULTS_FILE, as_json(summaries))
+            draw(summaries, output / PICTURE)
     return summaries[0]
 
 
@@ -277,19 +286,18 @@ def summarize(
     outcomes: Sequence[Outcome],
     *,
     ensemble: int | None = None,
+    workers: Workers | None = None,
     log: Callable[[str], None] = print,
 ) -> Summary:
-    """Best, median and spread; also evaluates the best run on the other validation splits, and the ensemble.
+    """Best, median and spread; the chief also evaluates the best run on the other validation splits, and the ensemble.
 
     outcomes: at least one has a measure
     """
+    workers = workers or Workers()
     best = ranked(outcomes, measure=task.measure)
     values = [outcome.measures[task.measure] for outcome in outcomes if outcome.degenerate is None]
     measures = {task.validation_splits[0]: best[0].measures}
-    if others := task.validation_splits[1:]:
-        check_has_weights(best[0])
-        run = load_run(best[0].path)
-        measures |= {split: dict(run.task.evaluate(*_on_dev(run, task, split))) for split in others}
+    measures |= workers.from_chief(lambda: _on_other_splits(task, best[0]))
     return Summary(
         task=task.name,
         measure=task.measure,
@@ -299,12 +307,26 @@ def summarize(
         lowest=min(values, default=None),
         highest=max(values, default=None),
         measures=measures,
-        ensemble=None if ensemble is None else _ensemble(task, best, ensemble, log=log),
+        ensemble=None if ensemble is None else _ensemble(task, best, ensemble, workers=workers, log=log),
     )
 
 
+def _on_other_splits(task: Task, best: Outcome) -> dict[str, dict[str, float]]:
+    """The measures of the best run on the validation splits after the first, by split."""
+    others = task.validation_splits[1:]
+    if not others:
+        return {}
+    check_has_weights(best)
+    run = load_run(best.path)
+    return {split: _measures(run, task, split) for split in others}
+
+
+def _measures(run: Run, task: Task, split: str | None = None) -> dict[str, float]:
+    return {name: float(value) for name, value in run.task.evaluate(*_on_dev(run, task, split))}
+
+
 def _ensemble(
-    task: Task, best: Sequence[Outcome], size: int, *, log: Callable[[str], None]
+    task: Task, best: Sequence[Outcome], size: int, *, workers: Workers, log: Callable[[str], None]
 ) -> Ensemble | None:
     """The ensemble of the best runs; None, with a line that says so, if fewer learned."""
     members = tuple(outcome for outcome in best if outcome.degenerate is None)[:size]
@@ -313,7 +335,10 @@ def _ensemble(
             f"{task.name} has no ensemble of {size}: {len(members)} run(s) learned; give fewer members or more restarts"
         )
         return None
-    for member in members:
-        check_has_weights(member)
-    run = load_runs([member.path for member in members])
-    return Ensemble(members=members, measures=dict(run.task.evaluate(*_on_dev(run, task))))
+
+    def measures() -> dict[str, float]:
+        for member in members:
+            check_has_weights(member)
+        return _measures(load_runs([member.path for member in members]), task)
+
+    return Ensemble(members=members, measures=workers.from_chief(measures))

@@ -126,7 +126,7 @@ def _add_pretrain(parser: argparse.ArgumentParser) -> None:
         metavar="STEP",
         help="also keep the weights after these steps",
     )
-    add_strategy(parser, choices=("one", "mirrored", "multiworker"))
+    add_strategy(parser)
 
 
 def _run_pretrain(args: argparse.Namespace) -> None:

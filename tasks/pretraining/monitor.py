@@ -18,6 +18,7 @@ from tasks.training.loop import LOGS
 from tasks.training.plan import Monitor
 from tasks.training.run_folder import FILES, ORIGIN, digests
 from tasks.training.strategies import drawing_from
+from tasks.training.workers import Workers
 
 CURVES, SNAPSHOTS = "curves.png", "snapshots"
 HELD_OUT_LOSS = "held_out_loss"
@@ -57,9 +58,10 @@ class PretrainingMonitor(Monitor):
         *,
         plan: Prepared,
         log: Callable[[str], None],
+        workers: Workers,
     ) -> None:
         super().__init__()
-        self._path, self._plan = path, plan
+        self._path, self._plan, self._workers = path, plan, workers
         self._log_line = log
         self._writer = tf.summary.create_file_writer(str(path / LOGS))
         self.history: list[dict[str, float]] = []
@@ -131,9 +133,10 @@ class PretrainingMonitor(Monitor):
     def _evaluate(self, held_out: tf.data.Dataset) -> None:
         """Evaluates with the same random draws each time, without changing the training's draws."""
         with drawing_from(self.model, HELD_OUT_SEED % 2**16):
-            measures = self.model.evaluate(held_out, verbose=0, return_dict=True)
+            found = self.model.evaluate(held_out, verbose=0, return_dict=True)
+        measures = self._workers.from_chief(lambda: {name: float(value) for name, value in found.items()})
         measures.pop("tokens")
-        self._add({f"held_out_{name}": float(value) for name, value in measures.items()})
+        self._add({f"held_out_{name}": value for name, value in measures.items()})
         listed = ", ".join(f"{name} {value:.4f}" for name, value in measures.items())
         self._log_line(f"step {self.step:,}, held out: {listed}")
 

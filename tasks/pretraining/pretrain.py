@@ -33,6 +33,7 @@ from bert_keras.pretrainers import Pretrainer, pretrainer_of
 from bert_keras.text.masking import Pieces
 from bert_keras.text.preprocessing import Preprocessor, pad_batches
 from bert_keras.text.tokenizer import Tokenizer
+from tasks.batches import of_rows
 from tasks.fill_mask import FillMask
 from tasks.folders import Folder
 from tasks.pretraining.monitor import Prepared, PretrainingMonitor
@@ -211,7 +212,10 @@ def _held_out(
         seed=HELD_OUT_SEED,
         drop_remainder=False,
     )
-    batches = pad_batches(batches, multiple_of=multiple_of).cache()
+    batches = pad_batches(batches, multiple_of=multiple_of)
+    if multiple_of >= HELD_OUT_BATCH:
+        batches = of_rows(batches, multiple_of)
+    batches = batches.cache()
     with source.reading(None, vocab_size=vocab_size):
         count = sum(1 for _ in batches)
     if not count:

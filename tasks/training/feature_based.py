@@ -21,6 +21,7 @@ from bert_keras.errors import BertKerasError
 from bert_keras.paths import path_of
 from bert_keras.text.preprocessing import Preprocessor
 from tasks.batches import dataset
+from tasks.features.cache import open_cache
 from tasks.features.frozen import bilstm_of
 from tasks.features.layers import places_of
 from tasks.features.parquet_file import VECTORS
@@ -31,6 +32,7 @@ from tasks.task import Task
 from tasks.training.loop import RUN
 from tasks.training.progress import counter, duration
 from tasks.training.run_folder import check_features
+from tasks.training.workers import Workers
 
 FOLDER = "vectors"  # in the folder of an unfinished run
 ROWS = 256  # examples that are tokenized together to find the rows that the encoder reads
@@ -127,23 +129,28 @@ def computed(
     cache: str | pathlib.Path | None,
     path: pathlib.Path,
     *,
+    workers: Workers,
     log: Callable[[str], None],
 ) -> Iterator[None]:
     """Computes the vectors that are missing before a training, and removes them after it unless they are in `cache`.
 
     cache: a folder that keeps them; None keeps them in the run's folder `path` until the run is finished
+    workers: the chief computes the vectors, and all read them
     """
     folder = folder_of(path, cache)
     began = time.monotonic()
     try:
-        vectors.compute(folder, progress=counter("computing vectors", vectors.count, log=log))
+        if workers.chief:
+            vectors.compute(folder, progress=counter("computing vectors", vectors.count, log=log))
+        workers.wait()
     except KeyboardInterrupt as error:
         raise type(error)("stopped before the first step; run the same command to resume") from None
+    if not workers.chief:
+        vectors.read(open_cache(folder))
     log(f"vectors of {vectors.count:,} texts or windows: {duration(time.monotonic() - began)}")
     try:
         yield
     finally:
-        if Folder(
-            path, RUN
-        ).finished:  # also where a signal came last, and where an earlier call had no cache
+        # Also where a signal came last, and where an earlier call had no cache.
+        if workers.chief and Folder(path, RUN).finished:
             shutil.rmtree(path / FOLDER, ignore_errors=True)

@@ -17,7 +17,7 @@ from bert_keras.files import whole_file
 from bert_keras.precision import slowness, training_policy
 from bert_keras.text.preprocessing import Preprocessor
 from bert_keras.text.tokenizer import Tokenizer
-from tasks.batches import cardinality, count, dataset, hold_out, predictor, take_examples
+from tasks.batches import Part, cardinality, count, dataset, hold_out, predictor, take_examples
 from tasks.cut_texts import CUT_SAMPLE, cut_texts
 from tasks.features.frozen import bilstm_of
 from tasks.features.token_vectors import RowVectors
@@ -41,8 +41,8 @@ from tasks.training.run_folder import (
     network_of,
     save_run,
 )
-from tasks.training.strategies import is_accelerated, rows_for, strategy
-from tasks.training.workers import reports_lost_workers
+from tasks.training.strategies import divided, is_accelerated, rows_for, strategy
+from tasks.training.workers import Workers, reports_lost_workers
 
 # Checkpoints may lack them: pre-training with only the masked LM trains no pooler, and a BiLSTM is added later.
 NEW_PARTS = ("pooler", "bilstm")
@@ -85,9 +85,11 @@ class FineTuningMonitor(Monitor):
         strategy_name: str,
         origin: Mapping[str, str],
         log: Callable[[str], None],
+        workers: Workers,
         vectors: RowVectors | None = None,
     ) -> None:
         super().__init__()
+        self._workers = workers
         self._trained, self._run = trained, trained.as_run(path)
         self._examples, self._hparams = examples, hparams
         self._path, self._strategy_name, self._origin, self._log = path, strategy_name, origin, log
@@ -122,12 +124,12 @@ class FineTuningMonitor(Monitor):
             progress=counter("evaluating", self._examples.dev_count, log=self._log),
         )
         task, predictions = run.task.calibrate(predictions, raw)
-        measures = dict(task.evaluate(predictions, raw))
+        measures = self._workers.from_chief(lambda: _plain(dict(task.evaluate(predictions, raw))))
         if bad := [f"{name} is {value}" for name, value in measures.items() if not math.isfinite(value)]:
             raise LossDiverged(bad[0], step=int(self.model.optimizer.iterations.numpy()))
         logs = {} if logs is None else logs
         logs.update({f"val_{name}": value for name, value in measures.items()})
-        self.history.append({name: float(value) for name, value in logs.items()})
+        self.history.append(_plain(logs))
         value = measures[task.measure]
         if self.best is None or value > self.best["value"] or self._hparams.keep == "last":
             save_run(self._path, task, run.preprocess, run.model)
@@ -183,6 +185,10 @@ class FineTuningMonitor(Monitor):
                     f"{self._path / name}, part of the best epoch, is missing or was changed; remove {self._path} and "
                     "train again."
                 )
+
+
+def _plain(measures: Mapping[str, Any]) -> dict[str, float]:
+    return {name: float(value) for name, value in measures.items()}
 
 
 def _in_order_of(task: Task, source: checkpoints.Checkpoint, heads: Sequence[str]) -> checkpoints.Checkpoint:
@@ -297,8 +303,8 @@ def _batches_of(
     examples: tf.data.Dataset,
     hparams: Hparams,
     distribution: tf.distribute.Strategy,
-) -> Callable[[], tf.data.Dataset]:
-    """Makes the batches of an epoch, a new data set at each call."""
+) -> Callable[..., tf.data.Dataset]:
+    """Makes the batches of an epoch, or a part of their rows, a new data set at each call."""
     return functools.partial(
         dataset,
         task,
@@ -328,23 +334,21 @@ def _lines_about(task: Task, preprocess: Preprocessor, examples: _Examples, *, s
 
 
 def _from_step(
-    batches: Callable[[], tf.data.Dataset], vectors: RowVectors | None
-) -> Callable[[int], tf.data.Dataset]:
+    batches: Callable[..., tf.data.Dataset],
+    vectors: RowVectors | None,
+    distribution: tf.distribute.Strategy,
+) -> Callable[[int], Any]:
     """Step -> the batches of all epochs from there on, with their vectors."""
 
-    def from_step(done: int) -> tf.data.Dataset:
-        # A new data set each time: an epoch's order depends on the seed and the number of epochs before it.
-        made = batches().repeat().skip(done)
-        return made if vectors is None else vectors.attached(made)
+    def from_step(done: int) -> Any:
+        def made(part: Part) -> tf.data.Dataset:
+            # A new data set each time: an epoch's order depends on the seed and the number of epochs before it.
+            those = batches(part=part).repeat().skip(done)
+            return those if vectors is None else vectors.attached(those)
+
+        return divided(distribution, made)
 
     return from_step
-
-
-def _checked_strategy(name: str, feature_cache: Any) -> tf.distribute.Strategy:
-    """Raises BertKerasError for a cache of vectors, which one process writes, with several workers."""
-    if feature_cache is not None and name == "multiworker":
-        raise BertKerasError("feature_cache was given, and several workers cannot share it; leave it out.")
-    return strategy(name)
 
 
 def plan_finetuning(
@@ -359,7 +363,7 @@ def plan_finetuning(
     output: str | pathlib.Path | None = None,
 ) -> Plan:
     """Reads and checks everything and builds the model, without training. Arguments and errors: those of `finetune`."""
-    distribution = _checked_strategy(strategy_name, feature_cache)
+    distribution = strategy(strategy_name)
     source = checkpoint if isinstance(checkpoint, checkpoints.Checkpoint) else checkpoints.read(checkpoint)
     tokenizer = _checked_tokenizer(task, source, hparams)
     check_feature_based(task, source.config, hparams, keep_head=keep_head, feature_cache=feature_cache)
@@ -384,7 +388,7 @@ def plan_finetuning(
     vectors = vectors_of(model, preprocess, examples.train, examples.dev, hparams)
     if vectors is not None and output is not None:
         vectors.check_room(folder_of(output, feature_cache))
-    stage = Stage(steps=steps, epochs=hparams.epochs, batches=_from_step(batches, vectors))
+    stage = Stage(steps=steps, epochs=hparams.epochs, batches=_from_step(batches, vectors, distribution))
     lines += _lines_about(task, preprocess, examples, steps=stage.total)
     monitor = functools.partial(
         FineTuningMonitor,

@@ -39,12 +39,13 @@ RUN = Layout(
 class StopOnDivergence(keras.callbacks.Callback):
     """Raises LossDiverged at the first loss that is not finite, and after an epoch if a weight is not finite.
 
-    It must be the first callback, so that no other callback saves such weights.
+    It must be the first callback, so that no other callback saves such weights. All workers stop at the same step: the logged
+    loss is summed over all of them, and they compare what they find in their weights.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, workers: Workers) -> None:
         super().__init__()
-        self.step = 0
+        self.step, self._workers = 0, workers
 
     def on_train_batch_end(self, batch: int, logs: dict[str, float] | None = None) -> None:
         self.step += 1
@@ -53,7 +54,7 @@ class StopOnDivergence(keras.callbacks.Callback):
             raise LossDiverged(f"the loss is {loss}", step=self.step)
 
     def on_epoch_end(self, epoch: int, logs: dict[str, float] | None = None) -> None:
-        check_finite(self.model, step=self.step)
+        check_finite(self.model, step=self.step, workers=self._workers)
 
 
 def check_save_every(every: int | None) -> None:
@@ -90,10 +91,10 @@ def train(
     with (
         _begin(folder, plan, workers) as begun,
         workers.folder(folder.path) as own,
-        _prepared(plan, own, log),
+        _prepared(plan, folder.path, workers, log),
         postponed() as stop,
     ):
-        monitor, before, began = plan.monitor(own, log=log), 0.0, time.monotonic()
+        monitor, before, began = plan.monitor(own, log=log, workers=workers), 0.0, time.monotonic()
 
         def seconds() -> float:
             return before + time.monotonic() - began
@@ -108,7 +109,7 @@ def train(
         workers.check_same(saver.step, SAME_STEP)
         progress = Progress(plan.stages, log=log, inside=verbose == 2, seconds=seconds)
         try:
-            _fit_stages(plan, monitor, saver, progress, verbose=int(verbose == 1 and workers.chief))
+            _fit_stages(plan, monitor, saver, progress, workers, verbose=int(verbose == 1 and workers.chief))
             results = {**monitor.results(), "steps": saver.step, "seconds": round(seconds(), 1)}
         except KeyboardInterrupt as error:
             raise type(error)(_where_stopped(saver, plan.steps)) from None
@@ -116,7 +117,8 @@ def train(
             folder.finish(results)
         if save_every is None:
             saver.remove()
-        workers.wait()  # for the results: a worker that ends earlier ends the others
+        # Also waits for the results: a worker that ends earlier ends the others.
+        stop.signal = workers.greatest(stop.signal or 0) or None
         if stop.signal is not None:  # after the last step
             raise type(stop.error)(f"stopped; {folder.path} is finished")
     return results
@@ -149,10 +151,10 @@ def _begin(folder: Folder, plan: Plan, workers: Workers) -> Iterator[bool]:
 
 
 @contextlib.contextmanager
-def _prepared(plan: Plan, path: pathlib.Path, log: Callable[[str], None]) -> Iterator[None]:
+def _prepared(plan: Plan, path: pathlib.Path, workers: Workers, log: Callable[[str], None]) -> Iterator[None]:
     for line in plan.lines:
         log(line)
-    with plan.prepared(path, log=log):
+    with plan.prepared(path, workers=workers, log=log):
         yield
 
 
@@ -162,9 +164,11 @@ def _where_stopped(saver: Saver, steps: int) -> str:
     return f"stopped at step {saver.step:,} of {steps:,}; run the same command to {resumes}"
 
 
-def _fit_stages(plan: Plan, monitor: Monitor, saver: Saver, progress: Progress, *, verbose: int) -> None:
+def _fit_stages(
+    plan: Plan, monitor: Monitor, saver: Saver, progress: Progress, workers: Workers, *, verbose: int
+) -> None:
     """Trains the rest of all stages."""
-    diverged = StopOnDivergence()
+    diverged = StopOnDivergence(workers)
     diverged.step = saver.step
     differ_between_replicas(plan.model)
     first = 0

@@ -10,7 +10,6 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import keras
-import tensorflow as tf
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -18,7 +17,8 @@ class Stage:
     """Epochs of equal length with batches of the same structure: one call of `fit`.
 
     steps: optimizer steps in an epoch
-    batches: step -> the batches (features, labels, weights) of the stage starting at this step; a pure function
+    batches: step -> the batches (features, labels, weights) of the stage starting at this step; a pure function. With several
+        workers, the result may be a tf.distribute.DistributedDataset
     reading: a context for reading the batches, which turns TensorFlow's errors into ours
     name: the word for an epoch in progress lines
     """
@@ -26,7 +26,7 @@ class Stage:
     steps: int
     epochs: int = 1
     name: str = "epoch"
-    batches: Callable[[int], tf.data.Dataset]
+    batches: Callable[[int], Any]
     reading: Callable[[], contextlib.AbstractContextManager[None]] = contextlib.nullcontext
 
     @property
@@ -39,6 +39,9 @@ class Monitor(keras.callbacks.Callback):
     """Evaluates during training and keeps weights; its state is saved and restored with the run.
 
     others: further callbacks for `fit`
+
+    With several workers, each has one: what decides if the training stops, or which weights are kept, is the chief's
+    (`Workers.from_chief`).
     """
 
     others: Sequence[keras.callbacks.Callback] = ()
@@ -64,7 +67,7 @@ class Monitor(keras.callbacks.Callback):
         raise NotImplementedError
 
 
-def _unprepared(path: pathlib.Path, *, log: Callable[[str], None]) -> contextlib.AbstractContextManager[None]:
+def _unprepared(path: pathlib.Path, **about: Any) -> contextlib.AbstractContextManager[None]:
     return contextlib.nullcontext()
 
 
@@ -74,10 +77,10 @@ class Plan:
 
     identity: everything that decides the result bit for bit, plain JSON
     model: a TrainingSteps model, compiled; model and optimizer are built
-    monitor: (the run's folder) -> the Monitor
+    monitor: (a worker's folder for the run, log, workers) -> the Monitor
     lines: messages to log before the training begins
-    prepared: (the run's folder) -> a context for the training, whose beginning is the work before the first step; a signal stops
-        this work at once
+    prepared: (the run's folder, workers, log) -> a context for the training, whose beginning is the work before the first step; a
+        signal stops this work at once
     """
 
     identity: Mapping[str, Any]

@@ -12,7 +12,7 @@ import contextlib
 import json
 import pathlib
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import keras
@@ -32,12 +32,18 @@ KEPT = 2  # saves to keep: if the last one is damaged, the one before it is rest
 _INDEX = re.compile(r"ckpt-(\d+)\.index")
 
 
-def check_finite(model: keras.Model, *, step: int) -> None:
-    """Raises LossDiverged if a weight is NaN, infinite or over LARGEST; the loss would show it one step later."""
-    for variable in model.trainable_variables:
+def check_finite(model: keras.Model, *, step: int, workers: Workers) -> None:
+    """Raises LossDiverged in all workers if a weight is NaN, infinite or over LARGEST; the loss would show it a step later."""
+    found = next(_too_large(model.trainable_variables), "")
+    if workers.greatest(len(found)):
+        raise LossDiverged(found or "a weight of another worker is not finite", step=step)
+
+
+def _too_large(variables: Iterable[keras.Variable]) -> Iterator[str]:
+    for variable in variables:
         largest = float(tf.reduce_max(tf.abs(tf.convert_to_tensor(variable.value))))
         if not largest <= LARGEST:  # NaN too
-            raise LossDiverged(f"{variable.path} has reached {largest:.3g}", step=step)
+            yield f"{variable.path} has reached {largest:.3g}"
 
 
 def _saves_in(folder: pathlib.Path) -> list[int]:
@@ -152,7 +158,7 @@ class Saver(keras.callbacks.Callback):
         return str(self._named / f"ckpt-{step}")
 
     def _save(self) -> None:
-        check_finite(self._model, step=self.step)
+        check_finite(self._model, step=self.step, workers=self._workers)
         self._memory.assign(json.dumps([self.step, self._remember()]))
         with file_errors():
             self._checkpoint.write(self._prefix(self.step))

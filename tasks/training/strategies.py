@@ -12,6 +12,7 @@ import numpy as np
 import tensorflow as tf
 
 from bert_keras.errors import BertKerasError
+from tasks.batches import WHOLE, Part
 from tasks.settings import STRATEGIES
 
 CLUSTER = (
@@ -114,6 +115,28 @@ def rows_for(distribution: tf.distribute.Strategy, batch_size: int) -> int:
     if isinstance(distribution, tf.distribute.TPUStrategy):
         return -(-batch_size // replicas) * replicas
     return replicas
+
+
+def divided(
+    distribution: tf.distribute.Strategy, make: Callable[[Part], tf.data.Dataset]
+) -> tf.data.Dataset | tf.distribute.DistributedDataset:
+    """Batches for `fit`, of which each process makes its own part: with several workers, the others' rows are never read.
+
+    make: (part) -> the part's rows of every batch, which the replicas divide
+    """
+    if not isinstance(distribution, tf.distribute.MultiWorkerMirroredStrategy):
+        return make(WHOLE)
+
+    def own(context: tf.distribute.InputContext) -> tf.data.Dataset:
+        made = make(Part(context.input_pipeline_id, context.num_input_pipelines))
+        replicas = context.num_replicas_in_sync // context.num_input_pipelines  # of this process
+        if replicas == 1:
+            return made
+        return made.map(
+            lambda *batch: tf.nest.map_structure(lambda x: tf.stack(tf.split(x, replicas)), batch)
+        ).unbatch()
+
+    return distribution.distribute_datasets_from_function(own)
 
 
 def differ_between_replicas(model: keras.Model) -> None:

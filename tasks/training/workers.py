@@ -1,7 +1,8 @@
 """The processes that train a model together, each with a copy of it, under MultiWorkerMirroredStrategy; or the only process.
 
-One process is the chief: it writes the run's folder. All workers run the same code, because a save and an evaluation read the
-replicas of all workers; the others write to a temporary folder.
+One process is the chief: it writes the run's folder, and decides what follows from measures, because unlike machines round
+differently, and a worker that stops alone leaves the others waiting. All workers run the same code, because a save and an
+evaluation read the replicas of all workers; the others write to a temporary folder.
 """
 
 import contextlib
@@ -13,9 +14,10 @@ import tempfile
 from collections.abc import Callable, Iterator
 from typing import Any
 
+import numpy as np
 import tensorflow as tf
 
-from bert_keras.errors import BertKerasError, first_line
+from bert_keras.errors import BertKerasError, WorkerLost, first_line
 from tasks.training.strategies import CLUSTER, WORKERS
 
 # TensorFlow raises them in the workers that are left, at their next operation over all replicas.
@@ -29,27 +31,38 @@ LOST = (
 
 
 class Workers:
-    """The workers of a strategy.
+    """The workers of a strategy; without one, the only process.
 
     count: the number of processes
     chief: True in the process that writes the run's folder
     """
 
-    def __init__(self, distribution: tf.distribute.Strategy) -> None:
-        self._distribution = distribution
+    def __init__(self, distribution: tf.distribute.Strategy | None = None) -> None:
+        self._distribution = distribution or tf.distribute.get_strategy()
         self.count, self.chief = 1, True
-        resolver = distribution.cluster_resolver
-        if isinstance(distribution, tf.distribute.MultiWorkerMirroredStrategy) and resolver is not None:
+        if not isinstance(distribution, tf.distribute.MultiWorkerMirroredStrategy):
+            return
+        if (resolver := distribution.cluster_resolver) is not None:
             addresses = resolver.cluster_spec().as_dict()
             self.count = sum(len(addresses.get(kind, ())) for kind in WORKERS) or 1
             first = "chief" if "chief" in addresses else "worker"
             self.chief = self.count == 1 or (resolver.task_type, resolver.task_id) == (first, 0)
 
     def values(self, value: int) -> list[int]:
-        """The values of all workers, at the least once each. Every worker waits here for all others."""
+        """The values of all workers, the chief's first and each at least once. Every worker waits here for all others."""
         if self.count == 1:
             return [value]
-        return [int(one) for one in self._gather(tf.constant(value, tf.int64))]
+        return [int(one) for one in self._gather(tf.constant([value], tf.int64))[:, 0]]
+
+    def from_chief(self, make: Callable[[], Any]) -> Any:
+        """The result of `make`, plain JSON, in all workers. The chief alone calls it; the others wait here for the chief."""
+        if self.count == 1:
+            return make()
+        data = json.dumps(make()).encode() if self.chief else b""
+        sent = np.zeros(self.values(len(data))[0], np.int64)
+        if self.chief:
+            sent[:] = np.frombuffer(data, np.uint8)
+        return json.loads(self._gather(tf.constant(sent))[0].numpy().astype(np.uint8).tobytes())
 
     def greatest(self, value: int) -> int:
         """The greatest of the values of all workers."""
@@ -64,20 +77,16 @@ class Workers:
         if len({*self.values(value)}) > 1:
             raise BertKerasError(f"the workers differ in {what}.")
 
-    @functools.cached_property
+    @property
     def _gather(self) -> Callable[[tf.Tensor], tf.Tensor]:
-        distribution = self._distribution
+        return _gather_of(self._distribution)
 
-        def in_replica(value: tf.Tensor) -> Any:
-            context: Any = tf.distribute.get_replica_context()
-            own = tf.one_hot(context.replica_id_in_sync_group, context.num_replicas_in_sync, dtype=tf.int64)
-            return context.all_reduce("SUM", own * value)
-
-        @tf.function(autograph=False)
-        def gather(value: tf.Tensor) -> tf.Tensor:
-            return distribution.experimental_local_results(distribution.run(in_replica, args=(value,)))[0]
-
-        return gather
+    @contextlib.contextmanager
+    def writing(self, lock: contextlib.AbstractContextManager[Any]) -> Iterator[None]:
+        """Holds the lock of an output that the chief alone writes. At the end, all workers wait for the chief."""
+        with lock if self.chief else contextlib.nullcontext():
+            yield
+            self.wait()
 
     @contextlib.contextmanager
     def folder(self, path: pathlib.Path) -> Iterator[pathlib.Path]:
@@ -103,6 +112,22 @@ class Workers:
         return log if self.chief else lambda line: log(line) if line.startswith("warning: ") else None
 
 
+@functools.cache
+def _gather_of(distribution: tf.distribute.Strategy) -> Callable[[tf.Tensor], tf.Tensor]:
+    """A function of the numbers int64 [N] of this process: those of all replicas, int64 [R, N]."""
+
+    def in_replica(values: tf.Tensor) -> Any:
+        context: Any = tf.distribute.get_replica_context()
+        own = tf.one_hot(context.replica_id_in_sync_group, context.num_replicas_in_sync, dtype=tf.int64)
+        return context.all_reduce("SUM", own[:, tf.newaxis] * values)
+
+    @tf.function(autograph=False, input_signature=[tf.TensorSpec([None], tf.int64)])
+    def gather(values: tf.Tensor) -> tf.Tensor:
+        return distribution.experimental_local_results(distribution.run(in_replica, args=(values,)))[0]
+
+    return gather
+
+
 def in_cluster() -> bool:
     """True if TF_CONFIG lists more than one worker."""
     try:
@@ -114,13 +139,13 @@ def in_cluster() -> bool:
 
 @contextlib.contextmanager
 def reports_lost_workers() -> Iterator[None]:
-    """Turns TensorFlow's errors about a worker that has ended into BertKerasError; works as a decorator too."""
+    """Turns TensorFlow's errors about a worker that has ended into WorkerLost; works as a decorator too."""
     try:
         yield
     except LOST as error:
         if not in_cluster():
             raise
-        raise BertKerasError(
+        raise WorkerLost(
             f"another worker has ended or cannot be reached ({type(error).__name__}: {first_line(error)}); look for its own "
             "message, and run the same command in all workers again to resume from the last save."
         ) from error

@@ -1,0 +1,85 @@
+"""Each of several processes makes its own rows of every batch; the rows of all are the batches of one process."""
+
+import numpy as np
+import pytest
+import runs
+import tensorflow as tf
+
+from bert_keras.features import INPUT_MASK, INPUT_WORD_IDS
+from bert_keras.text.preprocessing import Preprocessor
+from bert_keras.text.wordpiece import WordPiece
+from tasks.batches import Part, dataset
+from tasks.glue.data_sets import ROWS
+from tasks.glue.task import Glue
+from tasks.training.strategies import divided
+
+COUNT, BATCH = 33, 8  # the last batch has one row
+PREPROCESS = Preprocessor(WordPiece(runs.VOCABULARY), seq_length=24, pad_to_longest=True)
+
+
+@pytest.fixture(scope="module")
+def files(tmp_path_factory):
+    return runs.write_data(tmp_path_factory.mktemp("parts") / "data", "sst2", count=COUNT)
+
+
+def rows(features, labels, weights):
+    """The ids of each row without padding, its label and its weight."""
+    columns = features[INPUT_WORD_IDS], features[INPUT_MASK], labels, weights
+    return [
+        (tuple(ids[mask > 0].tolist()), int(label), float(weight))
+        for ids, mask, label, weight in zip(*(column.numpy() for column in columns), strict=True)
+    ]
+
+
+@pytest.mark.parametrize("doc_stride", [None, 6], ids=["texts", "windows"])
+@pytest.mark.parametrize(("parts", "multiple_of"), [(2, 2), (3, 3), (2, 4)])
+def test_all_parts_together_are_the_whole_batches(files, doc_stride, parts, multiple_of):
+    task = Glue(ROWS["sst2"], files, doc_stride=doc_stride)
+    preprocess = (
+        PREPROCESS
+        if doc_stride is None
+        else Preprocessor(PREPROCESS.tokenizer, seq_length=12, pad_to_longest=True)
+    )
+    how = {"batch_size": BATCH, "seed": 3, "multiple_of": multiple_of}
+    examples = task.examples("train")
+    whole = [rows(*batch) for batch in dataset(task, preprocess, examples, **how)]
+    made = [
+        [rows(*batch) for batch in dataset(task, preprocess, examples, **how, part=Part(i, parts))]
+        for i in range(parts)
+    ]
+    joined = [[row for part in batch for row in part] for batch in zip(*made, strict=True)]
+    assert joined == whole
+    assert len({len(part) for batch in zip(*made, strict=True) for part in batch}) <= len(
+        {len(b) for b in whole}
+    )
+    assert any(weight == 0 for _, _, weight in whole[-1]) or len(whole[-1]) % multiple_of == 0
+
+
+def test_the_rows_of_other_parts_are_not_tokenized(files):
+    task, seen = Glue(ROWS["sst2"], files), []
+
+    class Counted:
+        def __getattr__(self, name):
+            return getattr(task, name)
+
+        def features(self, preprocess, raw):
+            tf.py_function(lambda texts: seen.append(len(texts)), [raw["sentence"]], [])
+            return task.features(preprocess, raw)
+
+    made = dataset(
+        Counted(), PREPROCESS, task.examples("train"), batch_size=BATCH, multiple_of=2, part=Part(1, 2)
+    )
+    assert [len(labels) for _, labels, _ in made] == [4, 4, 4, 4, 1]
+    assert sorted(seen) == [1, 4, 4, 4, 4]
+
+
+def test_one_process_reads_whole_batches():
+    """The strategies of one machine divide the rows themselves."""
+    asked = []
+
+    def make(part):
+        asked.append(part)
+        return tf.data.Dataset.range(3)
+
+    assert np.array_equal([*divided(tf.distribute.get_strategy(), make).as_numpy_iterator()], range(3))
+    assert asked == [Part(0, 1)]

@@ -1,0 +1,109 @@
+"""Losses and labels that micro-batches cannot take, and `.keras` files of a compiled TrainingModel."""
+
+import subprocess
+import sys
+
+import keras
+import numpy as np
+import pytest
+import runs
+
+from bert_keras.errors import BertKerasError
+from bert_keras.losses import GlobalMean, cross_entropy
+from bert_keras.optimizers import AdamW
+from bert_keras.training_model import TrainingModel
+
+pytestmark = pytest.mark.filterwarnings(
+    "ignore:__array__ implementation doesn't accept a copy keyword", "ignore:Gradients do not exist"
+)
+X = np.random.default_rng(0).normal(size=(6, 3)).astype("float32")
+Y = np.array([0, 1, 2, 0, 1, 2])
+
+
+def model(*outputs: int) -> TrainingModel:
+    keras.utils.set_random_seed(1)
+    x = keras.Input((3,))
+    made = [keras.layers.Dense(size, name=f"out{i}")(x) for i, size in enumerate(outputs)]
+    return TrainingModel(x, made[0] if len(made) == 1 else made)
+
+
+def steps(made: TrainingModel, y, micro_batch: int | None, loss, **options) -> list[np.ndarray]:
+    made.compile(keras.optimizers.SGD(0.5), loss, micro_batch=micro_batch, jit_compile=False)
+    made.fit(X, y, batch_size=6, epochs=2, shuffle=False, verbose=0, **options)
+    return made.get_weights()
+
+
+def assert_equal(found, wanted):
+    for one, other in zip(found, wanted, strict=True):
+        np.testing.assert_allclose(one, other, atol=1e-6)
+
+
+def test_one_hot_labels_are_refused_with_micro_batches():
+    """Their weight would count each class: a micro-batch of 2 of 6 rows with 3 classes would be a third of its loss."""
+    one_hot, loss = np.eye(3, dtype="float32")[Y], keras.losses.categorical_crossentropy
+    steps(model(3), one_hot, None, GlobalMean(loss))
+    with pytest.raises(BertKerasError, match="one-hot"):
+        steps(model(3), one_hot, 2, GlobalMean(loss))
+
+
+def test_labels_in_a_column_are_not_one_hot():
+    loss = GlobalMean(cross_entropy)
+    assert_equal(steps(model(3), Y[:, None], 4, loss), steps(model(3), Y, None, loss))
+
+
+def test_outputs_without_a_loss_and_weights_for_all_outputs():
+    weights = np.linspace(0.5, 2, 6).astype("float32")
+    for losses in ([GlobalMean(cross_entropy), None], [GlobalMean(cross_entropy), GlobalMean(cross_entropy)]):
+        whole, parts = (
+            steps(model(3, 3), [Y, Y[::-1].copy()], size, losses, sample_weight=weights) for size in (None, 4)
+        )
+        assert_equal(parts, whole)
+
+
+@pytest.mark.parametrize(
+    ("losses", "labels"),
+    [(GlobalMean(cross_entropy), 2), ([GlobalMean(cross_entropy), GlobalMean(cross_entropy)], 1)],
+    ids=["one loss for two outputs", "labels for one of two losses"],
+)
+def test_losses_without_labels_of_their_own_are_refused(losses, labels):
+    made = model(3, 3)
+    made.compile("sgd", losses, micro_batch=2)
+    with pytest.raises(BertKerasError, match=f"{labels} labels"):
+        [*made.loss_terms([Y] * labels, None)]
+
+
+def test_weights_for_some_losses_are_refused():
+    made = model(3, 3)
+    made.compile("sgd", [GlobalMean(cross_entropy), GlobalMean(cross_entropy)], micro_batch=2)
+    with pytest.raises(BertKerasError, match="1 weights"):
+        [*made.loss_terms([Y, Y], [X[:, 0]])]
+
+
+LOAD = """
+import sys, keras, numpy as np, bert_keras
+made = keras.models.load_model(sys.argv[1])
+assert type(made).__name__ == "TrainingModel" and made.compiled and made.micro_batch == 4, vars(made)
+data = np.load(sys.argv[2])
+made.fit(data["x"], data["y"], batch_size=6, epochs=2, shuffle=False, verbose=0)
+np.savez(sys.argv[3], *made.get_weights(), made.optimizer.iterations.numpy())
+"""
+
+
+def test_a_saved_model_loads_compiled_and_trains_on(tmp_path):
+    """In a fresh process, with its micro-batch and the state of its optimizer."""
+    made = model(3)
+    made.compile(AdamW(0.1), GlobalMean(cross_entropy), micro_batch=4)
+    how = {"batch_size": 6, "epochs": 2, "shuffle": False, "verbose": 0}
+    made.fit(X, Y, **how)
+    made.save(tmp_path / "model.keras")
+    made.fit(X, Y, **how)
+    np.savez(tmp_path / "data.npz", x=X, y=Y)
+    command = [sys.executable, "-W", "error::UserWarning", "-c", LOAD]
+    command += [str(tmp_path / name) for name in ("model.keras", "data.npz", "found.npz")]
+    done = subprocess.run(
+        command, env=runs.bare_environment() | {"PYTHONPATH": str(runs.ROOT)}, capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stderr[-2000:]
+    *weights, iterations = np.load(tmp_path / "found.npz").values()
+    assert iterations == 4
+    assert_equal(weights, made.get_weights())
