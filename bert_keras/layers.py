@@ -313,7 +313,7 @@ class SelfAttention(keras.layers.Layer):
         probabilities = ops.softmax(scores, axis=-1)
         context = ops.matmul(self.dropout(probabilities, training=training), value)
         context = ops.reshape(ops.transpose(context, (0, 2, 1, 3)), (-1, self.config.hidden_size))
-        if unpadded:
+        if tokens is not None and unpadded:
             return self.output_dense(drop_padding(context, tokens)), probabilities
         return ops.reshape(self.output_dense(context), (batch, asked, self.config.hidden_size)), probabilities
 

@@ -35,6 +35,7 @@ from tasks.embedding import Embedding
 from tasks.glue.task import Glue
 from tasks.task import model_inputs
 from tasks.training.card import fact_rows, facts_of
+from tasks.training.padding import with_padding
 from tasks.training.run_folder import Run, encoder_of
 
 SETTINGS, SCRIPT = "settings.json", "example.py"
@@ -82,7 +83,8 @@ def export_to(
     check_size(run.model)
     directory = path_of(directory)
     servable = servable_of(run)
-    function = with_constants(run.model, servable.features_signature())
+    with with_padding(run.model):
+        function = with_constants(run.model, servable.features_signature())
     raw = sample_inputs(run.task.signature())
     features = model_inputs(
         run.task.features(servable.preprocess, {k: tf.constant(v) for k, v in raw.items()})

@@ -5,7 +5,6 @@ TensorFlow is imported when a command runs; flags and help need none.
 
 import argparse
 import sys
-from collections.abc import Sequence
 from typing import Any
 
 from bert_keras.console import PATH, SEVERAL, print_errors_only, start

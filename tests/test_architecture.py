@@ -147,6 +147,7 @@ FLOORS = (
             "tasks.training.progress",
             "tasks.training.identity",
             "tasks.training.loop",
+            "tasks.training.padding",
             "tasks.training.run_folder",
             "tasks.training.ensemble",
             "tasks.training.run_precision",

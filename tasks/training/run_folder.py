@@ -14,7 +14,6 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import keras
-import tensorflow as tf
 
 from bert_keras import checkpoints
 from bert_keras.config import LIMITS, BertConfig
@@ -54,6 +53,7 @@ from tasks.settings import Hparams
 from tasks.squad.task import Squad
 from tasks.task import Problem, Task
 from tasks.training.loop import LOGS, RESULTS_FILE, TASK_FILE
+from tasks.training.padding import leave_out_padding
 
 # task.json's "kind" -> the task. A new task needs a line here.
 TASKS: dict[str, type[Task]] = {
@@ -124,12 +124,6 @@ def network_of(
     check_features(problem, config, features)
     stand_in: Any = FeatureEncoder(encoder, **features)
     return encoder, problem.model(stand_in)
-
-
-def leave_out_padding(encoder: BertEncoder, *, jit_compile: bool = False) -> None:
-    """Has an encoder leave out padding, which no task reads, unless XLA compiles it, on a TPU or by `jit_compile`."""
-    on_tpu = isinstance(tf.distribute.get_strategy(), tf.distribute.TPUStrategy)
-    encoder.unpadded = keras.backend.backend() == "tensorflow" and not (jit_compile or on_tpu)
 
 
 def check_features(problem: Problem, config: BertConfig, features: Mapping[str, Any]) -> None:
