@@ -1,4 +1,4 @@
-"""Where the encoders of tasks leave out padding: everywhere but under XLA and in other runtimes, which need rows of one number."""
+"""Encoders of tasks leave out padding, except under XLA and in other runtimes, which need rows of one number."""
 
 import contextlib
 from collections.abc import Iterator
