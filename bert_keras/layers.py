@@ -5,7 +5,6 @@ Every projection is a plain 2-D matrix product on [B*S, H]: on CPU faster than a
 """
 
 import contextlib
-import math
 from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
@@ -14,6 +13,7 @@ from keras import ops
 
 from bert_keras.config import BertConfig
 from bert_keras.errors import BertKerasError
+from bert_keras.kernels import attention_scores, gelu_erf, gelu_tanh, layer_norm, reshape_like
 from bert_keras.unpadding import RealTokens, drop_padding, restore_padding
 
 # google-research/bert modeling.py adds this to the scores of masked positions: exp(-10000) is 0 in float32 and float64.
@@ -21,17 +21,6 @@ MASKED_SCORE = -10000.0
 Layer = TypeVar("Layer", bound=keras.layers.Layer)
 # The kernels that LoRA adapts unless told otherwise (Hu et al. 2021, sec. 4.2 and 7.1).
 LORA_TARGETS = ("query", "value")
-
-
-def gelu_tanh(x: Any) -> Any:
-    """The gelu of google-research/bert modeling.py. Not `ops.gelu`, whose constants are float32 even where x is float64."""
-    return 0.5 * x * (1.0 + ops.tanh(math.sqrt(2.0 / math.pi) * x * (1.0 + 0.044715 * x * x)))
-
-
-def gelu_erf(x: Any) -> Any:
-    """x times the normal distribution function of x (Hendrycks and Gimpel 2016): what `gelu` means to Hugging Face."""
-    # In this order TensorFlow on CPU makes it one kernel with the product before it.
-    return 0.5 * (1.0 + ops.erf(math.sqrt(0.5) * x)) * x
 
 
 ACTIVATIONS = {
@@ -164,16 +153,11 @@ class LayerNorm(keras.layers.Layer):
         self.beta = self.add_weight(name="beta", shape=shape, initializer="zeros", autocast=False)
         self.built = True
 
-    def call(self, x: Any) -> Any:
+    def call(self, x: Any, training: bool = False) -> Any:
         """Float [..., width] -> the same shape."""
-        dtype = wide(self.variable_dtype)
-        x = ops.cast(x, dtype)
-        mean = ops.mean(x, axis=-1, keepdims=True)
-        centred = x - mean
-        variance = ops.mean(ops.square(centred), axis=-1, keepdims=True)
-        normed = centred * ops.rsqrt(variance + self.epsilon)
-        scaled = normed * ops.cast(self.gamma, dtype) + ops.cast(self.beta, dtype)
-        return ops.cast(scaled, self.compute_dtype)
+        return layer_norm(
+            x, self.gamma, self.beta, self.epsilon, dtype=wide(self.variable_dtype), training=training
+        )
 
 
 _TABLES = {  # name -> the field that counts its rows
@@ -297,25 +281,28 @@ class SelfAttention(keras.layers.Layer):
         scores_mask: float [B, 1, 1 or Q, S], added to the scores
         tokens: of states without padding, float [N, H]; queries that are the states have no padding either
 
-        Returns the output in the shape of `queries`, and the attention probabilities, float [B, A, Q, S], before dropout.
+        Returns the rows of the output, float [B*Q, H] or [N, H], and the attention probabilities, float [B, A, Q, S], before
+        dropout.
         """
         batch, asked, length = _sizes(queries, states, scores_mask)
-        rows, unpadded = _rows(states), tokens is not None and queries is states
-        query, key, value = self.query(_rows(queries)), self.key(rows), self.value(rows)
+        rows, asked_rows = _rows(states), _rows(queries)
+        query, key, value = self.query(asked_rows), self.key(rows), self.value(rows)
+        unpadded = tokens if queries is states else None
         if tokens is not None:
             key, value = restore_padding(key, tokens), restore_padding(value, tokens)
-            query = restore_padding(query, tokens) if unpadded else query
+        if unpadded is not None:
+            query = restore_padding(query, unpadded)
         query = ops.transpose(self._heads(query, batch, asked), (0, 2, 1, 3))
-        key = ops.transpose(self._heads(key, batch, length), (0, 2, 3, 1))
+        key = ops.transpose(self._heads(key, batch, length), (0, 2, 1, 3))
         value = ops.transpose(self._heads(value, batch, length), (0, 2, 1, 3))
-        query = query * (self.config.hidden_size // self.config.num_heads) ** -0.5
-        scores = ops.matmul(query, key) + scores_mask
+        scale = (self.config.hidden_size // self.config.num_heads) ** -0.5
+        scores = attention_scores(query, key, scale, scores_mask)
         probabilities = ops.softmax(scores, axis=-1)
         context = ops.matmul(self.dropout(probabilities, training=training), value)
-        context = ops.reshape(ops.transpose(context, (0, 2, 1, 3)), (-1, self.config.hidden_size))
-        if tokens is not None and unpadded:
-            return self.output_dense(drop_padding(context, tokens)), probabilities
-        return ops.reshape(self.output_dense(context), (batch, asked, self.config.hidden_size)), probabilities
+        context = ops.transpose(context, (0, 2, 1, 3))
+        if unpadded is not None:
+            context = drop_padding(ops.reshape(context, (-1, self.config.hidden_size)), unpadded)
+        return self.output_dense(reshape_like(context, asked_rows)), probabilities
 
 
 class FeedForward(keras.layers.Layer):
@@ -412,7 +399,7 @@ class Block(keras.layers.Layer):
         attended, probabilities = self.attention(
             queries, states, scores_mask, training=training, tokens=tokens
         )
-        x = self.attention_norm(_rows(queries) + self.attention_dropout(_rows(attended), training=training))
+        x = self.attention_norm(_rows(queries) + self.attention_dropout(attended, training=training))
         x = self.feed_forward_norm(x + self.feed_forward_dropout(self.feed_forward(x), training=training))
         if len(queries.shape) == 2:
             return x, probabilities
