@@ -5,7 +5,6 @@ Every projection is a plain 2-D matrix product on [B*S, H]: on CPU faster than a
 """
 
 import contextlib
-import math
 from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
@@ -14,23 +13,13 @@ from keras import ops
 
 from bert_keras.config import BertConfig
 from bert_keras.errors import BertKerasError
+from bert_keras.kernels import attention_scores, gelu_erf, gelu_tanh, layer_norm, reshape_like
 
 # google-research/bert modeling.py adds this to the scores of masked positions: exp(-10000) is 0 in float32 and float64.
 MASKED_SCORE = -10000.0
 Layer = TypeVar("Layer", bound=keras.layers.Layer)
 # The kernels that LoRA adapts unless told otherwise (Hu et al. 2021, sec. 4.2 and 7.1).
 LORA_TARGETS = ("query", "value")
-
-
-def gelu_tanh(x: Any) -> Any:
-    """The gelu of google-research/bert modeling.py. Not `ops.gelu`, whose constants are float32 even where x is float64."""
-    return 0.5 * x * (1.0 + ops.tanh(math.sqrt(2.0 / math.pi) * x * (1.0 + 0.044715 * x * x)))
-
-
-def gelu_erf(x: Any) -> Any:
-    """x times the normal distribution function of x (Hendrycks and Gimpel 2016): what `gelu` means to Hugging Face."""
-    # In this order TensorFlow on CPU makes it one kernel with the product before it.
-    return 0.5 * (1.0 + ops.erf(math.sqrt(0.5) * x)) * x
 
 
 ACTIVATIONS = {
@@ -163,16 +152,11 @@ class LayerNorm(keras.layers.Layer):
         self.beta = self.add_weight(name="beta", shape=shape, initializer="zeros", autocast=False)
         self.built = True
 
-    def call(self, x: Any) -> Any:
+    def call(self, x: Any, training: bool = False) -> Any:
         """Float [..., width] -> the same shape."""
-        dtype = wide(self.variable_dtype)
-        x = ops.cast(x, dtype)
-        mean = ops.mean(x, axis=-1, keepdims=True)
-        centred = x - mean
-        variance = ops.mean(ops.square(centred), axis=-1, keepdims=True)
-        normed = centred * ops.rsqrt(variance + self.epsilon)
-        scaled = normed * ops.cast(self.gamma, dtype) + ops.cast(self.beta, dtype)
-        return ops.cast(scaled, self.compute_dtype)
+        return layer_norm(
+            x, self.gamma, self.beta, self.epsilon, dtype=wide(self.variable_dtype), training=training
+        )
 
 
 _TABLES = {  # name -> the field that counts its rows
@@ -288,19 +272,19 @@ class SelfAttention(keras.layers.Layer):
         queries: float [B, Q, H], the positions that ask; states: float [B, S, H]
         scores_mask: float [B, 1, 1 or Q, S], added to the scores
 
-        Returns float [B, Q, H] and the attention probabilities, float [B, A, Q, S], before dropout.
+        Returns float [B*Q, H] and the attention probabilities, float [B, A, Q, S], before dropout.
         """
         batch, asked, length = _sizes(queries, states, scores_mask)
-        rows = _rows(states)
-        query = ops.transpose(self._heads(self.query(_rows(queries)), batch, asked), (0, 2, 1, 3))
-        key = ops.transpose(self._heads(self.key(rows), batch, length), (0, 2, 3, 1))
+        rows, asked_rows = _rows(states), _rows(queries)
+        query = ops.transpose(self._heads(self.query(asked_rows), batch, asked), (0, 2, 1, 3))
+        key = ops.transpose(self._heads(self.key(rows), batch, length), (0, 2, 1, 3))
         value = ops.transpose(self._heads(self.value(rows), batch, length), (0, 2, 1, 3))
-        query = query * (self.config.hidden_size // self.config.num_heads) ** -0.5
-        scores = ops.matmul(query, key) + scores_mask
+        scale = (self.config.hidden_size // self.config.num_heads) ** -0.5
+        scores = attention_scores(query, key, scale, scores_mask)
         probabilities = ops.softmax(scores, axis=-1)
         context = ops.matmul(self.dropout(probabilities, training=training), value)
-        context = ops.reshape(ops.transpose(context, (0, 2, 1, 3)), (-1, self.config.hidden_size))
-        return ops.reshape(self.output_dense(context), (batch, asked, self.config.hidden_size)), probabilities
+        context = reshape_like(ops.transpose(context, (0, 2, 1, 3)), asked_rows)
+        return self.output_dense(context), probabilities
 
 
 class FeedForward(keras.layers.Layer):
@@ -387,7 +371,7 @@ class Block(keras.layers.Layer):
         Returns float [B, Q, H] and the attention probabilities, float [B, A, Q, S].
         """
         attended, probabilities = self.attention(queries, states, scores_mask, training=training)
-        x = self.attention_norm(_rows(queries) + self.attention_dropout(_rows(attended), training=training))
+        x = self.attention_norm(_rows(queries) + self.attention_dropout(attended, training=training))
         x = self.feed_forward_norm(x + self.feed_forward_dropout(self.feed_forward(x), training=training))
         batch, asked, _ = _sizes(queries, states, scores_mask)
         return ops.reshape(x, (batch, asked, x.shape[-1])), probabilities

@@ -1,0 +1,174 @@
+"""The forms of kernels: the fused ones appear in TensorFlow's optimized graph, and compute what the plain ones do."""
+
+import collections
+
+import encoders
+import keras
+import numpy as np
+import parity
+import pytest
+import tensorflow as tf
+from keras import ops
+from parity import array
+
+from bert_keras import kernels
+from bert_keras.encoder import BertEncoder
+from bert_keras.features import ENCODER_INPUTS, SEQUENCE_OUTPUT
+from bert_keras.layers import LayerNorm
+
+BLOCKS = 2
+ANY_SHAPE = {name: tf.TensorSpec([None, None], tf.int32) for name in ENCODER_INPUTS}
+only_onednn = pytest.mark.skipif(
+    not kernels.has_onednn(), reason="TensorFlow has no oneDNN kernels on this processor"
+)
+
+
+def encoder(dtype="float32", **changes):
+    """An encoder whose biases are not 0: TensorFlow removes a sum with zeros."""
+    made = BertEncoder(encoders.small(num_layers=BLOCKS, **changes), outputs=(SEQUENCE_OUTPUT,), dtype=dtype)
+    draw = np.random.default_rng(0)
+    for weight in made.weights:
+        if len(weight.shape) == 1:
+            weight.assign(draw.normal("gamma" in weight.path, 0.1, weight.shape))
+    return made
+
+
+def inference(made, **options):
+    return tf.function(
+        lambda features: made(features, training=False)[SEQUENCE_OUTPUT],
+        input_signature=[ANY_SHAPE],
+        autograph=False,
+        **options,
+    )
+
+
+def features(batch=3, length=7):
+    return parity.random_features(encoders.SMALL, seed=5, batch=batch, length=length)
+
+
+def fused_kernels(function, *arguments):
+    """The operations of the graph that TensorFlow runs at the first call, with the names of what is fused in them."""
+    from tensorflow.python.eager import context
+
+    with context.collect_graphs(optimized=True) as graphs:
+        function(*arguments)
+    nodes = [node for graph in graphs for node in graph.node]
+    parts = [b", ".join(node.attr["fused_ops"].list.s).decode() for node in nodes]
+    return collections.Counter(
+        f"{node.op}[{part}]" if part else node.op for node, part in zip(nodes, parts, strict=True)
+    )
+
+
+@only_onednn
+@pytest.mark.parametrize("dtype", kernels.FUSED_TYPES)
+@pytest.mark.parametrize("activation", ["gelu_tanh", "gelu_erf"])
+def test_the_kernels_of_a_block_are_fused(activation, dtype):
+    found = fused_kernels(inference(encoder(dtype, activation=activation)), features())
+    gelu = {"gelu_tanh": "GeluApproximate", "gelu_erf": "GeluExact"}[activation]
+    expected = {
+        f"_FusedMatMul[BiasAdd, {gelu}]": BLOCKS,  # the product that widens
+        "_FusedMatMul[BiasAdd, Add]": 2 * BLOCKS,  # the products before a residual
+        "_FusedMatMul[BiasAdd]": 3 * BLOCKS,  # query, key and value
+        "_MklFusedBatchMatMulV2[Mul, Add]": BLOCKS,  # scale and mask in the scores
+        "_MklLayerNorm": 2 * BLOCKS + 1,
+    }
+    assert {name: found[name] for name in expected} == expected
+    assert not {"FusedBatchNormV3", "Erf", "Tanh", "Rsqrt", "MatMul", "BiasAdd"} & {*found}
+
+
+@only_onednn
+def test_a_saved_model_has_plain_operations_and_is_fused_when_it_runs(tmp_path):
+    module = tf.Module()
+    module.encoder, module.call = (made := encoder()), inference(made)
+    tf.saved_model.save(module, str(tmp_path))
+    loaded = tf.saved_model.load(str(tmp_path))
+    saved = {node.op for node in loaded.call.concrete_functions[0].graph.as_graph_def().node}
+    assert not [op for op in saved if op.startswith(("_Fused", "_Mkl"))]
+    found = fused_kernels(loaded.call, features())
+    assert found["_MklLayerNorm"] == 2 * BLOCKS + 1
+    assert found["_FusedMatMul[BiasAdd, GeluApproximate]"] == BLOCKS
+
+
+def test_a_training_has_the_form_with_the_faster_gradient():
+    made = encoder()
+    step = tf.function(lambda batch: made(batch, training=True)[SEQUENCE_OUTPUT], autograph=False)
+    graph = step.get_concrete_function(features()).graph.as_graph_def()
+    assert "FusedBatchNormV3" not in {node.op for node in graph.node}
+
+
+@pytest.mark.parametrize("onednn", [True, False])
+def test_a_graph_equals_eager_operations(onednn, monkeypatch):
+    monkeypatch.setattr(kernels, "has_onednn", lambda: onednn)
+    made = encoder()
+    for batch, length in ((1, 2), (1, 5), (3, 7)):
+        found = inference(made)(features(batch, length))
+        expected = made(features(batch, length))[SEQUENCE_OUTPUT]
+        np.testing.assert_allclose(array(found), array(expected), atol=2e-6)
+
+
+@pytest.mark.parametrize("shape", [(5, 32), (2, 3, 32), (2, 3, 4, 32)])
+def test_a_norm_of_any_rank(shape):
+    norm = LayerNorm(config=encoders.small(), name="norm")
+    norm.build(shape)
+    norm.gamma.assign(np.random.default_rng(1).normal(1, 0.1, 32))
+    x = np.random.default_rng(0).normal(1, 1, shape).astype("float32")
+    found = tf.function(norm, input_signature=[tf.TensorSpec([None] * (len(shape) - 1) + [32])])(x)
+    np.testing.assert_allclose(array(found), array(norm(x)), atol=2e-6)
+    assert found.shape == shape
+
+
+def test_a_norm_in_bfloat16_sums_in_float32():
+    norm = LayerNorm(config=encoders.small(), name="norm", dtype="bfloat16")
+    norm.build((None, 32))
+    x = ops.cast(np.random.default_rng(0).normal(100, 1, (4, 32)), "bfloat16")
+    wide = array(ops.cast(x, "float32"))
+    expected = (wide - wide.mean(-1, keepdims=True)) / wide.std(-1, keepdims=True)
+    for call in (
+        norm,
+        tf.function(norm, autograph=False, input_signature=[tf.TensorSpec([None, 32], x.dtype)]),
+    ):
+        found = array(ops.cast(call(x), "float32"))
+        np.testing.assert_allclose(found, expected, rtol=2**-7, atol=2**-7)
+
+
+def test_the_gradient_of_an_inference_equals_that_of_the_plain_form(monkeypatch):
+    """As an attribution to words asks for it, without dropout."""
+    monkeypatch.setattr(kernels, "has_onednn", lambda: True)
+    made = encoder(hidden_dropout=0.0, attention_dropout=0.0)
+
+    def gradients(batch, training):
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_sum(made(batch, training=training)[SEQUENCE_OUTPUT] ** 3)
+        return tape.gradient(loss, [made.embeddings.position_embeddings, made.blocks[0].attention_norm.gamma])
+
+    traced = tf.function(gradients, autograph=False)
+    for found, expected in zip(traced(features(), False), traced(features(), True), strict=True):
+        np.testing.assert_allclose(
+            array(tf.convert_to_tensor(found)),
+            array(tf.convert_to_tensor(expected)),
+            atol=1e-5 * array(tf.convert_to_tensor(expected)).max(),
+        )
+
+
+@pytest.mark.long
+def test_xla_compiles_the_fused_form(monkeypatch):
+    monkeypatch.setattr(kernels, "has_onednn", lambda: True)
+    made = encoder()
+    compiled = tf.function(lambda batch: made(batch)[SEQUENCE_OUTPUT], jit_compile=True, autograph=False)
+    np.testing.assert_allclose(
+        array(compiled(features())), array(made(features())[SEQUENCE_OUTPUT]), atol=2e-6
+    )
+
+
+def test_attention_scores_are_scaled_products_with_the_mask():
+    draw = np.random.default_rng(0)
+    query, key = draw.normal(size=(2, 3, 4, 5)), draw.normal(size=(2, 3, 6, 5))
+    mask = np.where(draw.random((2, 1, 1, 6)) < 0.3, -10000.0, 0.0)
+    found = kernels.attention_scores(*map(ops.convert_to_tensor, (query, key)), 0.5, mask)
+    expected = np.einsum("baqd,basd->baqs", query, key) * 0.5 + mask
+    np.testing.assert_allclose(array(found), expected, atol=1e-12)
+
+
+def test_a_float64_encoder_stays_float64():
+    made = encoder("float64")
+    assert keras.backend.standardize_dtype(inference(made)(features()).dtype) == "float64"
