@@ -53,6 +53,7 @@ class Case:
     length: the padded length, for libraries that pad all batches to one length
     texts: True if `finetune` starts from raw text, and each library pads with its own pipeline
     steps: batches in one call of `finetune`
+    precision: the format of the computation; a training keeps float32 weights
     """
 
     name: str
@@ -62,6 +63,7 @@ class Case:
     length: int = 128
     texts: bool = False
     steps: int = 2
+    precision: str = "float32"
     default: bool = True
 
 
@@ -107,7 +109,7 @@ def lines(folder: pathlib.Path) -> list[str]:
 
 def encoded(case: Case, outputs: Mapping[str, Any]) -> Arrays:
     """An encoder's outputs as arrays. The sequence output is 0 in padding, where libraries may differ."""
-    found = {name: np.asarray(value) for name, value in outputs.items()}
+    found = {name: np.asarray(value, "float32") for name, value in outputs.items()}
     if SEQUENCE_OUTPUT in found:
         found[SEQUENCE_OUTPUT] = found[SEQUENCE_OUTPUT] * features(case)[INPUT_MASK][..., None]
     return found
@@ -136,7 +138,7 @@ def _our_encoder(case: Case, folder: pathlib.Path, *, outputs: tuple[str, ...]) 
 
     from bert_keras.checkpoints import load_encoder
 
-    encoder = load_encoder(folder / case.size, outputs=outputs)
+    encoder = load_encoder(folder / case.size, outputs=outputs, dtype=case.precision)
     # One trace for every length, as in training and serving.
     anything = {name: tf.TensorSpec([None, None], tf.int32) for name in ENCODER_INPUTS}
     run = tf.function(lambda given: encoder(given, training=False), input_signature=[anything])
@@ -150,6 +152,7 @@ def _our_finetune(case: Case, folder: pathlib.Path) -> Prepared:
     from bert_keras import checkpoints
     from bert_keras.encoder import BertEncoder
     from bert_keras.optimizers import AdamW
+    from bert_keras.precision import training_policy
     from bert_keras.schedules import WarmupLinearDecay
     from bert_keras.text.preprocessing import Preprocessor
     from tasks.batches import dataset
@@ -159,7 +162,8 @@ def _our_finetune(case: Case, folder: pathlib.Path) -> Prepared:
 
     task = Glue(ROWS["sst2"])
     checkpoint = checkpoints.read(folder / case.size)
-    encoder = BertEncoder(checkpoint.config, outputs=task.outputs)
+    policy = training_policy(case.precision)
+    encoder = BertEncoder(checkpoint.config, outputs=task.outputs, dtype=policy)
     model = task.model(encoder)
     checkpoints.assign(checkpoint, encoder, **heads_of(model))
     schedule = WarmupLinearDecay(LEARNING_RATE, total_steps=1_000_000, warmup_steps=0)
@@ -210,8 +214,9 @@ def _our_serving(case: Case, folder: pathlib.Path) -> Prepared:
     from tasks.glue.data_sets import ROWS
     from tasks.glue.task import Glue
     from tasks.training.run_folder import Run, heads_of
+    from tasks.training.run_precision import at_precision
 
-    served = folder / f"{case.size}-served"
+    served = folder / f"{case.size}-{case.precision}-served"
     if not served.exists():
         task, checkpoint = Glue(ROWS["sst2"]), checkpoints.read(folder / case.size)
         encoder = BertEncoder(checkpoint.config, outputs=task.outputs)
@@ -219,7 +224,8 @@ def _our_serving(case: Case, folder: pathlib.Path) -> Prepared:
         checkpoints.assign(checkpoint, encoder, **heads_of(model))
         tokenizer = checkpoints.tokenizer_of(checkpoint)
         preprocess = Preprocessor(tokenizer, seq_length=case.length, pad_to_longest=True)
-        export(Run(task=task, preprocess=preprocess, model=model, path=folder / case.size), served)
+        run = Run(task=task, preprocess=preprocess, model=model, path=folder / case.size)
+        export(at_precision(run, case.precision), served)
     serve = tf.saved_model.load(str(served / "1")).signatures["serving_default"]
 
     def ask(texts: list[str]) -> np.ndarray:
@@ -265,18 +271,19 @@ def _keras_hub_encoder(case: Case, folder: pathlib.Path) -> Prepared:
     import keras_hub
     import tensorflow as tf
 
-    backbone = keras_hub.models.BertBackbone.from_preset(_keras_hub_preset(folder / case.size))
+    preset = _keras_hub_preset(folder / case.size)
+    backbone = keras_hub.models.BertBackbone.from_preset(preset, dtype=case.precision)
     run = tf.function(lambda given: backbone(given, training=False))
     given = {name: tf.constant(value) for name, value in _keras_hub_features(case).items()}
     return lambda: run(given), encoded(case, run(given))
 
 
-def _keras_hub_classifier(folder: pathlib.Path) -> Any:
+def _keras_hub_classifier(folder: pathlib.Path, policy: str) -> Any:
     import keras_hub
 
     from bert_keras import checkpoints
 
-    backbone = keras_hub.models.BertBackbone.from_preset(_keras_hub_preset(folder))
+    backbone = keras_hub.models.BertBackbone.from_preset(_keras_hub_preset(folder), dtype=policy)
     model = keras_hub.models.BertTextClassifier(backbone, num_classes=2, preprocessor=None, dropout=0.1)
     head = checkpoints.read(folder).tensors  # a preset of a backbone has none
     model.get_layer("logits").set_weights([head["classifier/dense/kernel"], head["classifier/dense/bias"]])
@@ -288,8 +295,10 @@ def _keras_hub_finetune(case: Case, folder: pathlib.Path) -> Prepared:
     import keras_hub
     import tensorflow as tf
 
+    from bert_keras.precision import training_policy
+
     preset = _keras_hub_preset(folder / case.size)
-    model = _keras_hub_classifier(folder / case.size)
+    model = _keras_hub_classifier(folder / case.size, training_policy(case.precision))
     optimizer = keras.optimizers.AdamW(
         LEARNING_RATE, weight_decay=WEIGHT_DECAY, epsilon=EPSILON, global_clipnorm=CLIP_NORM
     )
@@ -320,9 +329,9 @@ def _keras_hub_serving(case: Case, folder: pathlib.Path) -> Prepared:
     import keras_hub
     import tensorflow as tf
 
-    served = folder / f"{case.size}-keras-hub-served"
+    served = folder / f"{case.size}-{case.precision}-keras-hub-served"
     if not served.exists():
-        _keras_hub_classifier(folder / case.size).export(str(served), verbose=False)
+        _keras_hub_classifier(folder / case.size, case.precision).export(str(served), verbose=False)
     serve = tf.saved_model.load(str(served)).signatures["serving_default"]
     preprocess = keras_hub.models.BertTextClassifierPreprocessor.from_preset(
         _keras_hub_preset(folder / case.size), sequence_length=case.length
@@ -371,14 +380,26 @@ def _torch_features(case: Case) -> dict[str, Any]:
     }
 
 
-def _hugging_face_encoder(case: Case, folder: pathlib.Path) -> Prepared:
+def _autocast(case: Case) -> Any:
+    """torch's mixed precision: weights in float32, products in the case's format."""
+    import torch
+
+    return torch.autocast("cpu", getattr(torch, case.precision), enabled=case.precision != "float32")
+
+
+def _hugging_face_encoder(case: Case, folder: pathlib.Path, *, autocast: bool = False) -> Prepared:
     import torch
     import transformers
 
-    model = transformers.BertModel.from_pretrained(folder / case.size, **_TORCH).eval()
+    path, stored = folder / case.size, torch.float32 if autocast else getattr(torch, case.precision)
+    model = transformers.BertModel.from_pretrained(path, dtype=stored, **_TORCH).eval()
     run, given = torch.inference_mode()(model), _torch_features(case)
+    run = _autocast(case)(run) if autocast else run
     found = run(**given)
-    outputs = {SEQUENCE_OUTPUT: found.last_hidden_state, POOLED_OUTPUT: found.pooler_output}
+    outputs = {
+        SEQUENCE_OUTPUT: found.last_hidden_state.float(),
+        POOLED_OUTPUT: found.pooler_output.float(),
+    }
     return lambda: run(**given), encoded(case, outputs)
 
 
@@ -415,14 +436,15 @@ def _hugging_face_finetune(case: Case, folder: pathlib.Path) -> Prepared:
 
     def train() -> None:
         for batch in batches:
-            loss = model(**batch).loss
+            with _autocast(case):
+                loss = model(**batch).loss
             loss.backward()
             torch.nn.utils.clip_grad_norm_(model.parameters(), CLIP_NORM)
             optimizer.step()
             optimizer.zero_grad()
 
-    with torch.no_grad():
-        logits = model.eval()(**first).logits.numpy()
+    with torch.no_grad(), _autocast(case):
+        logits = model.eval()(**first).logits.float().numpy()
     model.train()
     return train, {"logits": logits}
 
@@ -432,7 +454,8 @@ def _hugging_face_serving(case: Case, folder: pathlib.Path) -> Prepared:
     import torch
     import transformers
 
-    model = transformers.BertForSequenceClassification.from_pretrained(folder / case.size, **_TORCH).eval()
+    path, stored = folder / case.size, getattr(torch, case.precision)
+    model = transformers.BertForSequenceClassification.from_pretrained(path, dtype=stored, **_TORCH).eval()
     tokenizer = transformers.BertTokenizerFast(str(folder / "vocab.txt"), do_lower_case=True)
     pipe = transformers.pipeline("text-classification", model=model, tokenizer=tokenizer, device="cpu")
 
@@ -484,13 +507,14 @@ def _fast_bert_tokenizer(case: Case, folder: pathlib.Path) -> Prepared:
 # -----------------------------------------------------------------------------------------------------------
 
 # Kind -> implementation -> the function that prepares a case. Our names start with OURS; the others are peers.
-OURS = "bert_keras"
+OURS, AUTOCAST = "bert_keras", "Hugging Face, autocast"
 IMPLEMENTATIONS: dict[str, dict[str, Callable[[Case, pathlib.Path], Prepared]]] = {
     "encoder": {
         OURS: functools.partial(_our_encoder, outputs=(SEQUENCE_OUTPUT, POOLED_OUTPUT)),
         f"{OURS}, pooled only": functools.partial(_our_encoder, outputs=(POOLED_OUTPUT,)),
         "KerasHub": _keras_hub_encoder,
         "Hugging Face": _hugging_face_encoder,
+        AUTOCAST: functools.partial(_hugging_face_encoder, autocast=True),
     },
     "finetune": {
         OURS: _our_finetune,
@@ -520,15 +544,30 @@ IMPLEMENTATIONS: dict[str, dict[str, Callable[[Case, pathlib.Path], Prepared]]] 
 }
 # The packages that an implementation needs, besides our own dependencies.
 NEEDS = {
-    "Hugging Face": ("torch", "transformers"),
+    **dict.fromkeys(("Hugging Face", AUTOCAST), ("torch", "transformers")),
     "tokenizers": ("tokenizers",),
     "tokenizers, no offsets": ("tokenizers",),
 }
 
 
+def implementations_of(case: Case) -> list[str]:
+    """The names of a case's implementations; autocast is one of a narrow format alone."""
+    return [name for name in IMPLEMENTATIONS[case.kind] if name != AUTOCAST or case.precision != "float32"]
+
+
+def matrix_rate(precision: str, *, clock: str, size: int = 1024) -> float:
+    """What TensorFlow's product of two square matrices reaches here, in 10^9 operations a second."""
+    import tensorflow as tf
+
+    matrix = tf.cast(tf.random.normal([size, size]), precision)
+    product = tf.function(lambda: tf.matmul(matrix, matrix), autograph=False)
+    product()
+    return 2e-9 * size**3 / interleave.seconds_per_call(product, at_least=1.0, clock=clock)
+
+
 def _set_threads(name: str, threads: int) -> None:
     interleave.hold_to(threads)
-    if name == "Hugging Face":
+    if name.startswith("Hugging Face"):
         import torch
 
         torch.set_num_threads(threads)
@@ -557,6 +596,8 @@ def main() -> None:
             return {
                 "seconds": interleave.seconds_per_call(call, at_least=request["at_least"], clock=args.clock)
             }
+        if request["do"] == "rate":
+            return {"rate": matrix_rate(request["precision"], clock=args.clock)}
         case = Case(**request["case"])
         call, found = IMPLEMENTATIONS[case.kind][args.name](case, pathlib.Path(request["folder"]))
         np.savez(request["outputs"], **found)

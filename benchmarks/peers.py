@@ -20,6 +20,7 @@ import os
 import pathlib
 import platform
 import random
+import statistics
 import sys
 import tempfile
 from collections.abc import Iterator
@@ -27,7 +28,7 @@ from importlib import metadata
 
 import implementations
 import numpy as np
-from implementations import IMPLEMENTATIONS, NEEDS, OURS, ROOT, SEED, Case
+from implementations import NEEDS, OURS, ROOT, SEED, Case, implementations_of
 from interleave import CLOCKS, Ratios, Worker, take_turns
 from rich.console import Console
 from rich.table import Table
@@ -57,7 +58,8 @@ SIZES = {
     "minilm": {"hidden_size": 384, "num_layers": 6, "num_heads": 12, "intermediate_size": 1536},
     "base": {"hidden_size": 768, "num_layers": 12, "num_heads": 12, "intermediate_size": 3072},
 }
-BOUND = 1e-4  # on max |difference|, relative to the larger of 1 and max |ours|
+# On max |difference|, relative to the larger of 1 and max |ours|, by precision.
+BOUNDS = {"float32": 1e-4, "bfloat16": 0.1, "float16": 0.02}
 WORDS = range(
     8, 37
 )  # of the sentences that are fine-tuned on: 10 to about 40 wordpieces, as most rows of SST-2
@@ -82,10 +84,12 @@ class Result:
     ratios: Ratios
     agreement: str
     agrees: bool
+    gflops: float | None = None  # that we reach, of an encoder's products
 
     def to_json(self) -> dict:
         """The line with the ratio of every round."""
-        fields = {name: getattr(self, name) for name in ("case", "ours", "peer", "agreement", "agrees")}
+        names = ("case", "ours", "peer", "agreement", "agrees", "gflops")
+        fields = {name: getattr(self, name) for name in names}
         return fields | {"median": self.ratios.median, "rounds": self.ratios.values}
 
 
@@ -169,8 +173,8 @@ def write_weights(folder: pathlib.Path, source: Checkpoint, vocabulary: tuple[st
     checkpoints.write(whole, folder, format="hugging-face")
 
 
-def compare(ours: pathlib.Path, peer: pathlib.Path) -> tuple[str, bool]:
-    """The difference between two workers' outputs, as text, and True if it is within BOUND."""
+def compare(ours: pathlib.Path, peer: pathlib.Path, *, bound: float) -> tuple[str, bool]:
+    """The difference between two workers' outputs, as text, and True if it is within the bound."""
     with np.load(ours) as mine, np.load(peer) as theirs:
         if "lengths" in mine:
             rows = [np.split(each["ids"], np.cumsum(each["lengths"])[:-1]) for each in (mine, theirs)]
@@ -179,7 +183,7 @@ def compare(ours: pathlib.Path, peer: pathlib.Path) -> tuple[str, bool]:
         shared = [name for name in mine if name in theirs]
         differences = [float(np.abs(mine[name] - theirs[name]).max()) for name in shared]
         sizes = [max(1.0, float(np.abs(mine[name]).max())) for name in shared]
-    same = all(difference <= BOUND * size for difference, size in zip(differences, sizes, strict=True))
+    same = all(difference <= bound * size for difference, size in zip(differences, sizes, strict=True))
     return f"{max(differences):.1e}" + ("" if same else " OVER"), same
 
 
@@ -208,7 +212,7 @@ def measure(
     case: Case, workers: Workers, folder: pathlib.Path, *, rounds: int, at_least: float
 ) -> Iterator[Result]:
     """Prepares the case in every worker, compares their outputs, then lets them take turns."""
-    names = [name for name in IMPLEMENTATIONS[case.kind] if not missing(name)]
+    names = [name for name in implementations_of(case) if not missing(name)]
     outputs = {name: folder / f"{case.name}-{i}.npz" for i, name in enumerate(names)}
     for name in names:
         workers[name].ask(
@@ -222,11 +226,26 @@ def measure(
     for ours in names:
         for peer in names:
             if ours.startswith(OURS) and not peer.startswith(OURS):
-                agreement, agrees = compare(outputs[ours], outputs[peer])
+                bound = BOUNDS[case.precision]
+                agreement, agrees = compare(outputs[ours], outputs[peer], bound=bound)
                 ratios = Ratios.of(figures[ours], figures[peer])
                 yield Result(
-                    case=case.name, ours=ours, peer=peer, ratios=ratios, agreement=agreement, agrees=agrees
+                    case=case.name,
+                    ours=ours,
+                    peer=peer,
+                    ratios=ratios,
+                    agreement=agreement,
+                    agrees=agrees,
+                    gflops=encoder_gflop(case) / statistics.median(figures[ours]) if ours == OURS else None,
                 )
+
+
+def encoder_gflop(case: Case) -> float:
+    """10^9 operations in an encoder's products, for one batch."""
+    sizes = SIZES[case.size]
+    width, tokens = sizes["hidden_size"], case.batch * case.length
+    a_token = 8 * width**2 + 4 * width * sizes["intermediate_size"] + 4 * case.length * width
+    return sizes["num_layers"] * tokens * a_token / 1e9
 
 
 def missing(name: str) -> list[str]:
@@ -272,6 +291,12 @@ def arguments() -> argparse.Namespace:
     parser.add_argument(
         "--cases", nargs="+", choices=CASES, default=default, metavar="CASE", help=", ".join(CASES)
     )
+    parser.add_argument(
+        "--precision",
+        default="float32",
+        choices=BOUNDS,
+        help="format of the computation; trainings keep float32 weights (default: float32)",
+    )
     parser.add_argument("--threads", type=int, default=2, help="cores and threads a worker gets (default: 2)")
     parser.add_argument(
         "--clock",
@@ -301,14 +326,15 @@ def main() -> int:
     """Runs the cases, prints and writes the ratios; returns 1 if outputs differ."""
     args = arguments()
     rounds = args.rounds or (2 if args.quick else 5)
-    cases = [CASES[name] for name in args.cases]
+    cases = [dataclasses.replace(CASES[name], precision=args.precision) for name in args.cases]
     if args.quick:
         cases = [dataclasses.replace(case, steps=2 if case.texts else 1) for case in cases]
     console = Console()
     console = Console(width=max(console.width, 120))  # a pipe has no width of its own
     results: list[Result] = []
+    rates: dict[str, float] = {}
     failure = ""
-    for name in {name: None for case in cases for name in IMPLEMENTATIONS[case.kind]}:
+    for name in {name: None for case in cases for name in implementations_of(case)}:
         if absent := missing(name):
             console.print(f"skipped: {name}, which needs {' and '.join(absent)} (the `parity` extra)")
     before = os.getloadavg()[0]
@@ -325,6 +351,10 @@ def main() -> int:
             write_weights(folder / size, given if given and size == "minilm" else drawn, vocabulary)
         workers = Workers(folder, threads=args.threads, clock=args.clock)
         try:
+            rates = {
+                name: workers[OURS].ask(do="rate", precision=name)["rate"]
+                for name in dict.fromkeys(("float32", args.precision))
+            }
             for case in cases:
                 status.update(case.name)
                 results += measure(case, workers, folder, rounds=rounds, at_least=0.3 if args.quick else 2.0)
@@ -332,8 +362,18 @@ def main() -> int:
             failure = str(error)  # earlier results are still shown
         finally:
             workers.close()
-    title = f"times faster than the peer, {args.threads} thread(s), {args.clock} clock, {rounds} rounds"
+    title = f"times faster than the peer, {args.threads} thread(s), {args.clock} clock, {rounds} rounds, {args.precision}"
     console.print(table(results, title))
+    for name, rate in rates.items():
+        console.print(f"products of 1024 x 1024 matrices in {name}: {rate:,.0f} GFLOP/s")
+    encoders = {
+        result.case: result.gflops
+        for result in results
+        if result.gflops and result.case.startswith("encoder")
+    }
+    for name, reached in encoders.items():
+        share = reached / rates[args.precision]
+        console.print(f"{name}: {reached:,.0f} GFLOP/s in its products, {share:.0%} of that")
     console.print(f"load before: {before:.1f}")
     if before > BUSY and args.clock == "wall":
         console.print(
@@ -345,6 +385,8 @@ def main() -> int:
             "clock": args.clock,
             "rounds": rounds,
             "load": before,
+            "precision": args.precision,
+            "matrix_gflops": rates,
             "machine": platform.processor() or platform.machine(),
             "versions": {package: installed(package) for package in VERSIONS},
             "results": [result.to_json() for result in results],

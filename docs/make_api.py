@@ -68,6 +68,7 @@ FUNCTIONS = {
     "tasks.features.cache": ("extract",),
     "tasks.features.tagger": ("train_tagger", "load_tagger"),
     "savedmodels.export": ("export",),
+    "savedmodels.runtime_export": ("export_to",),
 }
 # Keras calls these; users do not.
 KERAS_OWN = set(
