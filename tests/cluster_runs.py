@@ -66,7 +66,7 @@ def pretrain_into(output: Path) -> dict:
 def ablate_into(output: Path) -> dict:
     """One pre-training, fine-tuned and as features."""
     SCALES["tiny"] = Scale(
-        pretraining=killed_runs.SETTINGS | {"steps": 4, "phases": ((32, 1.0),)},
+        pretraining=killed_runs.SETTINGS | {"num_layers": 4, "steps": 4, "phases": ((32, 1.0),)},
         finetuning={"seq_length": 32, "epochs": 1, "batch_size": 8},
         tagging={"units": 8, "epochs": 1},
         options={"conll2003": {"context": "sentence"}},

@@ -100,8 +100,9 @@ def test_the_chief_alone_trains_on_frozen_features(folder):
         (folder / "entities" / f"{stem}.txt").write_text("\n\n".join(["-DOCSTART- -X- O", *sentences, ""]))
     chief, other = run(folder, "ablate:ablation")
     assert (chief.returncode, other.returncode) == (0, 0), (chief.stderr, other.stderr)
-    assert "conll2003-features" in chief.stdout and len(other.stdout.splitlines()) == 1
-    assert json.loads(chief.stdout.splitlines()[-1]) == json.loads(other.stdout)
+    *lines, results = other.stdout.splitlines()
+    assert "conll2003-features" in chief.stdout and all(line.startswith("warning: ") for line in lines)
+    assert chief.stdout.splitlines()[-1] == results
     assert (folder / "ablation" / "results.png").is_file()
 
 

@@ -115,7 +115,7 @@ def test_an_ablation_of_layers_on_two_workers(folder):
         f"sst2={folder / 'glue' / 'SST-2'}",
         "--rows",
         "fine-tuning",
-        "second_to_last",
+        "last",
     ]
     flags += ["--restarts", "1", "--epochs", "1", "--feature-epochs", "1", "--lstm-units", "8"]
     chief, other = clusters.run(
