@@ -338,8 +338,8 @@ def test_no_circle():
 def test_columns_know_nothing_of_each_other(module):
     banned = BANNED[FLOORS[FLOOR_OF[module]][0]]
     # A remote path imports tf.io.gfile when it is read: paths on this machine need no TensorFlow.
-    # The kernels have a form for TensorFlow and one for every backend.
-    nested = module not in ("bert_keras.remote_paths", "bert_keras.kernels")
+    # The kernels have a form for TensorFlow and one for every backend; padding is left out on TensorFlow alone.
+    nested = module not in ("bert_keras.remote_paths", "bert_keras.kernels", "bert_keras.unpadding")
     met = {name for name in imports(SOURCES[module], nested=nested) if name.partition(".")[0] in banned}
     assert not met, f"{module} imports {sorted(met)}"
 

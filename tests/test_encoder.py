@@ -237,9 +237,9 @@ def test_an_eager_pass_keeps_only_what_was_asked_for(monkeypatch, changes, outpu
     """When a block begins, all that is left of those before it is the states that it reads."""
     made, alive, run = {"states": [], "probabilities": []}, [], Block.__call__
 
-    def spy(block, queries, states, scores_mask, training=False):
+    def spy(block, queries, states, scores_mask, **how):
         alive.append({name: sum(ref() is not None for ref in refs) for name, refs in made.items()})
-        states, probabilities = run(block, queries, states, scores_mask, training=training)
+        states, probabilities = run(block, queries, states, scores_mask, **how)
         made["states"].append(weakref.ref(states))
         made["probabilities"].append(weakref.ref(probabilities))
         return states, probabilities
