@@ -133,12 +133,15 @@ def _ours_features(case: Case) -> dict[str, Any]:
     return {name: tf.constant(value) for name, value in features(case).items()}
 
 
-def _our_encoder(case: Case, folder: pathlib.Path, *, outputs: tuple[str, ...]) -> Prepared:
+def _our_encoder(
+    case: Case, folder: pathlib.Path, *, outputs: tuple[str, ...], unpadded: bool = False
+) -> Prepared:
     import tensorflow as tf
 
     from bert_keras.checkpoints import load_encoder
 
     encoder = load_encoder(folder / case.size, outputs=outputs, dtype=case.precision)
+    encoder.unpadded = unpadded
     # One trace for every length, as in training and serving.
     anything = {name: tf.TensorSpec([None, None], tf.int32) for name in ENCODER_INPUTS}
     run = tf.function(lambda given: encoder(given, training=False), input_signature=[anything])
@@ -150,7 +153,6 @@ def _our_finetune(case: Case, folder: pathlib.Path) -> Prepared:
     import tensorflow as tf
 
     from bert_keras import checkpoints
-    from bert_keras.encoder import BertEncoder
     from bert_keras.optimizers import AdamW
     from bert_keras.precision import training_policy
     from bert_keras.schedules import WarmupLinearDecay
@@ -158,13 +160,12 @@ def _our_finetune(case: Case, folder: pathlib.Path) -> Prepared:
     from tasks.batches import dataset
     from tasks.glue.data_sets import ROWS
     from tasks.glue.task import Glue
-    from tasks.training.run_folder import heads_of
+    from tasks.training.run_folder import heads_of, network_of
 
     task = Glue(ROWS["sst2"])
     checkpoint = checkpoints.read(folder / case.size)
     policy = training_policy(case.precision)
-    encoder = BertEncoder(checkpoint.config, outputs=task.outputs, dtype=policy)
-    model = task.model(encoder)
+    encoder, model = network_of(task, checkpoint.config, dtype=policy)
     checkpoints.assign(checkpoint, encoder, **heads_of(model))
     schedule = WarmupLinearDecay(LEARNING_RATE, total_steps=1_000_000, warmup_steps=0)
     model.compile(
@@ -208,19 +209,17 @@ def _our_serving(case: Case, folder: pathlib.Path) -> Prepared:
     import tensorflow as tf
 
     from bert_keras import checkpoints
-    from bert_keras.encoder import BertEncoder
     from bert_keras.text.preprocessing import Preprocessor
     from savedmodels.export import export
     from tasks.glue.data_sets import ROWS
     from tasks.glue.task import Glue
-    from tasks.training.run_folder import Run, heads_of
+    from tasks.training.run_folder import Run, heads_of, network_of
     from tasks.training.run_precision import at_precision
 
     served = folder / f"{case.size}-{case.precision}-served"
     if not served.exists():
         task, checkpoint = Glue(ROWS["sst2"]), checkpoints.read(folder / case.size)
-        encoder = BertEncoder(checkpoint.config, outputs=task.outputs)
-        model = task.model(encoder)
+        encoder, model = network_of(task, checkpoint.config)
         checkpoints.assign(checkpoint, encoder, **heads_of(model))
         tokenizer = checkpoints.tokenizer_of(checkpoint)
         preprocess = Preprocessor(tokenizer, seq_length=case.length, pad_to_longest=True)
@@ -511,6 +510,9 @@ OURS, AUTOCAST = "bert_keras", "Hugging Face, autocast"
 IMPLEMENTATIONS: dict[str, dict[str, Callable[[Case, pathlib.Path], Prepared]]] = {
     "encoder": {
         OURS: functools.partial(_our_encoder, outputs=(SEQUENCE_OUTPUT, POOLED_OUTPUT)),
+        f"{OURS}, unpadded": functools.partial(
+            _our_encoder, outputs=(SEQUENCE_OUTPUT, POOLED_OUTPUT), unpadded=True
+        ),
         f"{OURS}, pooled only": functools.partial(_our_encoder, outputs=(POOLED_OUTPUT,)),
         "KerasHub": _keras_hub_encoder,
         "Hugging Face": _hugging_face_encoder,
