@@ -33,6 +33,7 @@ from savedmodels.checked_write import ask
 from tasks.pretraining.vocabulary import write_vocabulary
 
 SEQ_LENGTH = 24
+ROUNDING = 5e-6  # of hidden states up to 3: the fused kernels of a graph round otherwise than the eager pass
 HOSTILE = [
     b"",
     b"\xff\xfe good",
@@ -177,7 +178,7 @@ def test_a_fresh_process_has_the_package_s_own_outputs(answers, pair, expected):
     assert set(answers["masked"]) == names | {"mlm_logits"}
     for key, name in {**{name: name for name in names}, "default": "pooled_output"}.items():
         for found in (answers["outputs"], answers["masked"]):
-            np.testing.assert_allclose(found[key], np.asarray(expected[name]), rtol=0, atol=1e-6)
+            np.testing.assert_allclose(found[key], np.asarray(expected[name]), rtol=0, atol=ROUNDING)
     positions = np.tile([[0, 2]], (len(TEXTS), 1)).astype("int32")
     logits = pair.head(expected["sequence_output"], positions)
     np.testing.assert_allclose(answers["masked"]["mlm_logits"], logits, rtol=0, atol=1e-5)
@@ -295,7 +296,7 @@ def test_variants(changes, features, tmp_path):
     assert len(layer.trainable_weights) == len(model.trainable_weights)
     expected, found = tf.function(model)(features), layer(features)
     for name in ("pooled_output", "sequence_output"):
-        np.testing.assert_allclose(found[name], expected[name], rtol=0, atol=1e-6)
+        np.testing.assert_allclose(found[name], expected[name], rtol=0, atol=ROUNDING)
 
 
 @pytest.mark.long
@@ -467,7 +468,7 @@ def test_outputs_by_key(pair, features):
 @pytest.mark.long
 def test_endpoints(pair, features, expected):
     served = HubLayer(pair.encoder, endpoint="serving_default")(features)
-    np.testing.assert_allclose(served["default"], expected["pooled_output"], rtol=0, atol=1e-6)
+    np.testing.assert_allclose(served["default"], expected["pooled_output"], rtol=0, atol=ROUNDING)
     assert (
         HubLayer(pair.preprocess, endpoint="serving_default")(tf.constant(["a"]))[INPUT_WORD_IDS].shape[1]
         == 24
@@ -590,7 +591,7 @@ def test_hub_load(pair, features, expected):
     given = preprocess(tf.constant(TEXTS))
     np.testing.assert_array_equal(given[INPUT_WORD_IDS], features[INPUT_WORD_IDS])
     found = encoder(given, training=False)["pooled_output"]
-    np.testing.assert_allclose(found, expected["pooled_output"], rtol=0, atol=1e-6)
+    np.testing.assert_allclose(found, expected["pooled_output"], rtol=0, atol=ROUNDING)
 
 
 @pytest.mark.long
