@@ -117,18 +117,18 @@ CASES = {
 }
 
 
-# Each device has half of each block's feed-forward weights.
+# Each device has half of each block's feed-forward weights. Keras matches a pattern with the whole path.
 LAYOUTS = {
-    "intermediate/kernel": (None, "model"),
-    "intermediate/bias": ("model",),
-    "feed_forward/output/kernel": ("model", None),
+    ".*intermediate/kernel": (None, "model"),
+    ".*intermediate/bias": ("model",),
+    ".*feed_forward/output/kernel": ("model", None),
 }
 
 
 def check_layouts(variables) -> None:
     """Raises AssertionError unless each of LAYOUTS divides the variables that it names, and there are some."""
     for pattern in LAYOUTS:
-        named = [one for one in variables if re.search(pattern, one.path)]
+        named = [one for one in variables if re.fullmatch(pattern, one.path)]
         assert named, (pattern, [one.path for one in variables])
         for one in named:
             part = one.value.sharding.shard_shape(tuple(one.shape))
