@@ -558,7 +558,7 @@ def implementations_of(case: Case) -> list[str]:
 
 
 def matrix_rate(precision: str, *, clock: str, size: int = 1024) -> float:
-    """What TensorFlow's product of two square matrices reaches here, in 10^9 operations a second."""
+    """The speed of TensorFlow's product of two square matrices on this machine, in 10^9 operations a second."""
     import tensorflow as tf
 
     matrix = tf.cast(tf.random.normal([size, size]), precision)

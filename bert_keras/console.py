@@ -95,9 +95,8 @@ def one_line_errors(*, debug: bool) -> Iterator[None]:
             raise
         with contextlib.suppress(OSError):  # standard error may be closed too
             print(f"bert-keras: error: {' '.join(str(error).split())}", file=sys.stderr)
-        if isinstance(
-            error, WorkerLost
-        ):  # TensorFlow's threads may wait for the lost worker when Python ends
+        if isinstance(error, WorkerLost):
+            # TensorFlow's threads may wait for the lost worker when Python ends.
             flush_streams()
             os._exit(1)
         sys.exit(1)

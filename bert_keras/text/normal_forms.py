@@ -96,9 +96,8 @@ class Normalizing(GraphTokenizer):
 
 def valid_utf8(text: tf.Tensor) -> tf.Tensor:
     """The texts without bytes that are not UTF-8: string [B]."""
-    valid = tf.reduce_all(
-        tf.strings.regex_full_match(text, VALID_UTF8)
-    )  # for a fifth of the transcoder's time
+    # The pattern takes a seventh of the transcoder's time.
+    valid = tf.reduce_all(tf.strings.regex_full_match(text, VALID_UTF8))
     return tf.cond(
         valid, lambda: text, lambda: tf.strings.unicode_transcode(text, "UTF-8", "UTF-8", errors="ignore")
     )
