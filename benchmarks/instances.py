@@ -4,7 +4,8 @@
 
 Every row is a process with one thread. Its rate counts CPU seconds, so that other load on the machine changes it little. Its
 memory is the peak resident size less that before the text. The recipe is bert: 128 tokens, static masks, --passes over the
-text, a file of paragraphs, two and twenty times. `plan` only measures its documents, as the first step of Beam does.
+text, a file of paragraphs, two and twenty times. `plan` only measures its documents, as the first step of Beam does; `stream`
+makes the instances of an epoch for a training, without masks and files.
 The last line applies the rates to the paper's corpus of 3.3 billion words (Devlin et al. 2019, sec. 3.1).
 """
 
@@ -39,6 +40,7 @@ def measure(kind: str, copies: int, args: argparse.Namespace, output: str) -> No
     from tasks.pretraining.recipes import RECIPES
     from tasks.pretraining.shard_plan import document_sizes, sources_of
     from tasks.pretraining.shard_writer import Job
+    from tasks.pretraining.stream import stream
     from tasks.pretraining.write_records import write_records
 
     tf.config.threading.set_intra_op_parallelism_threads(1)
@@ -60,6 +62,11 @@ def measure(kind: str, copies: int, args: argparse.Namespace, output: str) -> No
         for source in sources_of(corpora):
             document_sizes(corpora, source)
         instances = 0
+    elif kind == "stream":
+        made = stream(
+            corpora, tokenizer=options["make_tokenizer"](), settings=options["settings"], seed=1, epochs=1
+        )
+        instances = sum(int(batch.shape[0]) for batch in made.batch(1000).map(lambda one: one["input_mask"]))
     elif kind == "beam":
         instances = write_records_with_beam(corpora, Job(path=pathlib.Path(output), **options)).instances
     else:
@@ -88,7 +95,16 @@ def main() -> None:
         return
     print("process        text MB   instances   instances/s   text MB/s   peak MiB")
     with tempfile.TemporaryDirectory() as folder:
-        for kind, copies in (("plan", 2), ("local", 2), ("beam", 2), ("local", 20), ("beam", 20)):
+        kinds = (
+            ("plan", 2),
+            ("local", 2),
+            ("beam", 2),
+            ("stream", 2),
+            ("local", 20),
+            ("stream", 20),
+            ("beam", 20),
+        )
+        for kind, copies in kinds:
             output = f"{folder}/{kind}{copies}"
             command = [sys.executable, __file__, "--text", args.text, "--vocab", args.vocab]
             command += ["--passes", str(args.passes), "--measure", kind, str(copies), output]

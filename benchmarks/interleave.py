@@ -27,11 +27,14 @@ class Worker:
     command: the command to run; it must call `serve`
     threads: the number of cores for the process, and of threads for its libraries
     log: the file for its messages
+    folder: the folder that it runs in
 
     Raises RuntimeError, with the end of the log, if the process fails to answer.
     """
 
-    def __init__(self, command: Sequence[str], *, threads: int, log: pathlib.Path) -> None:
+    def __init__(
+        self, command: Sequence[str], *, threads: int, log: pathlib.Path, folder: pathlib.Path
+    ) -> None:
         self._log = log
         quiet = {
             "TF_CPP_MIN_LOG_LEVEL": "3",
@@ -48,7 +51,13 @@ class Worker:
                 stderr=messages,
                 text=True,
                 env=environment,
+                cwd=folder,
             )
+
+    @property
+    def id(self) -> int:
+        """The id of the process."""
+        return self._process.pid
 
     def ask(self, **request: Any) -> dict[str, Any]:
         """Sends the request and waits for its answer."""

@@ -1,26 +1,26 @@
 """Training on two workers of one core each beside one process with both cores: the ratio, and where the time goes.
 
-    PYTHONPATH=. python benchmarks/two_workers.py          # on an idle machine with two cores or more; a minute
+    python benchmarks/two_workers.py [--size mini] [--batch-size 32] [--length 128] [--steps 8]    # on two idle cores
 
 All read the same global batches of random ids. A worker computes half of the rows on one core, and adds up its gradients with the
 other's over loopback. Times are medians of a step, in milliseconds.
 """
 
+import argparse
 import json
 import os
 import statistics
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
 sys.path[:0] = [str(ROOT), str(ROOT / "tests")]
 
-SIZE, BATCH, LENGTH, STEPS = "mini", 32, 128, 8
 
-
-def measure(cores: list[int], rows: int) -> None:
+def measure(cores: list[int], rows: int, given: argparse.Namespace) -> None:
     """Prints the times of this process: a step, the sum of gradients, the agreement of all workers about signals."""
     os.sched_setaffinity(0, cores)
     import tensorflow as tf
@@ -39,12 +39,12 @@ def measure(cores: list[int], rows: int) -> None:
     from bert_keras.training_model import TrainingModel
     from tasks.task import classifier_model
 
-    ids = np.random.default_rng(0).integers(5, 30522, (rows, LENGTH), dtype=np.int32)
+    ids = np.random.default_rng(0).integers(5, 30522, (rows, given.length), dtype=np.int32)
     features = {"input_word_ids": ids, "input_mask": np.ones_like(ids), "input_type_ids": 0 * ids}
     labels = np.arange(rows, dtype=np.int32) % 2
     batches = tf.data.Dataset.from_tensors((features, labels)).repeat()
     with distribution.scope():
-        config = bk.BertConfig.named(SIZE, vocab_size=30522)
+        config = bk.BertConfig.named(given.size, vocab_size=30522)
         made = classifier_model(bk.BertEncoder(config, outputs=("pooled_output",)), 2)
         model = TrainingModel(made._inputs_struct, made._outputs_struct)
         model.compile(bk.AdamW(1e-4), GlobalMean(cross_entropy), jit_compile=False)
@@ -54,7 +54,7 @@ def measure(cores: list[int], rows: int) -> None:
         def on_train_batch_end(self, batch: int, logs: object = None) -> None:
             times.append(time.perf_counter())
 
-    model.fit(batches, steps_per_epoch=STEPS + 2, verbose=0, shuffle=False, callbacks=[Times()])
+    model.fit(batches, steps_per_epoch=given.steps + 2, verbose=0, shuffle=False, callbacks=[Times()])
     gradients = [tf.zeros(one.shape) for one in model.trainable_variables]
 
     def add_up() -> list[tf.Tensor]:
@@ -64,7 +64,8 @@ def measure(cores: list[int], rows: int) -> None:
     found = {"step": median(times[1:]), "weights": int(model.count_params())}
     if "TF_CONFIG" in os.environ:
         added = tf.function(lambda: distribution.run(add_up), autograph=False)
-        found |= {"sum": timed(added), "agree": timed(lambda: Workers(distribution).greatest(0))}
+        found |= {"sum": timed(added, given.steps)}
+        found |= {"agree": timed(lambda: Workers(distribution).greatest(0), given.steps)}
     print(json.dumps(found), flush=True)
 
 
@@ -73,16 +74,16 @@ def median(times: list[float]) -> float:
     return 1000 * statistics.median(after - before for before, after in zip(times, times[1:], strict=False))
 
 
-def timed(call: object) -> float:
+def timed(call: Callable[[], object], steps: int) -> float:
     """The median time of a call after the first, in milliseconds."""
     times = []
-    for _ in range(STEPS + 2):
+    for _ in range(steps + 2):
         call()
         times.append(time.perf_counter())
     return median(times[1:])
 
 
-def run(cores: list[list[int]], rows: int) -> dict[str, float]:
+def run(cores: list[list[int]], rows: int, given: argparse.Namespace) -> dict[str, float]:
     """The times of the first of the processes, one for each list of cores."""
     import clusters
 
@@ -92,25 +93,37 @@ def run(cores: list[list[int]], rows: int) -> dict[str, float]:
         environment = clusters.environment(i, addresses)
         if len(cores) == 1:
             environment.pop("TF_CONFIG")
-        command = [sys.executable, __file__, "--measure", json.dumps(own), str(rows)]
+        command = [sys.executable, __file__, "--measure", json.dumps([own, rows]), "--size", given.size]
+        command += ["--length", str(given.length), "--steps", str(given.steps)]
         processes.append(
             subprocess.Popen(
                 command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
             )
         )
     printed = [one.communicate() for one in processes]
-    if any(one.returncode for one in processes):
-        sys.exit(printed[0][1][-2000:])
+    if failed := [errors for one, (_, errors) in zip(processes, printed, strict=True) if one.returncode]:
+        sys.exit(failed[0][-2000:])
     return json.loads(printed[0][0].splitlines()[-1])
 
 
 def main() -> None:
     """Prints the table."""
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("--size", default="mini", help="of the encoder (default: mini)")
+    parser.add_argument("--batch-size", type=int, default=32, help="rows of both workers (default: 32)")
+    parser.add_argument("--length", type=int, default=128, help="tokens in a row (default: 128)")
+    parser.add_argument("--steps", type=int, default=8, help="steps to measure (default: 8)")
+    parser.add_argument("--measure", type=json.loads, help=argparse.SUPPRESS)
+    given = parser.parse_args()
+    if given.measure:
+        return measure(*given.measure, given)
     first, second, *_ = sorted(os.sched_getaffinity(0))
-    whole = run([[first, second]], BATCH)
-    half = run([[first]], BATCH // 2)
-    two = run([[first], [second]], BATCH)
-    print(f"{SIZE}, {whole['weights']:,} parameters, batches of {BATCH} x {LENGTH} tokens")
+    whole = run([[first, second]], given.batch_size, given)
+    half = run([[first]], given.batch_size // 2, given)
+    two = run([[first], [second]], given.batch_size, given)
+    print(
+        f"{given.size}, {whole['weights']:,} parameters, batches of {given.batch_size} x {given.length} tokens"
+    )
     for name, value in (
         ("one process, two cores", whole["step"]),
         ("two workers, one core each", two["step"]),
@@ -123,7 +136,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    if sys.argv[1:2] == ["--measure"]:
-        measure(json.loads(sys.argv[2]), int(sys.argv[3]))
-    else:
-        main()
+    main()

@@ -1,0 +1,62 @@
+"""The machine that a benchmark runs on: its processor, and how much other processes compute meanwhile."""
+
+import os
+import pathlib
+import platform
+import re
+import time
+from collections.abc import Callable, Iterable
+
+STAT, CPU_INFO = pathlib.Path("/proc/stat"), pathlib.Path("/proc/cpuinfo")
+BUSY_LOAD = 0.5  # a higher load average before the run means that other work disturbs it
+BUSY_OTHERS = 0.05  # as does a higher fraction of one core in other processes, during it
+_MATRIX = ("amx_bf16", "avx512_bf16", "avx512f", "avx2")  # the first that a processor has is its best
+
+
+def name() -> str:
+    """The processor, its best instructions for matrices, and the number of cores."""
+    text = CPU_INFO.read_text(encoding="ascii", errors="replace") if CPU_INFO.exists() else ""
+    model = re.search(r"model name\s*:\s*(.+)", text)
+    flags = re.search(r"flags\s*:\s*(.+)", text)
+    best = next((one for one in _MATRIX if flags and one in flags[1].split()), None)
+    found = [model[1].strip() if model else platform.machine(), best, f"{os.cpu_count()} cores"]
+    return ", ".join(filter(None, found))
+
+
+def _busy() -> float:
+    """CPU seconds of all processes since the start of the machine; time that a hypervisor took counts too."""
+    fields = [int(value) for value in STAT.read_text().split("\n")[0].split()[1:9]]
+    user, nice, system, _, _, interrupts, soft, stolen = fields
+    return (user + nice + system + interrupts + soft + stolen) / os.sysconf("SC_CLK_TCK")
+
+
+def _used(process: int) -> float:
+    """CPU seconds of a process and of its children that have ended."""
+    try:
+        text = pathlib.Path(f"/proc/{process}/stat").read_text()
+    except OSError:
+        return 0.0
+    fields = text.rpartition(")")[2].split()
+    return sum(map(int, fields[11:15])) / os.sysconf("SC_CLK_TCK")
+
+
+class Others:
+    """Measures how much processes other than ours compute.
+
+    processes: returns the ids of ours, besides this one
+    """
+
+    def __init__(self, processes: Callable[[], Iterable[int]]) -> None:
+        self._processes = processes
+        self._start = self._now()
+
+    def _now(self) -> tuple[float, float]:
+        """Wall-clock seconds, and CPU seconds of the others."""
+        if not STAT.exists():
+            return time.perf_counter(), 0.0
+        return time.perf_counter(), _busy() - sum(map(_used, (os.getpid(), *self._processes())))
+
+    def share(self) -> float | None:
+        """CPU seconds of the others for each second since the start; None on a system without /proc."""
+        wall, cpu = (now - before for now, before in zip(self._now(), self._start, strict=True))
+        return max(0.0, cpu / wall) if STAT.exists() else None

@@ -1,0 +1,360 @@
+"""Writes the pictures and the tables of docs/performance.md from the JSON files of peers.py and cost.py.
+
+    python benchmarks/peers.py --json benchmarks/figures/float32.json
+    python benchmarks/peers.py --precision bfloat16 --json benchmarks/figures/bfloat16.json
+    python benchmarks/cost.py --json benchmarks/figures/cost.json
+    python benchmarks/pictures.py
+
+In: the folder `figures`. Out: docs/performance/*.png, and every section of docs/performance.md that stands between the lines
+`<!-- figures: NAME -->` and `<!-- end of figures -->`, NAME being a key of SECTIONS.
+"""
+
+import argparse
+import json
+import pathlib
+import re
+from typing import Any
+
+import machine
+
+HERE = pathlib.Path(__file__).resolve().parent
+FIGURES, PAGE = HERE / "figures", HERE.parent / "docs" / "performance.md"
+PICTURES = PAGE.with_suffix("")
+OURS, FROZEN = "bert_keras", "bert_keras, frozen"
+# Peer -> its colour and marker, the same in all pictures.
+STYLES = {
+    OURS: ("#111111", "o"),
+    "KerasHub": ("#d1495b", "s"),
+    "Hugging Face": ("#e0a100", "D"),
+    "Hugging Face, autocast": ("#b07d00", "d"),
+    "Hugging Face, compiled": ("#7a8b00", "v"),
+    "ONNX Runtime": ("#2e86ab", "^"),
+    "OpenVINO": ("#6a4c93", "P"),
+    "tokenizers": ("#3a7d44", "X"),
+    "tokenizers, no offsets": ("#79b473", "x"),
+    "FastBertTokenizer": ("#8a8f98", "*"),
+    "plain Python": ("#a0522d", "h"),
+}
+# Ours that do less than the peers, or offsets besides.
+LESS_WORK = tuple(f"{OURS}, {form}" for form in ("unpadded", "pooled only", "offsets"))
+# The peers with a column in the tables; the others take part in few cases.
+COLUMNS = (
+    *("KerasHub", "Hugging Face", "Hugging Face, autocast", "Hugging Face, compiled"),
+    *("ONNX Runtime", "OpenVINO"),
+)
+WORDS = {
+    "encoder": "encoder",
+    "finetune": "fine-tuning step",
+    "pretrain": "pre-training step",
+    "serving": "raw sentences served",
+    "answers": "questions answered",
+    "features": "hidden states of all layers",
+    "tokenize": "WordPiece",
+    "byte-bpe": "byte-level BPE",
+    "instances": "pre-training instances",
+    "start": "first answer of a new process",
+    "import": "import in a new process",
+    "memory": "peak memory of fine-tuning",
+}
+
+Content = dict[str, Any]
+
+
+def against(content: Content, ours: str) -> dict[str, dict[str, list[float]]]:
+    """Case -> peer -> the ratios of all rounds of one of our forms."""
+    found: dict[str, dict[str, list[float]]] = {}
+    for result in content["results"]:
+        if result["ours"] == ours and not result["peer"].startswith(OURS):
+            found.setdefault(result["case"], {})[result["peer"]] = result["rounds"]
+    return found
+
+
+def median(values: list[float]) -> float:
+    """The middle value, or the mean of the two middle values."""
+    ordered, half = sorted(values), len(values) // 2
+    return ordered[half] if len(values) % 2 else (ordered[half - 1] + ordered[half]) / 2
+
+
+# -----------------------------------------------------------------------------------------------------------
+# Tables
+
+
+def rows_of(heading: tuple[str, ...], rows: list[tuple[str, ...]], *, numbers: int) -> str:
+    """A table in Markdown. numbers: the last columns, which are aligned to the right."""
+    rule = ["---"] * (len(heading) - numbers) + ["---:"] * numbers
+    return "\n".join(f"| {' | '.join(row)} |" for row in (heading, tuple(rule), *rows))
+
+
+def ratios_table(content: Content) -> str:
+    """A line for each case and form of ours: how many times faster than each peer, and the range."""
+    peers = [*dict.fromkeys(result["peer"] for result in content["results"])]
+    columns = [peer for peer in COLUMNS if peer in peers]
+    lines: dict[tuple[str, str], dict[str, Content]] = {}
+    for result in content["results"]:
+        lines.setdefault((result["case"], result["ours"]), {})[result["peer"]] = result
+    rows = []
+    for (case, ours), found in lines.items():
+        cells = [ratio_of(found[peer]) if peer in found else "" for peer in columns]
+        others = [f"{peer} {ratio_of(result)}" for peer, result in found.items() if peer not in columns]
+        apart = [result["agreement"] for peer, result in found.items() if result["agreement"]]
+        rows.append((f"`{case}`", ours, *cells, "; ".join(others), widest(apart)))
+    heading = ("case", "ours", *columns, "also against", "outputs apart, at most")
+    return rows_of(heading, rows, numbers=len(columns) + 2)
+
+
+def ratio_of(result: Content) -> str:
+    """The median, and the range of the rounds."""
+    low, high = min(result["rounds"]), max(result["rounds"])
+    return f"{result['median']:.2f} ({low:.2f} to {high:.2f})" if len(result["rounds"]) > 1 else f"{low:.2f}"
+
+
+def widest(agreements: list[str]) -> str:
+    """The largest difference; counts as they are."""
+    numbers = [text for text in agreements if re.fullmatch(r"[\d.e+-]+", text)]
+    return max(numbers, key=float) if numbers else ", ".join(dict.fromkeys(agreements))
+
+
+def slower(content: Content) -> str:
+    """The cases in which a peer is faster than the best of our forms that do the same work."""
+    lines = []
+    for case in content["cases"]:
+        best: dict[str, tuple[float, str]] = {}
+        for result in content["results"]:
+            same = result["ours"] not in LESS_WORK and not result["peer"].startswith(OURS)
+            if result["case"] == case and same:
+                best[result["peer"]] = max(
+                    best.get(result["peer"], (0.0, "")), (result["median"], result["ours"])
+                )
+        behind = [f"{peer} ({ratio:.2f}, {ours})" for peer, (ratio, ours) in best.items() if ratio < 0.97]
+        if behind:
+            lines.append(f"- `{case}`: {', '.join(behind)}")
+    return "\n".join(lines) or "None."
+
+
+def machine_lines(*contents: Content) -> str:
+    """The machine, the settings and the versions of the run."""
+    lines = []
+    for content in contents:
+        most = max((case["others"] or 0.0 for case in content["cases"].values()), default=0.0)
+        versions = ", ".join(f"{name} {version}" for name, version in content["versions"].items() if version)
+        lines.append(
+            f"- {content['precision']}: {content['machine']}; {content['threads']} threads, {content['clock']} clock, "
+            f"{content['rounds']} rounds; other processes took at most {most:.2f} CPU seconds a second"
+            + (
+                f"; left out, because they took more: {', '.join(content['left_out'])}"
+                if content["left_out"]
+                else ""
+            )
+            + ("; **a quick look, not a measurement**" if content["quick"] else "")
+            + f". {versions}."
+        )
+    return "\n".join(lines)
+
+
+def rates_table(*contents: Content) -> str:
+    """The share of the matrix rate that each implementation reaches in an encoder's products."""
+    names = [
+        *dict.fromkeys(name for one in contents for case in one["cases"].values() for name in case["gflops"])
+    ]
+    rows = []
+    for content in contents:
+        rate = content["matrix_gflops"][content["precision"]]
+        for case, found in content["cases"].items():
+            if found["gflops"]:
+                shares = (found["gflops"].get(name) for name in names)
+                cells = (f"{share / rate:.0%}" if share else "" for share in shares)
+                rows.append((f"`{case}`", content["precision"], *cells))
+    rates = contents[0]["matrix_gflops"]
+    bfloat16 = rates["bfloat16"] / rates["float32"]
+    heading = ("case", "format", *names)
+    return (
+        f"A product of two matrices in bfloat16 is {bfloat16:.1f} times as fast as in float32 on this machine.\n\n"
+        + rows_of(heading, rows, numbers=len(names))
+    )
+
+
+def memory_table(*contents: Content) -> str:
+    """Peak resident sizes."""
+    found = [
+        (content["precision"], case, one["figures"])
+        for content in contents
+        for case, one in content["cases"].items()
+        if one["kind"] == "memory"
+    ]
+    names = [*dict.fromkeys(name for _, _, figures in found for name in figures)]
+    rows = [
+        (
+            f"`{case}`",
+            precision,
+            *(f"{figures[name] / 2**20:,.0f} MiB" if name in figures else "" for name in names),
+        )
+        for precision, case, figures in found
+    ]
+    return rows_of(("case", "format", *names), rows, numbers=len(names))
+
+
+def cost_table(content: Content) -> str:
+    """The slopes of all axes."""
+    names = [*dict.fromkeys(name for axis in content["axes"].values() for name in axis["growth"])]
+    rows = []
+    for axis in content["axes"].values():
+        slopes = (axis["growth"].get(name) for name in names)
+        ends = f"{axis['values'][0]:,} to {axis['values'][-1]:,} {axis['unit']}"
+        rows.append((ends, *(f"{row['slope']:.2f}" if row else "" for row in slopes)))
+    return rows_of(("what grows", *names), rows, numbers=len(names))
+
+
+def sections(float32: Content, bfloat16: Content, cost: Content) -> dict[str, str]:
+    """The text of each section of the page."""
+    return {
+        "machine": machine_lines(float32, bfloat16),
+        "float32": ratios_table(float32),
+        "slower-float32": slower(float32),
+        "bfloat16": ratios_table(bfloat16),
+        "slower-bfloat16": slower(bfloat16),
+        "rates": rates_table(float32, bfloat16),
+        "memory": memory_table(float32, bfloat16),
+        **({"cost": cost_table(cost)} if cost["axes"] else {}),
+    }
+
+
+def with_sections(page: str, made: dict[str, str]) -> str:
+    """The page with each section in its place. Raises KeyError for a section that is not made."""
+    return re.sub(
+        r"(?s)(<!-- figures: ([\w-]+) -->\n).*?(<!-- end of figures -->)",
+        lambda found: f"{found[1]}{made[found[2]]}\n{found[3]}",
+        page,
+    )
+
+
+# -----------------------------------------------------------------------------------------------------------
+# Pictures
+
+
+def draw_ratios(content: Content, path: pathlib.Path) -> None:
+    """A row for each case: a mark for each peer at the median, a line over its rounds; hollow marks are our frozen form."""
+    from matplotlib.figure import Figure
+    from matplotlib.ticker import FuncFormatter, NullFormatter
+
+    forms = {OURS: against(content, OURS), FROZEN: against(content, FROZEN)}
+    cases = [case for case in content["cases"] if case in forms[OURS]]
+    figure = Figure(figsize=(9, 0.52 * len(cases) + 1.8), layout="constrained")
+    axes = figure.subplots()
+    shown = set()
+    for row, case in enumerate(reversed(cases)):
+        peers = [*forms[OURS][case]]
+        for i, peer in enumerate(peers):
+            y = row + (len(peers) / 2 - i - 0.5) * 0.75 / max(len(peers), 4)
+            colour, marker = STYLES[peer]
+            for form, ratios in forms.items():
+                if values := ratios.get(case, {}).get(peer):
+                    label = peer if peer not in shown else None
+                    shown.add(peer)
+                    axes.plot([min(values), max(values)], [y, y], color=colour, linewidth=1.2, alpha=0.7)
+                    face = colour if form == OURS else "white"
+                    axes.plot(
+                        median(values),
+                        y,
+                        marker,
+                        color=colour,
+                        markerfacecolor=face,
+                        markersize=6,
+                        label=label,
+                    )
+        if row % 2:
+            axes.axhspan(row - 0.5, row + 0.5, color="#f4f5f7", zorder=0)
+    axes.axvline(1, color="#111111", linewidth=1)
+    axes.set_xscale("log")
+    ticks = [2.0**power for power in range(-6, 8)]
+    low, high = axes.get_xlim()
+    axes.set_xticks([tick for tick in ticks if low <= tick <= high])
+    axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+    axes.xaxis.set_minor_formatter(NullFormatter())
+    kinds = content["cases"]
+    labels = [f"{WORDS[kinds[case]['kind']]}\n{case}" for case in reversed(cases)]
+    axes.set_yticks(range(len(cases)), labels, fontsize=8)
+    axes.set_ylim(-0.5, len(cases) - 0.5)
+    axes.set_xlabel("times faster than the peer (memory: times less); left of 1, the peer is faster")
+    axes.set_title(
+        f"bert_keras against other libraries, {content['precision']}; hollow: exported with --freeze"
+    )
+    axes.spines[["top", "right"]].set_visible(False)
+    marks = dict(zip(*reversed(axes.get_legend_handles_labels()), strict=True))
+    named = [peer for peer in STYLES if peer in marks]
+    figure.legend(
+        [marks[peer] for peer in named], named, loc="outside lower center", ncols=4, frameon=False, fontsize=9
+    )
+    figure.savefig(path, dpi=110, facecolor="white")
+
+
+def draw_costs(content: Content, path: pathlib.Path) -> None:
+    """A panel for each axis, both scales logarithmic, so that a power is a straight line."""
+    from matplotlib.figure import Figure
+    from matplotlib.ticker import FuncFormatter, NullFormatter
+
+    axes = content["axes"]
+    across, down = 3, -(-len(axes) // 3)
+    figure = Figure(figsize=(9.5, 3.1 * down + 0.7), layout="constrained")
+    panels = figure.subplots(down, across, squeeze=False).flat
+    shown: dict[str, Any] = {}
+    for panel, axis in zip(panels, axes.values(), strict=False):
+        for name, row in axis["growth"].items():
+            colour, marker = STYLES[OURS if name == FROZEN else name]
+            face = "white" if name == FROZEN else colour
+            (line,) = panel.plot(
+                axis["values"], row["cost"], marker=marker, color=colour, markerfacecolor=face, markersize=5
+            )
+            shown.setdefault(name, line)
+        panel.set_xscale("log", base=2)
+        panel.set_yscale("log", base=2)
+        panel.set_xticks(axis["values"], [f"{value:,}" for value in axis["values"]], fontsize=7)
+        for direction in (panel.xaxis, panel.yaxis):
+            direction.set_minor_formatter(NullFormatter())
+        panel.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+        panel.set_xlabel(axis["unit"], fontsize=8)
+        panel.spines[["top", "right"]].set_visible(False)
+    for panel in list(figure.axes)[len(axes) :]:
+        panel.set_visible(False)
+    figure.supylabel("time, as a multiple of ours at the smallest value", fontsize=9)
+    figure.legend(shown.values(), shown, loc="outside lower center", ncols=4, frameon=False, fontsize=9)
+    figure.savefig(path, dpi=110, facecolor="white")
+
+
+def read(folder: pathlib.Path) -> list[Content]:
+    """The figures of the quiet cases in float32 and bfloat16, then those of the cost, without axes if there are none."""
+    given = (folder / f"{name}.json" for name in ("float32", "bfloat16", "cost"))
+    found = [
+        json.loads(file.read_text(encoding="utf-8")) if file.exists() else {"axes": {}} for file in given
+    ]
+    return [*map(quiet_cases, found[:2]), found[2]]
+
+
+def quiet_cases(content: Content) -> Content:
+    """The figures without the cases during which other processes, or the hypervisor, disturbed."""
+    busy = {name for name, case in content["cases"].items() if (case["others"] or 0.0) > machine.BUSY_OTHERS}
+    return content | {
+        "cases": {name: case for name, case in content["cases"].items() if name not in busy},
+        "results": [one for one in content["results"] if one["case"] not in busy],
+        "left_out": sorted(busy),
+    }
+
+
+def main() -> None:
+    """Draws the pictures and writes the tables."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--figures", type=pathlib.Path, default=FIGURES, help="folder of the JSON files")
+    args = parser.parse_args()
+    float32, bfloat16, cost = read(args.figures)
+    PICTURES.mkdir(exist_ok=True)
+    draw_ratios(float32, PICTURES / "ratios-float32.png")
+    draw_ratios(bfloat16, PICTURES / "ratios-bfloat16.png")
+    if cost["axes"]:
+        draw_costs(cost, PICTURES / "costs.png")
+    page = PAGE.read_text(encoding="utf-8")
+    PAGE.write_text(with_sections(page, sections(float32, bfloat16, cost)), encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,98 @@
+"""benchmarks/peers.py on tiny models: every kind of work runs in every library; docs/performance.md shows the figures."""
+
+import json
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+from runs import ROOT
+
+BENCHMARKS = ROOT / "benchmarks"
+# Cases that start few processes (`--smoke` alone runs all), and the peers that are installed with the extra `parity`.
+BOTH = ("KerasHub", "Hugging Face")
+CASES = {
+    "encoder-1x128": BOTH,
+    "finetune-sst2": BOTH,
+    "pretrain-32x128": BOTH,
+    "answers": BOTH[1:],
+    "features": BOTH,
+    "tokenize": ("KerasHub", "tokenizers"),
+    "instances": ("plain Python",),
+}
+
+
+@pytest.fixture
+def benchmarks(monkeypatch):
+    monkeypatch.syspath_prepend(str(BENCHMARKS))
+
+
+def smoke(tmp_path, script, *options):
+    """The exit status and the JSON of a script on tiny models, without real text."""
+    written = tmp_path / "out.json"
+    command = [sys.executable, str(BENCHMARKS / script), "--smoke", "--data", str(tmp_path)]
+    done = subprocess.run(
+        [*command, *options, "--json", str(written)], capture_output=True, text=True, cwd=tmp_path
+    )
+    assert written.exists(), done.stderr[-3000:]
+    return done.returncode, json.loads(written.read_text()), done.stdout + done.stderr
+
+
+@pytest.mark.parity
+@pytest.mark.long
+@pytest.mark.timeout(600)
+def test_every_library_computes_the_same(tmp_path):
+    pytest.importorskip("torch")
+    pytest.importorskip("transformers")
+    code, found, output = smoke(tmp_path, "peers.py", "--cases", *CASES)
+    assert code == 0 and not found["failed"] and [*found["cases"]] == [*CASES], output[-3000:]
+    assert all(result["agrees"] for result in found["results"])
+    compared = {(result["case"], result["peer"]) for result in found["results"]}
+    assert {(case, peer) for case, peers in CASES.items() for peer in peers} <= compared
+
+
+@pytest.mark.parity
+@pytest.mark.long
+def test_costs_grow_along_an_axis(tmp_path):
+    pytest.importorskip("tokenizers")
+    code, found, output = smoke(tmp_path, "cost.py", "--axes", "tokenize")
+    assert code == 0, output[-3000:]
+    axis = found["axes"]["tokenize"]
+    assert axis["growth"]["bert_keras"]["cost"][0] == 1.0
+    assert {"KerasHub", "tokenizers"} <= {*axis["growth"]}
+
+
+def test_outputs_that_differ_are_found(tmp_path, benchmarks):
+    from comparison import compare
+
+    def written(name, **arrays):
+        np.savez(tmp_path / name, **arrays)
+        return tmp_path / f"{name}.npz"
+
+    ours = written("ours", logits=np.ones((2, 3), "float32"))
+    assert compare(ours, written("near", logits=np.ones((2, 3)) + 5e-5), bound=1e-4)[1]
+    far, agrees = compare(ours, written("far", logits=np.ones((2, 3)) + 2e-4), bound=1e-4)
+    assert not agrees and "OVER" in far
+    assert not compare(ours, written("short", logits=np.ones((2, 2))), bound=1e-4)[1]
+    assert not compare(ours, written("other", states=np.ones((2, 3))), bound=1e-4)[1]
+    counted = written("counted", instances=np.array(100))
+    assert compare(counted, written("few_less", instances=np.array(97)), bound=1e-4)[1]
+    assert not compare(counted, written("half", instances=np.array(50)), bound=1e-4)[1]
+
+
+def test_a_slope_is_the_power_of_the_growth(benchmarks):
+    from cost import slope
+
+    assert slope([1, 2, 4], [3.0, 6.0, 12.0]) == pytest.approx(1.0)
+    assert slope([1, 2, 4], [1.0, 4.0, 16.0]) == pytest.approx(2.0)
+
+
+def test_the_page_shows_the_committed_figures(benchmarks):
+    import pictures
+
+    page = pictures.PAGE.read_text(encoding="utf-8")
+    made = pictures.sections(*pictures.read(pictures.FIGURES))
+    assert all(f"<!-- figures: {name} -->\n" in page for name in made)
+    assert pictures.with_sections(page, made) == page, (
+        "docs/performance.md is old: python benchmarks/pictures.py"
+    )
