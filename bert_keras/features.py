@@ -4,6 +4,8 @@ Letters for shapes, used in every docstring: B batch, S sequence, T ragged token
 V vocabulary, L layers, K choices, C classes, W windows.
 """
 
+import dataclasses
+
 INPUT_WORD_IDS = "input_word_ids"  # int32 [B, S], vocabulary ids
 INPUT_MASK = "input_mask"  # int32 [B, S], 1 on real tokens, 0 on padding
 INPUT_TYPE_IDS = "input_type_ids"  # int32 [B, S], 0 on the first segment, 1 on the second
@@ -37,6 +39,27 @@ POOLED_OUTPUT = "pooled_output"  # float [B, H], dense + tanh of one position; D
 ENCODER_OUTPUTS = "encoder_outputs"  # L x float [B, S, H], every block
 EMBEDDING_OUTPUT = "embedding_output"  # float [B, S, H], the input of the first block
 ATTENTION_PROBABILITIES = "attention_probabilities"  # L x float [B, A, S, S], A heads; only on request
+
+
+@dataclasses.dataclass(frozen=True)
+class Part:
+    """The rows of each batch for one of several processes: number `index` of `count` equal parts."""
+
+    index: int
+    count: int
+
+    def rows(self, batch_size: int) -> range:
+        """The rows of this part in a batch, whose size `count` divides."""
+        size = batch_size // self.count
+        return range(self.index * size, (self.index + 1) * size)
+
+    def count_before(self, row: int, batch_size: int) -> int:
+        """The number of this part's rows among the first rows of all batches."""
+        rows = self.rows(batch_size)
+        return row // batch_size * len(rows) + min(max(row % batch_size - rows.start, 0), len(rows))
+
+
+WHOLE = Part(0, 1)
 
 # Our names -> the names inside Google's TFRecord files (google-research/bert create_pretraining_data.py).
 TFRECORD_NAMES = {

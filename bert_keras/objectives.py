@@ -28,6 +28,8 @@ from bert_keras.features import (
     NEXT_SENTENCE_LABEL,
     POOLED_OUTPUT,
     SEQUENCE_OUTPUT,
+    WHOLE,
+    Part,
 )
 from bert_keras.heads import MaskedLMHead, NextSentenceHead, ReplacedTokenHead
 from bert_keras.losses import GlobalMean, binary_cross_entropy, cross_entropy
@@ -59,8 +61,11 @@ class Objective:
         """Yields warnings about instances [N, ...]. Raises ValueError on instances that cannot be trained on."""
         yield from ()
 
-    def label(self, features: Features, *, seed: Any) -> tuple[Features, Any, Any]:
-        """The model's features, labels and weights; a function of features and seed, int [2], in graph."""
+    def label(self, features: Features, *, seed: Any, part: Part = WHOLE) -> tuple[Features, Any, Any]:
+        """The model's features, labels and weights; a function of features and seed, int [2], in graph.
+
+        part: the rows that the features are of a batch; the labels are those of the same rows in the whole batch
+        """
         raise NotImplementedError
 
     def head(self, encoder: BertEncoder) -> keras.layers.Layer:
@@ -115,12 +120,12 @@ class MaskedLM(_PredictedTokens):
     pieces: Pieces
     masking: Masking = Masking()
 
-    def label(self, features: Features, *, seed: Any) -> tuple[Features, Any, Any]:
+    def label(self, features: Features, *, seed: Any, part: Part = WHOLE) -> tuple[Features, Any, Any]:
         """Features -> the same with masked tokens, int32 [B, P], float32 [B, P]."""
         from bert_keras.text.masking import mask
 
         if MASKED_LM_IDS not in features:
-            features = mask(features, seed=seed, pieces=self.pieces, masking=self.masking)
+            features = mask(features, seed=seed, pieces=self.pieces, masking=self.masking, part=part)
         return features, features[MASKED_LM_IDS], features[MASKED_LM_WEIGHTS]
 
 
@@ -139,7 +144,7 @@ class LeftToRight(_PredictedTokens):
             )
         yield from ()
 
-    def label(self, features: Features, *, seed: Any) -> tuple[Features, Any, Any]:
+    def label(self, features: Features, *, seed: Any, part: Part = WHOLE) -> tuple[Features, Any, Any]:
         """Features -> the same with every position predicted, int32 [B, S - 1], float32 [B, S - 1]."""
         from bert_keras.text.masking import ask_next
 
@@ -181,7 +186,7 @@ class SentencePair(Objective):
                 "separate only documents by blank lines, or set strict=true"
             )
 
-    def label(self, features: Features, *, seed: Any) -> tuple[Features, Any, Any]:
+    def label(self, features: Features, *, seed: Any, part: Part = WHOLE) -> tuple[Features, Any, Any]:
         """Features -> the same, int32 [B], float32 [B] of ones."""
         import tensorflow as tf
 
@@ -210,7 +215,7 @@ class ReplacedTokens(Objective):
     replaced_weight: float = 50.0
     generator_share: float = 0.25
 
-    def label(self, features: Features, *, seed: Any) -> tuple[Features, Any, Any]:
+    def label(self, features: Features, *, seed: Any, part: Part = WHOLE) -> tuple[Features, Any, Any]:
         """Features unchanged, labels 0 (no token is replaced yet), weights float32 [B, S]: 1 on all but padding."""
         import tensorflow as tf
 
@@ -235,16 +240,21 @@ class ReplacedTokens(Objective):
 
 
 def label(
-    features: Features, *, objectives: Sequence[Objective], seed: Any
+    features: Features, *, objectives: Sequence[Objective], seed: Any, part: Part = WHOLE
 ) -> tuple[Features, dict[str, Any], dict[str, Any]]:
     """Labels of all objectives, as `fit` takes them: x, y and sample_weight.
 
     seed: int32 or int64 [2]; each objective has a seed of its own. Equal features and seeds give equal results.
+    part: the rows that the features are of a batch; their labels are those that they have in the whole batch
     """
     import tensorflow as tf
 
     labels, weights = {}, {}
+    # Objectives of a user's own that know no parts train on one worker.
+    more = {} if part == WHOLE else {"part": part}
     for i, objective in enumerate(objectives):
         own = tf.random.experimental.stateless_fold_in(tf.cast(seed, tf.int64), i)
-        features, labels[objective.name], weights[objective.name] = objective.label(features, seed=own)
+        features, labels[objective.name], weights[objective.name] = objective.label(
+            features, seed=own, **more
+        )
     return features, labels, weights

@@ -7,7 +7,6 @@ A task with windows turns a batch of B examples into W windows: features, labels
 ...].
 """
 
-import dataclasses
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -16,8 +15,8 @@ import numpy as np
 import tensorflow as tf
 
 from bert_keras.errors import BertKerasError
-from bert_keras.features import INPUT_MASK
-from bert_keras.text.preprocessing import Preprocessor, pad_batches
+from bert_keras.features import INPUT_MASK, WHOLE, Part
+from bert_keras.text.preprocessing import Preprocessor, own_rows, pad_batches
 from tasks.task import Arrays, Features, Problem, Raw, model_inputs
 
 POOL = (
@@ -25,17 +24,6 @@ POOL = (
 )
 EMPTY = "the data set is empty; give at least one example."
 _ROW = "row"  # the position of the example in the data set, int64 [B]
-
-
-@dataclasses.dataclass(frozen=True)
-class Part:
-    """The rows of each batch for one of several processes: number `index` of `count` equal parts."""
-
-    index: int
-    count: int
-
-
-WHOLE = Part(0, 1)
 
 
 def take_examples(examples: tf.data.Dataset, *, count: int | None, seed: int) -> tf.data.Dataset:
@@ -127,6 +115,9 @@ def dataset(
     `batch_size` counts windows in labelled batches and examples in unlabelled ones, and the number of batches is unknown.
     """
     featurize = _featurizer(task, preprocess, labelled=labelled)
+    if labelled and part != WHOLE and not task.windowed:
+        raw = batches(examples, batch_size=batch_size, seed=seed)
+        return _featurized_part(raw, featurize, part, multiple_of=multiple_of).prefetch(tf.data.AUTOTUNE)
     if labelled and task.windowed:
         if seed is not None:
             examples = examples.shuffle(cardinality(examples), seed=seed)
@@ -137,11 +128,7 @@ def dataset(
             batch_size=batch_size,
             seed=seed,
         )
-        made = made if part == WHOLE else _rows_of(pad_batches(made, multiple_of=multiple_of), part)
-    elif labelled and part != WHOLE:
-        made = _featurized_part(
-            batches(examples, batch_size=batch_size, seed=seed), featurize, part, multiple_of=multiple_of
-        )
+        made = made if part == WHOLE else own_rows(pad_batches(made, multiple_of=multiple_of), part)
     else:
         made = batches(examples, batch_size=batch_size, seed=seed)
         made = made.map(featurize, num_parallel_calls=tf.data.AUTOTUNE, deterministic=True)
@@ -168,31 +155,28 @@ def _featurized_part(
 
         return features, labels, tf.nest.map_structure(weighted, weights)
 
-    return _rows_of(padded, part).map(own, num_parallel_calls=tf.data.AUTOTUNE, deterministic=True)
-
-
-def _rows_of(batches: tf.data.Dataset, part: Part) -> tf.data.Dataset:
-    """A part of the rows of each batch."""
-
-    def own(*batch: Any) -> Any:
-        size = tf.shape(tf.nest.flatten(batch)[0])[0] // part.count
-        return tf.nest.map_structure(lambda x: x[part.index * size : (part.index + 1) * size], batch)
-
-    return batches.map(own)
+    return own_rows(padded, part).map(own, num_parallel_calls=tf.data.AUTOTUNE, deterministic=True)
 
 
 def featurized(
-    task: Problem, preprocess: Preprocessor, raw: tf.data.Dataset, *, multiple_of: int = 1
+    task: Problem,
+    preprocess: Preprocessor,
+    raw: tf.data.Dataset,
+    *,
+    multiple_of: int = 1,
+    part: Part = WHOLE,
 ) -> tf.data.Dataset:
     """(features, labels, weights) of a user's own batches of raw examples, in their order.
 
-    A task with windows has all windows of a batch's examples in one batch.
+    A task with windows has all windows of a batch's examples in one batch. multiple_of, part: as in `dataset`
     """
-    made = raw.map(
-        _featurizer(task, preprocess, labelled=True), num_parallel_calls=tf.data.AUTOTUNE, deterministic=True
-    )
+    featurize = _featurizer(task, preprocess, labelled=True)
+    if part != WHOLE and not task.windowed:
+        return _featurized_part(raw, featurize, part, multiple_of=multiple_of).prefetch(tf.data.AUTOTUNE)
+    made = raw.map(featurize, num_parallel_calls=tf.data.AUTOTUNE, deterministic=True)
     if multiple_of > 1:
         made = pad_batches(made, multiple_of=multiple_of)
+    made = made if part == WHOLE else own_rows(made, part)
     return made.prefetch(tf.data.AUTOTUNE)
 
 
@@ -271,7 +255,8 @@ def predict(
 def predictor(
     task: Problem, preprocess: Preprocessor, model: keras.Model
 ) -> Callable[..., tuple[Arrays, Arrays]]:
-    """Returns a `predict` for several data sets, which traces model and decoding once for equal shapes."""
+    """Returns a `predict` for several data sets, which traces features, model and decoding once for equal shapes."""
+    featurize = tf.function(_featurizer(task, preprocess, labelled=False), autograph=False)
 
     @tf.function(autograph=False)
     def forward(inputs: Features) -> Any:
@@ -288,7 +273,9 @@ def predictor(
         progress: Callable[[int], None] = lambda done: None,
     ) -> tuple[Arrays, Arrays]:
         numbered = examples.enumerate().map(lambda row, raw: raw | {_ROW: row})
-        made = dataset(task, preprocess, numbered, batch_size=batch_size, labelled=False)
+        grouped = batches(numbered, batch_size=batch_size)
+        made = grouped.map(featurize, num_parallel_calls=tf.data.AUTOTUNE, deterministic=True)
+        made = made.prefetch(tf.data.AUTOTUNE)
         feature_spec, raw_spec = made.element_spec
         # The unknown length gives one trace for all batches.
         run = forward.get_concrete_function(model_inputs(feature_spec))

@@ -27,12 +27,12 @@ def cut_texts(problem: Problem, preprocess: Preprocessor, raw: Mapping[str, Any]
         return ""
     windows = ""
     if "doc_stride" in getattr(problem, "options", ()):
-        windows = ", or doc_stride to read them in windows"
+        windows = ", give doc_stride to read them in windows"
         if len(texts) == 1 and getattr(problem, "truncation", None) is None:
-            windows += ", or truncation to keep their ends"
+            windows += ", or give truncation to keep their ends"
     return (
         f"{cut:,} of the first {len(lengths):,} examples are longer than {preprocess.seq_length} tokens (up to "
-        f"{lengths.max():,}) and are cut; raise seq_length{windows}"
+        f"{lengths.max():,}) and are cut; give a greater seq_length{windows}"
     )
 
 

@@ -11,7 +11,7 @@ import numpy as np
 import tensorflow as tf
 
 from bert_keras.errors import BertKerasError
-from bert_keras.features import EXAMPLE_INDEX, INPUT_WORD_IDS
+from bert_keras.features import EXAMPLE_INDEX, INPUT_WORD_IDS, WHOLE, Part
 from bert_keras.tensorflow_errors import data_errors
 from bert_keras.text.preprocessing import Preprocessor
 from tasks.batches import EMPTY, count, dataset, featurized
@@ -35,6 +35,7 @@ def text_batches(
     seed: int | None = None,
     multiple_of: int = 1,
     class_weight: Mapping[Any, float] | None = None,
+    part: Part = WHOLE,
 ) -> tf.data.Dataset:
     """Batches (features, labels, weights).
 
@@ -42,13 +43,14 @@ def text_batches(
     seed: of the order of texts in Python; None keeps it, and a data set always keeps its own
     multiple_of: rows; rows of weight 0 pad a batch to a multiple of it
     class_weight: labels, or their ids -> factors of the weights
+    part: the rows of each batch to make; `multiple_of` makes them divisible
 
     Raises BertKerasError for data that cannot work.
     """
     weighted: Any = Weighted(problem, _class_weights(problem, class_weight))
     if isinstance(x, tf.data.Dataset):
         raw = _raw_batches(problem, preprocess, x, y, sample_weight, batch_size=batch_size)
-        return featurized(weighted, preprocess, raw, multiple_of=multiple_of)
+        return featurized(weighted, preprocess, raw, multiple_of=multiple_of, part=part)
     made = dataset(
         weighted,
         preprocess,
@@ -56,6 +58,7 @@ def text_batches(
         batch_size=batch_size or BATCH_SIZE,
         seed=seed,
         multiple_of=multiple_of,
+        part=part,
     )
     return _counted(made)
 

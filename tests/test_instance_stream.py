@@ -1,5 +1,8 @@
 """Instances as a stream, and whole words of a segmenter."""
 
+import gc
+import multiprocessing
+
 import pytest
 import tensorflow as tf
 from instance_texts import WORDS_OF, rows, rows_of, segment, texts_of, vocab, write  # noqa: F401
@@ -161,3 +164,44 @@ def test_words_that_are_not_in_the_line_are_named():
         ValueError, match="the segmenter gives '京', which is not in the rest of the line, '爱'"
     ):
         tokenize_documents([["我爱"]], tokenizer, segment=lambda line: ["我", "京"])
+
+
+# -----------------------------------------------------------------------------------------------------------
+# In several processes
+
+
+def with_a_missing_word(line):
+    """A segmenter that fails, in a module that a worker can import."""
+    return [*segment(line), "more"]
+
+
+@pytest.mark.long
+def test_workers_change_no_instance_and_no_place(vocab):
+    one, two = [], []
+    alone = rows(streamed(vocab, epochs=2, visit=one.append))
+    assert len(one) > 4
+    wanted = alone[one[1].instances :]
+    endless = streamed(vocab, epochs=None, start=one[1], visit=two.append, workers=2).batch(len(wanted))
+    reading = iter(endless)
+    assert rows(tf.data.Dataset.from_tensor_slices(next(reading))) == wanted
+    assert two[: len(one) - 1] == one[1:]
+    assert multiprocessing.active_children()
+    del reading  # as at the end of a training
+    gc.collect()
+    assert not multiprocessing.active_children()
+
+
+@pytest.mark.long
+def test_an_error_in_a_worker_is_the_error_of_the_stream(tmp_path):
+    failures = []
+    options = {"tokenizer": WordPiece(CHINESE), "settings": Sampling(seq_length=32), "seed": 0}
+    instances = stream(
+        [[*WORDS_OF]] * 3, segment=with_a_missing_word, failed=failures.append, workers=2, **options
+    )
+    with pytest.raises(tf.errors.OpError):
+        next(iter(instances))
+    assert isinstance(failures[0], ValueError) and "the segmenter gives 'more'" in str(failures[0])
+    with pytest.raises(
+        ValueError, match="segment cannot be sent to a worker process .* a function of a module"
+    ):
+        stream([[*WORDS_OF]] * 3, segment=lambda line: [line], workers=2, **options)

@@ -155,6 +155,18 @@ def test_left_to_right_refuses_masks():
         [*LeftToRight().check(masked)]
 
 
+class WithoutParts(SentencePair):
+    """As users wrote objectives before workers labelled their own rows alone."""
+
+    def label(self, features, *, seed):
+        return super().label(features, seed=seed)
+
+
+def test_an_objective_that_knows_no_parts_labels_whole_batches():
+    _, y, _ = label(repeating(4), objectives=[WithoutParts()], seed=SEED)
+    assert y["next_sentence"].shape == [4]
+
+
 def test_the_baseline_is_the_most_frequent_label():
     labels, weights = np.array([[5, 5, 9], [9, 7, 9]]), np.array([[1.0, 1, 0], [0, 1, 0]])
     assert MASKED_LM.baseline(labels, weights) == pytest.approx(2 / 3)

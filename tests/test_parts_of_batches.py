@@ -1,16 +1,19 @@
 """Each of several processes makes its own rows of every batch; the rows of all are the batches of one process."""
 
+import dataclasses
+
 import numpy as np
 import pytest
 import runs
 import tensorflow as tf
 
-from bert_keras.features import INPUT_MASK, INPUT_WORD_IDS
+from bert_keras.features import INPUT_MASK, INPUT_WORD_IDS, Part
 from bert_keras.text.preprocessing import Preprocessor
 from bert_keras.text.wordpiece import WordPiece
-from tasks.batches import Part, dataset
+from tasks.batches import dataset
 from tasks.glue.data_sets import ROWS
 from tasks.glue.task import Glue
+from tasks.text_data import text_batches
 from tasks.training.strategies import divided
 
 COUNT, BATCH = 33, 8  # the last batch has one row
@@ -71,6 +74,28 @@ def test_the_rows_of_other_parts_are_not_tokenized(files):
     )
     assert [len(labels) for _, labels, _ in made] == [4, 4, 4, 4, 1]
     assert sorted(seen) == [1, 4, 4, 4, 4]
+
+
+@pytest.mark.parametrize("form", ["lists", "a data set", "batches"])
+def test_all_parts_of_texts_in_python_are_the_whole_batches(form):
+    """With weights of examples and of classes."""
+    texts, labels = runs.texts(COUNT, seed=1), ["bad", "good", "good"] * (COUNT // 3)
+    weights = np.linspace(0.1, 2, COUNT).astype("float32")
+    data = tf.data.Dataset.from_tensor_slices((texts, labels, weights))
+    given, size = {
+        "lists": ((texts, labels, weights), BATCH),
+        "a data set": ((data,), BATCH),
+        "batches": ((data.batch(BATCH),), None),
+    }[form]
+    problem = Glue(dataclasses.replace(ROWS["sst2"], labels=("bad", "good"), file_labels=("bad", "good")))
+    how = {"batch_size": size, "seed": 3, "multiple_of": 2, "class_weight": {"bad": 0.5}}
+
+    def made(part):
+        return [rows(*batch) for batch in text_batches(problem, PREPROCESS, *given, **how, part=part)]
+
+    whole, first, second = (made(part) for part in (Part(0, 1), Part(0, 2), Part(1, 2)))
+    assert [own + other for own, other in zip(first, second, strict=True)] == whole
+    assert [len(batch) for batch in first] == [4, 4, 4, 4, 1] and len({weight for *_, weight in whole[0]}) > 4
 
 
 def test_one_process_reads_whole_batches():

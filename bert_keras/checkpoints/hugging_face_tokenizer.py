@@ -95,17 +95,22 @@ def read_tokenizer(folder: pathlib.Path) -> Vocabulary:
     """The tokenizer of a folder. Google's and Model Garden's folders have a vocab.txt and, if we wrote them, its settings."""
     found = _vocabulary_of(folder)
     pipeline = read_tokenizer_json(folder / TOKENIZER_JSON, has_pieces=found.is_there)
+    pipeline = pipeline._replace(file=str(folder / TOKENIZER_JSON))
     if found.sentencepiece is None and (found.pieces is None or pipeline.other is not None):
         found = pipeline
     if not found.is_there and (lone := [name for name in _PARTNERS if (folder / name).is_file()]):
-        found = Vocabulary(other=f"byte-level BPE without its {_PARTNERS[lone[0]]}")
+        found = Vocabulary(
+            other=f"byte-level BPE without its {_PARTNERS[lone[0]]}", file=str(folder / lone[0])
+        )
     path = folder / TOKENIZER_CONFIG
     settings = read_object(path) if path.is_file() else {}
     typed(settings, _SETTINGS, where=path, optional=_SETTINGS, others=True)
     kind = settings.get("tokenizer_class") or _tokenizer_class_of_model(folder)
     known = _TOKENIZER_CLASSES if found.merges is None else _BYTE_LEVEL_CLASSES
     if found.is_there and found.other is None and kind is not None and kind not in known:
-        found = Vocabulary(other=str(kind))
+        found = Vocabulary(
+            other=str(kind), file=str(path if settings.get("tokenizer_class") else folder / "config.json")
+        )
     if found.pieces is None and found.sentencepiece is None:
         return found
     if found.merges is not None:

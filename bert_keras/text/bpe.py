@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import tensorflow as tf
@@ -122,6 +123,13 @@ class ByteBPE(GraphTokenizer):
         )
         row_starts = tf.where(starts == stops, row_ends, row_starts)
         return ids, ids.with_values(row_starts), ids.with_values(row_ends)
+
+    def _arguments(self) -> dict[str, Any]:
+        return {
+            "vocabulary": self.vocabulary,
+            "merges": self.merges,
+            "special_tokens_in_text": self.special_tokens_in_text,
+        }
 
     def _joined(self, pieces: Sequence[str]) -> str:
         return b"".join(map(self._bytes_of, pieces)).decode("utf-8", "replace")

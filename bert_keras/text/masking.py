@@ -24,7 +24,9 @@ from bert_keras.features import (
     MASKED_LM_IDS,
     MASKED_LM_POSITIONS,
     MASKED_LM_WEIGHTS,
+    WHOLE,
     WORD_STARTS,
+    Part,
 )
 from bert_keras.settings import Masking
 from bert_keras.text.tokenizer import SpecialTokens, Tokenizer
@@ -58,12 +60,15 @@ class Pieces:
         return table
 
 
-def mask(features: Features, *, seed: tf.Tensor, pieces: Pieces, masking: Masking) -> Features:
+def mask(
+    features: Features, *, seed: tf.Tensor, pieces: Pieces, masking: Masking, part: Part = WHOLE
+) -> Features:
     """Features with masked tokens, and `masked_lm_positions`, `masked_lm_ids` and `masked_lm_weights` [B, P].
 
     features: int32 [B, S]. `word_starts` (1 where a word starts, from a segmenter), if given, defines whole words in place of the
         vocabulary; the result does not include it.
     seed: int32 or int64 [2].
+    part: the rows that the features are of a batch; the result has the same rows of the masked batch.
 
     We predict min(max_predictions, max(1, round(share * length))) positions, and round halves to the even number, as Python does
     in the original. There are fewer if no further whole word fits, and none in a text of special tokens alone. Words are taken
@@ -73,9 +78,9 @@ def mask(features: Features, *, seed: tf.Tensor, pieces: Pieces, masking: Maskin
     """
     seeds = tf.unstack(tf.random.experimental.stateless_split(tf.cast(seed, tf.int64), 4), num=4)
     ids = features[INPUT_WORD_IDS]
-    chosen = _choose(features, seeds=seeds[:2], pieces=pieces, masking=masking)
-    draw = tf.random.stateless_uniform(tf.shape(ids), seeds[2])
-    hidden = tf.where(draw < 1 - masking.keep, _random_pieces(ids, seeds[3], pieces, masking), ids)
+    chosen = _choose(features, seeds=seeds[:2], pieces=pieces, masking=masking, part=part)
+    draw = _uniform(ids, seeds[2], part)
+    hidden = tf.where(draw < 1 - masking.keep, _random_pieces(ids, seeds[3], pieces, masking, part), ids)
     hidden = tf.where(draw < masking.hide, pieces.special.mask, hidden)
     kept = {name: value for name, value in features.items() if name != WORD_STARTS}
     labels = _labels(ids, chosen, most=masking.max_predictions)
@@ -121,29 +126,43 @@ def _labels(ids: tf.Tensor, chosen: tf.Tensor, *, most: int) -> Features:
     }
 
 
-def _random_pieces(ids: tf.Tensor, seed: tf.Tensor, pieces: Pieces, masking: Masking) -> tf.Tensor:
+def _uniform(ids: tf.Tensor, seed: tf.Tensor, part: Part, limit: int | None = None) -> tf.Tensor:
+    """Draws for the ids [B, S] of a part of a batch: float32 in [0, 1), or int32 below a limit.
+
+    A draw depends on its position in the whole batch. The draws of all rows are much cheaper than masking them.
+    """
+    rows, length = tf.unstack(tf.shape(ids))
+    kind = tf.float32 if limit is None else tf.int32
+    drawn = tf.random.stateless_uniform([part.count * rows, length], seed, 0, limit, kind)
+    return drawn[part.index * rows : (part.index + 1) * rows]
+
+
+def _random_pieces(
+    ids: tf.Tensor, seed: tf.Tensor, pieces: Pieces, masking: Masking, part: Part
+) -> tf.Tensor:
     """A random token for every position: int32 [B, S]."""
-    shape = tf.shape(ids)
     if masking.random_pieces == "vocabulary":
-        return tf.random.stateless_uniform(shape, seed, 0, len(pieces.continues), tf.int32)
-    draw = tf.random.stateless_uniform(shape, seed, 0, len(pieces.real), tf.int32)
-    return tf.gather(pieces.real, draw)
+        return _uniform(ids, seed, part, len(pieces.continues))
+    return tf.gather(pieces.real, _uniform(ids, seed, part, len(pieces.real)))
 
 
-def _choose(features: Features, *, seeds: Sequence[tf.Tensor], pieces: Pieces, masking: Masking) -> tf.Tensor:
+def _choose(
+    features: Features, *, seeds: Sequence[tf.Tensor], pieces: Pieces, masking: Masking, part: Part
+) -> tf.Tensor:
     """Chooses the positions to predict: bool [B, S]."""
     ids, real = features[INPUT_WORD_IDS], features[INPUT_MASK] > 0
     wanted = count_asked(tf.reduce_sum(tf.cast(real, tf.int32), axis=1), masking)
     if masking.max_ngram == 1 and not masking.whole_word:
-        return _choose_tokens(features, wanted, seed=seeds[0], pieces=pieces, masking=masking)
+        draw = _uniform(ids, seeds[0], part)
+        return _choose_tokens(features, wanted, draw=draw, pieces=pieces, masking=masking)
     starts, lengths, exists = _units(features, pieces=pieces, masking=masking)
     # In random order: the n-gram of the drawn length, and the shorter n-grams at the same start.
-    order = tf.argsort(tf.where(exists, tf.random.stateless_uniform(tf.shape(ids), seeds[0]), 2.0), axis=1)
+    order = tf.argsort(tf.where(exists, _uniform(ids, seeds[0], part), 2.0), axis=1)
     starts = tf.gather(starts, order, batch_dims=1)
     lengths = tf.gather(lengths, order, batch_dims=1)
     weights = 1 / np.arange(1, masking.max_ngram + 1)
     steps = np.cumsum(weights / weights.sum())[:-1].astype("float32")
-    draw = tf.random.stateless_uniform(tf.shape(ids), seeds[1])
+    draw = _uniform(ids, seeds[1], part)
     shorter = 1 + tf.reduce_sum(tf.cast(draw[..., tf.newaxis] >= steps, tf.int32), axis=-1)
     lengths *= tf.sequence_mask(shorter, masking.max_ngram, tf.int32)
     return _take(
@@ -155,11 +174,11 @@ def _choose(features: Features, *, seeds: Sequence[tf.Tensor], pieces: Pieces, m
 
 
 def _choose_tokens(
-    features: Features, wanted: tf.Tensor, *, seed: tf.Tensor, pieces: Pieces, masking: Masking
+    features: Features, wanted: tf.Tensor, *, draw: tf.Tensor, pieces: Pieces, masking: Masking
 ) -> tf.Tensor:
-    """`_choose` where each token is a word: those with the least draws. wanted: int32 [B]."""
+    """`_choose` where each token is a word: those with the least draws. wanted: int32 [B]; draw: float32 [B, S]."""
     ids, exists = features[INPUT_WORD_IDS], _selectable(features, pieces)
-    draw = tf.where(exists, tf.random.stateless_uniform(tf.shape(ids), seed), 2.0)
+    draw = tf.where(exists, draw, 2.0)
     most = tf.minimum(masking.max_predictions, tf.shape(ids)[1])
     order = tf.math.top_k(-draw, k=most).indices  # of equal draws the first, as `argsort` has them
     taken = tf.minimum(wanted, tf.reduce_sum(tf.cast(exists, tf.int32), axis=1))

@@ -63,9 +63,10 @@ class Normalizing(GraphTokenizer):
         self, text: tf.Tensor, simple: tf.Tensor, starts: tf.RaggedTensor, ends: tf.RaggedTensor
     ) -> tuple[tf.RaggedTensor, tf.RaggedTensor]:
         """Moves offsets in the normal form to offsets in `text`; simple rows keep their offsets."""
-        rows = tf.cumsum(tf.cast(~simple, tf.int32), exclusive=True)  # index among the rows to move
-        moving = tf.where(~tf.gather(simple, starts.value_rowids()))
-        row = tf.gather(rows, tf.gather_nd(starts.value_rowids(), moving))
+        rows = tf.where(~simple)[:, 0]
+        # The tokens of the rows to move. `value_rowids` takes time for all rows at the length of the longest: of few rows, less.
+        tokens = tf.ragged.range(tf.gather(starts.row_splits, rows), tf.gather(starts.row_splits, rows + 1))
+        moving, row = tokens.values[:, tf.newaxis], tokens.value_rowids()
 
         # The concatenated characters of those rows: the bytes of each in `text` and in the normal form. A character's normal
         # form depends on its neighbours in one case only, the final sigma, and both sigmas have two bytes.

@@ -30,6 +30,7 @@ from bert_keras.features import (
     MAX_CONTEXT,
     START_BYTES,
     WORD_INDEX,
+    Part,
 )
 from bert_keras.text.tokenizer import SpecialTokens, Tokenizer
 
@@ -351,6 +352,16 @@ def pad_batches(dataset: tf.data.Dataset, *, multiple_of: int) -> tf.data.Datase
         return features, labels, tf.nest.map_structure(lambda x: _zero_where(added, x), weights)
 
     return dataset.map(padded, num_parallel_calls=tf.data.AUTOTUNE, deterministic=True)
+
+
+def own_rows(batches: tf.data.Dataset, part: Part) -> tf.data.Dataset:
+    """A part of the rows of each batch."""
+
+    def own(*batch: Any) -> Any:
+        size = tf.shape(tf.nest.flatten(batch)[0])[0] // part.count
+        return tf.nest.map_structure(lambda x: x[part.index * size : (part.index + 1) * size], batch)
+
+    return batches.map(own)
 
 
 def _zero_where(rows: tf.Tensor, weights: tf.Tensor) -> tf.Tensor:

@@ -131,6 +131,9 @@ class SentencePiece(Normalizing):
         stopped = stopped.with_values(tf.where(begins == stops, begun.values, stopped.values))
         return parts.with_values(tf.gather(self._part_ids, parts.values)), begun, stopped
 
+    def _arguments(self) -> dict[str, Any]:
+        return {"model": self.model, "lower_case": self.lower_case}
+
     def _joined(self, pieces: Sequence[str]) -> str:
         return "".join(pieces).replace(SPACE, " ").strip()
 

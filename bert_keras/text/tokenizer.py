@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Callable, Iterable, Sequence
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 import tensorflow as tf
@@ -123,6 +124,14 @@ class GraphTokenizer(tf.Module):
         if unknown := [one for one in kept if not 0 <= one < self.vocab_size]:
             raise BertKerasError(f"id {unknown[0]} is not in the vocabulary of {self.vocab_size} tokens.")
         return self._joined([self.vocabulary[one] for one in kept])
+
+    def __reduce__(self) -> tuple[Callable[[], GraphTokenizer], tuple[()]]:
+        """Pickles what `__init__` takes: another process makes graphs of its own."""
+        return functools.partial(type(self), **self._arguments()), ()
+
+    def _arguments(self) -> dict[str, Any]:
+        """The arguments of `__init__`, by name."""
+        raise NotImplementedError
 
     def _joined(self, pieces: Sequence[str]) -> str:
         raise NotImplementedError

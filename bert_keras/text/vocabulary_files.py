@@ -38,6 +38,7 @@ class Vocabulary(NamedTuple):
     sentencepiece: or the bytes of a spiece.model
     lower_case: True if text is lower-cased, None if the files do not say
     other: the name of a type of tokenizer that is not supported
+    file: the path of the file that it was read from, for errors
     """
 
     pieces: tuple[str, ...] | None = None
@@ -45,6 +46,7 @@ class Vocabulary(NamedTuple):
     sentencepiece: bytes | None = None
     lower_case: bool | None = None
     other: str | None = None
+    file: str = ""
 
     @property
     def is_there(self) -> bool:
@@ -55,8 +57,8 @@ class Vocabulary(NamedTuple):
 def read_vocabulary(path: str | os.PathLike[str]) -> Vocabulary:
     """Reads one vocabulary file: a SentencePiece model if its name ends in `.model`, else a vocab.txt."""
     if os.fspath(path).endswith(".model"):
-        return Vocabulary(sentencepiece=read_model(path))
-    return Vocabulary(pieces=read_pieces(path))
+        return Vocabulary(sentencepiece=read_model(path), file=str(path))
+    return Vocabulary(pieces=read_pieces(path), file=str(path))
 
 
 def read_pieces(path: str | os.PathLike[str]) -> tuple[str, ...]:
@@ -97,7 +99,8 @@ def read_byte_level(vocab_json: pathlib.Path, merges_txt: pathlib.Path) -> Vocab
         del lines[0]
     ids = typed({"vocab": read_object(vocab_json)}, _VOCAB, where=vocab_json)["vocab"]
     merges = tuple(line for line in lines if line.strip(" "))
-    return Vocabulary(pieces=_in_order_of_ids(ids, vocab_json), merges=merges, lower_case=False)
+    pieces, both = _in_order_of_ids(ids, vocab_json), f"{vocab_json} with {merges_txt.name}"
+    return Vocabulary(pieces=pieces, merges=merges, lower_case=False, file=both)
 
 
 def _in_order_of_ids(ids: Mapping[str, int], path: pathlib.Path, *, instead: str = "") -> tuple[str, ...]:

@@ -14,6 +14,7 @@ import dataclasses
 import hashlib
 import re
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import tensorflow as tf
@@ -146,6 +147,13 @@ class WordPiece(Normalizing):
         ids, starts, ends = self._match(normal)
         starts, ends = self._locate(marked, simple, starts, ends)
         return self._unmark(ids, starts, ends)
+
+    def _arguments(self) -> dict[str, Any]:
+        return {
+            "vocabulary": self.vocabulary,
+            "lower_case": self.lower_case,
+            "special_tokens_in_text": self.special_tokens_in_text,
+        }
 
     def _joined(self, pieces: Sequence[str]) -> str:
         return " ".join(pieces).replace(f" {CONTINUATION}", "")

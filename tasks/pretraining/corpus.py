@@ -17,6 +17,7 @@ from typing import TypeVar
 
 from bert_keras.errors import BertKerasError, MissingFileError
 from bert_keras.paths import did_you_mean, path_of
+from bert_keras.remote_paths import files_below
 from tasks.data_files import load_tfds
 from tasks.pretraining.corpus_files import (
     LINES,
@@ -180,7 +181,7 @@ def _files_of(path: Path) -> list[Path]:
         raise MissingFileError(
             f"there is no {path}{did_you_mean(path)}; give a file, a folder or {TFDS}NAME."
         )
-    files = (file.relative_to(path) for file in path.rglob("*") if file.is_file())
+    files = (file.relative_to(path) for file in files_below(path))
     return [path / name for name in sorted(files, key=Path.as_posix) if not hidden(name.as_posix())]
 
 

@@ -10,9 +10,9 @@ from typing import Any, NamedTuple
 from bert_keras.errors import BertKerasError, MissingFileError
 from bert_keras.features import LABEL_RATE_TOLERANCE, TFRECORD_NAMES, WORD_STARTS
 from bert_keras.files import write_json
-from bert_keras.json_files import FLAG, OBJECT, TEXT, list_of, or_null, read_object, typed, whole
+from bert_keras.json_files import FLAG, OBJECT, TEXT, list_of, or_null, read_object, short, typed, whole
 from bert_keras.paths import did_you_mean, path_of
-from tasks.folders import Folder, Layout, check_equal
+from tasks.folders import Folder, Layout
 from tasks.pretraining.samplers import SAMPLERS
 from tasks.settings import Sampling
 
@@ -106,9 +106,11 @@ def read_manifest(path: str | pathlib.Path) -> dict[str, Any]:
     }
     # A folder that was just begun has neither shards nor summary.
     manifest = {SHARDS: [], SUMMARY: None} | read_object(file)
-    check_equal(
-        file.parent, {"format_version": manifest.get("format_version")}, {"format_version": FORMAT_VERSION}
-    )
+    if (version := manifest.get("format_version")) != FORMAT_VERSION:
+        raise BertKerasError(
+            f"{file} has format_version {short(version)}, and this version of the package reads {FORMAT_VERSION}; "
+            "write the instances again, or give another folder."
+        )
     typed(manifest, kinds, where=file, others=True)
     count = whole(0, 2**63 - 1)
     for number, shard in enumerate(manifest[SHARDS]):

@@ -9,9 +9,9 @@ import tensorflow as tf
 from google.protobuf.message import DecodeError
 
 from bert_keras.errors import BertKerasError, MissingFileError
-from bert_keras.features import ENCODER_INPUTS, MASKED_LM_WEIGHTS, NEXT_SENTENCE_LABEL
+from bert_keras.features import ENCODER_INPUTS, MASKED_LM_WEIGHTS, NEXT_SENTENCE_LABEL, WHOLE, Part
 from bert_keras.paths import path_of
-from bert_keras.text.preprocessing import Features
+from bert_keras.text.preprocessing import Features, own_rows
 from bert_keras.text.tokenizer import Tokenizer
 from tasks.folders import check_equal
 from tasks.pretraining.manifest import MANIFEST, RECORD_NAMES, read_manifest, shard_name, shards_of
@@ -23,7 +23,13 @@ RecordFiles = str | pathlib.Path | Sequence[str | pathlib.Path]
 
 
 def read_records(
-    source: RecordFiles, *, tokenizer: Tokenizer | None = None, seed: int | None = None, skip: int = 0
+    source: RecordFiles,
+    *,
+    tokenizer: Tokenizer | None = None,
+    seed: int | None = None,
+    skip: int = 0,
+    batch_size: int = 1,
+    part: Part = WHOLE,
 ) -> tf.data.Dataset:
     """The instances in TFRecord files, ours or google-research/bert's, one at a time and in order.
 
@@ -31,6 +37,7 @@ def read_records(
     tokenizer: checked against the manifest of the folder, or of the files' folder
     seed: repeats forever, in a random order that depends on (seed, epoch)
     skip: number of instances to skip in this order, without parsing
+    batch_size, part: gives only the instances of a part of each full batch; the others are not parsed
 
     Returns Features int32 [S] with `next_sentence_labels` int32 [] and, if the files have masks, `masked_lm_positions` and
     `masked_lm_ids` int32 [P] and `masked_lm_weights` float32 [P]; or `word_starts` int32 [S].
@@ -52,6 +59,13 @@ def read_records(
         in_epoch = functools.partial(_shuffled, files, compression, seed=seed)
         first, skip = divmod(skip, count or sum(1 for _ in records)) if skip else (0, 0)
         records, count = tf.data.Dataset.counter(first).flat_map(in_epoch).skip(skip), None
+
+    if part != WHOLE:
+        in_batches = records.batch(batch_size, drop_remainder=True)
+        records, count = (
+            own_rows(in_batches, part).unbatch(),
+            count and count // batch_size * len(part.rows(batch_size)),
+        )
 
     def parse(record: tf.Tensor) -> Features:
         read = tf.io.parse_single_example(record, {RECORD_NAMES[name]: spec[name] for name in spec})

@@ -22,6 +22,8 @@ from bert_keras.features import (
     MASKED_LM_IDS,
     MASKED_LM_POSITIONS,
     NEXT_SENTENCE_LABEL,
+    WHOLE,
+    Part,
 )
 from bert_keras.files import digest, digest_of_file
 from bert_keras.objectives import (
@@ -89,8 +91,13 @@ class Source:
     phases: list[Phase]
     about: dict[str, Any]
 
-    def train(self, phase: int, *, skip: int, place: Sequence[int] | None) -> tf.data.Dataset:
-        """A phase's endless instances, starting at number `skip`. place: the result of `place(skip)`."""
+    def train(
+        self, phase: int, *, skip: int, place: Sequence[int] | None, part: Part = WHOLE
+    ) -> tf.data.Dataset:
+        """A phase's endless instances from number `skip` on, a multiple of the batch size; of a part, its rows of each batch.
+
+        place: the result of `place(skip)`
+        """
         raise NotImplementedError
 
     def place(self, skip: int) -> Sequence[int] | None:
@@ -109,6 +116,10 @@ class Source:
         """Turns TensorFlow's errors in reading a phase's instances, or held-out instances (None), into ValueError."""
         return contextlib.nullcontext()
 
+    def wrong(self, phase: int, *, vocab_size: int) -> str:
+        """The start of an error about a phase's instances: the file that has wrong ones."""
+        return ""
+
 
 class Documents(Source):
     """Text, from which instances are sampled again in every epoch."""
@@ -121,8 +132,10 @@ class Documents(Source):
         recipe: Recipe,
         tokenizer: Tokenizer,
         segment: Segmenter | None,
+        workers: int,
     ) -> None:
         self._recipe, hparams = recipe, recipe.hparams
+        self._workers = workers
         self._failures: list[Exception] = []
         self._make = functools.partial(
             stream, tokenizer=tokenizer, segment=segment, failed=self._failures.append
@@ -146,17 +159,22 @@ class Documents(Source):
             )
         self._places: list[Place] = []
 
-    def train(self, phase: int, *, skip: int, place: Sequence[int] | None) -> tf.data.Dataset:
-        start = Place(*place) if place else BEGINNING
+    def train(
+        self, phase: int, *, skip: int, place: Sequence[int] | None, part: Part = WHOLE
+    ) -> tf.data.Dataset:
+        start, size = Place(*place) if place else BEGINNING, self._recipe.hparams.batch_size
         self._places = [start]
         instances = self._make(
             self._documents,
             settings=self._recipe.sampling(self.phases[phase].seq_length),
             seed=self._recipe.hparams.seed + phase,
             start=start,
+            workers=self._workers,
             visit=self._places.append,
+            batch_size=size,
+            part=part,
         )
-        return instances.skip(skip - start.instances)
+        return instances.skip(part.count_before(skip, size) - part.count_before(start.instances, size))
 
     def place(self, skip: int) -> Sequence[int] | None:
         """The shard of the instance."""
@@ -233,8 +251,11 @@ class RecordFileSource(Source):
         if held_out is not None:
             self.about["held_out"] = _digest_of_files(held_out)
 
-    def train(self, phase: int, *, skip: int, place: Sequence[int] | None) -> tf.data.Dataset:
-        return self._read[phase](seed=self._recipe.hparams.seed, skip=skip)
+    def train(
+        self, phase: int, *, skip: int, place: Sequence[int] | None, part: Part = WHOLE
+    ) -> tf.data.Dataset:
+        hparams = self._recipe.hparams
+        return self._read[phase](seed=hparams.seed, skip=skip, batch_size=hparams.batch_size, part=part)
 
     def sample(self, phase: int) -> tf.data.Dataset:
         return self._read[phase]()
@@ -246,15 +267,16 @@ class RecordFileSource(Source):
 
     @contextlib.contextmanager
     def reading(self, phase: int | None, *, vocab_size: int) -> Iterator[None]:
-        name = _name(self._sets[phase])
         try:
             yield
         except (
             tf.errors.DataLossError,
             UnicodeDecodeError,
         ) as error:  # TensorFlow quotes a record that is no tf.Example
+            name = _unreadable(self._sets[phase], vocab_size)
             raise BertKerasError(f"{name}: a record is damaged or truncated; give complete files.") from error
         except tf.errors.InvalidArgumentError as error:
+            name = _unreadable(self._sets[phase], vocab_size)
             if WRONG_IDS in str(error):
                 raise _wrong_ids(f"{name}: there is a token with a larger id", vocab_size) from error
             if found := re.search(rf"{WRONG_VALUES} (\w+)", str(error)):
@@ -266,6 +288,9 @@ class RecordFileSource(Source):
             raise BertKerasError(
                 f"{name}: a record's features differ in length from the first record's; give files with one length."
             ) from error
+
+    def wrong(self, phase: int, *, vocab_size: int) -> str:
+        return f"{_unreadable(self._sets[phase], vocab_size)}: "
 
 
 def _check_written(source: RecordFiles, recipe: Recipe, *, masked: bool) -> None:
@@ -299,11 +324,36 @@ def _name(source: RecordFiles) -> str:
     return str(files[0]) + (f" and {len(files) - 1} more" if len(files) > 1 else "")
 
 
+def _files_of(source: RecordFiles) -> list[pathlib.Path]:
+    manifest = manifest_of(source)
+    return listed(source) if manifest is None else sorted(manifest.parent.glob("*.tfrecord*"))
+
+
+def _unreadable(source: RecordFiles, vocab_size: int) -> str:
+    """The first file of a set that cannot be trained on: TensorFlow's errors do not name it. Reads the set again."""
+    wanted = None
+    for file in _files_of(source):
+        try:
+            read = read_records(file)
+            wanted = wanted or read.element_spec
+            if read.element_spec != wanted:
+                return str(file)
+            made = batches_of(
+                read, objectives=(), vocab_size=vocab_size, batch_size=SAMPLE, seed=0, drop_remainder=False
+            )
+            for _ in made:
+                pass
+        except (tf.errors.OpError, UnicodeDecodeError, BertKerasError):
+            return str(file)
+    return _name(source)
+
+
 def _digest_of_files(source: RecordFiles) -> str:
     """SHA-256 of all files, including the manifest, which has the digests of text and vocabulary."""
     manifest = manifest_of(source)
-    files = listed(source) if manifest is None else sorted(manifest.parent.glob("*.tfrecord*"))
-    return digest(digest_of_file(file) for file in (*files, *([] if manifest is None else [manifest])))
+    return digest(
+        digest_of_file(file) for file in (*_files_of(source), *([] if manifest is None else [manifest]))
+    )
 
 
 def batches_of(
@@ -315,8 +365,11 @@ def batches_of(
     seed: int,
     start: int = 0,
     drop_remainder: bool = True,
+    part: Part = WHOLE,
 ) -> tf.data.Dataset:
     """Batches for `fit`. Their masks depend on (seed, number of the batch); `start` is the first number.
+
+    part: the rows that the instances are of each batch, whose size is `batch_size`
 
     Reading them raises InvalidArgumentError, with WRONG_IDS in its message, for an id of `vocab_size` or more, and with
     WRONG_VALUES and the feature's name for a negative number, a mask, type or label over 1 or a position outside of the sequence.
@@ -324,9 +377,10 @@ def batches_of(
 
     def labelled(number: tf.Tensor, features: dict[str, tf.Tensor]) -> Any:
         _check_values(features, vocab_size=vocab_size)
-        return label(features, objectives=objectives, seed=tf.stack([seed, number]))
+        return label(features, objectives=objectives, seed=tf.stack([seed, number]), part=part)
 
-    numbered = instances.batch(batch_size, drop_remainder=drop_remainder).enumerate(start)
+    size = len(part.rows(batch_size))
+    numbered = instances.batch(size, drop_remainder=drop_remainder).enumerate(start)
     made = numbered.map(labelled, num_parallel_calls=tf.data.AUTOTUNE, deterministic=True)
     return made.prefetch(tf.data.AUTOTUNE)
 
@@ -373,6 +427,7 @@ def check_data(
     columns = {name: np.stack([row[name] for row in rows]) for name in sample.element_spec}
     highest = max(int(columns[name].max()) for name in (INPUT_WORD_IDS, MASKED_LM_IDS) if name in columns)
     if highest >= config.vocab_size:
-        raise _wrong_ids(f"there is a token of id {highest}", config.vocab_size)
+        named = source.wrong(phase, vocab_size=config.vocab_size)
+        raise _wrong_ids(f"{named}there is a token of id {highest}", config.vocab_size)
     for one in objectives:
         yield from one.check(columns)

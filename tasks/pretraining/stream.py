@@ -11,6 +11,7 @@ import dataclasses
 import functools
 import hashlib
 import itertools
+import pickle
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, NamedTuple, TypeVar
 
@@ -22,10 +23,13 @@ from bert_keras.features import (
     ENCODER_INPUTS,
     INPUT_WORD_IDS,
     NEXT_SENTENCE_LABEL,
+    WHOLE,
     WORD_STARTS,
+    Part,
 )
 from bert_keras.text.preprocessing import Features, Preprocessor
 from bert_keras.text.tokenizer import BERT_PAIR, Tokenizer
+from tasks.pretraining.processes import in_order
 from tasks.pretraining.samplers import SAMPLERS, Document, Instance, check_documents, make_instances
 from tasks.settings import Sampling
 
@@ -157,17 +161,70 @@ def packed_batches(
     seed: Sequence[int],
 ) -> tuple[Iterator[Features], int]:
     """Packed batches of a shard's instances, and the number of skipped chunks."""
+    instances, skipped = instances_of(
+        texts, tokenizer=tokenizer, settings=settings, segment=segment, seed=seed
+    )
+    return packed(instances, tokenizer=tokenizer, settings=settings, segment=segment), skipped
+
+
+def instances_of(
+    texts: Iterable[Text],
+    *,
+    tokenizer: Tokenizer,
+    settings: Sampling,
+    segment: Segmenter | None,
+    seed: Sequence[int],
+) -> tuple[list[Instance], int]:
+    """A shard's instances, and the number of skipped chunks."""
     documents = tokenize_documents(texts, tokenizer, segment=segment)
     # The samplers count one separator after each segment.
     segments = SAMPLERS[settings.sampler].segments
     more = tokenizer.pair.added(segments) - BERT_PAIR.added(segments)
     shorter = dataclasses.replace(settings, seq_length=settings.seq_length - more)
-    instances, skipped = make_instances(
-        documents, seed=seed, settings=shorter, separator=tokenizer.special.end
-    )
+    return make_instances(documents, seed=seed, settings=shorter, separator=tokenizer.special.end)
+
+
+def packed(
+    instances: Sequence[Instance], *, tokenizer: Tokenizer, settings: Sampling, segment: Segmenter | None
+) -> Iterator[Features]:
+    """Batches of at most ROWS packed instances."""
     preprocess = Preprocessor(tokenizer, seq_length=settings.seq_length)
     rows = (instances[start : start + ROWS] for start in range(0, len(instances), ROWS))
-    return (pack(batch, preprocess, segmented=segment is not None) for batch in rows), skipped
+    return (pack(batch, preprocess, segmented=segment is not None) for batch in rows)
+
+
+class _Sampler:
+    """A shard's texts, a seed and the shard's place -> the place as (epoch, shard), and the shard's instances."""
+
+    def __init__(self, *, tokenizer: Tokenizer, settings: Sampling, segment: Segmenter | None) -> None:
+        self._make = functools.partial(instances_of, tokenizer=tokenizer, settings=settings, segment=segment)
+
+    def __call__(
+        self, texts: Sequence[Text], seed: int, epoch: int, shard: int
+    ) -> tuple[tuple[int, int], list[Instance]]:
+        return (epoch, shard), self._make(texts, seed=[seed, epoch, shard])[0]
+
+
+class _Worker:
+    """A sampler in a process of its own, which packs all instances: arrays are sent in less time than instances."""
+
+    def __init__(self, make: Callable[[], _Sampler], pack_all: Callable[[list[Instance]], Any]) -> None:
+        self._sampler, self._pack = make(), pack_all
+
+    def __call__(self, *task: Any) -> tuple[tuple[int, int], list[dict[str, np.ndarray]]]:
+        place, instances = self._sampler(*task)
+        return place, [
+            {name: value.numpy() for name, value in batch.items()} for batch in self._pack(instances)
+        ]
+
+
+def _check_picklable(segment: Segmenter | None) -> None:
+    try:
+        pickle.dumps(segment)
+    except (pickle.PicklingError, AttributeError, TypeError) as error:
+        raise BertKerasError(
+            f"segment cannot be sent to a worker process ({error}); give a function of a module, or workers=1."
+        ) from error
 
 
 class Place(NamedTuple):
@@ -194,6 +251,9 @@ def stream(
     seed: int,
     start: Place = BEGINNING,
     epochs: int | None = None,
+    batch_size: int = 1,
+    part: Part = WHOLE,
+    workers: int = 1,
     visit: Callable[[Place], None] = lambda place: None,
     failed: Callable[[Exception], None] = lambda error: None,
     shard_bytes: int = SHARD_BYTES,
@@ -205,6 +265,9 @@ def stream(
     segment: splits a line into words, for whole-word masking; adds `word_starts` int32 [S]
     start: the first shard; text before it is read but not tokenized
     epochs: number of epochs; None repeats forever. An epoch is `dupe_factor` passes, whose draws depend on (seed, epoch)
+    batch_size, part: gives only the instances of a part of each batch; the others are sampled
+    workers: processes that tokenize and sample; the instances do not depend on their number. With more than one, `segment` must
+        be picklable, and about two shards per worker are in memory
     visit: called with each shard's place before its first instance
     failed: called with an error in making instances, because tf.data raises another error
 
@@ -213,7 +276,20 @@ def stream(
     # Checked here, because tf.data would hide the error in its own traceback.
     there = len(list(itertools.islice(documents, SAMPLERS[settings.sampler].documents)))
     check_documents(there, sampler=settings.sampler)
-    make = functools.partial(packed_batches, tokenizer=tokenizer, settings=settings, segment=segment)
+    sampler = functools.partial(_Sampler, tokenizer=tokenizer, settings=settings, segment=segment)
+    pack_all = functools.partial(packed, tokenizer=tokenizer, settings=settings, segment=segment)
+    if workers > 1:
+        _check_picklable(segment)
+    start_sampler: Callable[[], Callable[..., tuple[tuple[int, int], Any]]] = (
+        sampler if workers == 1 else functools.partial(_Worker, sampler, pack_all)
+    )
+    rows = part.rows(batch_size)
+
+    def tasks() -> Iterator[tuple[list[Text], int, int, int]]:
+        for epoch in itertools.islice(itertools.count(start.epoch), epochs):
+            for index, texts in enumerate(shards(documents, size=shard_bytes, least=shard_documents)):
+                if (epoch, index) >= (start.epoch, start.shard):
+                    yield texts, seed, epoch, index
 
     def every_batch() -> Iterator[Features]:
         try:
@@ -224,14 +300,19 @@ def stream(
 
     def batches_of_epochs() -> Iterator[Features]:
         made = start.instances
-        for epoch in itertools.islice(itertools.count(start.epoch), epochs):
-            for index, texts in enumerate(shards(documents, size=shard_bytes, least=shard_documents)):
-                if (epoch, index) < (start.epoch, start.shard):
-                    continue
-                visit(Place(epoch, index, made))
-                for batch in make(texts, seed=[seed, epoch, index])[0]:
-                    yield batch
-                    made += len(batch[NEXT_SENTENCE_LABEL])
+        # After a signal, the training still finishes and saves its step.
+        made_shards = in_order(start_sampler, tasks(), workers=workers, interruptible=False)
+        for (epoch, index), found in made_shards:
+            visit(Place(epoch, index, made))
+            if workers == 1:
+                yield from pack_all([one for i, one in enumerate(found, made) if i % batch_size in rows])
+                made += len(found)
+                continue
+            for batch in found:
+                count = len(batch[NEXT_SENTENCE_LABEL])
+                own = [i for i in range(count) if (made + i) % batch_size in rows]
+                yield {name: value[own] for name, value in batch.items()}
+                made += count
 
     names = ENCODER_INPUTS + (WORD_STARTS,) * (segment is not None)
     signature = dict.fromkeys(names, tf.TensorSpec([None, settings.seq_length], tf.int32))

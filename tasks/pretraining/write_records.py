@@ -3,17 +3,10 @@
 documents -> batches of tasks/pretraining/stream.py -> mask -> write_records: 00000.tfrecord ..., manifest.json
 """
 
-import collections
-import concurrent.futures.process
-import itertools
-import multiprocessing
-import os
+import functools
 import pathlib
-import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
-
-import tensorflow as tf
 
 from bert_keras.errors import BertKerasError
 from bert_keras.paths import path_of
@@ -26,6 +19,7 @@ from tasks.pretraining.manifest import (
     Summary,
     summarize,
 )
+from tasks.pretraining.processes import in_order
 from tasks.pretraining.shard_writer import Job, ShardWriter
 from tasks.pretraining.stream import (
     SHARD_BYTES,
@@ -115,7 +109,7 @@ def _write_missing(
             else:
                 yield number, texts
 
-    for shard in _in_order(job, missing(), workers=workers):
+    for shard in in_order(functools.partial(ShardWriter, job), missing(), workers=workers):
         made.append(shard)
         folder.write(identity, made)
         progress(shard.documents)
@@ -124,51 +118,3 @@ def _write_missing(
             f"{folder.path} was made from more text; give another folder, or remove this one."
         )
     return made
-
-
-def _in_order(job: Job, tasks: Iterator[tuple[int, list[Text]]], *, workers: int) -> Iterator[Shard]:
-    """The shards of tasks, in their order. At most one task per worker waits: memory does not grow with the corpus."""
-    if workers == 1:
-        yield from itertools.starmap(ShardWriter(job), tasks)
-        return
-    spawn = multiprocessing.get_context("spawn")
-    with concurrent.futures.ProcessPoolExecutor(workers, spawn, _start_worker, (job,)) as executor:
-        pending: collections.deque[concurrent.futures.Future[Shard]] = collections.deque()
-        try:
-            for task in tasks:
-                pending.append(executor.submit(_work, *task))
-                if len(pending) > workers:
-                    yield pending.popleft().result()
-            while pending:
-                yield pending.popleft().result()
-        except concurrent.futures.process.BrokenProcessPool as error:
-            raise ChildProcessError(
-                f"a worker of {job.path} ended ({error}); give fewer workers where memory is short, start a script under "
-                'if __name__ == "__main__", and call again to resume.'
-            ) from error
-        finally:
-            executor.shutdown(cancel_futures=True)
-
-
-_worker: ShardWriter  # in a worker's process
-
-
-def _start_worker(job: Job) -> None:
-    global _worker
-    threading.Thread(target=_end_with_parent, daemon=True).start()
-    tf.config.set_visible_devices([], "GPU")  # a training may need it
-    tf.config.threading.set_intra_op_parallelism_threads(1)
-    tf.config.threading.set_inter_op_parallelism_threads(1)
-    _worker = ShardWriter(job)
-
-
-def _end_with_parent() -> None:
-    """Ends the worker with its parent: the workers of a killed process would wait forever."""
-    parent = multiprocessing.parent_process()
-    assert parent is not None
-    parent.join()
-    os._exit(1)
-
-
-def _work(number: int, texts: list[Text]) -> Shard:
-    return _worker(number, texts)
