@@ -27,9 +27,9 @@ from bert_keras.signals import terminable
 COMMANDS = {
     "finetune": "tasks.commands",
     "pretrain": "tasks.pretraining.commands",
-    "instances": "tasks.pretraining.commands",
+    "instances": "tasks.pretraining.data_commands",
     "plan": "tasks.pretraining.commands",
-    "vocab": "tasks.pretraining.commands",
+    "vocab": "tasks.pretraining.data_commands",
     "triviaqa": "tasks.squad.commands",
     "ablate": "tasks.experiments.commands",
     "probe": "tasks.experiments.commands",

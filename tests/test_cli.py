@@ -171,8 +171,8 @@ def test_wrong_flags(command, arguments, message):
 
 
 def test_a_fresh_process_keeps_tensorflow_quiet(sst2):
-    assert sst2.stderr == ""
-    assert "0000 00:00" not in sst2.stdout
+    warned = [line for line in sst2.stderr.splitlines() if not line.startswith("warning: the model did not")]
+    assert not warned and "0000 00:00" not in sst2.stdout
     for line in ("loaded: ", "training sst2 on 48 examples, 6 steps; dev 48 examples", "epoch 1/1: loss"):
         assert line in sst2.stdout
     assert sst2.stdout.splitlines()[-1] == f"the run is in {sst2.run}"

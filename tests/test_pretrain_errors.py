@@ -141,7 +141,7 @@ def test_a_record_of_another_length(count, tmp_path):
     """Met before training, or in it."""
     write_google(tmp_path / "0.tfrecord", highest=4, count=count)
     write_google(tmp_path / "1.tfrecord", highest=4, count=1, length=17)
-    match = r"0.tfrecord and 1 more: a record's features differ in length"
+    match = "1.tfrecord: a record's features differ in length"
     unreadable(tmp_path, match, [tmp_path / "0.tfrecord", tmp_path / "1.tfrecord"])
 
 
@@ -271,6 +271,12 @@ def test_patience_without_held_out_data(tmp_path):
 def test_snapshots_are_steps_of_the_training(step, tmp_path):
     match = f"snapshots has {step}; give steps from 1 to 40"
     refused(tmp_path, match, changes={"steps": 40}, snapshots=[20, step])
+
+
+def test_workers_are_a_number_and_read_text(tmp_path):
+    refused(tmp_path, "workers is 0; give a number of processes, 1 or more", workers=0)
+    match = "workers is 2, which applies only to text; leave workers out"
+    refused(tmp_path, match, documents=None, records=tmp_path / "records", workers=2)
 
 
 def test_data_in_two_ways_or_none(tmp_path):

@@ -27,6 +27,7 @@ from bert_keras import checkpoints
 from bert_keras.config import BertConfig
 from bert_keras.encoder import BertEncoder
 from bert_keras.errors import BertKerasError
+from bert_keras.features import Part
 from bert_keras.objectives import Objective
 from bert_keras.precision import slowness, training_policy
 from bert_keras.pretrainers import Pretrainer, pretrainer_of
@@ -56,7 +57,7 @@ from tasks.training.identity import digest_of_tensors
 from tasks.training.loop import RUN, check_save_every, train
 from tasks.training.plan import Plan, Stage
 from tasks.training.run_folder import check_sizes, save_task, save_weights
-from tasks.training.strategies import is_accelerated, rows_for, strategy
+from tasks.training.strategies import divided, is_accelerated, rows_for, strategy
 from tasks.training.workers import reports_lost_workers
 
 HELD_OUT_BATCH = 32
@@ -179,14 +180,19 @@ def _source(
     recipe: Recipe,
     tokenizer: Tokenizer,
     segment: Segmenter | None,
+    workers: int,
 ) -> Source:
     if (documents is None) == (records is None):
         raise BertKerasError("give either documents or records.")
     if documents is not None:
-        return Documents(documents, held_out, recipe=recipe, tokenizer=tokenizer, segment=segment)
+        return Documents(
+            documents, held_out, recipe=recipe, tokenizer=tokenizer, segment=segment, workers=workers
+        )
     assert records is not None
     if segment is not None:
         raise BertKerasError("segment applies only to text; give segment where the records are written.")
+    if workers > 1:
+        raise BertKerasError(f"workers is {workers}, which applies only to text; leave workers out.")
     sets = [records] if isinstance(records, str | pathlib.Path) else records
     return RecordFileSource(sets, held_out, recipe=recipe, tokenizer=tokenizer)
 
@@ -296,17 +302,22 @@ def plan_pretraining(
     checkpoint: str | pathlib.Path | checkpoints.Checkpoint | None = None,
     snapshots: Sequence[int] = (),
     strategy_name: str = "one",
+    workers: int = 1,
 ) -> Plan:
     """Reads and checks everything and builds the model, without training. Arguments and errors: those of `pretrain`."""
     hparams, distribution = recipe.hparams, strategy(strategy_name)
     check_replicas(hparams, distribution)
+    if workers < 1:
+        raise BertKerasError(f"workers is {workers}; give a number of processes, 1 or more.")
     _check_snapshots(snapshots, hparams)
     start = _read_start(checkpoint, recipe)
     tokenizer = _tokenizer(tokenizer, start.checkpoint)
     config = recipe.config(vocab_size=tokenizer.vocab_size, source=start.config)
     if documents is not None:  # before _source reads the whole text
         _check_lengths(config, [length for length, _ in hparams.phases], tokenizer=tokenizer)
-    source = _source(documents, records, held_out, recipe=recipe, tokenizer=tokenizer, segment=segment)
+    source = _source(
+        documents, records, held_out, recipe=recipe, tokenizer=tokenizer, segment=segment, workers=workers
+    )
     lengths = [phase.seq_length for phase in source.phases]
     _check_lengths(config, lengths, tokenizer=tokenizer)
     objectives = [objectives_for(recipe, length, pieces=Pieces.of(tokenizer)) for length in lengths]
@@ -381,16 +392,21 @@ def _plan(prepared: Prepared, model: Pretrainer, lines: Sequence[str], *, vocab_
 def _stage(prepared: Prepared, number: int, *, vocab_size: int) -> Stage:
     """The training of one phase."""
     source, hparams, phase = prepared.source, prepared.hparams, prepared.source.phases[number]
+    distribution = strategy(prepared.strategy_name)
 
-    def batches(done: int) -> tf.data.Dataset:
+    def batches(done: int) -> Any:
         place, prepared.place = prepared.place, None
+        return divided(distribution, functools.partial(part_of_batches, done, place))
+
+    def part_of_batches(done: int, place: Sequence[int] | None, part: Part) -> tf.data.Dataset:
         return batches_of(
-            source.train(number, skip=done * hparams.batch_size, place=place),
+            source.train(number, skip=done * hparams.batch_size, place=place, part=part),
             objectives=prepared.objectives[number],
             vocab_size=vocab_size,
             batch_size=hparams.batch_size,
             seed=hparams.seed,
             start=phase.start + done,
+            part=part,
         )
 
     return Stage(
@@ -415,6 +431,7 @@ def pretrain(
     save_every: int = 1000,
     snapshots: Sequence[int] = (),
     strategy_name: str = "one",
+    workers: int = 1,
     verbose: int | str = "auto",
     log: Callable[[str], None] = print,
 ) -> dict[str, Any]:
@@ -429,6 +446,8 @@ def pretrain(
     checkpoint: initial weights with heads, and a generator from a run of ELECTRA; its configuration replaces the recipe's
     save_every: steps between two saves, for resuming; 0 saves nothing
     snapshots: steps after which the weights are also written to `snapshots/STEP`
+    workers: processes that make instances of text; the result does not depend on their number. With more than one, a script must
+        call this under `if __name__ == "__main__"`
     verbose: 0 for no lines inside phases, 1 for a progress bar, 2 for lines inside long phases; "auto" is 1 in a terminal, else 2
     log: receives progress messages: each evaluation, each phase
 
@@ -448,5 +467,6 @@ def pretrain(
         checkpoint=checkpoint,
         snapshots=snapshots,
         strategy_name=strategy_name,
+        workers=workers,
     )
     return train(plan, output, save_every=save_every, verbose=verbose, log=log)
