@@ -141,6 +141,12 @@ def say(line: str) -> None:
         print(line, file=sys.stderr)
 
 
+def note(line: str) -> None:
+    """Prints a message about the process itself on standard error; nothing with --quiet."""
+    if not _quiet:
+        print(line, file=sys.stderr, flush=True)
+
+
 def shows_bars(stream: Any) -> bool:
     """True if a progress bar may be drawn on a stream: a terminal that can move its cursor, without --quiet."""
     return not _quiet and stream.isatty() and os.environ.get("TERM") != "dumb"

@@ -2,6 +2,7 @@
 
     terminable()   SIGTERM and SIGHUP raise Terminated, a KeyboardInterrupt; for commands
     postponed()    the first signal only asks to stop; the second one raises
+    unhandled()    a signal ends the process; for long calls of C++, in which Python runs no handler
 
 Python runs the handlers of signals in the main thread; elsewhere, both do nothing.
 """
@@ -11,7 +12,7 @@ import os
 import signal
 import stat
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from types import FrameType
 from typing import Any
 
@@ -68,7 +69,9 @@ def _leave_terminal(number: int) -> None:
 
 
 @contextlib.contextmanager
-def _handled(handlers: dict[int, Callable[[int, FrameType | None], Any]]) -> Iterator[None]:
+def _handled(
+    handlers: Mapping[int, Callable[[int, FrameType | None], Any] | signal.Handlers],
+) -> Iterator[None]:
     kept = {number: signal.signal(number, handler) for number, handler in handlers.items()}
     try:
         yield
@@ -115,3 +118,12 @@ def postponed() -> Iterator[Stop]:
 
     with _handled(dict.fromkeys(raising, ask)):
         yield stop
+
+
+@contextlib.contextmanager
+def unhandled() -> Iterator[None]:
+    """Within it, SIGINT, SIGTERM and SIGHUP end the process at once, unless it ignores them."""
+    given = (signal.SIGINT, *_TERMINATING) if threading.current_thread() is threading.main_thread() else ()
+    heard = [number for number in given if signal.getsignal(number) not in (signal.SIG_IGN, None)]
+    with _handled(dict.fromkeys(heard, signal.SIG_DFL)):
+        yield

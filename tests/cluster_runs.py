@@ -9,6 +9,7 @@ import os
 import signal
 import sys
 from pathlib import Path
+from typing import Any
 
 import tensorflow as tf
 
@@ -50,17 +51,22 @@ def finetune_into(output: Path) -> dict:
     )
 
 
-def pretrain_into(output: Path) -> dict:
+def pretrain_into(output: Path, **data: Any) -> dict:
     return pretrain(
         recipe=RECIPES["bert"].changed(**killed_runs.SETTINGS | {"steps": 12, "micro_batch": 3}),
-        documents=killed_runs.documents(),
-        held_out=0.3,
+        **data or {"documents": killed_runs.documents(), "held_out": 0.3},
         tokenizer=WordPiece(runs.VOCABULARY),
         output=output,
         strategy_name=NAME,
         save_every=SAVE_EVERY,
         verbose=0,
     )
+
+
+def pretrain_on_records_into(output: Path) -> dict:
+    """The folders of records are in FOLDER: one for each phase."""
+    sets = [Path(FOLDER) / f"records-{length}" for length, _ in killed_runs.SETTINGS["phases"]]
+    return pretrain_into(output, records=sets, held_out=sets[0])
 
 
 def ablate_into(output: Path) -> dict:
@@ -88,7 +94,12 @@ def ablate_into(output: Path) -> dict:
     return {"steps": 4, "measures": outcome.measures}
 
 
-KINDS = {"finetune": finetune_into, "pretrain": pretrain_into, "ablate": ablate_into}
+KINDS = {
+    "finetune": finetune_into,
+    "pretrain": pretrain_into,
+    "records": pretrain_on_records_into,
+    "ablate": ablate_into,
+}
 
 
 def doom(step: int) -> None:

@@ -1,6 +1,7 @@
 """A TextModel that trains on strings in each worker of a cluster. Run as a script by test_multiworker.py.
 
-In: a checkpoint. Out: a line of JSON with what `fit`, `evaluate` and `predict` returned, and a digest of the weights.
+In: a checkpoint. Out: a line of JSON with what `fit`, `evaluate` and `predict` returned, a digest of the weights, and the numbers
+of texts that `fit` tokenized together.
 """
 
 import hashlib
@@ -17,6 +18,7 @@ import keras  # noqa: E402
 import runs  # noqa: E402
 
 import bert_keras as bk  # noqa: E402
+from tasks.glue.task import Glue  # noqa: E402
 
 keras.utils.set_random_seed(1)
 random.seed(os.getpid())  # decides the order of the texts: another number in each worker
@@ -29,18 +31,29 @@ def noted(self, *arguments, seed=None, **options):
 
 
 bk.TextModel._batches = noted
+tokenized, features_of = [], Glue.features
+
+
+def counted(self, preprocess, raw):
+    tf.py_function(lambda texts: tokenized.append(len(texts)), [next(iter(raw.values()))], [])
+    return features_of(self, preprocess, raw)
+
+
+Glue.features = counted
 texts, labels = runs.texts(23, seed=1), ["bad", "good"] * 11 + ["bad"]
 with STRATEGY.scope():
     model = bk.classifier(sys.argv[1], labels=["bad", "good"])
     model.compile(learning_rate=1e-3, micro_batch=3)
 validation = texts[:7], labels[:7]
 history = model.fit(texts, labels, batch_size=9, epochs=2, verbose=0, validation_data=validation).history
+of_fit = sorted(tokenized)
 weights = b"".join(one.numpy().tobytes() for one in model.trainable_weights)
 found = {
     "orders": orders,
     "fit": history,
     "evaluate": model.evaluate(texts, labels, verbose=0, return_dict=True),
     "predict": model.predict(texts)["label"].tolist(),
+    "tokenized": of_fit,
     "weights": hashlib.sha256(weights).hexdigest(),
 }
 print(json.dumps(found))

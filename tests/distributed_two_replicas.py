@@ -37,7 +37,8 @@ from tasks.glue.task import Glue  # noqa: E402
 from tasks.ner.task import Conll  # noqa: E402
 from tasks.settings import Hparams  # noqa: E402
 from tasks.task import classifier_model  # noqa: E402
-from tasks.training.finetune import GradualUnfreezing, _compiled_model, finetune  # noqa: E402
+from tasks.training.fine_tuning_monitor import GradualUnfreezing  # noqa: E402
+from tasks.training.finetune import _compiled_model, finetune  # noqa: E402
 from tasks.training.run_folder import encoder_of, evaluate, load_run  # noqa: E402
 from tasks.training.strategies import differ_between_replicas, rows_for, strategy  # noqa: E402
 

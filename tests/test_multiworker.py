@@ -8,7 +8,9 @@ import sys
 from pathlib import Path
 
 import clusters
+import killed_runs
 import numpy as np
+import pretrainings
 import pytest
 import runs
 import safetensors.numpy
@@ -17,7 +19,7 @@ from test_accumulation import KINDS, made_by
 from test_accumulation import differences as of_steps
 
 from bert_keras.errors import BertKerasError
-from tasks.training.strategies import check_cluster
+from tasks.training.cluster import check_cluster
 
 STEPS, RUN = (Path(__file__).with_name(name) for name in ("distributed_steps.py", "cluster_runs.py"))
 
@@ -80,10 +82,12 @@ def test_two_workers_train_the_run_of_one_device(tmp_path):
 @pytest.mark.slow
 @pytest.mark.timeout(600)
 def test_a_model_of_strings_trains_in_all_workers(folder):
-    """The Python of docs/scale.md."""
+    """The Python of docs/scale.md. Each worker tokenizes its half of batches of nine, filled up to ten."""
     script = Path(__file__).with_name("cluster_text_model.py")
     first, second = (json.loads(one.stdout) for one in clusters.run([script, folder / "checkpoint"]))
     assert first == second, "the orders of the texts too"
+    validation = 7
+    assert [rows for rows in first["tokenized"] if rows != validation] == [3, 3, 5, 5, 5, 5]
     assert {*first["fit"]} == {"loss", "accuracy", "val_loss", "val_accuracy"} and len(first["predict"]) == 23
 
 
@@ -108,8 +112,12 @@ def test_the_chief_alone_trains_on_frozen_features(folder):
 
 @pytest.mark.slow
 @pytest.mark.timeout(3000)
-@pytest.mark.parametrize("kind", ["finetune", "pretrain"])
+@pytest.mark.parametrize("kind", ["finetune", "pretrain", "records"])
 def test_runs_whose_workers_are_killed_end_with_the_same_bits(kind, folder):
+    if kind == "records":
+        for length, _ in killed_runs.SETTINGS["phases"]:
+            settings = {"seq_length": length, "strict": True}
+            pretrainings.write(folder / f"records-{length}", settings=settings)
     unbroken, broken = f"{kind}-unbroken", f"{kind}-broken"
     for one in run(folder, f"{kind}:{unbroken}"):
         assert one.returncode == 0, one.stderr

@@ -8,6 +8,7 @@ import subprocess
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import clusters
 import pytest
@@ -48,15 +49,22 @@ def saves(run: Path) -> list[int]:
     return sorted(int(file.stem.rpartition("-")[2]) for file in run.glob("checkpoints/ckpt-*.index"))
 
 
-@pytest.mark.parametrize("worker", [1, pytest.param(0, marks=pytest.mark.slow)])
-def test_a_signal_to_one_worker_saves_and_ends_all(worker, folder):
-    output = folder / f"stopped-{worker}"
+@pytest.mark.parametrize(
+    ("worker", "given"),
+    [
+        (0, signal.SIGTERM),
+        (1, signal.SIGTERM),
+        pytest.param(0, signal.SIGINT, marks=pytest.mark.slow),
+    ],
+)
+def test_a_signal_to_one_worker_saves_and_ends_all(worker, given, folder):
+    output = folder / f"stopped-{worker}-{given.name}"
     flags = ["--task", "sst2", "--data", folder / "glue" / "SST-2", "--epochs", "500", "--save-every", "5"]
     arguments = command("finetune", folder, output, *map(str, flags))
     with begun(arguments, lambda: bool(saves(output))) as processes:
-        processes[worker].send_signal(signal.SIGTERM)
+        processes[worker].send_signal(given)
         chief, other = clusters.ended(processes)
-    assert (chief.returncode, other.returncode) == (143, 143), (chief.stderr, other.stderr)
+    assert (chief.returncode, other.returncode) == (128 + given,) * 2, (chief.stderr, other.stderr)
     last = saves(output)[-1]
     stopped = (
         f"bert-keras: stopped at step {last:,} of 3,000; run the same command to resume from step {last:,}"
@@ -66,6 +74,35 @@ def test_a_signal_to_one_worker_saves_and_ends_all(worker, folder):
         assert "Traceback" not in one.stderr
     assert other.stdout == ""
     assert not (output / "results.json").exists()
+
+
+def test_a_worker_that_waits_for_another_says_so_and_ends_at_ctrl_c(folder):
+    flags = ["--task", "sst2", "--data", str(folder / "glue" / "SST-2")]
+    arguments = command("finetune", folder, folder / "alone", *flags)
+    with clusters.started(arguments) as processes:
+        os.kill(processes[1].pid, signal.SIGKILL)
+        chief = processes[0]
+        until = time.monotonic() + SECONDS
+        while "waiting for the other workers, 127.0.0.1:" not in Path(chief.paths[1]).read_text():
+            assert chief.poll() is None and time.monotonic() < until
+            time.sleep(0.1)
+        time.sleep(8)  # TensorFlow is imported, and waits in C++
+        chief.send_signal(signal.SIGINT)
+        chief.wait(60)
+    assert chief.returncode == -signal.SIGINT
+    assert not (folder / "alone").exists()
+
+
+def test_workers_with_other_settings_say_in_which(folder):
+    flags = ["--task", "sst2", "--data", str(folder / "glue" / "SST-2")]
+    arguments = command("finetune", folder, folder / "unlike", *flags)
+    script = "import os, sys; sys.argv += ['--epochs', '2'] * ('\"index\": 1' in os.environ['TF_CONFIG']); "
+    script += "from bert_keras.cli import main; main()"
+    with clusters.started(["-c", script, *arguments[2:]]) as processes:
+        both = clusters.ended(processes)
+    for one in both:
+        assert one.returncode == 1, one.stderr
+        assert "the workers differ in epochs; " in one.stderr.splitlines()[-1], one.stderr
 
 
 def test_a_grid_without_a_worker_ends_and_resumes_at_its_finished_cells(folder):
@@ -84,11 +121,75 @@ def test_a_grid_without_a_worker_ends_and_resumes_at_its_finished_cells(folder):
     chief, other = clusters.run(arguments)
     assert f"{first} is finished already" in chief.stdout and f"resuming {second} at step" in chief.stdout
     assert "the best run is in" in chief.stdout
-    assert other.stdout == "" and other.stderr == ""
+    assert other.stdout == "" and [line.split()[0] for line in other.stderr.splitlines()] == [
+        "waiting",
+        "all",
+    ]
     assert (first / "results.json").read_bytes() == before
     results = json.loads((output / "results.json").read_text())
     assert [one["seed"] for one in results["tasks"]["sst2"]["runs"]] == [*SEEDS]
     assert (output / "results.png").is_file()
+
+
+def on_one_process(arguments: list[str]) -> None:
+    """Runs a command of two workers on one device."""
+    i = arguments.index("--strategy")
+    done = subprocess.run(
+        runs.shell_command(*arguments[2:i], *arguments[i + 2 :]),
+        cwd=runs.ROOT,
+        env=runs.bare_environment(),
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stderr
+
+
+TIMES = {"seconds", "strategy", "files"}  # fields of results.json that differ between two runs
+
+
+def compared(found: Any, wanted: Any, at: str = "") -> int:
+    """The count of equal numbers in two results.json; those of a training are equal up to the rounding of its steps."""
+    if isinstance(wanted, dict):
+        assert {*found} == {*wanted}, at
+        return sum(compared(found[key], wanted[key], f"{at}/{key}") for key in {*wanted} - TIMES)
+    if isinstance(wanted, list):
+        assert len(found) == len(wanted), at
+        return sum(compared(*pair, f"{at}/{i}") for i, pair in enumerate(zip(found, wanted, strict=True)))
+    if isinstance(wanted, float):
+        assert found == pytest.approx(wanted, abs=1e-4), at
+        return 1
+    assert found == wanted, at
+    return 0
+
+
+@pytest.mark.parametrize("name", [pytest.param("glue", marks=pytest.mark.slow), "protocol"])
+def test_a_grid_on_two_workers_has_the_results_of_one_process(name, tmp_path):
+    """Without dropout, whose draws differ between replicas."""
+    runs.write_checkpoint(tmp_path / "checkpoint", hidden_dropout=0.0, attention_dropout=0.0)
+    runs.write_data(tmp_path / "glue" / "SST-2", "sst2")
+    flags = {
+        "glue": ["--tasks", "sst2", "--data", tmp_path / "glue"],
+        "protocol": ["--task", "sst2", "--data", tmp_path / "glue" / "SST-2", "--restarts", "2"],
+    }[name]
+    given = [name, tmp_path, tmp_path / "two", *map(str, flags), "--epochs", "1", "--learning-rates", "1e-3"]
+    clusters.run(command(*given))
+    given[2] = tmp_path / "one"
+    on_one_process(command(*given))
+    two, one = (
+        json.loads((tmp_path / output / "results.json").read_text().replace(str(tmp_path / output), ""))
+        for output in ("two", "one")
+    )
+    assert compared(two, one) > 2
+    runs_of_two, runs_of_one = (
+        {
+            file.parent.relative_to(tmp_path / output): json.loads(file.read_text())
+            for file in (tmp_path / output).glob("*/*/results.json")
+        }
+        for output in ("two", "one")
+    )
+    assert {*runs_of_two} == {*runs_of_one} and len(runs_of_one) == {"glue": 1, "protocol": 2}[name]
+    for path, made in runs_of_one.items():
+        compared(runs_of_two[path]["history"], made["history"], str(path))
 
 
 @pytest.mark.slow

@@ -170,7 +170,9 @@ def measures_of(run: Run, results: Mapping[str, Any]) -> str:
     if not measures:
         return ""
     rows = [f"| {name} | {value:.4f} |" for name, value in measures.items()]
-    return "\n".join(["## Measures", "", of, "", "| measure | value |", "|---|---|", *rows, "", ""])
+    why = results.get("degenerate")
+    notes = [f"**The model did not learn**: {why}.", ""] if why else []
+    return "\n".join(["## Measures", "", *notes, of, "", "| measure | value |", "|---|---|", *rows, "", ""])
 
 
 def _measured(results: Mapping[str, Any]) -> dict[str, float]:

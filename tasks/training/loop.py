@@ -4,7 +4,6 @@ An unfinished run with the same identity is resumed from its last save, with bit
 """
 
 import contextlib
-import json
 import math
 import pathlib
 import sys
@@ -16,7 +15,6 @@ import keras
 
 from bert_keras.console import shows_bars
 from bert_keras.errors import BertKerasError, LossDiverged
-from bert_keras.files import digest
 from bert_keras.signals import postponed
 from tasks.folders import Folder, Layout
 from tasks.training.plan import Monitor, Plan, Stage
@@ -26,7 +24,6 @@ from tasks.training.strategies import differ_between_replicas
 from tasks.training.workers import Workers
 
 RESULTS_FILE, LOGS, TASK_FILE = "results.json", "logs", "task.json"
-SAME_STEP = "the step to resume from; give all of them one output folder that they share"
 PROTOCOL_FILE = "protocol.json"  # a grid of runs writes it into a run's folder before the run begins
 RUN = Layout(
     name="a run",
@@ -106,7 +103,9 @@ def train(
         if (remembered := _restored(saver, folder, plan, begun=begun, log=log)) is not None:
             before, of_monitor = remembered
             monitor.recall(of_monitor)
-        workers.check_same(saver.step, SAME_STEP)
+        workers.check_same(
+            {"the step to resume from": saver.step}, "give all of them one output folder that they share"
+        )
         progress = Progress(plan.stages, log=log, inside=verbose == 2, seconds=seconds)
         try:
             _fit_stages(plan, monitor, saver, progress, workers, verbose=int(verbose == 1 and workers.chief))
@@ -145,8 +144,7 @@ def _begin(folder: Folder, plan: Plan, workers: Workers) -> Iterator[bool]:
         else:
             folder.check()
             begun = folder.begun
-        found = digest([json.dumps(plan.identity, sort_keys=True)])
-        workers.check_same(int(found[:12], 16), "data, checkpoint or settings; give all of them the same")
+        workers.check_same(plan.identity, "give all of them the same data, checkpoint and settings")
         yield begun
 
 

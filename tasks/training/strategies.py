@@ -2,7 +2,6 @@
 
 import contextlib
 import functools
-import json
 import os
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
@@ -12,13 +11,10 @@ import numpy as np
 import tensorflow as tf
 
 from bert_keras.errors import BertKerasError
-from tasks.batches import WHOLE, Part
+from bert_keras.features import WHOLE, Part
+from bert_keras.signals import unhandled
 from tasks.settings import STRATEGIES
-
-CLUSTER = (
-    "TF_CONFIG"  # the environment variable in which Kubernetes operators and TensorFlow describe a cluster
-)
-WORKERS = ("chief", "worker")
+from tasks.training.cluster import CLUSTER, check_cluster
 
 
 def _one() -> tf.distribute.Strategy:
@@ -35,7 +31,8 @@ def _mirrored() -> tf.distribute.Strategy:
 def _multiworker() -> tf.distribute.Strategy:
     check_cluster(os.environ.get(CLUSTER))
     try:
-        return tf.distribute.MultiWorkerMirroredStrategy()
+        with unhandled():  # TensorFlow still catches SIGTERM
+            return tf.distribute.MultiWorkerMirroredStrategy()
     except RuntimeError as error:  # TensorFlow has run an operation
         raise BertKerasError(
             f"cannot join the cluster of {CLUSTER}: {error}; make the strategy before TensorFlow runs any operation."
@@ -75,30 +72,6 @@ def strategy(name: str) -> tf.distribute.Strategy:
     if name not in _MAKERS:
         raise BertKerasError(f"strategy is {name!r}; give one of {', '.join(STRATEGIES)}.")
     return _MAKERS[name]()
-
-
-def check_cluster(given: str | None) -> None:
-    """Raises BertKerasError unless TF_CONFIG, as JSON, lists the workers and says which of them this process is."""
-    wanted = (
-        f'set {CLUSTER} in each process, such as {{"cluster": {{"worker": ["host0:2222", "host1:2222"]}}, "task": {{"type": '
-        '"worker", "index": 0}}'
-    )
-    if not given:
-        raise BertKerasError(f"strategy multiworker needs {CLUSTER}, which is not set; {wanted}.")
-    try:
-        found = json.loads(given)
-        cluster, task = found["cluster"], found["task"]
-        workers = cluster[task["type"]]
-        wrong = sorted({*cluster} - set(WORKERS))
-        good = not wrong and isinstance(workers, list) and workers[int(task["index"])]
-    except (ValueError, LookupError, TypeError):
-        wrong, good = [], False
-    if wrong:
-        raise BertKerasError(
-            f"{CLUSTER} lists {', '.join(wrong)}; strategy multiworker has tasks of type {' and '.join(WORKERS)} alone."
-        )
-    if not good:
-        raise BertKerasError(f"{CLUSTER} names no task of its cluster; {wanted}.")
 
 
 def is_accelerated() -> bool:

@@ -8,17 +8,17 @@ evaluation read the replicas of all workers; the others write to a temporary fol
 import contextlib
 import functools
 import json
-import os
 import pathlib
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import numpy as np
 import tensorflow as tf
 
 from bert_keras.errors import BertKerasError, WorkerLost, first_line
-from tasks.training.strategies import CLUSTER, WORKERS
+from bert_keras.files import digest
+from tasks.training.cluster import WORKERS, in_cluster
 
 # TensorFlow raises them in the workers that are left, at their next operation over all replicas.
 LOST = (
@@ -72,10 +72,25 @@ class Workers:
         """Returns when all workers are here."""
         self.values(0)
 
-    def check_same(self, value: int, what: str) -> None:
-        """Raises BertKerasError in all workers unless all give the same value. what: its name, with what to do."""
-        if len({*self.values(value)}) > 1:
-            raise BertKerasError(f"the workers differ in {what}.")
+    def check_same(self, facts: Mapping[str, Any], remedy: str) -> None:
+        """Raises BertKerasError in all workers, with the names of the facts that differ, unless all give the same.
+
+        facts: plain JSON by name; remedy: what the user can do
+        """
+        if self.count == 1:
+            return
+        own = {name: digest([json.dumps(fact, sort_keys=True)]) for name, fact in facts.items()}
+        chiefs = self.from_chief(lambda: own)
+        here = [own.get(name) != fact for name, fact in chiefs.items()]
+        here.append({*own} != {*chiefs})
+        anywhere = self._gather(tf.constant(here, tf.int64)).numpy().any(axis=0)
+        names = [
+            name
+            for name, differs in zip([*chiefs, "the version of bert-keras"], anywhere, strict=True)
+            if differs
+        ]
+        if names:
+            raise BertKerasError(f"the workers differ in {', '.join(names)}; {remedy}.")
 
     @property
     def _gather(self) -> Callable[[tf.Tensor], tf.Tensor]:
@@ -126,15 +141,6 @@ def _gather_of(distribution: tf.distribute.Strategy) -> Callable[[tf.Tensor], tf
         return distribution.experimental_local_results(distribution.run(in_replica, args=(values,)))[0]
 
     return gather
-
-
-def in_cluster() -> bool:
-    """True if TF_CONFIG lists more than one worker."""
-    try:
-        cluster = json.loads(os.environ.get(CLUSTER, "{}"))["cluster"]
-        return sum(len(cluster.get(kind, ())) for kind in WORKERS) > 1
-    except (ValueError, LookupError, TypeError, AttributeError):
-        return False
 
 
 @contextlib.contextmanager
