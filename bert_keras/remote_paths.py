@@ -28,6 +28,19 @@ def is_remote(path: str | os.PathLike[str]) -> bool:
     return _REMOTE.match(os.fspath(path)) is not None
 
 
+def files_below(path: pathlib.Path) -> list[pathlib.Path]:
+    """The files in a folder and in the folders below it.
+
+    In a remote folder, each path with nothing below is taken for a file: to ask would be a request for each. Object stores have
+    no empty folders.
+    """
+    found = [*path.rglob("*")]
+    if not isinstance(path, RemotePath):
+        return [one for one in found if one.is_file()]
+    folders = {one.parent for one in found}
+    return [one for one in found if one not in folders]
+
+
 def refuse_remote(path: pathlib.Path, what: str) -> None:
     """Raises BertKerasError for a remote path. what: the output, such as "a run"."""
     if is_remote(path):
@@ -78,11 +91,18 @@ class RemotePath(pathlib.PosixPath):
         return (found for found in self.iterdir() if fnmatch.fnmatchcase(found.name, pattern))
 
     def rglob(self, pattern: str, **_: Any) -> Iterator["RemotePath"]:  # type: ignore[override]
+        """All files and folders below this folder, with one request for each level of folders."""
         assert pattern == "*"
-        for found in self.iterdir():
-            yield found
-            if found.is_dir():
-                yield from found.rglob(pattern)
+        # In brackets, a character stands for itself.
+        level = re.sub(r"[*?\[]", lambda found: f"[{found[0]}]", str(self))
+        while True:
+            level += "/*"
+            with _errors(self):
+                names = _gfile().glob(level)
+            if not names:
+                return
+            # Object stores may keep an empty object for a folder, whose name ends with a slash.
+            yield from (RemotePath(name) for name in sorted(names) if not name.endswith("/"))
 
     def open(
         self,

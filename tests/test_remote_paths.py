@@ -14,7 +14,7 @@ import pyarrow.parquet
 import pytest
 import tensorflow as tf
 
-from bert_keras import checkpoints
+from bert_keras import checkpoints, remote_paths
 from bert_keras.folders import whole_folder
 from bert_keras.paths import path_of
 from bert_keras.remote_paths import RemotePath
@@ -68,6 +68,31 @@ def test_a_remote_path_is_a_path(ram):
         (path.parent / "absent").read_bytes()
     path.unlink()
     assert not path.exists()
+
+
+def test_a_folder_is_listed_with_one_request_for_each_level(ram, monkeypatch):
+    names = {
+        "a.txt",
+        "b/c.txt",
+        "b/d e/f.txt",
+        "b/d e/g [1]?/h.txt",
+        ".i/j.txt",
+        *(f"k/{i}.txt" for i in range(20)),
+    }
+    folder = path_of(f"{ram.folder}/text [2]")
+    for name in names:
+        ram(f"text [2]/{name}", "one")
+        ram(f"text 2/{name}.other", "two")
+    asked, gfile = [], tf.io.gfile
+
+    class Counted:
+        def __getattr__(self, name):
+            asked.append(name)
+            return getattr(gfile, name)
+
+    monkeypatch.setattr(remote_paths, "_gfile", Counted)
+    assert {file.relative_to(folder).as_posix() for file in remote_paths.files_below(folder)} == names
+    assert asked == ["glob"] * 5, "four levels, and the empty one"
 
 
 def test_corpora_of_all_forms(ram, tmp_path):
