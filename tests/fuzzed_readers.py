@@ -62,6 +62,7 @@ class Reader:
     file: its name in the folder
     read: the folder -> a value that says what was read
     checked: True if checksums protect the file: what is read is what was written, or an error
+    named: further names that an error may give the file: another file that must fit it, or TensorFlow's prefix
     """
 
     file: str
@@ -69,6 +70,7 @@ class Reader:
     mutate: Callable[[bytes, Random], bytes]
     read: Callable[[Path], Any]
     checked: bool = False
+    named: tuple[str, ...] = ()
 
 
 def mutated(reader: Reader, originals: list[bytes], random: Random) -> bytes:
@@ -84,15 +86,23 @@ def outcome(reader: Reader, folder: Path, data: bytes) -> Any:
         try:
             return reader.read(folder)
         except BertKerasError as error:
-            if "\n" in str(error) or not 0 < len(str(error)) < LONGEST:
-                raise Finding(
-                    f"an error of {len(str(error))} characters, or of several lines: {error}"
-                ) from error
+            check_error(reader, error)
             return None
         except (KeyboardInterrupt, SystemExit):
             raise
         except Exception as error:
             raise Finding(f"{type(error).__name__}: {error}") from error
+
+
+def check_error(reader: Reader, error: BertKerasError) -> None:
+    """Raises Finding unless an error is one line, not too long, and names the file."""
+    text = str(error)
+    if "\n" in str(error.args[0]):  # before BertKerasError escapes it
+        raise Finding(f"an error of several lines: {text}") from error
+    if not 0 < len(text) < LONGEST:
+        raise Finding(f"an error of {len(text)} characters: {text}") from error
+    if not any(name in text for name in (Path(reader.file).name, *reader.named)):
+        raise Finding(f"an error that does not name the file: {text}") from error
 
 
 def check_result(reader: Reader, found: Any, wanted: Iterable[Any]) -> None:
@@ -363,6 +373,7 @@ READERS: dict[str, Reader] = {
     "config.json with weights": Reader(
         file="config.json",
         make=_written("hugging-face", "config.json"),
+        named=("model.safetensors",),
         mutate=mutated_json,
         read=_checkpoint,
     ),
@@ -374,6 +385,7 @@ READERS: dict[str, Reader] = {
     ),
     "TensorFlow 1 index": Reader(
         file="bert_model.ckpt.index",
+        named=("bert_model.ckpt",),
         make=_written("google", "bert_model.ckpt.index"),
         mutate=mutated_bytes,
         read=_checkpoint,
@@ -381,6 +393,7 @@ READERS: dict[str, Reader] = {
     ),
     "TensorFlow 1 data": Reader(
         file="bert_model.ckpt.data-00000-of-00001",
+        named=("bert_model.ckpt",),
         make=_written("google", "bert_model.ckpt.data-00000-of-00001"),
         mutate=mutated_bytes,
         read=_checkpoint,
@@ -388,13 +401,18 @@ READERS: dict[str, Reader] = {
     ),
     "Model Garden index": Reader(
         file="bert_model.ckpt.index",
+        named=("bert_model.ckpt",),
         make=_written("model-garden", "bert_model.ckpt.index"),
         mutate=mutated_bytes,
         read=_checkpoint,
         checked=True,
     ),
     "KerasHub config.json": Reader(
-        file="config.json", make=_written("keras-hub", "config.json"), mutate=mutated_json, read=_checkpoint
+        file="config.json",
+        named=("model.weights.h5",),
+        make=_written("keras-hub", "config.json"),
+        mutate=mutated_json,
+        read=_checkpoint,
     ),
     "KerasHub tokenizer.json": Reader(
         file="tokenizer.json",
@@ -493,6 +511,7 @@ READERS: dict[str, Reader] = {
         make=_our_records("instances/manifest.json"),
         mutate=mutated_json,
         read=lambda folder: _records(folder / "instances"),
+        named=("instances was made with another",),  # a folder of another vocabulary
     ),
     "TFRecord, Google's": Reader(
         file="google.tfrecord",

@@ -183,7 +183,9 @@ def test_a_model_type_that_is_not_the_weights(tmp_path, kind, said):
 def test_more_layers_in_the_config_than_in_the_file(tmp_path):
     theirs = their_tensors(random_checkpoint(heads=()))
     folder = safetensors_folder(tmp_path / "out", theirs, dataclasses.replace(TINY, num_layers=4))
-    message = "out: the checkpoint has no block_2/.*; it has 2 layers, and num_hidden_layers is 4"
+    message = (
+        "out/model.safetensors: the checkpoint has no block_2/.*; it has 2 layers, and num_hidden_layers is 4"
+    )
     raises(ValueError, message, checkpoints.load_encoder, folder, log=print)
 
 

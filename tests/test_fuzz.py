@@ -3,9 +3,11 @@
 benchmarks/fuzz.py runs many more, in processes of their own with limits of time and memory.
 """
 
+import contextlib
+
 import pytest
 import tensorflow as tf
-from fuzzed_readers import READERS, check_result, made, mutated, outcome
+from fuzzed_readers import LONGEST, READERS, Finding, Reader, check_result, made, mutated, outcome
 from hypothesis import HealthCheck, given, settings, strategies
 from random_checkpoints import saves_with_keras
 
@@ -59,6 +61,25 @@ def test_a_damaged_file_is_read_or_refused_in_one_line(name, tmp_path):
 @pytest.mark.parametrize("name", sorted(SLOW))
 def test_a_damaged_file_of_a_slow_reader_is_read_or_refused_in_one_line(name, tmp_path, eager):
     read_damaged_files(name, tmp_path, count=30)
+
+
+@pytest.mark.parametrize(
+    ("message", "finding"),
+    [
+        ("text.txt cannot be read: first line", None),
+        ("text.txt cannot be read: first line\nsecond line", "several lines"),
+        ("the file cannot be read", "does not name the file"),
+        ("text.txt cannot be read: " + "x" * LONGEST, "characters"),
+    ],
+)
+def test_an_error_of_several_lines_or_without_the_file_is_a_finding(message, finding, tmp_path):
+    def read(folder):
+        raise BertKerasError(message)
+
+    reader = Reader(file="text.txt", make=lambda folder: [], mutate=lambda data, random: data, read=read)
+    expected = contextlib.nullcontext() if finding is None else pytest.raises(Finding, match=finding)
+    with expected:
+        assert outcome(reader, tmp_path, b"") is None
 
 
 @pytest.mark.parametrize("kind", [BertKerasError, MissingFileError, TakenError, MissingPackageError])

@@ -81,14 +81,14 @@ def read(path: Path) -> Checkpoint:
     config = form.load_config(root)
     vocabulary = _tokenizer_of_folder(form, root, config)
     with form.open(root, config) as source:
-        tensors, unknown = read_tensors(form, config, source, where=root)
+        tensors, unknown = read_tensors(form, config, source, root=root)
     # Checked before an encoder of the config's sizes is made, so that the encoder is never larger than the file.
     lacking = [
         name
         for name in variable_shapes(config)
         if name not in tensors and name.split("/")[0] not in _MAY_LACK
     ]
-    refuse_lacking(lacking, tensors, config, unknown=unknown, named=f"{root}: ")
+    refuse_lacking(lacking, tensors, config, unknown=unknown, named=f"{source.file}: ")
     # A class whose heads were not read does not describe these tensors.
     has_its_heads = any(
         architecture == source.architecture and heads <= {name.split("/")[0] for name in tensors}
@@ -234,6 +234,7 @@ def _tokenizer_fields(vocabulary: Vocabulary) -> dict[str, Any]:
         "lower_case": vocabulary.lower_case,
         "other_tokenizer": vocabulary.other,
         "sentencepiece": vocabulary.sentencepiece,
+        "vocabulary_file": vocabulary.file,
     }
 
 
@@ -256,9 +257,10 @@ def tokenizer_of(checkpoint: Checkpoint, *, lower_case: bool | None = None) -> "
     from bert_keras.text.sentencepiece import SentencePiece
     from bert_keras.text.wordpiece import WordPiece
 
+    named = f"{checkpoint.vocabulary_file}: " if checkpoint.vocabulary_file else prefix_of(checkpoint)
     if checkpoint.vocabulary is None and checkpoint.other_tokenizer is not None:
         raise BertKerasError(
-            f"{prefix_of(checkpoint)}the checkpoint's tokenizer is {checkpoint.other_tokenizer}, which is not "
+            f"{named}the checkpoint's tokenizer is {checkpoint.other_tokenizer}, which is not "
             "supported; use its weights with ids from another library's tokenizer."
         )
     if checkpoint.vocabulary is None and checkpoint.sentencepiece is None:
@@ -273,7 +275,7 @@ def tokenizer_of(checkpoint: Checkpoint, *, lower_case: bool | None = None) -> "
             return ByteBPE(checkpoint.vocabulary or (), checkpoint.merges)
         return WordPiece(checkpoint.vocabulary or (), lower_case=lower_case)
     except ValueError as error:
-        raise BertKerasError(f"{prefix_of(checkpoint)}{error}") from error
+        raise BertKerasError(f"{named}{error}") from error
 
 
 def compare(path: Path, *, seed: int = 0) -> dict[str, float]:

@@ -284,6 +284,7 @@ def _open(folder: pathlib.Path, config: BertConfig) -> Iterator[Source]:
         where = {name: source for source in sources for name in source.shapes}
         shapes = {name: source.shapes[name] for name, source in where.items()}
         yield Source(
+            file=files[0] if len(files) == 1 else folder,
             shapes=shapes,
             get=lambda name: where[name].get(name),
             architecture=_architecture_of_folder(folder),
@@ -314,7 +315,7 @@ def _open_safetensors(file: pathlib.Path) -> Iterator[Source]:
         # The library compares header and length: a file that opens can be read.
         with safetensors.safe_open(file, framework="np") as opened:
             shapes = {name: tuple(opened.get_slice(name).get_shape()) for name in opened.keys()}
-            yield Source(shapes=shapes, get=functools.partial(_safetensor, opened, file=file))
+            yield Source(file=file, shapes=shapes, get=functools.partial(_safetensor, opened, file=file))
     except safetensors.SafetensorError as error:
         raise BertKerasError(f"{file} is cut short or not a safetensors file: {error}.") from error
 

@@ -142,7 +142,7 @@ def _open(folder: pathlib.Path, config: BertConfig) -> Iterator[Source]:
     variables = {variable.path: variable for variable in backbone.weights}
     shapes = {name: tuple(variable.shape) for name, variable in variables.items()}
     shapes |= _heads(folder / _HEADS)
-    yield Source(shapes=shapes, get=lambda name: np.array(variables[name].numpy()))
+    yield Source(file=file, shapes=shapes, get=lambda name: np.array(variables[name].numpy()))
 
 
 def _check_shards(file: pathlib.Path) -> None:
@@ -186,7 +186,8 @@ def _load_tokenizer(folder: pathlib.Path) -> Vocabulary:
         known = {"lowercase": or_null(FLAG)}
         found = typed(content.get("config", {}), known, where=settings, optional=known, others=True)
         lower_case = found.get("lowercase")
-    return Vocabulary(pieces=read_pieces(path) if path.is_file() else None, lower_case=lower_case)
+    pieces = read_pieces(path) if path.is_file() else None
+    return Vocabulary(pieces=pieces, lower_case=lower_case, file=str(path))
 
 
 def _save(checkpoint: Checkpoint, names: Names, tensors: dict[str, np.ndarray], folder: pathlib.Path) -> None:

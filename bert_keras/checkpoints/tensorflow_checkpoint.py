@@ -85,7 +85,7 @@ def open_checkpoint(prefix: pathlib.Path, config: BertConfig) -> Iterator[Source
             raise BertKerasError(
                 f"{prefix} cannot be read: its data has {there:,} bytes and its index needs {size:,}; bring all its files again."
             )
-        yield Source(shapes=dict(sorted(shapes.items())), get=get)
+        yield Source(file=prefix, shapes=dict(sorted(shapes.items())), get=get)
 
 
 def _is_data_of(prefix: pathlib.Path, part: pathlib.Path) -> bool:

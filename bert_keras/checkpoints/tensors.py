@@ -10,15 +10,17 @@ from bert_keras.errors import BertKerasError, listed
 
 
 def read_tensors(
-    form: Format, config: BertConfig, source: Source, *, where: pathlib.Path
+    form: Format, config: BertConfig, source: Source, *, root: pathlib.Path
 ) -> tuple[dict[str, np.ndarray], tuple[str, ...]]:
     """Our name -> array in our layout, and the file's names that no row of the table has.
+
+    root: the checkpoint's folder or prefix
 
     Raises BertKerasError for a tensor of another shape or dtype, with NaN or infinite numbers, or for two names of one weight
     whose values differ.
     """
-    names = form.names_in(where)
-    known, unknown = _known_rows(names, config, source, where=where)
+    names = form.names_in(root)
+    known, unknown = _known_rows(names, config, source)
     tensors: dict[str, np.ndarray] = {}
     first: dict[str, str] = {}  # our name -> the name in the file that was read first
     tied = True
@@ -26,20 +28,20 @@ def read_tensors(
         array = row.to_ours(source.get(raw))
         if not _is_float(array):
             raise BertKerasError(
-                f"{raw} in {where} is {array.dtype}; wanted float16, bfloat16, float32 or float64."
+                f"{raw} in {source.file} is {array.dtype}; wanted float16, bfloat16, float32 or float64."
             )
-        refuse_not_finite(array, named=f"{raw} in {where}")
+        refuse_not_finite(array, named=f"{raw} in {source.file}")
         if row.ours in tensors and not np.array_equal(tensors[row.ours], array):
             if row.theirs not in names.duplicates:
                 raise BertKerasError(
-                    f"{raw} and {first[row.ours]} in {where} differ; they are two names of one weight and must be equal."
+                    f"{raw} and {first[row.ours]} in {source.file} differ; they are two names of one weight and must be equal."
                 )
             tied = False
         tensors.setdefault(row.ours, array)
         first.setdefault(row.ours, raw)
     if not any(name.startswith("embeddings/") for name in tensors):
         raise BertKerasError(
-            f"no tensor in {where} has a name of the {form.name} format"
+            f"no tensor in {source.file} has a name of the {form.name} format"
             f"{_other_model_types(form, names, config, source)}; its tensors are {listed(source.shapes, 4)}."
         )
     if not tied:  # the file's masked-LM head has its own weights; our head shares the embeddings
@@ -57,9 +59,7 @@ def refuse_not_finite(array: np.ndarray, *, named: str) -> None:
         )
 
 
-def _known_rows(
-    names: Names, config: BertConfig, source: Source, *, where: pathlib.Path
-) -> tuple[list[tuple[str, Row]], list[str]]:
+def _known_rows(names: Names, config: BertConfig, source: Source) -> tuple[list[tuple[str, Row]], list[str]]:
     """The file's names with their rows, and those without a row. Raises BertKerasError for another shape."""
     rows = names.readable_rows(config)
     known: list[tuple[str, Row]] = []
@@ -74,7 +74,7 @@ def _known_rows(
         wanted = rows[name].their_shape(config)
         if len(shape) != len(wanted) or any(w not in (0, s) for s, w in zip(shape, wanted, strict=True)):
             raise BertKerasError(
-                f"{raw} in {where} has shape {list(shape)}; the config wants {list(wanted)}: "
+                f"{raw} in {source.file} has shape {list(shape)}; the config wants {list(wanted)}: "
                 "weights and config belong to different models; bring both of one model."
             )
         known.append((raw, rows[name]))

@@ -56,7 +56,7 @@ def open_torch(file: pathlib.Path) -> Iterator[Source]:
         except (RuntimeError, TypeError) as error:  # a sparse tensor, or a tensor on the meta device
             raise BertKerasError(f"{name} of {file} is not a plain tensor: {first_line(error)}") from error
 
-    yield Source(shapes=shapes, get=get)
+    yield Source(file=file, shapes=shapes, get=get)
 
 
 def _refuse_packed(file: pathlib.Path) -> None:

@@ -188,6 +188,7 @@ class Checkpoint:
     vocabulary, merges, sentencepiece, lower_case, other_tokenizer: see `vocabulary_files.Vocabulary`
     format: the name of the format that it was read from, or ""
     path: the path that it was read from, or ""; errors name it
+    vocabulary_file: the path of the tokenizer's file, or ""; errors about the tokenizer name it
     architecture: Hugging Face's class without the model's name (ForTokenClassification), where known
     labels: the names of the classifier's logits, in order, where Hugging Face's id2label has names
     unknown: names in the file that no row of the table has
@@ -203,6 +204,7 @@ class Checkpoint:
     sentencepiece: bytes | None = None
     format: str = ""
     path: str = ""
+    vocabulary_file: str = ""
     architecture: str | None = None
     labels: tuple[str, ...] | None = None
     unknown: tuple[str, ...] = ()
@@ -219,8 +221,12 @@ def architecture_of(checkpoint: Checkpoint) -> str:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Source:
-    """An open file: first the shapes, which are checked before any array is read."""
+    """An open file: first the shapes, which are checked before any array is read.
 
+    file: its name in errors; the folder of several files, the prefix of TensorFlow's
+    """
+
+    file: pathlib.Path
     shapes: dict[str, tuple[int, ...]]
     get: Callable[[str], np.ndarray]
     architecture: str | None = None
