@@ -12,7 +12,7 @@ from typing import Any
 
 import keras
 
-from bert_keras.json_files import ANYTHING, MEASURE, object_of, read_object, typed, whole
+from bert_keras.json_files import ANYTHING, MEASURE, TEXT, object_of, or_null, read_object, typed, whole
 from savedmodels.op_support import VERSIONS
 from savedmodels.server_config import BATCHING, MODELS
 from tasks.task import Problem
@@ -96,9 +96,9 @@ def model_card(
     run: Run, signatures: Mapping[str, Any], *, name: str, version: int, size: int, frozen: bool = False
 ) -> str:
     """The text of the card. size: bytes of the graph and the weights; frozen: True if the weights are constants."""
-    example = example_of(run.task)
+    example, precision = example_of(run.task), precision_of(run.model)
     facts = facts_of(run) | {
-        "precision": precision_of(run.model),
+        "precision": precision,
         "weights": FROZEN if frozen else "",
         "size": f"{size / 1e6:.1f} MB",
     }
@@ -112,7 +112,7 @@ def model_card(
         path=json.dumps(f"{name}/{version}", ensure_ascii=False),
         shell_path=shlex.quote(f"{name}/{version}"),
         facts=fact_rows(facts),
-        measures=measures_table(run),
+        measures=measures_table(run, rounded="" if precision == "float32" else precision),
         signatures=signature_table(signatures),
         ragged=RAGGED if "ragged" in signatures else "",
         answers=answers_of(run.task),
@@ -168,8 +168,11 @@ def signature_table(signatures: Mapping[str, Any]) -> str:
     return "\n".join(["| signature | | name | dtype | shape |", "|---|---|---|---|---|", *rows])
 
 
-def measures_table(run: Run) -> str:
-    """The section with the exported task's measures; empty if results.json has none."""
+def measures_table(run: Run, *, rounded: str = "") -> str:
+    """The section with the exported task's measures; empty if results.json has none.
+
+    rounded: the narrower format of the exported weights, in which nothing was measured; empty for the run's own
+    """
     path = run.path / RESULTS_FILE
     # Only the members of an ensemble were evaluated, not the ensemble.
     if isinstance(run.model, Ensemble) or not path.is_file():
@@ -179,5 +182,9 @@ def measures_table(run: Run) -> str:
         "dev_examples": whole(0, 2**63 - 1),
         "measures": object_of(MEASURE),
         "majority_baselines": object_of(MEASURE),
+        "degenerate": or_null(TEXT),
     }
-    return measures_of(run, typed(read_object(path), kinds, where=path, optional=kinds, others=True))
+    found = measures_of(run, typed(read_object(path), kinds, where=path, optional=kinds, others=True))
+    if not found or not rounded:
+        return found
+    return f"{found}These are the measures of the run. The export in {rounded} was not measured.\n"

@@ -118,11 +118,19 @@ def main(arguments: Sequence[str]) -> None:
     """Prints the answers to the arguments, or to the inputs in JSON on standard input."""
     settings = json.loads((FOLDER / "settings.json").read_text(encoding="utf-8"))
     names = settings["inputs"]
-    given = (
-        {name: list(arguments[i :: len(names)]) for i, name in enumerate(names)}
-        if arguments
-        else json.load(sys.stdin)
-    )
+    if list(arguments) in (["--help"], ["-h"]) or (not arguments and sys.stdin.isatty()):
+        print(__doc__)
+        return
+    try:
+        given = (
+            {name: list(arguments[i :: len(names)]) for i, name in enumerate(names)}
+            if arguments
+            else json.load(sys.stdin)
+        )
+    except json.JSONDecodeError as error:
+        sys.exit(
+            f"standard input is no JSON ({error}); give texts as arguments, or {json.dumps({name: ['...'] for name in names})}."
+        )
     if set(given) == set(settings["features"]):  # ids of another tokenizer
         ready = {name: np.asarray(rows, np.int32) for name, rows in given.items()}
     elif settings["tokenizer"] is None:

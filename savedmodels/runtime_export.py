@@ -167,7 +167,7 @@ def write_beside(
     card = _CARD.format(
         name=name,
         facts=fact_rows(facts_of(run) | facts),
-        measures=measures_table(run),
+        measures=measures_table(run, rounded=quantize or ""),
         packages=" ".join(
             package for package in runtime.packages if package in ("onnxruntime", "openvino", "tokenizers")
         ),

@@ -113,6 +113,7 @@ def open_given_task(args: argparse.Namespace, *, holds_out: bool = True) -> tupl
 def _run_finetune(args: argparse.Namespace) -> None:
     start_training(args.strategy)
     from bert_keras import checkpoints
+    from tasks.training.fine_tuning_monitor import DEGENERATE
     from tasks.training.finetune import finetune
 
     task, hparams = open_given_task(args)
@@ -140,6 +141,11 @@ def _run_finetune(args: argparse.Namespace) -> None:
         rows,
         title=f"{task.name}, {hparams.keep} epoch",
     )
+    if results.get(DEGENERATE):
+        print(
+            f"warning: the model did not learn: {results[DEGENERATE]}; give more examples, more epochs or another --seed",
+            file=sys.stderr,
+        )
     print(f"the run is in {args.output}")
 
 

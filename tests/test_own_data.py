@@ -378,7 +378,7 @@ def test_csv_from_training_to_export_by_command(tmp_path, capfd):
     code, out, err = runs.run_command(
         capfd, "finetune", "--task", "custom", "--data", path, *columns, *start, *flags
     )
-    assert (code, err) == (0, "")
+    assert code == 0, err  # one epoch may not learn, which is a warning
     assert "text: Review Text; labels: bad, good one" in out
     results = json.loads((run / "results.json").read_text())
     assert (results["train_examples"], results["dev_examples"]) == (48, 12)

@@ -75,6 +75,11 @@ def test_a_run_answers_texts_without_tensorflow(name, sst2, tmp_path, capfd):
     probabilities = [row["probabilities"] for row in found]
     np.testing.assert_allclose(probabilities, expected["probabilities"], rtol=0, atol=1e-5)
     assert np.std(probabilities, axis=0).max() > 1e-3
+    script = [sys.executable, str(tmp_path / "moved elsewhere" / "example.py")]
+    asked = subprocess.run([*script, "--help"], capture_output=True, text=True)
+    assert "python example.py" in asked.stdout and asked.returncode == 0
+    empty = subprocess.run(script, input="", capture_output=True, text=True)
+    assert "standard input is no JSON" in empty.stderr and "Traceback" not in empty.stderr
     # The tokenizer is one that this package reads, and no second copy of the weights is left.
     assert checkpoints.hugging_face_tokenizer.read_tokenizer(tmp_path / "moved elsewhere").pieces
     assert not [*(tmp_path / "moved elsewhere").glob("float-*")]
@@ -131,7 +136,8 @@ def test_int8_weights_are_smaller_and_near(name, sst2, tmp_path):
     assert found["bytes"] < 0.9 * whole["bytes"]
     assert 1e-5 < found["max_difference"] < 0.25
     assert {*contents(tmp_path / "int8")} == {*contents(tmp_path / "float32")}
-    assert "| weights | int8 |" in (tmp_path / "int8" / "model_card.md").read_text()
+    card = (tmp_path / "int8" / "model_card.md").read_text()
+    assert "| weights | int8 |" in card and "The export in int8 was not measured" in card
 
 
 def test_the_features_are_those_of_the_preprocessor(sst2, tmp_path, monkeypatch):
