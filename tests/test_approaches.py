@@ -14,7 +14,7 @@ from bert_keras.errors import BertKerasError
 from tasks.batches import cardinality, take_examples
 from tasks.choice import Swag
 from tasks.experiments.approach_rows import APPROACHES, Row
-from tasks.experiments.approaches import Results, Subject, _subjects, as_json, run_approaches, tables
+from tasks.experiments.approaches import Results, Subject, _rows, _subjects, as_json, run_approaches, tables
 from tasks.experiments.paper_figures import figure_of
 from tasks.features.layers import LAYERS
 from tasks.features.token_vectors import RowExtractor
@@ -382,11 +382,19 @@ def test_the_command_takes_several_tasks(place, tmp_path, capfd):
     assert tagger.context == "sentence" and classifier.pooling == "concat"
 
 
+def test_rows_of_one_context_may_draw_examples():
+    given = {"max_examples": 8}
+    made = _rows("layers", ("last", "sentence-last"), given, context="sentence")
+    assert [row.context for row in made] == [None, "sentence"]
+    with pytest.raises(BertKerasError, match="max_examples"):
+        _rows("layers", ("last", "sentence-last"), given, context=None)
+
+
 @pytest.mark.parametrize(
     ("changes", "named"),
     [
         ({"rows": ("last", "last")}, "each once"),
-        ({"rows": ("last", "5")}, "layer 5 .* 4 blocks"),
+        ({"rows": ("last", "5")}, "4 blocks, too few for the rows 5; .* --rows last"),
         ({"restarts": 0}, "restarts is 0"),
         ({"task_options": {"pooling": "concat"}}, "--pooling does not apply to conll2003"),
         ({"tasks": ["sst2"]}, "data was given for conll2003"),

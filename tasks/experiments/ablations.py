@@ -228,13 +228,7 @@ def run_ablation(
         recipes=recipes,
         tasks=opened,
         restarts=chosen.restarts if restarts is None else restarts,
-        shared={
-            "text": digest_of_documents(documents),
-            "vocabulary": tokenizer.digest,
-            "lower_case": tokenizer.lower_case,
-            "held_out": held_out,
-            "strategy": strategy_name,
-        },
+        shared={**_identity_of_text(documents, tokenizer), "held_out": held_out, "strategy": strategy_name},
         data={name: identity_of_data(task) for name, task in opened.items()},
         how={"strategy_name": strategy_name, "verbose": verbose, "log": log},
     )
@@ -246,6 +240,14 @@ def run_ablation(
             folder.finish(as_json(name, outcomes))
             _draw(outcomes, folder.path / "results.png")
     return outcomes
+
+
+def _identity_of_text(documents: Iterable[Text], tokenizer: Tokenizer) -> dict[str, Any]:
+    return {
+        "text": digest_of_documents(documents),
+        "vocabulary": tokenizer.digest,
+        "lower_case": tokenizer.lower_case,
+    }
 
 
 def _check_names(name: str, scale: str, restarts: int | None) -> None:

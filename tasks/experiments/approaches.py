@@ -258,8 +258,9 @@ def run_approaches(
     log = workers.log(log)
     names = _names(name, tasks, data)
     _check_output(output, name)
-    rows = _rows(name, chosen.rows, given)
+    rows = _rows(name, chosen.rows, given, context=(task_options or {}).get("context"))
     source = checkpoint if isinstance(checkpoint, checkpoints.Checkpoint) else checkpoints.read(checkpoint)
+    _check_blocks(rows, source.config.num_layers)
     subjects = _subjects(names, rows, data, task_options or {})
     first = given.get("seed", Hparams.seed)
     plan = _Plan(
@@ -273,10 +274,7 @@ def run_approaches(
         workers=workers,
         how={"strategy_name": strategy_name, "verbose": verbose, "log": log},
     )
-    for subject, row in itertools.product(subjects, rows):
-        features = plan.hparams(subject, row, first).features
-        if features is not None:
-            check_features(subject.tasks[row.name], source.config, features)
+    _check_layers(plan)
     with workers.writing(locked(output)):
         results = _run(name, plan, log=log)
         if workers.chief:
@@ -284,6 +282,14 @@ def run_approaches(
             baselines = {subject.name: subject.baseline for subject in subjects}
             draw_rows(results.measures, output / PICTURE, baselines=baselines)
     return results
+
+
+def _check_layers(plan: _Plan) -> None:
+    """Raises BertKerasError if a row reads layers that the encoder or the task lacks."""
+    for subject, row in itertools.product(plan.subjects, plan.rows):
+        features = plan.hparams(subject, row, plan.seeds[0]).features
+        if features is not None:
+            check_features(subject.tasks[row.name], plan.source.config, features)
 
 
 def _names(name: str, tasks: Sequence[str] | None, data: Mapping[str, Source]) -> Sequence[str]:
@@ -307,13 +313,16 @@ def _check_output(output: pathlib.Path, name: str) -> None:
         raise BertKerasError(f"{output} holds another run, with its {RESULTS_FILE}; give another folder.")
 
 
-def _rows(name: str, rows: Sequence[str] | None, given: Mapping[str, Any]) -> list[Row]:
+def _rows(
+    name: str, rows: Sequence[str] | None, given: Mapping[str, Any], *, context: str | None
+) -> list[Row]:
+    """The rows. context: that of rows without one of their own; None leaves it to the task."""
     made = [Row(one) for one in rows or APPROACHES[name].rows]
     if not made or len({*made}) < len(made):
         raise BertKerasError(
             f"the rows are {', '.join(row.name for row in made) or 'none'}; give at least one, each once."
         )
-    if given.get("max_examples") is not None and len({row.context for row in made}) > 1:
+    if given.get("max_examples") is not None and len({row.context or context for row in made}) > 1:
         raise BertKerasError(
             "max_examples counts documents in rows with the context document and sentences in others, so these rows would learn "
             "from other words; give a smaller training file instead, or leave out the rows with a context of their own."
@@ -327,6 +336,22 @@ def _rows(name: str, rows: Sequence[str] | None, given: Mapping[str, Any]) -> li
             f"leave {'it' if len(refused) == 1 else 'them'} out, or the rows."
         )
     return made
+
+
+def _check_blocks(rows: Sequence[Row], num_layers: int) -> None:
+    """Raises BertKerasError if the encoder has too few blocks for a row."""
+    short = {}
+    for row in rows:
+        try:
+            _ = row.layers and places_of(row.layers, num_layers=num_layers)
+        except BertKerasError as error:
+            short[row.name] = error
+    if short:
+        fitting = [row.name for row in rows if row.name not in short]
+        raise BertKerasError(
+            f"the encoder has {num_layers} blocks, too few for the rows {', '.join(short)}; give others, such as --rows "
+            f"{' '.join(fitting) or 'fine-tuning last'}."
+        )
 
 
 def _subjects(

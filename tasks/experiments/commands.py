@@ -31,7 +31,7 @@ from tasks.options import (
     ProbeOptions,
     ProtocolOptions,
 )
-from tasks.pretraining.commands import TEXT_HELP, TEXT_NOTES, VOCAB_HELP, pair, set_value
+from tasks.pretraining.flags import TEXT_HELP, TEXT_NOTES, VOCAB_HELP, pair, set_value
 from tasks.settings import OF_FEATURES, Hparams
 
 # Settings that its rows decide, that apply only to some of them, or that take the dev split from the training file.

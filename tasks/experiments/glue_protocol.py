@@ -93,13 +93,7 @@ def run_protocol(
     log = workers.log(log)
     protocol.check_output(output, SCORED)
     tasks = _open_tasks(names, data, pooling=pooling)
-    majority = {}
-    if wnli == "majority" and WNLI in tasks:
-        majority = {WNLI: majority_label(tasks.pop(WNLI))}
-        if not tasks:
-            raise BertKerasError(
-                "wnli is 'majority', which trains nothing, and WNLI is the only task; name another task too."
-            )
+    majority = _take_wnli(tasks) if wnli == "majority" else {}
     with workers.writing(locked(output)):
         summaries, failed = protocol.run_tasks(
             tasks,
@@ -127,6 +121,18 @@ def _check_names(names: Sequence[str]) -> None:
         )
     if not names or len({*names}) < len(names):
         raise BertKerasError(f"the tasks are {', '.join(names) or 'none'}; give at least one, each once.")
+
+
+def _take_wnli(tasks: dict[str, Glue]) -> dict[str, str]:
+    """Removes WNLI from the tasks and returns its most frequent training label, by task name."""
+    if WNLI not in tasks:
+        return {}
+    label = majority_label(tasks.pop(WNLI))
+    if not tasks:
+        raise BertKerasError(
+            "wnli is 'majority', which trains nothing, and WNLI is the only task; name another task too."
+        )
+    return {WNLI: label}
 
 
 def _open_tasks(names: Sequence[str], data: str | pathlib.Path | None, *, pooling: str) -> dict[str, Glue]:

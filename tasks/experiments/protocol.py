@@ -33,7 +33,8 @@ from tasks.options import ProtocolOptions
 from tasks.settings import FEATURE_RATE, Hparams
 from tasks.task import Arrays, Task
 from tasks.training.ensemble import load_runs
-from tasks.training.finetune import DEGENERATE, finetune
+from tasks.training.fine_tuning_monitor import DEGENERATE
+from tasks.training.finetune import finetune
 from tasks.training.identity import identity_of_checkpoint
 from tasks.training.loop import RESULTS_FILE
 from tasks.training.run_folder import TOP, Run, load_run
