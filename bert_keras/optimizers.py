@@ -66,6 +66,18 @@ def _dense(gradient: Any) -> Any:
     return tf.convert_to_tensor(gradient)
 
 
+def _check_formats(variables: Sequence[keras.Variable]) -> None:
+    """Raises BertKerasError for weights that cannot be trained: a step is smaller than their rounding."""
+    wrong = [
+        one for one in variables if keras.backend.standardize_dtype(one.dtype) in ("bfloat16", "float16")
+    ]
+    if wrong:
+        raise BertKerasError(
+            f"{wrong[0].path} is {wrong[0].dtype}, a format of weights that only predict; to train, make the model with the "
+            f"dtype policy 'mixed_{wrong[0].dtype}', whose weights are float32."
+        )
+
+
 class _TwoMoments(keras.optimizers.Optimizer):
     """Base of AdamW and LAMB: two moments, a list of decayed variables, and clipping by the norm of the global gradient.
 
@@ -139,6 +151,7 @@ class _TwoMoments(keras.optimizers.Optimizer):
         """Creates both moments and lists the decayed variables."""
         if self.built:
             return
+        _check_formats(variables)
         super().build(variables)
         self._momentums, self._velocities = self.add_optimizer_variables(variables, ["momentum", "velocity"])
         self._decays = [self.is_decayed(variable) for variable in variables]

@@ -252,13 +252,19 @@ def _divided_by_batch(value: Any) -> Any:
         return value
     import tensorflow as tf
 
-    if not isinstance(value, tf.data.Dataset):
+    if not isinstance(value, tf.data.Dataset) or chooses_parts(value):
         return value
-    if value.options().experimental_distribute.auto_shard_policy != tf.data.experimental.AutoShardPolicy.AUTO:
-        return value  # the user's choice
     options = tf.data.Options()
     options.experimental_distribute.auto_shard_policy = tf.data.experimental.AutoShardPolicy.DATA
     return value.with_options(options)
+
+
+def chooses_parts(data: Any) -> bool:
+    """True for a tf.data.Dataset whose user chose what each worker reads of it."""
+    import tensorflow as tf
+
+    options = data.options().experimental_distribute
+    return bool(options.auto_shard_policy != tf.data.experimental.AutoShardPolicy.AUTO)
 
 
 def _rows(values: Any, start: Any, size: Any) -> Any:

@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+from collections.abc import Mapping
 from typing import Any
 
 import keras
@@ -58,14 +59,7 @@ class CompiledTextModel(TrainingSteps, keras.Model):
 
         Raises BertKerasError for settings beside an optimizer, and for unknown or impossible ones.
         """
-        if unknown := [name for name in settings if name not in OPTIMIZER_SETTINGS]:
-            raise BertKerasError(
-                f"compile() has no setting {unknown[0]!r}; BERT's optimizer has {', '.join(OPTIMIZER_SETTINGS)}."
-            )
-        if settings and optimizer is not None:
-            raise BertKerasError(
-                f"{', '.join(settings)} applies to BERT's own optimizer; give the optimizer its settings, or leave it out."
-            )
+        _check_settings(settings, optimizer)
         self._schedule = None
         if optimizer is None:
             bilstm = bilstm_of(self.network)
@@ -146,3 +140,15 @@ def _joined(metrics: Any, weighted_metrics: Any) -> list[Any]:
 def _name_of(metric: Any) -> str:
     name = metric if isinstance(metric, str) else getattr(metric, "name", getattr(metric, "__name__", ""))
     return "accuracy" if name == "acc" else name
+
+
+def _check_settings(settings: Mapping[str, Any], optimizer: Any) -> None:
+    """Raises BertKerasError for unknown settings, and for settings beside an optimizer."""
+    if unknown := [name for name in settings if name not in OPTIMIZER_SETTINGS]:
+        raise BertKerasError(
+            f"compile() has no setting {unknown[0]!r}; BERT's optimizer has {', '.join(OPTIMIZER_SETTINGS)}."
+        )
+    if settings and optimizer is not None:
+        raise BertKerasError(
+            f"{', '.join(settings)} applies to BERT's own optimizer; give the optimizer its settings, or leave it out."
+        )

@@ -4,10 +4,11 @@ TensorFlow is imported when a command runs; flags and help need none.
 """
 
 import argparse
+import os
 import sys
 from typing import Any
 
-from bert_keras.console import PATH, SEVERAL, print_errors_only, start
+from bert_keras.console import PATH, SEVERAL, note, print_errors_only, start
 from bert_keras.precision import PRECISIONS, slowness
 from bert_keras.settings import add_flags, names_of, spelled
 from tasks.options import (
@@ -17,6 +18,7 @@ from tasks.options import (
     TASK_OPTIONS,
 )
 from tasks.settings import STRATEGIES, Hparams
+from tasks.training.cluster import CLUSTER, check_cluster, other_workers
 
 CHECKPOINT_HELP = (
     "Hugging Face, Google, KerasHub or Model Garden checkpoint, by path or name (bert-base-uncased)"
@@ -43,6 +45,10 @@ def add_strategy(parser: argparse.ArgumentParser) -> None:
 
 def start_training(strategy_name: str) -> None:
     """Starts TensorFlow with deterministic ops, and joins the cluster of a strategy that has one. Only the chief then reports."""
+    if strategy_name == "multiworker":
+        check_cluster(os.environ.get(CLUSTER))
+        if others := other_workers():
+            note(f"waiting for the other workers, {', '.join(others)}; Ctrl-C stops")
 
     def join() -> None:
         from tasks.training.strategies import strategy
@@ -53,7 +59,12 @@ def start_training(strategy_name: str) -> None:
     from tasks.training.strategies import strategy
     from tasks.training.workers import Workers
 
-    if not Workers(strategy(strategy_name)).chief:
+    workers = Workers(strategy(strategy_name))
+    if workers.count > 1:
+        note(
+            f"all {workers.count} workers are here; {'this one' if workers.chief else 'another one'} is the chief, which reports"
+        )
+    if not workers.chief:
         print_errors_only()
 
 

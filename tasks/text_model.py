@@ -5,6 +5,7 @@ problem that the model was made for. Text becomes tokens on the host; texts of s
 """
 
 import dataclasses
+import functools
 import random
 import sys
 from collections.abc import Callable, Mapping
@@ -20,6 +21,7 @@ from bert_keras.errors import BertKerasError
 from bert_keras.features import POOLED_OUTPUT
 from bert_keras.tensorflow_errors import data_errors
 from bert_keras.text.preprocessing import Preprocessor
+from bert_keras.training_model import chooses_parts
 from tasks.batches import predictor
 from tasks.compiled_text_model import CompiledTextModel
 from tasks.cut_texts import checked_columns
@@ -43,7 +45,7 @@ from tasks.text_data import (
 )
 from tasks.training.feature_based import fitting
 from tasks.training.run_folder import encoder_of
-from tasks.training.strategies import differ_between_replicas, rows_for
+from tasks.training.strategies import differ_between_replicas, divided, rows_for
 from tasks.training.workers import Workers
 
 
@@ -153,7 +155,8 @@ class TextModel(CompiledTextModel, SavedTextModel):
             x = checked_columns(self.problem, self.preprocess, x, y, sample_weight)
             y = sample_weight = None
         seed = self._drawn_seed() if shuffle else None
-        data = self._batches(x, y, sample_weight, batch_size=batch_size, seed=seed, class_weight=class_weight)
+        options = {"batch_size": batch_size, "seed": seed, "class_weight": class_weight}
+        data = self._divided_batches(x, y, sample_weight, **options)
         if validation_data is not None:
             given = unpacked(validation_data)
             size = validation_batch_size or (None if isinstance(given[0], tf.data.Dataset) else batch_size)
@@ -308,6 +311,20 @@ class TextModel(CompiledTextModel, SavedTextModel):
     def _drawn_seed(self) -> int:
         """Of the order of texts. All workers take the first one's: each trains on its rows of the same batches."""
         return Workers(self.distribute_strategy).values(random.randrange(2**31))[0]
+
+    def _divided_batches(self, x: Any, y: Any, sample_weight: Any, **options: Any) -> Any:
+        """`_batches` for `fit`. Of texts, each worker makes its own rows.
+
+        All workers make all rows of a feature-based model, whose vectors are those of all texts, and where a worker has several
+        replicas: Keras would count the batches of each replica as steps. A data set may say what each worker reads of it.
+        """
+        make = functools.partial(self._batches, x, y, sample_weight, **options)
+        replicas = self.distribute_strategy.num_replicas_in_sync // Workers(self.distribute_strategy).count
+        if has_features(x) or self._parts is not None or replicas > 1:
+            return make()
+        if isinstance(x, tf.data.Dataset) and chooses_parts(x):
+            return make()
+        return divided(self.distribute_strategy, lambda part: make(part=part))
 
     def _batches(self, x: Any, y: Any, sample_weight: Any, **options: Any) -> Any:
         """Converts texts to batches of features for Keras; a data set of features stays as it is."""

@@ -40,6 +40,7 @@ from tasks.task import Problem, check_stride
 from tasks.text_data import SAMPLE_WEIGHT
 from tasks.text_model import TextModel
 from tasks.training.run_folder import KERAS, check_sizes, heads_of, is_run, load_file, load_run, network_of
+from tasks.training.run_precision import at_precision
 
 Checkpoint = str | pathlib.Path | checkpoints.Checkpoint
 
@@ -244,19 +245,25 @@ def embedder(
     )
 
 
-def load(path: str | pathlib.Path, *, compile: bool = True) -> Any:
+def load(path: str | pathlib.Path, *, compile: bool = True, dtype: str | None = None) -> Any:
     """A saved model: a `.keras` file or the folder of a run as a TextModel, an exported SavedModel as TensorFlow loads it.
 
     compile: False leaves out the optimizer, the loss and the metrics of a `.keras` file, as in Keras' `load_model`; the other two
         have none
+    dtype: of a run: "bfloat16" or "float16" rounds its weights, to predict only; None takes float32. The other two have a format
+        of their own
 
     Raises MissingFileError where there is none of these, BertKerasError for one that is damaged.
     """
     path = path_of(path)
+    if dtype is not None and not is_run(path):
+        raise BertKerasError(
+            f"dtype is {dtype!r} and {path} is no run; a .keras file and an export have a format of their own."
+        )
     if path.suffix == KERAS:
         return load_file(path, compile=compile)
     if is_run(path):
-        run = load_run(path)
+        run = at_precision(load_run(path), dtype)
         return TextModel(run.task, run.preprocess, run.model)
     versions = [found for found in path.glob("*/saved_model.pb") if found.parent.name.isdecimal()]
     file = path / "saved_model.pb"

@@ -142,6 +142,7 @@ FLOORS = (
             "tasks.fill_mask",
             "tasks.next_sentence",
             "tasks.training",
+            "tasks.training.cluster",
             "tasks.training.strategies",
             "tasks.training.workers",
             "tasks.training.plan",
@@ -167,6 +168,8 @@ FLOORS = (
             "tasks.cut_texts",
             "tasks.compiled_text_model",
             "tasks.text_model",
+            "tasks.training.examples",
+            "tasks.training.fine_tuning_monitor",
             "tasks.training.finetune",
             "tasks.text_model_factories",
             "tasks.experiments",
@@ -184,6 +187,7 @@ FLOORS = (
             "tasks.pretraining.corpus_files",
             "tasks.pretraining.corpus",
             "tasks.pretraining.samplers",
+            "tasks.pretraining.processes",
             "tasks.pretraining.stream",
             "tasks.pretraining.manifest",
             "tasks.pretraining.shard_writer",
@@ -205,9 +209,11 @@ FLOORS = (
             "tasks.pretraining.vocabulary",
             "tasks.example_files",
             "tasks.flags",
+            "tasks.pretraining.flags",
             "tasks.commands",
             "tasks.features.commands",
             "tasks.pretraining.commands",
+            "tasks.pretraining.data_commands",
             "tasks.experiments.commands",
         ],
     ),
@@ -348,8 +354,8 @@ def test_columns_know_nothing_of_each_other(module):
 TEXT_HALF = [
     f"tasks.pretraining.{name}"
     for name in (
-        "sentences wiki corpus_files corpus samplers stream manifest shard_writer write_records shard_plan beam_records "
-        "read_records"
+        "sentences wiki corpus_files corpus samplers processes stream manifest shard_writer write_records shard_plan "
+        "beam_records read_records"
     ).split()
 ]
 

@@ -165,6 +165,8 @@ def test_command(tmp_path, capfd):
     assert json.loads(out)["phases"] == json.loads(json.dumps(wanted))["phases"]
     code, _, err = runs.run_command(capfd, *command, "--size", "tiny")
     assert code == 1 and "size and a checkpoint were given" in err
+    code, _, err = runs.run_command(capfd, "plan", "--checkpoint", "bert-base-uncased")
+    assert code == 1 and "bert-base-uncased is no file or folder" in err and "--size" in err
 
 
 def test_no_tensorflow_is_needed():

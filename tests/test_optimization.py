@@ -550,3 +550,10 @@ def test_bfloat16_policy_takes_a_step():
         assert variable.dtype == "float32"
         assert np.isfinite(variable.numpy()).all()
     assert np.abs(model.trainable_variables[0].numpy() - before).max() > 0
+
+
+@pytest.mark.parametrize("optimizer", [AdamW(0.01), LAMB(0.01)], ids=["AdamW", "LAMB"])
+def test_weights_in_bfloat16_are_refused(optimizer):
+    weights = [keras.Variable(np.zeros(2), dtype=dtype, name="kernel") for dtype in ("float32", "bfloat16")]
+    with pytest.raises(BertKerasError, match="kernel is bfloat16.*mixed_bfloat16"):
+        optimizer.build(weights)

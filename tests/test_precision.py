@@ -185,6 +185,8 @@ def test_a_run_at_another_precision_has_the_same_weights_and_nearly_the_same_log
     for ours, theirs in zip(narrow.encoder.weights, run.encoder.weights, strict=True):
         np.testing.assert_array_equal(np.asarray(ours), np.asarray(theirs).astype(ours.dtype))
     assert at_precision(run, None) is run
+    loaded = bk.load(trained, dtype=name)
+    np.testing.assert_array_equal(np.asarray(loaded.network(features)), narrow.model(features).numpy())
     with pytest.raises(BertKerasError, match="int8"):
         at_precision(run, "int8")
 
