@@ -154,9 +154,8 @@ class TextModel(CompiledTextModel, SavedTextModel):
         if not isinstance(x, tf.data.Dataset) and not has_features(x):
             x = checked_columns(self.problem, self.preprocess, x, y, sample_weight)
             y = sample_weight = None
-        seed = self._drawn_seed() if shuffle else None
-        options = {"batch_size": batch_size, "seed": seed, "class_weight": class_weight}
-        data = self._divided_batches(x, y, sample_weight, **options)
+        options = {"batch_size": batch_size, "seed": self._drawn_seed() if shuffle else None}
+        data = self._divided_batches(x, y, sample_weight, class_weight=class_weight, **options)
         if validation_data is not None:
             given = unpacked(validation_data)
             size = validation_batch_size or (None if isinstance(given[0], tf.data.Dataset) else batch_size)
@@ -167,8 +166,8 @@ class TextModel(CompiledTextModel, SavedTextModel):
         differ_between_replicas(self)
         shown = _shown(verbose)
         kept = {"callbacks": callbacks, "epochs": epochs, "initial_epoch": initial_epoch, "verbose": shown}
-        kept |= {"steps_per_epoch": steps_per_epoch, "validation_steps": validation_steps}
-        kept |= {"validation_freq": validation_freq, "shuffle": False}
+        kept |= {"steps_per_epoch": steps_per_epoch, "shuffle": False}
+        kept |= {"validation_steps": validation_steps, "validation_freq": validation_freq}
         sets = fitting(self, data, validation_data, verbose=shown == 1)
         try:
             with data_errors(), sets as (data, validation):

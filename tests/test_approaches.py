@@ -13,8 +13,9 @@ import tensorflow as tf
 from bert_keras.errors import BertKerasError
 from tasks.batches import cardinality, take_examples
 from tasks.choice import Swag
+from tasks.experiments.approach_results import Results, Subject, as_json, tables
 from tasks.experiments.approach_rows import APPROACHES, Row
-from tasks.experiments.approaches import Results, Subject, _rows, _subjects, as_json, run_approaches, tables
+from tasks.experiments.approaches import _rows, _subjects, run_approaches
 from tasks.experiments.paper_figures import figure_of
 from tasks.features.layers import LAYERS
 from tasks.features.token_vectors import RowExtractor

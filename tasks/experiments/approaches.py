@@ -24,18 +24,10 @@ from bert_keras.json_files import read_object
 from bert_keras.paths import path_of
 from tasks.batches import cardinality
 from tasks.data_files import Source
-from tasks.display import Table
-from tasks.experiments.ablation_report import (
-    Compared,
-    compared,
-    draw_rows,
-    orderings_as_json,
-    orderings_table,
-    spelled,
-)
-from tasks.experiments.approach_rows import APPROACHES, FINE_TUNING, RANDOM, Row
+from tasks.experiments.ablation_report import draw_rows
+from tasks.experiments.approach_results import Results, Subject, as_json
+from tasks.experiments.approach_rows import APPROACHES, Row
 from tasks.experiments.grid import Cell, identity_of_data, run_cells
-from tasks.experiments.paper_figures import figure_of
 from tasks.experiments.protocol import degenerate_run
 from tasks.features.cache import layers_in
 from tasks.features.layers import places_of
@@ -52,69 +44,6 @@ from tasks.training.workers import Workers, reports_lost_workers
 
 RESTARTS = 3
 PICTURE, VECTORS = "results.png", "vectors"
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Subject:
-    """A task of the ablation.
-
-    tasks: the task of each row, by the row's name: rows may differ in the context
-    baseline: the measure of the most common answer, in percent
-    """
-
-    name: str
-    tasks: Mapping[str, Task]
-    baseline: float
-
-    @property
-    def measure(self) -> str:
-        """The name of the measure."""
-        return next(iter(self.tasks.values())).measure
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Results:
-    """The results of an ablation.
-
-    measures: row -> task -> the measure of each restart in percent; a run whose loss diverged has none
-    failed: run -> the reason why it diverged or is degenerate; degenerate runs have a measure
-    """
-
-    name: str
-    subjects: Sequence[Subject]
-    measures: Mapping[str, Mapping[str, list[float]]]
-    failed: Mapping[str, str]
-
-    def figure(self, row: str, subject: Subject) -> float | None:
-        """BERT base's measure in the paper; None where the paper has none."""
-        made = Row(row)
-        if made.random or made.context is not None:
-            return None
-        return figure_of(subject.name, subject.measure, features=made.layers)
-
-    def orderings(self) -> list[Compared]:
-        """Neighbours in table 7's order, which the paper gives for CoNLL-2003; then each row over random weights."""
-        plain = [
-            name for name in self._pretrained if Row(name).context is None
-        ]  # the paper's rows have one context
-        found = {name: figure_of("conll2003", "f1", features=Row(name).layers) for name in plain}
-        figures = {name: figure for name, figure in found.items() if figure is not None}
-        ranked = sorted(figures, key=lambda name: -figures[name])
-        pairs = [*itertools.pairwise(ranked), *self._controls()]
-        return [
-            *compared(self.measures, [(subject.name, *pair) for subject in self.subjects for pair in pairs])
-        ]
-
-    @property
-    def _pretrained(self) -> list[str]:
-        return [name for name in self.measures if not Row(name).random]
-
-    def _controls(self) -> Iterator[tuple[str, str]]:
-        """Yields each row with the same row at random weights, or with fine-tuning from there."""
-        for name in self._pretrained:
-            wanted = (f"{RANDOM}{name}", f"{RANDOM}{FINE_TUNING}")
-            if control := next((control for control in wanted if control in self.measures), None):
-                yield name, control
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -251,9 +180,7 @@ def run_approaches(
     option that no task has, and if `output` holds other files. Raises as `finetune` too.
     """
     chosen, given = ApproachOptions(**options), dict(settings or {})
-    count = RESTARTS if restarts is None else restarts
-    if count < 1:
-        raise BertKerasError(f"restarts is {restarts}; give at least 1.")
+    seeds = _seeds(given.get("seed", Hparams.seed), RESTARTS if restarts is None else restarts)
     output, workers = path_of(output), Workers(strategy(strategy_name))
     log = workers.log(log)
     names = _names(name, tasks, data)
@@ -262,13 +189,12 @@ def run_approaches(
     source = checkpoint if isinstance(checkpoint, checkpoints.Checkpoint) else checkpoints.read(checkpoint)
     _check_blocks(rows, source.config.num_layers)
     subjects = _subjects(names, rows, data, task_options or {})
-    first = given.get("seed", Hparams.seed)
     plan = _Plan(
         output=output,
         source=source,
         subjects=subjects,
         rows=rows,
-        seeds=range(first, first + count),
+        seeds=seeds,
         given=given,
         options=chosen,
         workers=workers,
@@ -282,6 +208,12 @@ def run_approaches(
             baselines = {subject.name: subject.baseline for subject in subjects}
             draw_rows(results.measures, output / PICTURE, baselines=baselines)
     return results
+
+
+def _seeds(first: int, restarts: int) -> range:
+    if restarts < 1:
+        raise BertKerasError(f"restarts is {restarts}; give at least 1.")
+    return range(first, first + restarts)
 
 
 def _check_layers(plan: _Plan) -> None:
@@ -398,54 +330,3 @@ def _run(name: str, plan: _Plan, *, log: Callable[[str], None]) -> Results:
         if ran.measures:
             measures[row.name][subject.name].append(in_percent(ran.measures[task.measure], kind=task.kind))
     return Results(name=name, subjects=plan.subjects, measures=measures, failed=failed)
-
-
-def as_json(results: Results) -> dict[str, Any]:
-    """The content of results.json; measures and differences in percent."""
-    tasks = [
-        {
-            "task": subject.name,
-            "measure": subject.measure,
-            "most_common_answer": subject.baseline,
-            "rows": [
-                {"row": name, "measures": measures[subject.name], "paper": results.figure(name, subject)}
-                for name, measures in results.measures.items()
-            ],
-        }
-        for subject in results.subjects
-    ]
-    return {
-        "ablation": results.name,
-        "tasks": tasks,
-        "orderings": orderings_as_json(results.orderings()),
-        "failed": dict(results.failed),
-    }
-
-
-def tables(results: Results) -> list[Table]:
-    """Tables to print: the rows of each task, the orderings, and the runs that failed to learn."""
-    title = f"{APPROACHES[results.name].title}: mean, standard deviation and (the paper's), dev, percent"
-    names = [*results.measures]
-    listed = [
-        (
-            subject.name,
-            subject.measure,
-            *[spelled(results.measures[name][subject.name], results.figure(name, subject)) for name in names],
-            f"{subject.baseline:.1f}",
-        )
-        for subject in results.subjects
-    ]
-    columns = ("task", "measure", *names, "most common answer")
-    if len(listed) == 1:  # one task reads better as a column
-        heading = f"{listed[0][0]}, {listed[0][1]}"
-        listed, columns = [*zip(columns[2:], listed[0][2:], strict=True)], ("row", heading)
-    made = [Table(title, columns, listed), orderings_table(results.orderings())]
-    if results.failed:
-        made.append(
-            Table(
-                "runs that failed to learn; the means have them, unless their loss diverged",
-                ("run", "why"),
-                [*results.failed.items()],
-            )
-        )
-    return made

@@ -151,9 +151,10 @@ def _pretrained(args: argparse.Namespace, how: Mapping[str, Any]) -> Iterable[An
 
 
 def _approaches(args: argparse.Namespace, how: Mapping[str, Any]) -> Iterable[Any]:
-    from tasks.experiments import approaches
+    from tasks.experiments.approach_results import tables
+    from tasks.experiments.approaches import run_approaches
 
-    results = approaches.run_approaches(
+    results = run_approaches(
         args.ablation,
         checkpoint=args.checkpoint,
         settings=given_settings(args, Hparams),
@@ -162,7 +163,7 @@ def _approaches(args: argparse.Namespace, how: Mapping[str, Any]) -> Iterable[An
         **how,
         **given_settings(args, AblationOptions, ApproachOptions),
     )
-    return approaches.tables(results)
+    return tables(results)
 
 
 def _add_probe(parser: argparse.ArgumentParser) -> None:

@@ -12,12 +12,11 @@ RUN has `config.json`, `vocab.txt`, `model.safetensors` with the heads, `task.js
 (tasks/training/saver.py). ELECTRA's generator is in the subfolder `generator/`, with the same files.
 """
 
-import dataclasses
 import functools
 import json
 import math
 import pathlib
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import keras
@@ -35,14 +34,12 @@ from bert_keras.text.masking import Pieces
 from bert_keras.text.preprocessing import Preprocessor, pad_batches
 from bert_keras.text.tokenizer import Tokenizer
 from tasks.batches import of_rows
-from tasks.fill_mask import FillMask
 from tasks.folders import Folder
 from tasks.pretraining.monitor import Prepared, PretrainingMonitor
 from tasks.pretraining.optimizer import OPTIMIZERS, longest_step, schedule
 from tasks.pretraining.read_records import RecordFiles
 from tasks.pretraining.recipe_objectives import kinds_of, objectives_for
 from tasks.pretraining.recipes import Recipe
-from tasks.pretraining.samplers import SAMPLERS
 from tasks.pretraining.sources import (
     HELD_OUT_SEED,
     Documents,
@@ -52,42 +49,16 @@ from tasks.pretraining.sources import (
     check_data,
 )
 from tasks.pretraining.stream import Segmenter, Text
+from tasks.pretraining.weights import assign, read_start, save
 from tasks.settings import PretrainHparams
-from tasks.training.identity import digest_of_tensors
 from tasks.training.loop import RUN, check_save_every, train
 from tasks.training.plan import Plan, Stage
-from tasks.training.run_folder import check_sizes, save_task, save_weights
+from tasks.training.run_folder import check_sizes
 from tasks.training.strategies import divided, is_accelerated, rows_for, strategy
 from tasks.training.workers import reports_lost_workers
 
 HELD_OUT_BATCH = 32
 LONG_STEP = 2.0  # times the learning rate: larger updates cause a warning
-
-
-@dataclasses.dataclass(frozen=True)
-class _Start:
-    """Initial weights: the checkpoint, and its subfolders for a Pretrainer's `companions`."""
-
-    checkpoint: checkpoints.Checkpoint | None
-    companions: Mapping[str, checkpoints.Checkpoint]
-
-    @property
-    def config(self) -> BertConfig | None:
-        """The checkpoint's configuration."""
-        return None if self.checkpoint is None else self.checkpoint.config
-
-    def about(self) -> dict[str, Any]:
-        """Digests of the tensors."""
-        found = {name: digest_of_tensors(one.tensors) for name, one in self.companions.items()}
-        return {"checkpoint": self.checkpoint and digest_of_tensors(self.checkpoint.tensors), **found}
-
-
-def _read_start(given: str | pathlib.Path | checkpoints.Checkpoint | None, recipe: Recipe) -> _Start:
-    if given is None or isinstance(given, checkpoints.Checkpoint):
-        return _Start(given, {})
-    model = checkpoints.resolve(given)
-    names = (name for name in pretrainer_of(kinds_of(recipe)).companions if (model.path / name).is_dir())
-    return _Start(checkpoints.read(model), {name: checkpoints.read(model.path / name) for name in names})
 
 
 def _build(recipe: Recipe, config: BertConfig, objectives: Sequence[Objective]) -> Pretrainer:
@@ -111,56 +82,6 @@ def _build(recipe: Recipe, config: BertConfig, objectives: Sequence[Objective]) 
         model.trainable_variables
     )  # in float16, Keras' own around ours, which scales the loss
     return model
-
-
-def _assign(start: _Start, model: Pretrainer) -> list[str]:
-    """Assigns the initial weights; returns lines to log."""
-    if start.checkpoint is None:
-        return []
-    lines = []
-    if start.checkpoint.tensors:
-        heads = _heads(model, model.encoder)
-        report = checkpoints.assign(start.checkpoint, model.encoder, fresh=("pooler", *heads), **heads)
-        lines.append(str(report))
-    for name in model.companions:
-        encoder = getattr(model, name)
-        if name in start.companions:
-            checkpoints.assign(start.companions[name], encoder, **_heads(model, encoder))
-        else:
-            lines.append(f"the {name} is randomly initialized: the checkpoint has no {name}/")
-    return lines
-
-
-def _heads(model: Pretrainer, encoder: BertEncoder) -> dict[str, keras.layers.Layer]:
-    """The heads that read this encoder."""
-    return {name: head for name, head in model.heads.items() if model.encoders[name] is encoder}
-
-
-def _save(
-    path: pathlib.Path,
-    model: Pretrainer,
-    preprocess: Preprocessor,
-    *,
-    sampler: str,
-    start: checkpoints.Checkpoint | None,
-) -> None:
-    """Writes the weights of a run directory and of its companions, without untrained poolers.
-
-    sampler: its labels are those of a head on sentence pairs
-    """
-    encoders = {path: model.encoder, **{path / name: getattr(model, name) for name in model.companions}}
-    fills_masks = {one.name for one in model.objectives if one.fills_masks}
-    of_pairs = {one.name for one in model.objectives if one.pair_labels}
-    for folder, encoder in encoders.items():
-        heads = _heads(model, encoder)
-        known = encoder.pooler.trainable or (
-            encoder is model.encoder and start is not None and "pooler/kernel" in start.tensors
-        )
-        without = () if known else ("pooler",)
-        labels = SAMPLERS[sampler].labels if of_pairs & {*heads} else ()
-        save_weights(folder, preprocess.tokenizer, encoder, heads, without=without, labels=labels)
-        if fills_masks & {*heads}:
-            save_task(folder, FillMask(), preprocess)
 
 
 def check_replicas(hparams: PretrainHparams, distribution: tf.distribute.Strategy) -> None:
@@ -232,6 +153,20 @@ def _held_out(
     return batches.apply(tf.data.experimental.assert_cardinality(count))
 
 
+def _held_out_phases(
+    source: Source, objectives: Sequence[Sequence[Objective]], *, hparams: PretrainHparams, **options: Any
+) -> list[tf.data.Dataset | None]:
+    """The evaluation batches of every phase. Raises ValueError for a patience without data to watch."""
+    held = [
+        _held_out(source, phase, those, hparams=hparams, **options) for phase, those in enumerate(objectives)
+    ]
+    if hparams.patience is not None and held[-1] is None:
+        raise BertKerasError(
+            f"patience is {hparams.patience} and the last phase has no held-out data; give held_out, or leave patience out."
+        )
+    return held
+
+
 def _tokenizer(given: Tokenizer | None, start: checkpoints.Checkpoint | None) -> Tokenizer:
     """The tokenizer for training. Raises ValueError if it is missing or differs from the checkpoint's tokenizer."""
     if given is None:
@@ -258,16 +193,11 @@ def _check_lengths(config: BertConfig, lengths: Iterable[int], *, tokenizer: Tok
         check_sizes(config, vocab_size=tokenizer.vocab_size, seq_length=length)
 
 
-def _check_snapshots(snapshots: Sequence[int], hparams: PretrainHparams) -> None:
+def _check_counts(snapshots: Sequence[int], workers: int, hparams: PretrainHparams) -> None:
+    if workers < 1:
+        raise BertKerasError(f"workers is {workers}; give a number of processes, 1 or more.")
     if wrong := [step for step in snapshots if not 1 <= step <= hparams.steps]:
         raise BertKerasError(f"snapshots has {wrong[0]}; give steps from 1 to {hparams.steps}.")
-
-
-def _check_patience(hparams: PretrainHparams, held_out: Sequence[tf.data.Dataset | None]) -> None:
-    if hparams.patience is not None and held_out[-1] is None:
-        raise BertKerasError(
-            f"patience is {hparams.patience} and the last phase has no held-out data; give held_out, or leave patience out."
-        )
 
 
 def _check_phases(
@@ -307,10 +237,8 @@ def plan_pretraining(
     """Reads and checks everything and builds the model, without training. Arguments and errors: those of `pretrain`."""
     hparams, distribution = recipe.hparams, strategy(strategy_name)
     check_replicas(hparams, distribution)
-    if workers < 1:
-        raise BertKerasError(f"workers is {workers}; give a number of processes, 1 or more.")
-    _check_snapshots(snapshots, hparams)
-    start = _read_start(checkpoint, recipe)
+    _check_counts(snapshots, workers, hparams)
+    start = read_start(checkpoint, recipe)
     tokenizer = _tokenizer(tokenizer, start.checkpoint)
     config = recipe.config(vocab_size=tokenizer.vocab_size, source=start.config)
     if documents is not None:  # before _source reads the whole text
@@ -321,47 +249,49 @@ def plan_pretraining(
     lengths = [phase.seq_length for phase in source.phases]
     _check_lengths(config, lengths, tokenizer=tokenizer)
     objectives = [objectives_for(recipe, length, pieces=Pieces.of(tokenizer)) for length in lengths]
-    lines = [*_check_phases(source, objectives, config=config, batch_size=hparams.batch_size)]
-    lines += _warn_of_long_steps(hparams)
-    lines += slowness(hparams.precision, accelerated=is_accelerated())
-    rows = rows_for(distribution, HELD_OUT_BATCH)
-    held = [
-        _held_out(source, phase, those, vocab_size=config.vocab_size, hparams=hparams, multiple_of=rows)
-        for phase, those in enumerate(objectives)
+    lines = [
+        *_check_phases(source, objectives, config=config, batch_size=hparams.batch_size),
+        *_warn_of_long_steps(hparams),
+        *slowness(hparams.precision, accelerated=is_accelerated()),
     ]
-    _check_patience(hparams, held)
+    rows = rows_for(distribution, HELD_OUT_BATCH)
+    held = _held_out_phases(
+        source, objectives, vocab_size=config.vocab_size, hparams=hparams, multiple_of=rows
+    )
     keras.utils.set_random_seed(hparams.seed)
     with distribution.scope():
         model = _build(recipe, config, objectives[0])
-        lines += _assign(start, model)
-    save = functools.partial(
-        _save,
-        model=model,
-        preprocess=Preprocessor(tokenizer, seq_length=lengths[-1]),
-        sampler=recipe.sampling(128).sampler,
-        start=start.checkpoint,
-    )
+        lines += assign(start, model)
     prepared = Prepared(
         source=source,
         hparams=hparams,
         objectives=objectives,
         held_out=held,
         snapshots=snapshots,
-        save=save,
+        save=functools.partial(
+            save,
+            model=model,
+            preprocess=Preprocessor(tokenizer, seq_length=lengths[-1]),
+            sampler=recipe.sampling(128).sampler,
+            start=start.checkpoint,
+        ),
         strategy_name=strategy_name,
-        identity=_identity(recipe, config, tokenizer, segment=segment)
-        | source.about
-        | start.about()
-        | {"snapshots": list(snapshots), "strategy": strategy_name},
+        identity=_identity(recipe, config, tokenizer, segment=segment, snapshots=snapshots)
+        | {**source.about, **start.about(), "strategy": strategy_name},
         origin=start.checkpoint.origin if start.checkpoint else {},
     )
     return _plan(prepared, model, lines, vocab_size=config.vocab_size)
 
 
 def _identity(
-    recipe: Recipe, config: BertConfig, tokenizer: Tokenizer, *, segment: Segmenter | None
+    recipe: Recipe,
+    config: BertConfig,
+    tokenizer: Tokenizer,
+    *,
+    segment: Segmenter | None,
+    snapshots: Sequence[int],
 ) -> dict[str, Any]:
-    """The settings that decide the result, besides data, checkpoint, snapshots and strategy; plain JSON."""
+    """The settings that decide the result, besides data, checkpoint and strategy; plain JSON."""
     settings = sorted(recipe.all_settings.items())  # a run of a version without `precision` has float32
     about = {
         "objectives": list(recipe.objectives),
@@ -370,6 +300,7 @@ def _identity(
         "vocabulary": tokenizer.digest,
         "lower_case": tokenizer.lower_case,
         "segmenter": segment is not None,
+        "snapshots": list(snapshots),
     }
     return dict(json.loads(json.dumps(about)))
 

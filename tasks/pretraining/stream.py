@@ -12,7 +12,7 @@ import functools
 import hashlib
 import itertools
 import pickle
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
@@ -218,6 +218,42 @@ class _Worker:
         ]
 
 
+def _packed_rows(
+    instances: Sequence[Instance],
+    own: Callable[[int], bool],
+    *,
+    pack_all: Callable[[list[Instance]], Iterator[Features]],
+) -> Generator[Features, None, int]:
+    """Packs the instances of a shard whose numbers are `own`; returns the number of all."""
+    yield from pack_all([one for number, one in enumerate(instances) if own(number)])
+    return len(instances)
+
+
+def _rows_of_packed(
+    batches: Sequence[dict[str, np.ndarray]], own: Callable[[int], bool]
+) -> Generator[Features, None, int]:
+    """Selects the rows of a shard whose numbers are `own`; returns the number of all."""
+    done = 0
+    for batch in batches:
+        count = len(batch[NEXT_SENTENCE_LABEL])
+        rows = [row for row in range(count) if own(done + row)]
+        yield {name: value[rows] for name, value in batch.items()}
+        done += count
+    return done
+
+
+def _sampling(
+    workers: int, *, tokenizer: Tokenizer, settings: Sampling, segment: Segmenter | None
+) -> tuple[Callable[[], Callable[..., Any]], Callable[..., Generator[Features, None, int]]]:
+    """The function that starts a sampler of shards, and the one that takes rows of a sampled shard."""
+    sampler = functools.partial(_Sampler, tokenizer=tokenizer, settings=settings, segment=segment)
+    pack_all = functools.partial(packed, tokenizer=tokenizer, settings=settings, segment=segment)
+    if workers == 1:
+        return sampler, functools.partial(_packed_rows, pack_all=pack_all)
+    _check_picklable(segment)
+    return functools.partial(_Worker, sampler, pack_all), _rows_of_packed
+
+
 def _check_picklable(segment: Segmenter | None) -> None:
     try:
         pickle.dumps(segment)
@@ -276,13 +312,7 @@ def stream(
     # Checked here, because tf.data would hide the error in its own traceback.
     there = len(list(itertools.islice(documents, SAMPLERS[settings.sampler].documents)))
     check_documents(there, sampler=settings.sampler)
-    sampler = functools.partial(_Sampler, tokenizer=tokenizer, settings=settings, segment=segment)
-    pack_all = functools.partial(packed, tokenizer=tokenizer, settings=settings, segment=segment)
-    if workers > 1:
-        _check_picklable(segment)
-    start_sampler: Callable[[], Callable[..., tuple[tuple[int, int], Any]]] = (
-        sampler if workers == 1 else functools.partial(_Worker, sampler, pack_all)
-    )
+    start_sampler, take = _sampling(workers, tokenizer=tokenizer, settings=settings, segment=segment)
     rows = part.rows(batch_size)
 
     def tasks() -> Iterator[tuple[list[Text], int, int, int]]:
@@ -292,27 +322,16 @@ def stream(
                     yield texts, seed, epoch, index
 
     def every_batch() -> Iterator[Features]:
+        made = start.instances
         try:
-            yield from batches_of_epochs()
+            # After a signal, the training still finishes and saves its step.
+            made_shards = in_order(start_sampler, tasks(), workers=workers, interruptible=False)
+            for (epoch, index), shard in made_shards:
+                visit(Place(epoch, index, made))
+                made += yield from take(shard, lambda number, made=made: (made + number) % batch_size in rows)
         except Exception as error:
             failed(error)
             raise
-
-    def batches_of_epochs() -> Iterator[Features]:
-        made = start.instances
-        # After a signal, the training still finishes and saves its step.
-        made_shards = in_order(start_sampler, tasks(), workers=workers, interruptible=False)
-        for (epoch, index), found in made_shards:
-            visit(Place(epoch, index, made))
-            if workers == 1:
-                yield from pack_all([one for i, one in enumerate(found, made) if i % batch_size in rows])
-                made += len(found)
-                continue
-            for batch in found:
-                count = len(batch[NEXT_SENTENCE_LABEL])
-                own = [i for i in range(count) if (made + i) % batch_size in rows]
-                yield {name: value[own] for name, value in batch.items()}
-                made += count
 
     names = ENCODER_INPUTS + (WORD_STARTS,) * (segment is not None)
     signature = dict.fromkeys(names, tf.TensorSpec([None, settings.seq_length], tf.int32))

@@ -70,7 +70,7 @@ def train(
 ) -> dict[str, Any]:
     """Trains as planned, or resumes the unfinished run of the same plan in `output`; returns the content of results.json.
 
-    save_every: steps between two saves, which stay; None saves at the end of each epoch, and removes the saves when the run is
+    save_every: steps between two saves, which stay; None saves at the end of each epoch, and removes the saves after the
         finished; 0 saves nothing, so that an interrupted run starts again
     verbose: 0 logs no lines inside epochs; 1 shows a progress bar; 2 logs lines inside long epochs; "auto" is 1 in a terminal,
         else 2
@@ -82,8 +82,7 @@ def train(
     Raises BertKerasError if the folder has other content or is in use, and LossDiverged.
     """
     folder, workers = Folder(output, RUN), Workers(plan.model.distribute_strategy)
-    if verbose == "auto":
-        verbose = 1 if shows_bars(sys.stdout) else 2
+    verbose = (1 if shows_bars(sys.stdout) else 2) if verbose == "auto" else verbose
     log = workers.log(log)
     with (
         _begin(folder, plan, workers) as begun,
