@@ -1,6 +1,6 @@
 """Measures how the cost of ours and of the peers grows with the batch, the length, the layers and the text.
 
-    python benchmarks/cost.py --json benchmarks/figures/cost.json
+    python benchmarks/cost.py --json benchmarks/figures/MACHINE/cost.json
     python benchmarks/cost.py --axes batch layers --quick
 
 In: axes, and what peers.py reads. Out: for each axis and implementation the time of a call, as a multiple of ours at the smallest
@@ -134,6 +134,13 @@ def table(axis: str, values: list[int], found: dict[str, dict[str, Any]]) -> Tab
     return made
 
 
+def _print(axes: dict[str, Any], console: Console) -> None:
+    for name, axis in axes.items():
+        console.print(table(name, axis["values"], axis["growth"]))
+        for implementation, row in axis["growth"].items():
+            console.print(in_words(name, implementation, row["slope"]))
+
+
 def main() -> int:
     """Runs the axes, prints and writes the costs; returns 1 if outputs differ."""
     parser = argparse.ArgumentParser(
@@ -161,12 +168,11 @@ def main() -> int:
         workers = Workers(folder, threads=args.threads, clock=args.clock)
         try:
             for name, axis in axes.items():
-                measured = []
+                measured, options = [], {"rounds": rounds, "at_least": at_least, "without": LEFT_OUT}
                 try:
                     for case in cases[name]:
                         status.update(case.name)
                         case = dataclasses.replace(case, precision=args.precision)
-                        options = {"rounds": rounds, "at_least": at_least, "without": LEFT_OUT}
                         measured.append(measure(case, workers, **options))
                 except RuntimeError as error:
                     agree = False
@@ -179,10 +185,7 @@ def main() -> int:
                 found[name] = {"unit": axis.unit, "values": values, "growth": growth(values, measured)}
         finally:
             workers.close()
-    for name, axis in found.items():
-        console.print(table(name, axis["values"], axis["growth"]))
-        for implementation, row in axis["growth"].items():
-            console.print(in_words(name, implementation, row["slope"]))
+    _print(found, console)
     quiet = load <= machine.BUSY_LOAD and max(others) <= machine.BUSY_OTHERS
     if not quiet and args.clock == "wall":
         console.print("The machine was not quiet. Do not quote these.")

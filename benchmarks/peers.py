@@ -69,10 +69,11 @@ def gflops(measured: Measured) -> dict[str, float]:
     return {name: gflop / measured.median(name) for name in measured.figures if name not in LESS_WORK}
 
 
-def case_json(measured: Measured) -> dict[str, Any]:
+def case_json(measured: Measured, **conditions: Any) -> dict[str, Any]:
     """The figures of a case, in seconds of a call or in bytes, and the conditions of its run."""
     return {
         "kind": measured.case.kind,
+        **conditions,
         "others": measured.others,
         "figures": {name: measured.median(name) for name in measured.figures},
         "gflops": gflops(measured),
@@ -148,6 +149,13 @@ def arguments() -> argparse.Namespace:
         help="format of the computation; trainings keep float32 weights (default: float32)",
     )
     parser.add_argument("--rounds", type=int, help="turns of every worker (default: 5; with --quick 2)")
+    parser.add_argument(
+        "--without",
+        nargs="+",
+        default=(),
+        metavar="NAME",
+        help="libraries and forms to leave out, by their names in the table, such as 'ONNX Runtime': all are in memory at once",
+    )
     common_arguments(parser)
     return parser.parse_args()
 
@@ -196,6 +204,32 @@ def print_machine(
     return quiet
 
 
+def write_json(
+    path: pathlib.Path,
+    settings: dict[str, Any],
+    cases: dict[str, dict[str, Any]],
+    results: list[dict[str, Any]],
+) -> None:
+    """Writes the figures; a file of the same settings, machine and versions keeps its other cases."""
+    try:
+        before = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        before = {}
+    kept: dict[str, Any] = {"cases": {}, "results": []}
+    if {key: value for key, value in before.items() if key not in kept} == settings:
+        kept = before
+    every = {**kept["cases"], **cases}
+    of_case = {name: [one for one in kept["results"] if one["case"] == name] for name in every}
+    of_case |= {name: [one for one in results if one["case"] == name] for name in cases}
+    names = [name for name in CASES if name in every]
+    content = {
+        **settings,
+        "cases": {name: every[name] for name in names},
+        "results": [one for name in names for one in of_case[name]],
+    }
+    path.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
+
+
 def main() -> int:
     """Runs the cases, prints and writes the ratios; returns 1 if outputs differ."""
     args = arguments()
@@ -218,7 +252,7 @@ def main() -> int:
             for case in cases:
                 status.update(case.name)
                 try:
-                    measured.append(measure(case, workers, rounds=rounds, at_least=at_least))
+                    measured.append(measure(case, workers, rounds=rounds, at_least=at_least, without=args.without))
                 except RuntimeError as error:
                     failures.append(f"{case.name}: {error}")
                     workers.close()  # the next case starts them again
@@ -231,22 +265,18 @@ def main() -> int:
     console.print(table(results, title))
     quiet = print_machine(console, measured, rates, load=before, args=args)
     if args.json:
-        content = {
+        settings = {
             "threads": args.threads,
             "clock": args.clock,
             "rounds": rounds,
             "precision": args.precision,
             "quick": args.quick or args.smoke,
-            "load": before,
-            "quiet": quiet,
-            "matrix_gflops": rates,
             "machine": machine.name(),
             "versions": {package: installed(package) for package in VERSIONS},
-            "cases": {one.case.name: case_json(one) for one in measured},
-            "failed": failures,
-            "results": [result.to_json() for result in results],
         }
-        args.json.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
+        conditions = {"load": before, "quiet": quiet, "matrix_gflops": rates}
+        found = {one.case.name: case_json(one, **conditions) for one in measured}
+        write_json(args.json, settings, found, [result.to_json() for result in results])
     for failure in failures:
         print(failure, file=sys.stderr)
     return 0 if not failures and all(result.agrees for result in results) else 1

@@ -1,12 +1,12 @@
 """Writes the pictures and the tables of docs/performance.md from the JSON files of peers.py and cost.py.
 
-    python benchmarks/peers.py --json benchmarks/figures/float32.json
-    python benchmarks/peers.py --precision bfloat16 --json benchmarks/figures/bfloat16.json
-    python benchmarks/cost.py --json benchmarks/figures/cost.json
+    python benchmarks/peers.py --json benchmarks/figures/MACHINE/float32.json
+    python benchmarks/peers.py --precision bfloat16 --json benchmarks/figures/MACHINE/bfloat16.json
+    python benchmarks/cost.py --json benchmarks/figures/MACHINE/cost.json
     python benchmarks/pictures.py
 
-In: the folder `figures`. Out: docs/performance/*.png, and every section of docs/performance.md that stands between the lines
-`<!-- figures: NAME -->` and `<!-- end of figures -->`, NAME being a key of SECTIONS.
+In: the folder `figures`, with a folder for each machine. Out: docs/performance/*.png, and every section of docs/performance.md that
+stands between the lines `<!-- figures: NAME -->` and `<!-- end of figures -->`, NAME being a key of what `sections` returns.
 """
 
 import argparse
@@ -57,7 +57,9 @@ WORDS = {
     "memory": "peak memory of fine-tuning",
 }
 
+COST = "cost"
 Content = dict[str, Any]
+Machines = dict[str, dict[str, Content]]  # machine -> the name of a file -> its content
 
 
 def against(content: Content, ours: str) -> dict[str, dict[str, list[float]]]:
@@ -131,10 +133,10 @@ def slower(content: Content) -> str:
     return "\n".join(lines) or "None."
 
 
-def machine_lines(*contents: Content) -> str:
-    """The machine, the settings and the versions of the run."""
+def machine_lines(machines: Machines) -> str:
+    """The machine, the settings and the versions of each run."""
     lines = []
-    for content in contents:
+    for content in runs_of(machines):
         most = max((case["others"] or 0.0 for case in content["cases"].values()), default=0.0)
         versions = ", ".join(f"{name} {version}" for name, version in content["versions"].items() if version)
         lines.append(
@@ -151,46 +153,55 @@ def machine_lines(*contents: Content) -> str:
     return "\n".join(lines)
 
 
-def rates_table(*contents: Content) -> str:
+def runs_of(machines: Machines) -> list[Content]:
+    """The contents of peers.py of all machines."""
+    return [content for run in machines.values() for content in run.values() if "cases" in content]
+
+
+def rates_table(machines: Machines) -> str:
     """The share of the matrix rate that each implementation reaches in an encoder's products."""
-    names = [
-        *dict.fromkeys(name for one in contents for case in one["cases"].values() for name in case["gflops"])
+    found = [
+        (content, case, one)
+        for content in runs_of(machines)
+        for case, one in content["cases"].items()
+        if one["gflops"]
     ]
+    names = [*dict.fromkeys(name for _, _, one in found for name in one["gflops"])]
     rows = []
-    for content in contents:
-        rate = content["matrix_gflops"][content["precision"]]
-        for case, found in content["cases"].items():
-            if found["gflops"]:
-                shares = (found["gflops"].get(name) for name in names)
-                cells = (f"{share / rate:.0%}" if share else "" for share in shares)
-                rows.append((f"`{case}`", content["precision"], *cells))
-    rates = contents[0]["matrix_gflops"]
-    bfloat16 = rates["bfloat16"] / rates["float32"]
-    heading = ("case", "format", *names)
-    return (
-        f"A product of two matrices in bfloat16 is {bfloat16:.1f} times as fast as in float32 on this machine.\n\n"
-        + rows_of(heading, rows, numbers=len(names))
-    )
+    for content, case, one in found:
+        rates = one["matrix_gflops"]
+        shares = (one["gflops"].get(name) for name in names)
+        cells = (f"{share / rates[content['precision']]:.0%}" if share else "" for share in shares)
+        gain = f"{rates['bfloat16'] / rates['float32']:.1f}"
+        rows.append((processor(content), f"`{case}`", content["precision"], gain, *cells))
+    heading = ("processor", "case", "format", "bfloat16 over float32", *names)
+    return rows_of(heading, rows, numbers=len(names) + 1)
 
 
-def memory_table(*contents: Content) -> str:
+def processor(content: Content) -> str:
+    """The best instructions for matrices of the machine, such as `amx_bf16`."""
+    return content["machine"].split(", ")[-2]
+
+
+def memory_table(machines: Machines) -> str:
     """Peak resident sizes."""
     found = [
-        (content["precision"], case, one["figures"])
-        for content in contents
+        (processor(content), content["precision"], case, one["figures"])
+        for content in runs_of(machines)
         for case, one in content["cases"].items()
         if one["kind"] == "memory"
     ]
-    names = [*dict.fromkeys(name for _, _, figures in found for name in figures)]
+    names = [*dict.fromkeys(name for *_, figures in found for name in figures)]
     rows = [
         (
+            kind,
             f"`{case}`",
             precision,
             *(f"{figures[name] / 2**20:,.0f} MiB" if name in figures else "" for name in names),
         )
-        for precision, case, figures in found
+        for kind, precision, case, figures in found
     ]
-    return rows_of(("case", "format", *names), rows, numbers=len(names))
+    return rows_of(("processor", "case", "format", *names), rows, numbers=len(names))
 
 
 def cost_table(content: Content) -> str:
@@ -204,18 +215,21 @@ def cost_table(content: Content) -> str:
     return rows_of(("what grows", *names), rows, numbers=len(names))
 
 
-def sections(float32: Content, bfloat16: Content, cost: Content) -> dict[str, str]:
+def sections(machines: Machines) -> dict[str, str]:
     """The text of each section of the page."""
-    return {
-        "machine": machine_lines(float32, bfloat16),
-        "float32": ratios_table(float32),
-        "slower-float32": slower(float32),
-        "bfloat16": ratios_table(bfloat16),
-        "slower-bfloat16": slower(bfloat16),
-        "rates": rates_table(float32, bfloat16),
-        "memory": memory_table(float32, bfloat16),
-        **({"cost": cost_table(cost)} if cost["axes"] else {}),
+    made = {
+        "machine": machine_lines(machines),
+        "rates": rates_table(machines),
+        "memory": memory_table(machines),
     }
+    for name, run in machines.items():
+        for kind, content in run.items():
+            if kind == COST:
+                made[f"{kind}-{name}"] = cost_table(content)
+            else:
+                made[f"{kind}-{name}"] = ratios_table(content)
+                made[f"slower-{kind}-{name}"] = slower(content)
+    return made
 
 
 def with_sections(page: str, made: dict[str, str]) -> str:
@@ -320,13 +334,14 @@ def draw_costs(content: Content, path: pathlib.Path) -> None:
     figure.savefig(path, dpi=110, facecolor="white")
 
 
-def read(folder: pathlib.Path) -> list[Content]:
-    """The figures of the quiet cases in float32 and bfloat16, then those of the cost, without axes if there are none."""
-    given = (folder / f"{name}.json" for name in ("float32", "bfloat16", "cost"))
-    found = [
-        json.loads(file.read_text(encoding="utf-8")) if file.exists() else {"axes": {}} for file in given
-    ]
-    return [*map(quiet_cases, found[:2]), found[2]]
+def read(folder: pathlib.Path) -> Machines:
+    """The figures of each machine, of the quiet cases."""
+    found: Machines = {}
+    for kind in ("float32", "bfloat16", COST):
+        for file in sorted(folder.glob(f"*/{kind}.json")):
+            content = json.loads(file.read_text(encoding="utf-8"))
+            found.setdefault(file.parent.name, {})[kind] = content if kind == COST else quiet_cases(content)
+    return found
 
 
 def quiet_cases(content: Content) -> Content:
@@ -346,14 +361,13 @@ def main() -> None:
     )
     parser.add_argument("--figures", type=pathlib.Path, default=FIGURES, help="folder of the JSON files")
     args = parser.parse_args()
-    float32, bfloat16, cost = read(args.figures)
+    machines = read(args.figures)
     PICTURES.mkdir(exist_ok=True)
-    draw_ratios(float32, PICTURES / "ratios-float32.png")
-    draw_ratios(bfloat16, PICTURES / "ratios-bfloat16.png")
-    if cost["axes"]:
-        draw_costs(cost, PICTURES / "costs.png")
+    for name, run in machines.items():
+        for kind, content in run.items():
+            (draw_costs if kind == COST else draw_ratios)(content, PICTURES / f"{kind}-{name}.png")
     page = PAGE.read_text(encoding="utf-8")
-    PAGE.write_text(with_sections(page, sections(float32, bfloat16, cost)), encoding="utf-8")
+    PAGE.write_text(with_sections(page, sections(machines)), encoding="utf-8")
 
 
 if __name__ == "__main__":

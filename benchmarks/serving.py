@@ -150,19 +150,8 @@ def main() -> int:
         run.task, run.preprocess, run.model, tf.data.Dataset.from_tensor_slices({name: texts})
     )
 
-    command = [
-        sys.executable,
-        "-m",
-        "bert_keras",
-        "serve",
-        args.served,
-        "--name",
-        "m",
-        "--port",
-        "0",
-        "--grpc-port",
-        "0",
-    ]
+    options = ("--name", "m", "--port", "0", "--grpc-port", "0")
+    command = [sys.executable, "-m", "bert_keras", "serve", args.served, *options]
     server = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
     assert server.stdout is not None
     counts: collections.Counter[tuple[str, str]] = collections.Counter()

@@ -45,7 +45,7 @@ def test_every_library_computes_the_same(tmp_path):
     pytest.importorskip("torch")
     pytest.importorskip("transformers")
     code, found, output = smoke(tmp_path, "peers.py", "--cases", *CASES)
-    assert code == 0 and not found["failed"] and [*found["cases"]] == [*CASES], output[-3000:]
+    assert code == 0 and [*found["cases"]] == [*CASES], output[-3000:]
     assert all(result["agrees"] for result in found["results"])
     compared = {(result["case"], result["peer"]) for result in found["results"]}
     assert {(case, peer) for case, peers in CASES.items() for peer in peers} <= compared
@@ -91,7 +91,7 @@ def test_the_page_shows_the_committed_figures(benchmarks):
     import pictures
 
     page = pictures.PAGE.read_text(encoding="utf-8")
-    made = pictures.sections(*pictures.read(pictures.FIGURES))
+    made = pictures.sections(pictures.read(pictures.FIGURES))
     assert all(f"<!-- figures: {name} -->\n" in page for name in made)
     assert pictures.with_sections(page, made) == page, (
         "docs/performance.md is old: python benchmarks/pictures.py"

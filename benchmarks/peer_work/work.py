@@ -141,12 +141,16 @@ def questions(case: Case, folder: pathlib.Path) -> tuple[list[str], list[str]]:
 
 
 def documents(case: Case, folder: pathlib.Path) -> pathlib.Path:
-    """The file that instances are made of: a sentence on each line, an empty line after each document."""
+    """The file that instances are made of: a sentence on each line, an empty line after each document.
+
+    The text is repeated up to the characters of the case: nothing in the libraries remembers a text.
+    """
     path = folder / f"documents-{case.characters}.txt"
     if not path.exists():
-        text = (folder / "documents.txt").read_text(encoding="utf-8")
+        text = (folder / "documents.txt").read_text(encoding="utf-8") + "\n\n"
+        times = -(-(case.characters or 0) // len(text)) or 1
         own = path.with_suffix(f".{os.getpid()}")
-        own.write_text(text[: case.characters], encoding="utf-8")
+        own.write_text((text * times)[: case.characters], encoding="utf-8")
         os.replace(own, path)  # another library may read it
     return path
 
