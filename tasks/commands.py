@@ -187,8 +187,8 @@ def _add_evaluate(parser: argparse.ArgumentParser) -> None:
 def _run_evaluate(args: argparse.Namespace) -> None:
     start()
     from tasks.batches import cardinality, predict
-    from tasks.training.card import describe
-    from tasks.training.held_out import splits_of
+    from tasks.training.evaluation_splits import splits_of
+    from tasks.training.run_card import describe
 
     run = model_of(args, data=args.data)
     task, measured, tables = run.task, {}, []

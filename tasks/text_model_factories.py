@@ -21,7 +21,7 @@ from tasks.choice import Swag
 from tasks.embedding import Embedding
 from tasks.fill_mask import FillMask
 from tasks.glue.data_sets import LABEL, GlueRow, check_row, standard_splits
-from tasks.glue.labels import LABEL_TYPES
+from tasks.glue.label_types import LABEL_TYPES
 from tasks.glue.task import Glue
 from tasks.ner.schemes import OUTSIDE
 from tasks.ner.task import Conll

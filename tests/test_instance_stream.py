@@ -18,8 +18,8 @@ from bert_keras.features import (
 from bert_keras.settings import Masking
 from bert_keras.text.wordpiece import WordPiece
 from tasks.pretraining.corpus import Corpus
+from tasks.pretraining.instance_stream import Place, shards, stream, tokenize_documents
 from tasks.pretraining.samplers import make_instances
-from tasks.pretraining.stream import Place, shards, stream, tokenize_documents
 from tasks.settings import Sampling
 
 # -----------------------------------------------------------------------------------------------------------

@@ -14,7 +14,7 @@ import bert_keras as bk
 from bert_keras import precision
 from bert_keras.errors import BertKerasError
 from bert_keras.layers import wide
-from tasks.features.text_file import extract_file
+from tasks.features.extract_file import extract_file
 from tasks.pretraining.pretrain import plan_pretraining
 from tasks.settings import Hparams
 from tasks.training.ensemble import load_runs

@@ -31,13 +31,13 @@ from bert_keras.paths import path_of
 from tasks.data_files import split_file
 from tasks.display import Table
 from tasks.features.extract import Extractor, Pieces, Units, Words
-from tasks.folders import Folder, Layout
 from tasks.glue.data_sets import LABEL, ROWS
 from tasks.glue.task import Glue
 from tasks.metrics import accuracy, entity_scores
 from tasks.ner.files import FILES, read
-from tasks.ner.words import TEXT, TOKENS
+from tasks.ner.word_splitting import TEXT, TOKENS
 from tasks.options import ProbeOptions
+from tasks.output_folder import Folder, Layout
 from tasks.training.identity import identity_of_checkpoint
 from tasks.training.progress import counter
 

@@ -1,6 +1,6 @@
 """Pre-training: text or files of instances in; a run directory for fine-tuning out.
 
-    documents -> tasks/pretraining/stream.py -------
+    documents -> tasks/pretraining/instance_stream.py -------
                                                    |-> label(objectives) -> Pretrainer.fit -> RUN
     TFRecord files -> tasks/pretraining/read_records.py
 
@@ -34,13 +34,8 @@ from bert_keras.text.masking import Pieces
 from bert_keras.text.preprocessing import Preprocessor, pad_batches
 from bert_keras.text.tokenizer import Tokenizer
 from tasks.batches import of_rows
-from tasks.folders import Folder
-from tasks.pretraining.monitor import Prepared, PretrainingMonitor
-from tasks.pretraining.optimizer import OPTIMIZERS, longest_step, schedule
-from tasks.pretraining.read_records import RecordFiles
-from tasks.pretraining.recipe_objectives import kinds_of, objectives_for
-from tasks.pretraining.recipes import Recipe
-from tasks.pretraining.sources import (
+from tasks.output_folder import Folder
+from tasks.pretraining.instance_sources import (
     HELD_OUT_SEED,
     Documents,
     RecordFileSource,
@@ -48,7 +43,12 @@ from tasks.pretraining.sources import (
     batches_of,
     check_data,
 )
-from tasks.pretraining.stream import Segmenter, Text
+from tasks.pretraining.instance_stream import Segmenter, Text
+from tasks.pretraining.monitor import Prepared, PretrainingMonitor
+from tasks.pretraining.optimizer import OPTIMIZERS, longest_step, schedule
+from tasks.pretraining.read_records import RecordFiles
+from tasks.pretraining.recipe_objectives import kinds_of, objectives_for
+from tasks.pretraining.recipes import Recipe
 from tasks.pretraining.weights import assign, read_start, save
 from tasks.settings import PretrainHparams
 from tasks.training.loop import RUN, check_save_every, train

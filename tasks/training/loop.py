@@ -16,7 +16,7 @@ import keras
 from bert_keras.console import shows_bars
 from bert_keras.errors import BertKerasError, LossDiverged
 from bert_keras.signals import postponed
-from tasks.folders import Folder, Layout
+from tasks.output_folder import Folder, Layout
 from tasks.training.plan import Monitor, Plan, Stage
 from tasks.training.progress import Progress
 from tasks.training.saver import CHECKPOINTS, SETTINGS, Saver, check_finite
