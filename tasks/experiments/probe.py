@@ -1,4 +1,4 @@
-"""Probes: what each layer of a frozen encoder says about words and texts.
+"""Probes of each layer of a frozen encoder: how well a linear classifier reads labels of words and texts from it.
 
 In: a checkpoint and labelled data. Out: a folder
 
