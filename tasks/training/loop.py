@@ -70,7 +70,7 @@ def train(
 ) -> dict[str, Any]:
     """Trains as planned, or resumes the unfinished run of the same plan in `output`; returns the content of results.json.
 
-    save_every: steps between two saves, which stay; None saves at the end of each epoch, and removes the saves after the
+    save_every: steps between two saves, which stay; None saves at the end of each epoch, and removes the saves when it has
         finished; 0 saves nothing, so that an interrupted run starts again
     verbose: 0 logs no lines inside epochs; 1 shows a progress bar; 2 logs lines inside long epochs; "auto" is 1 in a terminal,
         else 2
