@@ -37,10 +37,10 @@ def measure(kind: str, copies: int, args: argparse.Namespace, output: str) -> No
 
     from bert_keras import checkpoints
     from tasks.pretraining.corpus import Corpora, Corpus
+    from tasks.pretraining.instance_stream import stream
     from tasks.pretraining.recipes import RECIPES
     from tasks.pretraining.shard_plan import document_sizes, sources_of
     from tasks.pretraining.shard_writer import Job
-    from tasks.pretraining.stream import stream
     from tasks.pretraining.write_records import write_records
 
     tf.config.threading.set_intra_op_parallelism_threads(1)

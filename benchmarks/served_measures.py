@@ -24,7 +24,7 @@ from rich.table import Table
 
 from savedmodels.export import export
 from tasks.batches import concatenated, predict
-from tasks.ner.words import TEXT, text_of
+from tasks.ner.word_splitting import TEXT, text_of
 from tasks.training.run_folder import load_run
 
 BATCH = 16

@@ -41,11 +41,11 @@ COMMANDS = {
     "export": "savedmodels.commands",
     "hub": "savedmodels.commands",
     "serve": "savedmodels.commands",
-    "convert": "savedmodels.commands",
+    "convert": "bert_keras.checkpoint_commands",
     "features": "tasks.features.commands",
     "demo": "savedmodels.commands",
     "info": "savedmodels.commands",
-    "models": "savedmodels.commands",
+    "models": "bert_keras.checkpoint_commands",
 }
 
 # Flags of every command.

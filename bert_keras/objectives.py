@@ -9,6 +9,7 @@ that learn objectives are in bert_keras/pretrainers.py.
 from __future__ import annotations
 
 import dataclasses
+import inspect
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -239,6 +240,16 @@ class ReplacedTokens(Objective):
         """None: the generator makes the labels."""
 
 
+def check_parts(objectives: Sequence[Objective], part: Part) -> None:
+    """Raises BertKerasError for an objective of a user's own that cannot label a part of a batch."""
+    for one in objectives if part != WHOLE else ():
+        if "part" not in inspect.signature(one.label).parameters:
+            raise BertKerasError(
+                f"{type(one).__name__}.label has no argument `part`, the rows of one of several workers; add it, or train with "
+                "one worker."
+            )
+
+
 def label(
     features: Features, *, objectives: Sequence[Objective], seed: Any, part: Part = WHOLE
 ) -> tuple[Features, dict[str, Any], dict[str, Any]]:
@@ -250,8 +261,8 @@ def label(
     import tensorflow as tf
 
     labels, weights = {}, {}
-    # Objectives of a user's own that know no parts train on one worker.
     more = {} if part == WHOLE else {"part": part}
+    check_parts(objectives, part)
     for i, objective in enumerate(objectives):
         own = tf.random.experimental.stateless_fold_in(tf.cast(seed, tf.int64), i)
         features, labels[objective.name], weights[objective.name] = objective.label(

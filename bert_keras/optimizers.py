@@ -151,7 +151,6 @@ class _TwoMoments(keras.optimizers.Optimizer):
         """Creates both moments and lists the decayed variables."""
         if self.built:
             return
-        _check_formats(variables)
         super().build(variables)
         self._momentums, self._velocities = self.add_optimizer_variables(variables, ["momentum", "velocity"])
         self._decays = [self.is_decayed(variable) for variable in variables]
@@ -182,7 +181,12 @@ class _TwoMoments(keras.optimizers.Optimizer):
     def apply(
         self, grads: Sequence[Any], trainable_variables: Sequence[keras.Variable] | None = None
     ) -> None:
-        """Sums gradients over the replicas, clips them and updates the variables."""
+        """Sums gradients over the replicas, clips them and updates the variables.
+
+        Raises BertKerasError for variables in bfloat16 or float16.
+        """
+        # Not in `build`: Keras also builds the optimizer of a model that is only evaluated.
+        _check_formats(self._trainable_variables if trainable_variables is None else trainable_variables)
         super().apply([None if grad is None else _dense(grad) for grad in grads], trainable_variables)
 
     def _clip_gradients(self, grads: list[Any]) -> list[Any]:

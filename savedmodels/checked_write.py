@@ -13,8 +13,8 @@ from typing import Any, Literal
 
 import numpy as np
 
+from bert_keras.atomic_folders import whole_folder
 from bert_keras.errors import BertKerasError
-from bert_keras.folders import whole_folder
 from bert_keras.paths import for_tensorflow, path_of
 from savedmodels import reload
 

@@ -25,7 +25,7 @@ from bert_keras.json_files import read_object
 from bert_keras.paths import cache_folder
 from savedmodels.checked_write import ask
 from savedmodels.export import export
-from tasks.experiments.grid import Cell, run_cells
+from tasks.experiments.cells import Cell, run_cells
 from tasks.glue.task import Glue
 from tasks.settings import Hparams
 from tasks.training.finetune import finetune

@@ -16,9 +16,9 @@ from bert_keras.json_files import ANYTHING, MEASURE, TEXT, object_of, or_null, r
 from savedmodels.op_support import VERSIONS
 from savedmodels.server_config import BATCHING, MODELS
 from tasks.task import Problem
-from tasks.training.card import fact_rows, facts_of, measures_of
 from tasks.training.ensemble import Ensemble
 from tasks.training.loop import RESULTS_FILE
+from tasks.training.run_card import fact_rows, facts_of, measures_of
 from tasks.training.run_folder import Run, encoder_of
 
 CARD_TEMPLATE = """# {name}

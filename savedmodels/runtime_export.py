@@ -26,17 +26,17 @@ from bert_keras.paths import path_of
 from bert_keras.text.vocabulary_files import TOKENIZER_JSON, VOCAB_TXT, wordpiece_pipeline
 from savedmodels import runtime_example
 from savedmodels.checked_write import ROUNDING, ask, compare, publishing, relative
-from savedmodels.constants import check_size, with_constants
 from savedmodels.export import sample_inputs, servable_of
+from savedmodels.freezing import check_size, with_constants
 from savedmodels.manifest import CARD
 from savedmodels.model_card import example_of, measures_table
 from savedmodels.runtimes import RUNTIMES, check_packages, write_model
 from tasks.embedding import Embedding
 from tasks.glue.task import Glue
 from tasks.task import model_inputs
-from tasks.training.card import fact_rows, facts_of
-from tasks.training.padding import with_padding
+from tasks.training.run_card import fact_rows, facts_of
 from tasks.training.run_folder import Run, encoder_of
+from tasks.training.unpadding import with_padding
 
 SETTINGS, SCRIPT = "settings.json", "example.py"
 # The difference that int8 may make, relative as in `relative`: a broken conversion, not a loss of digits.

@@ -13,7 +13,7 @@ import tensorflow as tf
 
 from bert_keras.features import ENCODER_INPUTS, INPUT_MASK
 from bert_keras.text.preprocessing import Preprocessor
-from savedmodels.constants import with_constants
+from savedmodels.freezing import with_constants
 from tasks.task import Features, Problem, Raw, model_inputs
 
 EXAMPLES = "examples"  # the signature for serialized tf.Example, and its input

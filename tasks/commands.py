@@ -176,7 +176,7 @@ def _add_evaluate(parser: argparse.ArgumentParser) -> None:
     add("--data", **PATH, help=DATA_HELP)
     add(
         "--split",
-        help="split to measure; held-out has the examples that --dev-fraction held out of the training file (default: these, if "
+        help="split to measure; held-out is the part of the training file that --dev-fraction held out (default: held-out if "
         "--data is that file, else every validation split)",
     )
     add_batch_size(parser)
@@ -187,8 +187,8 @@ def _add_evaluate(parser: argparse.ArgumentParser) -> None:
 def _run_evaluate(args: argparse.Namespace) -> None:
     start()
     from tasks.batches import cardinality, predict
-    from tasks.training.card import describe
-    from tasks.training.held_out import splits_of
+    from tasks.training.evaluation_splits import splits_of
+    from tasks.training.run_card import describe
 
     run = model_of(args, data=args.data)
     task, measured, tables = run.task, {}, []

@@ -37,14 +37,15 @@ def degenerate_classes(
 ) -> str | None:
     """Nearly all predictions are one class, or the measure is no better than that of the majority class; None if the run learned.
 
-    Labels that are nearly all one class cannot tell: then only a run that always predicts one class is degenerate.
+    Labels that are nearly all one class cannot tell: then only a run that always predicts another class is degenerate.
 
     labels, predicted: class ids int [N]
     measure: "matthews", whose baseline is a correlation of 0; any other name stands for the accuracy
     """
     nothing = float(np.bincount(labels).max() / len(labels))
     if nothing >= 1 - WHISKER:
-        return one_answer(predicted, name=lambda i: names[i]) if np.ptp(predicted) == 0 else None
+        constant = np.ptp(predicted) == 0 and predicted[0] != np.bincount(labels).argmax()
+        return one_answer(predicted, name=lambda i: names[i]) if constant else None
     if why := one_answer(predicted, name=lambda i: names[i]):
         return why
     if measure == "matthews":

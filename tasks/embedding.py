@@ -21,7 +21,7 @@ from bert_keras.text.preprocessing import Preprocessor
 from tasks.data_files import Source
 from tasks.features.extract import Words
 from tasks.features.layers import check_layers, is_mixed, places_of
-from tasks.ner.words import TEXT, words_of
+from tasks.ner.word_splitting import TEXT, words_of
 from tasks.options import MAX_OPTION, FeatureOptions
 from tasks.task import Features, Raw, Task
 

@@ -24,8 +24,8 @@ CHECKPOINT_HELP = (
     "Hugging Face, Google, KerasHub or Model Garden checkpoint, by path or name (bert-base-uncased)"
 )
 DATA_HELP = (
-    "folder of the task's files, or one file; without it TensorFlow Datasets fetches them. GLUE and custom read .csv, .tsv, "
-    ".jsonl and .parquet"
+    "folder of the task's files, or one file (default for GLUE, SQuAD and CoNLL-2003: TensorFlow Datasets fetches them). "
+    "GLUE and custom read .csv, .tsv, .jsonl and .parquet"
 )
 RUNS_HELP = (
     "folder that finetune wrote, or the .keras file of a TextModel; several runs form an ensemble: their outputs are "

@@ -9,7 +9,7 @@ from typing import Any
 
 import keras
 
-from bert_keras.checkpoints.model_weights import prefix_of
+from bert_keras.checkpoints.assignment import prefix_of
 from bert_keras.checkpoints.variables import Checkpoint
 from bert_keras.encoder import BertEncoder, encoder_inputs
 from bert_keras.errors import BertKerasError

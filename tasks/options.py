@@ -73,8 +73,8 @@ class ClassifierOptions(Checked):
 
     truncation: str | None = setting(
         None,
-        help="GLUE and custom, for one text: the part to keep of a text that does not fit, its tail, or head_tail for a quarter "
-        "of head and the rest of tail (default: its head)",
+        help="GLUE and custom, single texts: the part to keep of a text that is too long: tail, or head_tail, a quarter from "
+        "the start and the rest from the end (default: the start)",
         choices=("tail", "head_tail"),
     )
 
@@ -176,8 +176,8 @@ class TriviaQaOptions(Checked):
     """Options for converting TriviaQA."""
 
     split: str = setting("train", help="the split to write", choices=("train", "validation"))
-    tokens: int = setting(400, help="tokens of a paragraph, words between white space", at_least=1)
-    limit: int | None = setting(None, help="read only the first questions (default: all)", at_least=1)
+    tokens: int = setting(400, help="words in a paragraph, separated by white space", at_least=1)
+    limit: int | None = setting(None, help="number of questions to read (default: all)", at_least=1)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -185,14 +185,14 @@ class FeatureOptions(WindowOptions):
     """Options for extracting features from a frozen encoder."""
 
     layers: str = setting(
-        "last", help="layers to combine into a vector; a weighted sum is the mean", choices=tuple(LAYERS)
+        "last", help="layers to combine into a vector; sums have equal weights", choices=tuple(LAYERS)
     )
     level: str = setting("word", help="one vector for each word or token", choices=("word", "piece"))
     format: str = setting("jsonl", help="format of the file", choices=("jsonl", "npz", "parquet"))
     dtype: str = setting("float32", help="type of the numbers", choices=("float16", "float32"))
     precision: str = setting("float32", help="format of the computation", choices=PRECISIONS)
     seq_length: int | None = setting(None, help="tokens in a window (default: 512, or the encoder's maximum)")
-    batch_size: int = setting(8, help="lines, and windows, in a batch", at_least=1)
+    batch_size: int = setting(8, help="lines or windows in a batch", at_least=1)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -201,17 +201,17 @@ class ExportOptions(Checked):
 
     embedding: str | None = setting(
         None,
-        help="with --checkpoint: one vector for each text, pooled over its tokens, or (word) for each word",
+        help="with --checkpoint: pool the tokens of a text into one vector, or give one vector for each word",
         choices=("mean", "cls", "max", "word"),
     )
     l2: bool = setting(False, help="scale the vectors of texts to length 1")
     layers: str | None = setting(
         None,
-        help="layers to combine into a vector; a weighted sum is the mean (default: last)",
+        help="layers to combine into a vector; sums have equal weights (default: last)",
         choices=tuple(LAYERS),
     )
     seq_length: int | None = setting(
-        None, help="longest text, or window, in tokens (default: the encoder's maximum)"
+        None, help="most tokens in a text or a window (default: the encoder's maximum)"
     )
     format: str = setting(
         SAVED_MODEL,
@@ -273,7 +273,7 @@ class ProtocolOptions(Checked):
     ensemble: int | None = setting(
         None, help="measure an ensemble of this many of the best runs on dev too", at_least=2
     )
-    best_only: bool = setting(False, help="keep only the weights of the best run, and of the ensemble's")
+    best_only: bool = setting(False, help="keep only the weights of the best run and of the ensemble's runs")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -294,7 +294,7 @@ class ProbeOptions(Checked):
     max_examples: int = setting(
         1_000, help="training examples of each restart, and at most as many dev examples", at_least=1
     )
-    restarts: int = setting(3, help="probes of each layer, each from other training examples", at_least=1)
+    restarts: int = setting(3, help="probes of each layer, each on its own random examples", at_least=1)
     seq_length: int = setting(128, help="tokens in a window")
     seed: int = setting(12345, help="seed of the examples that are drawn", at_least=0, at_most=MAX_SEED)
 
@@ -316,7 +316,7 @@ class ApproachOptions(Checked):
     rows: tuple[str, ...] | None = setting(
         None,
         help="fine-tuning, or layers as in finetune --feature-layers (last, 9 or 9,10,11,12); random-ROW starts at random "
-        "weights, document-ROW and sentence-ROW have their own context of tags (default: the paper's and controls)",
+        "weights; document-ROW and sentence-ROW set --context (default: the paper's rows and controls)",
     )
     feature_learning_rate: float = setting(FEATURE_RATE, help="learning rate of rows with layers", over=0)
     feature_epochs: int | None = setting(

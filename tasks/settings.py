@@ -119,7 +119,7 @@ class Hparams(Checked):
         "linear", help="schedule of the learning rate", choices=("linear", "slanted_triangular")
     )
     unfreeze: str | None = setting(
-        None, help="epoch e trains the head and the top e blocks", choices=("gradual",)
+        None, help="epoch e, from 1 on, trains the head and the top e blocks", choices=("gradual",)
     )
     patience: int | None = setting(
         None,
@@ -210,10 +210,10 @@ class Sampling(Checked):
     short_seq_prob: float = setting(
         0.1, help="probability of a random shorter target length", at_least=0, at_most=1
     )
-    sampler: str = setting("next_sentence", help="how segments are combined", choices=tuple(SEGMENTS))
+    sampler: str = setting("next_sentence", help="the method that makes segments", choices=tuple(SEGMENTS))
     strict: bool = setting(
         False,
-        help="next_sentence, sentence_pair: both labels have probability 1/2; skip segments with none after them",
+        help="next_sentence, sentence_pair: draw both labels with probability 1/2; skip a segment that none follows",
     )
     dupe_factor: int = setting(10, help="passes over the documents, each with its own draws", at_least=1)
 
@@ -248,10 +248,10 @@ class PretrainHparams(Checked):
     beta_2: float = setting(0.999, help="decay of Adam's second moment", at_least=0, below=1)
     bias_correction: bool = setting(False, help="apply Adam's bias correction")
     phases: tuple[tuple[int, float], ...] = setting(
-        ((128, 0.9), (512, 0.1)), help="[[length, fraction of the steps], ...], or give seq_length"
+        ((128, 0.9), (512, 0.1)), help="[[length, fraction of the steps], ...]; seq_length sets one length"
     )
     max_predictions: int | None = setting(
-        None, help="most masked positions in a text (default: enough for share)", at_least=1
+        None, help="most masked positions in a text (default: as many as share needs)", at_least=1
     )
     seed: int = setting(12345, help="seed of all draws", at_least=0, at_most=2**31 - 1)
     log_every: int = setting(100, help="steps between two log entries, each a mean", at_least=1)

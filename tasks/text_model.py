@@ -23,11 +23,8 @@ from bert_keras.tensorflow_errors import data_errors
 from bert_keras.text.preprocessing import Preprocessor
 from bert_keras.training_model import chooses_parts
 from tasks.batches import predictor
-from tasks.compiled_text_model import CompiledTextModel
-from tasks.cut_texts import checked_columns
 from tasks.features.frozen import FrozenNetwork, bilstm_of
 from tasks.features.token_vectors import RowVectors
-from tasks.saved_text_model import SavedTextModel
 from tasks.settings import Hparams
 from tasks.task import Features, Problem
 from tasks.text_data import (
@@ -43,10 +40,13 @@ from tasks.text_data import (
     text_features,
     unpacked,
 )
+from tasks.text_model_compile import CompiledTextModel
+from tasks.text_model_saving import SavedTextModel
 from tasks.training.feature_based import fitting
 from tasks.training.run_folder import encoder_of
 from tasks.training.strategies import differ_between_replicas, divided, rows_for
 from tasks.training.workers import Workers
+from tasks.truncation import checked_columns
 
 
 @keras.saving.register_keras_serializable("bert_keras")
@@ -302,6 +302,7 @@ class TextModel(CompiledTextModel, SavedTextModel):
     def _predictor(self) -> Any:
         """The traced prediction, anew after a change of what it read: int8 and LoRA replace variables."""
         read = [self.problem, self.preprocess, self.vectors, *self.network.variables]
+        read += vars(self.preprocess).values()
         if self._predict is None or not self._predict.is_of(read):
             network = self.network if self.vectors is None else self.on_vectors(self.vectors)
             self._predict = _Traced(read, predictor(self.problem, self.preprocess, network))

@@ -16,12 +16,13 @@ import tensorflow as tf
 from bert_keras import checkpoints
 from bert_keras.errors import BertKerasError, MissingFileError
 from bert_keras.paths import did_you_mean, for_tensorflow, path_of
+from bert_keras.precision import PRECISIONS
 from bert_keras.text.preprocessing import Preprocessor
 from tasks.choice import Swag
 from tasks.embedding import Embedding
 from tasks.fill_mask import FillMask
 from tasks.glue.data_sets import LABEL, GlueRow, check_row, standard_splits
-from tasks.glue.labels import LABEL_TYPES
+from tasks.glue.label_types import LABEL_TYPES
 from tasks.glue.task import Glue
 from tasks.ner.schemes import OUTSIDE
 from tasks.ner.task import Conll
@@ -256,7 +257,9 @@ def load(path: str | pathlib.Path, *, compile: bool = True, dtype: str | None = 
     Raises MissingFileError where there is none of these, BertKerasError for one that is damaged.
     """
     path = path_of(path)
-    if dtype is not None and not is_run(path):
+    if dtype is not None and dtype not in PRECISIONS:
+        raise BertKerasError(f"dtype is {dtype!r}; give one of {', '.join(PRECISIONS)}.")
+    if dtype is not None and path.exists() and not is_run(path):
         raise BertKerasError(
             f"dtype is {dtype!r} and {path} is no run; a .keras file and an export have a format of their own."
         )

@@ -24,7 +24,7 @@ import runs  # noqa: E402
 
 from bert_keras.console import one_line_errors  # noqa: E402
 from bert_keras.text.wordpiece import WordPiece  # noqa: E402
-from tasks.experiments.ablation_tables import ABLATIONS, SCALES, Row, Scale  # noqa: E402
+from tasks.experiments.ablation_definitions import ABLATIONS, SCALES, Row, Scale  # noqa: E402
 from tasks.experiments.ablations import run_ablation  # noqa: E402
 from tasks.glue.data_sets import ROWS  # noqa: E402
 from tasks.glue.task import Glue  # noqa: E402

@@ -41,8 +41,8 @@ from tasks.glue.data_sets import ROWS
 from tasks.glue.task import Glue
 from tasks.ner.task import Conll
 from tasks.pretraining.corpus import Corpus
+from tasks.pretraining.instance_sources import RecordFileSource, batches_of, check_data
 from tasks.pretraining.recipe_objectives import objectives_for
-from tasks.pretraining.sources import RecordFileSource, batches_of, check_data
 from tasks.pretraining.vocabulary import learn_sentencepiece
 from tasks.squad.task import Squad
 from tasks.training.run_folder import load_run

@@ -9,7 +9,7 @@ from runs import VOCABULARY, no_training, texts, write_data
 from bert_keras import checkpoints
 from bert_keras.text.wordpiece import WordPiece
 from tasks.experiments import ablations
-from tasks.experiments.ablation_tables import ABLATIONS, SCALES, Row, Scale
+from tasks.experiments.ablation_definitions import ABLATIONS, SCALES, Row, Scale
 from tasks.experiments.ablations import Outcome, as_json, run_ablation, tables
 from tasks.pretraining.recipes import RECIPES
 

@@ -11,7 +11,7 @@ from runs import Begun, no_training
 from bert_keras.checkpoints.hugging_face import SAFETENSORS
 from bert_keras.errors import BertKerasError
 from bert_keras.text.wordpiece import WordPiece
-from tasks.experiments.ablation_tables import SCALES, Row, Scale
+from tasks.experiments.ablation_definitions import SCALES, Row, Scale
 from tasks.experiments.ablations import run_ablation
 from tasks.glue.data_sets import ROWS
 from tasks.glue.task import Glue

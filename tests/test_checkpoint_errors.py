@@ -17,8 +17,8 @@ from random_checkpoints import (
 )
 
 from bert_keras import checkpoints
+from bert_keras.atomic_folders import PARTIAL
 from bert_keras.encoder import BertEncoder
-from bert_keras.folders import PARTIAL
 from bert_keras.heads import (
     ClassifierHead,
     SpanHead,

@@ -20,7 +20,7 @@ from savedmodels.servable import Servable
 from tasks.batches import dataset, predict
 from tasks.ner.schemes import SCHEMES, convert, entities_of, tags_of
 from tasks.ner.task import Conll
-from tasks.ner.words import split_text, split_tokens
+from tasks.ner.word_splitting import split_text, split_tokens
 from tasks.settings import Hparams
 from tasks.training.finetune import finetune
 from tasks.training.run_folder import evaluate, load_run

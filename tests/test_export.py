@@ -19,8 +19,8 @@ from google.protobuf import text_format
 from runs import SIZES, VOCABULARY, contents, full_disk, run_command, texts
 from tensorflow.core.protobuf import saved_model_pb2
 
+from bert_keras.atomic_folders import PARTIAL
 from bert_keras.features import INPUT_MASK
-from bert_keras.folders import PARTIAL
 from bert_keras.text.wordpiece import WordPiece
 from savedmodels import op_support, reload
 from savedmodels.checked_write import SAMPLES, ExportError, ask, compare

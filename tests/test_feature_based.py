@@ -20,10 +20,10 @@ from bert_keras.features import EMBEDDING_OUTPUT, ENCODER_INPUTS, ENCODER_OUTPUT
 from bert_keras.text.preprocessing import Preprocessor
 from tasks.features.cache import extract, open_cache
 from tasks.features.extract import Extractor, Pieces, Words
+from tasks.features.extract_file import WRITERS, extract_file
 from tasks.features.layers import LAYERS, places_of
 from tasks.features.parquet_file import read_groups, write_rows
 from tasks.features.tagger import ScalarMix, load_tagger, tagger_model, train_tagger
-from tasks.features.text_file import WRITERS, extract_file
 from tasks.metrics import entity_scores
 from tasks.ner.task import Conll
 from tasks.settings import TaggerHparams

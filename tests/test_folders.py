@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 from runs import ROOT, contents
 
+from bert_keras.atomic_folders import PARTIAL, whole_folder
 from bert_keras.errors import BertKerasError, TakenError
 from bert_keras.files import LOCK, locked
-from bert_keras.folders import PARTIAL, whole_folder
 
 FILES = {"a.txt": b"a", "b/c.txt": b"c", "d.txt": b"d"}
 
@@ -88,7 +88,7 @@ def test_a_neighbour_is_left_alone(tmp_path, there):
         output.mkdir()
     code = f"""
 import pathlib, sys
-from bert_keras.folders import whole_folder
+from bert_keras.atomic_folders import whole_folder
 with whole_folder(pathlib.Path({str(output)!r})) as new:
     (new / "a.txt").write_text("theirs")
     print("ready", flush=True)

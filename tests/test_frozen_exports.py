@@ -12,7 +12,7 @@ from tensorflow.core.protobuf import saved_model_pb2
 
 import bert_keras as bk
 from bert_keras.hub_layer import HubLayer
-from savedmodels import constants
+from savedmodels import freezing
 from savedmodels.checked_write import ExportError, ask, compare, relative
 from savedmodels.export import export, sample_inputs, servable_of
 from savedmodels.manifest import CARD, EXTRA, verify
@@ -97,10 +97,10 @@ def test_a_graph_with_other_weights_is_not_published(sst2, tmp_path, monkeypatch
 
 def test_weights_that_do_not_fit_into_one_graph_are_refused_first(sst2, tmp_path, monkeypatch):
     run = load_run(sst2.run)
-    assert constants.bytes_of(run.model) == sum(np.asarray(v).nbytes for v in run.model.variables)
-    size = constants.bytes_of(run.model)
-    monkeypatch.setattr(constants, "MAX_GRAPH", constants.ROOM + size)
-    constants.check_size(run.model)
+    assert freezing.bytes_of(run.model) == sum(np.asarray(v).nbytes for v in run.model.variables)
+    size = freezing.bytes_of(run.model)
+    monkeypatch.setattr(freezing, "MAX_GRAPH", freezing.ROOM + size)
+    freezing.check_size(run.model)
     both = dataclasses.replace(run, model=Ensemble([run.model, load_run(sst2.run).model]))
     with pytest.raises(ValueError, match=f"{2 * size / 1e6:,.0f} MB.* --freeze") as error:
         export(both, tmp_path / "served", freeze=True)

@@ -357,6 +357,13 @@ def test_degenerate_classes(name, ids, reason):
     assert Glue(ROWS[name]).degenerate(classes(name, ids), {"label": LABELS}) == reason
 
 
+def test_labels_of_one_class_show_only_that_another_is_always_predicted():
+    labels = {"label": np.ones(20, np.int32)}
+    assert Glue(ROWS["rte"]).degenerate(classes("rte", np.ones(20, int)), labels) is None
+    why = Glue(ROWS["rte"]).degenerate(classes("rte", np.zeros(20, int)), labels)
+    assert why == "entailment for 100.0% of dev"
+
+
 def test_nearly_one_class_is_degenerate():
     labels = np.repeat([0, 1], 1000).astype(np.int32)
     ids = np.ones(2000, int)

@@ -33,11 +33,11 @@ from bert_keras.features import (
 from bert_keras.settings import Masking
 from bert_keras.text.wordpiece import WordPiece
 from tasks.pretraining.corpus import Corpus
+from tasks.pretraining.instance_sources import check_batch
+from tasks.pretraining.instance_stream import shards, tokenize_documents
 from tasks.pretraining.manifest import read_manifest
 from tasks.pretraining.read_records import read_records
 from tasks.pretraining.samplers import make_instances
-from tasks.pretraining.sources import check_batch
-from tasks.pretraining.stream import shards, tokenize_documents
 from tasks.pretraining.write_records import write_records
 from tasks.settings import Sampling
 from tasks.tfrecord import record_writer

@@ -15,7 +15,7 @@ from hub_server import Hub, Repository, serving
 from runs import ROOT, SIZES, bare_environment, run_command, write_checkpoint, write_data
 
 from bert_keras import checkpoints
-from bert_keras.checkpoints import sources
+from bert_keras.checkpoints import downloads
 from bert_keras.checkpoints.known_models import (
     ADDRESSES,
     GOOGLE_ARCHIVES,
@@ -294,7 +294,7 @@ def test_finetune_from_a_name_remembers_the_model_and_its_commit(ask_here, capfd
 def test_a_path_is_never_looked_up(tmp_path, monkeypatch, files):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(
-        sources, "SCHEMES", dict.fromkeys(sources.SCHEMES, None)
+        downloads, "SCHEMES", dict.fromkeys(downloads.SCHEMES, None)
     )  # calling None is a TypeError
     (tmp_path / "bert-base-uncased").mkdir()
     (tmp_path / "runs").mkdir()
@@ -343,7 +343,7 @@ def test_the_addresses_of_names():
         f"{TF_HUB_URL}bert_zh_L-12_H-768_A-12/4": "model_garden://chinese_L-12_H-768_A-12",
         "google://x": "google://x",
     }
-    assert {name: sources.address_of(name) for name in wanted} == wanted
+    assert {name: downloads.address_of(name) for name in wanted} == wanted
     assert GOOGLE_ARCHIVES["uncased_L-12_H-768_A-12"] == "2018_10_18/uncased_L-12_H-768_A-12.zip"
     assert GOOGLE_ARCHIVES["uncased_L-8_H-512_A-8"] == "2020_02_20/uncased_L-8_H-512_A-8.zip"
     assert (len(GOOGLE_ARCHIVES), len(MODEL_GARDEN_ARCHIVES)) == (24 + 8, 8)
@@ -361,7 +361,7 @@ def test_an_archive_is_downloaded_and_unpacked_once(tmp_path, monkeypatch, files
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     with serving({"archives/of": Repository({path: archive.read_bytes()})}) as hub:
         base = f"{hub.address}/archives/of/resolve/main/"
-        resolver = sources.archive_resolver(scheme, {name: path, "absent": "absent.zip"}, base)
+        resolver = downloads.archive_resolver(scheme, {name: path, "absent": "absent.zip"}, base)
         found = resolver(name, name, True)
         assert resolver(name, name, True) == found
         assert len(hub.log) == 1
@@ -378,7 +378,7 @@ def test_an_archive_cut_short_leaves_nothing(tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     (tmp_path / "x.zip").write_bytes(b"PK\x03\x04 cut short")
     with pytest.raises(BertKerasError, match="x.zip cannot be unpacked: .* remove it"):
-        sources._unpack(tmp_path / "x.zip", tmp_path / "x")
+        downloads._unpack(tmp_path / "x.zip", tmp_path / "x")
     assert [file.name for file in tmp_path.iterdir()] == ["x.zip"]
 
 
@@ -392,7 +392,7 @@ def test_keras_hub_presets_are_the_librarys(tmp_path, monkeypatch, files):
         assert presets[address.removeprefix("keras_hub://")]["metadata"]["params"] == model.parameters
     handles = []
     monkeypatch.setattr(kagglehub, "model_download", lambda handle: handles.append(handle) or str(tmp_path))
-    found = sources.resolve("bert_tiny_en_uncased")
+    found = downloads.resolve("bert_tiny_en_uncased")
     handle = presets["bert_tiny_en_uncased"]["kaggle_handle"].removeprefix("kaggle://")
     assert handles == [handle]
     assert found.origin == {
@@ -403,14 +403,14 @@ def test_keras_hub_presets_are_the_librarys(tmp_path, monkeypatch, files):
     with pytest.raises(
         MissingFileError, match="no preset of BERT named bert_tiny_uncased; .*bert_tiny_en_unc"
     ):
-        sources.resolve("keras_hub://bert_tiny_uncased")
+        downloads.resolve("keras_hub://bert_tiny_uncased")
 
     def refuse(handle):
         raise ConnectionError("no route to Kaggle")
 
     monkeypatch.setattr(kagglehub, "model_download", refuse)
     with pytest.raises(MissingFileError, match=f"no route to Kaggle.*versions download {handle}"):
-        sources.resolve("bert_tiny_en_uncased")
+        downloads.resolve("bert_tiny_en_uncased")
 
 
 def test_the_list_of_models(capfd):

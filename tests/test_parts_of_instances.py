@@ -10,11 +10,11 @@ from bert_keras.features import INPUT_WORD_IDS, WHOLE, Part
 from bert_keras.settings import Masking
 from bert_keras.text.masking import Pieces
 from bert_keras.text.wordpiece import WordPiece
-from tasks.pretraining import stream
+from tasks.pretraining import instance_stream
+from tasks.pretraining.instance_sources import Documents, RecordFileSource, batches_of
 from tasks.pretraining.read_records import read_records
 from tasks.pretraining.recipe_objectives import objectives_for
 from tasks.pretraining.recipes import RECIPES
-from tasks.pretraining.sources import Documents, RecordFileSource, batches_of
 from tasks.settings import Sampling
 
 BATCH, STEPS = 8, 12
@@ -122,17 +122,17 @@ def test_the_records_of_other_parts_are_not_parsed(count, records, monkeypatch):
 
 
 def test_the_instances_of_other_parts_are_not_packed(monkeypatch):
-    pack, packed = stream.pack, []
+    pack, packed = instance_stream.pack, []
 
     def counted(instances, *given, **options):
         packed.append(len(instances))
         return pack(instances, *given, **options)
 
-    monkeypatch.setattr(stream, "pack", counted)
+    monkeypatch.setattr(instance_stream, "pack", counted)
     found = []
     for part in (WHOLE, Part(1, 4)):
         packed.clear()
-        made = stream.stream(
+        made = instance_stream.stream(
             pretrainings.documents(30),
             tokenizer=TOKENIZER,
             settings=Sampling(seq_length=32, dupe_factor=1),

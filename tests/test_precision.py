@@ -12,9 +12,9 @@ from runs import run_command, texts, write_checkpoint, write_data
 
 import bert_keras as bk
 from bert_keras import precision
-from bert_keras.errors import BertKerasError
+from bert_keras.errors import BertKerasError, MissingFileError
 from bert_keras.layers import wide
-from tasks.features.text_file import extract_file
+from tasks.features.extract_file import extract_file
 from tasks.pretraining.pretrain import plan_pretraining
 from tasks.settings import Hparams
 from tasks.training.ensemble import load_runs
@@ -189,6 +189,10 @@ def test_a_run_at_another_precision_has_the_same_weights_and_nearly_the_same_log
     np.testing.assert_array_equal(np.asarray(loaded.network(features)), narrow.model(features).numpy())
     with pytest.raises(BertKerasError, match="int8"):
         at_precision(run, "int8")
+    with pytest.raises(BertKerasError, match="dtype is 'mixed_bfloat16'; give one of float32"):
+        bk.load(trained, dtype="mixed_bfloat16")
+    with pytest.raises(MissingFileError):
+        bk.load(trained / "typo", dtype=name)
 
 
 @pytest.mark.long

@@ -1,6 +1,7 @@
 """pretrain(): every recipe learns, and fine-tuning starts from it; phases; files; what is named before it trains."""
 
 import dataclasses
+import functools
 import json
 import math
 import shutil
@@ -21,6 +22,7 @@ from bert_keras.settings import Masking
 from bert_keras.text.wordpiece import WordPiece
 from tasks.glue.data_sets import ROWS
 from tasks.glue.task import Glue
+from tasks.pretraining import instance_sources, instance_stream
 from tasks.pretraining.pretrain import plan_pretraining, pretrain
 from tasks.pretraining.recipe_objectives import OBJECTIVES
 from tasks.pretraining.recipes import RECIPES, SETTINGS
@@ -204,6 +206,22 @@ def test_two_phases_are_one_training(tmp_path, tokenizer):
     start = first[48:] / last[48:]
     np.testing.assert_allclose(start, np.full_like(start, start[0, 0]), rtol=1e-4)
     assert np.abs(last[24:48] - first[24:48] / start[0, 0]).max() > 1e-4
+
+
+@pytest.mark.long
+def test_a_save_at_the_end_of_a_phase_continues_with_the_next(tmp_path, monkeypatch):
+    """The corpus has several shards: the first phase ends in the middle of its text, which the second reads from the start."""
+    small = functools.partial(instance_stream.stream, shard_bytes=2_000, shard_documents=5)
+    monkeypatch.setattr(instance_sources, "stream", small)
+    changes = {"phases": ((24, 0.5), (32, 0.5)), "steps": 60}
+    whole, run = tmp_path / "whole", tmp_path / "run"
+    train(whole, changes=changes, save_every=30)
+    shutil.copytree(whole, run)
+    for file in (run / "results.json", *(run / "checkpoints").glob("ckpt-60.*")):
+        file.unlink()
+    train(run, changes=changes, save_every=30)
+    ended, resumed = (checkpoints.read(folder).tensors for folder in (whole, run))
+    assert all(np.array_equal(ended[name], resumed[name]) for name in ended)
 
 
 @pytest.mark.long

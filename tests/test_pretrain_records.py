@@ -13,8 +13,8 @@ from bert_keras.features import (
     INPUT_WORD_IDS,
 )
 from bert_keras.settings import Masking
+from tasks.pretraining.instance_sources import Share
 from tasks.pretraining.read_records import read_records
-from tasks.pretraining.sources import Share
 
 
 @pytest.mark.long

@@ -1,15 +1,22 @@
-"""A function in several processes: closing the results ends the calls that run."""
+"""A function in several processes: closing the results ends the calls that run, and so does the end of a process."""
 
 import multiprocessing
+import os
+import signal
 import time
 
 import pytest
 
-from tasks.pretraining.processes import in_order
+from bert_keras.errors import BertKerasError
+from tasks.pretraining.processes import check_sendable, in_order
 
 
 def _start():
     return _slow
+
+
+def _fail():
+    raise RuntimeError("no function")
 
 
 def _slow(seconds):
@@ -24,3 +31,40 @@ def test_closing_ends_calls_whose_results_nobody_wants():
     assert next(results) == 0
     results.close()
     assert not multiprocessing.active_children()
+
+
+@pytest.mark.long
+@pytest.mark.timeout(200)
+@pytest.mark.parametrize("interruptible", [False, True])
+def test_a_killed_process_is_named(interruptible):
+    results = in_order(_start, [(0,), (30,), (30,)], workers=2, interruptible=interruptible)
+    assert next(results) == 0
+    os.kill(multiprocessing.active_children()[0].pid, signal.SIGKILL)
+    with pytest.raises(ChildProcessError, match="a worker process ended .* give fewer workers"):
+        list(results)
+    assert not multiprocessing.active_children()
+
+
+@pytest.mark.long
+@pytest.mark.timeout(200)
+def test_a_function_that_cannot_be_made_is_named():
+    with pytest.raises(ChildProcessError, match="a worker process ended"):
+        list(in_order(_fail, [(0,), (0,)], workers=2, interruptible=False))
+    assert not multiprocessing.active_children()
+
+
+@pytest.mark.long
+@pytest.mark.timeout(200)
+def test_signals_to_all_processes_do_not_end_results_that_are_still_needed():
+    results = in_order(_start, [(0,), (3,), (3,)], workers=2, interruptible=False)
+    assert next(results) == 0
+    for child in multiprocessing.active_children():
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+            os.kill(child.pid, number)
+    assert list(results) == [3, 3]
+
+
+def test_an_argument_that_cannot_be_sent_is_named():
+    check_sendable(segment=str.split, tokenizer=None)
+    with pytest.raises(BertKerasError, match="segment cannot be sent to a worker process .* or workers=1"):
+        check_sendable(segment=lambda line: line.split())

@@ -13,10 +13,10 @@ from tasks.choice import Swag
 from tasks.experiments.paper_figures import FIGURES, paper_table
 from tasks.experiments.protocol import RATES, _grid, run_protocol, summarize
 from tasks.experiments.summary import tables
-from tasks.folders import check_equal
 from tasks.glue.task import Glue
 from tasks.ner.task import Conll
 from tasks.options import ProtocolOptions
+from tasks.output_folder import check_equal
 from tasks.settings import Hparams
 from tasks.squad.task import Squad
 from tasks.training.ensemble import load_runs

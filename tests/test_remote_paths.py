@@ -15,16 +15,16 @@ import pytest
 import tensorflow as tf
 
 from bert_keras import checkpoints, remote_paths
-from bert_keras.folders import whole_folder
+from bert_keras.atomic_folders import whole_folder
 from bert_keras.paths import path_of
 from bert_keras.remote_paths import RemotePath
 from bert_keras.text.wordpiece import WordPiece
-from tasks.folders import Folder
 from tasks.glue.task import Glue
 from tasks.ner.task import Conll
+from tasks.output_folder import Folder
 from tasks.pretraining.corpus import Corpus, open_corpora
+from tasks.pretraining.instance_sources import _digest_of_files
 from tasks.pretraining.read_records import read_records
-from tasks.pretraining.sources import _digest_of_files
 from tasks.pretraining.vocabulary import write_vocabulary
 from tasks.pretraining.write_records import write_records
 from tasks.settings import Sampling

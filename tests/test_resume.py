@@ -12,9 +12,9 @@ import pytest
 import runs
 
 from bert_keras.errors import BertKerasError
-from tasks.folders import Folder
 from tasks.glue.data_sets import ROWS
 from tasks.glue.task import Glue
+from tasks.output_folder import Folder
 from tasks.settings import Hparams
 from tasks.training.finetune import finetune
 from tasks.training.loop import RESULTS_FILE, RUN

@@ -58,20 +58,20 @@ def test_an_answer_has_the_space_that_its_mask_takes(preprocess):
 
 
 def test_instances_of_two_segments_have_room_for_both_separators(preprocess, monkeypatch):
-    from tasks.pretraining import stream
+    from tasks.pretraining import instance_stream
     from tasks.settings import Sampling
 
-    sampled, pack = [], stream.pack
+    sampled, pack = [], instance_stream.pack
 
     def recorded(instances, *args, **kwargs):
         sampled.extend(sum(map(len, instance.segments)) for instance in instances)
         return pack(instances, *args, **kwargs)
 
-    monkeypatch.setattr(stream, "pack", recorded)
+    monkeypatch.setattr(instance_stream, "pack", recorded)
     documents = [texts(30, seed=seed) for seed in range(3)]
     settings = Sampling(seq_length=32, short_seq_prob=0.0, dupe_factor=1)
     tokenizer = preprocess.tokenizer
-    batches, _ = stream.packed_batches(
+    batches, _ = instance_stream.packed_batches(
         documents, tokenizer=tokenizer, settings=settings, segment=None, seed=[0]
     )
     ids = np.concatenate([batch["input_word_ids"] for batch in batches])

@@ -19,12 +19,12 @@ from interrupted import ALIVE, KILLS
 from runs import Begun, contents, no_training, run_command
 from tensorflow.python.framework import config as tensorflow_config
 
+from bert_keras.atomic_folders import PARTIAL
 from bert_keras.checkpoints.hugging_face import SAFETENSORS
 from bert_keras.errors import BertKerasError
-from bert_keras.folders import PARTIAL
-from tasks.folders import check_equal
 from tasks.glue.data_sets import ROWS
 from tasks.glue.task import Glue
+from tasks.output_folder import check_equal
 from tasks.settings import Hparams
 from tasks.training.finetune import finetune
 from tasks.training.loop import RESULTS_FILE

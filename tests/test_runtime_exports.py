@@ -249,7 +249,7 @@ def test_an_op_that_the_converter_refuses_is_named(sst2, tmp_path, monkeypatch):
 def test_a_model_with_other_weights_is_not_published(sst2, tmp_path, monkeypatch):
     needs("onnx")
     run = load_run(sst2.run)
-    from savedmodels.constants import with_constants
+    from savedmodels.freezing import with_constants
 
     function = with_constants(run.model, settings_features())
     for variable in run.model.trainable_variables:

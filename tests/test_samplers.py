@@ -5,8 +5,8 @@ import pytest
 import scipy.stats
 from instance_texts import DOCUMENT, SEGMENT, documents, original_pairs, whole
 
+from tasks.pretraining.instance_stream import shards
 from tasks.pretraining.samplers import SAMPLERS, make_instances
-from tasks.pretraining.stream import shards
 from tasks.settings import Sampling
 
 SEP = 0  # in the documents below, whose ids are from 1

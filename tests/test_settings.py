@@ -8,9 +8,9 @@ import pytest
 from bert_keras.schedules import SCHEDULES
 from bert_keras.settings import Masking, add_flags, check_settings, describe, given_settings, setting
 from tasks import embedding, options, settings
-from tasks.experiments.ablation_tables import ABLATIONS, SCALES
+from tasks.experiments.ablation_definitions import ABLATIONS, SCALES
 from tasks.features.extract import DTYPES
-from tasks.features.text_file import WRITERS
+from tasks.features.extract_file import WRITERS
 from tasks.pretraining.optimizer import OPTIMIZERS
 from tasks.pretraining.samplers import SAMPLERS
 from tasks.pretraining.vocabulary import KINDS

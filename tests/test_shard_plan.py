@@ -13,8 +13,8 @@ import pytest
 
 from tasks.pretraining import corpus_files
 from tasks.pretraining.corpus import Corpora, Corpus
+from tasks.pretraining.instance_stream import bytes_of, shards
 from tasks.pretraining.shard_plan import document_sizes, planned_shards, read_spans, sources_of
-from tasks.pretraining.stream import bytes_of, shards
 
 WORDS = "a cat sat. the dög ran. 東京 far! B".split()
 SIZES = (1, 2, 7, 40, 1000)

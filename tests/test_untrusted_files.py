@@ -39,10 +39,10 @@ from tasks.embedding import Embedding, WordEmbedding
 from tasks.features.cache import open_cache
 from tasks.features.tagger import load_tagger
 from tasks.fill_mask import FillMask
-from tasks.folders import Folder
 from tasks.glue.data_sets import ROWS
 from tasks.glue.task import Glue
 from tasks.ner.task import Conll
+from tasks.output_folder import Folder
 from tasks.pretraining.corpus import Corpus
 from tasks.pretraining.manifest import read_manifest
 from tasks.pretraining.read_records import read_records

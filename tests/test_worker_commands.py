@@ -96,13 +96,14 @@ def test_a_worker_that_waits_for_another_says_so_and_ends_at_ctrl_c(folder):
 def test_workers_with_other_settings_say_in_which(folder):
     flags = ["--task", "sst2", "--data", str(folder / "glue" / "SST-2")]
     arguments = command("finetune", folder, folder / "unlike", *flags)
-    script = "import os, sys; sys.argv += ['--epochs', '2'] * ('\"index\": 1' in os.environ['TF_CONFIG']); "
+    script = "import os, sys; second = '\"index\": 1' in os.environ['TF_CONFIG']; "
+    script += "sys.argv += ['--epochs', '2', '--precision', 'bfloat16'] * second; "
     script += "from bert_keras.cli import main; main()"
     with clusters.started(["-c", script, *arguments[2:]]) as processes:
         both = clusters.ended(processes)
     for one in both:
         assert one.returncode == 1, one.stderr
-        assert "the workers differ in epochs; " in one.stderr.splitlines()[-1], one.stderr
+        assert "the workers differ in epochs, precision; " in one.stderr.splitlines()[-1], one.stderr
 
 
 def test_a_grid_without_a_worker_ends_and_resumes_at_its_finished_cells(folder):

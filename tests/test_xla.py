@@ -16,7 +16,7 @@ from bert_keras.text.wordpiece import WordPiece
 from tasks.pretraining.pretrain import plan_pretraining
 from tasks.pretraining.recipes import RECIPES
 from tasks.text_data import one_batch
-from tasks.training.padding import with_padding
+from tasks.training.unpadding import with_padding
 
 pytestmark = pytest.mark.filterwarnings("ignore:__array__ implementation doesn't accept a copy keyword")
 TEXTS = texts(4, seed=0)

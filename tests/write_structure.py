@@ -2,8 +2,8 @@
 
     PYTHONPATH=. .venv/bin/python tests/write_structure.py
 
-tests/test_architecture.py compares both with the sources. A new module needs a row in its FLOORS first; rows that are no longer needed
-go, and comments of BUILD stay with the row under them.
+tests/test_architecture.py compares both with the sources. A new module needs a row in its FLOORS first. Rows of modules that are
+gone are removed; a comment in BUILD stays with the row under it.
 """
 
 import ast

@@ -50,7 +50,7 @@ def constant_encoder(case: Case, folder: pathlib.Path, *, outputs: tuple[str, ..
 
     from bert_keras import encoder_inputs
     from bert_keras.checkpoints import load_encoder
-    from savedmodels.constants import with_constants
+    from savedmodels.freezing import with_constants
 
     loaded = load_encoder(folder / case.size, outputs=outputs, dtype=case.precision)
     inputs = encoder_inputs()

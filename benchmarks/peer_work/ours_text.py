@@ -60,7 +60,7 @@ def served_answers(case: Case, folder: pathlib.Path) -> Prepared:
 def features(case: Case, folder: pathlib.Path) -> Prepared:
     """The command `features`, without its file: every token of all layers."""
     from tasks.features.extract import Extractor, Pieces
-    from tasks.ner.words import TEXT
+    from tasks.ner.word_splitting import TEXT
 
     extractor = Extractor(
         folder / case.size,

@@ -71,7 +71,7 @@ def pretrain(case: Case, folder: pathlib.Path) -> Prepared:
 
     from bert_keras import BertEncoder, MaskedLM, Pieces, Pretrainer, SentencePair, checkpoints
     from bert_keras.precision import training_policy
-    from tasks.training.padding import leave_out_padding
+    from tasks.training.unpadding import leave_out_padding
 
     checkpoint = checkpoints.read(folder / case.size)
     encoder = BertEncoder(

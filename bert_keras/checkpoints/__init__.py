@@ -14,14 +14,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from bert_keras.checkpoints.compare import check_reference, differences
-from bert_keras.checkpoints.google import GOOGLE
-from bert_keras.checkpoints.hugging_face import HUGGING_FACE
-from bert_keras.checkpoints.hugging_face_tokenizer import read_tokenizer
-from bert_keras.checkpoints.keras_hub import KERAS_HUB
-from bert_keras.checkpoints.letter_case import lower_cases
-from bert_keras.checkpoints.model_garden import MODEL_GARDEN
-from bert_keras.checkpoints.model_weights import (
+from bert_keras.atomic_folders import whole_folder
+from bert_keras.checkpoints.assignment import (
     Report,
     assign,
     collect,
@@ -29,12 +23,18 @@ from bert_keras.checkpoints.model_weights import (
     refuse_lacking,
     with_vocab_size,
 )
-from bert_keras.checkpoints.sources import LocalModel, close_models, resolve
+from bert_keras.checkpoints.downloads import LocalModel, close_models, resolve
+from bert_keras.checkpoints.google import GOOGLE
+from bert_keras.checkpoints.hugging_face import HUGGING_FACE
+from bert_keras.checkpoints.hugging_face_tokenizer import read_tokenizer
+from bert_keras.checkpoints.keras_hub import KERAS_HUB
+from bert_keras.checkpoints.letter_case import lower_cases
+from bert_keras.checkpoints.model_garden import MODEL_GARDEN
+from bert_keras.checkpoints.parity import check_reference, differences
 from bert_keras.checkpoints.tensors import read_tensors, refuse_not_finite
 from bert_keras.checkpoints.variables import ARCHITECTURES, HEADS, Checkpoint, Format, variable_shapes
 from bert_keras.config import BertConfig
 from bert_keras.errors import BertKerasError, MissingFileError, listed
-from bert_keras.folders import whole_folder
 from bert_keras.paths import path_of
 from bert_keras.text.vocabulary_files import SENTENCEPIECE, VOCAB_TXT, Vocabulary, read_vocabulary
 

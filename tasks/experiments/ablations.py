@@ -7,7 +7,7 @@ In: a key of ABLATIONS, text, a tokenizer, the tasks' data. Out: a folder
     OUTPUT/ablation.json               the identity of the ablation
     OUTPUT/results.json, results.png   all measures; a plot with a dot for each run
 
-The runs are cells of tasks/experiments/grid.py. The rows are in tasks/experiments/ablation_tables.py.
+The runs are cells of tasks/experiments/cells.py. The rows are in tasks/experiments/ablation_definitions.py.
 """
 
 import dataclasses
@@ -25,6 +25,7 @@ from bert_keras.text.tokenizer import Tokenizer
 from tasks.batches import take_examples
 from tasks.data_files import Source
 from tasks.display import Table
+from tasks.experiments.ablation_definitions import ABLATIONS, FEATURE_LAYERS, FEATURES, SCALES, Row, Scale
 from tasks.experiments.ablation_report import (
     Compared,
     compared,
@@ -33,18 +34,17 @@ from tasks.experiments.ablation_report import (
     orderings_table,
     spelled,
 )
-from tasks.experiments.ablation_tables import ABLATIONS, FEATURE_LAYERS, FEATURES, SCALES, Row, Scale
-from tasks.experiments.grid import Cell, identity_of_data, run_cells
+from tasks.experiments.cells import Cell, identity_of_data, run_cells
 from tasks.features.cache import extract
 from tasks.features.tagger import train_tagger
-from tasks.folders import Folder, Layout
 from tasks.metrics import in_percent
 from tasks.ner.task import Conll
 from tasks.options import AblationOptions
+from tasks.output_folder import Folder, Layout
+from tasks.pretraining.instance_stream import Text, digest_of_documents
 from tasks.pretraining.monitor import SNAPSHOTS
 from tasks.pretraining.pretrain import check_replicas, pretrain
 from tasks.pretraining.recipes import RECIPES, Recipe
-from tasks.pretraining.stream import Text, digest_of_documents
 from tasks.settings import Hparams, TaggerHparams
 from tasks.task import Task
 from tasks.training.finetune import finetune

@@ -2,7 +2,7 @@
 
 In: a key of APPROACHES, a checkpoint, the tasks' data. Out: a folder
 
-    OUTPUT/<task>/<row>_seed-<seed>/   cells of tasks/experiments/grid.py, each a run of `finetune`
+    OUTPUT/<task>/<row>_seed-<seed>/   cells of tasks/experiments/cells.py, each a run of `finetune`
     OUTPUT/vectors/<task>/             the vectors of every layer that some row reads, until these rows are finished
     OUTPUT/results.json, results.png   all measures; a plot with a dot for each run
 
@@ -27,7 +27,7 @@ from tasks.data_files import Source
 from tasks.experiments.ablation_report import draw_rows
 from tasks.experiments.approach_results import Results, Subject, as_json
 from tasks.experiments.approach_rows import APPROACHES, Row
-from tasks.experiments.grid import Cell, identity_of_data, run_cells
+from tasks.experiments.cells import Cell, identity_of_data, run_cells
 from tasks.experiments.protocol import degenerate_run
 from tasks.features.cache import layers_in
 from tasks.features.layers import places_of

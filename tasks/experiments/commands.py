@@ -278,7 +278,7 @@ COMMANDS = {
         trains=True,
     ),
     "probe": Command(
-        "measure what each layer of a frozen encoder says about words and texts",
+        "measure how well a linear classifier on each layer of a frozen encoder predicts labels",
         "--checkpoint minilm --data pos=conll2003 entities=conll2003 sst2=glue/SST-2 --output runs/probe",
         _add_probe,
         _run_probe,

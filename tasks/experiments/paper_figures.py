@@ -1,6 +1,6 @@
 """The paper's own results by task, to print beside those of a run here.
 
-Source: Devlin et al. 2019, Tables 1 to 4 and 7; Tables 5, 6 and 8 are in tasks/experiments/ablation_tables.py.
+Source: Devlin et al. 2019, Tables 1 to 4 and 7; Tables 5, 6 and 8 are in tasks/experiments/ablation_definitions.py.
 """
 
 from collections.abc import Sequence

@@ -1,4 +1,4 @@
-"""Probes: what each layer of a frozen encoder says about words and texts.
+"""Probes of each layer of a frozen encoder: how well a linear classifier reads labels of words and texts from it.
 
 In: a checkpoint and labelled data. Out: a folder
 
@@ -31,13 +31,13 @@ from bert_keras.paths import path_of
 from tasks.data_files import split_file
 from tasks.display import Table
 from tasks.features.extract import Extractor, Pieces, Units, Words
-from tasks.folders import Folder, Layout
 from tasks.glue.data_sets import LABEL, ROWS
 from tasks.glue.task import Glue
 from tasks.metrics import accuracy, entity_scores
 from tasks.ner.files import FILES, read
-from tasks.ner.words import TEXT, TOKENS
+from tasks.ner.word_splitting import TEXT, TOKENS
 from tasks.options import ProbeOptions
+from tasks.output_folder import Folder, Layout
 from tasks.training.identity import identity_of_checkpoint
 from tasks.training.progress import counter
 

@@ -2,7 +2,7 @@
 
 In: opened tasks, a checkpoint, settings. Out: a folder
 
-    OUTPUT/<task>/lr-<rate>_seed-<seed>/   cells of tasks/experiments/grid.py, each a run of `finetune`
+    OUTPUT/<task>/lr-<rate>_seed-<seed>/   cells of tasks/experiments/cells.py, each a run of `finetune`
     OUTPUT/results.json                    the measures of every run, the best, the median, the spread, the ensemble
     OUTPUT/results.png                     a plot with a dot for each run
 
@@ -26,8 +26,8 @@ from bert_keras.files import locked, write_json
 from bert_keras.json_files import TEXT, or_null, read_object, typed
 from bert_keras.paths import path_of
 from tasks.batches import predict
-from tasks.experiments.grid import Cell, identity_of_data, run_cells
-from tasks.experiments.grid import Outcome as CellOutcome
+from tasks.experiments.cells import Cell, identity_of_data, run_cells
+from tasks.experiments.cells import Outcome as CellOutcome
 from tasks.experiments.summary import Ensemble, Outcome, Summary, as_json, draw, ranked
 from tasks.options import ProtocolOptions
 from tasks.settings import FEATURE_RATE, Hparams

@@ -31,8 +31,8 @@ from bert_keras.json_files import TEXT as WORD
 from bert_keras.paths import path_of
 from tasks.features.extract import DTYPES, Extractor, Words
 from tasks.features.parquet_file import VECTORS, GroupFile, read_groups, write_rows
-from tasks.folders import Folder, Layout
 from tasks.ner.task import Conll
+from tasks.output_folder import Folder, Layout
 
 if TYPE_CHECKING:  # imported where it is used
     import pyarrow

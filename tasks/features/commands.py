@@ -31,7 +31,7 @@ def _add_features(parser: argparse.ArgumentParser) -> None:
 
 def _run_features(args: argparse.Namespace) -> None:
     start()
-    from tasks.features.text_file import extract_file
+    from tasks.features.extract_file import extract_file
 
     slow_precision(getattr(args, "precision", None))
     total = None

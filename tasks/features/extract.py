@@ -28,7 +28,7 @@ from bert_keras.features import (
 from bert_keras.json_files import short
 from bert_keras.text.preprocessing import Preprocessor
 from tasks.features.layers import places_of
-from tasks.ner.words import TEXT, text_of, words_of
+from tasks.ner.word_splitting import TEXT, text_of, words_of
 from tasks.options import WindowOptions
 from tasks.task import Features, Raw, check_stride, model_inputs
 from tasks.training.identity import digest_of_tensors

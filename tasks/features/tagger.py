@@ -28,9 +28,9 @@ from tasks.features.cache import Cache
 from tasks.features.layers import is_mixed, places_of
 from tasks.features.mix import ScalarMix
 from tasks.features.weights_file import read_weights, write_weights
-from tasks.folders import Folder, check_equal
 from tasks.ner.task import TAGS, Conll
 from tasks.options import MAX_OPTION
+from tasks.output_folder import Folder, check_equal
 from tasks.settings import TaggerHparams
 from tasks.training.loop import RUN, check_save_every
 from tasks.training.loop import train as run_plan

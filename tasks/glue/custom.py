@@ -19,7 +19,7 @@ from tasks.glue.files import (
     number_of,
     split_path,
 )
-from tasks.glue.labels import LABEL_TYPES
+from tasks.glue.label_types import LABEL_TYPES
 from tasks.options import ColumnOptions
 from tasks.table_files import Row, column_names, read_rows
 

@@ -63,7 +63,7 @@ class GlueRow:
 
     @property
     def label_type(self) -> str:
-        """A key of LABEL_TYPES in tasks/glue/labels.py."""
+        """A key of LABEL_TYPES in tasks/glue/label_types.py."""
         return "multi" if self.multi else "class" if self.labels else "score"
 
 

@@ -26,7 +26,7 @@ from tasks.display import Table, most_confident, plain
 from tasks.glue.custom import row_of
 from tasks.glue.data_sets import LABEL, NAMES, GlueRow, row_from_json
 from tasks.glue.files import check_source, from_files, from_tfds, is_folder
-from tasks.glue.labels import LABEL_TYPES, LABELS
+from tasks.glue.label_types import LABEL_TYPES, LABELS
 from tasks.metrics import MEASURES
 from tasks.options import MAX_OPTION, ClassifierOptions, ColumnOptions
 from tasks.task import POOLINGS, Arrays, Features, Raw, Task, classifier_model
@@ -121,7 +121,7 @@ class Glue(Task):
         return preprocess.windows(last, question=question, doc_stride=self.doc_stride, max_query_length=None)
 
     def labels(self, raw: Raw, features: Features) -> tuple[tf.Tensor, tf.Tensor]:
-        """Labels as tasks/glue/labels.py has them, and weights float32 [B], which are 0 where the label is withheld.
+        """Labels as tasks/glue/label_types.py has them, and weights float32 [B], which are 0 where the label is withheld.
 
         Each of W windows has its text's label [W, ...], and the windows of a text share its weight equally: a long text counts as
         much as a short one.

@@ -6,7 +6,7 @@ from typing import NamedTuple
 import tensorflow as tf
 
 from bert_keras.features import EXAMPLE_INDEX, WORD_INDEX
-from tasks.ner.words import TOKENS, words_of
+from tasks.ner.word_splitting import TOKENS, words_of
 
 
 class Words(NamedTuple):

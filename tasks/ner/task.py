@@ -27,7 +27,7 @@ from tasks.display import ERRORS_SHOWN, Table, plain
 from tasks.ner.decoding import Letters, decode_entities, decode_words, joined_tags
 from tasks.ner.files import DOCSTART, Corpus, Sentence, check_tags, corpus_of, detect_scheme, misfits
 from tasks.ner.schemes import OUTSIDE, SCHEMES, convert, entities_of
-from tasks.ner.words import TEXT, TOKENS, split_words, text_of, words_of
+from tasks.ner.word_splitting import TEXT, TOKENS, split_words, text_of, words_of
 from tasks.options import MAX_OPTION, TAGGING_DEFAULTS, TaggingOptions
 from tasks.task import Arrays, Features, Raw, Task
 from tasks.text_columns import values_of

@@ -19,8 +19,9 @@ import numpy as np
 from bert_keras.errors import BertKerasError, MissingPackageError, first_line
 from bert_keras.files import whole_file, write_json
 from bert_keras.remote_paths import is_remote
-from tasks.folders import check_equal
+from tasks.output_folder import check_equal
 from tasks.pretraining.corpus import Corpora
+from tasks.pretraining.instance_stream import digest_of_documents
 from tasks.pretraining.manifest import (
     InstancesFolder,
     Shard,
@@ -40,7 +41,6 @@ from tasks.pretraining.shard_plan import (
     sources_of,
 )
 from tasks.pretraining.shard_writer import Job, ShardWriter
-from tasks.pretraining.stream import digest_of_documents
 
 try:
     import apache_beam as beam

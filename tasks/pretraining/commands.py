@@ -59,7 +59,7 @@ def _add_pretrain(parser: argparse.ArgumentParser) -> None:
         "--records",
         **PATH,
         **SEVERAL,
-        help="folders of instances, one for all phases or one for each, or the files of one set",
+        help="folders of instances (one for all phases, or one for each phase), or the files of one folder",
     )
     add("--held-out", **PATH, help="fraction of the documents to evaluate on, or other text or records")
     add("--vocab", **PATH, help=f"{VOCAB_HELP} (default: the checkpoint's)")
@@ -148,8 +148,8 @@ def _sets_of_records(given: Sequence[str]) -> list[Any]:
 # plan
 
 PLAN_NOTES = """Memory is that of one device at the peak of a step, in float32, without the buffers of libraries (measured error:
-docs/scale.md). --teraflops is what a device reaches in such a training, in 10^12 operations a second, and not its peak.
-The answer needs no TensorFlow, no text and no weights.
+docs/scale.md). --teraflops is the measured throughput of one device, in 10^12 operations a second, not its peak.
+plan needs no TensorFlow, no text and no weights.
 
 """
 
@@ -161,13 +161,13 @@ def _add_plan(parser: argparse.ArgumentParser) -> None:
     add(
         "--checkpoint",
         **PATH,
-        help="a folder whose config.json or bert_config.json has the encoder, or the file",
+        help="a folder with config.json or bert_config.json, or the path of such a file",
     )
     add("--batch-size", type=int, help="instances in a batch, over all devices (default: the paper's)")
     add("--devices", type=int, default=1, help="devices that share each batch (default: 1)")
     add("--micro-batch", type=int, help="rows that a device computes at once (default: all)")
     add("--rematerialize", action="store_true", help="compute each block again in the backward pass")
-    add("--teraflops", type=float, help="10^12 operations in a second of one device, for the days")
+    add("--teraflops", type=float, help="throughput of one device, to estimate the days (see below)")
     add("--set", **SEVERAL, default=[], metavar="NAME=VALUE", help="settings, as in pretrain")
     add("--json", action="store_true", help="print JSON instead of tables")
 

@@ -40,8 +40,8 @@ INSTANCES_NOTES = f"""settings, NAME=VALUE; VALUE is JSON or a plain word (defau
 The files do not depend on the number of processes, nor on Beam. Rerun the same command to resume. pretrain --records, and the
 scripts of Google and Model Garden, read the folder.
 
---beam runs an Apache Beam pipeline (the `beam` extra). Flags of Beam and its runner follow `--`; without --runner, all runs in
-this process. Workers on other machines need bert-keras, and text, vocabulary and output that all of them can reach:
+--beam runs an Apache Beam pipeline (the `beam` extra). Flags of Beam and its runner follow `--`; without --runner, the pipeline
+runs in this process. Workers on other machines need bert-keras, and text, vocabulary and output that all of them can reach:
   bert-keras instances --text gs://BUCKET/text --vocab gs://BUCKET/vocab --output gs://BUCKET/instances \\
       --beam -- --runner=DataflowRunner --project=PROJECT --region=REGION --temp_location=gs://BUCKET/tmp
 
@@ -185,7 +185,7 @@ def _run_vocab(args: argparse.Namespace) -> None:
 
 COMMANDS = {
     "instances": Command(
-        "write pre-training instances as TFRecord files in Google's names",
+        "write pre-training instances as TFRecord files with Google's feature names",
         "--text corpus.txt --vocab vocab --seq-length 128 --output instances/128 --masks --set dupe_factor=10",
         _add_instances,
         _run_instances,

@@ -12,7 +12,7 @@ from bert_keras.features import LABEL_RATE_TOLERANCE, TFRECORD_NAMES, WORD_START
 from bert_keras.files import write_json
 from bert_keras.json_files import FLAG, OBJECT, TEXT, list_of, or_null, read_object, short, typed, whole
 from bert_keras.paths import did_you_mean, path_of
-from tasks.folders import Folder, Layout
+from tasks.output_folder import Folder, Layout
 from tasks.pretraining.samplers import SAMPLERS
 from tasks.settings import Sampling
 

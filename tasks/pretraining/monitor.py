@@ -11,8 +11,8 @@ import numpy as np
 import tensorflow as tf
 
 from bert_keras.objectives import Objective
+from tasks.pretraining.instance_sources import HELD_OUT_SEED, Source
 from tasks.pretraining.optimizer import schedule
-from tasks.pretraining.sources import HELD_OUT_SEED, Source
 from tasks.settings import PretrainHparams
 from tasks.training.loop import LOGS
 from tasks.training.plan import Monitor

@@ -1,6 +1,6 @@
 """Pre-training: text or files of instances in; a run directory for fine-tuning out.
 
-    documents -> tasks/pretraining/stream.py -------
+    documents -> tasks/pretraining/instance_stream.py -------
                                                    |-> label(objectives) -> Pretrainer.fit -> RUN
     TFRecord files -> tasks/pretraining/read_records.py
 
@@ -27,20 +27,15 @@ from bert_keras.config import BertConfig
 from bert_keras.encoder import BertEncoder
 from bert_keras.errors import BertKerasError
 from bert_keras.features import Part
-from bert_keras.objectives import Objective
+from bert_keras.objectives import Objective, check_parts
 from bert_keras.precision import slowness, training_policy
 from bert_keras.pretrainers import Pretrainer, pretrainer_of
 from bert_keras.text.masking import Pieces
 from bert_keras.text.preprocessing import Preprocessor, pad_batches
 from bert_keras.text.tokenizer import Tokenizer
 from tasks.batches import of_rows
-from tasks.folders import Folder
-from tasks.pretraining.monitor import Prepared, PretrainingMonitor
-from tasks.pretraining.optimizer import OPTIMIZERS, longest_step, schedule
-from tasks.pretraining.read_records import RecordFiles
-from tasks.pretraining.recipe_objectives import kinds_of, objectives_for
-from tasks.pretraining.recipes import Recipe
-from tasks.pretraining.sources import (
+from tasks.output_folder import Folder
+from tasks.pretraining.instance_sources import (
     HELD_OUT_SEED,
     Documents,
     RecordFileSource,
@@ -48,14 +43,20 @@ from tasks.pretraining.sources import (
     batches_of,
     check_data,
 )
-from tasks.pretraining.stream import Segmenter, Text
+from tasks.pretraining.instance_stream import Segmenter, Text
+from tasks.pretraining.monitor import Prepared, PretrainingMonitor
+from tasks.pretraining.optimizer import OPTIMIZERS, longest_step, schedule
+from tasks.pretraining.processes import check_sendable
+from tasks.pretraining.read_records import RecordFiles
+from tasks.pretraining.recipe_objectives import kinds_of, objectives_for
+from tasks.pretraining.recipes import Recipe
 from tasks.pretraining.weights import assign, read_start, save
 from tasks.settings import PretrainHparams
 from tasks.training.loop import RUN, check_save_every, train
 from tasks.training.plan import Plan, Stage
 from tasks.training.run_folder import check_sizes
 from tasks.training.strategies import divided, is_accelerated, rows_for, strategy
-from tasks.training.workers import reports_lost_workers
+from tasks.training.workers import Workers, reports_lost_workers
 
 HELD_OUT_BATCH = 32
 LONG_STEP = 2.0  # times the learning rate: larger updates cause a warning
@@ -64,6 +65,7 @@ LONG_STEP = 2.0  # times the learning rate: larger updates cause a warning
 def _build(recipe: Recipe, config: BertConfig, objectives: Sequence[Objective]) -> Pretrainer:
     """A compiled model, with its optimizer built; call it in the strategy's scope."""
     hparams = recipe.hparams
+    check_parts(objectives, Part(0, Workers(tf.distribute.get_strategy()).count))
     outputs = tuple(dict.fromkeys(one.reads for one in objectives))
     encoder = BertEncoder(config, outputs=outputs, dtype=training_policy(hparams.precision))
     model = pretrainer_of(kinds_of(recipe)).of(encoder, objectives, count_tokens=True)
@@ -193,9 +195,15 @@ def _check_lengths(config: BertConfig, lengths: Iterable[int], *, tokenizer: Tok
         check_sizes(config, vocab_size=tokenizer.vocab_size, seq_length=length)
 
 
-def _check_counts(snapshots: Sequence[int], workers: int, hparams: PretrainHparams) -> None:
+def _check_workers(workers: int, **sent: Any) -> None:
+    """sent: the arguments that the processes need."""
     if workers < 1:
         raise BertKerasError(f"workers is {workers}; give a number of processes, 1 or more.")
+    if workers > 1:
+        check_sendable(**sent)
+
+
+def _check_snapshots(snapshots: Sequence[int], hparams: PretrainHparams) -> None:
     if wrong := [step for step in snapshots if not 1 <= step <= hparams.steps]:
         raise BertKerasError(f"snapshots has {wrong[0]}; give steps from 1 to {hparams.steps}.")
 
@@ -237,9 +245,10 @@ def plan_pretraining(
     """Reads and checks everything and builds the model, without training. Arguments and errors: those of `pretrain`."""
     hparams, distribution = recipe.hparams, strategy(strategy_name)
     check_replicas(hparams, distribution)
-    _check_counts(snapshots, workers, hparams)
+    _check_snapshots(snapshots, hparams)
     start = read_start(checkpoint, recipe)
     tokenizer = _tokenizer(tokenizer, start.checkpoint)
+    _check_workers(workers, segment=segment, tokenizer=tokenizer)
     config = recipe.config(vocab_size=tokenizer.vocab_size, source=start.config)
     if documents is not None:  # before _source reads the whole text
         _check_lengths(config, [length for length, _ in hparams.phases], tokenizer=tokenizer)
@@ -254,10 +263,8 @@ def plan_pretraining(
         *_warn_of_long_steps(hparams),
         *slowness(hparams.precision, accelerated=is_accelerated()),
     ]
-    rows = rows_for(distribution, HELD_OUT_BATCH)
-    held = _held_out_phases(
-        source, objectives, vocab_size=config.vocab_size, hparams=hparams, multiple_of=rows
-    )
+    options = {"vocab_size": config.vocab_size, "multiple_of": rows_for(distribution, HELD_OUT_BATCH)}
+    held = _held_out_phases(source, objectives, hparams=hparams, **options)
     keras.utils.set_random_seed(hparams.seed)
     with distribution.scope():
         model = _build(recipe, config, objectives[0])
@@ -278,7 +285,7 @@ def plan_pretraining(
         strategy_name=strategy_name,
         identity=_identity(recipe, config, tokenizer, segment=segment, snapshots=snapshots)
         | {**source.about, **start.about(), "strategy": strategy_name},
-        origin=start.checkpoint.origin if start.checkpoint else {},
+        origin=start.origin,
     )
     return _plan(prepared, model, lines, vocab_size=config.vocab_size)
 
@@ -327,7 +334,8 @@ def _stage(prepared: Prepared, number: int, *, vocab_size: int) -> Stage:
 
     def batches(done: int) -> Any:
         place, prepared.place = prepared.place, None
-        return divided(distribution, functools.partial(part_of_batches, done, place))
+        # The save at the end of a phase has the place of that phase.
+        return divided(distribution, functools.partial(part_of_batches, done, place if done else None))
 
     def part_of_batches(done: int, place: Sequence[int] | None, part: Part) -> tf.data.Dataset:
         return batches_of(

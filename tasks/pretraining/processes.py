@@ -2,6 +2,8 @@
 
 import collections
 import concurrent.futures.process
+import contextlib
+import importlib
 import itertools
 import multiprocessing
 import os
@@ -9,11 +11,29 @@ import pickle
 import signal
 import threading
 from collections.abc import Callable, Iterable, Iterator
-from multiprocessing.synchronize import Event
+from multiprocessing.connection import Connection
 from typing import Any, TypeVar
+
+from bert_keras.errors import BertKerasError
 
 Result = TypeVar("Result")
 Function = Callable[..., Result]
+# The signals that a terminal, `timeout` or a scheduler sends to all processes of a command. Windows has no SIGHUP.
+_TO_ALL = tuple(getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGHUP") if hasattr(signal, name))
+
+
+def check_sendable(**arguments: Any) -> None:
+    """Raises BertKerasError for an argument, by its name, that cannot be sent to a worker process."""
+    for name, value in arguments.items():
+        try:
+            pickle.dumps(value)
+            module = getattr(value, "__module__", None) if callable(value) else None
+            if module == "__main__" and not hasattr(importlib.import_module("__main__"), "__file__"):
+                raise TypeError("a worker cannot import what a notebook or a terminal defines")
+        except (pickle.PicklingError, AttributeError, TypeError) as error:
+            raise BertKerasError(
+                f"{name} cannot be sent to a worker process ({error}); give one of a module, or workers=1."
+            ) from error
 
 
 def in_order(
@@ -29,7 +49,8 @@ def in_order(
     tasks: the arguments of each call, read in this process
     workers: processes, each with one thread of TensorFlow; 1 calls the function in this process
     interruptible: True for calls that write files: Ctrl-C, which a terminal sends to all processes, reaches them, and closing the
-        iterator waits for those that run. False where this process still needs results after Ctrl-C: closing ends the processes
+        iterator waits for those that run. False where this process still needs results after Ctrl-C or SIGTERM: closing ends the
+        processes
 
     Raises the function's errors, and ChildProcessError if a process ends.
     """
@@ -37,14 +58,21 @@ def in_order(
         yield from itertools.starmap(start(), tasks)
         return
     spawn, given = multiprocessing.get_context("spawn"), pickle.dumps(start)
-    end = spawn.Event()
-    with concurrent.futures.ProcessPoolExecutor(
-        workers, spawn, _start_worker, (given, interruptible, end)
-    ) as executor:
+    # Nothing is ever sent: a worker ends when this process closes its end, or ends. A lock shared with a dead worker would hang.
+    end, own_end = spawn.Pipe(duplex=False)
+    deferred = () if interruptible else _TO_ALL
+    with (
+        end,
+        own_end,
+        concurrent.futures.ProcessPoolExecutor(
+            workers, spawn, _start_worker, (given, deferred, end)
+        ) as executor,
+    ):
         pending: collections.deque[concurrent.futures.Future[Result]] = collections.deque()
         try:
             for task in tasks:
-                pending.append(executor.submit(_call, *task))
+                with _blocked(deferred):  # a process that submit starts inherits it, until it can ignore them
+                    pending.append(executor.submit(_call, *task))
                 if len(pending) > workers:
                     yield pending.popleft().result()
             while pending:
@@ -56,19 +84,32 @@ def in_order(
             ) from error
         finally:
             if not interruptible:
-                end.set()
+                own_end.close()
             executor.shutdown(cancel_futures=True)
+
+
+@contextlib.contextmanager
+def _blocked(signals: tuple[int, ...]) -> Iterator[None]:
+    """Within it, this thread and the processes that it starts receive none of the signals."""
+    if not signals or not hasattr(signal, "pthread_sigmask"):  # Windows
+        yield
+        return
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, signals)
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 _function: Function[Any]  # in a worker's process
 
 
-def _start_worker(start: bytes, interruptible: bool, end: Event) -> None:
+def _start_worker(start: bytes, ignored: tuple[int, ...], end: Connection) -> None:
     global _function
-    if not interruptible:
-        for number in (signal.SIGINT, getattr(signal, "SIGHUP", signal.SIGINT)):  # Windows has no SIGHUP
-            signal.signal(number, signal.SIG_IGN)
-    threading.Thread(target=_end_with_parent, daemon=True).start()
+    for number in ignored:
+        signal.signal(number, signal.SIG_IGN)
+    if ignored and hasattr(signal, "pthread_sigmask"):
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, ignored)
     threading.Thread(target=_end_with, args=(end,), daemon=True).start()
     import tensorflow as tf  # seconds, in which signals come too
 
@@ -78,17 +119,10 @@ def _start_worker(start: bytes, interruptible: bool, end: Event) -> None:
     _function = pickle.loads(start)()  # after TensorFlow's settings: a tokenizer has tensors
 
 
-def _end_with_parent() -> None:
-    """Ends the worker with its parent: the workers of a killed process would wait forever."""
-    parent = multiprocessing.parent_process()
-    assert parent is not None
-    parent.join()
-    os._exit(1)
-
-
-def _end_with(end: Event) -> None:
-    """Ends the worker when its results are no longer wanted."""
-    end.wait()
+def _end_with(end: Connection) -> None:
+    """Ends the worker when its results are no longer wanted, or its parent was killed."""
+    with contextlib.suppress(EOFError, OSError):
+        end.recv()
     os._exit(0)
 
 

@@ -13,7 +13,7 @@ from bert_keras.features import ENCODER_INPUTS, MASKED_LM_WEIGHTS, NEXT_SENTENCE
 from bert_keras.paths import path_of
 from bert_keras.text.preprocessing import Features, own_rows
 from bert_keras.text.tokenizer import Tokenizer
-from tasks.folders import check_equal
+from tasks.output_folder import check_equal
 from tasks.pretraining.manifest import MANIFEST, RECORD_NAMES, read_manifest, shard_name, shards_of
 
 FILES = 8  # files to read at the same time, in random order

@@ -17,8 +17,7 @@ from bert_keras.text.masking import Pieces, mask
 from bert_keras.text.preprocessing import Features
 from bert_keras.text.tokenizer import Tokenizer
 from tasks.example_protos import serialize_examples
-from tasks.pretraining.manifest import FORMAT_VERSION, RECORD_NAMES, Shard, shard_name
-from tasks.pretraining.stream import (
+from tasks.pretraining.instance_stream import (
     SHARD_BYTES,
     SHARD_DOCUMENTS,
     Segmenter,
@@ -26,6 +25,7 @@ from tasks.pretraining.stream import (
     digest_of_documents,
     packed_batches,
 )
+from tasks.pretraining.manifest import FORMAT_VERSION, RECORD_NAMES, Shard, shard_name
 from tasks.settings import Sampling
 from tasks.tfrecord import record_writer
 

@@ -13,12 +13,12 @@ import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
+from bert_keras.atomic_folders import whole_folder
 from bert_keras.checkpoints import with_tokenizer
 from bert_keras.checkpoints.hugging_face_tokenizer import write_tokenizer
 from bert_keras.checkpoints.variables import Checkpoint
 from bert_keras.config import BertConfig
 from bert_keras.errors import BertKerasError, MissingPackageError
-from bert_keras.folders import whole_folder
 from bert_keras.paths import path_of
 from bert_keras.text.sentencepiece import SENTENCEPIECE_TOKENS, SentencePiece, sentencepiece_texts
 from bert_keras.text.tokenizer import END, MASK, PADDING, START, UNKNOWN, Normalizer, Tokenizer

@@ -1,6 +1,6 @@
 """Pre-training instances as TFRecord files: documents in, a folder with a manifest out. It resumes an interrupted folder.
 
-documents -> batches of tasks/pretraining/stream.py -> mask -> write_records: 00000.tfrecord ..., manifest.json
+documents -> batches of tasks/pretraining/instance_stream.py -> mask -> write_records: 00000.tfrecord ..., manifest.json
 """
 
 import functools
@@ -12,7 +12,15 @@ from bert_keras.errors import BertKerasError
 from bert_keras.paths import path_of
 from bert_keras.settings import Masking
 from bert_keras.text.tokenizer import Tokenizer
-from tasks.folders import check_equal
+from tasks.output_folder import check_equal
+from tasks.pretraining.instance_stream import (
+    SHARD_BYTES,
+    SHARD_DOCUMENTS,
+    Segmenter,
+    Text,
+    digest_of_documents,
+    shards,
+)
 from tasks.pretraining.manifest import (
     InstancesFolder,
     Shard,
@@ -21,14 +29,6 @@ from tasks.pretraining.manifest import (
 )
 from tasks.pretraining.processes import in_order
 from tasks.pretraining.shard_writer import Job, ShardWriter
-from tasks.pretraining.stream import (
-    SHARD_BYTES,
-    SHARD_DOCUMENTS,
-    Segmenter,
-    Text,
-    digest_of_documents,
-    shards,
-)
 from tasks.settings import Sampling
 
 Numbered = Iterable[tuple[int, list[Text]]]

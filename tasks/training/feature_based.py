@@ -26,7 +26,7 @@ from tasks.features.frozen import bilstm_of
 from tasks.features.layers import places_of
 from tasks.features.parquet_file import VECTORS
 from tasks.features.token_vectors import RowExtractor, RowVectors, distinct_rows
-from tasks.folders import Folder
+from tasks.output_folder import Folder
 from tasks.settings import Hparams
 from tasks.task import Task
 from tasks.training.loop import RUN

@@ -14,11 +14,11 @@ from tasks.features.frozen import bilstm_of
 from tasks.features.token_vectors import RowVectors
 from tasks.settings import Hparams
 from tasks.text_model import TextModel
-from tasks.training.card import CARD, run_card
 from tasks.training.examples import Examples
 from tasks.training.loop import LOGS
 from tasks.training.plan import Monitor
 from tasks.training.progress import counter
+from tasks.training.run_card import CARD, run_card
 from tasks.training.run_folder import FILES, ORIGIN, digests, save_run
 from tasks.training.workers import Workers
 

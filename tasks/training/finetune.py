@@ -16,10 +16,9 @@ from bert_keras.precision import slowness, training_policy
 from bert_keras.text.preprocessing import Preprocessor
 from bert_keras.text.tokenizer import Tokenizer
 from tasks.batches import count, dataset
-from tasks.cut_texts import CUT_SAMPLE, cut_texts
 from tasks.features.frozen import bilstm_of
 from tasks.features.token_vectors import RowVectors
-from tasks.folders import Folder
+from tasks.output_folder import Folder
 from tasks.settings import Hparams
 from tasks.task import Task, check_stride
 from tasks.text_model import TextModel
@@ -37,6 +36,7 @@ from tasks.training.run_folder import (
 )
 from tasks.training.strategies import divided, is_accelerated, rows_for, strategy
 from tasks.training.workers import reports_lost_workers
+from tasks.truncation import CUT_SAMPLE, cut_texts
 
 # Checkpoints may lack them: pre-training with only the masked LM trains no pooler, and a BiLSTM is added later.
 NEW_PARTS = ("pooler", "bilstm")

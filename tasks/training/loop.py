@@ -16,7 +16,7 @@ import keras
 from bert_keras.console import shows_bars
 from bert_keras.errors import BertKerasError, LossDiverged
 from bert_keras.signals import postponed
-from tasks.folders import Folder, Layout
+from tasks.output_folder import Folder, Layout
 from tasks.training.plan import Monitor, Plan, Stage
 from tasks.training.progress import Progress
 from tasks.training.saver import CHECKPOINTS, SETTINGS, Saver, check_finite
@@ -70,7 +70,7 @@ def train(
 ) -> dict[str, Any]:
     """Trains as planned, or resumes the unfinished run of the same plan in `output`; returns the content of results.json.
 
-    save_every: steps between two saves, which stay; None saves at the end of each epoch, and removes the saves after the
+    save_every: steps between two saves, which stay; None saves at the end of each epoch, and removes the saves when it has
         finished; 0 saves nothing, so that an interrupted run starts again
     verbose: 0 logs no lines inside epochs; 1 shows a progress bar; 2 logs lines inside long epochs; "auto" is 1 in a terminal,
         else 2

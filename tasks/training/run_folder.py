@@ -53,7 +53,7 @@ from tasks.settings import Hparams
 from tasks.squad.task import Squad
 from tasks.task import Problem, Task
 from tasks.training.loop import LOGS, RESULTS_FILE, TASK_FILE
-from tasks.training.padding import leave_out_padding
+from tasks.training.unpadding import leave_out_padding
 
 # task.json's "kind" -> the task. A new task needs a line here.
 TASKS: dict[str, type[Task]] = {

@@ -58,11 +58,13 @@ class Workers:
         """The result of `make`, plain JSON, in all workers. The chief alone calls it; the others wait here for the chief."""
         if self.count == 1:
             return make()
-        data = json.dumps(make()).encode() if self.chief else b""
-        sent = np.zeros(self.values(len(data))[0], np.int64)
-        if self.chief:
-            sent[:] = np.frombuffer(data, np.uint8)
-        return json.loads(self._gather(tf.constant(sent))[0].numpy().astype(np.uint8).tobytes())
+        return json.loads(self._gather_bytes(json.dumps(make()).encode() if self.chief else b"")[0])
+
+    def _gather_bytes(self, data: bytes) -> list[bytes]:
+        """The data of all workers, the chief's first and each at least once; none may end with a zero byte."""
+        sent = np.zeros(self.greatest(len(data)), np.int64)
+        sent[: len(data)] = np.frombuffer(data, np.uint8)
+        return [row.tobytes().rstrip(b"\0") for row in self._gather(sent).numpy().astype(np.uint8)]
 
     def greatest(self, value: int) -> int:
         """The greatest of the values of all workers."""
@@ -80,16 +82,10 @@ class Workers:
         if self.count == 1:
             return
         own = {name: digest([json.dumps(fact, sort_keys=True)]) for name, fact in facts.items()}
-        chiefs = self.from_chief(lambda: own)
-        here = [own.get(name) != fact for name, fact in chiefs.items()]
-        here.append({*own} != {*chiefs})
-        anywhere = self._gather(tf.constant(here, tf.int64)).numpy().any(axis=0)
-        names = [
-            name
-            for name, differs in zip([*chiefs, "the version of bert-keras"], anywhere, strict=True)
-            if differs
-        ]
-        if names:
+        everyones = [json.loads(data) for data in self._gather_bytes(json.dumps(own).encode())]
+        # A fact that a worker lacks is a setting at its default.
+        every_name = dict.fromkeys(name for one in everyones for name in one)
+        if names := [name for name in every_name if len({one.get(name) for one in everyones}) > 1]:
             raise BertKerasError(f"the workers differ in {', '.join(names)}; {remedy}.")
 
     @property

@@ -11,10 +11,10 @@ from typing import Any, Self
 import keras
 
 from bert_keras import checkpoints
+from bert_keras.atomic_folders import whole_folder
 from bert_keras.checkpoints.hugging_face_tokenizer import write_tokenizer
 from bert_keras.errors import BertKerasError, MissingFileError, TakenError
 from bert_keras.files import whole_file
-from bert_keras.folders import whole_folder
 from bert_keras.paths import path_of
 from bert_keras.text.preprocessing import Preprocessor
 from tasks.embedding import Embedding

@@ -21,7 +21,7 @@ from tasks.features.cache import Cache, Example, writing_cache
 from tasks.features.extract import Extractor, Pieces, Words
 from tasks.features.layers import is_mixed
 from tasks.features.parquet_file import write_rows
-from tasks.ner.words import TEXT
+from tasks.ner.word_splitting import TEXT
 from tasks.options import FeatureOptions
 
 

@@ -19,7 +19,7 @@ from typing import Any
 
 from bert_keras.errors import LossDiverged
 from bert_keras.json_files import MEASURE, TEXT, object_of, or_null, read_object, typed
-from tasks.folders import Folder, Layout, check_equal
+from tasks.output_folder import Folder, Layout, check_equal
 from tasks.task import Task
 from tasks.training.feature_based import FOLDER
 from tasks.training.identity import digest_of_examples

@@ -32,12 +32,7 @@ from bert_keras.objectives import (
 )
 from bert_keras.settings import Masking
 from bert_keras.text.tokenizer import Tokenizer
-from tasks.pretraining.manifest import read_manifest
-from tasks.pretraining.read_records import RecordFiles, listed, manifest_of, read_records
-from tasks.pretraining.recipe_objectives import kinds_of
-from tasks.pretraining.recipes import FIELDS, Recipe
-from tasks.pretraining.samplers import SAMPLERS
-from tasks.pretraining.stream import (
+from tasks.pretraining.instance_stream import (
     BEGINNING,
     Place,
     Segmenter,
@@ -46,6 +41,11 @@ from tasks.pretraining.stream import (
     shards,
     stream,
 )
+from tasks.pretraining.manifest import read_manifest
+from tasks.pretraining.read_records import RecordFiles, listed, manifest_of, read_records
+from tasks.pretraining.recipe_objectives import kinds_of
+from tasks.pretraining.recipes import FIELDS, Recipe
+from tasks.pretraining.samplers import SAMPLERS
 from tasks.settings import Sampling
 
 SAMPLE = 1000  # instances to check before training

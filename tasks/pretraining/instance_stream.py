@@ -11,7 +11,6 @@ import dataclasses
 import functools
 import hashlib
 import itertools
-import pickle
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from typing import Any, NamedTuple, TypeVar
 
@@ -29,7 +28,7 @@ from bert_keras.features import (
 )
 from bert_keras.text.preprocessing import Features, Preprocessor
 from bert_keras.text.tokenizer import BERT_PAIR, Tokenizer
-from tasks.pretraining.processes import in_order
+from tasks.pretraining.processes import check_sendable, in_order
 from tasks.pretraining.samplers import SAMPLERS, Document, Instance, check_documents, make_instances
 from tasks.settings import Sampling
 
@@ -250,17 +249,8 @@ def _sampling(
     pack_all = functools.partial(packed, tokenizer=tokenizer, settings=settings, segment=segment)
     if workers == 1:
         return sampler, functools.partial(_packed_rows, pack_all=pack_all)
-    _check_picklable(segment)
+    check_sendable(segment=segment, tokenizer=tokenizer)
     return functools.partial(_Worker, sampler, pack_all), _rows_of_packed
-
-
-def _check_picklable(segment: Segmenter | None) -> None:
-    try:
-        pickle.dumps(segment)
-    except (pickle.PicklingError, AttributeError, TypeError) as error:
-        raise BertKerasError(
-            f"segment cannot be sent to a worker process ({error}); give a function of a module, or workers=1."
-        ) from error
 
 
 class Place(NamedTuple):

@@ -6,7 +6,7 @@ In: a folder and a way to fill it. Out: the folder, with every file synced to di
     OUT exists           files are written to OUT/.partial/new (OUT may be a mount point) and renamed into OUT one after another;
                          OUT/.partial/moving.json lists their names, so that the next writer can undo an interrupted move
 
-`tasks.folders` writes outputs that can be resumed; the outputs here are written in one go.
+`tasks.output_folder` writes outputs that can be resumed; the outputs here are written in one go.
 """
 
 import contextlib
