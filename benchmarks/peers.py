@@ -252,7 +252,9 @@ def main() -> int:
             for case in cases:
                 status.update(case.name)
                 try:
-                    measured.append(measure(case, workers, rounds=rounds, at_least=at_least, without=args.without))
+                    measured.append(
+                        measure(case, workers, rounds=rounds, at_least=at_least, without=args.without)
+                    )
                 except RuntimeError as error:
                     failures.append(f"{case.name}: {error}")
                     workers.close()  # the next case starts them again

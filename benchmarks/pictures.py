@@ -5,8 +5,8 @@
     python benchmarks/cost.py --json benchmarks/figures/MACHINE/cost.json
     python benchmarks/pictures.py
 
-In: the folder `figures`, with a folder for each machine. Out: docs/performance/*.png, and every section of docs/performance.md that
-stands between the lines `<!-- figures: NAME -->` and `<!-- end of figures -->`, NAME being a key of what `sections` returns.
+In: the folder `figures`, with a folder for each machine. Out: docs/performance/*.png, and every section of docs/performance.md
+between the lines `<!-- figures: NAME -->` and `<!-- end of figures -->`, where NAME is a key of what `sections` returns.
 """
 
 import argparse
