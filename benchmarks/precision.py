@@ -2,10 +2,10 @@
 
     python benchmarks/precision.py --data $BERT_KERAS_TEST_DATA --json benchmarks/figures/precision.json
 
-In: a folder with `glue/SST-2`, `glue/STS-B`, `squad/` and `conll2003/`; MiniLM-L6 comes from the demo's cache (it is fetched if it
-is not there). Out: a row for each task, with the mean over the seeds and the range, in percent, and the mean and the range of the
-differences of equal seeds. Every run is one `bert-keras finetune` in a process of its own, on a part of the data. A finished run
-is read and an unfinished one resumed, so the script can be stopped and started.
+In: a folder with `glue/SST-2`, `glue/STS-B`, `squad/` and `conll2003/`; MiniLM-L6 comes from the demo's cache, or is fetched.
+Out: a row for each task, with the mean over the seeds and the range, in percent, and the mean and the range of the differences of
+equal seeds. Every run is one `bert-keras finetune` in a process of its own, on a part of the data. A finished run is read and an
+unfinished one resumed, so the script can be stopped and started.
 """
 
 import argparse
