@@ -7,7 +7,8 @@ A task with windows turns a batch of B examples into W windows: features, labels
 ...].
 """
 
-from collections.abc import Callable, Sequence
+import concurrent.futures
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 import keras
@@ -274,14 +275,13 @@ def predictor(
     ) -> tuple[Arrays, Arrays]:
         numbered = examples.enumerate().map(lambda row, raw: raw | {_ROW: row})
         grouped = batches(numbered, batch_size=batch_size)
-        made = grouped.map(featurize, num_parallel_calls=tf.data.AUTOTUNE, deterministic=True)
-        made = made.prefetch(tf.data.AUTOTUNE)
-        feature_spec, raw_spec = made.element_spec
-        # The unknown length gives one trace for all batches.
+        # Specifications without sizes give one trace for all batches. A data set would prepare this graph again in every call.
+        prepare = featurize.get_concrete_function(grouped.element_spec)
+        feature_spec, raw_spec = prepare.structured_outputs
         run = forward.get_concrete_function(model_inputs(feature_spec))
         finish = decode.get_concrete_function(run.structured_outputs, feature_spec, raw_spec)
         parts = []
-        for features, raw in made:
+        for features, raw in _ahead(prepare, grouped):
             inputs = model_inputs(features)
             # A text may have any number of windows; groups bound the memory.
             outputs = [
@@ -297,6 +297,19 @@ def predictor(
         return _in_order(parts)
 
     return call
+
+
+def _ahead(call: Callable[[Any], Any], items: Iterable[Any]) -> Iterator[Any]:
+    """The results of a call for each item; a thread makes the next one meanwhile."""
+    with concurrent.futures.ThreadPoolExecutor(1) as executor:
+        before = None
+        for item in items:
+            following = executor.submit(call, item)
+            if before is not None:
+                yield before.result()
+            before = following
+        if before is not None:
+            yield before.result()
 
 
 def _in_order(parts: Sequence[tuple[Arrays, Arrays]]) -> tuple[Arrays, Arrays]:
