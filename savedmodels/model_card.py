@@ -16,7 +16,7 @@ from bert_keras.json_files import ANYTHING, MEASURE, TEXT, object_of, or_null, r
 from savedmodels.op_support import VERSIONS
 from savedmodels.server_config import BATCHING, MODELS
 from tasks.task import Problem
-from tasks.training.ensemble import Ensemble
+from tasks.training.ensemble import Ensemble, members_of
 from tasks.training.loop import RESULTS_FILE
 from tasks.training.run_card import fact_rows, facts_of, measures_of
 from tasks.training.run_folder import Run, encoder_of
@@ -128,8 +128,7 @@ def model_card(
 
 def precision_of(model: keras.Model) -> str:
     """The format that a model's encoder computes in, such as "bfloat16"; an ensemble's members have one format."""
-    members = model.members if isinstance(model, Ensemble) else [model]
-    return encoder_of(members[0]).compute_dtype
+    return encoder_of(members_of(model)[0]).compute_dtype
 
 
 def example_of(task: Problem) -> dict[str, Any]:

@@ -34,6 +34,7 @@ from savedmodels.runtimes import RUNTIMES, check_packages, write_model
 from tasks.embedding import Embedding
 from tasks.glue.task import Glue
 from tasks.task import model_inputs
+from tasks.training.ensemble import members_of
 from tasks.training.run_card import fact_rows, facts_of
 from tasks.training.run_folder import Run, encoder_of
 from tasks.training.unpadding import with_padding
@@ -154,7 +155,8 @@ def write_beside(
 ) -> None:
     """Writes the files beside the model: tokenizer, settings, example and card."""
     tokenizer = run.preprocess.tokenizer
-    checkpoint = checkpoints.Checkpoint(config=encoder_of(run.model).config, tensors={})
+    encoder = encoder_of(members_of(run.model)[0])
+    checkpoint = checkpoints.Checkpoint(config=encoder.config, tensors={})
     write_tokenizer(checkpoints.with_tokenizer(checkpoint, tokenizer), folder)
     if (folder / VOCAB_TXT).exists():
         write_json(

@@ -18,6 +18,7 @@ from bert_keras.text.preprocessing import Preprocessor
 from bert_keras.text.sentencepiece import SentencePiece, sentencepiece_texts
 from savedmodels import runtime_example, runtimes
 from savedmodels.checked_write import SAMPLES, ExportError
+from savedmodels.manifest import CARD
 from savedmodels.runtime_export import SCRIPT, SETTINGS, check_task, export_to, settings_of, write_beside
 from savedmodels.runtimes import RUNTIMES, check_packages
 from tasks.batches import predict
@@ -25,6 +26,7 @@ from tasks.glue.data_sets import ROWS
 from tasks.glue.task import Glue
 from tasks.pretraining.vocabulary import learn_sentencepiece
 from tasks.task import model_inputs
+from tasks.training.ensemble import Ensemble
 from tasks.training.run_folder import load_run
 
 TEXTS = [
@@ -159,6 +161,20 @@ def test_the_features_are_those_of_the_preprocessor(sst2, tmp_path, monkeypatch)
         for key, value in runtime_example.features(settings, columns).items():
             np.testing.assert_array_equal(value, expected[key], err_msg=f"{name} {truncation} {key}")
     assert ROBERTA_TOKENS[0] in (tmp_path / "2" / "tokenizer.json").read_text()
+
+
+def test_an_ensemble_has_the_files_of_its_first_member(sst2, tmp_path):
+    run = load_run(sst2.run)
+    both = dataclasses.replace(run, model=Ensemble([run.model, load_run(sst2.run).model]))
+    for name, written in (("one", run), ("both", both)):
+        (tmp_path / name).mkdir()
+        write_beside(
+            written, tmp_path / name, settings_of(written, "onnx"), name="model", size=0, quantize=None
+        )
+    one, two = (contents(tmp_path / name) for name in ("one", "both"))
+    card = two.pop(CARD).decode()
+    assert one.pop(CARD) and one == two
+    assert "| ensemble | 2 models, outputs averaged |" in card
 
 
 def test_waterfall_cuts_the_second_text_first():

@@ -25,6 +25,11 @@ class Ensemble(keras.Model):
         return keras.tree.map_structure(lambda *parts: sum(parts) / len(parts), *outputs)
 
 
+def members_of(model: keras.Model) -> list[keras.Model]:
+    """The models of an ensemble, or the model alone."""
+    return model.members if isinstance(model, Ensemble) else [model]
+
+
 def load_runs(paths: Sequence[str | pathlib.Path], *, data: str | pathlib.Path | None = None) -> Run:
     """Loads one run, or several runs of one task as an ensemble: their outputs and calibrated numbers are averaged.
 

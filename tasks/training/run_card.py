@@ -18,7 +18,7 @@ from tasks.glue.task import Glue
 from tasks.ner.task import Conll
 from tasks.next_sentence import NextSentence
 from tasks.squad.task import Squad
-from tasks.training.ensemble import Ensemble
+from tasks.training.ensemble import members_of
 from tasks.training.run_folder import ORIGIN, Run, encoder_of
 
 CARD = "README.md"
@@ -104,7 +104,7 @@ def fact_rows(facts: Mapping[str, Any]) -> str:
 def facts_of(run: Run) -> dict[str, Any]:
     """The task, the encoder, the vocabulary and the versions, by the name of the row."""
     task, tokenizer = run.task.to_json(), run.preprocess.tokenizer
-    members = run.model.members if isinstance(run.model, Ensemble) else [run.model]
+    members = members_of(run.model)
     configs = [encoder_of(member).config for member in members]
     sizes = dict.fromkeys(
         f"{config.num_layers} {'layer' if config.num_layers == 1 else 'layers'} of {config.hidden_size}"
@@ -142,8 +142,7 @@ def _settings_of(task: Mapping[str, Any]) -> Iterator[str]:
 
 def describe(run: Run) -> str | None:
     """The layers and the BiLSTM of a feature-based run in words; None for a fine-tuned one."""
-    first = run.model.members[0] if isinstance(run.model, Ensemble) else run.model
-    bilstm = bilstm_of(first)
+    bilstm = bilstm_of(members_of(run.model)[0])
     if bilstm is None:
         return None
     return f"{bilstm.described}; the encoder is frozen"
