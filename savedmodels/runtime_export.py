@@ -29,7 +29,7 @@ from savedmodels.checked_write import ROUNDING, ask, compare, publishing, relati
 from savedmodels.export import sample_inputs, servable_of
 from savedmodels.freezing import check_size, with_constants
 from savedmodels.manifest import CARD
-from savedmodels.model_card import example_of, measures_table
+from savedmodels.model_card import example_of, measures_table, precision_of
 from savedmodels.runtimes import RUNTIMES, check_packages, write_model
 from tasks.embedding import Embedding
 from tasks.glue.task import Glue
@@ -37,6 +37,7 @@ from tasks.task import model_inputs
 from tasks.training.ensemble import members_of
 from tasks.training.run_card import fact_rows, facts_of
 from tasks.training.run_folder import Run, encoder_of
+from tasks.training.run_precision import at_precision
 from tasks.training.unpadding import with_padding
 
 SETTINGS, SCRIPT = "settings.json", "example.py"
@@ -56,12 +57,16 @@ _CARD = """# {name}
     pip install numpy {packages}
     python example.py {arguments}
 
-`example.py` is all that a program needs: it has no TensorFlow in it. {tokenizer}
+{tokenizer}
 """
-_TOKENIZERS = "`tokenizer.json` is read by the library tokenizers, version 0.21 or newer."
+_TOKENIZERS = (
+    "`example.py` is all that a program needs: it has no TensorFlow in it. `tokenizer.json` is read by the library tokenizers, "
+    "version 0.21 or newer."
+)
 _NO_TOKENIZER = (
-    "The library tokenizers does not compute the ids of this SentencePiece vocabulary: compute the features with "
-    "`bert_keras.load_tokenizer` and give them to example.py as JSON."
+    "`example.py` has no TensorFlow in it. It takes features, not texts, because the library tokenizers does not compute the ids "
+    "of this SentencePiece vocabulary. Compute {features} with `bert_keras.Preprocessor` and write them to features.json, each "
+    "as a list of equally long rows."
 )
 
 
@@ -73,14 +78,17 @@ def export_to(
     format: a key of RUNTIMES
     quantize: "int8" for int8 weights, by the runtime's own quantizer; None for float32
 
+    A run in bfloat16 or float16, such as the `.keras` file of a mixed training, is exported in float32, with the same weights.
+
     Returns "max_difference", the largest difference of an example's logits, relative to the largest of them if that exceeds 1;
     and "bytes", the size of the model's files.
     Raises MissingPackageError without the runtime's packages, BertKerasError for a task whose answers need the text or windows of
-    it, for an op that the converter cannot carry, and if the folder cannot be written; ExportError if the model answers
-    differently in a fresh process. The folder then stays unchanged.
+    it, for a run whose weights have no float32 form, for an op that the converter cannot carry, and if the folder cannot be
+    written; ExportError if the model answers differently in a fresh process. The folder then stays unchanged.
     """
     check_packages(format, quantize=quantize)
     check_task(run)
+    run = in_float32(run, format)
     check_size(run.model)
     directory = path_of(directory)
     servable = servable_of(run)
@@ -116,6 +124,20 @@ def check_task(run: Run) -> None:
     raise BertKerasError(
         f"{task.name} {reason}, which only a SavedModel does: leave --format out, or export a classifier, a score or vectors."
     )
+
+
+def in_float32(run: Run, format: str) -> Run:
+    """The run with its weights, in a model that computes in float32. Raises BertKerasError for weights that have no such form."""
+    precision = precision_of(run.model)
+    if precision == "float32":
+        return run
+    try:
+        return at_precision(run, "float32")
+    except BertKerasError as error:
+        raise BertKerasError(
+            f"the run computes in {precision} and cannot be converted to float32, in which a model for {format} computes: train "
+            "it in float32, or export a SavedModel."
+        ) from error
 
 
 def settings_of(run: Run, format: str) -> dict[str, Any]:
@@ -165,15 +187,17 @@ def write_beside(
     write_json(folder / SETTINGS, settings)
     shutil.copyfile(runtime_example.__file__, folder / SCRIPT)
     runtime = RUNTIMES[settings["runtime"]]
+    texts = settings["tokenizer"] is not None
+    wanted = ("onnxruntime", "openvino", *(["tokenizers"] if texts else []))
     facts = {"runtime": settings["runtime"], "weights": quantize or "float32", "size": f"{size / 1e6:.1f} MB"}
     card = _CARD.format(
         name=name,
         facts=fact_rows(facts_of(run) | facts),
         measures=measures_table(run, rounded=quantize or ""),
-        packages=" ".join(
-            package for package in runtime.packages if package in ("onnxruntime", "openvino", "tokenizers")
-        ),
-        arguments=" ".join(json.dumps(text) for text in example_of(run.task).values()),
-        tokenizer=_TOKENIZERS if settings["tokenizer"] else _NO_TOKENIZER,
+        packages=" ".join(package for package in runtime.packages if package in wanted),
+        arguments=" ".join(json.dumps(text) for text in example_of(run.task).values())
+        if texts
+        else "< features.json",
+        tokenizer=_TOKENIZERS if texts else _NO_TOKENIZER.format(features=", ".join(settings["features"])),
     )
     (folder / CARD).write_text(card, encoding="utf-8")

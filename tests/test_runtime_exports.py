@@ -19,7 +19,16 @@ from bert_keras.text.sentencepiece import SentencePiece, sentencepiece_texts
 from savedmodels import runtime_example, runtimes
 from savedmodels.checked_write import SAMPLES, ExportError
 from savedmodels.manifest import CARD
-from savedmodels.runtime_export import SCRIPT, SETTINGS, check_task, export_to, settings_of, write_beside
+from savedmodels.model_card import precision_of
+from savedmodels.runtime_export import (
+    SCRIPT,
+    SETTINGS,
+    check_task,
+    export_to,
+    in_float32,
+    settings_of,
+    write_beside,
+)
 from savedmodels.runtimes import RUNTIMES, check_packages
 from tasks.batches import predict
 from tasks.glue.data_sets import ROWS
@@ -27,7 +36,7 @@ from tasks.glue.task import Glue
 from tasks.pretraining.vocabulary import learn_sentencepiece
 from tasks.task import model_inputs
 from tasks.training.ensemble import Ensemble
-from tasks.training.run_folder import load_run
+from tasks.training.run_folder import Run, load_run
 
 TEXTS = [
     *SAMPLES,
@@ -104,15 +113,34 @@ def test_vectors_scores_and_pairs(name, case, sst2, tmp_path):
     np.testing.assert_allclose(answers(tmp_path / "model", raw)[settings["output"]], expected, atol=1e-5)
 
 
-@pytest.mark.long
-@WARNINGS
-def test_a_sentencepiece_run_takes_features(sst2, tmp_path):
-    needs("onnx")
+def sentencepiece_run(path: Path) -> Run:
+    """A run with a SentencePiece vocabulary of 45 tokens."""
     learned = learn_sentencepiece(
         sentencepiece_texts(lower_case=True)(texts(400, seed=1)), size=45, lower_case=True
     )
     preprocess = Preprocessor(SentencePiece(learned.model), seq_length=24, pad_to_longest=True)
-    run = dataclasses.replace(load_run(sst2.run), preprocess=preprocess)
+    return dataclasses.replace(load_run(path), preprocess=preprocess)
+
+
+def test_the_command_in_the_card_fits_the_tokenizer(sst2, tmp_path):
+    cards = {}
+    for name, run in (("wordpiece", load_run(sst2.run)), ("sentencepiece", sentencepiece_run(sst2.run))):
+        (tmp_path / name).mkdir()
+        write_beside(run, tmp_path / name, settings_of(run, "onnx"), name="model", size=0, quantize=None)
+        assert (tmp_path / name / "tokenizer.json").exists() == (name == "wordpiece")
+        cards[name] = (tmp_path / name / CARD).read_text()
+    assert '\n    python example.py "' in cards["wordpiece"] and "all that a program" in cards["wordpiece"]
+    assert "\n    python example.py < features.json\n" in cards["sentencepiece"]
+    assert "all that a program" not in cards["sentencepiece"]
+    assert "Compute input_word_ids, input_mask, input_type_ids with" in cards["sentencepiece"]
+
+
+@pytest.mark.long
+@WARNINGS
+def test_a_sentencepiece_run_takes_features(sst2, tmp_path):
+    needs("onnx")
+    run = sentencepiece_run(sst2.run)
+    preprocess = run.preprocess
     assert export_to(run, tmp_path / "model", "onnx")["max_difference"] < 1e-5
     given = {name: rows.numpy().tolist() for name, rows in model_inputs(preprocess(["good film"])).items()}
     assert len(answers(tmp_path / "model", given)["answers"]) == 1
@@ -246,6 +274,29 @@ def test_flags_that_belong_to_another_format(flags, message, tmp_path, capfd):
     code, _, err = run_command(capfd, "export", "--run", "r", "--output", tmp_path / "out", *flags)
     assert code == 1 and message in err
     assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize("dtype", ["mixed_bfloat16", "bfloat16"])
+def test_a_narrow_model_becomes_float32(dtype, sst2):
+    run = bk.classifier(sst2.checkpoint, ["no", "yes"], seq_length=24, dtype=dtype).as_run()
+    found = in_float32(run, "onnx")
+    assert precision_of(found.model) == "float32"
+    for before, after in zip(run.model.weights, found.model.weights, strict=True):
+        assert after.dtype == "float32"
+        np.testing.assert_array_equal(np.asarray(before, np.float32), after)
+    assert in_float32(found, "onnx") is found
+
+
+@pytest.mark.filterwarnings("ignore:__array__ implementation doesn't accept a copy keyword")
+def test_a_narrow_model_without_a_float32_form_is_refused(sst2, tmp_path, monkeypatch):
+    monkeypatch.setattr("savedmodels.runtime_export.check_packages", lambda *args, **kwargs: None)
+    run = bk.classifier(sst2.checkpoint, ["no", "yes"], seq_length=24, dtype="bfloat16").as_run()
+    run.encoder.blocks[0].attention.query.quantize("int8")
+    with pytest.raises(
+        ValueError, match="computes in bfloat16 .* float32, in which a model for onnx computes"
+    ):
+        export_to(run, tmp_path / "model", "onnx")
+    assert not list(tmp_path.iterdir())
 
 
 def test_an_op_that_the_converter_refuses_is_named(sst2, tmp_path, monkeypatch):
