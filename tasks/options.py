@@ -155,6 +155,12 @@ TAGGING_DEFAULTS: dict[str, Mapping[str, Any]] = {
 # -----------------------------------------------------------------------------------------------------------
 # Options of commands that do not train
 
+MAX_PORT = 2**16 - 1
+DAY = 86_400.0  # seconds
+MESSAGE_PER_TEXT = 8  # bytes of a message for each byte of text: JSON may need six for a letter
+MESSAGE_EXTRA = 65_536  # bytes of a message besides its texts
+MAX_TEXT = (2**31 - 1 - MESSAGE_EXTRA) // MESSAGE_PER_TEXT  # gRPC counts the bytes of a message in an int32
+
 SAVED_MODEL = "savedmodel"  # the format of an export by default
 
 
@@ -248,12 +254,12 @@ class HubOptions(Checked):
 class ServerOptions(Checked):
     """Options for the development server."""
 
-    port: int = setting(8501, help="port for REST; 0 picks a free port")
-    grpc_port: int = setting(8500, help="port for gRPC; 0 picks a free port")
+    port: int = setting(8501, help="port for REST; 0 picks a free port", at_least=0, at_most=MAX_PORT)
+    grpc_port: int = setting(8500, help="port for gRPC; 0 picks a free port", at_least=0, at_most=MAX_PORT)
     no_grpc: bool = setting(False, help="serve only REST, which needs no extra package")
     max_rows: int = setting(1_000, help="most rows in a request", over=0)
-    max_text: int = setting(1_000_000, help="most bytes of text in a request", over=0)
-    max_seconds: float = setting(60.0, help="time limit for a request in seconds", over=0)
+    max_text: int = setting(1_000_000, help="most bytes of text in a request", over=0, at_most=MAX_TEXT)
+    max_seconds: float = setting(60.0, help="time limit for a request in seconds", over=0, at_most=DAY)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -14,13 +14,14 @@ import pytest
 import tensorflow as tf
 from runs import run_command
 from tensorflow.core.framework.tensor_pb2 import TensorProto
-from tensorflow.core.framework.types_pb2 import DT_STRING
+from tensorflow.core.framework.types_pb2 import DT_INT8, DT_STRING
 
 from bert_keras.errors import BertKerasError
 from savedmodels import reload
 from savedmodels.manifest import EXAMPLE, EXTRA
 from savedmodels.server import Server
 from savedmodels.server.served import ROWS_AT_A_TIME, Limits, load
+from tasks.options import MAX_TEXT
 
 SPEC = tf.TensorSpec([None], tf.string, name="text")
 PREDICT = "/v1/models/tiny:predict"
@@ -61,6 +62,10 @@ class Tiny(tf.Module):
             x = tf.tanh(x @ x)
         return {"sum": tf.fill(tf.shape(text), tf.reduce_sum(x))}
 
+    @tf.function(input_signature=[tf.TensorSpec([], tf.int8, name="number")])
+    def byte(self, number):
+        return {"number": number}
+
     @tf.function(input_signature=[tf.TensorSpec([None], tf.string, name="examples")])
     def examples(self, examples):
         return tf.io.parse_example(examples, {"text": tf.io.FixedLenFeature([], tf.string)})
@@ -70,7 +75,7 @@ class Tiny(tf.Module):
 def folder(tmp_path_factory):
     folder, tiny = tmp_path_factory.mktemp("server") / "tiny", Tiny()
     signatures = {"serving_default": tiny.words} | {
-        name: getattr(tiny, name) for name in ("ragged", "loop", "slow", "examples")
+        name: getattr(tiny, name) for name in ("ragged", "loop", "slow", "byte", "examples")
     }
     tf.saved_model.save(tiny, str(folder / "1"), signatures=signatures)
     (folder / "1" / EXTRA).mkdir(exist_ok=True)
@@ -358,9 +363,24 @@ def test_the_command_ends_cleanly(folder, capfd, monkeypatch, name):
     assert (code, err) == (0, "") and "REST on 127.0.0.1" in out
 
 
-def test_the_command_refuses_a_limit_of_0(folder, capfd):
-    code, _, err = run_command(capfd, "serve", folder, "--max-rows", "0")
-    assert (code, err) == (1, "bert-keras: error: max_rows is 0; max_rows must be over 0.\n")
+@pytest.mark.parametrize(
+    ("flag", "value", "wanted"),
+    [
+        ("--max-rows", "0", "over 0"),
+        ("--port", "70000", "at least 0, at most 65,535"),
+        ("--grpc-port", "-1", "at least 0, at most 65,535"),
+        ("--max-text", "268427264", "over 0, at most 268,427,263"),
+        ("--max-seconds", "1e10", "over 0, at most 86,400.0"),
+    ],
+)
+def test_the_command_refuses_what_no_server_can_have(folder, capfd, flag, value, wanted):
+    code, _, err = run_command(capfd, "serve", folder, flag, value)
+    name = flag.removeprefix("--").replace("-", "_")
+    assert (code, err.partition("; ")[2]) == (1, f"{name} must be {wanted}.\n")
+
+
+def test_the_longest_message_is_one_that_grpc_can_count():
+    assert Limits(text_bytes=MAX_TEXT).message_bytes < 2**31 <= Limits(text_bytes=MAX_TEXT + 1).message_bytes
 
 
 # -----------------------------------------------------------------------------------------------------------
@@ -412,6 +432,15 @@ REFUSED = {
         "serving_default takes text",
     ),
     "a label": (predict_request(label="stable", text=strings(1)), "Unrecognized servable version label"),
+    "numbers over their type": (
+        predict_request(text=TensorProto(dtype=DT_INT8, int_val=[300])),
+        "text has the data type DT_INT8; expected DT_STRING",
+    ),
+    "no known type": (predict_request(text=TensorProto(dtype=99)), "text has the data type 99; expected"),
+    "a number over an int8": (
+        predict_request("byte", number=TensorProto(dtype=DT_INT8, int_val=[300])),
+        "number is not a complete TensorProto",
+    ),
 }
 
 

@@ -11,6 +11,7 @@ from typing import Any
 import grpc
 import tensorflow as tf
 from google.protobuf import json_format
+from tensorflow.core.framework import types_pb2
 from tensorflow_serving.apis import (
     get_model_metadata_pb2,
     get_model_status_pb2,
@@ -108,7 +109,8 @@ class Prediction(_Service, prediction_service_pb2_grpc.PredictionServiceServicer
     def _predict(self, request: Any, call: Call) -> Any:
         signature = request.model_spec.signature_name or DEFAULT_SIGNATURE
         self._served.check_names(signature, request.inputs)
-        outputs = self._served.predict(signature, dict(_parsed(request.inputs, call.limits)), call)
+        inputs = dict(_parsed(request.inputs, self._served.inputs_of(signature), call.limits))
+        outputs = self._served.predict(signature, inputs, call)
         if unknown := sorted(set(request.output_filter) - set(outputs)):
             raise RequestError("INVALID_ARGUMENT", f"there is no output {', '.join(unknown)}.")
         response = predict_pb2.PredictResponse()
@@ -151,9 +153,19 @@ def _unimplemented(method: str, context: Any) -> None:
     )
 
 
-def _parsed(inputs: Mapping[str, Any], limits: Limits) -> Iterator[tuple[str, tf.Tensor]]:
-    """TensorProtos as tensors. Raises RequestError above a limit, before it makes a tensor: few bytes may expand to many."""
+def _parsed(
+    inputs: Mapping[str, Any], specs: Mapping[str, tf.TensorSpec], limits: Limits
+) -> Iterator[tuple[str, tf.Tensor]]:
+    """TensorProtos as tensors of the signature's dtypes.
+
+    Raises RequestError for another dtype and above a limit, before it makes a tensor: few bytes may expand to many.
+    """
     for name, proto in inputs.items():
+        if proto.dtype != specs[name].dtype.as_datatype_enum:
+            raise RequestError(
+                "INVALID_ARGUMENT",
+                f"{name} has the data type {_name_of(proto.dtype)}; expected {_name_of(specs[name].dtype.as_datatype_enum)}.",
+            )
         sizes = [dim.size for dim in proto.tensor_shape.dim]
         if proto.tensor_shape.unknown_rank or min(sizes, default=0) < 0:
             raise RequestError("INVALID_ARGUMENT", f"{name} has shape {sizes[:8]}; give every size.")
@@ -168,7 +180,13 @@ def _parsed(inputs: Mapping[str, Any], limits: Limits) -> Iterator[tuple[str, tf
             limits.check_text(sum(map(len, strings)) + repeated)
         try:
             yield name, tf.constant(tf.make_ndarray(proto), tf.dtypes.as_dtype(proto.dtype))
-        except (TypeError, ValueError, KeyError) as error:
+        except (TypeError, ValueError, KeyError, OverflowError) as error:
             raise RequestError(
                 "INVALID_ARGUMENT", f"{name} is not a complete TensorProto ({error})."
             ) from error
+
+
+def _name_of(data_type: int) -> str:
+    """The name of a data type such as "DT_INT8"; its number if TensorFlow does not know it."""
+    known = types_pb2.DataType.values()
+    return types_pb2.DataType.Name(data_type) if data_type in known else str(data_type)

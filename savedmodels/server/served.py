@@ -24,14 +24,13 @@ from bert_keras.errors import BertKerasError, MissingFileError
 from bert_keras.paths import did_you_mean, for_tensorflow, path_of
 from savedmodels.manifest import EXAMPLE, EXTRA
 from savedmodels.reload import load_kernels
-from tasks.options import ServerOptions
+from tasks.options import MESSAGE_EXTRA, MESSAGE_PER_TEXT, ServerOptions
 
 HOST = "127.0.0.1"
 DEFAULT_SIGNATURE = "serving_default"
 ROWS_AT_A_TIME = 32  # rows in a batch of the model, so that large requests need no more memory
 MAX_ELEMENTS = 2_000_000  # most numbers, strings and lists in a request
 MAX_REASON = 400  # most characters in an error: TensorFlow's errors may repeat the input
-BODY_PER_TEXT = 8  # bytes of a message for each byte of text: JSON may need six for a letter
 SPLITS = "_row_splits"  # suffix of outputs with the offsets of concatenated lists
 FILLING: dict[str, Any] = {
     "O": b"",
@@ -76,7 +75,7 @@ class Limits:
     @property
     def message_bytes(self) -> int:
         """The longest HTTP body or gRPC message."""
-        return BODY_PER_TEXT * self.text_bytes + 65_536
+        return MESSAGE_PER_TEXT * self.text_bytes + MESSAGE_EXTRA
 
     def check_rows(self, name: str, rows: int) -> None:
         """Raises RequestError if an input has too many rows."""
