@@ -8,6 +8,7 @@ import hashlib
 import json
 import os
 import pathlib
+import re
 import tempfile
 from collections.abc import Iterable, Iterator
 from typing import Any
@@ -18,6 +19,11 @@ from bert_keras.errors import BertKerasError
 from bert_keras.remote_paths import RemotePath, refuse_remote
 
 TEMPORARY = ".tmp"  # the suffix of an incomplete file
+# .NAME.PROCESS.tmp, with a hexadecimal number on remote file systems; in earlier versions 00002.tfrecord.PROCESS.tmp and
+# 00002.tmp.
+_TEMPORARY_NAME = re.compile(
+    r"\..+\.([0-9]+|[0-9a-f]{32})\.tmp|.+\.[A-Za-z]+\.[0-9]+\.tmp|[0-9]{5}\.tmp", re.DOTALL
+)
 LOCK = ".lock"  # held while its folder is written
 
 
@@ -59,10 +65,15 @@ def sync(path: pathlib.Path) -> None:
         os.close(descriptor)
 
 
+def is_temporary(path: pathlib.Path) -> bool:
+    """True for a file with a name that `whole_file` gives, or gave in earlier versions, to an incomplete file."""
+    return _TEMPORARY_NAME.fullmatch(path.name) is not None and path.is_file()
+
+
 def remove_temporary(folder: pathlib.Path) -> None:
     """Removes the temporary files that a killed process left in a folder. Call it under the folder's lock."""
     for file in list(folder.iterdir()):
-        if file.name.endswith(TEMPORARY):
+        if is_temporary(file):
             file.unlink(missing_ok=True)
 
 

@@ -16,7 +16,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from bert_keras.errors import BertKerasError
-from bert_keras.files import TEMPORARY, locked, remove_temporary, write_json
+from bert_keras.files import is_temporary, locked, remove_temporary, write_json
 from bert_keras.json_files import read_object
 from bert_keras.paths import path_of
 from bert_keras.remote_paths import is_remote, refuse_remote
@@ -72,9 +72,9 @@ class Folder:
         if self.begun or not self.path.is_dir():
             return
         others = [
-            name
-            for name in sorted(file.name for file in self.path.iterdir())
-            if name not in self.layout.early and not name.startswith(".") and not name.endswith(TEMPORARY)
+            file.name
+            for file in sorted(self.path.iterdir())
+            if file.name not in self.layout.early and not file.name.startswith(".") and not is_temporary(file)
         ]
         if others:
             raise BertKerasError(

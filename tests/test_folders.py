@@ -11,7 +11,8 @@ from runs import ROOT, contents
 
 from bert_keras.atomic_folders import PARTIAL, whole_folder
 from bert_keras.errors import BertKerasError, TakenError
-from bert_keras.files import LOCK, locked
+from bert_keras.files import LOCK, locked, whole_file
+from tasks.output_folder import Folder, Layout
 
 FILES = {"a.txt": b"a", "b/c.txt": b"c", "d.txt": b"d"}
 
@@ -156,3 +157,44 @@ def test_a_journal_of_strangers_removes_nothing_else(tmp_path):
     assert contents(tmp_path) == {"mine": b"kept"} | {
         f"out/{name}": content for name, content in FILES.items()
     }
+
+
+LAYOUT = Layout(name="a run", identity="task.json", results="results.json")
+INCOMPLETE = [
+    ".results.json.17.tmp",
+    f".task.json.{'0a' * 16}.tmp",  # on another file system
+    "00002.tfrecord.1.tmp",  # of earlier versions
+    "results.json.1.tmp",
+    "00002.tmp",
+]
+OWN = ["notes.tmp", "notes.1.tmp", ".notes.tmp", "2026.tmp", "notes.json.1.tmp.txt"]
+
+
+def test_opening_a_folder_removes_only_incomplete_files(tmp_path):
+    folder = tmp_path / "run"
+    with Folder(folder, LAYOUT).begin({"seed": 1}):
+        pass
+    for name in (*INCOMPLETE, *OWN):
+        (folder / name).write_text("")
+    (folder / "00003.tmp").mkdir()
+    with Folder(folder, LAYOUT).begin({"seed": 1}) as begun:
+        assert begun
+    assert sorted(path.name for path in folder.iterdir()) == sorted([*OWN, "00003.tmp", "task.json"])
+
+
+def test_whole_file_writes_a_name_that_is_removed_later(tmp_path):
+    with whole_file(tmp_path / "model") as temporary:
+        temporary.write_text("")
+        with Folder(tmp_path, LAYOUT).begin({}):
+            assert not temporary.exists()
+        temporary.write_text("")
+
+
+@pytest.mark.parametrize("name", ["notes.tmp", "00003.tmp/a file"])
+def test_files_of_others_with_this_ending_are_refused(tmp_path, name):
+    (tmp_path / name).parent.mkdir(exist_ok=True)
+    (tmp_path / name).write_text("mine")
+    (tmp_path / "00002.tmp").write_text("half")
+    with pytest.raises(BertKerasError, match=f"neither empty nor a run: it holds {Path(name).parts[0]}"):
+        Folder(tmp_path, LAYOUT).check()
+    assert (tmp_path / name).read_text() == "mine"
