@@ -25,6 +25,17 @@ PARTIAL = ".partial"  # the suffix of the folder with incomplete files
 NEW, JOURNAL = "new", "moving.json"  # in that folder
 
 
+def check_folder(path: pathlib.Path, *, existing: Literal["refuse", "keep", "overwrite"] = "refuse") -> None:
+    """Raises BertKerasError for a folder that `whole_folder` would refuse, without a lock: call it before long work."""
+    refuse_remote(path, "this folder")
+    path = path.resolve()
+    if path.exists() and not path.is_dir():
+        raise TakenError(f"{path} is a file; give a folder.")
+    interrupted = (path / PARTIAL).exists()  # `whole_folder` first undoes the move of its files
+    if existing == "refuse" and path.is_dir() and not interrupted:
+        _refuse_files(path)
+
+
 @contextlib.contextmanager
 def whole_folder(
     path: pathlib.Path, *, existing: Literal["refuse", "keep", "overwrite"] = "refuse"
@@ -36,10 +47,8 @@ def whole_folder(
     The folder is locked during the block, and files that a killed process left are removed first. Raises TakenError for a
     folder that `existing` refuses, BertKerasError if another process writes to it, OSError if it cannot be written.
     """
-    refuse_remote(path, "this folder")
+    check_folder(path, existing=existing)
     path = path.resolve()  # a folder cannot be renamed to a link
-    if path.exists() and not path.is_dir():
-        raise TakenError(f"{path} is a file; give a folder.")
     there = path.is_dir()
     work = path / PARTIAL if there else path.with_name(f".{path.name}{PARTIAL}")
     made = [parent for parent in path.parents if not parent.exists()]
@@ -63,7 +72,12 @@ def _check(path: pathlib.Path, *, there: bool, existing: str) -> None:
     """Raises TakenError if the folder has files that must stay."""
     if path.exists() != there:
         raise TakenError(f"{path} was written by another process at the same time; give another folder.")
-    if there and existing == "refuse" and set(os.listdir(path)) - {LOCK, PARTIAL}:
+    if there and existing == "refuse":
+        _refuse_files(path)
+
+
+def _refuse_files(path: pathlib.Path) -> None:
+    if set(os.listdir(path)) - {LOCK, PARTIAL}:
         raise TakenError(f"{path} is there already and not empty; give another folder.")
 
 

@@ -46,9 +46,11 @@ def _run_export(args: argparse.Namespace) -> None:
         _export_to_runtime(args, options)
         return
     start()
-    from savedmodels.export import export
+    from bert_keras.paths import path_of
+    from savedmodels.export import check_export, export
     from tasks.training.run_precision import at_precision
 
+    check_export(path_of(args.output), target=args.target)
     run = at_precision(_run_to_export(args, options), args.precision)
     slow_precision(args.precision)
     folder = export(run, args.output, target=args.target, freeze=options.freeze)
@@ -67,10 +69,13 @@ def _export_to_runtime(args: argparse.Namespace, options: ExportOptions) -> None
             "--quantize."
         )
     start()
+    from bert_keras.atomic_folders import check_folder
+    from bert_keras.paths import path_of
     from savedmodels.runtime_export import export_to
     from savedmodels.runtimes import check_packages
 
     check_packages(options.format, quantize=options.quantize)  # before a long read
+    check_folder(path_of(args.output))
     run = _run_to_export(args, options)
     found = export_to(run, args.output, options.format, quantize=options.quantize)
     print(
@@ -91,7 +96,10 @@ def _run_to_export(args: argparse.Namespace, options: ExportOptions) -> Any:
         "--task": args.task,
         "--seq-length": options.seq_length,
     }
-    if args.run and not args.checkpoint and not any((of_checkpoint | of_vectors).values()):
+    given = [
+        value for value in (of_checkpoint | of_vectors).values() if value is not None and value is not False
+    ]
+    if args.run and not args.checkpoint and not given:
         return load_runs(args.run)
     if args.run or not args.checkpoint or not (options.embedding or args.task):
         raise BertKerasError(

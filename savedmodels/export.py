@@ -18,6 +18,7 @@ from typing import Any
 
 import tensorflow as tf
 
+from bert_keras.atomic_folders import check_folder
 from bert_keras.files import write_json
 from bert_keras.paths import path_of
 from bert_keras.tensorflow_errors import file_errors
@@ -49,6 +50,7 @@ def export(
     unchanged.
     """
     directory = path_of(directory)
+    check_export(directory, target=target)
     servable = servable_of(run, frozen=freeze)
     if target is not None:
         op_support.check(ops_of(servable), target)
@@ -61,6 +63,13 @@ def export(
         save(run, servable, new / str(version), name=name, version=version)
         compare_in_fresh_process(run, servable, new / str(version))
     return directory / str(version)
+
+
+def check_export(directory: pathlib.Path, *, target: str | None = None) -> None:
+    """Raises BertKerasError for a folder or a target that `export` would refuse: call it before long work."""
+    check_folder(directory, existing="keep")
+    if target is not None:
+        op_support.check_target(target)
 
 
 def servable_of(run: Run, *, frozen: bool = False) -> Servable:

@@ -78,10 +78,15 @@ def missing(ops: Collection[str], target: str) -> Iterator[str]:
             yield f"{op}, which comes with {first}"
 
 
-def check(ops: Collection[str], target: str) -> None:
-    """Raises BertKerasError for an unknown target, and if the target lacks ops, with their names and versions."""
+def check_target(target: str) -> None:
+    """Raises BertKerasError for an unknown target."""
     if target not in TARGETS:
         raise BertKerasError(f"target is {target!r}; give one of {', '.join(TARGETS)}.")
+
+
+def check(ops: Collection[str], target: str) -> None:
+    """Raises BertKerasError for an unknown target, and if the target lacks ops, with their names and versions."""
+    check_target(target)
     if lacking := list(missing(ops, target)):
         raise BertKerasError(
             f"{target} lacks {'; '.join(lacking)}; choose a later target, or a model without these ops."

@@ -18,6 +18,7 @@ import numpy as np
 import tensorflow as tf
 
 from bert_keras import checkpoints
+from bert_keras.atomic_folders import check_folder
 from bert_keras.checkpoints.hugging_face_tokenizer import write_tokenizer
 from bert_keras.errors import BertKerasError
 from bert_keras.features import ENCODER_INPUTS
@@ -86,11 +87,12 @@ def export_to(
     it, for a run whose weights have no float32 form, for an op that the converter cannot carry, and if the folder cannot be
     written; ExportError if the model answers differently in a fresh process. The folder then stays unchanged.
     """
+    directory = path_of(directory)
     check_packages(format, quantize=quantize)
+    check_folder(directory)
     check_task(run)
     run = in_float32(run, format)
     check_size(run.model)
-    directory = path_of(directory)
     servable = servable_of(run)
     with with_padding(run.model):
         function = with_constants(run.model, servable.features_signature())

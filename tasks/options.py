@@ -217,7 +217,10 @@ class ExportOptions(Checked):
         choices=tuple(LAYERS),
     )
     seq_length: int | None = setting(
-        None, help="most tokens in a text or a window (default: the encoder's maximum)"
+        None,
+        help="most tokens in a text or a window (default: the encoder's maximum)",
+        at_least=1,
+        at_most=MAX_OPTION,
     )
     format: str = setting(
         SAVED_MODEL,

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from runs import ROOT, contents
 
-from bert_keras.atomic_folders import PARTIAL, whole_folder
+from bert_keras.atomic_folders import PARTIAL, check_folder, whole_folder
 from bert_keras.errors import BertKerasError, TakenError
 from bert_keras.files import LOCK, locked, whole_file
 from tasks.output_folder import Folder, Layout
@@ -198,3 +198,18 @@ def test_files_of_others_with_this_ending_are_refused(tmp_path, name):
     with pytest.raises(BertKerasError, match=f"neither empty nor a run: it holds {Path(name).parts[0]}"):
         Folder(tmp_path, LAYOUT).check()
     assert (tmp_path / name).read_text() == "mine"
+
+
+def test_the_check_before_long_work_refuses_what_the_write_refuses(tmp_path):
+    (tmp_path / "a.txt").write_text("")
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(TakenError, match="not empty"):
+        check_folder(tmp_path)
+    with pytest.raises(TakenError, match=r"a\.txt is a file"):
+        check_folder(tmp_path / "a.txt", existing="keep")
+    check_folder(tmp_path, existing="keep")
+    check_folder(tmp_path / "empty")
+    check_folder(tmp_path / "new")
+    (tmp_path / PARTIAL).mkdir()  # a move that stopped, which the next writer undoes
+    check_folder(tmp_path)
+    assert sorted(path.name for path in tmp_path.iterdir()) == [PARTIAL, "a.txt", "empty"]

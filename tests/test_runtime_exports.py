@@ -262,9 +262,41 @@ def test_a_missing_package_is_named_before_anything_is_read(tmp_path, capfd, mon
     assert code == 1 and "pip install 'bert-keras[onnx]'" in err and "no run" not in err
 
 
+@pytest.mark.parametrize("format", ["onnx", "savedmodel"])
+@pytest.mark.parametrize(
+    ("output", "message"),
+    [
+        ("gs://bucket/out", "this folder is written to a local disk"),
+        ("file", "file is a file; give a folder"),
+    ],
+)
+def test_an_output_that_cannot_be_written_is_refused_before_the_run_is_read(
+    format, output, message, tmp_path, capfd, monkeypatch
+):
+    monkeypatch.setattr("savedmodels.runtimes.check_packages", lambda *args, **kwargs: None)
+    (tmp_path / "file").write_text("")
+    path = output if "://" in output else tmp_path / output
+    code, _, err = run_command(
+        capfd, "export", "--run", tmp_path / "no run", "--output", path, "--format", format
+    )
+    assert code == 1 and message in err and "no run" not in err
+
+
+def test_a_full_folder_and_an_unknown_target_are_refused_before_the_run_is_read(tmp_path, capfd, monkeypatch):
+    monkeypatch.setattr("savedmodels.runtimes.check_packages", lambda *args, **kwargs: None)
+    flags = ["--run", tmp_path / "no run", "--output", tmp_path]
+    (tmp_path / "notes.txt").write_text("mine")
+    code, _, err = run_command(capfd, "export", *flags, "--format", "onnx")
+    assert code == 1 and "is there already and not empty" in err
+    code, _, err = run_command(capfd, "export", *flags, "--target", "tfserving-1.0")
+    assert code == 1 and "target is 'tfserving-1.0'; give one of" in err
+
+
 @pytest.mark.parametrize(
     ("flags", "message"),
     [
+        (["--seq-length", "0"], "seq_length is 0; seq_length must be at least 1"),
+        (["--seq-length", "8"], "give --run alone"),
         (["--format", "onnx", "--freeze"], "freeze must be False for onnx"),
         (["--quantize", "int8"], "quantize must be None for a savedmodel"),
         (["--format", "openvino", "--target", "tfserving-2.19"], "--target names a TensorFlow Serving"),
