@@ -45,23 +45,34 @@ def _add_convert(parser: argparse.ArgumentParser) -> None:
 def _run_convert(args: argparse.Namespace) -> None:
     start()
     from bert_keras import checkpoints
+    from bert_keras.atomic_folders import check_folder
+    from bert_keras.checkpoints.hugging_face import TOP
+    from bert_keras.paths import path_of
 
+    checkpoints.format_named(args.format)
+    check_folder(path_of(args.target))
     source = checkpoints.resolve(args.source)
+    form = checkpoints.format_of(source)
+    # Google and Model Garden have no library that runs here.
+    path, compared = (args.target, args.format) if form in ("google", "model-garden") else (source, form)
+    if args.check:
+        checkpoints.check_reference(compared)
     checkpoint = checkpoints.read(source)
     homeless = checkpoints.write(checkpoint, args.target, format=args.format)
     count = len(checkpoint.tensors) - len(homeless)
-    print(f"{checkpoint.format} -> {args.format}: {count} tensors in {args.target}")
-    if left := (*homeless, *checkpoint.unknown):
+    print(f"{form} -> {args.format}: {count} tensors in {args.target}")
+    left = [*homeless, *checkpoint.unknown]
+    folder = source.path if source.path.is_dir() else source.path.parent
+    if (folder / TOP).is_file():
+        left.append(f"{TOP}, the BiLSTM and the head of a run with feature layers")
+    if left:
         print(f"{args.format} cannot store {', '.join(left)}; left out")
     if args.check:
-        # Google and Model Garden have no library that runs here.
-        has_none = checkpoint.format in ("google", "model-garden")
-        path, form = (args.target, args.format) if has_none else (source, checkpoint.format)
         rows = [(name, f"{value:.1e}") for name, value in checkpoints.compare(path).items()]
         table(
             ("output", "max |difference|"),
             rows,
-            title=f"{os.fspath(path)}: this package and the library of {form}",
+            title=f"{os.fspath(path)}: this package and the library of {compared}",
         )
 
 

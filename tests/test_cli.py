@@ -361,9 +361,34 @@ def test_convert_names_what_it_leaves_out(command, sst2, tmp_path):
     source = shutil.copytree(sst2.run, tmp_path / "source")
     file = source / "model.safetensors"
     save_file(load_file(file) | {"a.new.head": np.zeros(3, "float32")}, file)
+    save_file({"head/kernel": np.zeros(3, "float32")}, source / "top.safetensors")
     code, out, err = command("convert", "--from", source, "--to", tmp_path / "out")
     assert (code, err) == (0, "")
-    assert "hugging-face cannot store a.new.head; left out\n" in out
+    top = "top.safetensors, the BiLSTM and the head of a run with feature layers"
+    assert f"hugging-face cannot store a.new.head, {top}; left out\n" in out
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        (["--format", "googel"], "no checkpoint format 'googel'; the formats are hugging-face, google"),
+        (["--format", "google", "--check"], "no library can run a google checkpoint"),
+        (["--format", "keras-hub", "--check"], "comparing a keras-hub checkpoint needs keras_hub; install"),
+    ],
+)
+def test_convert_refuses_before_the_work(command, sst2, tmp_path, monkeypatch, flags, message):
+    checkpoints.write(checkpoints.read(sst2.checkpoint), tmp_path / "google", format="google")
+    monkeypatch.setattr(checkpoints, "read", None)  # calling it would be a traceback
+    monkeypatch.setitem(sys.modules, "keras_hub", None)
+    code, out, err = command("convert", "--from", tmp_path / "google", "--to", tmp_path / "out", *flags)
+    assert (code, out) == (1, "") and message in err
+    assert not (tmp_path / "out").exists()
+
+
+def test_convert_refuses_a_full_folder_before_it_looks_for_the_source(command, tmp_path):
+    (tmp_path / "notes.txt").write_text("mine")
+    code, _, err = command("convert", "--from", tmp_path / "none", "--to", tmp_path)
+    assert code == 1 and "is there already and not empty" in err
 
 
 @pytest.mark.long

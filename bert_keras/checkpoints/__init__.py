@@ -50,8 +50,11 @@ __all__ = [
     "LocalModel",
     "Report",
     "assign",
+    "check_reference",
     "collect",
     "compare",
+    "format_named",
+    "format_of",
     "load_encoder",
     "load_tokenizer",
     "read",
@@ -119,7 +122,7 @@ def write(checkpoint: Checkpoint, path: Path, *, format: str, overwrite: bool = 
     Raises BertKerasError if a weight is NaN or infinite, or if the format's library would compute other numbers from the config;
     TakenError if the folder is not empty; OSError if it cannot be written.
     """
-    form, path, config = _format(format), path_of(path), checkpoint.config
+    form, path, config = format_named(format), path_of(path), checkpoint.config
     _refuse_inexpressible(form, config)
     names = form.names_for(checkpoint)
     rows = {row.ours: row for row in names.rows(config)}
@@ -287,12 +290,17 @@ def compare(path: Path, *, seed: int = 0) -> dict[str, float]:
     """
     found = resolve(path)
     form, root = _locate(found.path)
-    check_reference(form)
+    check_reference(form.name)
     return differences(read(found), form, root, seed=seed)
 
 
 # -----------------------------------------------------------------------------------------------------------
 # Finding a checkpoint
+
+
+def format_of(path: Path) -> str:
+    """The format of a checkpoint, without reading it. Raises FileNotFoundError if there is no checkpoint."""
+    return _locate(resolve(path).path)[0].name
 
 
 def _locate(path: pathlib.Path) -> tuple[Format, pathlib.Path]:
@@ -308,7 +316,8 @@ def _locate(path: pathlib.Path) -> tuple[Format, pathlib.Path]:
     raise MissingFileError(f"no checkpoint in {path}; looked for {looked_for}; found {there}.")
 
 
-def _format(name: str) -> Format:
+def format_named(name: str) -> Format:
+    """A row of FORMATS. Raises BertKerasError for another name."""
     if name not in FORMATS:
         raise BertKerasError(f"no checkpoint format {name!r}; the formats are {', '.join(FORMATS)}.")
     return FORMATS[name]

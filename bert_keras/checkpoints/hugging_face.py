@@ -27,6 +27,7 @@ from bert_keras.files import write_json
 from bert_keras.json_files import TEXT, object_of, or_null, read_object, typed
 
 SAFETENSORS, TORCH = "model.safetensors", "pytorch_model.bin"
+TOP = "top.safetensors"  # of a run with features: the weights above the encoder, which is in model.safetensors unchanged
 
 # -----------------------------------------------------------------------------------------------------------
 # Names

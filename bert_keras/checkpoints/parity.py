@@ -1,5 +1,6 @@
 """Compares a checkpoint here and in the format's own library, on the same random tokens."""
 
+import importlib.util
 import pathlib
 from typing import Any
 
@@ -9,7 +10,7 @@ from bert_keras.checkpoints.assignment import assign
 from bert_keras.checkpoints.keras_hub import keras_hub
 from bert_keras.checkpoints.variables import Checkpoint, Format, Names
 from bert_keras.config import BertConfig
-from bert_keras.errors import BertKerasError
+from bert_keras.errors import BertKerasError, MissingPackageError
 from bert_keras.features import (
     EMBEDDING_OUTPUT,
     ENCODER_OUTPUTS,
@@ -21,11 +22,15 @@ from bert_keras.features import (
 )
 
 
-def check_reference(form: Format) -> None:
-    """Raises BertKerasError for a format that no library can run."""
-    if form.name not in _REFERENCES:
+def check_reference(name: str) -> None:
+    """Raises BertKerasError for a format that no library can run, and MissingPackageError if its library is not installed."""
+    if name not in _REFERENCES:
         raise BertKerasError(
-            f"no library can run a {form.name} checkpoint; comparison works for {' and '.join(_REFERENCES)}."
+            f"no library can run a {name} checkpoint; comparison works for {' and '.join(_REFERENCES)}."
+        )
+    if lacking := [module for module in _PACKAGES[name] if importlib.util.find_spec(module) is None]:
+        raise MissingPackageError(
+            f"comparing a {name} checkpoint needs {' and '.join(lacking)}; install the parity extra."
         )
 
 
@@ -104,13 +109,9 @@ _LOGITS = {
 def _transformers_outputs(
     checkpoint: Checkpoint, names: Names, folder: pathlib.Path, features: dict[str, np.ndarray]
 ) -> dict[str, np.ndarray]:
-    try:
-        import torch
-        import transformers
-    except ImportError as error:
-        raise BertKerasError(
-            "comparing a hugging-face checkpoint needs torch and transformers: install the parity extra."
-        ) from error
+    import torch
+    import transformers
+
     model_type = names.model_type
     if model_type not in _LOGITS:
         raise BertKerasError(
@@ -163,3 +164,4 @@ def _keras_hub_outputs(
 
 
 _REFERENCES = {"hugging-face": _transformers_outputs, "keras-hub": _keras_hub_outputs}
+_PACKAGES = {"hugging-face": ("torch", "transformers"), "keras-hub": ("keras_hub",)}

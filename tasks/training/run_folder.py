@@ -16,6 +16,7 @@ from typing import Any
 import keras
 
 from bert_keras import checkpoints
+from bert_keras.checkpoints.hugging_face import TOP
 from bert_keras.config import LIMITS, BertConfig
 from bert_keras.encoder import BertEncoder
 from bert_keras.errors import BertKerasError, MissingFileError, listed
@@ -63,7 +64,6 @@ TASKS: dict[str, type[Task]] = {
 FILES, ORIGIN = "files", "origin"
 FROZEN = "frozen"  # a key in task.json: the paths of layers that do not train
 FEATURES = "features"  # a key in task.json: the settings of a BiLSTM on frozen features
-TOP = "top.safetensors"  # of a run with features: the weights above the encoder, which is in model.safetensors unchanged
 KERAS = ".keras"
 CHECKED = ("model.safetensors", TOP, VOCAB_TXT, SENTENCEPIECE, VOCAB_JSON, MERGES_TXT)
 
