@@ -213,6 +213,12 @@ def test_rows_of_another_context_are_not_in_the_paper_s_order():
         assert [(one.better, one.worse) for one in results.orderings()] == [("fine-tuning", "last")]
 
 
+def test_the_control_of_a_row_has_its_context():
+    rows = ("last", "document-last", "sentence-last", "random-fine-tuning", "random-document-fine-tuning")
+    controls = [(one.better, one.worse) for one in made(rows=rows).orderings()]
+    assert controls == [("last", "random-fine-tuning"), ("document-last", "random-document-fine-tuning")]
+
+
 def test_a_row_s_context_comes_before_the_option(place):
     rows = [Row("last"), Row("document-last")]
     (subject,) = _subjects(["conll2003"], rows, {"conll2003": place / "conll"}, {"context": "sentence"})
