@@ -200,7 +200,8 @@ class FillMask(Task):
         "mask_start_byte": int32 [B, M], the byte of the mask in the text, -1 in padding
         "mask_tokens" string, "mask_scores" float32 [B, M, k]: tokens and probabilities, b"" and 0 in padding and for truncated
             masks
-        "rank": int32 [B], with answers in raw, the rank of the answer among all tokens, from 1; 0 for a skipped example
+        "rank": float32 [B], with answers in raw, the rank of the answer among all tokens, from 1; ties share their mean
+            rank, and a skipped example has 0
         """
         vocabulary, parts = features[VOCABULARY], _parts(raw[TEXT])
         logits = outputs[..., : tf.size(vocabulary)]  # the embedding table may have more rows
@@ -219,8 +220,7 @@ class FillMask(Task):
         if MASKED_LM_IDS in features:
             labels, weights = self.labels(raw, features)
             answer = tf.gather(logits, labels[:, :1], axis=2, batch_dims=1)[:, 0]  # [B, 1]
-            above = tf.reduce_sum(tf.cast(logits[:, 0] > answer, tf.int32), axis=1)
-            decoded[RANK] = tf.where(weights[:, 0] > 0, above + 1, 0)
+            decoded[RANK] = tf.where(weights[:, 0] > 0, _ranks(logits[:, 0], answer), 0)
         return decoded
 
     def evaluate(self, predictions: Arrays, raw: Arrays) -> Iterator[tuple[str, float]]:
@@ -271,7 +271,7 @@ class FillMask(Task):
                 plain(raw[TEXT][i]),
                 plain(predictions[TOKENS][i, 0, 0]),
                 plain(raw[ANSWER][i]),
-                int(predictions[RANK][i]),
+                f"{predictions[RANK][i]:g}",
                 float(confidence[i]),
             )
             for i in most_confident(wrong, confidence)
@@ -285,6 +285,18 @@ class FillMask(Task):
         """Restores the task from the output of `to_json`, with its examples in `source`."""
         kept = typed(kept, cls.kinds, where="task", optional=cls.kinds, others=True)
         return cls(source, **kept)
+
+
+def _ranks(logits: tf.Tensor, answer: tf.Tensor) -> tf.Tensor:
+    """The ranks of answers from 1: logits [B, V], answer [B, 1] -> float32 [B].
+
+    Answers that tie share their mean rank, so that equal logits know nothing; NaN is last.
+    """
+    above = tf.reduce_sum(tf.cast(~(logits <= answer), tf.float32), axis=1)
+    equal = tf.reduce_sum(
+        tf.cast(logits == answer, tf.float32), axis=1
+    )  # the answer is one of them, unless it is NaN
+    return tf.where(equal > 0, above + (equal + 1) / 2, above)
 
 
 def _parts(text: tf.Tensor) -> tf.RaggedTensor:

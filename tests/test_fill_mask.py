@@ -24,7 +24,7 @@ from bert_keras.heads import MaskedLMHead
 from bert_keras.text.preprocessing import Preprocessor
 from bert_keras.text.wordpiece import WordPiece
 from tasks.batches import dataset, predict
-from tasks.fill_mask import FillMask
+from tasks.fill_mask import FillMask, _ranks
 from tasks.settings import Hparams
 from tasks.training.finetune import finetune
 from tasks.training.run_folder import TASKS, Run, evaluate, load_run, run_of
@@ -182,6 +182,23 @@ def test_measures(tokenizer):
     }
     with pytest.raises(ValueError, match="all 3 examples are skipped: no answer is one token"):
         dict(FillMask().evaluate({"rank": np.zeros(3, int)}, {}))
+
+
+def test_ties_share_a_rank_and_nan_is_last():
+    nan, inf = float("nan"), float("inf")
+    logits = tf.constant(
+        [
+            [4.0, 3, 2, 1],
+            [1.0, 3, 2, 4],
+            [2.0, 2, 2, 2],
+            [3.0, 4, 3, 1],
+            [nan, 3, 2, 1],
+            [nan, nan, nan, nan],
+            [2.0, nan, 1, 0],
+            [-inf, 0, 0, 0],
+        ]
+    )
+    assert _ranks(logits, logits[:, :1]).numpy().tolist() == [1, 4, 2.5, 2.5, 4, 4, 2, 4]
 
 
 def test_a_causal_encoder_is_refused():
