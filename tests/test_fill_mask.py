@@ -226,6 +226,25 @@ def test_files(tmp_path):
     write(tmp_path / "test.jsonl", [{"text": "a [MASK]"}])
     (row,) = FillMask(tmp_path).examples("test").as_numpy_iterator()
     assert row == {"text": b"a [MASK]", "answer": b""}
+    (tmp_path / "test.jsonl").unlink()
+    for header, line in ((("id", "text"), ("1", "a [MASK]")), (("text", "answer"), ("a [MASK]", ""))):
+        write(tmp_path / "test.tsv", [header, line])
+        (row,) = FillMask(tmp_path).examples("test").as_numpy_iterator()
+        assert row == {"text": b"a [MASK]", "answer": b""}
+
+
+@pytest.mark.parametrize(
+    ("lines", "message"),
+    [
+        ([("text", "answer"), ("a [MASK]", "film", "plot")], r"line 2: 3 column\(s\), expected 2"),
+        ([("text", "answer"), ("[MASK] a", "b"), ("a [MASK]",)], r"line 3: 1 column\(s\), expected 2"),
+        ([("text", "word"), ("a [MASK]", "film")], "no column 'answer'; .* 'text', 'word'"),
+        ([("text", "answer"), ("a", "film")], r"line 2: the text has 0 \[MASK\]"),
+    ],
+)
+def test_bad_tables(tmp_path, lines, message):
+    with pytest.raises(ValueError, match=message):
+        FillMask(write(tmp_path / "train.tsv", lines)).examples("train")
 
 
 @pytest.mark.parametrize(
