@@ -134,8 +134,17 @@ def test_bad_input_is_named_first(tmp_path, small):
     for changes, wanted in (
         ({"scale": "huge"}, "'huge'; give one of small, paper"),
         ({"changes": {"stepps": 3}}, "no setting stepps"),
-        ({"tasks": ["sst3"]}, "no task named 'sst3'"),
+        ({"tasks": ["sst3"], "data": {}}, "no task named 'sst3'"),
         ({"restarts": 0}, "restarts is 0; give at least 1"),
+        ({"tasks": ["sst2", "sst2"]}, "the tasks are sst2, sst2; give at least one, each once"),
+        (
+            {"tasks": ["rte"]},
+            "data was given for sst2, and the tasks are rte; name it in tasks, or leave it out",
+        ),
+        (
+            {"data": dict.fromkeys(("sst2", "mprc", "sst2-features"), "x")},
+            "data was given for mprc, sst2-features, and the tasks are sst2; name it",
+        ),
         ({"tasks": ["sst2-features"]}, "only conll has the feature-based approach"),
     ):
         with pytest.raises(ValueError, match=wanted):

@@ -78,6 +78,8 @@ TEXT_FLAGS = ["--text", "t", "--vocab", "v", "--output", "o"]
         (["steps", *TEXT_FLAGS, "--context", "sentence"], "leave out --context"),
         (["steps", *TEXT_FLAGS, "--checkpoint", "c"], "leave out --checkpoint"),
         (["layers", *CHECKPOINT_FLAGS, "--dev-data", "sst2=d"], "without --data sst2=PATH"),
+        (["tasks", *TEXT_FLAGS, "--data", "sst2=d", "rte=d", "sst2=e"], "--data has sst2 more than once"),
+        (["layers", *CHECKPOINT_FLAGS, "--dev-data", *2 * ["conll2003=d"]], "--dev-data has conll2003 more"),
     ],
 )
 def test_flags_of_the_other_kind_of_ablation_are_named(arguments, named, capfd, tmp_path, monkeypatch):

@@ -34,7 +34,7 @@ from tasks.experiments.ablation_report import (
     orderings_table,
     spelled,
 )
-from tasks.experiments.cells import Cell, identity_of_data, run_cells
+from tasks.experiments.cells import Cell, check_once, check_used, identity_of_data, run_cells
 from tasks.features.cache import extract
 from tasks.features.tagger import train_tagger
 from tasks.metrics import in_percent
@@ -221,7 +221,7 @@ def run_ablation(
     log = workers.log(log)
     chosen, folder = SCALES[scale], Folder(output, ABLATION)
     folder.check(reopen=True)
-    opened = {task: _open(task, data, chosen) for task in tasks or chosen.tasks[name]}
+    opened = {task: _open(task, data, chosen) for task in _checked(tasks or chosen.tasks[name], data)}
     recipes = {row.name: _recipe(row, chosen, changes or {}) for row in chosen.rows[name]}
     for recipe in recipes.values():
         check_replicas(recipe.hparams, strategy(strategy_name))
@@ -253,6 +253,13 @@ def _identity_of_text(documents: Iterable[Text], tokenizer: Tokenizer) -> dict[s
         "vocabulary": tokenizer.digest,
         "lower_case": tokenizer.lower_case,
     }
+
+
+def _checked(names: Sequence[str], data: Mapping[str, Source]) -> Sequence[str]:
+    """Returns the names of tasks. Raises BertKerasError for a repeated one, and for data that none of them reads."""
+    check_once(names)
+    check_used(data, (name.removesuffix(FEATURES) for name in names))
+    return names
 
 
 def _check_names(name: str, scale: str, restarts: int | None) -> None:

@@ -23,6 +23,7 @@ from bert_keras.paths import path_of
 from tasks.batches import cardinality, predict
 from tasks.experiments import protocol
 from tasks.experiments import summary as reports
+from tasks.experiments.cells import check_once
 from tasks.experiments.protocol import PICTURE, check_has_weights
 from tasks.experiments.summary import Summary
 from tasks.glue.data_sets import IDX, LABEL, ROWS, SCORES, GlueRow
@@ -119,8 +120,7 @@ def _check_names(names: Sequence[str]) -> None:
         raise BertKerasError(
             f"unknown task {', '.join(unknown)}; the tasks to train on are {', '.join(SCORED)}."
         )
-    if not names or len({*names}) < len(names):
-        raise BertKerasError(f"the tasks are {', '.join(names) or 'none'}; give at least one, each once.")
+    check_once(names)
 
 
 def _take_wnli(tasks: dict[str, Glue]) -> dict[str, str]:
