@@ -24,7 +24,7 @@ from tasks.batches import cardinality, predict
 from tasks.experiments import protocol
 from tasks.experiments import summary as reports
 from tasks.experiments.cells import check_once
-from tasks.experiments.protocol import PICTURE, check_has_weights
+from tasks.experiments.protocol import PICTURE
 from tasks.experiments.summary import Summary
 from tasks.glue.data_sets import IDX, LABEL, ROWS, SCORES, GlueRow
 from tasks.glue.task import Glue, majority_label
@@ -189,7 +189,6 @@ def submit(
             }
         else:
             chosen = best[PREDICTED_BY.get(name, name)]
-            check_has_weights(chosen)
             run = load_run(chosen.path)
             predictions, raw = predict(task, run.preprocess, run.model, examples)
         file = output / "submission" / f"{title}.tsv"
