@@ -132,6 +132,25 @@ def test_blank_lines_quotes_and_byte_order_marks_in_files(tmp_path):
     assert got["label"].tolist() == [1, 0] and got["idx"].tolist() == [0, 1]
 
 
+@pytest.mark.parametrize(
+    ("content", "columns"),
+    [
+        ("gj04\t1\t\tfine\ngj04\t0\t*\tfine the\n", {}),  # the official form
+        ("sentence\tlabel\nfine\t1\nfine the\t0\n", {}),
+        ("label\tid\tsentence\n1\ta\tfine\n0\tb\tfine the\n", {}),
+        (
+            "phrase\tgood\nfine\t1\nfine the\t0\n",
+            {"text_column": ("phrase",), "label_column": "good"},
+        ),
+    ],
+)
+def test_cola_with_and_without_a_header(tmp_path, content, columns):
+    row = row_of("cola", tmp_path, ColumnOptions(**columns))
+    got = read(Glue(row, write(tmp_path, train=content)), "train")
+    assert got["sentence"].tolist() == [b"fine", b"fine the"]
+    assert got["label"].tolist() == [1, 0] and got["idx"].tolist() == [0, 1]
+
+
 def test_qqp_skips_short_lines(tmp_path):
     header = "id\tqid1\tqid2\tquestion1\tquestion2\tis_duplicate\n"
     content = header + "1\t1\t2\ta\tb\t0\n2\t3\t4\tbroken\n here\t1\n3\t5\t6\tc\td\t1\n"
@@ -171,6 +190,7 @@ BAD = [
     ),
     ("sst2", "sentence\tlabel\na\n", ValueError, "line 2: 1 column(s) | expected 2"),
     ("cola", "a\t1\t\n", ValueError, "line 1: 3 column(s) | expected 4"),
+    ("cola", "text\tlabel\na\t1\n", ValueError, "no column 'sentence' | 'text', 'label'"),
     ("qqp", QQP_LONG, ValueError, "line 2: 7 column(s) | expected 6"),
     (
         "rte",

@@ -27,7 +27,7 @@ class SplitFile:
     file: its name; a user's own data may have another format, and the other stems of STEMS
     text: the text columns, in the order of the row's text features
     label: the label column; None where labels are withheld
-    header: the column names of a .tsv without a header line
+    header: the column names of an official .tsv without a header line
     """
 
     file: str
