@@ -124,6 +124,24 @@ def test_source_is_the_official_folder_or_its_parent(tmp_path):
         assert read(Glue(ROWS["sst2"], source), "validation")["sentence"] == [b"fine"]
 
 
+@pytest.mark.parametrize(
+    "name", ["AX/diagnostic", "diagnostic/diagnostic", "AX/AX", "diagnostic", "AX", "AX/AX in its folder"]
+)
+def test_the_diagnostic_file_of_any_archive(tmp_path, name):
+    path, _, inside = name.partition(" in ")
+    (tmp_path / path).parent.mkdir(exist_ok=True)
+    write(tmp_path, **{path: "index\tsentence1\tsentence2\n0\ta\tb\n"})
+    source = tmp_path / "AX" if inside else tmp_path
+    assert read(Glue(ROWS["ax"], source), "test")["premise"] == [b"a"]
+
+
+def test_a_missing_diagnostic_file(tmp_path):
+    (tmp_path / "AX").mkdir()
+    wanted = "AX has no diagnostic.tsv or diagnostic/diagnostic.tsv or AX/AX.tsv or AX.tsv; it has "
+    with pytest.raises(FileNotFoundError, match=wanted):
+        Glue(ROWS["ax"], tmp_path).examples("test")
+
+
 def test_blank_lines_quotes_and_byte_order_marks_in_files(tmp_path):
     """A byte order mark, CRLF, blank lines, quotes, outer spaces and U+2028 (no line end) change nothing."""
     content = '\ufeffsentence\tlabel\r\n" a \u2028 b \t1\r\n\r\n\x85"c"\t0'
