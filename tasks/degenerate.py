@@ -10,7 +10,8 @@ import numpy as np
 
 from tasks.metrics import MEASURES, accuracy
 
-# A measure within this of the trivial baseline counts as degenerate, and so does one answer for all but this share.
+# A measure within this of the trivial baseline counts as degenerate, and so does one answer for all but this share, and scores
+# that span no more than this fraction of the labels' range.
 WHISKER = 0.005
 
 
@@ -56,13 +57,13 @@ def degenerate_classes(
 
 
 def degenerate_scores(labels: np.ndarray, scores: np.ndarray) -> str | None:
-    """The scores are constant, explain nearly nothing of the labels, or run against them; None if the run learned.
+    """The scores are nearly constant, explain nearly nothing of the labels, or run against them; None if the run learned.
 
     The fraction of the variance that a linear fit explains is the squared Pearson correlation; constant scores have 0.
     """
     correlation = MEASURES["pearson"](labels, scores)
-    if np.ptp(scores) < WHISKER or not np.isfinite(correlation):
-        return f"the score is always {scores.mean():.2f}"
+    if np.ptp(scores) <= WHISKER * np.ptp(labels) or not np.isfinite(correlation):
+        return f"the score is always {scores.mean():.4g}"
     if correlation < 0 or correlation**2 <= WHISKER:
         return f"Pearson correlation {correlation:.4f}; predicting the mean score has none"
     return None

@@ -37,6 +37,7 @@ from tasks.batches import count
 from tasks.data_files import Source, check_text, nonblank_lines, split_file
 from tasks.display import Table, most_confident, plain
 from tasks.options import MAX_OPTION, FillMaskOptions
+from tasks.table_files import column_names, read_rows
 from tasks.task import Arrays, Features, Raw, Task
 from tasks.text_columns import columns_of
 
@@ -200,7 +201,8 @@ class FillMask(Task):
         "mask_start_byte": int32 [B, M], the byte of the mask in the text, -1 in padding
         "mask_tokens" string, "mask_scores" float32 [B, M, k]: tokens and probabilities, b"" and 0 in padding and for truncated
             masks
-        "rank": int32 [B], with answers in raw, the rank of the answer among all tokens, from 1; 0 for a skipped example
+        "rank": float32 [B], with answers in raw, the rank of the answer among all tokens, from 1; ties share their mean
+            rank, and a skipped example has 0
         """
         vocabulary, parts = features[VOCABULARY], _parts(raw[TEXT])
         logits = outputs[..., : tf.size(vocabulary)]  # the embedding table may have more rows
@@ -219,8 +221,7 @@ class FillMask(Task):
         if MASKED_LM_IDS in features:
             labels, weights = self.labels(raw, features)
             answer = tf.gather(logits, labels[:, :1], axis=2, batch_dims=1)[:, 0]  # [B, 1]
-            above = tf.reduce_sum(tf.cast(logits[:, 0] > answer, tf.int32), axis=1)
-            decoded[RANK] = tf.where(weights[:, 0] > 0, above + 1, 0)
+            decoded[RANK] = tf.where(weights[:, 0] > 0, _ranks(logits[:, 0], answer), 0)
         return decoded
 
     def evaluate(self, predictions: Arrays, raw: Arrays) -> Iterator[tuple[str, float]]:
@@ -271,7 +272,7 @@ class FillMask(Task):
                 plain(raw[TEXT][i]),
                 plain(predictions[TOKENS][i, 0, 0]),
                 plain(raw[ANSWER][i]),
-                int(predictions[RANK][i]),
+                f"{predictions[RANK][i]:g}",
                 float(confidence[i]),
             )
             for i in most_confident(wrong, confidence)
@@ -285,6 +286,18 @@ class FillMask(Task):
         """Restores the task from the output of `to_json`, with its examples in `source`."""
         kept = typed(kept, cls.kinds, where="task", optional=cls.kinds, others=True)
         return cls(source, **kept)
+
+
+def _ranks(logits: tf.Tensor, answer: tf.Tensor) -> tf.Tensor:
+    """The ranks of answers from 1: logits [B, V], answer [B, 1] -> float32 [B].
+
+    Ties share their mean rank: with equal logits, every answer is in the middle. NaN is last.
+    """
+    above = tf.reduce_sum(tf.cast(~(logits <= answer), tf.float32), axis=1)
+    equal = tf.reduce_sum(
+        tf.cast(logits == answer, tf.float32), axis=1
+    )  # the answer is one of them, unless it is NaN
+    return tf.where(equal > 0, above + (equal + 1) / 2, above)
 
 
 def _parts(text: tf.Tensor) -> tf.RaggedTensor:
@@ -361,30 +374,34 @@ def _rows(path: Path, *, labelled: bool) -> Iterator[tuple[str, str]]:
             f"{path} is no {' or '.join(READERS)}; cloze tests are read from these, with the columns {TEXT} and {ANSWER}; write "
             "one of them, or give the columns to fit of bert_keras.masked_lm in Python."
         )
-    for number, row in READERS[path.suffix](nonblank_lines(path), path):
-        text, answer = row.get(TEXT), row.get(ANSWER, "" if not labelled else None)
+    for where, text, answer in READERS[path.suffix](path, labelled):
         if not isinstance(text, str) or not isinstance(answer, str):
-            raise BertKerasError(f"{path}, line {number}: no {TEXT} or no {ANSWER}; give both, as strings.")
-        check_text(f"{path}, line {number}", text, answer)
+            raise BertKerasError(f"{where}: no {TEXT} or no {ANSWER}; give both, as strings.")
+        check_text(where, text, answer)
         if (masks := count_masks(text)) != 1:
-            raise BertKerasError(f"{path}, line {number}: the text has {masks} {MASK}; give exactly one.")
+            raise BertKerasError(f"{where}: the text has {masks} {MASK}; give exactly one.")
         yield text, answer
 
 
-def _from_jsonl(lines: Iterator[tuple[int, str]], path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
-    for number, line in lines:
-        row = parse_json(line, source=f"{path}, line {number}")
-        yield number, row if isinstance(row, dict) else {}
+# Each reader yields where an example is, for errors, its text and its answer: "" for a withheld one, None for a missing one.
 
 
-def _from_tsv(lines: Iterator[tuple[int, str]], path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
-    """The first line names the columns; quotes are text."""
-    _, header = next(lines, (1, ""))
-    for number, line in lines:
-        yield number, dict(zip(header.split("\t"), line.split("\t"), strict=False))
+def _from_jsonl(path: Path, labelled: bool) -> Iterator[tuple[str, Any, Any]]:
+    for number, line in nonblank_lines(path):
+        where = f"{path}, line {number}"
+        row = parse_json(line, source=where)
+        row = row if isinstance(row, dict) else {}
+        yield where, row.get(TEXT), row.get(ANSWER, None if labelled else "")
 
 
-READERS: dict[str, Callable[[Iterator[tuple[int, str]], Path], Iterator[tuple[int, dict[str, Any]]]]] = {
+def _from_tsv(path: Path, labelled: bool) -> Iterator[tuple[str, Any, Any]]:
+    columns = [TEXT, ANSWER] if labelled or ANSWER in column_names(path) else [TEXT]
+    for row in read_rows(path, columns):
+        text, answer = [*row.values, ""][:2]
+        yield row.where, text, answer
+
+
+READERS: dict[str, Callable[[Path, bool], Iterator[tuple[str, Any, Any]]]] = {
     ".jsonl": _from_jsonl,
     ".tsv": _from_tsv,
 }

@@ -63,10 +63,8 @@ def find_table(folder: Path, stems: Sequence[str]) -> Path:
     return found[0]
 
 
-def column_names(path: Path, *, header: Sequence[str] | None = None) -> list[str]:
+def column_names(path: Path) -> list[str]:
     """The names of the columns: those of the first line, of the first JSON object or of the Parquet schema.
-
-    header: the names of a .tsv without a header line
 
     Raises MissingFileError for a missing file, BertKerasError for an empty one and for another ending.
     """
@@ -78,7 +76,7 @@ def column_names(path: Path, *, header: Sequence[str] | None = None) -> list[str
     if first is None:
         wanted = "one object per line" if ending == ".jsonl" else f"{_SEPARATED[ending]}lines under a header"
         raise BertKerasError(f"{path} is empty; give {wanted}.")
-    return list(header) if header and ending == ".tsv" else list(first[1])
+    return list(first[1])
 
 
 def read_rows(
@@ -91,18 +89,22 @@ def read_rows(
 ) -> Iterator[Row]:
     """Yields the rows with the values of these columns, in this order.
 
-    header: the names of a .tsv without a header line
+    header: the names of a .tsv whose first line has none of these columns, and so is no header
     skip_short_lines: skip lines with too few columns, with one warning
     advice: what to do about a missing column, for its error
 
     Raises as `column_names`; BertKerasError, with the line, for a missing or repeated column, a line with another number of
     columns, an unclosed quote, and text that is neither JSON nor UTF-8.
     """
-    ending, names = _checked_ending(path), column_names(path, header=header)
+    ending, names = _checked_ending(path), column_names(path)
+    headless = header is not None and ending == ".tsv" and not {*columns} & {*names}
+    if header is not None and headless:
+        names = list(header)
     for column in columns:
         if names.count(column) != 1:
             many, there = "more than one" if column in names else "no", ", ".join(map(repr, names)) or "none"
-            hints = [*_doubts(path, ending, names, header=header), *([advice] if advice else [])]
+            hints = [] if headless else [*_doubts(path, ending, names)]
+            hints += [advice] if advice else []
             raise BertKerasError(
                 f"{path} has {many} column {column!r}; the {_SEPARATED.get(ending, '')}columns are {there}"
                 f"{''.join(f'; {hint}' for hint in hints)}."
@@ -112,15 +114,15 @@ def read_rows(
     if ending == ".jsonl":
         return _json_rows(path, columns)
     records = _records(path, ending)
-    if not (header and ending == ".tsv"):
+    if not headless:
         next(records)
     places = [names.index(column) for column in columns]
     return _fitting_rows(path, records, names, places, skip_short_lines=skip_short_lines)
 
 
-def _doubts(path: Path, ending: str, names: Sequence[str], *, header: Sequence[str] | None) -> Iterator[str]:
+def _doubts(path: Path, ending: str, names: Sequence[str]) -> Iterator[str]:
     """Yields reasons to doubt the names in the first line of a file of text: another separator, or data in place of names."""
-    if ending not in _SEPARATED or header:
+    if ending not in _SEPARATED:
         return
     if len(names) == 1 and any(mark in names[0] for mark in ",;\t"):
         yield f"separate columns by {_SEPARATOR[ending]}"

@@ -1,6 +1,7 @@
 """The ablations: rows that are the paper's, one pass through a small one, and orderings that its figures decide."""
 
 import dataclasses
+import functools
 import types
 
 import pytest
@@ -11,6 +12,7 @@ from bert_keras.text.wordpiece import WordPiece
 from tasks.experiments import ablations
 from tasks.experiments.ablation_definitions import ABLATIONS, SCALES, Row, Scale
 from tasks.experiments.ablations import Outcome, as_json, run_ablation, tables
+from tasks.experiments.cells import Outcome as CellOutcome
 from tasks.pretraining.recipes import RECIPES
 
 pytestmark = pytest.mark.long
@@ -95,6 +97,25 @@ def test_rows_are_run_once_and_share_weights(tmp_path, small, monkeypatch):
         run_ablation("steps", **arguments(tmp_path))
 
 
+def test_the_measure_is_that_of_the_papers_figures(tmp_path, monkeypatch):
+    """Tables 5 and 6 give the accuracy of MRPC, whose main measure in GLUE is F1."""
+    tiny = Scale(
+        pretraining=TINY,
+        finetuning={"seq_length": 32, "epochs": 1},
+        restarts=1,
+        rows={"tasks": SCALES["small"].rows["tasks"]},
+        tasks={"tasks": ("mrpc", "sst2")},
+    )
+    monkeypatch.setitem(SCALES, "tiny", tiny)
+    found = {"f1": 0.81, "accuracy": 0.68}
+    ended = functools.partial(CellOutcome, degenerate=None, measures=found)
+    monkeypatch.setattr(ablations, "run_cells", lambda cells, **_: [ended(cell=cell) for cell in cells])
+    data = {task: write_data(tmp_path / task, task) for task in ("mrpc", "sst2")}
+    outcomes = run_ablation("tasks", **arguments(tmp_path) | {"data": data})
+    assert {value for one in outcomes for values in one.measures.values() for value in values} == {68}
+    assert tables("tasks", outcomes)[0].columns[2:] == ("mrpc, accuracy", "sst2, accuracy")
+
+
 def test_a_batch_that_replicas_do_not_divide(tmp_path, small, monkeypatch):
     """Refused for all rows before the first is pre-trained."""
     write_data(tmp_path / "data", "sst2")
@@ -113,8 +134,17 @@ def test_bad_input_is_named_first(tmp_path, small):
     for changes, wanted in (
         ({"scale": "huge"}, "'huge'; give one of small, paper"),
         ({"changes": {"stepps": 3}}, "no setting stepps"),
-        ({"tasks": ["sst3"]}, "no task named 'sst3'"),
+        ({"tasks": ["sst3"], "data": {}}, "no task named 'sst3'"),
         ({"restarts": 0}, "restarts is 0; give at least 1"),
+        ({"tasks": ["sst2", "sst2"]}, "the tasks are sst2, sst2; give at least one, each once"),
+        (
+            {"tasks": ["rte"]},
+            "data was given for sst2, and the tasks are rte; name it in tasks, or leave it out",
+        ),
+        (
+            {"data": dict.fromkeys(("sst2", "mprc", "sst2-features"), "x")},
+            "data was given for mprc, sst2-features, and the tasks are sst2; name it",
+        ),
         ({"tasks": ["sst2-features"]}, "only conll has the feature-based approach"),
     ):
         with pytest.raises(ValueError, match=wanted):
@@ -206,7 +236,9 @@ def test_the_rows_of_the_input_format_are_robertas():
 
 
 def outcome(name, *values):
-    return Outcome(row=Row(name=name), perplexity=None, measures={"mrpc": list(values)})
+    return Outcome(
+        row=Row(name=name), perplexity=None, measures={"mrpc": list(values)}, names={"mrpc": "accuracy"}
+    )
 
 
 def test_orderings_are_those_of_the_papers_figures():
@@ -224,7 +256,8 @@ def test_orderings_are_those_of_the_papers_figures():
     assert [(one["better"], one["worse"]) for one in found] == [(str(i + 1), str(i)) for i in range(5)]
     assert {one["verdict"] for one in found} == {"holds"}
     table, _ = tables("size", sizes)
-    assert table.rows[0][2].endswith("± 0.1 (79.8)")
+    assert table.columns[2] == "mrpc, accuracy" and table.rows[0][2].endswith("± 0.1 (79.8)")
+    assert as_json("size", sizes)["measures"] == {"mrpc": "accuracy"}
 
 
 def test_rows_that_are_equal_in_the_paper_have_no_ordering():

@@ -8,6 +8,7 @@ import keras
 import numpy as np
 import pytest
 import runs
+import scipy.stats
 import tensorflow as tf
 
 from bert_keras.errors import BertKerasError
@@ -77,6 +78,8 @@ TEXT_FLAGS = ["--text", "t", "--vocab", "v", "--output", "o"]
         (["steps", *TEXT_FLAGS, "--context", "sentence"], "leave out --context"),
         (["steps", *TEXT_FLAGS, "--checkpoint", "c"], "leave out --checkpoint"),
         (["layers", *CHECKPOINT_FLAGS, "--dev-data", "sst2=d"], "without --data sst2=PATH"),
+        (["tasks", *TEXT_FLAGS, "--data", "sst2=d", "rte=d", "sst2=e"], "--data has sst2 more than once"),
+        (["layers", *CHECKPOINT_FLAGS, "--dev-data", *2 * ["conll2003=d"]], "--dev-data has conll2003 more"),
     ],
 )
 def test_flags_of_the_other_kind_of_ablation_are_named(arguments, named, capfd, tmp_path, monkeypatch):
@@ -165,7 +168,7 @@ def made(name="layers", *, restarts=4, rows=ROWS_RUN, failed=None):
 
 
 def verdict(better, worse):
-    """The difference, its standard error and the verdict, from the definitions."""
+    """The difference, its standard error and the verdict at 5 %."""
 
     def mean_and_variance_of_the_mean(values):
         mean = sum(values) / len(values)
@@ -173,8 +176,9 @@ def verdict(better, worse):
 
     (first, a), (second, b) = map(mean_and_variance_of_the_mean, (better, worse))
     error = math.sqrt(a + b)
-    word = "holds" if first - second > 2 * error else "fails" if second - first > 2 * error else None
-    return first - second, error, word or "not resolved"
+    if scipy.stats.ttest_ind(better, worse, equal_var=False).pvalue >= 0.05:
+        return first - second, error, "not resolved"
+    return first - second, error, "holds" if first > second else "fails"
 
 
 def test_orderings_are_those_of_table_7_and_over_random_weights():
@@ -209,6 +213,12 @@ def test_rows_of_another_context_are_not_in_the_paper_s_order():
         measures = {row: {"conll2003": [80.0, 81.0]} for row in rows}
         results = Results(name="layers", subjects=[subject], measures=measures, failed={})
         assert [(one.better, one.worse) for one in results.orderings()] == [("fine-tuning", "last")]
+
+
+def test_the_control_of_a_row_has_its_context():
+    rows = ("last", "document-last", "sentence-last", "random-fine-tuning", "random-document-fine-tuning")
+    controls = [(one.better, one.worse) for one in made(rows=rows).orderings()]
+    assert controls == [("last", "random-fine-tuning"), ("document-last", "random-document-fine-tuning")]
 
 
 def test_a_row_s_context_comes_before_the_option(place):

@@ -24,7 +24,7 @@ from bert_keras.heads import MaskedLMHead
 from bert_keras.text.preprocessing import Preprocessor
 from bert_keras.text.wordpiece import WordPiece
 from tasks.batches import dataset, predict
-from tasks.fill_mask import FillMask
+from tasks.fill_mask import FillMask, _ranks
 from tasks.settings import Hparams
 from tasks.training.finetune import finetune
 from tasks.training.run_folder import TASKS, Run, evaluate, load_run, run_of
@@ -184,6 +184,23 @@ def test_measures(tokenizer):
         dict(FillMask().evaluate({"rank": np.zeros(3, int)}, {}))
 
 
+def test_ties_share_a_rank_and_nan_is_last():
+    nan, inf = float("nan"), float("inf")
+    logits = tf.constant(
+        [
+            [4.0, 3, 2, 1],
+            [1.0, 3, 2, 4],
+            [2.0, 2, 2, 2],
+            [3.0, 4, 3, 1],
+            [nan, 3, 2, 1],
+            [nan, nan, nan, nan],
+            [2.0, nan, 1, 0],
+            [-inf, 0, 0, 0],
+        ]
+    )
+    assert _ranks(logits, logits[:, :1]).numpy().tolist() == [1, 4, 2.5, 2.5, 4, 4, 2, 4]
+
+
 def test_a_causal_encoder_is_refused():
     with pytest.raises(ValueError, match="causal"):
         FillMask().model(BertEncoder(BertConfig(**runs.SIZES, causal=True)))
@@ -209,6 +226,25 @@ def test_files(tmp_path):
     write(tmp_path / "test.jsonl", [{"text": "a [MASK]"}])
     (row,) = FillMask(tmp_path).examples("test").as_numpy_iterator()
     assert row == {"text": b"a [MASK]", "answer": b""}
+    (tmp_path / "test.jsonl").unlink()
+    for header, line in ((("id", "text"), ("1", "a [MASK]")), (("text", "answer"), ("a [MASK]", ""))):
+        write(tmp_path / "test.tsv", [header, line])
+        (row,) = FillMask(tmp_path).examples("test").as_numpy_iterator()
+        assert row == {"text": b"a [MASK]", "answer": b""}
+
+
+@pytest.mark.parametrize(
+    ("lines", "message"),
+    [
+        ([("text", "answer"), ("a [MASK]", "film", "plot")], r"line 2: 3 column\(s\), expected 2"),
+        ([("text", "answer"), ("[MASK] a", "b"), ("a [MASK]",)], r"line 3: 1 column\(s\), expected 2"),
+        ([("text", "word"), ("a [MASK]", "film")], "no column 'answer'; .* 'text', 'word'"),
+        ([("text", "answer"), ("a", "film")], r"line 2: the text has 0 \[MASK\]"),
+    ],
+)
+def test_bad_tables(tmp_path, lines, message):
+    with pytest.raises(ValueError, match=message):
+        FillMask(write(tmp_path / "train.tsv", lines)).examples("train")
 
 
 @pytest.mark.parametrize(

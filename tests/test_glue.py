@@ -124,11 +124,48 @@ def test_source_is_the_official_folder_or_its_parent(tmp_path):
         assert read(Glue(ROWS["sst2"], source), "validation")["sentence"] == [b"fine"]
 
 
+@pytest.mark.parametrize(
+    "name", ["AX/diagnostic", "diagnostic/diagnostic", "AX/AX", "diagnostic", "AX", "AX/AX in its folder"]
+)
+def test_the_diagnostic_file_of_any_archive(tmp_path, name):
+    path, _, inside = name.partition(" in ")
+    (tmp_path / path).parent.mkdir(exist_ok=True)
+    write(tmp_path, **{path: "index\tsentence1\tsentence2\n0\ta\tb\n"})
+    source = tmp_path / "AX" if inside else tmp_path
+    assert read(Glue(ROWS["ax"], source), "test")["premise"] == [b"a"]
+
+
+def test_a_missing_diagnostic_file(tmp_path):
+    (tmp_path / "AX").mkdir()
+    wanted = "AX has no diagnostic.tsv or diagnostic/diagnostic.tsv or AX/AX.tsv or AX.tsv; it has "
+    with pytest.raises(FileNotFoundError, match=wanted):
+        Glue(ROWS["ax"], tmp_path).examples("test")
+
+
 def test_blank_lines_quotes_and_byte_order_marks_in_files(tmp_path):
     """A byte order mark, CRLF, blank lines, quotes, outer spaces and U+2028 (no line end) change nothing."""
     content = '\ufeffsentence\tlabel\r\n" a \u2028 b \t1\r\n\r\n\x85"c"\t0'
     got = read(Glue(ROWS["sst2"], write(tmp_path, train=content)), "train")
     assert [value.decode() for value in got["sentence"]] == ['" a \u2028 b ', '\x85"c"']
+    assert got["label"].tolist() == [1, 0] and got["idx"].tolist() == [0, 1]
+
+
+@pytest.mark.parametrize(
+    ("content", "columns"),
+    [
+        ("gj04\t1\t\tfine\ngj04\t0\t*\tfine the\n", {}),  # the official form
+        ("sentence\tlabel\nfine\t1\nfine the\t0\n", {}),
+        ("label\tid\tsentence\n1\ta\tfine\n0\tb\tfine the\n", {}),
+        (
+            "phrase\tgood\nfine\t1\nfine the\t0\n",
+            {"text_column": ("phrase",), "label_column": "good"},
+        ),
+    ],
+)
+def test_cola_with_and_without_a_header(tmp_path, content, columns):
+    row = row_of("cola", tmp_path, ColumnOptions(**columns))
+    got = read(Glue(row, write(tmp_path, train=content)), "train")
+    assert got["sentence"].tolist() == [b"fine", b"fine the"]
     assert got["label"].tolist() == [1, 0] and got["idx"].tolist() == [0, 1]
 
 
@@ -171,6 +208,7 @@ BAD = [
     ),
     ("sst2", "sentence\tlabel\na\n", ValueError, "line 2: 1 column(s) | expected 2"),
     ("cola", "a\t1\t\n", ValueError, "line 1: 3 column(s) | expected 4"),
+    ("cola", "text\tlabel\na\t1\n", ValueError, "no column 'sentence' | 'text', 'label'"),
     ("qqp", QQP_LONG, ValueError, "line 2: 7 column(s) | expected 6"),
     (
         "rte",

@@ -11,6 +11,7 @@ import pytest
 import runs
 
 from tasks.batches import predict
+from tasks.degenerate import degenerate_scores
 from tasks.experiments import glue_protocol
 from tasks.experiments.glue_protocol import SCORED, SUBMISSION, as_json, glue_score, run_protocol, submit
 from tasks.experiments.protocol import summarize
@@ -378,8 +379,8 @@ def test_nearly_one_class_is_degenerate():
 @pytest.mark.parametrize(
     ("scores", "reason"),
     [
-        (np.full(4, 2.5), "the score is always 2.50"),
-        ([2.5, 2.501, 2.5, 2.502], "the score is always 2.50"),
+        (np.full(4, 2.5), "the score is always 2.5"),
+        ([2.5, 2.51, 2.5, 2.51], "the score is always 2.505"),
         ([1.0, np.nan, 2.0, 3.0], "the score is always nan"),
         ([1.0, 1.5, 2.0, 1.2], None),
         ([2.5, 3.5, 3.5, 2.5], "Pearson correlation 0.0000; predicting the mean score has none"),
@@ -388,6 +389,14 @@ def test_nearly_one_class_is_degenerate():
 def test_degenerate_scores(scores, reason):
     raw = {"label": np.float32([1, 2, 3, 4])}
     assert Glue(ROWS["stsb"]).degenerate({"score": np.float32(scores)}, raw) == reason
+
+
+@pytest.mark.parametrize("scale", [1e-3, 1, 1e4])
+def test_nearly_constant_scores_are_relative_to_the_labels_range(scale):
+    """Labels from 0.001 to 0.004 are learned by scores in between; 0.01 of 1 to 4 is constant, at any scale."""
+    labels = scale * np.float32([1, 2, 3, 4])
+    assert degenerate_scores(labels, labels) is None
+    assert "always" in (degenerate_scores(labels, 2.5 * scale + labels / 300) or "")
 
 
 @pytest.mark.parametrize(("correlation", "stuck"), [(0.07, True), (-0.07, True), (0.072, False)])

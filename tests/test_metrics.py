@@ -7,6 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import scipy.stats
 import seqeval.metrics
 from golden.make_metrics_golden import DEFINITIONS, MEASURES_OF, draw
 
@@ -240,17 +241,35 @@ def test_entities_by_hand():
         ([1.0, 3.0, 2.0], [1.1, 2.9, 1.5], "not resolved"),
         ([9.0], [1.0, 1.1], "not resolved"),  # one run has no spread
         ([2.0, 2.0], [2.0, 2.0], "not resolved"),
+        ([81.3] * 3, [68.4] * 3, "not resolved"),  # no spread: the error of the difference is unknown
+        ([0.1] * 3, [0.1 + 1e-15] * 3, "not resolved"),
+        ([67.0, 68.0, 69.0], [69.0, 70.4, 71.8], "not resolved"),  # 2.4 standard errors of three runs each
+        ([67.0, 68.0, 69.0] * 3, [69.0, 70.4, 71.8] * 3, "fails"),
     ],
 )
 def test_orderings(better, worse, verdict):
     assert ordering(better, worse).verdict == verdict
 
 
-def test_an_ordering_holds_above_two_standard_errors():
-    better, worse = np.array([1.0, 2.0, 3.0]), np.array([0.0, 1.0, 2.0])
-    error = np.sqrt(better.var(ddof=1) / 3 + worse.var(ddof=1) / 3)
+@pytest.mark.parametrize(("runs", "critical"), [(2, 4.3027), (3, 2.7764), (5, 2.3060)])
+def test_an_ordering_holds_above_the_critical_value_of_t(runs, critical):
+    """Equal spreads have 2 (runs - 1) degrees of freedom; the values are those of a printed table of t."""
+    better, worse = np.arange(runs) + 1.0, np.arange(runs) + 0.0
+    error = np.sqrt(2 * better.var(ddof=1) / runs)
     found = ordering(better, worse)
     np.testing.assert_allclose([found.difference, found.error], [1.0, error])
-    shift = 2 * error - found.difference
-    assert ordering(better + shift + 1e-9, worse).verdict == "holds"
-    assert ordering(better + shift - 1e-9, worse).verdict == "not resolved"
+    shift = critical * error - found.difference
+    assert ordering(better + shift + 1e-4, worse).verdict == "holds"
+    assert ordering(better + shift - 1e-4, worse).verdict == "not resolved"
+
+
+def test_an_ordering_is_resolved_where_welch_s_test_of_scipy_is():
+    draw, verdicts = np.random.default_rng(0), []
+    for _ in range(200):
+        better = draw.normal(1, 1, draw.integers(2, 6))
+        worse = draw.normal(0, draw.choice([0.2, 1, 3]), draw.integers(2, 6))
+        p = scipy.stats.ttest_ind(better, worse, equal_var=False).pvalue
+        word = "holds" if better.mean() > worse.mean() else "fails"
+        verdicts.append(ordering(better, worse).verdict)
+        assert verdicts[-1] == (word if p < 0.05 else "not resolved")
+    assert {*verdicts} >= {"holds", "not resolved"}

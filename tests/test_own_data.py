@@ -317,6 +317,24 @@ def test_evaluate_measures_the_rows_that_were_held_out_of_the_training_file(held
     assert [*found] == ["train"] and err == ""
 
 
+def test_evaluate_warns_where_another_split_is_the_training_file(held, capfd, tmp_path):
+    """One file is every split: the rows of --split validation trained the run too."""
+    found, err = measured(capfd, "--run", held / "run", "--data", held / "own.csv", "--split", "validation")
+    assert [*found] == ["validation"] and err.startswith("warning: ") and "own.csv trained" in err
+    found, err = measured(capfd, "--run", held / "run", "--data", held / "other.csv", "--split", "validation")
+    assert [*found] == ["validation"] and err == ""
+    # A folder has another file for it.
+    run = shutil.copytree(held / "run", tmp_path / "run")
+    kept = json.loads((run / "task.json").read_text())
+    splits = kept["task"]["splits"]
+    splits["test"] = splits["validation"] | {"file": "test.tsv"}
+    (run / "task.json").write_text(json.dumps(kept))
+    for name, source in (("train.csv", "own.csv"), ("test.csv", "other.csv")):
+        shutil.copy(held / source, tmp_path / name)
+    found, err = measured(capfd, "--run", run, "--data", tmp_path, "--split", "test")
+    assert [*found] == ["test"] and err == ""
+
+
 def test_evaluate_measures_all_rows_of_another_file(held, capfd):
     found, err = measured(capfd, "--run", held / "run", "--data", held / "other.csv")
     assert [*found] == ["validation"] and err == ""
@@ -385,7 +403,9 @@ def test_csv_from_training_to_export_by_command(tmp_path, capfd):
 
     evaluate = ["evaluate", "--run", run, "--data", path, "--json", "--split", "validation"]
     code, out, err = runs.run_command(capfd, *evaluate)
-    assert (code, err) == (0, "")
+    assert code == 0 and re.fullmatch(
+        r"warning: .*own\.csv trained .*run: the measures do not tell .*\n", err
+    ), err
     measured = json.loads(out)["validation"]["accuracy"]
     code, out, err = runs.run_command(capfd, "predict", "--run", run, "--data", path, "--format", "jsonl")
     assert (code, err) == (0, "")

@@ -146,6 +146,12 @@ def test_bad_input_is_refused_before_any_work(place, tmp_path, data, message):
     assert not (tmp_path / "new").exists()
 
 
+def test_a_repeated_probe_is_refused(tmp_path, capfd):
+    flags = ["--data", "pos=a", "sst2=b", "pos=c", "--checkpoint", "none", "--output", tmp_path / "out"]
+    code, _, err = runs.run_command(capfd, "probe", *flags)
+    assert code == 1 and err == "bert-keras: error: --data has pos more than once; give each name once.\n"
+
+
 def test_the_command(place, tmp_path, capfd):
     flags = ["--data", f"pos={place / 'conll'}", "--checkpoint", place / "checkpoint", "--seq-length", "32"]
     code, out, err = runs.run_command(

@@ -103,10 +103,29 @@ def test_a_finished_protocol_trains_nothing(place, done):
     assert again == done and sum("is finished already" in line for line in lines) == 4
 
 
+def alone(outcome):
+    """The settings of a grid that has only this run."""
+    return {"hparams": replace(HPARAMS, seed=outcome.seed), "batch_sizes": (outcome.batch_size,)}
+
+
+@pytest.mark.long
+def test_a_best_run_without_weights_is_refused(place, done):
+    """The wider grid's --best-only removed them."""
+    removed = next(one for one in done.outcomes if one not in done.ensemble.members)
+    before = (place / "runs" / "results.json").read_bytes()
+    name = removed.path.name
+    with (
+        runs.no_training(),
+        pytest.raises(ValueError, match=f"{name} is the best .* has no model.safetensors"),
+    ):
+        start(place, place / "runs", **alone(removed))
+    assert (place / "runs" / "results.json").read_bytes() == before
+
+
 def test_a_wider_grid_reads_the_runs_of_a_narrower_one(place, done, tmp_path):
     with runs.no_training():
-        summary, lines = start(place, place / "runs", learning_rates=(1e-3,))
-    assert [one.path.name for one in summary.outcomes] == ["lr-0.001_seed-5"]
+        summary, lines = start(place, place / "runs", **alone(done.best))
+    assert [one.path for one in summary.outcomes] == [done.best.path]
     with runs.no_training():  # the results as the other tests read them
         start(place, place / "runs", batch_sizes=(16, 32), restarts=2, ensemble=2)
 

@@ -33,11 +33,13 @@ class Ablation(NamedTuple):
 
     pairs: indices of rows to compare; the better row is first, unless `figures` decide it
     figures: the paper's measures by task, in the order of the rows
+    measures: the names of the figures' measures, by task; other tasks have the main measure of `finetune`
     """
 
     title: str
     pairs: tuple[tuple[int, int], ...]
     figures: Mapping[str, tuple[float, ...]] = {}
+    measures: Mapping[str, str] = {}
 
 
 SHARES = (1.0, 0.75, 0.5, 0.25)
@@ -53,6 +55,7 @@ ABLATIONS = {
             "sst2": (92.7, 92.6, 92.1, 91.6),
             "squad1.1": (88.5, 87.9, 77.8, 84.9),
         },
+        {"mrpc": "accuracy"},
     ),
     "size": Ablation(
         "model size (table 6)",
@@ -62,6 +65,7 @@ ABLATIONS = {
             "mrpc": (79.8, 82.2, 84.8, 86.7, 86.9, 87.8),
             "sst2": (88.4, 90.7, 91.3, 92.9, 93.3, 93.7),
         },
+        {"mrpc": "accuracy"},
     ),
     "masking": Ablation(
         "masked/kept/replaced tokens in percent (table 8)",

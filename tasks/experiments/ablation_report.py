@@ -55,7 +55,7 @@ def orderings_table(orderings: Iterable[Compared]) -> Table:
         )
         for one in orderings
     ]
-    return Table("orderings; they hold or fail by more than two standard errors", columns, rows)
+    return Table("orderings; they hold or fail at the 5 % level (Welch's t-test)", columns, rows)
 
 
 def spelled(values: Sequence[float], figure: float | None = None) -> str:

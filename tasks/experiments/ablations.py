@@ -34,7 +34,7 @@ from tasks.experiments.ablation_report import (
     orderings_table,
     spelled,
 )
-from tasks.experiments.cells import Cell, identity_of_data, run_cells
+from tasks.experiments.cells import Cell, check_once, check_used, identity_of_data, run_cells
 from tasks.features.cache import extract
 from tasks.features.tagger import train_tagger
 from tasks.metrics import in_percent
@@ -63,12 +63,14 @@ class Outcome:
 
     perplexity: of its pre-training on the held-out text; None if it uses another row's pre-training
     measures: the measure of each restart in percent, by task; a restart whose loss diverged has no measure
+    names: the name of that measure, by task
     lost: why restarts diverged, by run
     """
 
     row: Row
     perplexity: float | None
     measures: Mapping[str, list[float]]
+    names: Mapping[str, str]
     lost: Mapping[str, str] = dataclasses.field(default_factory=dict)
 
 
@@ -76,6 +78,7 @@ class Outcome:
 class _Plan:
     """An ablation that is ready to run.
 
+    names: the name of the measure to report, by task
     shared: the part of the identity that all cells have
     how: arguments for every training
     """
@@ -85,6 +88,7 @@ class _Plan:
     rows: Sequence[Row]
     recipes: Mapping[str, Recipe]
     tasks: Mapping[str, Task]
+    names: Mapping[str, str]
     restarts: int
     shared: Mapping[str, Any]
     data: Mapping[str, Any]
@@ -217,7 +221,7 @@ def run_ablation(
     log = workers.log(log)
     chosen, folder = SCALES[scale], Folder(output, ABLATION)
     folder.check(reopen=True)
-    opened = {task: _open(task, data, chosen) for task in tasks or chosen.tasks[name]}
+    opened = {task: _open(task, data, chosen) for task in _checked(tasks or chosen.tasks[name], data)}
     recipes = {row.name: _recipe(row, chosen, changes or {}) for row in chosen.rows[name]}
     for recipe in recipes.values():
         check_replicas(recipe.hparams, strategy(strategy_name))
@@ -227,6 +231,7 @@ def run_ablation(
         rows=chosen.rows[name],
         recipes=recipes,
         tasks=opened,
+        names={task: ABLATIONS[name].measures.get(task, one.measure) for task, one in opened.items()},
         restarts=chosen.restarts if restarts is None else restarts,
         shared={**_identity_of_text(documents, tokenizer), "held_out": held_out, "strategy": strategy_name},
         data={name: identity_of_data(task) for name, task in opened.items()},
@@ -248,6 +253,13 @@ def _identity_of_text(documents: Iterable[Text], tokenizer: Tokenizer) -> dict[s
         "vocabulary": tokenizer.digest,
         "lower_case": tokenizer.lower_case,
     }
+
+
+def _checked(names: Sequence[str], data: Mapping[str, Source]) -> Sequence[str]:
+    """Returns the names of tasks. Raises BertKerasError for a repeated one, and for data that none of them reads."""
+    check_once(names)
+    check_used(data, (name.removesuffix(FEATURES) for name in names))
+    return names
 
 
 def _check_names(name: str, scale: str, restarts: int | None) -> None:
@@ -274,13 +286,15 @@ def _run(
         measures: dict[str, list[float]] = {task: [] for task in plan.tasks}
         lost = {}
         for task, seed in itertools.product(plan.tasks, range(1, 1 + plan.restarts)):
-            ran, about = found[plan.run(row, task, seed)], plan.tasks[task]
+            ran, kind = found[plan.run(row, task, seed)], plan.tasks[task].kind
             if ran.degenerate is not None:
                 lost[f"{task}-{seed}"] = ran.degenerate
                 continue
-            measures[task].append(in_percent(ran.measures[about.measure], kind=about.kind))
+            measures[task].append(in_percent(ran.measures[plan.names[task]], kind=kind))
         perplexity = workers.from_chief(functools.partial(_perplexity, plan.weights(row)))
-        outcomes.append(Outcome(row=row, perplexity=perplexity, measures=measures, lost=lost))
+        outcomes.append(
+            Outcome(row=row, perplexity=perplexity, measures=measures, names=plan.names, lost=lost)
+        )
     return outcomes
 
 
@@ -337,7 +351,12 @@ def as_json(name: str, outcomes: Sequence[Outcome]) -> dict[str, Any]:
         {"row": one.row.name, "perplexity": one.perplexity, "measures": one.measures, "lost": one.lost}
         for one in outcomes
     ]
-    return {"ablation": name, "rows": rows, "orderings": orderings_as_json(_orderings(name, outcomes))}
+    return {
+        "ablation": name,
+        "measures": dict(outcomes[0].names),
+        "rows": rows,
+        "orderings": orderings_as_json(_orderings(name, outcomes)),
+    }
 
 
 def tables(name: str, outcomes: Sequence[Outcome]) -> list[Table]:
@@ -349,8 +368,9 @@ def tables(name: str, outcomes: Sequence[Outcome]) -> list[Table]:
         cells = [spelled(one.measures[task], figures.get(task)) for task in tasks]
         rows.append((one.row.name, "-" if one.perplexity is None else f"{one.perplexity:.1f}", *cells))
     title = f"{ablation.title}: mean, standard deviation and (the paper's)"
+    columns = [f"{task}, {outcomes[0].names[task]}" for task in tasks]
     return [
-        Table(title, ("row", "held-out perplexity", *tasks), rows),
+        Table(title, ("row", "held-out perplexity", *columns), rows),
         orderings_table(_orderings(name, outcomes)),
     ]
 
@@ -358,7 +378,11 @@ def tables(name: str, outcomes: Sequence[Outcome]) -> list[Table]:
 def _draw(outcomes: Sequence[Outcome], path: pathlib.Path) -> None:
     """Plots a dot for each run, one panel per task; the x axis is the fraction of the steps if rows differ in it, or the row."""
     if all(one.row.share == 1 for one in outcomes):
-        draw_rows({one.row.name: one.measures for one in outcomes}, path)
+        rows = {
+            one.row.name: {f"{task}, {one.names[task]}": values for task, values in one.measures.items()}
+            for one in outcomes
+        }
+        draw_rows(rows, path)
         return
     # Imported here because it is slow to import.
     from matplotlib.figure import Figure
@@ -367,7 +391,7 @@ def _draw(outcomes: Sequence[Outcome], path: pathlib.Path) -> None:
     figure = Figure(figsize=(5 * len(tasks) + 1, 0.4 * len(outcomes) + 2), layout="constrained")
     for panel, task in zip(figure.subplots(1, len(tasks), squeeze=False)[0], tasks, strict=True):
         _draw_shares(panel, outcomes, task)
-        panel.set_title(task)
+        panel.set_title(f"{task}, {outcomes[0].names[task]}")
         panel.spines[["top", "right"]].set_visible(False)
     figure.savefig(path, dpi=120)
 

@@ -68,9 +68,11 @@ class Results:
         return [name for name in self.measures if not Row(name).random]
 
     def _controls(self) -> Iterator[tuple[str, str]]:
-        """Yields each row with the same row at random weights, or with fine-tuning from there."""
+        """Yields each row with the same row at random weights, or with fine-tuning from there in the same context."""
         for name in self._pretrained:
-            wanted = (f"{RANDOM}{name}", f"{RANDOM}{FINE_TUNING}")
+            context = Row(name).context
+            fine_tuning = FINE_TUNING if context is None else f"{context}-{FINE_TUNING}"
+            wanted = (f"{RANDOM}{name}", f"{RANDOM}{fine_tuning}")
             if control := next((control for control in wanted if control in self.measures), None):
                 yield name, control
 

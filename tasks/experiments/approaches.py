@@ -27,7 +27,7 @@ from tasks.data_files import Source
 from tasks.experiments.ablation_report import draw_rows
 from tasks.experiments.approach_results import Results, Subject, as_json
 from tasks.experiments.approach_rows import APPROACHES, Row
-from tasks.experiments.cells import Cell, identity_of_data, run_cells
+from tasks.experiments.cells import Cell, check_once, check_used, identity_of_data, run_cells
 from tasks.experiments.protocol import degenerate_run
 from tasks.features.cache import layers_in
 from tasks.features.layers import places_of
@@ -229,12 +229,8 @@ def _names(name: str, tasks: Sequence[str] | None, data: Mapping[str, Source]) -
     if name not in APPROACHES:
         raise BertKerasError(f"unknown name {name!r}; give one of {', '.join(APPROACHES)}.")
     names = tasks or APPROACHES[name].tasks or tuple(data)
-    if not names or len({*names}) < len(names):
-        raise BertKerasError(f"the tasks are {', '.join(names) or 'none'}; give at least one, each once.")
-    if unused := [task for task in data if task not in names]:
-        raise BertKerasError(
-            f"data was given for {', '.join(unused)}, and the tasks are {', '.join(names)}; name it in tasks, or leave it out."
-        )
+    check_once(names)
+    check_used(data, names)
     return names
 
 

@@ -14,10 +14,10 @@ import functools
 import json
 import pathlib
 import shutil
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
-from bert_keras.errors import LossDiverged
+from bert_keras.errors import BertKerasError, LossDiverged
 from bert_keras.json_files import MEASURE, TEXT, object_of, or_null, read_object, typed
 from tasks.output_folder import Folder, Layout, check_equal
 from tasks.task import Task
@@ -134,6 +134,21 @@ def _measures(results: pathlib.Path) -> dict[str, float]:
     kinds = {"measures": object_of(MEASURE)}
     found = typed(read_object(results), kinds, where=results, optional=kinds, others=True)
     return {name.removeprefix("val_"): value for name, value in found.get("measures", {}).items()}
+
+
+def check_once(names: Sequence[str]) -> None:
+    """Raises BertKerasError unless there are tasks, each named once."""
+    if not names or len({*names}) < len(names):
+        raise BertKerasError(f"the tasks are {', '.join(names) or 'none'}; give at least one, each once.")
+
+
+def check_used(data: Iterable[str], names: Iterable[str]) -> None:
+    """Raises BertKerasError for data of a task that is not in names, which nothing would read. data: names of tasks."""
+    names = [*dict.fromkeys(names)]
+    if unused := [task for task in data if task not in names]:
+        raise BertKerasError(
+            f"data was given for {', '.join(unused)}, and the tasks are {', '.join(names)}; name it in tasks, or leave it out."
+        )
 
 
 def identity_of_data(task: Task) -> dict[str, str]:

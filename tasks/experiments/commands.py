@@ -5,7 +5,7 @@ TensorFlow is imported when a command runs; flags and help need none.
 
 import argparse
 import functools
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from bert_keras.console import PATH, SEVERAL, Command, say, start, table
@@ -105,10 +105,20 @@ def _check_kind(args: argparse.Namespace) -> None:
         raise BertKerasError(f"ablate {args.ablation} {without}: leave out {', '.join(given)}.")
 
 
+def _pairs(flag: str, given: Sequence[str]) -> dict[str, str]:
+    """The values of NAME=VALUE. Raises BertKerasError for a repeated name."""
+    found = dict(map(pair, given))
+    if len(found) < len(given):
+        names = [pair(one)[0] for one in given]
+        repeated = next(name for name in names if names.count(name) > 1)
+        raise BertKerasError(f"{flag} has {repeated} more than once; give each name once.")
+    return found
+
+
 def _sources(args: argparse.Namespace) -> dict[str, Any]:
-    """The source of each task. Raises BertKerasError for a dev file without a training file."""
-    data: dict[str, Any] = dict(map(pair, args.data))
-    for name, path in map(pair, args.dev_data):
+    """The source of each task. Raises BertKerasError for a repeated task, and a dev file without a training file."""
+    data: dict[str, Any] = _pairs("--data", args.data)
+    for name, path in _pairs("--dev-data", args.dev_data).items():
         if name not in data:
             raise BertKerasError(
                 f"--dev-data {name} was given without --data {name}=PATH; give the training file too."
@@ -186,7 +196,7 @@ def _run_probe(args: argparse.Namespace) -> None:
     from tasks.experiments.probe import run_probes, tables
 
     results = run_probes(
-        dict(map(pair, args.data)),
+        _pairs("--data", args.data),
         checkpoint=args.checkpoint,
         output=args.output,
         log=say,

@@ -23,7 +23,8 @@ from bert_keras.paths import path_of
 from tasks.batches import cardinality, predict
 from tasks.experiments import protocol
 from tasks.experiments import summary as reports
-from tasks.experiments.protocol import PICTURE, check_has_weights
+from tasks.experiments.cells import check_once
+from tasks.experiments.protocol import PICTURE
 from tasks.experiments.summary import Summary
 from tasks.glue.data_sets import IDX, LABEL, ROWS, SCORES, GlueRow
 from tasks.glue.task import Glue, majority_label
@@ -119,8 +120,7 @@ def _check_names(names: Sequence[str]) -> None:
         raise BertKerasError(
             f"unknown task {', '.join(unknown)}; the tasks to train on are {', '.join(SCORED)}."
         )
-    if not names or len({*names}) < len(names):
-        raise BertKerasError(f"the tasks are {', '.join(names) or 'none'}; give at least one, each once.")
+    check_once(names)
 
 
 def _take_wnli(tasks: dict[str, Glue]) -> dict[str, str]:
@@ -189,7 +189,6 @@ def submit(
             }
         else:
             chosen = best[PREDICTED_BY.get(name, name)]
-            check_has_weights(chosen)
             run = load_run(chosen.path)
             predictions, raw = predict(task, run.preprocess, run.model, examples)
         file = output / "submission" / f"{title}.tsv"

@@ -176,8 +176,8 @@ def run_tasks(
 
     tasks, hparams: by name, the folder in `output`; lock `output` while this runs
 
-    Raises BertKerasError if `output` holds other files, or runs with other data, checkpoint or settings, and if every task
-    failed. Raises as `finetune` too.
+    Raises BertKerasError if `output` holds other files, or runs with other data, checkpoint or settings, if every task failed, or
+    if an earlier call with `best_only` removed the weights of a best run. Raises as `finetune` too.
     """
     source = checkpoint if isinstance(checkpoint, checkpoints.Checkpoint) else checkpoints.read(checkpoint)
     workers = Workers(strategy(strategy_name))
@@ -199,6 +199,9 @@ def run_tasks(
     failed = [name for name in tasks if name not in measured]
     if not measured:
         raise BertKerasError(f"{without_measures(failed)}; give lower learning rates.")
+    for name in measured:  # before the first evaluation
+        best = ranked(found[name], measure=tasks[name].measure)[0]
+        workers.from_chief(functools.partial(check_has_weights, best))
     summaries = [
         summarize(tasks[name], found[name], ensemble=options.ensemble, workers=workers, log=log)
         for name in measured
@@ -317,7 +320,6 @@ def _on_other_splits(task: Task, best: Outcome) -> dict[str, dict[str, float]]:
     others = task.validation_splits[1:]
     if not others:
         return {}
-    check_has_weights(best)
     run = load_run(best.path)
     return {split: _measures(run, task, split) for split in others}
 

@@ -17,6 +17,8 @@ IDX = "idx"  # the position of the example in its file, from 0
 SCORES = (0.0, 5.0)  # the range of STS-B's similarity score
 # The files of a user's own data -> the stems of the names that they may have.
 STEMS = {"train.tsv": ("train",), "dev.tsv": ("dev", "valid", "validation"), "test.tsv": ("test",)}
+# The diagnostic file of archives that do not call its folder AX.
+OTHER_PATHS = {"ax": ("diagnostic/diagnostic.tsv", "AX/AX.tsv", "AX.tsv")}
 NLI_LABELS = ("entailment", "neutral", "contradiction")
 
 
@@ -27,7 +29,7 @@ class SplitFile:
     file: its name; a user's own data may have another format, and the other stems of STEMS
     text: the text columns, in the order of the row's text features
     label: the label column; None where labels are withheld
-    header: the column names of a .tsv without a header line
+    header: the column names of an official .tsv without a header line
     """
 
     file: str

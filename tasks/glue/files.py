@@ -15,7 +15,7 @@ from bert_keras.errors import BertKerasError, MissingFileError, listed
 from bert_keras.json_files import is_finite, short
 from bert_keras.paths import path_of
 from tasks.data_files import Source, check_text, listing, load_tfds, missing_source
-from tasks.glue.data_sets import IDX, LABEL, ROWS, SCORES, STEMS, GlueRow
+from tasks.glue.data_sets import IDX, LABEL, OTHER_PATHS, ROWS, SCORES, STEMS, GlueRow
 from tasks.table_files import find_table, read_rows
 
 UNLABELLED = -1  # the label in TensorFlow Datasets where the test labels are withheld
@@ -45,6 +45,7 @@ def check_source(source: Source) -> None:
 def split_path(row: GlueRow, split: str, source: Source) -> Path:
     """The file of a split: the source itself, its file for this split, or the file in the folder or in its official subfolder.
 
+    The folder may also have it at one of the row's OTHER_PATHS.
     Raises MissingFileError, with the files of the folder, for a missing file.
     """
     if isinstance(source, Mapping):
@@ -60,9 +61,12 @@ def split_path(row: GlueRow, split: str, source: Source) -> Path:
     folder = path / row.folder if row.folder and (path / row.folder).is_dir() else path
     if row.name not in ROWS:
         return find_table(folder, STEMS.get(file, (file,)))
-    if not (folder / file).is_file():
-        raise MissingFileError(f"{folder} has no {file}; it has {listing(folder)}.")
-    return folder / file
+    others = OTHER_PATHS.get(row.name, ())
+    found = [place for place in (folder / file, *map(path.joinpath, others)) if place.is_file()]
+    if not found:
+        expected = " or ".join((file, *others))
+        raise MissingFileError(f"{folder} has no {expected}; it has {listing(folder)}.")
+    return found[0]
 
 
 def from_tfds(row: GlueRow, split: str) -> tf.data.Dataset:

@@ -38,12 +38,15 @@ def splits_of(run: Run, paths: Sequence[str | pathlib.Path], split: str | None =
     split: a split of the task, or HELD_OUT; None takes the rows that the runs held out if the data is their training file, else
         every validation split of the task
 
+    A note warns if the data of a split trained a run, unless the split is "train".
     Raises BertKerasError for HELD_OUT where the data is not the training file of runs that held out the same rows.
     """
     task = run.task
     file = _only_file(task)
-    found = None if file is None or split not in (None, HELD_OUT) else _found(task, paths)
-    if found is not None and found.held_out is not None:
+    # One file is all splits; in a folder, a named split has a file of its own.
+    known = file is not None and (split in (None, HELD_OUT) or (split != "train" and file.is_file()))
+    found = _found(task, paths) if known else None
+    if found is not None and found.held_out is not None and split in (None, HELD_OUT):
         count, everything = cardinality(found.held_out), cardinality(task.examples("train"))
         note = (
             f"{file} is the training file of {paths[0]}: measuring the {count:,} of its {everything:,} examples that "
