@@ -86,10 +86,10 @@ def test_a_worker_that_waits_for_another_says_so_and_ends_at_ctrl_c(folder):
         while "waiting for the other workers, 127.0.0.1:" not in Path(chief.paths[1]).read_text():
             assert chief.poll() is None and time.monotonic() < until
             time.sleep(0.1)
-        time.sleep(8)  # TensorFlow is imported, and waits in C++
+        time.sleep(8)  # on most machines, TensorFlow is imported now, and waits in C++
         chief.send_signal(signal.SIGINT)
-        chief.wait(60)
-    assert chief.returncode == -signal.SIGINT
+        chief.wait(120)
+    assert chief.returncode in (130, -signal.SIGINT)
     assert not (folder / "alone").exists()
 
 
