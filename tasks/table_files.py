@@ -97,13 +97,13 @@ def read_rows(
     columns, an unclosed quote, and text that is neither JSON nor UTF-8.
     """
     ending, names = _checked_ending(path), column_names(path)
-    headless = header is not None and ending == ".tsv" and not {*columns} & {*names}
-    if header is not None and headless:
+    headerless = header is not None and ending == ".tsv" and not {*columns} & {*names}
+    if header is not None and headerless:
         names = list(header)
     for column in columns:
         if names.count(column) != 1:
             many, there = "more than one" if column in names else "no", ", ".join(map(repr, names)) or "none"
-            hints = [] if headless else [*_doubts(path, ending, names)]
+            hints = [] if headerless else [*_doubts(path, ending, names)]
             hints += [advice] if advice else []
             raise BertKerasError(
                 f"{path} has {many} column {column!r}; the {_SEPARATED.get(ending, '')}columns are {there}"
@@ -114,7 +114,7 @@ def read_rows(
     if ending == ".jsonl":
         return _json_rows(path, columns)
     records = _records(path, ending)
-    if not headless:
+    if not headerless:
         next(records)
     places = [names.index(column) for column in columns]
     return _fitting_rows(path, records, names, places, skip_short_lines=skip_short_lines)

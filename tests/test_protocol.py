@@ -269,7 +269,7 @@ CASES = {
     ),
     "no entity": (CONLL, tags(["O O", "O"]), tags(["B-PER O", "O"]), "f1 0.0000"),
     "one position of all, right": (Swag(), swag([1] * 8), swag([1] * 8), None),
-    "one position of all, wrong": (Swag(), swag([2] * 8), swag([1] * 8), "ending 2 for 100.0%"),
+    "one position of all, wrong": (Swag(), swag([1] * 8), swag([2] * 8), "ending 1 for 100.0%"),
     "nearly all one position, right": (Swag(), swag([1] * 399 + [2]), swag([1] * 399 + [2]), None),
     "worse than one position": (
         Swag(),
