@@ -39,6 +39,7 @@ from tasks.pretraining.recipes import RECIPES
 from tasks.squad.task import Squad
 from tasks.task import model_inputs
 from tasks.training.ensemble import load_runs
+from tasks.training.run_card import facts_of
 from tasks.training.run_folder import Run, load_run, run_of, save_run
 
 TEXTS = [*texts(20, seed=1), "", "Naïve ﬁlm: 真好 \N{GRINNING FACE}", "[SEP] good [MASK]", "bad " * 200]
@@ -445,6 +446,14 @@ def test_a_checkpoint_is_exported_as_it_is(sst2, tmp_path, capfd):
     here = run_of(Embedding(pooling="mean", l2=True), sst2.checkpoint)
     expected = here.model(model_inputs(here.preprocess(tf.constant(TEXTS))))
     np.testing.assert_allclose(answers, expected, atol=1e-5)
+
+
+def test_the_card_tells_if_vectors_are_scaled(sst2):
+    told = [facts_of(run_of(Embedding(l2=l2), sst2.checkpoint))["settings"] for l2 in (False, True)]
+    assert told == [
+        "pooling: mean; layers: last",
+        "pooling: mean; vectors are scaled to length 1; layers: last",
+    ]
 
 
 EITHER = "give --run alone, or --checkpoint with --embedding or --task"

@@ -113,6 +113,18 @@ def test_vectors_scores_and_pairs(name, case, sst2, tmp_path):
     np.testing.assert_allclose(answers(tmp_path / "model", raw)[settings["output"]], expected, atol=1e-5)
 
 
+@pytest.mark.long
+@WARNINGS
+@pytest.mark.parametrize("name", RUNTIMES)
+def test_an_ensemble_and_a_run_of_mixed_precision(name, sst2, tmp_path):
+    needs(name)
+    run = load_run(sst2.run)
+    both = dataclasses.replace(run, model=Ensemble([run.model, load_run(sst2.run).model]))
+    mixed = bk.classifier(sst2.checkpoint, ["no", "yes"], seq_length=24, dtype="mixed_bfloat16").as_run()
+    for folder, exported in (("both", both), ("mixed", mixed)):
+        assert export_to(exported, tmp_path / folder, name)["max_difference"] < 1e-5
+
+
 def sentencepiece_run(path: Path) -> Run:
     """A run with a SentencePiece vocabulary of 45 tokens."""
     learned = learn_sentencepiece(

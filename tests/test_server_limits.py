@@ -5,11 +5,14 @@ import contextlib
 import http.client
 import itertools
 import json
+import re
+import shutil
 import signal
 import socket
 import threading
 import time
 
+import numpy as np
 import pytest
 import tensorflow as tf
 from runs import run_command
@@ -19,8 +22,8 @@ from tensorflow.core.framework.types_pb2 import DT_INT8, DT_STRING
 from bert_keras.errors import BertKerasError
 from savedmodels import reload
 from savedmodels.manifest import EXAMPLE, EXTRA
-from savedmodels.server import Server
-from savedmodels.server.served import ROWS_AT_A_TIME, Limits, load
+from savedmodels.server import Server, rest
+from savedmodels.server.served import ROWS_AT_A_TIME, Call, Limits, RequestError, Served, load
 from tasks.options import MAX_TEXT
 
 SPEC = tf.TensorSpec([None], tf.string, name="text")
@@ -237,6 +240,16 @@ TOO_MUCH = {
     "lists": ('{"instances": [[' + "[]," * 2_100_000 + "[]]]}", 400, "over 1,100,000 brackets"),
     "numbers": ('{"instances": [[' + "0," * 2_100_000 + "0]]}", 400, "over 2,000,000 values"),
     "a body of lists": ("[" + "[]," * 21_000_000 + "[]]", 413, "the body is too long"),
+    "an answer of one batch": (
+        json.dumps({"instances": ["a " * 400_000, *["a"] * 31]}),
+        400,
+        "the answer has 25,600,000 numbers and texts, padding included",
+    ),
+    "an answer of padding": (
+        json.dumps({"instances": ["a " * 10_000, *["a"] * 499]}),
+        400,
+        "and may have at most 5,000,000; send fewer rows",
+    ),
     "deep": ('{"inputs": ' + "[" * 33 + "]" * 33 + "}", 400, "too deep"),
 }
 
@@ -283,6 +296,43 @@ def test_a_client_that_leaves_stops_its_work(server, served, signature, counter)
         until(lambda: counter.numpy() > 0)
     until(lambda: still(counter))
     assert signature == "loop" or counter.numpy() < 500 / ROWS_AT_A_TIME
+
+
+@pytest.mark.long
+def test_a_client_that_does_not_read_is_disconnected(server):
+    body = json.dumps({"instances": ["a " * 35_000, *["a"] * 31]}).encode()
+    received = b""
+    with socket.create_connection(("127.0.0.1", server.port), timeout=10) as connection:
+        connection.sendall(post(f"Content-Length: {len(body)}", body=body))
+        time.sleep(LIMITS.seconds + 1)
+        with contextlib.suppress(ConnectionError):
+            while piece := connection.recv(65_536):
+                received += piece
+    head, _, content = received.partition(b"\r\n\r\n")
+    assert head.startswith(b"HTTP/1.1 200 ")
+    assert len(content) < int(re.search(rb"Content-Length: (\d+)", head)[1])
+
+
+def test_a_stopped_request_makes_no_json(served, monkeypatch):
+    """The time may run out after the model's last batch."""
+    call = Call(LIMITS)
+    monkeypatch.setattr(rest, "_jsonable", None)
+
+    def predict(self, signature, inputs, call):
+        call.stop()
+        return {"word_text": np.array([b"a"], object)}
+
+    monkeypatch.setattr(Served, "predict", predict)
+    with pytest.raises(RequestError, match="the request was stopped"):
+        rest.answer(served, GOOD, call)
+
+
+def test_metadata_is_read_before_the_server_listens(folder, tmp_path):
+    """The graph of a frozen export has up to 2 GB."""
+    served = load(shutil.copytree(folder, tmp_path / "tiny"))
+    (tmp_path / "tiny" / "1" / "saved_model.pb").unlink()
+    signatures = rest.metadata_of(served)["metadata"]["signature_def"]["signature_def"]
+    assert {*signatures} >= {"serving_default", "ragged"}
 
 
 def until(condition):

@@ -117,6 +117,7 @@ class Prediction(_Service, prediction_service_pb2_grpc.PredictionServiceServicer
         response.model_spec.name, response.model_spec.signature_name = self._served.name, signature
         response.model_spec.version.value = self._served.version
         for name in request.output_filter or outputs:
+            call.check()
             array = outputs[name]
             dtype = tf.string if array.dtype == object else tf.dtypes.as_dtype(array.dtype)
             response.outputs[name].CopyFrom(tf.make_tensor_proto(array, dtype))

@@ -105,23 +105,34 @@ class Http:
         await self._runner.setup()
         await web.SockSite(self._runner, self._socket, backlog=BACKLOG).start()
 
-    async def _handle(self, request: web.Request) -> web.Response:
+    async def _handle(self, request: web.Request) -> web.StreamResponse:
         if request.method not in ("GET", "POST"):
             return _json(405, f"{request.method} is not supported; use GET or POST.", Allow="GET, POST")
         call = Call(self._limits)
+        sent: web.Response | None = None
         try:
             async with asyncio.timeout(self._limits.seconds):
                 self._check_sender(request)
                 make = self._describe if request.method == "GET" else self._predict
-                text = await make(request, call)
-            return web.Response(text=text, content_type="application/json")
+                sent = web.Response(text=await make(request, call), content_type="application/json")
+                await sent.prepare(request)
+                await (
+                    sent.write_eof()
+                )  # within the time limit: a client that does not read would hold the memory
+            return sent
         except RequestError as error:
             return _json(HTTP_OF.get(error.code, 500), str(error))
         except TimeoutError:
+            if sent is not None:
+                if request.transport is not None:
+                    request.transport.abort()
+                return sent
             return _json(504, f"no answer within {self._limits.seconds:g} seconds.")
         except web.RequestPayloadError as error:
             return _json(400, f"the body is damaged ({error}).")
         except Exception as error:  # a request must not end the connection of the next request
+            if sent is not None:
+                raise
             return _json(500, f"{type(error).__name__}: {error}")
         finally:
             call.stop()
@@ -187,7 +198,9 @@ class Http:
         return await asyncio.get_running_loop().run_in_executor(self._work, self._answer, body, call)
 
     def _answer(self, body: bytes, call: Call) -> str:
-        return json.dumps(rest.answer(self._served, body, call))
+        content = rest.answer(self._served, body, call)
+        call.check()
+        return json.dumps(content)
 
 
 def _json(status: int, error: str, **headers: str) -> web.Response:

@@ -40,7 +40,10 @@ def answer(served: Served, body: bytes, call: Call) -> dict[str, Any]:
     served.check_names(signature, columns)
     inputs = {column: _tensor(column, value, specs[column]) for column, value in columns.items()}
     outputs = served.predict(signature, inputs, call)
-    lists = {output: _jsonable(output, array) for output, array in outputs.items()}
+    lists = {}
+    for output, array in outputs.items():
+        call.check()
+        lists[output] = _jsonable(output, array)
     if form == "inputs":
         return {"outputs": lists if len(lists) > 1 else next(iter(lists.values()))}
     rows = {array.shape[:1] for array in outputs.values()}

@@ -7,6 +7,7 @@ import contextlib
 import dataclasses
 import functools
 import json
+import math
 import pathlib
 import re
 import textwrap
@@ -17,7 +18,7 @@ from typing import Any
 
 import numpy as np
 import tensorflow as tf
-from tensorflow.core.protobuf import saved_model_pb2
+from tensorflow.core.protobuf import meta_graph_pb2, saved_model_pb2
 from tensorflow.python.eager import cancellation  # private to TensorFlow; tests/test_server_limits.py pins it
 
 from bert_keras.errors import BertKerasError, MissingFileError
@@ -30,6 +31,7 @@ HOST = "127.0.0.1"
 DEFAULT_SIGNATURE = "serving_default"
 ROWS_AT_A_TIME = 32  # rows in a batch of the model, so that large requests need no more memory
 MAX_ELEMENTS = 2_000_000  # most numbers, strings and lists in a request
+MAX_ANSWER = 5_000_000  # most numbers and strings in an answer, padding included
 MAX_REASON = 400  # most characters in an error: TensorFlow's errors may repeat the input
 SPLITS = "_row_splits"  # suffix of outputs with the offsets of concatenated lists
 FILLING: dict[str, Any] = {
@@ -129,18 +131,12 @@ class Served:
     folder: pathlib.Path
     loaded: Any  # keeps the variables
     signatures: Mapping[str, Callable[..., Mapping[str, tf.Tensor]]]
+    signature_defs: Mapping[str, meta_graph_pb2.SignatureDef]  # for the metadata
 
     @property
     def address(self) -> str:
         """The model's path in REST, with the name quoted."""
         return f"/v1/models/{urllib.parse.quote(self.name, safe='')}"
-
-    @functools.cached_property
-    def signature_defs(self) -> dict[str, Any]:
-        """The SignatureDefs of the SavedModel."""
-        saved = saved_model_pb2.SavedModel()
-        saved.ParseFromString((self.folder / "saved_model.pb").read_bytes())
-        return dict(saved.meta_graphs[0].signature_def)
 
     @functools.cached_property
     def _by_rows(self) -> bool:
@@ -202,10 +198,15 @@ class Served:
         starts = range(0, rows or 1, ROWS_AT_A_TIME)
         if len(starts) == 1:
             return self._run(signature, inputs, call)
-        cut = [slice(start, start + ROWS_AT_A_TIME) for start in starts]
-        return _joined(
-            [self._run(signature, {name: x[part] for name, x in inputs.items()}, call) for part in cut]
-        )
+        parts: list[dict[str, np.ndarray]] = []
+        shapes: dict[str, tuple[int, ...]] = {}
+        for start in starts:
+            cut = slice(start, start + ROWS_AT_A_TIME)
+            parts.append(self._run(signature, {name: x[cut] for name, x in inputs.items()}, call))
+            shapes = _joined_shapes(shapes, parts[-1])
+            _check_answer(shapes.values())
+        call.check()
+        return _joined(parts)
 
     def _run(self, signature: str, inputs: Mapping[str, tf.Tensor], call: Call) -> dict[str, np.ndarray]:
         """Runs the model on one batch."""
@@ -214,6 +215,7 @@ class Served:
             try:
                 with call.running():
                     outputs = self.signatures[signature](**inputs)
+                _check_answer(tuple(tensor.shape) for tensor in outputs.values())
                 return {name: _array(tensor) for name, tensor in outputs.items()}
             except tf.errors.OpError as error:
                 call.check()
@@ -234,6 +236,29 @@ class Served:
 def _array(tensor: tf.Tensor) -> np.ndarray:
     value = tensor.numpy()
     return np.array(value, object) if isinstance(value, bytes) else np.asarray(value)
+
+
+def _check_answer(shapes: Iterable[tuple[int, ...]]) -> None:
+    """Raises RequestError if outputs of these shapes have more than MAX_ANSWER values."""
+    values = sum(map(math.prod, shapes))
+    if values > MAX_ANSWER:
+        raise RequestError(
+            "INVALID_ARGUMENT",
+            f"the answer has {values:,} numbers and texts, padding included, and may have at most {MAX_ANSWER:,}; send fewer "
+            "rows, or shorter texts.",
+        )
+
+
+def _joined_shapes(
+    shapes: Mapping[str, tuple[int, ...]], part: Mapping[str, np.ndarray]
+) -> dict[str, tuple[int, ...]]:
+    """The shapes of `_joined` for parts with these shapes, and one more part."""
+    if not shapes:
+        return {name: array.shape for name, array in part.items()}
+    return {
+        name: (shapes[name][0] + len(array), *map(max, shapes[name][1:], array.shape[1:]))
+        for name, array in part.items()
+    }
 
 
 def _joined(parts: list[dict[str, np.ndarray]]) -> dict[str, np.ndarray]:
@@ -263,6 +288,17 @@ def reason_of(message: str) -> str:
     before = _BEFORE_REASON.match(message)
     reason = _AFTER_REASON.split(message[before.end() if before else 0 :], maxsplit=1)[0]
     return textwrap.shorten(reason, MAX_REASON, placeholder=" ...") or "the model does not accept this input."
+
+
+def _signature_defs(file: pathlib.Path) -> dict[str, meta_graph_pb2.SignatureDef]:
+    """The SignatureDefs of a saved_model.pb. Copies, because a part keeps the whole message in memory: 2 GB if it is frozen."""
+    saved = saved_model_pb2.SavedModel()
+    saved.ParseFromString(file.read_bytes())
+    found = {}
+    for name, value in saved.meta_graphs[0].signature_def.items():
+        found[name] = meta_graph_pb2.SignatureDef()
+        found[name].CopyFrom(value)
+    return found
 
 
 def load(path: str | pathlib.Path, *, name: str | None = None) -> Served:
@@ -296,6 +332,7 @@ def load(path: str | pathlib.Path, *, name: str | None = None) -> Served:
         folder=folder,
         loaded=loaded,
         signatures=dict(loaded.signatures),
+        signature_defs=_signature_defs(folder / "saved_model.pb"),
     )
 
 

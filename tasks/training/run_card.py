@@ -32,7 +32,8 @@ PIPELINES = {
     FillMask.kind: "fill-mask",
     NextSentence.kind: "text-classification",
 }
-# The settings in task.json in words, by name; "" for those that another row of the card tells, or that concern files alone.
+# The settings in task.json in words, by name; a false one is left out. "" for those that another row of the card tells, or that
+# concern files alone.
 SETTINGS = {
     **dict.fromkeys(("name", "folder", "skip_short_lines", "multi"), ""),
     "doc_stride": "long texts are read in windows, which start {} tokens apart",
@@ -45,7 +46,7 @@ SETTINGS = {
     "context": "a sentence is read in its {}",
     "num_choices": "{} choices",
     "top_k": "the {} best tokens are listed",
-    "l2": "",
+    "l2": "vectors are scaled to length 1",
 }
 METRICS = {"matthews": "matthews_correlation", "pearson": "pearsonr", "spearman": "spearmanr"}
 
@@ -136,7 +137,7 @@ def _settings_of(task: Mapping[str, Any]) -> Iterator[str]:
     """Yields the settings of a task.json in words."""
     for name, value in task.items():
         words = SETTINGS.get(name, f"{name.replace('_', ' ')}: {{}}")
-        if words and isinstance(value, int | float | str):
+        if words and value is not False and isinstance(value, int | float | str):
             yield words.format(value)
 
 
