@@ -221,13 +221,34 @@ def test_files_of_a_folder_with_another_vocabulary(tmp_path):
     [
         ("bert", {"short_seq_prob": 0.5}, r"short_seq_prob is 0.5, but .* is already written \(.* 0.1\)"),
         ("bert", {"share": 0.3}, r"share is 0.3, but .* is already written \(share 0.15\)"),
+        ("bert", {"max_predictions": 7}, r"max_predictions is 7, but .* \(max_predictions 5\)"),
         ("albert", {}, "are from the sampler next_sentence, .* sentence_order"),
     ],
 )
 def test_settings_that_contradict_written_records(name, changes, match, tmp_path):
     folder = write(tmp_path / "records", masking=Masking(max_predictions=5))
     refused(tmp_path, match, name, records=folder, changes=changes)
-    assert planned_lines(records=folder, changes={"share": 0.15, "short_seq_prob": 0.1})
+    refused(tmp_path, match, name, records=[sorted(folder.glob("*.tfrecord"))], changes=changes)
+    same = {"share": 0.15, "short_seq_prob": 0.1, "max_predictions": 5}
+    assert not _warnings(records=folder, changes=same), "the recipe's 20 predictions are only a bound"
+
+
+def test_masks_of_records_that_are_not_the_recipe_s(tmp_path):
+    masking = Masking(share=0.3, whole_word=True, max_predictions=5)
+    folder = write(tmp_path / "records", masking=masking)
+    (line,) = _warnings(records=folder)
+    assert "records have share=0.3, whole_word=true, and the recipe share=0.15, whole_word=false" in line
+    assert not _warnings(records=folder, changes={"share": 0.3, "whole_word": True})
+    google = tmp_path / "file.tfrecord"
+    write_google(google, highest=4)
+    assert not _warnings(records=[google], changes={"max_predictions": 2}), "unknown rules, two predictions"
+    match = r"max_predictions is 3, but .*file.tfrecord is already written \(max_predictions 2\)"
+    refused(tmp_path, match, records=[google], changes={"max_predictions": 3})
+
+
+def _warnings(**options):
+    """The warnings about the data: the lines of the recipe's warm-up are others."""
+    return [line for line in planned_lines(**options) if "records" in line]
 
 
 def test_a_segmenter_s_mistake_is_the_error(tmp_path):

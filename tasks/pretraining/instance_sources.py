@@ -4,7 +4,6 @@ import contextlib
 import dataclasses
 import functools
 import hashlib
-import json
 import pathlib
 import re
 from collections.abc import Iterable, Iterator, Sequence
@@ -30,7 +29,6 @@ from bert_keras.objectives import (
     Objective,
     label,
 )
-from bert_keras.settings import Masking
 from bert_keras.text.tokenizer import Tokenizer
 from tasks.pretraining.instance_stream import (
     BEGINNING,
@@ -41,12 +39,10 @@ from tasks.pretraining.instance_stream import (
     shards,
     stream,
 )
-from tasks.pretraining.manifest import read_manifest
 from tasks.pretraining.read_records import RecordFiles, listed, manifest_of, read_records
-from tasks.pretraining.recipe_objectives import kinds_of
-from tasks.pretraining.recipes import FIELDS, Recipe
+from tasks.pretraining.recipes import Recipe
 from tasks.pretraining.samplers import SAMPLERS
-from tasks.settings import Sampling
+from tasks.pretraining.written_records import check_written, name_of
 
 SAMPLE = 1000  # instances to check before training
 SAMPLE_BYTES = 200_000  # the least bytes of text for this sample
@@ -86,10 +82,12 @@ class Source:
 
     phases: the phases of the training
     about: the identity of the data
+    lines: warnings about settings that the data does not follow
     """
 
     phases: list[Phase]
     about: dict[str, Any]
+    lines: Sequence[str] = ()
 
     def train(
         self, phase: int, *, skip: int, place: Sequence[int] | None, part: Part = WHOLE
@@ -233,8 +231,11 @@ class RecordFileSource(Source):
         self._recipe = recipe
         self._read = [functools.partial(read_records, source, tokenizer=tokenizer) for source in records]
         self._held_out = None if held_out is None else read_records(held_out, tokenizer=tokenizer)
-        for source, read in zip(records, self._read, strict=True):
-            _check_written(source, recipe, masked=MASKED_LM_IDS in read().element_spec)
+        self.lines = [
+            line
+            for source, read in zip(records, self._read, strict=True)
+            for line in check_written(source, recipe, predictions=_predictions(read()))
+        ]
         self._sets: dict[int | None, RecordFiles] = dict(enumerate(records))
         if held_out is not None:
             self._sets[None] = held_out
@@ -293,35 +294,14 @@ class RecordFileSource(Source):
         return f"{_unreadable(self._sets[phase], vocab_size)}: "
 
 
-def _check_written(source: RecordFiles, recipe: Recipe, *, masked: bool) -> None:
-    """Raises ValueError if a recipe's settings contradict the instances or masks in the files."""
-    file = manifest_of(source)
-    made = {} if file is None else read_manifest(file.parent)
-    made |= made.get("masking") or {}
-    kinds = (Sampling, Masking) if masked else (Sampling,)
-    for name, value in recipe.changes.items():
-        if FIELDS.get(name) in kinds and (name not in made or made[name] != value):
-            known = f" ({name} {json.dumps(made[name])})" if name in made else ""
-            raise BertKerasError(
-                f"{name} is {json.dumps(value)}, but {_name(source)} is already written{known}; leave {name} out, or write "
-                "instances with it."
-            )
-    sampler = recipe.sampling(128).sampler
-    if any(kind.pair_labels for kind in kinds_of(recipe)) and made.get("sampler", sampler) != sampler:
-        raise BertKerasError(
-            f"the labels of {_name(source)} are from the sampler {made['sampler']}, but the recipe has {sampler}; give instances "
-            f"from {sampler}, or set sampler={made['sampler']}."
-        )
-
-
 def _length(instances: tf.data.Dataset) -> int:
     return int(instances.element_spec[INPUT_WORD_IDS].shape[0])
 
 
-def _name(source: RecordFiles) -> str:
-    """The name of a set in errors."""
-    files = [source] if isinstance(source, str | pathlib.Path) else source
-    return str(files[0]) + (f" and {len(files) - 1} more" if len(files) > 1 else "")
+def _predictions(instances: tf.data.Dataset) -> int | None:
+    """The masked positions of each record; None without masks."""
+    spec = instances.element_spec
+    return int(spec[MASKED_LM_IDS].shape[0]) if MASKED_LM_IDS in spec else None
 
 
 def _files_of(source: RecordFiles) -> list[pathlib.Path]:
@@ -345,7 +325,7 @@ def _unreadable(source: RecordFiles, vocab_size: int) -> str:
                 pass
         except (tf.errors.OpError, UnicodeDecodeError, BertKerasError):
             return str(file)
-    return _name(source)
+    return name_of(source)
 
 
 def _digest_of_files(source: RecordFiles) -> str:

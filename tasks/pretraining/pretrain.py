@@ -259,6 +259,7 @@ def plan_pretraining(
     _check_lengths(config, lengths, tokenizer=tokenizer)
     objectives = [objectives_for(recipe, length, pieces=Pieces.of(tokenizer)) for length in lengths]
     lines = [
+        *source.lines,
         *_check_phases(source, objectives, config=config, batch_size=hparams.batch_size),
         *_warn_of_long_steps(hparams),
         *slowness(hparams.precision, accelerated=is_accelerated()),
