@@ -205,6 +205,21 @@ def test_held_out_that_cannot_be(tmp_path):
     refused(tmp_path, "records 32 or 40; give", records=[folder, wide], held_out=other, changes=phases)
 
 
+def test_held_out_records_are_checked_as_training_records_are(tmp_path):
+    folder = write(tmp_path / "records")
+    masked = write(tmp_path / "masked", masking=Masking(max_predictions=5), texts=documents(20, seed=5))
+    match = "held-out records .*masked: these records have masks, and left to right reads whole text"
+    refused(tmp_path, match, "ltr-no-nsp", records=folder, held_out=masked)
+    match = "share is 0.3, but .*masked is already written"
+    refused(tmp_path, match, records=folder, held_out=masked, changes={"share": 0.3})
+    other = write(tmp_path / "other", settings={"sampler": "sentence_order"}, texts=documents(20, seed=5))
+    match = "the labels of .*other are from the sampler sentence_order"
+    refused(tmp_path, match, records=folder, held_out=other)
+    write_google(tmp_path / "ones.tfrecord", highest=4, labels=(1,), length=32)
+    match = "held-out records .*ones.tfrecord: all of 20 sentence-pair labels are 1"
+    refused(tmp_path, match, records=folder, held_out=[tmp_path / "ones.tfrecord"])
+
+
 def test_held_out_text_without_an_instance(tmp_path):
     lone = documents(20, lines=(1, 1), seed=5)
     refused(tmp_path, "held-out data gives no instance", held_out=lone, changes={"strict": True})

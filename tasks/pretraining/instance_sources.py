@@ -110,6 +110,9 @@ class Source:
         """Held-out instances of a phase's length, the same for every call; None if there are none."""
         raise NotImplementedError
 
+    def check_held_out(self, phase: int, *, objectives: Sequence[Objective], vocab_size: int) -> None:
+        """Raises ValueError for held-out records of a phase's length that an objective cannot use."""
+
     def reading(self, phase: int | None, *, vocab_size: int) -> contextlib.AbstractContextManager[None]:
         """Turns TensorFlow's errors in reading a phase's instances, or held-out instances (None), into ValueError."""
         return contextlib.nullcontext()
@@ -236,6 +239,8 @@ class RecordFileSource(Source):
             for source, read in zip(records, self._read, strict=True)
             for line in check_written(source, recipe, predictions=_predictions(read()))
         ]
+        if held_out is not None and self._held_out is not None:
+            self.lines += check_written(held_out, recipe, predictions=_predictions(self._held_out))
         self._sets: dict[int | None, RecordFiles] = dict(enumerate(records))
         if held_out is not None:
             self._sets[None] = held_out
@@ -265,6 +270,17 @@ class RecordFileSource(Source):
         if self._held_out is None or _length(self._held_out) != self.phases[phase].seq_length:
             return None
         return self._held_out
+
+    def check_held_out(self, phase: int, *, objectives: Sequence[Objective], vocab_size: int) -> None:
+        if (instances := self.held_out(phase)) is None:
+            return
+        with self.reading(None, vocab_size=vocab_size):
+            columns = _columns(instances, SAMPLE)
+        for one in objectives:
+            try:
+                list(one.check(columns))  # its warnings are about training
+            except ValueError as error:
+                raise BertKerasError(f"the held-out records {name_of(self._sets[None])}: {error}") from error
 
     @contextlib.contextmanager
     def reading(self, phase: int | None, *, vocab_size: int) -> Iterator[None]:
@@ -388,6 +404,12 @@ def _wrong_ids(found: str, vocab_size: int) -> BertKerasError:
     )
 
 
+def _columns(instances: tf.data.Dataset, count: int) -> dict[str, np.ndarray]:
+    """The first `count` instances, or all, as arrays [N, ...]; no arrays without instances."""
+    rows = list(instances.take(count).as_numpy_iterator())
+    return {name: np.stack([row[name] for row in rows]) for name in instances.element_spec if rows}
+
+
 def check_batch(instances: int, *, batch_size: int) -> None:
     """Raises ValueError if there are fewer instances than a batch needs."""
     if instances < batch_size:
@@ -401,10 +423,8 @@ def check_data(
 ) -> Iterator[str]:
     """Checks a sample of a phase's instances. Yields warnings; raises ValueError for data that cannot be used for training."""
     with source.reading(phase, vocab_size=config.vocab_size):
-        sample = source.sample(phase)
-        rows = list(sample.take(max(SAMPLE, batch_size)).as_numpy_iterator())
-    check_batch(len(rows), batch_size=batch_size)
-    columns = {name: np.stack([row[name] for row in rows]) for name in sample.element_spec}
+        columns = _columns(source.sample(phase), max(SAMPLE, batch_size))
+    check_batch(len(columns.get(INPUT_WORD_IDS, ())), batch_size=batch_size)
     highest = max(int(columns[name].max()) for name in (INPUT_WORD_IDS, MASKED_LM_IDS) if name in columns)
     if highest >= config.vocab_size:
         named = source.wrong(phase, vocab_size=config.vocab_size)

@@ -158,7 +158,12 @@ def _held_out(
 def _held_out_phases(
     source: Source, objectives: Sequence[Sequence[Objective]], *, hparams: PretrainHparams, **options: Any
 ) -> list[tf.data.Dataset | None]:
-    """The evaluation batches of every phase. Raises ValueError for a patience without data to watch."""
+    """The evaluation batches of every phase.
+
+    Raises ValueError for records that an objective cannot use, and for a patience without data to watch.
+    """
+    for phase, those in enumerate(objectives):
+        source.check_held_out(phase, objectives=those, vocab_size=options["vocab_size"])
     held = [
         _held_out(source, phase, those, hparams=hparams, **options) for phase, those in enumerate(objectives)
     ]
