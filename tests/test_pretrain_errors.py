@@ -192,6 +192,16 @@ def test_records_longer_than_the_encoder(tmp_path):
     refused(tmp_path, "seq_length is 64 and the encoder has 50 positions", records=folder)
 
 
+def test_lengths_that_are_not_those_of_the_records(tmp_path):
+    sets = [write(tmp_path / str(length), settings={"seq_length": length}) for length in (24, 32)]
+    (line,) = _warnings(records=sets[0])
+    assert "the settings have sequences of 32 tokens and the records 24; training takes the length" in line
+    (line,) = _warnings(records=sets, changes={"phases": ((8, 0.5), (32, 0.5))})
+    assert "8, 32 tokens and the records 24, 32;" in line
+    assert not _warnings(records=sets, changes={"phases": ((24, 0.5), (32, 0.5))})
+    assert not _warnings(records=sets[0], changes={"phases": ((24, 0.5), (24, 0.5))})
+
+
 def test_held_out_that_cannot_be(tmp_path):
     folder = write(tmp_path / "records")
     refused(tmp_path, "held_out is a fraction, but records have no documents", records=folder, held_out=0.1)
@@ -256,7 +266,8 @@ def test_masks_of_records_that_are_not_the_recipe_s(tmp_path):
     assert not _warnings(records=folder, changes={"share": 0.3, "whole_word": True})
     google = tmp_path / "file.tfrecord"
     write_google(google, highest=4)
-    assert not _warnings(records=[google], changes={"max_predictions": 2}), "unknown rules, two predictions"
+    same = {"max_predictions": 2, "seq_length": 16}
+    assert not _warnings(records=[google], changes=same), "unknown rules, two predictions"
     match = r"max_predictions is 3, but .*file.tfrecord is already written \(max_predictions 2\)"
     refused(tmp_path, match, records=[google], changes={"max_predictions": 3})
 

@@ -42,7 +42,7 @@ from tasks.pretraining.instance_stream import (
 from tasks.pretraining.read_records import RecordFiles, listed, manifest_of, read_records
 from tasks.pretraining.recipes import Recipe
 from tasks.pretraining.samplers import SAMPLERS
-from tasks.pretraining.written_records import check_written, name_of
+from tasks.pretraining.written_records import check_lengths, check_written, name_of
 
 SAMPLE = 1000  # instances to check before training
 SAMPLE_BYTES = 200_000  # the least bytes of text for this sample
@@ -245,6 +245,7 @@ class RecordFileSource(Source):
         if held_out is not None:
             self._sets[None] = held_out
         lengths = [_length(read()) for read in self._read]
+        self.lines += check_lengths(recipe, lengths)
         if self._held_out is not None and _length(self._held_out) not in lengths:
             wanted = " or ".join(map(str, lengths))
             raise BertKerasError(

@@ -2,7 +2,7 @@
 
 import json
 import pathlib
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 from bert_keras.errors import BertKerasError
@@ -30,6 +30,20 @@ def check_written(source: RecordFiles, recipe: Recipe, *, predictions: int | Non
         _check_labels(source, recipe, made)
         if predictions is not None:
             yield from _other_masks(source, recipe, made)
+
+
+def check_lengths(recipe: Recipe, lengths: Sequence[int]) -> Iterator[str]:
+    """Yields a warning if the user gave lengths that are not those of the records.
+
+    lengths: positions of each set of records
+    """
+    given = [length for length, _ in recipe.hparams.phases]
+    found = [*lengths] * (len(given) if len(lengths) == 1 else 1)
+    if "phases" in recipe.changes and given != found:
+        yield (
+            f"warning: the settings have sequences of {_numbers(given)} tokens and the records {_numbers(lengths)}; training "
+            "takes the length of the records"
+        )
 
 
 def name_of(source: RecordFiles) -> str:
@@ -79,3 +93,7 @@ def _other_masks(source: RecordFiles, recipe: Recipe, made: dict[str, Any]) -> I
 
 def _listed(values: dict[str, Any], names: Iterable[str]) -> str:
     return ", ".join(f"{name}={json.dumps(values[name])}" for name in names)
+
+
+def _numbers(values: Iterable[int]) -> str:
+    return ", ".join(map(str, dict.fromkeys(values)))
