@@ -499,6 +499,8 @@ def test_command(tmp_path, vocab, capfd, monkeypatch):
     assert (row[WORD_STARTS] == row[INPUT_MASK] - framed).all(), "every letter is a word"
     code, _, err = runs.run_command(capfd, *other, "--set", "num_layers=2")
     assert code == 1 and "unknown setting num_layers; instances accepts" in err
+    code, _, err = runs.run_command(capfd, *other, "--set", "dupe_factor=2", "share=0.3")
+    assert code == 1 and "share applies only to static masks; give --masks, or set share in pretrain" in err
     code, _, err = runs.run_command(capfd, *other[:-1], "letters:none")
     assert code == 1 and "has no attribute 'none'" in err and "give MODULE:FUNCTION" in err
 
