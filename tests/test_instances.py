@@ -374,6 +374,23 @@ def test_one_document_has_no_random_next(tmp_path, vocab):
         write(tmp_path, vocab, texts_of(1), workers=2)
 
 
+@pytest.mark.parametrize(
+    ("wrong", "message"),
+    [
+        (("--seed", "-1"), "seed is -1; seed must be at least 0"),
+        (("--workers", "-1"), "workers is -1; give a number of processes, 1 or more"),
+        (("--workers", "0"), "workers is 0; give a number of processes, 1 or more"),
+    ],
+)
+@pytest.mark.filterwarnings("ignore:.*do not say whether to lower-case")
+def test_a_wrong_number_leaves_no_folder(wrong, message, tmp_path, vocab, capfd):
+    text = tmp_path / "text.txt"
+    text.write_text("One line.\nAnother line.\n\nOne more.\n")
+    command = ["instances", "--text", text, "--vocab", vocab, "--output", tmp_path / "out", *wrong]
+    code, _, err = runs.run_command(capfd, *command)
+    assert code == 1 and message in err and not (tmp_path / "out").exists()
+
+
 def test_one_document_is_enough_for_others(tmp_path, vocab):
     for sampler in ("sentence_order", "full_sentences", "contiguous"):
         assert write(tmp_path / sampler, vocab, texts_of(1), settings={"sampler": sampler}).instances

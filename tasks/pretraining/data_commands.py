@@ -129,7 +129,7 @@ def _run_instances(args: argparse.Namespace) -> None:
     else:
         from tasks.pretraining.write_records import write_records
 
-        workers = args.workers or os.cpu_count() or 1
+        workers = (os.cpu_count() or 1) if args.workers is None else args.workers
         with progress("documents", None) as advance:
             summary = write_records(corpora, args.output, workers=workers, progress=advance, **options)
     rows = [

@@ -46,7 +46,7 @@ from tasks.pretraining.instance_sources import (
 from tasks.pretraining.instance_stream import Segmenter, Text
 from tasks.pretraining.monitor import Prepared, PretrainingMonitor
 from tasks.pretraining.optimizer import OPTIMIZERS, longest_step, schedule
-from tasks.pretraining.processes import check_sendable
+from tasks.pretraining.processes import check_sendable, check_workers
 from tasks.pretraining.read_records import RecordFiles
 from tasks.pretraining.recipe_objectives import kinds_of, objectives_for
 from tasks.pretraining.recipes import Recipe
@@ -202,8 +202,7 @@ def _check_lengths(config: BertConfig, lengths: Iterable[int], *, tokenizer: Tok
 
 def _check_workers(workers: int, **sent: Any) -> None:
     """sent: the arguments that the processes need."""
-    if workers < 1:
-        raise BertKerasError(f"workers is {workers}; give a number of processes, 1 or more.")
+    check_workers(workers)
     if workers > 1:
         check_sendable(**sent)
 
