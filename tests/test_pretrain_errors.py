@@ -277,6 +277,21 @@ def _warnings(**options):
     return [line for line in planned_lines(**options) if "records" in line]
 
 
+@pytest.mark.parametrize(
+    ("name", "setting", "value"),
+    [
+        ("bert", "replaced_weight", 10.0),
+        ("albert", "generator_share", 0.5),
+        ("ltr-no-nsp", "hide", 0.8),
+        ("ltr-no-nsp", "whole_word", True),
+        ("ltr-no-nsp", "max_predictions", 5),
+    ],
+)
+def test_settings_that_no_objective_reads(name, setting, value, tmp_path):
+    match = f"{setting} does not apply to .*, the objectives of this recipe; leave {setting} out"
+    refused(tmp_path, match, name, changes={setting: value}, documents=iter(()))
+
+
 def test_a_segmenter_s_mistake_is_the_error(tmp_path):
     refused(tmp_path, "no words", segment=lambda line: ["no words"])
     folder = write(tmp_path / "records")

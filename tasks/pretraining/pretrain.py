@@ -48,7 +48,7 @@ from tasks.pretraining.monitor import Prepared, PretrainingMonitor
 from tasks.pretraining.optimizer import OPTIMIZERS, longest_step, schedule
 from tasks.pretraining.processes import check_sendable, check_workers
 from tasks.pretraining.read_records import RecordFiles
-from tasks.pretraining.recipe_objectives import kinds_of, objectives_for
+from tasks.pretraining.recipe_objectives import check_settings_are_read, kinds_of, objectives_for
 from tasks.pretraining.recipes import Recipe
 from tasks.pretraining.weights import assign, read_start, save
 from tasks.settings import PretrainHparams
@@ -249,6 +249,7 @@ def plan_pretraining(
     """Reads and checks everything and builds the model, without training. Arguments and errors: those of `pretrain`."""
     hparams, distribution = recipe.hparams, strategy(strategy_name)
     check_replicas(hparams, distribution)
+    check_settings_are_read(recipe)
     _check_snapshots(snapshots, hparams)
     start = read_start(checkpoint, recipe)
     tokenizer = _tokenizer(tokenizer, start.checkpoint)
