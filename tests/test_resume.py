@@ -188,6 +188,40 @@ def test_a_fine_tuning_of_other_settings_is_not_resumed(tmp_path):
         start()
 
 
+@pytest.mark.long
+def test_a_resume_that_does_not_repeat_the_measures(tmp_path, monkeypatch):
+    """The files are those of epoch 2, whose save is missing; when it is repeated, it is worse than epoch 1."""
+    runs.write_checkpoint(tmp_path / "checkpoint")
+    runs.write_data(tmp_path / "data", "sst2")
+    lines, saves, write = [], [], Saver._save
+
+    def start(*accuracies):
+        values = iter(accuracies)
+        monkeypatch.setattr(Glue, "evaluate", lambda *_: {"accuracy": next(values)})
+        return finetune(
+            Glue(ROWS["sst2"], tmp_path / "data"),
+            checkpoint=tmp_path / "checkpoint",
+            output=tmp_path / "run",
+            hparams=Hparams(epochs=3, batch_size=8, learning_rate=1e-3, seq_length=40, max_examples=16),
+            verbose=0,
+            log=lines.append,
+        )
+
+    def first_save(self):
+        saves.append(self.step)
+        if len(saves) == 2:
+            raise KeyboardInterrupt
+        write(self)
+
+    monkeypatch.setattr(Saver, "_save", first_save)
+    with pytest.raises(KeyboardInterrupt):
+        start(0.5, 0.7)
+    found = start(0.4, 0.3)
+    assert found["best_epoch"] == 2 and found["measures"] == {"val_accuracy": 0.4}
+    assert [row["val_accuracy"] for row in found["history"]] == [0.5, 0.4, 0.3]
+    assert any("are not those of epoch 1, the best so far" in line for line in lines)
+
+
 def test_a_full_disk_leaves_the_saves_before(tmp_path):
     model = model_of()
     saver = Saver(tmp_path, model, every=1, remember=lambda: saver.step)
