@@ -63,7 +63,9 @@ def test_killed_runs_end_with_the_same_bits(tmp_path):
         assert results(tmp_path / killed) == results(tmp_path / unbroken), (first, second)
         weights = [(tmp_path / run / "model.safetensors").read_bytes() for run in (killed, unbroken)]
         assert weights[0] == weights[1], (first, second)
-        assert list((tmp_path / killed / CHECKPOINTS).glob("ckpt-*.index")), "saves that were asked for stay"
+        saves = tmp_path / killed / CHECKPOINTS
+        assert list(saves.glob("ckpt-*.index")), "saves that were asked for stay"
+        assert not list(saves.glob("ckpt-*_temp")), "the save that was killed does not"
 
 
 # -----------------------------------------------------------------------------------------------------------
@@ -154,6 +156,19 @@ def test_a_spoilt_save_falls_back_to_the_one_before(tmp_path):
         data.write_bytes(b"")
     with pytest.raises(ValueError, match="no save in .* can be read"):
         Saver(tmp_path, model_of(), every=2, remember=dict).restore()
+
+
+def test_what_a_killed_save_left_is_removed(tmp_path):
+    model, folder = model_of(), tmp_path / CHECKPOINTS
+    fit(model, Saver(tmp_path, model, every=2, remember=dict), 6)
+    (folder / "settings.json").write_text("{}")
+    kept = runs.contents(folder)
+    (folder / "ckpt-8_temp").mkdir()
+    for name in ("ckpt-8_temp/part-00000-of-00001.data-00000-of-00001", "ckpt-8.data-00000-of-00001"):
+        (folder / name).write_bytes(b"half a save")
+    (folder / ".settings.json.1.tmp").write_text("{")
+    assert Saver(tmp_path, model_of(), every=2, remember=dict).restore() == {}
+    assert runs.contents(folder) == kept
 
 
 # -----------------------------------------------------------------------------------------------------------
