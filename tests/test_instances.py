@@ -218,7 +218,7 @@ def test_a_folder_of_an_older_version_is_resumed(tmp_path):
 
 
 def test_a_folder_that_was_just_begun_is_resumed(written, vocab, tmp_path):
-    """The manifest has no shards yet, and a temporary file is left."""
+    """The manifest has no shards yet; a temporary file and the files of a Beam pipeline are left."""
     path = tmp_path / "records"
     path.mkdir()
     begun = {
@@ -226,6 +226,9 @@ def test_a_folder_that_was_just_begun_is_resumed(written, vocab, tmp_path):
     }
     (path / "manifest.json").write_text(json.dumps(begun))
     (path / ".00000.tfrecord.1.tmp").write_bytes(b"half a file")
+    (path / "00099.tfrecord").write_bytes(b"a shard of longer text, from a try with --beam")
+    (path / ".beam").mkdir()
+    (path / ".beam" / "00099.json").write_text("{}")
     with pytest.raises(ValueError, match="is not complete"):
         read_records(path)
     assert write(path, vocab) == written[1]
