@@ -334,6 +334,8 @@ def unbroken(name: str, inputs: pathlib.Path, folder: pathlib.Path) -> Unbroken:
 
 def difference(expected: Unbroken, output: pathlib.Path) -> str:
     """The first difference from an unbroken run; empty if there is none."""
+    if left := sorted(file for ending in ("*_temp", "*.tmp") for file in output.rglob(ending)):
+        return f"left over: {left[0].relative_to(output)}"
     try:
         found = result_of(output)
     except (OSError, ValueError) as error:

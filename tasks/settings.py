@@ -138,6 +138,8 @@ class Hparams(Checked):
             raise wrong_setting(self, "lora_rank", "None if freeze is set")
         if self.patience is not None and self.keep == "last":
             raise wrong_setting(self, "patience", 'None if keep is "last"')
+        if self.max_examples is None:
+            self._want_defaults("data_seed", unless="without max_examples")
         if self.feature_layers is None:
             self._want_defaults(*OF_FEATURES, unless="without feature_layers")
         else:

@@ -126,6 +126,14 @@ def test_a_batch_that_replicas_do_not_divide(tmp_path, small, monkeypatch):
     assert not (tmp_path / "out").exists()
 
 
+def test_settings_of_masks_are_for_the_rows_with_masks():
+    left_to_right, masked = (Row(name="a", recipe=name) for name in ("ltr-no-nsp", "bert-no-nsp"))
+    changes = {"share": 0.3, "steps": 5}
+    for row, share in ((left_to_right, 0.15), (masked, 0.3)):
+        recipe = ablations._recipe(row, SCALES["small"], changes)
+        assert recipe.masking(64).share == share and recipe.hparams.steps == 5
+
+
 def test_bad_input_is_named_first(tmp_path, small):
     given = arguments(tmp_path)
     with pytest.raises(FileNotFoundError, match="there is no .*data"):
@@ -145,6 +153,7 @@ def test_bad_input_is_named_first(tmp_path, small):
             {"data": dict.fromkeys(("sst2", "mprc", "sst2-features"), "x")},
             "data was given for mprc, sst2-features, and the tasks are sst2; name it",
         ),
+        ({"changes": {"generator_share": 0.5}}, "no pre-training of this ablation reads generator_share"),
         ({"tasks": ["sst2-features"]}, "only conll has the feature-based approach"),
     ):
         with pytest.raises(ValueError, match=wanted):

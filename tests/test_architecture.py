@@ -202,6 +202,7 @@ FLOORS = (
             "tasks.pretraining.estimate",
             "tasks.pretraining.recipe_objectives",
             "tasks.pretraining.optimizer",
+            "tasks.pretraining.written_records",
             "tasks.pretraining.instance_sources",
             "tasks.pretraining.monitor",
             "tasks.pretraining.weights",

@@ -218,7 +218,7 @@ def test_a_folder_of_an_older_version_is_resumed(tmp_path):
 
 
 def test_a_folder_that_was_just_begun_is_resumed(written, vocab, tmp_path):
-    """The manifest has no shards yet, and a temporary file is left."""
+    """The manifest has no shards yet; a temporary file and the files of a Beam pipeline are left."""
     path = tmp_path / "records"
     path.mkdir()
     begun = {
@@ -226,6 +226,9 @@ def test_a_folder_that_was_just_begun_is_resumed(written, vocab, tmp_path):
     }
     (path / "manifest.json").write_text(json.dumps(begun))
     (path / ".00000.tfrecord.1.tmp").write_bytes(b"half a file")
+    (path / "00099.tfrecord").write_bytes(b"a shard of longer text, from a try with --beam")
+    (path / ".beam").mkdir()
+    (path / ".beam" / "00099.json").write_text("{}")
     with pytest.raises(ValueError, match="is not complete"):
         read_records(path)
     assert write(path, vocab) == written[1]
@@ -374,6 +377,23 @@ def test_one_document_has_no_random_next(tmp_path, vocab):
         write(tmp_path, vocab, texts_of(1), workers=2)
 
 
+@pytest.mark.parametrize(
+    ("wrong", "message"),
+    [
+        (("--seed", "-1"), "seed is -1; seed must be at least 0"),
+        (("--workers", "-1"), "workers is -1; give a number of processes, 1 or more"),
+        (("--workers", "0"), "workers is 0; give a number of processes, 1 or more"),
+    ],
+)
+@pytest.mark.filterwarnings("ignore:.*do not say whether to lower-case")
+def test_a_wrong_number_leaves_no_folder(wrong, message, tmp_path, vocab, capfd):
+    text = tmp_path / "text.txt"
+    text.write_text("One line.\nAnother line.\n\nOne more.\n")
+    command = ["instances", "--text", text, "--vocab", vocab, "--output", tmp_path / "out", *wrong]
+    code, _, err = runs.run_command(capfd, *command)
+    assert code == 1 and message in err and not (tmp_path / "out").exists()
+
+
 def test_one_document_is_enough_for_others(tmp_path, vocab):
     for sampler in ("sentence_order", "full_sentences", "contiguous"):
         assert write(tmp_path / sampler, vocab, texts_of(1), settings={"sampler": sampler}).instances
@@ -499,6 +519,8 @@ def test_command(tmp_path, vocab, capfd, monkeypatch):
     assert (row[WORD_STARTS] == row[INPUT_MASK] - framed).all(), "every letter is a word"
     code, _, err = runs.run_command(capfd, *other, "--set", "num_layers=2")
     assert code == 1 and "unknown setting num_layers; instances accepts" in err
+    code, _, err = runs.run_command(capfd, *other, "--set", "dupe_factor=2", "share=0.3")
+    assert code == 1 and "share applies only to static masks; give --masks, or set share in pretrain" in err
     code, _, err = runs.run_command(capfd, *other[:-1], "letters:none")
     assert code == 1 and "has no attribute 'none'" in err and "give MODULE:FUNCTION" in err
 

@@ -54,6 +54,50 @@ def test_a_lora_run_is_resumed_to_the_same_bits(place, monkeypatch):
     assert_same_weights(weights_of(place / "lora_killed"), weights_of(place / "lora_whole"))
 
 
+@pytest.mark.parametrize(("setting", "parts"), [("freeze", set()), ("lora_rank", {"block_0"})])
+def test_a_pooler_that_the_checkpoint_lacks_is_trained(setting, parts, place):
+    task = Glue(ROWS["sst2"], place / "reviews")
+    hparams = dataclasses.replace(QUICK, **{setting: "encoder" if setting == "freeze" else 2})
+    source = checkpoints.read(place / "checkpoint")
+    lacking = {name: array for name, array in source.tensors.items() if not name.startswith("pooler/")}
+
+    def trained(source):
+        lines = []
+        model = _compiled_model(task, source, hparams, total_steps=9, keep_head=False, log=lines.append)
+        paths = {variable.path for variable in model.trainable_variables}
+        return {part for part in ("pooler", "block_0", "classifier") if any(part in p for p in paths)}, lines
+
+    found, lines = trained(dataclasses.replace(source, tensors=lacking))
+    assert found == {"classifier", "pooler"} | parts
+    assert "the checkpoint has no pooler: it is trained too" in lines
+    found, lines = trained(source)
+    assert found == {"classifier"} | parts and not any("trained too" in line for line in lines)
+
+
+@pytest.mark.long
+def test_a_run_with_a_new_pooler_is_resumed_to_the_same_bits(place, monkeypatch):
+    source = checkpoints.read(place / "checkpoint")
+    lacking = {name: array for name, array in source.tensors.items() if not name.startswith("pooler/")}
+    given = {"hparams": LORA, "checkpoint": dataclasses.replace(source, tensors=lacking)}
+    task, steps = Glue(ROWS["sst2"], place / "reviews"), []
+    start(task, place, output="pooler_whole", **given)
+
+    def stop(saver, batch, logs=None, *, after=Saver.on_train_batch_end):
+        after(saver, batch, logs)
+        steps.append(saver.step)
+        if steps == [1, 2, 3, 4, 5]:
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(Saver, "on_train_batch_end", stop)
+    with pytest.raises(KeyboardInterrupt):
+        start(task, place, output="pooler_killed", save_every=2, **given)
+    start(task, place, output="pooler_killed", save_every=2, **given)
+    assert steps[5:] == [5, 6]
+    assert_same_weights(weights_of(place / "pooler_killed"), weights_of(place / "pooler_whole"))
+    run = load_run(place / "pooler_killed", data=place / "reviews")
+    assert not any("lora" in one.path for one in run.model.weights)
+
+
 def moved(folder, before):
     """The parts of an encoder that a run changed: embeddings, block_0, ..., pooler."""
     after = checkpoints.read(folder).tensors

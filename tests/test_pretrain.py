@@ -5,6 +5,7 @@ import functools
 import json
 import math
 import shutil
+import types
 
 import numpy as np
 import pytest
@@ -22,11 +23,11 @@ from bert_keras.settings import Masking
 from bert_keras.text.wordpiece import WordPiece
 from tasks.glue.data_sets import ROWS
 from tasks.glue.task import Glue
-from tasks.pretraining import instance_sources, instance_stream
+from tasks.pretraining import instance_sources, instance_stream, monitor
 from tasks.pretraining.pretrain import plan_pretraining, pretrain
 from tasks.pretraining.recipe_objectives import OBJECTIVES
 from tasks.pretraining.recipes import RECIPES, SETTINGS
-from tasks.settings import Hparams, Sampling
+from tasks.settings import Hparams, PretrainHparams, Sampling
 from tasks.training.finetune import finetune
 from tasks.training.saver import Saver
 
@@ -350,6 +351,41 @@ def test_evaluation_does_not_change_the_training(tmp_path):
         results = train(tmp_path / name, "electra", held_out=0.2, changes=changes)
         histories.append([row["loss"] for row in results["history"] if "loss" in row])
     np.testing.assert_allclose(*histories, rtol=1e-5)
+
+
+def test_a_resumed_run_s_first_tokens_per_second(tmp_path, monkeypatch):
+    """The metric has the tokens of both processes, so the time is that of both."""
+    clock = types.SimpleNamespace(now=0.0, monotonic=lambda: clock.now)
+    monkeypatch.setattr(monitor, "time", clock)
+    plan = types.SimpleNamespace(
+        source=types.SimpleNamespace(phases=[instance_sources.Phase(8, 0, 40)], place=lambda read: None),
+        hparams=PretrainHparams(steps=40),
+    )
+    killed, resumed = (
+        monitor.PretrainingMonitor(tmp_path / name, plan=plan, log=print, workers=None) for name in "ab"
+    )
+    killed.begin(0, 0)
+    clock.now = 30.0
+    saved = json.loads(json.dumps(killed.memory()))
+    clock.now = 1000.0
+    resumed.recall(saved)
+    resumed.begin(0, 7)
+    clock.now = 1010.0
+    resumed._log({"tokens": 400.0, "loss": 1.0})
+    assert resumed.history[-1]["tokens_per_second"] == 400 / (30 + 10)
+    resumed.recall(saved[:2])  # of an earlier version
+    resumed.begin(0, 7)
+
+
+def test_a_worker_s_curves_are_its_own(tmp_path):
+    (tmp_path / "own").mkdir()
+    (tmp_path / "curves.png").write_bytes(b"the chief's")
+    (tmp_path / "own" / "curves.png").symlink_to(tmp_path / "curves.png")
+    rows = [{"step": 1, "masked_lm_loss": 2.0, "masked_lm_accuracy": 0.5}]
+    monitor.draw_curves(rows, tmp_path / "own" / "curves.png")
+    assert (tmp_path / "curves.png").read_bytes() == b"the chief's"
+    assert (tmp_path / "own" / "curves.png").read_bytes().startswith(b"\x89PNG")
+    assert [file.name for file in (tmp_path / "own").iterdir()] == ["curves.png"]
 
 
 # -----------------------------------------------------------------------------------------------------------

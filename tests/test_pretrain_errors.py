@@ -192,6 +192,16 @@ def test_records_longer_than_the_encoder(tmp_path):
     refused(tmp_path, "seq_length is 64 and the encoder has 50 positions", records=folder)
 
 
+def test_lengths_that_are_not_those_of_the_records(tmp_path):
+    sets = [write(tmp_path / str(length), settings={"seq_length": length}) for length in (24, 32)]
+    (line,) = _warnings(records=sets[0])
+    assert "the settings have sequences of 32 tokens and the records 24; training takes the length" in line
+    (line,) = _warnings(records=sets, changes={"phases": ((8, 0.5), (32, 0.5))})
+    assert "8, 32 tokens and the records 24, 32;" in line
+    assert not _warnings(records=sets, changes={"phases": ((24, 0.5), (32, 0.5))})
+    assert not _warnings(records=sets[0], changes={"phases": ((24, 0.5), (24, 0.5))})
+
+
 def test_held_out_that_cannot_be(tmp_path):
     folder = write(tmp_path / "records")
     refused(tmp_path, "held_out is a fraction, but records have no documents", records=folder, held_out=0.1)
@@ -203,6 +213,21 @@ def test_held_out_that_cannot_be(tmp_path):
     wide = write(tmp_path / "wide", settings={"seq_length": 40})
     phases = {"phases": ((8, 0.5), (8, 0.5))}
     refused(tmp_path, "records 32 or 40; give", records=[folder, wide], held_out=other, changes=phases)
+
+
+def test_held_out_records_are_checked_as_training_records_are(tmp_path):
+    folder = write(tmp_path / "records")
+    masked = write(tmp_path / "masked", masking=Masking(max_predictions=5), texts=documents(20, seed=5))
+    match = "held-out records .*masked: these records have masks, and left to right reads whole text"
+    refused(tmp_path, match, "ltr-no-nsp", records=folder, held_out=masked)
+    match = "share is 0.3, but .*masked is already written"
+    refused(tmp_path, match, records=folder, held_out=masked, changes={"share": 0.3})
+    other = write(tmp_path / "other", settings={"sampler": "sentence_order"}, texts=documents(20, seed=5))
+    match = "the labels of .*other are from the sampler sentence_order"
+    refused(tmp_path, match, records=folder, held_out=other)
+    write_google(tmp_path / "ones.tfrecord", highest=4, labels=(1,), length=32)
+    match = "held-out records .*ones.tfrecord: all of 20 sentence-pair labels are 1"
+    refused(tmp_path, match, records=folder, held_out=[tmp_path / "ones.tfrecord"])
 
 
 def test_held_out_text_without_an_instance(tmp_path):
@@ -221,13 +246,50 @@ def test_files_of_a_folder_with_another_vocabulary(tmp_path):
     [
         ("bert", {"short_seq_prob": 0.5}, r"short_seq_prob is 0.5, but .* is already written \(.* 0.1\)"),
         ("bert", {"share": 0.3}, r"share is 0.3, but .* is already written \(share 0.15\)"),
+        ("bert", {"max_predictions": 7}, r"max_predictions is 7, but .* \(max_predictions 5\)"),
         ("albert", {}, "are from the sampler next_sentence, .* sentence_order"),
     ],
 )
 def test_settings_that_contradict_written_records(name, changes, match, tmp_path):
     folder = write(tmp_path / "records", masking=Masking(max_predictions=5))
     refused(tmp_path, match, name, records=folder, changes=changes)
-    assert planned_lines(records=folder, changes={"share": 0.15, "short_seq_prob": 0.1})
+    refused(tmp_path, match, name, records=[sorted(folder.glob("*.tfrecord"))], changes=changes)
+    same = {"share": 0.15, "short_seq_prob": 0.1, "max_predictions": 5}
+    assert not _warnings(records=folder, changes=same), "the recipe's 20 predictions are only a bound"
+
+
+def test_masks_of_records_that_are_not_the_recipe_s(tmp_path):
+    masking = Masking(share=0.3, whole_word=True, max_predictions=5)
+    folder = write(tmp_path / "records", masking=masking)
+    (line,) = _warnings(records=folder)
+    assert "records have share=0.3, whole_word=true, and the recipe share=0.15, whole_word=false" in line
+    assert not _warnings(records=folder, changes={"share": 0.3, "whole_word": True})
+    google = tmp_path / "file.tfrecord"
+    write_google(google, highest=4)
+    same = {"max_predictions": 2, "seq_length": 16}
+    assert not _warnings(records=[google], changes=same), "unknown rules, two predictions"
+    match = r"max_predictions is 3, but .*file.tfrecord is already written \(max_predictions 2\)"
+    refused(tmp_path, match, records=[google], changes={"max_predictions": 3})
+
+
+def _warnings(**options):
+    """The warnings about the data: the lines of the recipe's warm-up are others."""
+    return [line for line in planned_lines(**options) if "records" in line]
+
+
+@pytest.mark.parametrize(
+    ("name", "setting", "value"),
+    [
+        ("bert", "replaced_weight", 10.0),
+        ("albert", "generator_share", 0.5),
+        ("ltr-no-nsp", "hide", 0.8),
+        ("ltr-no-nsp", "whole_word", True),
+        ("ltr-no-nsp", "max_predictions", 5),
+    ],
+)
+def test_settings_that_no_objective_reads(name, setting, value, tmp_path):
+    match = f"{setting} does not apply to .*, the objectives of this recipe; leave {setting} out"
+    refused(tmp_path, match, name, changes={setting: value}, documents=iter(()))
 
 
 def test_a_segmenter_s_mistake_is_the_error(tmp_path):

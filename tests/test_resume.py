@@ -63,7 +63,9 @@ def test_killed_runs_end_with_the_same_bits(tmp_path):
         assert results(tmp_path / killed) == results(tmp_path / unbroken), (first, second)
         weights = [(tmp_path / run / "model.safetensors").read_bytes() for run in (killed, unbroken)]
         assert weights[0] == weights[1], (first, second)
-        assert list((tmp_path / killed / CHECKPOINTS).glob("ckpt-*.index")), "saves that were asked for stay"
+        saves = tmp_path / killed / CHECKPOINTS
+        assert list(saves.glob("ckpt-*.index")), "saves that were asked for stay"
+        assert not list(saves.glob("ckpt-*_temp")), "the save that was killed does not"
 
 
 # -----------------------------------------------------------------------------------------------------------
@@ -156,6 +158,19 @@ def test_a_spoilt_save_falls_back_to_the_one_before(tmp_path):
         Saver(tmp_path, model_of(), every=2, remember=dict).restore()
 
 
+def test_what_a_killed_save_left_is_removed(tmp_path):
+    model, folder = model_of(), tmp_path / CHECKPOINTS
+    fit(model, Saver(tmp_path, model, every=2, remember=dict), 6)
+    (folder / "settings.json").write_text("{}")
+    kept = runs.contents(folder)
+    (folder / "ckpt-8_temp").mkdir()
+    for name in ("ckpt-8_temp/part-00000-of-00001.data-00000-of-00001", "ckpt-8.data-00000-of-00001"):
+        (folder / name).write_bytes(b"half a save")
+    (folder / ".settings.json.1.tmp").write_text("{")
+    assert Saver(tmp_path, model_of(), every=2, remember=dict).restore() == {}
+    assert runs.contents(folder) == kept
+
+
 # -----------------------------------------------------------------------------------------------------------
 # Fine-tuning
 
@@ -186,6 +201,40 @@ def test_a_fine_tuning_of_other_settings_is_not_resumed(tmp_path):
     (tmp_path / "data" / "train.tsv").write_text(lines)
     with pytest.raises(ValueError, match="was made with another train_examples"):
         start()
+
+
+@pytest.mark.long
+def test_a_resume_that_does_not_repeat_the_measures(tmp_path, monkeypatch):
+    """The files are those of epoch 2, whose save is missing; when it is repeated, it is worse than epoch 1."""
+    runs.write_checkpoint(tmp_path / "checkpoint")
+    runs.write_data(tmp_path / "data", "sst2")
+    lines, saves, write = [], [], Saver._save
+
+    def start(*accuracies):
+        values = iter(accuracies)
+        monkeypatch.setattr(Glue, "evaluate", lambda *_: {"accuracy": next(values)})
+        return finetune(
+            Glue(ROWS["sst2"], tmp_path / "data"),
+            checkpoint=tmp_path / "checkpoint",
+            output=tmp_path / "run",
+            hparams=Hparams(epochs=3, batch_size=8, learning_rate=1e-3, seq_length=40, max_examples=16),
+            verbose=0,
+            log=lines.append,
+        )
+
+    def first_save(self):
+        saves.append(self.step)
+        if len(saves) == 2:
+            raise KeyboardInterrupt
+        write(self)
+
+    monkeypatch.setattr(Saver, "_save", first_save)
+    with pytest.raises(KeyboardInterrupt):
+        start(0.5, 0.7)
+    found = start(0.4, 0.3)
+    assert found["best_epoch"] == 2 and found["measures"] == {"val_accuracy": 0.4}
+    assert [row["val_accuracy"] for row in found["history"]] == [0.5, 0.4, 0.3]
+    assert any("are not those of epoch 1, the best so far" in line for line in lines)
 
 
 def test_a_full_disk_leaves_the_saves_before(tmp_path):

@@ -53,6 +53,12 @@ def test_an_error_names_the_field_the_value_and_the_rule(change, message):
     assert str(error.value).startswith(message)
 
 
+def test_a_seed_of_examples_that_are_not_drawn():
+    with pytest.raises(ValueError, match="data_seed is 5; data_seed must be None without max_examples"):
+        Hparams(data_seed=5)
+    assert Hparams(data_seed=5, max_examples=10).data_seed == 5
+
+
 @pytest.mark.parametrize("change", [{}, {"count": 5}, {"only": "x"}, {"most": None}, {"free": -7}])
 def test_settings_inside_their_bounds(change):
     assert dataclasses.asdict(Example(**change)) == dataclasses.asdict(Example()) | change

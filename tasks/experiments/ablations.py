@@ -44,6 +44,7 @@ from tasks.output_folder import Folder, Layout
 from tasks.pretraining.instance_stream import Text, digest_of_documents
 from tasks.pretraining.monitor import SNAPSHOTS
 from tasks.pretraining.pretrain import check_replicas, pretrain
+from tasks.pretraining.recipe_objectives import unread_settings
 from tasks.pretraining.recipes import RECIPES, Recipe
 from tasks.settings import Hparams, TaggerHparams
 from tasks.task import Task
@@ -223,6 +224,7 @@ def run_ablation(
     folder.check(reopen=True)
     opened = {task: _open(task, data, chosen) for task in _checked(tasks or chosen.tasks[name], data)}
     recipes = {row.name: _recipe(row, chosen, changes or {}) for row in chosen.rows[name]}
+    _check_read(changes or {}, recipes.values())
     for recipe in recipes.values():
         check_replicas(recipe.hparams, strategy(strategy_name))
     plan = _Plan(
@@ -270,6 +272,13 @@ def _check_names(name: str, scale: str, restarts: int | None) -> None:
         raise BertKerasError(f"restarts is {restarts}; give at least 1.")
 
 
+def _check_read(changes: Mapping[str, Any], recipes: Iterable[Recipe]) -> None:
+    # A recipe leaves out what its objectives do not read. seq_length has become phases.
+    read = {"seq_length", *(name for recipe in recipes for name in recipe.changes)}
+    if unread := [name for name in changes if name not in read]:
+        raise BertKerasError(f"no pre-training of this ablation reads {unread[0]}; leave {unread[0]} out.")
+
+
 def _run(
     plan: _Plan, pretraining: Callable[..., object], *, workers: Workers, log: Callable[[str], None]
 ) -> list[Outcome]:
@@ -308,7 +317,11 @@ def _recipe(row: Row, scale: Scale, changes: Mapping[str, Any]) -> Recipe:
         settings.pop("seq_length", None)  # the scale's length would contradict the phases
     if "seq_length" in changes and "phases" not in changes:
         settings.pop("phases", None)  # and so would a row's phases the length
-    return RECIPES[row.recipe].changed(**settings)
+    recipe = RECIPES[row.recipe].changed(**settings)
+    unread = {*unread_settings(recipe)} & {*changes}  # of the objectives of other rows
+    return dataclasses.replace(
+        recipe, changes={name: value for name, value in recipe.changes.items() if name not in unread}
+    )
 
 
 def _open(name: str, data: Mapping[str, Source], scale: Scale) -> Task:

@@ -23,6 +23,7 @@ from tasks.output_folder import check_equal
 from tasks.pretraining.corpus import Corpora
 from tasks.pretraining.instance_stream import digest_of_documents
 from tasks.pretraining.manifest import (
+    WORK,
     InstancesFolder,
     Shard,
     Summary,
@@ -51,7 +52,6 @@ except ImportError as error:
         f"Beam cannot be imported ({error}); pip install 'bert-keras[beam]'."
     ) from error
 
-WORK = ".beam"  # the folder of sizes, counts and errors inside the output, until the manifest is complete
 ERROR = "error.json"
 
 
@@ -87,9 +87,6 @@ def write_records_with_beam(
             _build(pipeline, corpora, job, identity, sources)
         if (work / ERROR).is_file():
             raise BertKerasError(json.loads((work / ERROR).read_text(encoding="utf-8"))["error"])
-        for file in work.iterdir():
-            file.unlink()
-        work.rmdir()
     return summary_of(read_manifest(job.path))
 
 
@@ -252,9 +249,4 @@ def _write_manifest(
     except BertKerasError as error:
         write_json(job.path / WORK / ERROR, {"error": str(error)})
         return
-    # An earlier try, which did not end, may have made more shards from other text.
-    made_files = {shard_name(number, compress=job.compress) for number in range(len(shards))}
-    for file in job.path.glob("*.tfrecord*"):
-        if file.name not in made_files:
-            file.unlink()
     folder.write(identity, shards, summary)

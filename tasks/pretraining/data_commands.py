@@ -102,6 +102,10 @@ def _run_instances(args: argparse.Namespace) -> None:
         raise BertKerasError(
             f"unknown setting {', '.join(unknown)}; instances accepts {', '.join(sorted(known))}."
         )
+    if not args.masks and (unread := [name for name in settings if name in names_of(Masking)]):
+        raise BertKerasError(
+            f"{unread[0]} applies only to static masks; give --masks, or set {unread[0]} in pretrain."
+        )
     length = given_settings(args, Sampling).get("seq_length", Sampling.seq_length)
     recipe = RECIPES[args.recipe].changed(**settings)
     lower_case = checkpoints.load_tokenizer(args.vocab).lower_case  # once, so that workers need not guess it
@@ -125,7 +129,7 @@ def _run_instances(args: argparse.Namespace) -> None:
     else:
         from tasks.pretraining.write_records import write_records
 
-        workers = args.workers or os.cpu_count() or 1
+        workers = (os.cpu_count() or 1) if args.workers is None else args.workers
         with progress("documents", None) as advance:
             summary = write_records(corpora, args.output, workers=workers, progress=advance, **options)
     rows = [

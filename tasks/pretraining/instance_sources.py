@@ -4,7 +4,6 @@ import contextlib
 import dataclasses
 import functools
 import hashlib
-import json
 import pathlib
 import re
 from collections.abc import Iterable, Iterator, Sequence
@@ -30,7 +29,6 @@ from bert_keras.objectives import (
     Objective,
     label,
 )
-from bert_keras.settings import Masking
 from bert_keras.text.tokenizer import Tokenizer
 from tasks.pretraining.instance_stream import (
     BEGINNING,
@@ -41,12 +39,10 @@ from tasks.pretraining.instance_stream import (
     shards,
     stream,
 )
-from tasks.pretraining.manifest import read_manifest
 from tasks.pretraining.read_records import RecordFiles, listed, manifest_of, read_records
-from tasks.pretraining.recipe_objectives import kinds_of
-from tasks.pretraining.recipes import FIELDS, Recipe
+from tasks.pretraining.recipes import Recipe
 from tasks.pretraining.samplers import SAMPLERS
-from tasks.settings import Sampling
+from tasks.pretraining.written_records import check_lengths, check_written, name_of
 
 SAMPLE = 1000  # instances to check before training
 SAMPLE_BYTES = 200_000  # the least bytes of text for this sample
@@ -86,10 +82,12 @@ class Source:
 
     phases: the phases of the training
     about: the identity of the data
+    lines: warnings about settings that the data does not follow
     """
 
     phases: list[Phase]
     about: dict[str, Any]
+    lines: Sequence[str] = ()
 
     def train(
         self, phase: int, *, skip: int, place: Sequence[int] | None, part: Part = WHOLE
@@ -111,6 +109,9 @@ class Source:
     def held_out(self, phase: int) -> tf.data.Dataset | None:
         """Held-out instances of a phase's length, the same for every call; None if there are none."""
         raise NotImplementedError
+
+    def check_held_out(self, phase: int, *, objectives: Sequence[Objective], vocab_size: int) -> None:
+        """Raises ValueError for held-out records of a phase's length that an objective cannot use."""
 
     def reading(self, phase: int | None, *, vocab_size: int) -> contextlib.AbstractContextManager[None]:
         """Turns TensorFlow's errors in reading a phase's instances, or held-out instances (None), into ValueError."""
@@ -233,12 +234,18 @@ class RecordFileSource(Source):
         self._recipe = recipe
         self._read = [functools.partial(read_records, source, tokenizer=tokenizer) for source in records]
         self._held_out = None if held_out is None else read_records(held_out, tokenizer=tokenizer)
-        for source, read in zip(records, self._read, strict=True):
-            _check_written(source, recipe, masked=MASKED_LM_IDS in read().element_spec)
+        self.lines = [
+            line
+            for source, read in zip(records, self._read, strict=True)
+            for line in check_written(source, recipe, predictions=_predictions(read()))
+        ]
+        if held_out is not None and self._held_out is not None:
+            self.lines += check_written(held_out, recipe, predictions=_predictions(self._held_out))
         self._sets: dict[int | None, RecordFiles] = dict(enumerate(records))
         if held_out is not None:
             self._sets[None] = held_out
         lengths = [_length(read()) for read in self._read]
+        self.lines += check_lengths(recipe, lengths)
         if self._held_out is not None and _length(self._held_out) not in lengths:
             wanted = " or ".join(map(str, lengths))
             raise BertKerasError(
@@ -264,6 +271,17 @@ class RecordFileSource(Source):
         if self._held_out is None or _length(self._held_out) != self.phases[phase].seq_length:
             return None
         return self._held_out
+
+    def check_held_out(self, phase: int, *, objectives: Sequence[Objective], vocab_size: int) -> None:
+        if (instances := self.held_out(phase)) is None:
+            return
+        with self.reading(None, vocab_size=vocab_size):
+            columns = _columns(instances, SAMPLE)
+        for one in objectives:
+            try:
+                list(one.check(columns))  # its warnings are about training
+            except ValueError as error:
+                raise BertKerasError(f"the held-out records {name_of(self._sets[None])}: {error}") from error
 
     @contextlib.contextmanager
     def reading(self, phase: int | None, *, vocab_size: int) -> Iterator[None]:
@@ -293,35 +311,14 @@ class RecordFileSource(Source):
         return f"{_unreadable(self._sets[phase], vocab_size)}: "
 
 
-def _check_written(source: RecordFiles, recipe: Recipe, *, masked: bool) -> None:
-    """Raises ValueError if a recipe's settings contradict the instances or masks in the files."""
-    file = manifest_of(source)
-    made = {} if file is None else read_manifest(file.parent)
-    made |= made.get("masking") or {}
-    kinds = (Sampling, Masking) if masked else (Sampling,)
-    for name, value in recipe.changes.items():
-        if FIELDS.get(name) in kinds and (name not in made or made[name] != value):
-            known = f" ({name} {json.dumps(made[name])})" if name in made else ""
-            raise BertKerasError(
-                f"{name} is {json.dumps(value)}, but {_name(source)} is already written{known}; leave {name} out, or write "
-                "instances with it."
-            )
-    sampler = recipe.sampling(128).sampler
-    if any(kind.pair_labels for kind in kinds_of(recipe)) and made.get("sampler", sampler) != sampler:
-        raise BertKerasError(
-            f"the labels of {_name(source)} are from the sampler {made['sampler']}, but the recipe has {sampler}; give instances "
-            f"from {sampler}, or set sampler={made['sampler']}."
-        )
-
-
 def _length(instances: tf.data.Dataset) -> int:
     return int(instances.element_spec[INPUT_WORD_IDS].shape[0])
 
 
-def _name(source: RecordFiles) -> str:
-    """The name of a set in errors."""
-    files = [source] if isinstance(source, str | pathlib.Path) else source
-    return str(files[0]) + (f" and {len(files) - 1} more" if len(files) > 1 else "")
+def _predictions(instances: tf.data.Dataset) -> int | None:
+    """The masked positions of each record; None without masks."""
+    spec = instances.element_spec
+    return int(spec[MASKED_LM_IDS].shape[0]) if MASKED_LM_IDS in spec else None
 
 
 def _files_of(source: RecordFiles) -> list[pathlib.Path]:
@@ -345,7 +342,7 @@ def _unreadable(source: RecordFiles, vocab_size: int) -> str:
                 pass
         except (tf.errors.OpError, UnicodeDecodeError, BertKerasError):
             return str(file)
-    return _name(source)
+    return name_of(source)
 
 
 def _digest_of_files(source: RecordFiles) -> str:
@@ -408,6 +405,12 @@ def _wrong_ids(found: str, vocab_size: int) -> BertKerasError:
     )
 
 
+def _columns(instances: tf.data.Dataset, count: int) -> dict[str, np.ndarray]:
+    """The first `count` instances, or all, as arrays [N, ...]; no arrays without instances."""
+    rows = list(instances.take(count).as_numpy_iterator())
+    return {name: np.stack([row[name] for row in rows]) for name in instances.element_spec if rows}
+
+
 def check_batch(instances: int, *, batch_size: int) -> None:
     """Raises ValueError if there are fewer instances than a batch needs."""
     if instances < batch_size:
@@ -421,10 +424,8 @@ def check_data(
 ) -> Iterator[str]:
     """Checks a sample of a phase's instances. Yields warnings; raises ValueError for data that cannot be used for training."""
     with source.reading(phase, vocab_size=config.vocab_size):
-        sample = source.sample(phase)
-        rows = list(sample.take(max(SAMPLE, batch_size)).as_numpy_iterator())
-    check_batch(len(rows), batch_size=batch_size)
-    columns = {name: np.stack([row[name] for row in rows]) for name in sample.element_spec}
+        columns = _columns(source.sample(phase), max(SAMPLE, batch_size))
+    check_batch(len(columns.get(INPUT_WORD_IDS, ())), batch_size=batch_size)
     highest = max(int(columns[name].max()) for name in (INPUT_WORD_IDS, MASKED_LM_IDS) if name in columns)
     if highest >= config.vocab_size:
         named = source.wrong(phase, vocab_size=config.vocab_size)

@@ -4,7 +4,8 @@
 """
 
 import pathlib
-from collections.abc import Mapping, Sequence
+import re
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from bert_keras.errors import BertKerasError, MissingFileError
@@ -17,7 +18,9 @@ from tasks.pretraining.samplers import SAMPLERS
 from tasks.settings import Sampling
 
 FORMAT_VERSION = 1
+_SHARD_NAME = re.compile(r"\d{5,}\.tfrecord(\.gz)?")  # of `shard_name`
 MANIFEST = "manifest.json"
+WORK = ".beam"  # the folder of sizes, counts and errors of `write_records_with_beam`, until the manifest is complete
 SHARDS, SUMMARY = "shards", "summary"  # fields of the manifest besides the identity
 INSTANCES = Layout(name="a folder of instances", identity=MANIFEST, results=MANIFEST, remote=True)
 
@@ -85,9 +88,25 @@ class InstancesFolder(Folder):
     def write(
         self, identity: Mapping[str, Any], made: Sequence[Shard], summary: Summary | None = None
     ) -> None:
-        """Writes the manifest; only a complete folder has a summary."""
+        """Writes the manifest; only a complete folder has a summary, and no file of an earlier try with another text."""
+        if summary is not None:
+            self._remove_others({shard_name(i, compress=identity["compress"]) for i in range(len(made))})
         content = {SHARDS: [shard._asdict() for shard in made], SUMMARY: summary and summary._asdict()}
         write_json(self.path / MANIFEST, {**identity, **content})
+        if summary is not None:
+            self._remove_work()
+
+    def _remove_others(self, names: Collection[str]) -> None:
+        """Removes the files of records with other names."""
+        for file in list(self.path.glob("*.tfrecord*")):
+            if _SHARD_NAME.fullmatch(file.name) and file.name not in names:
+                file.unlink()
+
+    def _remove_work(self) -> None:
+        if (work := self.path / WORK).is_dir():
+            for file in list(work.iterdir()):
+                file.unlink()
+            work.rmdir()
 
 
 def read_manifest(path: str | pathlib.Path) -> dict[str, Any]:

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
+from bert_keras.files import whole_file
 from bert_keras.objectives import Objective
 from tasks.pretraining.instance_sources import HELD_OUT_SEED, Source
 from tasks.pretraining.optimizer import schedule
@@ -68,19 +69,21 @@ class PretrainingMonitor(Monitor):
         self.step = 0
         self._phase = 0
         self._since = time.monotonic()
+        self._before = 0.0  # seconds since the last log, in the run that is resumed
 
     def begin(self, stage: int, step: int) -> None:
         self._phase, self.step = stage, step
-        self._since = time.monotonic()
+        self._since, self._before = time.monotonic() - self._before, 0.0
 
     def memory(self) -> Any:
-        """The rows, and the position in the source near this step, so that resuming is cheap."""
+        """The rows, the position in the source near this step, so that resuming is cheap, and the seconds since the last log."""
         phase = next(phase for phase in self._plan.source.phases if self.step <= phase.end)
         read = (self.step - phase.start) * self._plan.hparams.batch_size
-        return self.history, self._plan.source.place(read)
+        return self.history, self._plan.source.place(read), time.monotonic() - self._since
 
     def recall(self, memory: Any) -> None:
-        self.history, self._plan.place = memory
+        self.history, self._plan.place, *before = memory  # a save of an earlier version has no seconds
+        self._before = before[0] if before else 0.0
         self.step = int(self.history[-1]["step"]) if self.history else 0
 
     @property
@@ -196,4 +199,5 @@ def draw_curves(history: Sequence[Mapping[str, float]], path: pathlib.Path) -> N
         axes.set(xlabel="step", title=title)
         axes.grid(alpha=0.3)
         axes.legend(fontsize="small")
-    figure.savefig(path, dpi=120)
+    with whole_file(path) as temporary:  # a worker's folder has links to the files of the run
+        figure.savefig(temporary, dpi=120, format=path.suffix[1:])

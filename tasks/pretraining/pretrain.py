@@ -46,9 +46,9 @@ from tasks.pretraining.instance_sources import (
 from tasks.pretraining.instance_stream import Segmenter, Text
 from tasks.pretraining.monitor import Prepared, PretrainingMonitor
 from tasks.pretraining.optimizer import OPTIMIZERS, longest_step, schedule
-from tasks.pretraining.processes import check_sendable
+from tasks.pretraining.processes import check_sendable, check_workers
 from tasks.pretraining.read_records import RecordFiles
-from tasks.pretraining.recipe_objectives import kinds_of, objectives_for
+from tasks.pretraining.recipe_objectives import check_settings_are_read, kinds_of, objectives_for
 from tasks.pretraining.recipes import Recipe
 from tasks.pretraining.weights import assign, read_start, save
 from tasks.settings import PretrainHparams
@@ -158,7 +158,12 @@ def _held_out(
 def _held_out_phases(
     source: Source, objectives: Sequence[Sequence[Objective]], *, hparams: PretrainHparams, **options: Any
 ) -> list[tf.data.Dataset | None]:
-    """The evaluation batches of every phase. Raises ValueError for a patience without data to watch."""
+    """The evaluation batches of every phase.
+
+    Raises ValueError for records that an objective cannot use, and for a patience without data to watch.
+    """
+    for phase, those in enumerate(objectives):
+        source.check_held_out(phase, objectives=those, vocab_size=options["vocab_size"])
     held = [
         _held_out(source, phase, those, hparams=hparams, **options) for phase, those in enumerate(objectives)
     ]
@@ -197,8 +202,7 @@ def _check_lengths(config: BertConfig, lengths: Iterable[int], *, tokenizer: Tok
 
 def _check_workers(workers: int, **sent: Any) -> None:
     """sent: the arguments that the processes need."""
-    if workers < 1:
-        raise BertKerasError(f"workers is {workers}; give a number of processes, 1 or more.")
+    check_workers(workers)
     if workers > 1:
         check_sendable(**sent)
 
@@ -245,6 +249,7 @@ def plan_pretraining(
     """Reads and checks everything and builds the model, without training. Arguments and errors: those of `pretrain`."""
     hparams, distribution = recipe.hparams, strategy(strategy_name)
     check_replicas(hparams, distribution)
+    check_settings_are_read(recipe)
     _check_snapshots(snapshots, hparams)
     start = read_start(checkpoint, recipe)
     tokenizer = _tokenizer(tokenizer, start.checkpoint)
@@ -259,6 +264,7 @@ def plan_pretraining(
     _check_lengths(config, lengths, tokenizer=tokenizer)
     objectives = [objectives_for(recipe, length, pieces=Pieces.of(tokenizer)) for length in lengths]
     lines = [
+        *source.lines,
         *_check_phases(source, objectives, config=config, batch_size=hparams.batch_size),
         *_warn_of_long_steps(hparams),
         *slowness(hparams.precision, accelerated=is_accelerated()),

@@ -22,6 +22,12 @@ Function = Callable[..., Result]
 _TO_ALL = tuple(getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGHUP") if hasattr(signal, name))
 
 
+def check_workers(workers: int) -> None:
+    """Raises BertKerasError for no workers, or a negative number of them."""
+    if workers < 1:
+        raise BertKerasError(f"workers is {workers}; give a number of processes, 1 or more.")
+
+
 def check_sendable(**arguments: Any) -> None:
     """Raises BertKerasError for an argument, by its name, that cannot be sent to a worker process."""
     for name, value in arguments.items():

@@ -2,7 +2,9 @@
 
 import dataclasses
 
+from bert_keras.errors import BertKerasError
 from bert_keras.objectives import LeftToRight, MaskedLM, Objective, ReplacedTokens, SentencePair
+from bert_keras.settings import Masking, names_of
 from bert_keras.text.masking import Pieces
 from tasks.pretraining.recipes import Recipe
 
@@ -17,6 +19,24 @@ OBJECTIVES: dict[str, type[Objective]] = {
 def kinds_of(recipe: Recipe) -> tuple[type[Objective], ...]:
     """The classes of a recipe's objectives."""
     return tuple(OBJECTIVES[name] for name in recipe.objectives)
+
+
+def unread_settings(recipe: Recipe) -> list[str]:
+    """The user's settings of objectives that the recipe does not have."""
+    fields = {kind: names_of(kind) for kind in OBJECTIVES.values()}
+    of_objectives = {*names_of(Masking), *(name for names in fields.values() for name in names)}
+    read = {name for kind in kinds_of(recipe) for name in fields[kind]}
+    if "masking" in read:
+        read |= {*names_of(Masking)}  # max_predictions too, a name of both
+    return [name for name in recipe.changes if name in of_objectives - read]
+
+
+def check_settings_are_read(recipe: Recipe) -> None:
+    """Raises BertKerasError for a setting of the user that no objective of the recipe reads."""
+    if unread := unread_settings(recipe):
+        raise BertKerasError(
+            f"{unread[0]} does not apply to {', '.join(recipe.objectives)}, the objectives of this recipe; leave {unread[0]} out."
+        )
 
 
 def objectives_for(recipe: Recipe, seq_length: int, *, pieces: Pieces) -> list[Objective]:

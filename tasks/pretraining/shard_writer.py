@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
+from bert_keras.errors import BertKerasError
 from bert_keras.features import INPUT_MASK, NEXT_SENTENCE_LABEL
 from bert_keras.settings import Masking
 from bert_keras.text.masking import Pieces, mask
@@ -32,7 +33,10 @@ from tasks.tfrecord import record_writer
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Job:
-    """Everything that decides the files of a text, except the text: the arguments of `write_records`."""
+    """Everything that decides the files of a text, except the text: the arguments of `write_records`.
+
+    Raises BertKerasError for a negative seed.
+    """
 
     path: pathlib.Path
     make_tokenizer: Callable[[], Tokenizer]
@@ -43,6 +47,10 @@ class Job:
     compress: bool
     shard_bytes: int = SHARD_BYTES
     shard_documents: int = SHARD_DOCUMENTS
+
+    def __post_init__(self) -> None:
+        if self.seed < 0:
+            raise BertKerasError(f"seed is {self.seed}; seed must be at least 0.")
 
     def identity(self) -> dict[str, Any]:
         """Everything that decides the instances of a text, plain JSON."""

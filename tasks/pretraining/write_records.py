@@ -27,7 +27,7 @@ from tasks.pretraining.manifest import (
     Summary,
     summarize,
 )
-from tasks.pretraining.processes import in_order
+from tasks.pretraining.processes import check_workers, in_order
 from tasks.pretraining.shard_writer import Job, ShardWriter
 from tasks.settings import Sampling
 
@@ -64,9 +64,10 @@ def write_records(
     progress: called with the number of documents done since its last call
 
     The records have the names and fixed lengths of google-research/bert create_pretraining_data.py.
-    Raises ValueError if the folder has another text, vocabulary or setting, with the field; if another process writes to it; and
-    for text without instances.
+    Raises ValueError if the folder has another text, vocabulary or setting, with the field; if another process writes to it; for
+    a negative seed, and for no workers; and for text without instances.
     """
+    check_workers(workers)
     job = Job(
         path=path_of(path),
         make_tokenizer=make_tokenizer,

@@ -73,8 +73,16 @@ class FineTuningMonitor(Monitor):
 
     def recall(self, memory: Any) -> None:
         self.history, self.best = memory
-        if self.best is not None:
-            self._check_kept(lambda name: (self._path / name).is_file())
+        if (best := self.best) is None:
+            return
+        self._check_kept(lambda name: (self._path / name).is_file())
+        if self._workers.from_chief(lambda: digests(self._path) != best[FILES]):
+            # Any epoch from here on may be the one that wrote them, and its value is not known yet.
+            best["value"] = -math.inf
+            self._log(
+                f"warning: the weights in {self._path} are not those of epoch {best['epoch'] + 1}, the best so far: a later "
+                "epoch replaced them before the run stopped, or they were changed; the best epoch from here on is kept"
+            )
 
     @property
     def stopped(self) -> bool:

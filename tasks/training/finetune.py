@@ -10,6 +10,7 @@ import keras
 import tensorflow as tf
 
 from bert_keras import checkpoints
+from bert_keras.encoder import BertEncoder
 from bert_keras.errors import BertKerasError
 from bert_keras.features import POOLED_OUTPUT, Part
 from bert_keras.precision import slowness, training_policy
@@ -70,6 +71,29 @@ def _in_order_of(task: Task, source: checkpoints.Checkpoint, heads: Sequence[str
     return dataclasses.replace(source, tensors=tensors, labels=tuple(wanted))
 
 
+def _assigned(
+    task: Task, source: checkpoints.Checkpoint, model: TextModel, *, keep_head: bool
+) -> checkpoints.Report:
+    """Assigns the checkpoint's weights to the model."""
+    heads = heads_of(model)
+    if keep_head:
+        ordered = _in_order_of(task, source, list(heads))
+        return checkpoints.assign(ordered, model.encoder, fresh=NEW_PARTS, **heads)
+    kept = heads if task.pretrained_head else {}
+    return checkpoints.assign(source, model.encoder, fresh=(*NEW_PARTS, *heads), **kept)
+
+
+def _new_parts(
+    task: Task, encoder: BertEncoder, report: checkpoints.Report | None
+) -> list[keras.layers.Layer]:
+    """The parts of an encoder that the checkpoint lacks and the task reads: frozen, they would stay at random weights."""
+    if report is None:
+        return []  # the whole encoder is random, as a baseline
+    names = {name.split("/")[0] for name in report.fresh}
+    read = {"bilstm": encoder.bilstm} | ({"pooler": encoder.pooler} if POOLED_OUTPUT in task.outputs else {})
+    return [part for name, part in read.items() if name in names and part is not None]
+
+
 def _compiled_model(
     task: Task,
     source: checkpoints.Checkpoint,
@@ -84,22 +108,18 @@ def _compiled_model(
     policy = training_policy(hparams.precision)
     encoder, network = network_of(task, source.config, hparams.features, dtype=policy)
     model = TextModel(task, preprocess, network)
-    if source.tensors:
-        heads = heads_of(model)
-        if keep_head:
-            ordered = _in_order_of(task, source, list(heads))
-            log(str(checkpoints.assign(ordered, encoder, fresh=NEW_PARTS, **heads)))
-        else:
-            kept = heads if task.pretrained_head else {}
-            log(str(checkpoints.assign(source, encoder, fresh=(*NEW_PARTS, *heads), **kept)))
-    else:
-        log("weights: random")
+    report = _assigned(task, source, model, keep_head=keep_head) if source.tensors else None
+    log("weights: random" if report is None else str(report))
     if (bilstm := bilstm_of(network)) is not None:
         log(f"training on {bilstm.described}; the encoder is frozen")
     encoder.trainable = hparams.freeze != "encoder" and hparams.features is None
     encoder.rematerialize = hparams.rematerialize
     if hparams.lora_rank is not None:
         encoder.enable_lora(hparams.lora_rank)
+    frozen = hparams.freeze is not None or hparams.lora_rank is not None
+    for part in _new_parts(task, encoder, report) if frozen and hparams.features is None else ():
+        part.trainable = True
+        log(f"the checkpoint has no {part.name}: it is trained too")
     if POOLED_OUTPUT not in task.outputs:  # without a gradient, Keras would warn
         encoder.pooler.trainable = False
     optimizer = optimizer_of(hparams, total_steps=total_steps)

@@ -99,12 +99,13 @@ def train(
             return [seconds(), monitor.memory()]
 
         saver = Saver(own, plan.model, every=save_every, remember=memory, stop=stop, workers=workers)
-        if (remembered := _restored(saver, folder, plan, begun=begun, log=log)) is not None:
-            before, of_monitor = remembered
-            monitor.recall(of_monitor)
+        remembered = _restored(saver, folder, plan, begun=begun, log=log)
         workers.check_same(
             {"the step to resume from": saver.step}, "give all of them one output folder that they share"
         )
+        if remembered is not None:
+            before, of_monitor = remembered
+            monitor.recall(of_monitor)
         progress = Progress(plan.stages, log=log, inside=verbose == 2, seconds=seconds)
         try:
             _fit_stages(plan, monitor, saver, progress, workers, verbose=int(verbose == 1 and workers.chief))

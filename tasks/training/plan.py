@@ -59,7 +59,7 @@ class Monitor(keras.callbacks.Callback):
         raise NotImplementedError
 
     def recall(self, memory: Any) -> None:
-        """Restores what `memory` returned."""
+        """Restores what `memory` returned. All workers call it, at the same step."""
         raise NotImplementedError
 
     def results(self) -> Mapping[str, Any]:

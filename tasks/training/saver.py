@@ -12,6 +12,7 @@ import contextlib
 import json
 import pathlib
 import re
+import shutil
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
@@ -20,7 +21,7 @@ import numpy as np
 import tensorflow as tf
 
 from bert_keras.errors import BertKerasError, LossDiverged
-from bert_keras.files import sync
+from bert_keras.files import remove_temporary, sync
 from bert_keras.paths import for_tensorflow
 from bert_keras.signals import Stop
 from bert_keras.tensorflow_errors import file_errors
@@ -30,6 +31,7 @@ CHECKPOINTS, SETTINGS = "checkpoints", "settings.json"
 LARGEST = 1e18  # the largest valid weight: the square of a larger float32 overflows
 KEPT = 2  # saves to keep: if the last one is damaged, the one before it is restored
 _INDEX = re.compile(r"ckpt-(\d+)\.index")
+_OF_SAVE = re.compile(r"ckpt-(\d+)(_temp|\..+)")  # TensorFlow writes a save in ckpt-STEP_temp, and renames it
 
 
 def check_finite(model: keras.Model, *, step: int, workers: Workers) -> None:
@@ -51,6 +53,19 @@ def _saves_in(folder: pathlib.Path) -> list[int]:
     return sorted((int(match[1]) for match in found if match), reverse=True)
 
 
+def _remove_unfinished(folder: pathlib.Path) -> None:
+    """Removes what a kill inside a save, or inside the removal of one, has left. Call it under the run's lock."""
+    saves = {*_saves_in(folder)}
+    for file in list(folder.iterdir()):
+        if (match := _OF_SAVE.fullmatch(file.name)) is None:
+            continue
+        if match[2] == "_temp":
+            shutil.rmtree(file)
+        elif int(match[1]) not in saves:
+            file.unlink()
+    remove_temporary(folder)
+
+
 class Saver(keras.callbacks.Callback):
     """Saves the state of a training, and restores it. It must be the last callback, because it saves the state of the others.
 
@@ -62,8 +77,8 @@ class Saver(keras.callbacks.Callback):
     stop: a request to stop is followed after the running step: its save, and KeyboardInterrupt
     workers: all of them save and stop together; None for the only process
 
-    A save appears only when it is complete: a kill during a save leaves the previous save. While the run is unfinished, the
-    last KEPT saves are never deleted.
+    A save appears only when it is complete: a kill during a save leaves the previous save, and files that the next Saver removes.
+    While the run is unfinished, the last KEPT saves are never deleted.
     """
 
     def __init__(
@@ -81,6 +96,7 @@ class Saver(keras.callbacks.Callback):
         self._folder, self._model, self._every, self._remember = path / CHECKPOINTS, model, every, remember
         self._stop, self._workers = stop or Stop(), workers or Workers(model.distribute_strategy)
         self._folder.mkdir(parents=True, exist_ok=True)
+        _remove_unfinished(self._folder)
         self._links = contextlib.ExitStack()  # lasts as long as the callback
         self._named = self._links.enter_context(for_tensorflow(self._folder))
         self._due = False
