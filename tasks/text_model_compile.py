@@ -60,31 +60,33 @@ class CompiledTextModel(TrainingSteps, keras.Model):
         Raises BertKerasError for settings beside an optimizer, and for unknown or impossible ones.
         """
         _check_settings(settings, optimizer)
-        self._schedule = None
-        if optimizer is None:
-            bilstm = bilstm_of(self.network)
-            self._schedule = Hparams(**settings, **(bilstm.settings if bilstm else {}))
-            optimizer = AdamW(self._schedule.learning_rate)  # until `fit` knows the steps
-        if loss is None and self.problem.trains:
-            loss = self.problem.loss()
-            weighted_metrics = self.problem.metrics() if weighted_metrics is None else weighted_metrics
-            metrics, weighted_metrics = None, _joined(metrics, weighted_metrics)
-        self._predict = None
-        leave_out_padding(encoder_of(self.network), jit_compile=jit_compile)
-        # A function, because Keras would track the metrics and the optimizer in a dict.
-        self._compile = functools.partial(
-            super().compile,
-            loss=loss,
-            metrics=metrics,
-            weighted_metrics=weighted_metrics,
-            loss_weights=loss_weights,
-            jit_compile=jit_compile,
-            run_eagerly=run_eagerly,
-            steps_per_execution=steps_per_execution,
-            auto_scale_loss=auto_scale_loss,
-            micro_batch=micro_batch,
-        )
-        self._compile(optimizer=optimizer)
+        # The scope that the model was made in may have ended; the optimizer and the metrics belong to it.
+        with self.distribute_strategy.scope():
+            self._schedule = None
+            if optimizer is None:
+                bilstm = bilstm_of(self.network)
+                self._schedule = Hparams(**settings, **(bilstm.settings if bilstm else {}))
+                optimizer = AdamW(self._schedule.learning_rate)  # until `fit` knows the steps
+            if loss is None and self.problem.trains:
+                loss = self.problem.loss()
+                weighted_metrics = self.problem.metrics() if weighted_metrics is None else weighted_metrics
+                metrics, weighted_metrics = None, _joined(metrics, weighted_metrics)
+            self._predict = None
+            leave_out_padding(encoder_of(self.network), jit_compile=jit_compile)
+            # A function, because Keras would track the metrics and the optimizer in a dict.
+            self._compile = functools.partial(
+                super().compile,
+                loss=loss,
+                metrics=metrics,
+                weighted_metrics=weighted_metrics,
+                loss_weights=loss_weights,
+                jit_compile=jit_compile,
+                run_eagerly=run_eagerly,
+                steps_per_execution=steps_per_execution,
+                auto_scale_loss=auto_scale_loss,
+                micro_batch=micro_batch,
+            )
+            self._compile(optimizer=optimizer)
 
     def _start_schedule(self, data: tf.data.Dataset, *, epochs: int, steps_per_epoch: int | None) -> None:
         """Gives `fit` BERT's optimizer with a schedule over its steps; no change under the user's own optimizer.
