@@ -1,6 +1,7 @@
 """Models that take strings: every problem by `fit`, `evaluate` and `predict`, every form of data, and saving."""
 
 import csv
+import dataclasses
 import json
 import re
 from pathlib import Path
@@ -15,9 +16,11 @@ from runs import ROOT, SIZES, contents, full_disk, run_command, texts, write_che
 
 import bert_keras as bk
 from bert_keras.errors import BertKerasError
+from tasks.glue.data_sets import ROWS
+from tasks.glue.task import Glue
 from tasks.settings import Hparams
 from tasks.text_columns import class_ids
-from tasks.text_data import text_batches
+from tasks.text_data import _class_weights, text_batches
 from tasks.training.finetune import plan_finetuning
 from tasks.training.run_folder import open_task
 
@@ -184,6 +187,15 @@ def test_weights_of_examples_and_classes(untrained):
     order = np.argsort(lengths, kind="stable")
     np.testing.assert_array_equal(labels, np.array(IDS)[order])
     np.testing.assert_allclose(weights, (given * np.where(np.array(IDS), 3.0, 0.5))[order])
+
+
+def test_class_weights_by_number_are_those_of_labels_of_digits():
+    """A number names a label, as in `y`: class 0 is "1"."""
+    problem = Glue(dataclasses.replace(ROWS["mnli"], labels=("1", "2", "3")))
+    for key in (1, "1", b"1", np.int64(1)):
+        np.testing.assert_array_equal(_class_weights(problem, {key: 3.0}), [3, 1, 1])
+    with pytest.raises(BertKerasError, match="class_weight names 0; the labels are 1, 2, 3"):
+        _class_weights(problem, {0: 3.0})
 
 
 def test_evaluate_lists_the_loss_first(untrained):
