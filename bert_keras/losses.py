@@ -10,6 +10,7 @@ from typing import Any
 
 import keras
 from keras import ops
+from keras.src.backend import get_keras_mask
 
 from bert_keras.errors import BertKerasError
 
@@ -68,16 +69,19 @@ class GlobalMean(keras.losses.Loss):
     def __call__(self, y_true: Any, y_pred: Any, sample_weight: Any = None) -> Any:
         """Labels and float outputs [B, ...], weights [B, ...] -> a scalar, 0 where no weight is over 0.
 
-        Weights [B] apply to all labels of their rows; a last axis of 1 is dropped. Raises BertKerasError for weights with more
-        axes than the losses.
+        Weights [B] apply to all labels of their rows; a last axis of 1 is dropped. Where the outputs have
+        Keras' mask of padding, as those of TokenHead, masked labels have weight 0. Raises BertKerasError for weights with more
+        axes than the losses; in micro-batches, for masked outputs without a weight for each label.
         On N replicas, each returns the global mean / N, which Keras sums and logs. Its gradient is that of its own labels.
         """
         losses = self.call(y_true, y_pred)
-        weights = self._weights(losses, y_true, sample_weight)
-        loss_sum, weight_sum = ops.sum(losses * weights), ops.sum(weights)
+        weights, mask = self._weights(losses, y_true, sample_weight), _mask(y_pred, losses)
         if (whole := _WHOLE.get()) is not None:
             _check_one_loss_a_label(y_true, losses)
-            return ops.divide_no_nan(loss_sum, whole[id(self)])
+            _check_masked_labels(mask, weights, sample_weight)
+            return ops.divide_no_nan(ops.sum(losses * weights), whole[id(self)])
+        weights = weights if mask is None else ops.where(mask, weights, 0.0)
+        loss_sum, weight_sum = ops.sum(losses * weights), ops.sum(weights)
         context = replica_context()
         if context is None:
             return ops.divide_no_nan(loss_sum, weight_sum)
@@ -146,6 +150,37 @@ def _fits(shape: tuple[int | None, ...], wanted: tuple[int | None, ...]) -> bool
 
 def _shape(values: Any) -> tuple[int | None, ...]:
     return tuple(values.shape)
+
+
+def _mask(outputs: Any, losses: Any) -> Any:
+    """Keras' mask of the outputs, bool, with the axes of the losses; None where there is none, or one of other axes."""
+    mask = get_keras_mask(outputs)
+    if mask is None:
+        return None
+    shape, wanted = _shape(mask), _shape(losses)
+    if len(shape) > len(wanted) or not _fits(shape, wanted[: len(shape)]):
+        return None
+    return ops.reshape(mask, (*ops.shape(mask), *[1] * (len(wanted) - len(shape))))
+
+
+def _check_masked_labels(mask: Any, weights: Any, given: Any) -> None:
+    """Raises an error for masked labels that `GlobalMean.weight` counted: it knows no outputs, and so no mask.
+
+    BertKerasError without a weight for each label; where a masked label has a weight, TensorFlow's, since the step runs by then.
+    """
+    if mask is None:
+        return
+    if given is None or len(given.shape) < len(mask.shape):
+        raise BertKerasError(
+            "the outputs have a padding mask, which micro_batch does not know before it computes them; give sample_weight with a "
+            "weight for each label, 0 at padding."
+        )
+    import tensorflow as tf
+
+    counted = tf.reduce_any(tf.logical_not(mask) & (weights > 0))
+    tf.debugging.assert_equal(
+        counted, False, "micro_batch: labels at padding have weights; give them weight 0."
+    )
 
 
 def _check_one_loss_a_label(labels: Any, losses: Any) -> None:

@@ -7,6 +7,7 @@ import keras
 import numpy as np
 import pytest
 import runs
+import tensorflow as tf
 
 from bert_keras.errors import BertKerasError
 from bert_keras.losses import GlobalMean, cross_entropy, squared_error
@@ -62,6 +63,43 @@ def test_columns_in_micro_batches(labels, weights):
     )
     assert_equal(whole, wanted)
     assert_equal(parts, wanted)
+
+
+def masked_model() -> TrainingModel:
+    """Three steps of numbers; a row of -1 is padding."""
+    keras.utils.set_random_seed(1)
+    x = keras.Input((3, 2))
+    made = keras.layers.Dense(4)(keras.layers.Masking(-1.0)(x))
+    return TrainingModel(x, made)
+
+
+MASK = np.array([[1, 1, 1], [1, 0, 0], [1, 1, 0], [1, 1, 1], [1, 0, 0], [1, 1, 0]], bool)
+TOKENS = np.where(MASK[..., None], np.random.default_rng(1).normal(size=(6, 3, 2)), -1).astype("float32")
+TAGS = np.random.default_rng(2).integers(0, 4, (6, 3))
+
+
+def masked_steps(micro_batch, weights):
+    made = masked_model()
+    made.compile(keras.optimizers.SGD(0.5), GlobalMean(cross_entropy), micro_batch=micro_batch)
+    logs = made.fit(TOKENS, TAGS, batch_size=6, verbose=0, sample_weight=weights).history["loss"]
+    return [np.array(logs), *made.get_weights()]
+
+
+@pytest.mark.parametrize("weights", [None, X[:, 0] ** 2, np.ones((6, 3))], ids=["none", "rows", "labels"])
+def test_masked_labels_have_no_weight(weights):
+    """As with weights of 0 at padding."""
+    given = 1 if weights is None else weights.reshape(6, -1)
+    assert_equal(masked_steps(None, weights), masked_steps(None, MASK * given))
+
+
+def test_masked_outputs_in_micro_batches_need_weights_of_labels():
+    weights = MASK * X[:, :1] ** 2
+    assert_equal(masked_steps(4, weights), masked_steps(None, weights))
+    for given in (None, X[:, 0] ** 2):
+        with pytest.raises(BertKerasError, match="padding mask.*micro_batch.*sample_weight"):
+            masked_steps(4, given)
+    with pytest.raises(tf.errors.InvalidArgumentError, match="labels at padding have weights"):
+        masked_steps(4, np.ones((6, 3)))
 
 
 def test_outputs_without_a_loss_and_weights_for_all_outputs():
