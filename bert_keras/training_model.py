@@ -4,9 +4,10 @@ In: batches (features, labels, weights). Out: updates, and logs over all replica
 strategies) belong here and nowhere else.
 """
 
+import contextlib
 import inspect
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import keras
@@ -103,10 +104,18 @@ class TrainingSteps:
 
         Raises BertKerasError unless each output with a loss has labels, and weights where the others have some.
         """
-        outputs = keras.tree.flatten(self.loss)
+        names = getattr(self, "output_names", None) or ()
+
+        def in_order(values: Any) -> list[Any]:
+            """Values by name in the order of the outputs, since lists are in that order too."""
+            if isinstance(values, Mapping) and {*values} <= {*names}:
+                values = [values[name] for name in names if name in values]
+            return keras.tree.flatten(values)
+
+        outputs = in_order(self.loss)
 
         def with_loss(values: Any) -> list[Any]:
-            found = keras.tree.flatten(values)
+            found = in_order(values)
             if len(found) != len(outputs):  # only those of the outputs with a loss
                 return found
             return [one for one, loss in zip(found, outputs, strict=True) if loss is not None]
@@ -163,11 +172,22 @@ class TrainingSteps:
             return start + size, loss_sum + loss, sums
 
         begin = (tf.constant(0), tf.constant(0.0), [tf.zeros(one.shape, one.dtype) for one in variables])
-        with micro_batches(self.loss_terms(y, sample_weight)):
+        parts = keras.ops.ceil(count / self.micro_batch)
+        with (
+            _one_update(self._metrics_of_outputs(x, y, sample_weight), parts),
+            micro_batches(self.loss_terms(y, sample_weight)),
+        ):
             _, loss, sums = tf.while_loop(lambda start, *_: start < count, add, begin, parallel_iterations=1)
         if (context := replica_context()) is not None:
             loss = context.all_reduce("SUM", loss) / context.num_replicas_in_sync
         return loss, [None if i in missing else one for i, one in enumerate(sums)]
+
+    def _metrics_of_outputs(self: Any, x: Any, y: Any, sample_weight: Any) -> list[keras.metrics.Mean]:
+        """Keras' means of the loss of each output; none for a model with one output."""
+        losses = self._compile_loss
+        if losses is not None and not losses.built and len(keras.tree.flatten(self.loss)) > 1:
+            self._symbolic_build(data_batch=(x, y, sample_weight))
+        return [] if losses is None else losses.metrics
 
     def _count_loss(self: Any, loss: Any, x: Any, sample_weight: Any) -> None:
         """Counts a step in the mean loss; `loss` is this replica's share of the sum over all replicas."""
@@ -241,6 +261,16 @@ def _check_accumulation(model: Any) -> None:
                 f"micro_batch is {model.micro_batch} and the loss is {name}, whose mean over a batch is not known from its "
                 "micro-batches; give bert_keras' GlobalMean."
             )
+
+
+@contextlib.contextmanager
+def _one_update(means: Sequence[keras.metrics.Mean], parts: Any) -> Iterator[None]:
+    """Within it, the `parts` updates of each mean, which add up to one number, count as one update."""
+    before = [one.count + 0 for one in means]  # a tensor: convert_to_tensor gives the variable, which changes
+    yield
+    for one, count in zip(means, before, strict=True):
+        added = one.count - count
+        one.count.assign(count + keras.ops.divide_no_nan(added, keras.ops.cast(parts, added.dtype)))
 
 
 def _divided_by_batch(value: Any) -> Any:

@@ -111,6 +111,36 @@ def test_outputs_without_a_loss_and_weights_for_all_outputs():
         assert_equal(parts, whole)
 
 
+def two_outputs() -> TrainingModel:
+    """Outputs whose order is not that of their names."""
+    keras.utils.set_random_seed(1)
+    x = keras.Input((3,))
+    return TrainingModel(x, [keras.layers.Dense(3, name=name)(x) for name in ("z", "a")])
+
+
+def logs_and_weights(losses, labels, micro_batch):
+    """Of two epochs of two batches."""
+    made = two_outputs()
+    made.compile(keras.optimizers.SGD(0.5), losses, micro_batch=micro_batch, jit_compile=False)
+    logs = made.fit(X, labels, batch_size=4, epochs=2, shuffle=False, verbose=0).history
+    return [*map(np.array, logs.values()), *made.get_weights()], {*logs}
+
+
+@pytest.mark.parametrize("named_losses", [True, False])
+@pytest.mark.parametrize("named_labels", [True, False])
+def test_losses_and_labels_by_name_or_in_order(named_losses, named_labels):
+    """Losses, their logs and updates are those of whole batches."""
+    losses = {"z": GlobalMean(cross_entropy), "a": GlobalMean(cross_entropy)}
+    labels = {"z": Y, "a": np.array([0, 1, -100, -100, 2, -100])}
+    given = [
+        one if named else [*one.values()] for one, named in ((losses, named_losses), (labels, named_labels))
+    ]
+    whole, names = logs_and_weights(*given, None)
+    assert names == {"loss", "z_loss", "a_loss"}
+    assert_equal(logs_and_weights(*given, 1)[0], whole)
+    assert_equal(logs_and_weights(*given, 3)[0], whole)
+
+
 @pytest.mark.parametrize(
     ("losses", "labels"),
     [(GlobalMean(cross_entropy), 2), ([GlobalMean(cross_entropy), GlobalMean(cross_entropy)], 1)],
