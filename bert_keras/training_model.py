@@ -95,7 +95,7 @@ class TrainingSteps:
             return super().test_step(*data)  # type: ignore[misc]
         x, y, sample_weight = keras.utils.unpack_x_y_sample_weight(*data)
         y_pred = self(x, training=False)
-        loss = self.compute_loss(x=x, y=y, y_pred=y_pred, sample_weight=sample_weight, training=False)
+        loss = self._compute_loss(x, y, y_pred, sample_weight, training=False)
         self._count_loss(loss, x, sample_weight)
         return self.compute_metrics(x, y, y_pred, sample_weight)
 
@@ -137,7 +137,8 @@ class TrainingSteps:
 
         with tf.GradientTape() as tape:
             y_pred = self(x, training=True)
-            loss = self.compute_loss(x=x, y=y, y_pred=y_pred, sample_weight=sample_weight, training=True)
+            # Keras' wrapper, since a subclass's compute_loss may not take `training`.
+            loss = self._compute_loss(x, y, y_pred, sample_weight, training=True)
             scaled = self.optimizer.scale_loss(loss)
         gradients = tape.gradient(scaled, self.trainable_weights)
         self.compute_metrics(x, y, y_pred, sample_weight)
@@ -331,37 +332,71 @@ def _like(spec: Any) -> Any:
     return keras.tree.map_structure(lambda one: tf.zeros([size or 2 for size in one.shape], one.dtype), spec)
 
 
-def _function_of(model: Any, step: Callable[[Any], Any]) -> Callable[[Any], dict[str, Any]]:
-    """A function of an iterator that runs a step in every replica and returns the metrics' results over all of them."""
+def _function_of(model: Any, step: Callable[[Any], Any]) -> Callable[[Any], Any]:
+    """A function of an iterator that runs a step in every replica and returns logs.
+
+    Those of a step that returns the model's metrics are over the rows of all replicas. For other logs, as of a subclass's own
+    `train_step`, they are the mean over the replicas, as in Keras.
+    """
     import tensorflow as tf
 
     strategy = model.distribute_strategy
     if model.jit_compile and not model.run_eagerly:
         step = tf.function(step, jit_compile=True, reduce_retracing=True, autograph=False)
 
-    def run(data: Any) -> None:
+    def of_replica(data: Any) -> Any:
+        made = step(data)
+        # The mean of the replicas' metrics is not the metric of all rows: `logs` reads it.
+        return () if isinstance(made, dict) and {*made} == {*model.get_metrics_result()} else made
+
+    def run(data: Any) -> Any:
         # `fit` wraps what is None.
         data = keras.tree.map_structure(
             lambda part: None if isinstance(part, tf.experimental.Optional) else part, data
         )
-        strategy.run(step, args=(data,))
+        made = strategy.run(of_replica, args=(data,))
+        return keras.tree.map_structure(lambda one: strategy.reduce("MEAN", one, axis=None), made)
 
-    def steps(iterator: Any) -> dict[str, Any]:
-        for _ in range(model.steps_per_execution):
-            run(next(iterator))
-        return model.get_metrics_result()
+    def logs(made: Any) -> Any:
+        return model.get_metrics_result() if made == () else made
+
+    def steps(iterator: Any) -> Any:
+        made = run(next(iterator))  # raises where no batch is left, which ends Keras' epoch
+        if model.steps_per_execution > 1:
+            made = _more_steps(run, iterator, made, model.steps_per_execution - 1)
+        return logs(made)
 
     traced = steps if model.run_eagerly else tf.function(steps, reduce_retracing=True, autograph=False)
     one = run if model.run_eagerly else tf.function(run, reduce_retracing=True, autograph=False)
 
-    def function(iterator: Any) -> dict[str, Any]:
+    def function(iterator: Any) -> Any:
         if isinstance(iterator, tf.data.Iterator | tf.distribute.DistributedIterator):
             return traced(iterator)
-        for data in iterator:  # `train_on_batch`
-            one(data)
-        return model.get_metrics_result()
+        made = [one(data) for data in iterator]  # `train_on_batch`
+        return logs(made[-1])
 
     return function
+
+
+def _more_steps(run: Callable[[Any], Any], iterator: Any, made: Any, count: int) -> Any:
+    """Runs up to `count` more steps while batches are left; returns what the last one made.
+
+    made: what the step before them made
+    """
+    import tensorflow as tf
+
+    def draw_and_run(step: Any, made: Any) -> tuple[Any, Any]:
+        batch = iterator.get_next_as_optional()
+        # A step after `count` ends the loop.
+        return tf.cond(
+            batch.has_value(),
+            lambda: (step + 1, run(batch.get_value())),
+            lambda: (tf.constant(count), made),
+        )
+
+    return tf.while_loop(
+        lambda step, _: step < count, draw_and_run, (tf.constant(0), made), parallel_iterations=1
+    )[1]
 
 
 @keras.saving.register_keras_serializable("bert_keras")

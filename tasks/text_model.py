@@ -204,8 +204,6 @@ class TextModel(CompiledTextModel, SavedTextModel):
             logs = super().evaluate(
                 x, verbose=_shown(verbose), steps=steps, callbacks=callbacks, return_dict=True, **kwargs
             )
-            # Keras gives none where the data ends within its first execution of `steps_per_execution` steps.
-            logs = logs or {name: float(value) for name, value in self.get_metrics_result().items()}
             logs |= {} if measures is None else measures()
         if return_dict:
             return logs

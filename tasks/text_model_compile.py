@@ -91,8 +91,8 @@ class CompiledTextModel(TrainingSteps, keras.Model):
     def _start_schedule(self, data: tf.data.Dataset, *, epochs: int, steps_per_epoch: int | None) -> None:
         """Gives `fit` BERT's optimizer with a schedule over its steps; no change under the user's own optimizer.
 
-        Raises BertKerasError where the schedule needs an unknown number of steps, or where no whole number of executions makes an
-        epoch.
+        Raises BertKerasError where the schedule needs an unknown number of steps, or where no whole number of executions makes
+        steps_per_epoch.
         """
         known = steps_of(data)
         epoch = min(steps_per_epoch or known or 0, known or steps_per_epoch or 0) or None
@@ -101,9 +101,10 @@ class CompiledTextModel(TrainingSteps, keras.Model):
                 "the number of steps is not known, which BERT's schedule needs: give steps_per_epoch, apply "
                 "tf.data.experimental.assert_cardinality to the data set, or compile with another optimizer."
             )
-        if epoch is not None and epoch % self.steps_per_execution:
+        if epoch is not None and epoch != known and epoch % self.steps_per_execution:
             raise BertKerasError(
-                f"steps_per_execution is {self.steps_per_execution} and an epoch has {epoch} steps; give a divisor."
+                f"steps_per_execution is {self.steps_per_execution} and steps_per_epoch {epoch}, which Keras rounds up; give a "
+                "divisor."
             )
         if self._schedule is None:
             return

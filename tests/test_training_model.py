@@ -160,6 +160,54 @@ def test_weights_for_some_losses_are_refused():
         [*made.loss_terms([Y, Y], [X[:, 0]])]
 
 
+@pytest.mark.parametrize("run_eagerly", [False, True])
+@pytest.mark.parametrize("executed", [2, 5])
+def test_executions_that_do_not_divide_the_steps(executed, run_eagerly):
+    """Three batches an epoch: logs and weights are those of single steps."""
+    found = []
+    for count in (1, executed):
+        made = model(1)
+        made.compile(
+            keras.optimizers.SGD(0.1),
+            "mse",
+            steps_per_execution=count,
+            run_eagerly=run_eagerly,
+            jit_compile=False,
+        )
+        logs = made.fit(X, Y, batch_size=2, epochs=2, shuffle=False, verbose=0).history["loss"]
+        assert made.optimizer.iterations == 6
+        found.append(
+            [np.array(logs), *made.get_weights(), np.array(made.evaluate(X, Y, batch_size=2, verbose=0))]
+        )
+    assert_equal(*found)
+
+
+class OwnSteps(TrainingModel):
+    """Steps and a loss as Keras' guides write them."""
+
+    def compute_loss(self, x, y, y_pred, sample_weight):
+        return keras.ops.mean(y_pred)
+
+    def train_step(self, data):
+        super().train_step(data)
+        return {"rows": keras.ops.cast(keras.ops.shape(data[0])[0], "float32")}
+
+    def test_step(self, data):
+        return super().test_step(data) | {"twice": 2.0 * keras.ops.mean(self(data[0]))}
+
+
+@pytest.mark.parametrize("executed", [1, 2])
+def test_logs_of_a_step_of_ones_own_are_kept(executed):
+    keras.utils.set_random_seed(1)
+    x = keras.Input((3,))
+    made = OwnSteps(x, keras.layers.Dense(1)(x))
+    made.compile("sgd", steps_per_execution=executed, jit_compile=False)
+    assert made.fit(X, Y, batch_size=2, verbose=0).history == {"rows": [2.0]}
+    logs = made.evaluate(X, Y, batch_size=6, verbose=0, return_dict=True)
+    assert {*logs} == {"loss", "twice"} and logs["twice"] == pytest.approx(2 * logs["loss"])
+    assert made.train_on_batch(X, Y, return_dict=True) == {"rows": 6.0}
+
+
 LOAD = """
 import sys, keras, numpy as np, bert_keras
 made = keras.models.load_model(sys.argv[1])
