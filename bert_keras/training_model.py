@@ -194,7 +194,10 @@ class TrainingSteps:
         """Counts a step in the mean loss; `loss` is this replica's share of the sum over all replicas."""
         # The mean over all weights of an epoch: rows of weight 0, which fill batches up, do not count.
         count = keras.ops.shape(keras.tree.flatten(x)[0])[0]
-        weight = keras.ops.sum(sample_weight) if keras.ops.is_tensor(sample_weight) else count
+        # Keras' own losses divide by the rows, whatever their weights are.
+        losses = [one for one in keras.tree.flatten(self.loss) if one is not None]
+        means = bool(losses) and all(isinstance(one, GlobalMean) for one in losses)
+        weight = keras.ops.sum(sample_weight) if means and keras.ops.is_tensor(sample_weight) else count
         for metric in self.metrics:
             if metric.name == "loss":
                 metric.update_state(
@@ -219,8 +222,11 @@ class TrainingSteps:
 
     def _maybe_symbolic_build(self: Any, iterator: Any = None, data_batch: Any = None) -> None:
         """Builds the metrics from the data's specification, where Keras reads and averages the replicas' first batches."""
-        if keras.backend.backend() == "tensorflow" and iterator is not None:
-            data_batch, iterator = _like(iterator.data_adapter.get_tf_dataset().element_spec), None
+        if keras.backend.backend() == "tensorflow":
+            if self._distribute_strategy is None:  # Keras builds in the trace
+                return
+            if iterator is not None:
+                data_batch, iterator = _like(iterator.data_adapter.get_tf_dataset().element_spec), None
         super()._maybe_symbolic_build(iterator, data_batch)  # type: ignore[misc]
 
 

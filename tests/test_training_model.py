@@ -208,6 +208,27 @@ def test_logs_of_a_step_of_ones_own_are_kept(executed):
     assert made.train_on_batch(X, Y, return_dict=True) == {"rows": 6.0}
 
 
+def test_a_generator_of_none_for_weights():
+    made = model(1)
+    made.compile("sgd", "mse", jit_compile=False)
+    batches = ((X[rows], Y[rows], None) for rows in (slice(3), slice(3, 6)))
+    assert made.evaluate(batches, steps=2, verbose=0) == pytest.approx(
+        made.evaluate(X, Y, verbose=0), rel=1e-6
+    )
+
+
+@pytest.mark.parametrize("loss", ["mse", GlobalMean(squared_error)], ids=["of Keras", "GlobalMean"])
+def test_the_loss_of_an_epoch_with_weights(loss):
+    """Keras' losses divide by rows, GlobalMean by weights: so does the mean over batches of unequal weights."""
+    weights = np.float32([1, 1, 1, 1, 9, 3])
+    made = model(1)
+    made.compile(loss=loss, jit_compile=False)
+    losses = np.square(made.predict(X, verbose=0)[:, 0] - Y) * weights
+    wanted = losses.sum() / (6 if loss == "mse" else weights.sum())
+    found = made.evaluate(X, Y, sample_weight=weights, batch_size=2, verbose=0)
+    assert found == pytest.approx(wanted, rel=1e-5)
+
+
 LOAD = """
 import sys, keras, numpy as np, bert_keras
 made = keras.models.load_model(sys.argv[1])
