@@ -125,6 +125,7 @@ class CompiledTextModel(TrainingSteps, keras.Model):
         """Compiles as `get_compile_config` says."""
         arguments = keras.saving.deserialize_keras_object(config["keras"])
         optimizer = arguments.pop("optimizer")
+        leave_out_padding(encoder_of(self.network), jit_compile=arguments["jit_compile"])
         self._compile = functools.partial(super().compile, **arguments)
         self._compile(optimizer=optimizer)
         self._schedule = None if config["schedule"] is None else Hparams(**config["schedule"])
