@@ -422,6 +422,18 @@ def test_data_of_other_problems_that_cannot_work_is_refused(case, x, y, facts, c
     assert all(fact in str(error.value) for fact in facts), error.value
 
 
+def test_a_clone_names_its_missing_vocabulary(untrained):
+    clone = keras.models.clone_model(untrained)
+    calls = (lambda: clone.predict(TEXTS), lambda: clone.fit(TEXTS, LABELS), lambda: clone(TEXTS))
+    for call in (*calls, lambda: clone.evaluate(TEXTS, LABELS), clone.get_config):
+        with pytest.raises(BertKerasError, match="no vocabulary: clone_model.*set preprocess"):
+            call()
+    clone.preprocess = untrained.preprocess
+    clone.set_weights(untrained.get_weights())
+    found, wanted = (one.predict(TEXTS, verbose=0)["probabilities"] for one in (clone, untrained))
+    np.testing.assert_allclose(found, wanted, atol=1e-6)
+
+
 def test_settings_that_cannot_work_are_refused(model, checkpoint, tmp_path):
     with pytest.raises(BertKerasError, match="learning_rat.*learning_rate"):
         model.compile(learning_rat=1)
