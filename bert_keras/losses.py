@@ -10,6 +10,7 @@ from typing import Any
 
 import keras
 from keras import ops
+from keras.src.backend import get_keras_mask
 
 from bert_keras.errors import BertKerasError
 
@@ -68,15 +69,19 @@ class GlobalMean(keras.losses.Loss):
     def __call__(self, y_true: Any, y_pred: Any, sample_weight: Any = None) -> Any:
         """Labels and float outputs [B, ...], weights [B, ...] -> a scalar, 0 where no weight is over 0.
 
-        Weights [B] apply to all labels of their rows.
+        Weights [B] apply to all labels of their rows; a last axis of 1 is dropped. Where the outputs have
+        Keras' mask of padding, as those of TokenHead, masked labels have weight 0. Raises BertKerasError for weights with more
+        axes than the losses; in micro-batches, for masked outputs without a weight for each label.
         On N replicas, each returns the global mean / N, which Keras sums and logs. Its gradient is that of its own labels.
         """
         losses = self.call(y_true, y_pred)
-        weights = self._weights(losses, y_true, sample_weight)
-        loss_sum, weight_sum = ops.sum(losses * weights), ops.sum(weights)
+        weights, mask = self._weights(losses, y_true, sample_weight), _mask(y_pred, losses)
         if (whole := _WHOLE.get()) is not None:
             _check_one_loss_a_label(y_true, losses)
-            return ops.divide_no_nan(loss_sum, whole[id(self)])
+            _check_masked_labels(mask, weights, sample_weight)
+            return ops.divide_no_nan(ops.sum(losses * weights), whole[id(self)])
+        weights = weights if mask is None else ops.where(mask, weights, 0.0)
+        loss_sum, weight_sum = ops.sum(losses * weights), ops.sum(weights)
         context = replica_context()
         if context is None:
             return ops.divide_no_nan(loss_sum, weight_sum)
@@ -94,7 +99,7 @@ class GlobalMean(keras.losses.Loss):
         """A weight for each loss, in the shape of `like`."""
         weights = ops.ones_like(like)
         if sample_weight is not None:
-            given = ops.cast(sample_weight, like.dtype)
+            given = _row_or_label_weights(ops.cast(sample_weight, like.dtype), like)
             slots = (1,) * (len(like.shape) - len(given.shape))
             weights = weights * ops.reshape(given, (*ops.shape(given), *slots))
         return known_weights(y_true, weights) if self._loss is cross_entropy else weights
@@ -109,13 +114,79 @@ class GlobalMean(keras.losses.Loss):
         return cls(**(config | {"loss": keras.saving.deserialize_keras_object(config["loss"])}))
 
 
+def _row_or_label_weights(weights: Any, losses: Any) -> Any:
+    """Weights with at most the axes of the losses: a last axis of 1, as in a column of a table, is dropped."""
+    shape, wanted = _shape(weights), _shape(losses)
+    if len(shape) <= len(wanted):
+        return weights
+    if len(shape) > len(wanted) + 1 or shape[-1] not in (1, None):
+        raise BertKerasError(
+            f"sample_weight has the shape {shape} and the losses {wanted}; give a weight for each row or for each label."
+        )
+    return ops.reshape(weights, ops.shape(weights)[:-1] if shape[-1] == 1 else ops.shape(losses))
+
+
+def _one_for_each(labels: Any, outputs: Any) -> Any:
+    """Labels in the shape of the outputs: a last axis of 1 is dropped. Raises BertKerasError where they do not fit.
+
+    Without it, labels [B, 1] and outputs [B] would broadcast to [B, B].
+    """
+    shape, wanted = _shape(labels), _shape(outputs)
+    if not _fits(shape, wanted):
+        raise BertKerasError(
+            f"the labels have the shape {shape} and the outputs {wanted}; give one label for each output."
+        )
+    return labels if len(shape) == len(wanted) else ops.reshape(labels, ops.shape(outputs))
+
+
+def _fits(shape: tuple[int | None, ...], wanted: tuple[int | None, ...]) -> bool:
+    """True where both shapes may be equal, but for a last axis of 1 in the first."""
+    if len(shape) == len(wanted) + 1 and shape[-1] in (1, None):
+        shape = shape[:-1]
+    return len(shape) == len(wanted) and all(
+        None in pair or len({*pair}) == 1 for pair in zip(shape, wanted, strict=True)
+    )
+
+
+def _shape(values: Any) -> tuple[int | None, ...]:
+    return tuple(values.shape)
+
+
+def _mask(outputs: Any, losses: Any) -> Any:
+    """Keras' mask of the outputs, bool, with the axes of the losses; None where there is none, or one of other axes."""
+    mask = get_keras_mask(outputs)
+    if mask is None:
+        return None
+    shape, wanted = _shape(mask), _shape(losses)
+    if len(shape) > len(wanted) or not _fits(shape, wanted[: len(shape)]):
+        return None
+    return ops.reshape(mask, (*ops.shape(mask), *[1] * (len(wanted) - len(shape))))
+
+
+def _check_masked_labels(mask: Any, weights: Any, given: Any) -> None:
+    """Raises an error for masked labels that `GlobalMean.weight` counted: it knows no outputs, and so no mask.
+
+    BertKerasError without a weight for each label; where a masked label has a weight, TensorFlow's, since the step runs by then.
+    """
+    if mask is None:
+        return
+    if given is None or len(given.shape) < len(mask.shape):
+        raise BertKerasError(
+            "the outputs have a padding mask, which micro_batch does not know before it computes them; give sample_weight with a "
+            "weight for each label, 0 at padding."
+        )
+    import tensorflow as tf
+
+    counted = tf.reduce_any(tf.logical_not(mask) & (weights > 0))
+    tf.debugging.assert_equal(
+        counted, False, "micro_batch: labels at padding have weights; give them weight 0."
+    )
+
+
 def _check_one_loss_a_label(labels: Any, losses: Any) -> None:
     """Raises BertKerasError for labels such as one-hot vectors: `GlobalMean.weight` counts labels, before there are losses."""
-    shape, wanted = tuple(labels.shape), tuple(losses.shape)
-    same = len(shape) == len(wanted) or (len(shape) == len(wanted) + 1 and shape[-1] == 1)
-    if not same or any(
-        None not in pair and len({*pair}) > 1 for pair in zip(shape[: len(wanted)], wanted, strict=True)
-    ):
+    shape, wanted = _shape(labels), _shape(losses)
+    if not _fits(shape, wanted):
         raise BertKerasError(
             f"the labels have the shape {shape} and their losses {wanted}; micro_batch needs one loss for each label: give class "
             "ids in place of one-hot labels."
@@ -138,8 +209,14 @@ def cross_entropy(labels: Any, logits: Any) -> Any:
 
 @keras.saving.register_keras_serializable("bert_keras")
 def binary_cross_entropy(labels: Any, logits: Any) -> Any:
-    """Sigmoid cross-entropy of each slot: labels of 0 and 1, float [...] -> float32 [...]."""
+    """Sigmoid cross-entropy of each slot: labels of 0 and 1, float [...] -> float32 [...].
+
+    A last axis of 1 that only labels or only logits have is dropped. Raises BertKerasError for other shapes that differ.
+    """
     labels, logits = ops.cast(labels, "float32"), ops.cast(logits, "float32")
+    if len(logits.shape) == len(labels.shape) + 1 and logits.shape[-1] == 1:
+        logits = logits[..., 0]
+    labels = _one_for_each(labels, logits)
     return ops.softplus(logits) - labels * logits
 
 
@@ -147,11 +224,18 @@ def known_weights(labels: Any, weights: Any) -> Any:
     """Class ids and float weights [...] -> the weights, 0 where a label is negative."""
     labels = ops.convert_to_tensor(labels)
     if len(labels.shape) > len(weights.shape):  # Keras takes labels [B, 1] for [B]
-        labels = ops.squeeze(labels, -1)
+        labels = ops.reshape(labels, ops.shape(weights))
     return ops.where(labels >= 0, weights, 0.0)
 
 
 @keras.saving.register_keras_serializable("bert_keras")
 def squared_error(labels: Any, outputs: Any) -> Any:
-    """Float [B], float [B, 1] -> float32 [B]."""
-    return ops.square(ops.cast(labels, "float32") - ops.cast(outputs, "float32")[..., 0])
+    """Float [B] or [B, 1], float [B, 1] or [B] -> float32 [B]. Raises BertKerasError for other shapes."""
+    labels, outputs = ops.cast(labels, "float32"), ops.cast(outputs, "float32")
+    if len(outputs.shape) > 1:
+        if outputs.shape[-1] != 1:
+            raise BertKerasError(
+                f"squared_error got outputs of the shape {_shape(outputs)}; give a network with one output for each row."
+            )
+        outputs = outputs[..., 0]
+    return ops.square(_one_for_each(labels, outputs) - outputs)

@@ -84,14 +84,18 @@ class _TwoMoments(keras.optimizers.Optimizer):
     Gradients are summed over the replicas, then clipped, so that two replicas compute the update of one device. Variables whose
     path matches `no_decay` are not decayed.
 
+    weight_decay: at least 0; None is 0
+    clip_norm: over 0; None does not clip
     keras_arguments: clipnorm, clipvalue or global_clipnorm take the place of clip_norm's default
+
+    Raises BertKerasError for other numbers.
     """
 
     def __init__(
         self,
         learning_rate: Any,
         *,
-        weight_decay: float,
+        weight_decay: float | None,
         beta_1: float,
         beta_2: float,
         epsilon: float,
@@ -105,6 +109,13 @@ class _TwoMoments(keras.optimizers.Optimizer):
             raise BertKerasError(
                 f"unknown argument {', '.join(unknown)} of {type(self).__name__}; of Keras' it takes "
                 f"{', '.join(KerasArguments.__annotations__)}."
+            )
+        if clip_norm is not None and not clip_norm > 0:
+            raise BertKerasError(f"clip_norm is {clip_norm}; give a number over 0, or None for no clipping.")
+        weight_decay = 0.0 if weight_decay is None else weight_decay
+        if not weight_decay >= 0:
+            raise BertKerasError(
+                f"weight_decay is {weight_decay}; give a number of at least 0, or None for no decay."
             )
         if clips := [key for key in _CLIPS if keras_arguments.get(key) is not None]:
             if clip_norm not in (None, CLIP_NORM):
@@ -231,13 +242,16 @@ class AdamW(_TwoMoments):
         and do not count in the norm
     keras_arguments: of every Keras optimizer, see KerasArguments. clipnorm, clipvalue or
         global_clipnorm take the place of clip_norm's default; gradient_accumulation_steps is refused
+
+    weight_decay=None does not decay, clip_norm=None does not clip. Raises BertKerasError for a negative weight_decay and for a
+    clip_norm that is not over 0.
     """
 
     def __init__(
         self,
         learning_rate: Any = 5e-5,
         *,
-        weight_decay: float = 0.01,
+        weight_decay: float | None = 0.01,
         beta_1: float = 0.9,
         beta_2: float = 0.999,
         epsilon: float = 1e-6,
@@ -385,7 +399,7 @@ class LAMB(_TwoMoments):
         self,
         learning_rate: Any = 1e-3,
         *,
-        weight_decay: float = 0.01,
+        weight_decay: float | None = 0.01,
         beta_1: float = 0.9,
         beta_2: float = 0.999,
         epsilon: float = 1e-6,

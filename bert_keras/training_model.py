@@ -4,9 +4,10 @@ In: batches (features, labels, weights). Out: updates, and logs over all replica
 strategies) belong here and nowhere else.
 """
 
+import contextlib
 import inspect
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import keras
@@ -94,7 +95,7 @@ class TrainingSteps:
             return super().test_step(*data)  # type: ignore[misc]
         x, y, sample_weight = keras.utils.unpack_x_y_sample_weight(*data)
         y_pred = self(x, training=False)
-        loss = self.compute_loss(x=x, y=y, y_pred=y_pred, sample_weight=sample_weight, training=False)
+        loss = self._compute_loss(x, y, y_pred, sample_weight, training=False)
         self._count_loss(loss, x, sample_weight)
         return self.compute_metrics(x, y, y_pred, sample_weight)
 
@@ -103,10 +104,18 @@ class TrainingSteps:
 
         Raises BertKerasError unless each output with a loss has labels, and weights where the others have some.
         """
-        outputs = keras.tree.flatten(self.loss)
+        names = getattr(self, "output_names", None) or ()
+
+        def in_order(values: Any) -> list[Any]:
+            """Values by name in the order of the outputs, since lists are in that order too."""
+            if isinstance(values, Mapping) and {*values} <= {*names}:
+                values = [values[name] for name in names if name in values]
+            return keras.tree.flatten(values)
+
+        outputs = in_order(self.loss)
 
         def with_loss(values: Any) -> list[Any]:
-            found = keras.tree.flatten(values)
+            found = in_order(values)
             if len(found) != len(outputs):  # only those of the outputs with a loss
                 return found
             return [one for one, loss in zip(found, outputs, strict=True) if loss is not None]
@@ -128,7 +137,8 @@ class TrainingSteps:
 
         with tf.GradientTape() as tape:
             y_pred = self(x, training=True)
-            loss = self.compute_loss(x=x, y=y, y_pred=y_pred, sample_weight=sample_weight, training=True)
+            # Keras' wrapper, since a subclass's compute_loss may not take `training`.
+            loss = self._compute_loss(x, y, y_pred, sample_weight, training=True)
             scaled = self.optimizer.scale_loss(loss)
         gradients = tape.gradient(scaled, self.trainable_weights)
         self.compute_metrics(x, y, y_pred, sample_weight)
@@ -163,17 +173,31 @@ class TrainingSteps:
             return start + size, loss_sum + loss, sums
 
         begin = (tf.constant(0), tf.constant(0.0), [tf.zeros(one.shape, one.dtype) for one in variables])
-        with micro_batches(self.loss_terms(y, sample_weight)):
+        parts = keras.ops.ceil(count / self.micro_batch)
+        with (
+            _one_update(self._metrics_of_outputs(x, y, sample_weight), parts),
+            micro_batches(self.loss_terms(y, sample_weight)),
+        ):
             _, loss, sums = tf.while_loop(lambda start, *_: start < count, add, begin, parallel_iterations=1)
         if (context := replica_context()) is not None:
             loss = context.all_reduce("SUM", loss) / context.num_replicas_in_sync
         return loss, [None if i in missing else one for i, one in enumerate(sums)]
 
+    def _metrics_of_outputs(self: Any, x: Any, y: Any, sample_weight: Any) -> list[keras.metrics.Mean]:
+        """Keras' means of the loss of each output; none for a model with one output."""
+        losses = self._compile_loss
+        if losses is not None and not losses.built and len(keras.tree.flatten(self.loss)) > 1:
+            self._symbolic_build(data_batch=(x, y, sample_weight))
+        return [] if losses is None else losses.metrics
+
     def _count_loss(self: Any, loss: Any, x: Any, sample_weight: Any) -> None:
         """Counts a step in the mean loss; `loss` is this replica's share of the sum over all replicas."""
         # The mean over all weights of an epoch: rows of weight 0, which fill batches up, do not count.
         count = keras.ops.shape(keras.tree.flatten(x)[0])[0]
-        weight = keras.ops.sum(sample_weight) if keras.ops.is_tensor(sample_weight) else count
+        # Keras' own losses divide by the rows, whatever their weights are.
+        losses = [one for one in keras.tree.flatten(self.loss) if one is not None]
+        means = bool(losses) and all(isinstance(one, GlobalMean) for one in losses)
+        weight = keras.ops.sum(sample_weight) if means and keras.ops.is_tensor(sample_weight) else count
         for metric in self.metrics:
             if metric.name == "loss":
                 metric.update_state(
@@ -198,8 +222,11 @@ class TrainingSteps:
 
     def _maybe_symbolic_build(self: Any, iterator: Any = None, data_batch: Any = None) -> None:
         """Builds the metrics from the data's specification, where Keras reads and averages the replicas' first batches."""
-        if keras.backend.backend() == "tensorflow" and iterator is not None:
-            data_batch, iterator = _like(iterator.data_adapter.get_tf_dataset().element_spec), None
+        if keras.backend.backend() == "tensorflow":
+            if self._distribute_strategy is None:  # Keras builds in the trace
+                return
+            if iterator is not None:
+                data_batch, iterator = _like(iterator.data_adapter.get_tf_dataset().element_spec), None
         super()._maybe_symbolic_build(iterator, data_batch)  # type: ignore[misc]
 
 
@@ -241,6 +268,16 @@ def _check_accumulation(model: Any) -> None:
                 f"micro_batch is {model.micro_batch} and the loss is {name}, whose mean over a batch is not known from its "
                 "micro-batches; give bert_keras' GlobalMean."
             )
+
+
+@contextlib.contextmanager
+def _one_update(means: Sequence[keras.metrics.Mean], parts: Any) -> Iterator[None]:
+    """Within it, the `parts` updates of each mean, which add up to one number, count as one update."""
+    before = [one.count + 0 for one in means]  # a tensor: convert_to_tensor gives the variable, which changes
+    yield
+    for one, count in zip(means, before, strict=True):
+        added = one.count - count
+        one.count.assign(count + keras.ops.divide_no_nan(added, keras.ops.cast(parts, added.dtype)))
 
 
 def _divided_by_batch(value: Any) -> Any:
@@ -301,37 +338,71 @@ def _like(spec: Any) -> Any:
     return keras.tree.map_structure(lambda one: tf.zeros([size or 2 for size in one.shape], one.dtype), spec)
 
 
-def _function_of(model: Any, step: Callable[[Any], Any]) -> Callable[[Any], dict[str, Any]]:
-    """A function of an iterator that runs a step in every replica and returns the metrics' results over all of them."""
+def _function_of(model: Any, step: Callable[[Any], Any]) -> Callable[[Any], Any]:
+    """A function of an iterator that runs a step in every replica and returns logs.
+
+    Those of a step that returns the model's metrics are over the rows of all replicas. For other logs, as of a subclass's own
+    `train_step`, they are the mean over the replicas, as in Keras.
+    """
     import tensorflow as tf
 
     strategy = model.distribute_strategy
     if model.jit_compile and not model.run_eagerly:
         step = tf.function(step, jit_compile=True, reduce_retracing=True, autograph=False)
 
-    def run(data: Any) -> None:
+    def of_replica(data: Any) -> Any:
+        made = step(data)
+        # The mean of the replicas' metrics is not the metric of all rows: `logs` reads it.
+        return () if isinstance(made, dict) and {*made} == {*model.get_metrics_result()} else made
+
+    def run(data: Any) -> Any:
         # `fit` wraps what is None.
         data = keras.tree.map_structure(
             lambda part: None if isinstance(part, tf.experimental.Optional) else part, data
         )
-        strategy.run(step, args=(data,))
+        made = strategy.run(of_replica, args=(data,))
+        return keras.tree.map_structure(lambda one: strategy.reduce("MEAN", one, axis=None), made)
 
-    def steps(iterator: Any) -> dict[str, Any]:
-        for _ in range(model.steps_per_execution):
-            run(next(iterator))
-        return model.get_metrics_result()
+    def logs(made: Any) -> Any:
+        return model.get_metrics_result() if made == () else made
+
+    def steps(iterator: Any) -> Any:
+        made = run(next(iterator))  # raises where no batch is left, which ends Keras' epoch
+        if model.steps_per_execution > 1:
+            made = _more_steps(run, iterator, made, model.steps_per_execution - 1)
+        return logs(made)
 
     traced = steps if model.run_eagerly else tf.function(steps, reduce_retracing=True, autograph=False)
     one = run if model.run_eagerly else tf.function(run, reduce_retracing=True, autograph=False)
 
-    def function(iterator: Any) -> dict[str, Any]:
+    def function(iterator: Any) -> Any:
         if isinstance(iterator, tf.data.Iterator | tf.distribute.DistributedIterator):
             return traced(iterator)
-        for data in iterator:  # `train_on_batch`
-            one(data)
-        return model.get_metrics_result()
+        made = [one(data) for data in iterator]  # `train_on_batch`
+        return logs(made[-1])
 
     return function
+
+
+def _more_steps(run: Callable[[Any], Any], iterator: Any, made: Any, count: int) -> Any:
+    """Runs up to `count` more steps while batches are left; returns what the last one made.
+
+    made: what the step before them made
+    """
+    import tensorflow as tf
+
+    def draw_and_run(step: Any, made: Any) -> tuple[Any, Any]:
+        batch = iterator.get_next_as_optional()
+        # A step after `count` ends the loop.
+        return tf.cond(
+            batch.has_value(),
+            lambda: (step + 1, run(batch.get_value())),
+            lambda: (tf.constant(count), made),
+        )
+
+    return tf.while_loop(
+        lambda step, _: step < count, draw_and_run, (tf.constant(0), made), parallel_iterations=1
+    )[1]
 
 
 @keras.saving.register_keras_serializable("bert_keras")

@@ -4,7 +4,7 @@ A problem names its texts in `signature`. One text is a list of strings; several
 tuple of columns, or a list of tuples.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -92,30 +92,39 @@ def _bytes(text: Any, where: str) -> bytes:
         ) from error
 
 
+def class_resolver(labels: Sequence[str]) -> Callable[[Any], int | None]:
+    """A function: the name of a label, or its id -> its id, and None for anything else.
+
+    Where all labels are whole numbers in digits, such as "1" to "5", a number is a name.
+    """
+    numbers = all(label.removeprefix("-").isdecimal() for label in labels)
+    ids = {label: i for i, label in enumerate(labels)}
+
+    def resolve(value: Any) -> int | None:
+        value = value.decode("utf-8", "replace") if isinstance(value, bytes) else value
+        if numbers and isinstance(value, int | np.integer):
+            value = str(int(value))
+        if isinstance(value, str):
+            return ids.get(value)
+        return int(value) if isinstance(value, int | np.integer) and 0 <= value < len(labels) else None
+
+    return resolve
+
+
 def class_ids(y: Any, labels: Sequence[str]) -> np.ndarray:
     """Class ids int32 [N] from names of labels or from ids. Raises BertKerasError, with the row, for anything else.
 
     Where all labels are whole numbers in digits, such as "1" to "5", a number is a name.
     """
-    rows = values_of(y)
-    numbers = all(label.removeprefix("-").isdecimal() for label in labels)
-    ids = {label: i for i, label in enumerate(labels)}
-    found = np.empty(len(rows), np.int32)
-    for row, value in enumerate(rows):
-        value = value.decode("utf-8", "replace") if isinstance(value, bytes) else value
-        if numbers and isinstance(value, int | np.integer):
-            value = str(int(value))
-        if isinstance(value, str):
-            known = value in ids
-            found[row] = ids.get(value, -1)
-        else:
-            known = isinstance(value, int | np.integer) and bool(0 <= value < len(labels))
-            found[row] = value if known else -1
-        if not known:
-            raise BertKerasError(
-                f"label {value!r} in row {row}; give one of {', '.join(map(repr, labels))}, or its index, 0 to {len(labels) - 1}."
-            )
-    return found
+    rows, resolve = values_of(y), class_resolver(labels)
+    found = [resolve(value) for value in rows]
+    if None in found:
+        row = found.index(None)
+        value = rows[row].decode("utf-8", "replace") if isinstance(rows[row], bytes) else rows[row]
+        raise BertKerasError(
+            f"label {value!r} in row {row}; give one of {', '.join(map(repr, labels))}, or its index, 0 to {len(labels) - 1}."
+        )
+    return np.array(found, np.int32)
 
 
 def scores(y: Any) -> np.ndarray:

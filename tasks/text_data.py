@@ -17,7 +17,7 @@ from bert_keras.text.preprocessing import Preprocessor
 from tasks.batches import EMPTY, count, dataset, featurized
 from tasks.settings import Hparams
 from tasks.task import Features, Problem, Raw, model_inputs
-from tasks.text_columns import values_of
+from tasks.text_columns import class_resolver, values_of
 
 SAMPLE_WEIGHT = "sample_weight"
 BATCH_SIZE = Hparams.batch_size
@@ -42,7 +42,7 @@ def text_batches(
     batch_size: examples, or windows of long texts; None means BATCH_SIZE, or a data set's own batches
     seed: of the order of texts in Python; None keeps it, and a data set always keeps its own
     multiple_of: rows; rows of weight 0 pad a batch to a multiple of it
-    class_weight: labels, or their ids -> factors of the weights
+    class_weight: labels, or their ids, as `class_ids` takes them -> factors of the weights
     part: the rows of each batch to make; `multiple_of` makes them divisible
 
     Raises BertKerasError for data that cannot work.
@@ -300,13 +300,13 @@ def _class_weights(problem: Problem, given: Mapping[Any, float] | None) -> tf.Te
     names = problem.classes
     if not names:
         raise BertKerasError(f"class_weight does not apply to {problem.name}; give sample_weight.")
-    ids: dict[Any, int] = {name: i for i, name in enumerate(names)} | {i: i for i in range(len(names))}
+    resolve = class_resolver(names)
     _weights([*given.values()], "class_weight")
     weights = np.ones(len(names), np.float32)
     for label, weight in given.items():
-        if label not in ids:
+        if (found := resolve(label)) is None:
             raise BertKerasError(f"class_weight names {label!r}; the labels are {', '.join(names)}.")
-        weights[ids[label]] = weight
+        weights[found] = weight
     return tf.constant(weights)
 
 

@@ -45,6 +45,7 @@ from tasks.text_model_saving import SavedTextModel
 from tasks.training.feature_based import fitting
 from tasks.training.run_folder import encoder_of
 from tasks.training.strategies import differ_between_replicas, divided, rows_for
+from tasks.training.unpadding import leave_out_padding
 from tasks.training.workers import Workers
 from tasks.truncation import checked_columns
 
@@ -71,10 +72,11 @@ class TextModel(CompiledTextModel, SavedTextModel):
     ) -> None:
         super().__init__(name=name or network.name, dtype=encoder_of(network).dtype_policy)
         self.problem, self.network = problem, network
-        self.preprocess: Any = preprocess  # None until `load_assets` has read the vocabulary
+        self.preprocess = preprocess
         self.built = True
         if POOLED_OUTPUT not in problem.outputs:  # without a gradient, Keras would warn
             self.encoder.pooler.trainable = False
+        leave_out_padding(self.encoder)
         self._schedule: Hparams | None = (
             None  # of `compile()` without an optimizer: counted when `fit` starts
         )
@@ -204,8 +206,6 @@ class TextModel(CompiledTextModel, SavedTextModel):
             logs = super().evaluate(
                 x, verbose=_shown(verbose), steps=steps, callbacks=callbacks, return_dict=True, **kwargs
             )
-            # Keras gives none where the data ends within its first execution of `steps_per_execution` steps.
-            logs = logs or {name: float(value) for name, value in self.get_metrics_result().items()}
             logs |= {} if measures is None else measures()
         if return_dict:
             return logs

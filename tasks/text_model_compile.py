@@ -60,37 +60,39 @@ class CompiledTextModel(TrainingSteps, keras.Model):
         Raises BertKerasError for settings beside an optimizer, and for unknown or impossible ones.
         """
         _check_settings(settings, optimizer)
-        self._schedule = None
-        if optimizer is None:
-            bilstm = bilstm_of(self.network)
-            self._schedule = Hparams(**settings, **(bilstm.settings if bilstm else {}))
-            optimizer = AdamW(self._schedule.learning_rate)  # until `fit` knows the steps
-        if loss is None and self.problem.trains:
-            loss = self.problem.loss()
-            weighted_metrics = self.problem.metrics() if weighted_metrics is None else weighted_metrics
-            metrics, weighted_metrics = None, _joined(metrics, weighted_metrics)
-        self._predict = None
-        leave_out_padding(encoder_of(self.network), jit_compile=jit_compile)
-        # A function, because Keras would track the metrics and the optimizer in a dict.
-        self._compile = functools.partial(
-            super().compile,
-            loss=loss,
-            metrics=metrics,
-            weighted_metrics=weighted_metrics,
-            loss_weights=loss_weights,
-            jit_compile=jit_compile,
-            run_eagerly=run_eagerly,
-            steps_per_execution=steps_per_execution,
-            auto_scale_loss=auto_scale_loss,
-            micro_batch=micro_batch,
-        )
-        self._compile(optimizer=optimizer)
+        # The scope that the model was made in may have ended; the optimizer and the metrics belong to it.
+        with self.distribute_strategy.scope():
+            self._schedule = None
+            if optimizer is None:
+                bilstm = bilstm_of(self.network)
+                self._schedule = Hparams(**settings, **(bilstm.settings if bilstm else {}))
+                optimizer = AdamW(self._schedule.learning_rate)  # until `fit` knows the steps
+            if loss is None and self.problem.trains:
+                loss = self.problem.loss()
+                weighted_metrics = self.problem.metrics() if weighted_metrics is None else weighted_metrics
+                metrics, weighted_metrics = None, _joined(metrics, weighted_metrics)
+            self._predict = None
+            leave_out_padding(encoder_of(self.network), jit_compile=jit_compile)
+            # A function, because Keras would track the metrics and the optimizer in a dict.
+            self._compile = functools.partial(
+                super().compile,
+                loss=loss,
+                metrics=metrics,
+                weighted_metrics=weighted_metrics,
+                loss_weights=loss_weights,
+                jit_compile=jit_compile,
+                run_eagerly=run_eagerly,
+                steps_per_execution=steps_per_execution,
+                auto_scale_loss=auto_scale_loss,
+                micro_batch=micro_batch,
+            )
+            self._compile(optimizer=optimizer)
 
     def _start_schedule(self, data: tf.data.Dataset, *, epochs: int, steps_per_epoch: int | None) -> None:
         """Gives `fit` BERT's optimizer with a schedule over its steps; no change under the user's own optimizer.
 
-        Raises BertKerasError where the schedule needs an unknown number of steps, or where no whole number of executions makes an
-        epoch.
+        Raises BertKerasError where the schedule needs an unknown number of steps, or where no whole number of executions makes
+        steps_per_epoch.
         """
         known = steps_of(data)
         epoch = min(steps_per_epoch or known or 0, known or steps_per_epoch or 0) or None
@@ -99,9 +101,10 @@ class CompiledTextModel(TrainingSteps, keras.Model):
                 "the number of steps is not known, which BERT's schedule needs: give steps_per_epoch, apply "
                 "tf.data.experimental.assert_cardinality to the data set, or compile with another optimizer."
             )
-        if epoch is not None and epoch % self.steps_per_execution:
+        if epoch is not None and epoch != known and epoch % self.steps_per_execution:
             raise BertKerasError(
-                f"steps_per_execution is {self.steps_per_execution} and an epoch has {epoch} steps; give a divisor."
+                f"steps_per_execution is {self.steps_per_execution} and steps_per_epoch {epoch}, which Keras rounds up; give a "
+                "divisor."
             )
         if self._schedule is None:
             return
@@ -122,6 +125,7 @@ class CompiledTextModel(TrainingSteps, keras.Model):
         """Compiles as `get_compile_config` says."""
         arguments = keras.saving.deserialize_keras_object(config["keras"])
         optimizer = arguments.pop("optimizer")
+        leave_out_padding(encoder_of(self.network), jit_compile=arguments["jit_compile"])
         self._compile = functools.partial(super().compile, **arguments)
         self._compile(optimizer=optimizer)
         self._schedule = None if config["schedule"] is None else Hparams(**config["schedule"])

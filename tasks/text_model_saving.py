@@ -23,6 +23,10 @@ from tasks.task import Problem
 from tasks.training.run_folder import KERAS, TASKS, Run, encoder_of, freeze, frozen_layers, heads_of, save_run
 
 
+class _NoVocabularyError(BertKerasError, AttributeError):
+    """An AttributeError too, since Keras reads an attribute, where there is one, before it sets it."""
+
+
 class SavedTextModel(keras.Model):
     """The part of a TextModel that writes and reads files.
 
@@ -30,8 +34,22 @@ class SavedTextModel(keras.Model):
     """
 
     problem: Problem
-    preprocess: Any
     network: keras.Model
+    _preprocess: Preprocessor | None
+
+    @property
+    def preprocess(self) -> Any:
+        """The text processing. Raises BertKerasError in a copy by `clone_model` or `from_config` until it is set."""
+        if self._preprocess is None:
+            raise _NoVocabularyError(
+                "the model has no vocabulary: clone_model and from_config copy only its configuration; set preprocess to that of "
+                "the first model."
+            )
+        return self._preprocess
+
+    @preprocess.setter
+    def preprocess(self, preprocess: Preprocessor | None) -> None:
+        self._preprocess = preprocess
 
     def save(
         self, filepath: Any, overwrite: bool | None = None, zipped: bool | None = None, **kwargs: Any

@@ -34,6 +34,7 @@ from bert_keras.config import BertConfig  # noqa: E402
 from bert_keras.encoder import BertEncoder  # noqa: E402
 from bert_keras.features import (  # noqa: E402
     ENCODER_INPUTS,
+    INPUT_MASK,
     NEXT_SENTENCE_LABEL,
     POOLED_OUTPUT,
     SEQUENCE_OUTPUT,
@@ -86,7 +87,10 @@ def weights(generator, *shape):
 def supervised(classes, *shape):
     generator = np.random.default_rng(3)
     labels = generator.integers(0, classes, (ROWS, *shape)).astype("int32")
-    batch = features(generator), labels, weights(generator, *shape)
+    rows, given = features(generator), weights(generator, *shape)
+    if shape == (LENGTH,):  # labels of tokens
+        given *= rows[INPUT_MASK]
+    batch = rows, labels, given
     return tf.data.Dataset.from_tensor_slices(batch).batch(BATCH)
 
 

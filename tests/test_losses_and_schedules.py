@@ -5,7 +5,8 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from bert_keras.losses import GlobalMean, cross_entropy, squared_error
+from bert_keras.errors import BertKerasError
+from bert_keras.losses import GlobalMean, binary_cross_entropy, cross_entropy, squared_error
 from bert_keras.schedules import SlantedTriangular, WarmupLinearDecay
 
 
@@ -108,3 +109,37 @@ def test_negative_labels_in_a_stock_fit():
 def test_negative_numbers_are_scores_to_other_losses():
     scores, outputs = np.float32([-1, 2]), np.float32([[0], [0]])
     assert float(GlobalMean(squared_error)(scores, outputs)) == 2.5
+
+
+COLUMN = np.float32([[1], [2], [3], [4]])
+OUTPUTS = np.float32([[2], [0], [0], [1]])
+SQUARES = [1, 4, 9, 9]
+
+
+@pytest.mark.parametrize("labels", [COLUMN, COLUMN[:, 0]], ids=["column", "row"])
+@pytest.mark.parametrize("weights", [None, COLUMN, COLUMN[:, 0]], ids=["alike", "column", "row"])
+@pytest.mark.parametrize("loss", [squared_error, binary_cross_entropy])
+def test_columns_of_labels_and_weights_are_rows(loss, labels, weights):
+    """[B] and [B, 1] would broadcast to [B, B]."""
+    losses = SQUARES if loss is squared_error else loss(COLUMN, OUTPUTS)[:, 0]
+    wanted = np.average(losses, weights=None if weights is None else COLUMN[:, 0])
+    np.testing.assert_allclose(GlobalMean(loss)(labels, OUTPUTS, weights), wanted, rtol=1e-6)
+
+
+def test_squared_error_as_a_keras_loss():
+    """Keras makes labels [B, 1] of [B] where the outputs are [B, 1]."""
+    model = keras.Sequential([keras.Input((1,)), keras.layers.Identity()])
+    model.compile(loss=squared_error)
+    assert model.evaluate(OUTPUTS, COLUMN[:, 0], verbose=0) == pytest.approx(np.mean(SQUARES))
+    np.testing.assert_allclose(squared_error(COLUMN, OUTPUTS[:, 0]), SQUARES)
+
+
+def test_shapes_that_do_not_fit_are_refused():
+    wide = np.zeros((4, 3), "float32")
+    with pytest.raises(BertKerasError, match=r"outputs of the shape \(4, 3\)"):
+        squared_error(COLUMN, wide)
+    for labels in (wide, COLUMN[:3], COLUMN[..., np.newaxis]):
+        with pytest.raises(BertKerasError, match="one label for each output"):
+            squared_error(labels, OUTPUTS)
+    with pytest.raises(BertKerasError, match=r"sample_weight has the shape \(4, 3\)"):
+        GlobalMean(squared_error)(COLUMN, OUTPUTS, wide)

@@ -558,3 +558,26 @@ def test_weights_in_bfloat16_are_refused(optimizer):
     optimizer.build(weights)  # as Keras does for `evaluate`
     with pytest.raises(BertKerasError, match="kernel is bfloat16.*mixed_bfloat16"):
         optimizer.apply(weights)
+
+
+@pytest.mark.parametrize("kind", [AdamW, LAMB])
+def test_norms_and_decays_that_cannot_work_are_refused(kind):
+    """A clip_norm of 0 would make every update 0."""
+    for given in (0, -1.0, float("nan")):
+        with pytest.raises(BertKerasError, match=f"clip_norm is {given}; .*None for no clipping"):
+            kind(clip_norm=given)
+    for given in (-0.01, float("nan")):
+        with pytest.raises(BertKerasError, match=f"weight_decay is {given}; "):
+            kind(weight_decay=given)
+
+
+@pytest.mark.parametrize("kind", [AdamW, LAMB])
+def test_no_weight_decay_is_a_decay_of_0(kind):
+    kernels = []
+    for decay in (None, 0.0):
+        variable = keras.Variable(np.float32([1, 2]), name="kernel")
+        optimizer = kind(0.1, weight_decay=decay)
+        optimizer.apply([tf.constant([0.5, -1.0])], [variable])
+        kernels.append(variable.numpy())
+        assert kind.from_config(optimizer.get_config()).weight_decay == 0.0
+    np.testing.assert_array_equal(*kernels)

@@ -1,6 +1,7 @@
 """Models that take strings: every problem by `fit`, `evaluate` and `predict`, every form of data, and saving."""
 
 import csv
+import dataclasses
 import json
 import re
 from pathlib import Path
@@ -15,9 +16,11 @@ from runs import ROOT, SIZES, contents, full_disk, run_command, texts, write_che
 
 import bert_keras as bk
 from bert_keras.errors import BertKerasError
+from tasks.glue.data_sets import ROWS
+from tasks.glue.task import Glue
 from tasks.settings import Hparams
 from tasks.text_columns import class_ids
-from tasks.text_data import text_batches
+from tasks.text_data import _class_weights, text_batches
 from tasks.training.finetune import plan_finetuning
 from tasks.training.run_folder import open_task
 
@@ -184,6 +187,15 @@ def test_weights_of_examples_and_classes(untrained):
     order = np.argsort(lengths, kind="stable")
     np.testing.assert_array_equal(labels, np.array(IDS)[order])
     np.testing.assert_allclose(weights, (given * np.where(np.array(IDS), 3.0, 0.5))[order])
+
+
+def test_class_weights_by_number_are_those_of_labels_of_digits():
+    """A number names a label, as in `y`: class 0 is "1"."""
+    problem = Glue(dataclasses.replace(ROWS["mnli"], labels=("1", "2", "3")))
+    for key in (1, "1", b"1", np.int64(1)):
+        np.testing.assert_array_equal(_class_weights(problem, {key: 3.0}), [3, 1, 1])
+    with pytest.raises(BertKerasError, match="class_weight names 0; the labels are 1, 2, 3"):
+        _class_weights(problem, {0: 3.0})
 
 
 def test_evaluate_lists_the_loss_first(untrained):
@@ -410,6 +422,18 @@ def test_data_of_other_problems_that_cannot_work_is_refused(case, x, y, facts, c
     assert all(fact in str(error.value) for fact in facts), error.value
 
 
+def test_a_clone_names_its_missing_vocabulary(untrained):
+    clone = keras.models.clone_model(untrained)
+    calls = (lambda: clone.predict(TEXTS), lambda: clone.fit(TEXTS, LABELS), lambda: clone(TEXTS))
+    for call in (*calls, lambda: clone.evaluate(TEXTS, LABELS), clone.get_config):
+        with pytest.raises(BertKerasError, match="no vocabulary: clone_model.*set preprocess"):
+            call()
+    clone.preprocess = untrained.preprocess
+    clone.set_weights(untrained.get_weights())
+    found, wanted = (one.predict(TEXTS, verbose=0)["probabilities"] for one in (clone, untrained))
+    np.testing.assert_allclose(found, wanted, atol=1e-6)
+
+
 def test_settings_that_cannot_work_are_refused(model, checkpoint, tmp_path):
     with pytest.raises(BertKerasError, match="learning_rat.*learning_rate"):
         model.compile(learning_rat=1)
@@ -423,9 +447,9 @@ def test_settings_that_cannot_work_are_refused(model, checkpoint, tmp_path):
         model.fit(TEXTS, LABELS, class_weight={"good": float("nan")})
     with pytest.raises(BertKerasError, match="sample_weight, row 1.*-1"):
         model.fit(TEXTS, LABELS, sample_weight=[1, -1] * 12)
-    with pytest.raises(BertKerasError, match="steps_per_execution is 5.*3 steps"):
+    with pytest.raises(BertKerasError, match="steps_per_execution is 5.*steps_per_epoch 2"):
         model.compile(steps_per_execution=5)
-        model.fit(TEXTS, LABELS, batch_size=8)
+        model.fit(TEXTS, LABELS, batch_size=8, steps_per_epoch=2)
     for labels in (["one"], "ab", [0, 1]):
         with pytest.raises(BertKerasError, match="labels"):
             bk.classifier(checkpoint, labels)

@@ -7,9 +7,10 @@ import keras
 import numpy as np
 import pytest
 import runs
+import tensorflow as tf
 
 from bert_keras.errors import BertKerasError
-from bert_keras.losses import GlobalMean, cross_entropy
+from bert_keras.losses import GlobalMean, cross_entropy, squared_error
 from bert_keras.optimizers import AdamW
 from bert_keras.training_model import TrainingModel
 
@@ -35,7 +36,7 @@ def steps(made: TrainingModel, y, micro_batch: int | None, loss, **options) -> l
 
 def assert_equal(found, wanted):
     for one, other in zip(found, wanted, strict=True):
-        np.testing.assert_allclose(one, other, atol=1e-6)
+        np.testing.assert_allclose(one, other, rtol=1e-6, atol=1e-6)
 
 
 def test_one_hot_labels_are_refused_with_micro_batches():
@@ -51,6 +52,56 @@ def test_labels_in_a_column_are_not_one_hot():
     assert_equal(steps(model(3), Y[:, None], 4, loss), steps(model(3), Y, None, loss))
 
 
+@pytest.mark.parametrize("labels", [Y, Y[:, None]], ids=["row", "column"])
+@pytest.mark.parametrize("weights", [None, X[:, :1] ** 2, X[:, 0] ** 2], ids=["alike", "column", "row"])
+def test_columns_in_micro_batches(labels, weights):
+    whole, parts = (
+        steps(model(1), labels, size, GlobalMean(squared_error), sample_weight=weights) for size in (None, 4)
+    )
+    wanted = steps(
+        model(1), Y, None, GlobalMean(squared_error), sample_weight=None if weights is None else X[:, 0] ** 2
+    )
+    assert_equal(whole, wanted)
+    assert_equal(parts, wanted)
+
+
+def masked_model() -> TrainingModel:
+    """Three steps of numbers; a row of -1 is padding."""
+    keras.utils.set_random_seed(1)
+    x = keras.Input((3, 2))
+    made = keras.layers.Dense(4)(keras.layers.Masking(-1.0)(x))
+    return TrainingModel(x, made)
+
+
+MASK = np.array([[1, 1, 1], [1, 0, 0], [1, 1, 0], [1, 1, 1], [1, 0, 0], [1, 1, 0]], bool)
+TOKENS = np.where(MASK[..., None], np.random.default_rng(1).normal(size=(6, 3, 2)), -1).astype("float32")
+TAGS = np.random.default_rng(2).integers(0, 4, (6, 3))
+
+
+def masked_steps(micro_batch, weights):
+    made = masked_model()
+    made.compile(keras.optimizers.SGD(0.5), GlobalMean(cross_entropy), micro_batch=micro_batch)
+    logs = made.fit(TOKENS, TAGS, batch_size=6, verbose=0, sample_weight=weights).history["loss"]
+    return [np.array(logs), *made.get_weights()]
+
+
+@pytest.mark.parametrize("weights", [None, X[:, 0] ** 2, np.ones((6, 3))], ids=["none", "rows", "labels"])
+def test_masked_labels_have_no_weight(weights):
+    """As with weights of 0 at padding."""
+    given = 1 if weights is None else weights.reshape(6, -1)
+    assert_equal(masked_steps(None, weights), masked_steps(None, MASK * given))
+
+
+def test_masked_outputs_in_micro_batches_need_weights_of_labels():
+    weights = MASK * X[:, :1] ** 2
+    assert_equal(masked_steps(4, weights), masked_steps(None, weights))
+    for given in (None, X[:, 0] ** 2):
+        with pytest.raises(BertKerasError, match="padding mask.*micro_batch.*sample_weight"):
+            masked_steps(4, given)
+    with pytest.raises(tf.errors.InvalidArgumentError, match="labels at padding have weights"):
+        masked_steps(4, np.ones((6, 3)))
+
+
 def test_outputs_without_a_loss_and_weights_for_all_outputs():
     weights = np.linspace(0.5, 2, 6).astype("float32")
     for losses in ([GlobalMean(cross_entropy), None], [GlobalMean(cross_entropy), GlobalMean(cross_entropy)]):
@@ -58,6 +109,36 @@ def test_outputs_without_a_loss_and_weights_for_all_outputs():
             steps(model(3, 3), [Y, Y[::-1].copy()], size, losses, sample_weight=weights) for size in (None, 4)
         )
         assert_equal(parts, whole)
+
+
+def two_outputs() -> TrainingModel:
+    """Outputs whose order is not that of their names."""
+    keras.utils.set_random_seed(1)
+    x = keras.Input((3,))
+    return TrainingModel(x, [keras.layers.Dense(3, name=name)(x) for name in ("z", "a")])
+
+
+def logs_and_weights(losses, labels, micro_batch):
+    """Of two epochs of two batches."""
+    made = two_outputs()
+    made.compile(keras.optimizers.SGD(0.5), losses, micro_batch=micro_batch, jit_compile=False)
+    logs = made.fit(X, labels, batch_size=4, epochs=2, shuffle=False, verbose=0).history
+    return [*map(np.array, logs.values()), *made.get_weights()], {*logs}
+
+
+@pytest.mark.parametrize("named_losses", [True, False])
+@pytest.mark.parametrize("named_labels", [True, False])
+def test_losses_and_labels_by_name_or_in_order(named_losses, named_labels):
+    """Losses, their logs and updates are those of whole batches."""
+    losses = {"z": GlobalMean(cross_entropy), "a": GlobalMean(cross_entropy)}
+    labels = {"z": Y, "a": np.array([0, 1, -100, -100, 2, -100])}
+    given = [
+        one if named else [*one.values()] for one, named in ((losses, named_losses), (labels, named_labels))
+    ]
+    whole, names = logs_and_weights(*given, None)
+    assert names == {"loss", "z_loss", "a_loss"}
+    assert_equal(logs_and_weights(*given, 1)[0], whole)
+    assert_equal(logs_and_weights(*given, 3)[0], whole)
 
 
 @pytest.mark.parametrize(
@@ -77,6 +158,75 @@ def test_weights_for_some_losses_are_refused():
     made.compile("sgd", [GlobalMean(cross_entropy), GlobalMean(cross_entropy)], micro_batch=2)
     with pytest.raises(BertKerasError, match="1 weights"):
         [*made.loss_terms([Y, Y], [X[:, 0]])]
+
+
+@pytest.mark.parametrize("run_eagerly", [False, True])
+@pytest.mark.parametrize("executed", [2, 5])
+def test_executions_that_do_not_divide_the_steps(executed, run_eagerly):
+    """Three batches an epoch: logs and weights are those of single steps."""
+    found = []
+    for count in (1, executed):
+        made = model(1)
+        made.compile(
+            keras.optimizers.SGD(0.1),
+            "mse",
+            steps_per_execution=count,
+            run_eagerly=run_eagerly,
+            jit_compile=False,
+        )
+        logs = made.fit(X, Y, batch_size=2, epochs=2, shuffle=False, verbose=0).history["loss"]
+        assert made.optimizer.iterations == 6
+        found.append(
+            [np.array(logs), *made.get_weights(), np.array(made.evaluate(X, Y, batch_size=2, verbose=0))]
+        )
+    assert_equal(*found)
+
+
+class OwnSteps(TrainingModel):
+    """Steps and a loss as Keras' guides write them."""
+
+    def compute_loss(self, x, y, y_pred, sample_weight):
+        return keras.ops.mean(y_pred)
+
+    def train_step(self, data):
+        super().train_step(data)
+        return {"rows": keras.ops.cast(keras.ops.shape(data[0])[0], "float32")}
+
+    def test_step(self, data):
+        return super().test_step(data) | {"twice": 2.0 * keras.ops.mean(self(data[0]))}
+
+
+@pytest.mark.parametrize("executed", [1, 2])
+def test_logs_of_a_step_of_ones_own_are_kept(executed):
+    keras.utils.set_random_seed(1)
+    x = keras.Input((3,))
+    made = OwnSteps(x, keras.layers.Dense(1)(x))
+    made.compile("sgd", steps_per_execution=executed, jit_compile=False)
+    assert made.fit(X, Y, batch_size=2, verbose=0).history == {"rows": [2.0]}
+    logs = made.evaluate(X, Y, batch_size=6, verbose=0, return_dict=True)
+    assert {*logs} == {"loss", "twice"} and logs["twice"] == pytest.approx(2 * logs["loss"])
+    assert made.train_on_batch(X, Y, return_dict=True) == {"rows": 6.0}
+
+
+def test_a_generator_of_none_for_weights():
+    made = model(1)
+    made.compile("sgd", "mse", jit_compile=False)
+    batches = ((X[rows], Y[rows], None) for rows in (slice(3), slice(3, 6)))
+    assert made.evaluate(batches, steps=2, verbose=0) == pytest.approx(
+        made.evaluate(X, Y, verbose=0), rel=1e-6
+    )
+
+
+@pytest.mark.parametrize("loss", ["mse", GlobalMean(squared_error)], ids=["of Keras", "GlobalMean"])
+def test_the_loss_of_an_epoch_with_weights(loss):
+    """Keras' losses divide by rows, GlobalMean by weights: so does the mean over batches of unequal weights."""
+    weights = np.float32([1, 1, 1, 1, 9, 3])
+    made = model(1)
+    made.compile(loss=loss, jit_compile=False)
+    losses = np.square(made.predict(X, verbose=0)[:, 0] - Y) * weights
+    wanted = losses.sum() / (6 if loss == "mse" else weights.sum())
+    found = made.evaluate(X, Y, sample_weight=weights, batch_size=2, verbose=0)
+    assert found == pytest.approx(wanted, rel=1e-5)
 
 
 LOAD = """

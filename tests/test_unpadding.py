@@ -147,6 +147,18 @@ def test_models_of_tasks_leave_out_padding_unless_xla_compiles_them(checkpoint):
     assert encoder.unpadded
 
 
+# Keras' own Dense hands numpy a variable when it saves.
+@pytest.mark.filterwarnings("ignore:__array__ implementation doesn't accept a copy keyword")
+@pytest.mark.parametrize("jit_compile", [None, False, True])
+def test_a_loaded_model_leaves_out_padding_as_the_saved_one(jit_compile, checkpoint, tmp_path):
+    """None: saved before `compile`."""
+    model = bk.classifier(checkpoint, ["bad", "good"])
+    if jit_compile is not None:
+        model.compile(jit_compile=jit_compile)
+    model.save(tmp_path / "model.keras")
+    assert keras.models.load_model(tmp_path / "model.keras").encoder.unpadded is not bool(jit_compile)
+
+
 def test_a_tpu_gets_rows_of_one_size(checkpoint, monkeypatch):
     monkeypatch.setattr(tf.distribute, "get_strategy", lambda: object.__new__(tf.distribute.TPUStrategy))
     model = bk.classifier(checkpoint, ["bad", "good"])
