@@ -19,7 +19,8 @@ from tasks.task import Problem
 from tasks.training.ensemble import Ensemble, members_of
 from tasks.training.loop import RESULTS_FILE
 from tasks.training.run_card import fact_rows, facts_of, measures_of
-from tasks.training.run_folder import Run, encoder_of
+from tasks.training.run_folder import Run
+from tasks.training.task_model import encoder_of
 
 CARD_TEMPLATE = """# {name}
 

@@ -37,8 +37,9 @@ from tasks.glue.task import Glue
 from tasks.task import model_inputs
 from tasks.training.ensemble import members_of
 from tasks.training.run_card import fact_rows, facts_of
-from tasks.training.run_folder import Run, encoder_of
+from tasks.training.run_folder import Run
 from tasks.training.run_precision import at_precision
+from tasks.training.task_model import encoder_of
 from tasks.training.unpadding import with_padding
 
 SETTINGS, SCRIPT = "settings.json", "example.py"

@@ -43,8 +43,8 @@ from tasks.text_data import (
 from tasks.text_model_compile import CompiledTextModel
 from tasks.text_model_saving import SavedTextModel
 from tasks.training.feature_based import fitting
-from tasks.training.run_folder import encoder_of
 from tasks.training.strategies import differ_between_replicas, divided, rows_for
+from tasks.training.task_model import encoder_of
 from tasks.training.unpadding import leave_out_padding
 from tasks.training.workers import Workers
 from tasks.truncation import checked_columns

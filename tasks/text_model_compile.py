@@ -16,7 +16,7 @@ from tasks.settings import Hparams
 from tasks.task import Problem
 from tasks.text_data import steps_of
 from tasks.training.optimizer import OPTIMIZER_SETTINGS, optimizer_of
-from tasks.training.run_folder import encoder_of
+from tasks.training.task_model import encoder_of
 from tasks.training.unpadding import leave_out_padding
 
 

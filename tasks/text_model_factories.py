@@ -40,8 +40,9 @@ from tasks.squad.task import Squad
 from tasks.task import Problem, check_stride
 from tasks.text_data import SAMPLE_WEIGHT
 from tasks.text_model import TextModel
-from tasks.training.run_folder import KERAS, check_sizes, heads_of, is_run, load_file, load_run, network_of
+from tasks.training.run_folder import KERAS, is_run, load_file, load_run
 from tasks.training.run_precision import at_precision
+from tasks.training.task_model import check_sizes, heads_of, network_of
 
 Checkpoint = str | pathlib.Path | checkpoints.Checkpoint
 

@@ -20,7 +20,8 @@ from bert_keras.text.preprocessing import Preprocessor
 from tasks.embedding import Embedding
 from tasks.features.frozen import bilstm_of
 from tasks.task import Problem
-from tasks.training.run_folder import KERAS, TASKS, Run, encoder_of, freeze, frozen_layers, heads_of, save_run
+from tasks.training.run_folder import KERAS, TASKS, Run, save_run
+from tasks.training.task_model import encoder_of, freeze, frozen_layers, heads_of
 
 
 class _NoVocabularyError(BertKerasError, AttributeError):

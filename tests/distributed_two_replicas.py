@@ -39,8 +39,9 @@ from tasks.settings import Hparams  # noqa: E402
 from tasks.task import classifier_model  # noqa: E402
 from tasks.training.fine_tuning_monitor import GradualUnfreezing  # noqa: E402
 from tasks.training.finetune import _compiled_model, finetune  # noqa: E402
-from tasks.training.run_folder import encoder_of, evaluate, load_run  # noqa: E402
+from tasks.training.run_folder import evaluate, load_run  # noqa: E402
 from tasks.training.strategies import differ_between_replicas, rows_for, strategy  # noqa: E402
+from tasks.training.task_model import encoder_of  # noqa: E402
 
 CONFIG = BertConfig(
     vocab_size=60,

@@ -151,6 +151,7 @@ FLOORS = (
             "tasks.training.identity",
             "tasks.training.loop",
             "tasks.training.unpadding",
+            "tasks.training.task_model",
             "tasks.training.run_folder",
             "tasks.training.ensemble",
             "tasks.training.run_precision",

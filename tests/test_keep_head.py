@@ -13,7 +13,7 @@ from tasks.glue.data_sets import ROWS
 from tasks.glue.task import Glue
 from tasks.ner.task import Conll
 from tasks.training.finetune import _compiled_model
-from tasks.training.run_folder import heads_of
+from tasks.training.task_model import heads_of
 
 
 def with_head(source, *, labels, head="classifier", rows=1):

@@ -19,8 +19,9 @@ from tasks.pretraining.pretrain import plan_pretraining
 from tasks.settings import Hparams
 from tasks.training.ensemble import load_runs
 from tasks.training.finetune import finetune, plan_finetuning
-from tasks.training.run_folder import encoder_of, load_run, open_task
+from tasks.training.run_folder import load_run, open_task
 from tasks.training.run_precision import at_precision
+from tasks.training.task_model import encoder_of
 
 NAMES = ["bad", "good"]
 TEXTS = texts(16, seed=0)

@@ -32,7 +32,8 @@ from tasks.glue.data_sets import ROWS
 from tasks.glue.task import Glue
 from tasks.training.ensemble import load_runs
 from tasks.training.finetune import plan_finetuning
-from tasks.training.run_folder import encoder_of, evaluate, heads_of, load_run
+from tasks.training.run_folder import evaluate, load_run
+from tasks.training.task_model import encoder_of, heads_of
 
 # Learning, and what is left of it
 

@@ -74,7 +74,8 @@ def classifier_run(case: Case, folder: pathlib.Path) -> Any:
     from bert_keras.text.preprocessing import Preprocessor
     from tasks.glue.data_sets import ROWS
     from tasks.glue.task import Glue
-    from tasks.training.run_folder import Run, heads_of, network_of
+    from tasks.training.run_folder import Run
+    from tasks.training.task_model import heads_of, network_of
 
     task, checkpoint = Glue(ROWS["sst2"]), checkpoints.read(folder / case.size)
     layers, model = network_of(task, checkpoint.config)

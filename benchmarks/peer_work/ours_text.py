@@ -15,7 +15,7 @@ def _answerer(case: Case, folder: pathlib.Path) -> Any:
     """A model of strings with the head of the folder."""
     import bert_keras as bk
     from bert_keras import checkpoints
-    from tasks.training.run_folder import heads_of
+    from tasks.training.task_model import heads_of
 
     checkpoint = checkpoints.read(folder / case.size)
     model = bk.question_answerer(

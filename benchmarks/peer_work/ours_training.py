@@ -41,7 +41,7 @@ def finetune(case: Case, folder: pathlib.Path) -> Prepared:
     from tasks.batches import dataset
     from tasks.glue.data_sets import ROWS
     from tasks.glue.task import Glue
-    from tasks.training.run_folder import heads_of, network_of
+    from tasks.training.task_model import heads_of, network_of
 
     task = Glue(ROWS["sst2"])
     checkpoint = checkpoints.read(folder / case.size)

@@ -38,8 +38,9 @@ from tasks.task import Task
 from tasks.training.finetune import finetune, plan_finetuning
 from tasks.training.identity import identity_of_checkpoint
 from tasks.training.loop import RESULTS_FILE
-from tasks.training.run_folder import check_features, open_task
+from tasks.training.run_folder import open_task
 from tasks.training.strategies import strategy
+from tasks.training.task_model import check_features
 from tasks.training.workers import Workers, reports_lost_workers
 
 RESTARTS = 3

@@ -24,7 +24,7 @@ from tasks.task import Task
 from tasks.training.feature_based import FOLDER
 from tasks.training.identity import digest_of_examples
 from tasks.training.loop import PROTOCOL_FILE, RESULTS_FILE
-from tasks.training.run_folder import free_memory
+from tasks.training.task_model import free_memory
 from tasks.training.workers import Workers
 
 DEGENERATE = "degenerate"

@@ -32,7 +32,7 @@ from tasks.ner.word_splitting import TEXT, text_of, words_of
 from tasks.options import WindowOptions
 from tasks.task import Features, Raw, check_stride, model_inputs
 from tasks.training.identity import digest_of_tensors
-from tasks.training.run_folder import check_sizes
+from tasks.training.task_model import check_sizes
 
 DTYPES = ("float16", "float32")
 

@@ -54,8 +54,8 @@ from tasks.pretraining.weights import assign, read_start, save
 from tasks.settings import PretrainHparams
 from tasks.training.loop import RUN, check_save_every, train
 from tasks.training.plan import Plan, Stage
-from tasks.training.run_folder import check_sizes
 from tasks.training.strategies import divided, is_accelerated, rows_for, strategy
+from tasks.training.task_model import check_sizes
 from tasks.training.workers import Workers, reports_lost_workers
 
 HELD_OUT_BATCH = 32

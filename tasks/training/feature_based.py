@@ -31,7 +31,7 @@ from tasks.settings import Hparams
 from tasks.task import Task
 from tasks.training.loop import RUN
 from tasks.training.progress import counter, duration
-from tasks.training.run_folder import check_features
+from tasks.training.task_model import check_features
 from tasks.training.workers import Workers
 
 FOLDER = "vectors"  # in the folder of an unfinished run

@@ -30,12 +30,8 @@ from tasks.training.identity import identity_of_checkpoint
 from tasks.training.loop import RUN, check_save_every, train
 from tasks.training.optimizer import optimizer_of
 from tasks.training.plan import Plan, Stage
-from tasks.training.run_folder import (
-    check_sizes,
-    heads_of,
-    network_of,
-)
 from tasks.training.strategies import divided, is_accelerated, rows_for, strategy
+from tasks.training.task_model import check_sizes, heads_of, network_of
 from tasks.training.workers import reports_lost_workers
 from tasks.truncation import CUT_SAMPLE, cut_texts
 

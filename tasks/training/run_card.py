@@ -19,7 +19,8 @@ from tasks.ner.task import Conll
 from tasks.next_sentence import NextSentence
 from tasks.squad.task import Squad
 from tasks.training.ensemble import members_of
-from tasks.training.run_folder import ORIGIN, Run, encoder_of
+from tasks.training.run_folder import ORIGIN, Run
+from tasks.training.task_model import encoder_of
 
 CARD = "README.md"
 HUB = "hf://"

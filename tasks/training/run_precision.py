@@ -14,7 +14,8 @@ from bert_keras.precision import PRECISIONS
 from tasks.features.frozen import bilstm_of
 from tasks.task import Problem
 from tasks.training.ensemble import Ensemble
-from tasks.training.run_folder import Run, encoder_of, network_of
+from tasks.training.run_folder import Run
+from tasks.training.task_model import encoder_of, network_of
 
 
 def at_precision(run: Run, precision: str | None) -> Run:
