@@ -1,5 +1,7 @@
 """Clusters on this machine: a process for each worker, with a TF_CONFIG of ports on loopback, as an operator starts them.
 
+A worker forks from a process that has imported TensorFlow (tests/forked.py), unless the test wants it fresh.
+
 In: a command. Out: the ended processes, the chief's first.
 """
 
@@ -14,6 +16,7 @@ import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
+import forked
 import runs
 
 SECONDS = 540  # after which a process hangs, on a busy machine too
@@ -45,21 +48,20 @@ def environment(index: int, addresses: Sequence[str], **more: str) -> dict[str, 
 
 @contextlib.contextmanager
 def started(
-    command: Sequence[str | Path], *, workers: int = 2, **more: str
-) -> Iterator[list[subprocess.Popen]]:
+    command: Sequence[str | Path], *, workers: int = 2, fresh: bool = False, **more: str
+) -> Iterator[list[subprocess.Popen | forked.Process]]:
     """The processes of a command, which run; what still runs at the end is killed."""
     addresses = [f"127.0.0.1:{port}" for port in ports(workers)]
     with tempfile.TemporaryDirectory() as folder:
         found = []
         for i in range(workers):
             with open(Path(folder) / f"{i}.out", "w") as out, open(Path(folder) / f"{i}.err", "w") as err:
-                process = subprocess.Popen(
-                    [sys.executable, *map(str, command)],
-                    env=environment(i, addresses, **more),
-                    stdout=out,
-                    stderr=err,
-                    cwd=runs.ROOT,
-                )
+                how = {"cwd": runs.ROOT, "env": environment(i, addresses, **more)}
+                if fresh:
+                    arguments = [sys.executable, *map(str, command)]
+                    process = subprocess.Popen(arguments, stdout=out, stderr=err, **how)
+                else:
+                    process = forked.start(command, folder, stdout=out.name, stderr=err.name, **how)
             process.paths = out.name, err.name
             found.append(process)
         try:
@@ -72,7 +74,7 @@ def started(
 
 
 def ended(
-    processes: Sequence[subprocess.Popen], *, seconds: float = SECONDS
+    processes: Sequence[subprocess.Popen | forked.Process], *, seconds: float = SECONDS
 ) -> list[subprocess.CompletedProcess]:
     """Waits for all; RuntimeError names the processes that hang."""
     until = time.monotonic() + seconds

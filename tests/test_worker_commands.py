@@ -79,7 +79,7 @@ def test_a_signal_to_one_worker_saves_and_ends_all(worker, given, folder):
 def test_a_worker_that_waits_for_another_says_so_and_ends_at_ctrl_c(folder):
     flags = ["--task", "sst2", "--data", str(folder / "glue" / "SST-2")]
     arguments = command("finetune", folder, folder / "alone", *flags)
-    with clusters.started(arguments) as processes:
+    with clusters.started(arguments, fresh=True) as processes:
         os.kill(processes[1].pid, signal.SIGKILL)
         chief = processes[0]
         until = time.monotonic() + SECONDS
