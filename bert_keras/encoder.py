@@ -32,8 +32,8 @@ from bert_keras.layers import (
     Block,
     Dense,
     Embeddings,
-    from_quantized,
-    quantization_config,
+    from_state_config,
+    state_config,
 )
 from bert_keras.rematerialization import rematerialized
 from bert_keras.unpadding import RealTokens, drop_padding, real_tokens, restore_padding
@@ -159,7 +159,7 @@ class BertEncoder(keras.Model):
 
     def compute_mask(self, inputs: Mapping[str, Any], previous_mask: Any = None) -> dict[str, Any]:
         """Keras' padding mask, bool [B, S], of each output with a position for each token; None for the others."""
-        real = ops.convert_to_tensor(inputs[INPUT_MASK]) > 0
+        real = ops.cast(inputs[INPUT_MASK], "bool")
         layers = range(self.config.num_layers)
         masks = {
             SEQUENCE_OUTPUT: real,
@@ -172,7 +172,7 @@ class BertEncoder(keras.Model):
 
     def call(self, features: Mapping[str, Any], training: bool = False) -> dict[str, Any]:
         """Features -> the outputs asked for, by name."""
-        word_ids, mask, type_ids = (ops.convert_to_tensor(features[name]) for name in ENCODER_INPUTS)
+        word_ids, mask, type_ids = (ops.cast(features[name], DTYPE) for name in ENCODER_INPUTS)
         self._check_length(word_ids.shape[1])
         position = pooled_position(mask, causal=self.config.causal)
         scores_mask = self._scores_mask(mask)
@@ -313,13 +313,13 @@ class BertEncoder(keras.Model):
             "outputs": list(self.outputs_wanted),
             "name": self.name,
             "dtype": keras.dtype_policies.serialize(self.dtype_policy),
-            **quantization_config(self),
+            **state_config(self),
         }
 
     @classmethod
     def from_config(cls, config: dict[str, Any], custom_objects: Any = None) -> "BertEncoder":
         """The inverse of `get_config`."""
-        return from_quantized(cls, config | {"config": BertConfig.from_dict(config["config"])})
+        return from_state_config(cls, config | {"config": BertConfig.from_dict(config["config"])})
 
 
 def encoder_inputs(*, seq_length: int | None = None, prefix: str = "") -> dict[str, keras.KerasTensor]:

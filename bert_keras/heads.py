@@ -18,7 +18,7 @@ from keras import ops
 from bert_keras.config import BertConfig
 from bert_keras.encoder import BertEncoder, gather_positions, pooled_position
 from bert_keras.errors import BertKerasError
-from bert_keras.layers import ACTIVATIONS, Dense, LayerNorm, from_quantized, quantization_config, wide
+from bert_keras.layers import ACTIVATIONS, Dense, LayerNorm, from_state_config, state_config, wide
 
 
 @keras.saving.register_keras_serializable("bert_keras")
@@ -68,7 +68,7 @@ class MaskedLMHead(keras.layers.Layer):
             "encoder": keras.saving.serialize_keras_object(self._encoder()),
             "name": self.name,
             "dtype": keras.dtype_policies.serialize(self.dtype_policy),
-            **quantization_config(self),
+            **state_config(self),
         }
 
     @classmethod
@@ -81,7 +81,7 @@ class MaskedLMHead(keras.layers.Layer):
                 "functional model, or make MaskedLMHead(encoder)."
             )
         encoder = keras.saving.deserialize_keras_object(config["encoder"])
-        return from_quantized(cls, config | {"encoder": encoder})
+        return from_state_config(cls, config | {"encoder": encoder})
 
 
 class _Head(keras.layers.Layer):
@@ -95,12 +95,12 @@ class _Head(keras.layers.Layer):
         """The arguments from which `from_config` rebuilds the head."""
         policy = keras.dtype_policies.serialize(self.dtype_policy)
         base = {"config": self.config.to_dict(), "name": self.name, "dtype": policy}
-        return base | quantization_config(self)
+        return base | state_config(self)
 
     @classmethod
     def from_config(cls, config: dict[str, Any]) -> "_Head":
         """The inverse of `get_config`."""
-        return from_quantized(cls, config | {"config": BertConfig.from_dict(config["config"])})
+        return from_state_config(cls, config | {"config": BertConfig.from_dict(config["config"])})
 
     def compute_mask(self, inputs: Any, previous_mask: Any = None) -> Any:
         """None: Keras' padding mask ends here, since the logits have no axis of tokens that a loss could mask."""
@@ -187,14 +187,19 @@ class ConcatClassifierHead(_DenseHead):
 
 
 def concat_pool(sequence: Any, mask: Any, *, causal: bool = False) -> Any:
-    """Float [B, S, H] and int32 [B, S] -> float [B, 3H]: the pooled position, the maximum and the mean over real ones."""
+    """Float [B, S, H] and int32 [B, S] -> float [B, 3H]: the pooled position, the maximum and the mean over real ones.
+
+    For a row without a token, maximum and mean are 0.
+    """
     position = ops.expand_dims(pooled_position(mask, causal=causal), -1)
     real = ops.expand_dims(mask > 0, -1)
     states = _as_logits(sequence)
     total = ops.sum(ops.where(real, states, 0), axis=1)
     count = ops.sum(ops.cast(real, states.dtype), axis=1)
     most = ops.max(ops.where(real, states, float("-inf")), axis=1)
-    return ops.concatenate([gather_positions(states, position)[:, 0], most, total / count], axis=-1)
+    most = ops.where(count > 0, most, 0.0)
+    mean = total / ops.maximum(count, 1.0)
+    return ops.concatenate([gather_positions(states, position)[:, 0], most, mean], axis=-1)
 
 
 @keras.saving.register_keras_serializable("bert_keras")

@@ -111,27 +111,52 @@ class Dense(keras.layers.Dense):
         self.bias.trainable = False
 
 
+def _layers_in(layer: keras.layers.Layer) -> dict[str, keras.layers.Layer]:
+    """A built layer and the layers in it, from the outside in, by their paths below it; "" is the layer itself."""
+    built = [one for one in layer._flatten_layers() if one.path is not None]
+    found = {one.path.removeprefix(layer.path).strip("/"): one for one in built}
+    return dict(sorted(found.items(), key=lambda item: item[0].count("/") + bool(item[0])))
+
+
 def denses_in(layer: keras.layers.Layer) -> dict[str, Dense]:
     """The Dense layers of a built layer, by their paths below it; "" is the layer itself."""
-    found = [one for one in layer._flatten_layers() if isinstance(one, Dense)]
-    return {one.path.removeprefix(layer.path).strip("/"): one for one in found}
+    return {path: one for path, one in _layers_in(layer).items() if isinstance(one, Dense)}
 
 
-def quantization_config(layer: keras.layers.Layer) -> dict[str, Any]:
-    """The part of a layer's config that says which Dense layers are int8, and by which quantizers; empty where none is."""
+def state_config(layer: keras.layers.Layer) -> dict[str, Any]:
+    """The part of a layer's config that its arguments do not say; empty for a new layer.
+
+    "quantized": the quantizers of the Dense layers that are int8; "frozen": the outermost layers that do not train. Both by path.
+    """
     # Not by a DTypePolicyMap: Keras 3.15 cannot save a quantized layer again that it has loaded with one.
     quantized = {
         path: keras.saving.serialize_keras_object(dense.quantization_config)
         for path, dense in denses_in(layer).items()
         if dense.quantization_mode is not None
     }
-    return {"quantized": quantized} if quantized else {}
+    state = {"quantized": quantized, "frozen": _frozen(layer)}
+    return {name: value for name, value in state.items() if value}
 
 
-def from_quantized(cls: type[Layer], config: dict[str, Any]) -> Layer:
-    """An instance from its arguments and, where `quantization_config` has added one, the key "quantized"."""
-    quantized = config.pop("quantized", {})
+def _frozen(layer: keras.layers.Layer) -> list[str]:
+    """The paths of the outermost layers that do not train; none with LoRA, whose matrices a file merges into the kernels."""
+    if any(dense.lora_enabled for dense in denses_in(layer).values()):
+        return []
+    frozen: list[str] = []
+    for path, one in _layers_in(layer).items():
+        inside = any(not outer or path.startswith(f"{outer}/") for outer in frozen)
+        if one.weights and not one.trainable and not inside:
+            frozen.append(path)
+    return frozen
+
+
+def from_state_config(cls: type[Layer], config: dict[str, Any]) -> Layer:
+    """An instance from its arguments and what `state_config` has added to them."""
+    quantized, frozen = config.pop("quantized", {}), config.pop("frozen", ())
     layer = cls(**config)
+    inside = _layers_in(layer)
+    for path in frozen:
+        inside[path].trainable = False
     denses = denses_in(layer)
     for path, quantizers in quantized.items():
         # The values are loaded later, into the int8 variables that this makes.

@@ -552,3 +552,25 @@ def test_an_encoder_that_computes_no_pooled_output_does_not_train_its_pooler(rec
     model.fit(x, np.zeros((2, config.hidden_size)), verbose=0)
     assert not [str(caught.message) for caught in recwarn if "Gradients do not exist" in str(caught.message)]
     assert encoder.pooler.trainable_variables == [] and BertEncoder(config).pooler.trainable
+
+
+@pytest.mark.parametrize("frozen", ["", "block_0", "embeddings/layer_norm"])
+def test_frozen_layers_stay_frozen_in_a_config(frozen):
+    encoder = BertEncoder(small(), name="mine")
+    layer = next(one for one in encoder._flatten_layers() if one.path == f"mine/{frozen}".rstrip("/"))
+    layer.trainable = False
+    again = BertEncoder.from_config(encoder.get_config())
+    trained = [variable.path for variable in again.trainable_variables]
+    assert trained == [variable.path for variable in encoder.trainable_variables]
+    assert len(trained) < len(again.variables)
+    assert again.get_config() == encoder.get_config()
+
+
+def test_a_mask_of_booleans_is_one_of_numbers():
+    encoder = BertEncoder(small(causal=True))
+    ids = np.array([[5, 6, 7, 0], [8, 9, 0, 0]], "int32")
+    numbers = encoder({INPUT_WORD_IDS: ids, INPUT_MASK: (ids > 0).astype("int32"), INPUT_TYPE_IDS: 0 * ids})
+    booleans = encoder({INPUT_WORD_IDS: ids, INPUT_MASK: ids > 0, INPUT_TYPE_IDS: 0 * ids})
+    for name, values in numbers.items():
+        for one, other in zip(tf.nest.flatten(values), tf.nest.flatten(booleans[name]), strict=True):
+            np.testing.assert_array_equal(one, other)

@@ -370,3 +370,14 @@ def test_a_classifier_learns_through_fit():
     model.compile(keras.optimizers.Adam(0.01), keras.losses.SparseCategoricalCrossentropy(from_logits=True))
     history = model.fit(features, np.arange(32) % 2, batch_size=32, epochs=30, verbose=0).history["loss"]
     assert history[-1] < 0.1 < 0.5 < history[0]
+
+
+def test_a_row_without_tokens_has_finite_numbers():
+    pooled = concat_pool(SEQUENCE, np.array([[0] * 7, [1] * 7], "int32"))
+    assert np.isfinite(array(pooled)).all() and not array(pooled)[0, 32:].any()
+
+
+def test_a_frozen_head_stays_frozen_in_a_config():
+    head = ClassifierHead(3, config=CONFIG)
+    head.trainable = False
+    assert not ClassifierHead.from_config(head.get_config()).trainable_variables
