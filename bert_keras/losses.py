@@ -111,7 +111,10 @@ class GlobalMean(keras.losses.Loss):
     @classmethod
     def from_config(cls, config: dict[str, Any]) -> "GlobalMean":
         """The inverse of `get_config`."""
-        return cls(**(config | {"loss": keras.saving.deserialize_keras_object(config["loss"])}))
+        loss = keras.saving.deserialize_keras_object(config["loss"])
+        if getattr(loss, "__module__", None) == __name__:  # or a stand-in for it: bert_keras/registration.py
+            loss = globals()[loss.__name__]
+        return cls(**(config | {"loss": loss}))
 
 
 def _row_or_label_weights(weights: Any, losses: Any) -> Any:

@@ -147,6 +147,8 @@ class _TwoMoments(keras.optimizers.Optimizer):
     def learning_rate(self, learning_rate: Any) -> None:
         if self._rate_scale is None or callable(learning_rate):
             keras.optimizers.Optimizer.learning_rate.fset(self, learning_rate)
+            if self._rate_scale is not None:  # a new schedule begins with its own rates
+                self._rate_scale.assign(1.0)
             return
         scheduled = float(keras.ops.convert_to_numpy(super().learning_rate))
         if scheduled > 0:

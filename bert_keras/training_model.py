@@ -30,7 +30,7 @@ class TrainingSteps:
     micro_batch: int | None = None
 
     def compile(self: Any, *arguments: Any, micro_batch: int | None = None, **keywords: Any) -> None:
-        """As Keras does; warns of a loss of probabilities on the logits of a head.
+        """As Keras does; scales the loss of float16 layers, and warns of a loss of probabilities on the logits of a head.
 
         micro_batch: rows of a batch that a replica computes at once; None computes its whole part of the batch. The update is
             that of the whole batch: one gradient, divided by the weights of the whole batch, summed over the replicas, clipped
@@ -43,6 +43,8 @@ class TrainingSteps:
             keywords["jit_compile"] = False  # batches of any size
         super().compile(*arguments, **keywords)  # type: ignore[misc]
         self.micro_batch = micro_batch
+        if keywords.get("auto_scale_loss", True):
+            _scale_loss(self)
         _check_scaling(self)
         _check_accumulation(self)
         # Only a functional model knows the layers of its outputs.
@@ -230,6 +232,16 @@ class TrainingSteps:
         super()._maybe_symbolic_build(iterator, data_batch)  # type: ignore[misc]
 
 
+def _scale_loss(model: Any) -> None:
+    """Wraps the optimizer if a layer computes in float16. Keras looks at the policy of the model, not of its layers."""
+    narrow = any(
+        one.compute_dtype == "float16" and one.variable_dtype != "float16" for one in model._flatten_layers()
+    )
+    scaled = keras.optimizers.LossScaleOptimizer
+    if narrow and model.optimizer is not None and not isinstance(model.optimizer, scaled):
+        model.optimizer = scaled(model.optimizer, name="loss_scale_optimizer")
+
+
 def _check_scaling(model: Any) -> None:
     """Raises BertKerasError for float16 under several replicas: each would judge by its own gradients if a step is skipped."""
     scales = isinstance(model.optimizer, keras.optimizers.LossScaleOptimizer)
@@ -246,7 +258,8 @@ def _check_scaling(model: Any) -> None:
 
 def _check_accumulation(model: Any) -> None:
     """Raises BertKerasError where a model cannot accumulate gradients as `compile` asks."""
-    if getattr(model.optimizer, "gradient_accumulation_steps", None):
+    inner = getattr(model.optimizer, "inner_optimizer", model.optimizer)  # of a LossScaleOptimizer
+    if getattr(inner, "gradient_accumulation_steps", None):
         raise BertKerasError(ACCUMULATION)
     if model.micro_batch is None:
         return

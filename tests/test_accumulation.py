@@ -71,6 +71,9 @@ def test_keras_accumulation_is_refused_with_the_flag_to_use(optimizer):
 def test_keras_accumulation_of_another_optimizer_is_refused():
     with pytest.raises(BertKerasError, match="gradient_accumulation_steps.*micro-batch"):
         model().compile(keras.optimizers.Adam(gradient_accumulation_steps=2), GlobalMean(cross_entropy))
+    inside = keras.optimizers.LossScaleOptimizer(keras.optimizers.Adam(gradient_accumulation_steps=2))
+    with pytest.raises(BertKerasError, match="gradient_accumulation_steps.*micro-batch"):
+        model().compile(inside, GlobalMean(cross_entropy))
 
 
 def test_a_loss_without_a_global_mean_is_refused():

@@ -436,6 +436,8 @@ def _(folder):
     before = float(weight)
     optimizer.apply([tf.constant(1.0)], [weight])
     np.testing.assert_allclose(before - float(weight), 0.25, rtol=1e-3)
+    optimizer.learning_rate = schedule()  # a new one begins with its own rates
+    np.testing.assert_allclose(optimizer.learning_rate, 1e-3 * 38 / 40, rtol=1e-6)
 
 
 @idiom("`LearningRateScheduler` with a schedule")

@@ -1,5 +1,6 @@
 """Losses for each label, their weighted mean, and learning rate schedules."""
 
+import forked
 import keras
 import numpy as np
 import pytest
@@ -143,3 +144,25 @@ def test_shapes_that_do_not_fit_are_refused():
             squared_error(labels, OUTPUTS)
     with pytest.raises(BertKerasError, match=r"sample_weight has the shape \(4, 3\)"):
         GlobalMean(squared_error)(COLUMN, OUTPUTS, wide)
+
+
+LOADED = """
+import sys
+import numpy as np, keras, bert_keras
+model = keras.models.load_model(sys.argv[1])
+labels = np.array([0, -100, -100, 1])
+print(model.evaluate(np.ones((4, 2), "float32"), labels, verbose=0))
+"""
+
+
+@pytest.mark.filterwarnings("ignore:__array__ implementation doesn't accept a copy keyword")
+def test_a_loaded_mean_leaves_out_negative_labels(tmp_path):
+    """In a process that has not imported the losses, Keras finds a stand-in for `cross_entropy`."""
+    model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(2)])
+    model.compile("adam", GlobalMean(cross_entropy))
+    model.save(tmp_path / "model.keras")
+    (tmp_path / "loaded.py").write_text(LOADED)
+    done = forked.run(tmp_path / "loaded.py", tmp_path / "model.keras")
+    assert done.returncode == 0, done.stderr
+    wanted = model.evaluate(np.ones((4, 2), "float32"), np.array([0, -100, -100, 1]), verbose=0)
+    assert float(done.stdout) == pytest.approx(wanted, rel=1e-6)

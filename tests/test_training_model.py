@@ -257,3 +257,13 @@ def test_a_saved_model_loads_compiled_and_trains_on(tmp_path):
     *weights, iterations = np.load(tmp_path / "found.npz").values()
     assert iterations == 4
     assert_equal(weights, made.get_weights())
+
+
+def test_the_loss_of_float16_layers_is_scaled():
+    """Keras looks at the policy of the model, which is the global one."""
+    x = keras.Input((3,))
+    made = TrainingModel(x, keras.layers.Dense(3, dtype="mixed_float16")(x))
+    made.compile("adam", GlobalMean(cross_entropy))
+    assert isinstance(made.optimizer, keras.optimizers.LossScaleOptimizer)
+    made.compile("adam", GlobalMean(cross_entropy), auto_scale_loss=False)
+    assert not isinstance(made.optimizer, keras.optimizers.LossScaleOptimizer)
