@@ -132,7 +132,7 @@ def _load(path: str) -> Any:
     # The module keeps only the paths of its assets, so that the links must last as long as the process.
     links = contextlib.ExitStack()
     atexit.register(links.close)
-    return tf.saved_model.load(str(links.enter_context(for_tensorflow(pathlib.Path(path)))))
+    return tf.saved_model.load(str(links.enter_context(for_tensorflow(path_of(path)))))
 
 
 def _endpoint(module: Any, name: str, path: str) -> tuple[Any, Callable[..., Any]]:

@@ -94,9 +94,6 @@ class Pretrainer(TrainingSteps, keras.Model):
         self.encoders = dict.fromkeys(names, encoder) | dict(encoders or {})
         for objective in self.objectives:
             _check_output(objective, self.encoders[objective.name])
-        for one in self.encoders.values():
-            if POOLED_OUTPUT not in [o.reads for o in self.objectives if self.encoders[o.name] is one]:
-                one.pooler.trainable = False  # without a gradient, Keras would warn
         self.heads = {
             objective.name: objective.head(self.encoders[objective.name]) for objective in self.objectives
         }
@@ -105,12 +102,61 @@ class Pretrainer(TrainingSteps, keras.Model):
         self._tokens = keras.metrics.Sum(name="tokens") if count_tokens else None
         self.built = True
 
+    def _reads_pooler(self, encoder: BertEncoder) -> bool:
+        read = [one.reads for one in self.objectives if self.encoders[one.name] is encoder]
+        return POOLED_OUTPUT in read
+
+    @property
+    def _unread(self) -> set[int]:
+        """Variables of poolers that no objective reads. They get no gradient, of which Keras would warn."""
+        poolers = [one.pooler for one in self.encoders.values() if not self._reads_pooler(one)]
+        return {id(variable) for pooler in poolers for variable in pooler.variables}
+
+    @property
+    def trainable_variables(self) -> list[keras.Variable]:
+        """The variables that the objectives train."""
+        return [one for one in super().trainable_variables if id(one) not in self._unread]
+
+    @property
+    def trainable_weights(self) -> list[keras.Variable]:
+        """The weights that the objectives train."""
+        return [one for one in super().trainable_weights if id(one) not in self._unread]
+
+    @property
+    def non_trainable_variables(self) -> list[keras.Variable]:
+        """All other variables."""
+        trained = {id(one) for one in self.trainable_variables}
+        return [one for one in self.variables if id(one) not in trained]
+
     @classmethod
     def of(
         cls, encoder: BertEncoder, objectives: Sequence[Objective], *, count_tokens: bool = False
     ) -> Pretrainer:
         """The model that learns these objectives, of the class that `pretrainer_of` returns for them."""
         return cls(encoder, objectives, count_tokens=count_tokens)
+
+    def compile(  # type: ignore[override]
+        self,
+        optimizer: Any = "rmsprop",
+        loss: Any = None,
+        loss_weights: Any = None,
+        metrics: Any = None,
+        weighted_metrics: Any = None,
+        **keywords: Any,
+    ) -> None:
+        """As `TrainingModel.compile`. Raises BertKerasError for a loss, its weights or metrics: the objectives have theirs."""
+        given = {
+            "loss": loss,
+            "loss_weights": loss_weights,
+            "metrics": metrics,
+            "weighted_metrics": weighted_metrics,
+        }
+        if named := [name for name, value in given.items() if value is not None]:
+            raise BertKerasError(
+                f"compile was given {', '.join(named)}, and the objectives of a {type(self).__name__} have losses and metrics "
+                "of their own; leave them out, and give objective_weights to weigh the objectives."
+            )
+        super().compile(optimizer, **keywords)
 
     def call(self, features: Features, training: bool = False) -> dict[str, Any]:
         """Features -> {objective: logits}."""
@@ -128,7 +174,12 @@ class Pretrainer(TrainingSteps, keras.Model):
         sample_weight: Any = None,
         training: bool = True,
     ) -> Any:
-        """The weighted sum of the objectives' global means."""
+        """The weighted sum of the objectives' global means. Raises BertKerasError where layers add losses of their own."""
+        if self.losses:
+            raise BertKerasError(
+                "a layer adds a loss of its own, such as a regularizer's, which no objective counts; leave it out, or give the "
+                "optimizer a weight decay."
+            )
         y, sample_weight = self._targets(y, y_pred, sample_weight)
         losses = [
             self.objective_weights[name] * loss(y[name], y_pred[name], sample_weight[name])

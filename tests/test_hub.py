@@ -7,6 +7,7 @@ import json
 import os
 import subprocess
 import sys
+import uuid
 from pathlib import Path
 
 import forked
@@ -620,3 +621,11 @@ def test_hub_keras_layer_trains_it(pair):
         preprocess.resolved_object.bert_pack_inputs, arguments={"seq_length": 16}
     )
     assert pack([tokenize(text), tokenize(text)])[INPUT_WORD_IDS].shape == (None, 16)
+
+
+def test_a_module_on_another_file_system_is_loaded():
+    module = tf.Module()
+    module.__call__ = tf.function(lambda x: {"twice": 2 * x}, input_signature=[tf.TensorSpec([None])])
+    folder = f"ram://{uuid.uuid4().hex}/twice"
+    tf.saved_model.save(module, folder)
+    np.testing.assert_array_equal(HubLayer(folder)(tf.constant([3.0]))["twice"], [6.0])

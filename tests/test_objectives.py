@@ -12,6 +12,7 @@ import tensorflow as tf
 from bert_keras import checkpoints
 from bert_keras.config import BertConfig
 from bert_keras.encoder import BertEncoder
+from bert_keras.errors import BertKerasError
 from bert_keras.features import (
     INPUT_MASK,
     INPUT_TYPE_IDS,
@@ -545,3 +546,32 @@ def test_a_restore_gives_each_replica_its_seeds(two_replicas):
     before, after = two_replicas["restored"]
     assert before and all(first != second for first, second in before)
     assert after == before
+
+
+# What a Pretrainer leaves to its user, and what it refuses ------------------------------------------------------
+
+
+def test_a_pooler_that_nothing_reads_is_not_trained_and_not_frozen():
+    model = pretrainer(MASKED_LM)
+    pooler = model.encoder.pooler
+    trained = {id(variable) for variable in model.trainable_variables}
+    assert pooler.trainable and not trained & {id(variable) for variable in pooler.variables}
+    assert {id(one) for one in model.non_trainable_variables} == {
+        id(one) for one in model.variables
+    } - trained
+    assert {id(one) for one in model.trainable_weights} == trained
+    read = pretrainer(MASKED_LM, SentencePair())
+    assert {id(one) for one in read.encoder.pooler.variables} < {id(one) for one in read.trainable_variables}
+
+
+@pytest.mark.parametrize("name", ["loss", "loss_weights", "metrics", "weighted_metrics"])
+def test_a_loss_and_metrics_beside_those_of_the_objectives_are_refused(name):
+    with pytest.raises(BertKerasError, match=f"{name}.*objective_weights"):
+        pretrainer(MASKED_LM).compile("adam", **{name: ["mse"]})
+
+
+def test_a_loss_that_a_layer_adds_is_refused():
+    model = pretrainer(MASKED_LM)
+    model.heads["masked_lm"].dense.add_loss(tf.constant(1.0))
+    with pytest.raises(BertKerasError, match="adds a loss of its own"):
+        model.compute_loss(None, {}, {}, {})

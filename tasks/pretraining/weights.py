@@ -92,7 +92,8 @@ def save(
     of_pairs = {one.name for one in model.objectives if one.pair_labels}
     for folder, encoder in encoders.items():
         heads = _heads(model, encoder)
-        known = encoder.pooler.trainable or (
+        trained = any(one is encoder.pooler.kernel for one in model.trainable_variables)
+        known = trained or (
             encoder is model.encoder and start is not None and "pooler/kernel" in start.tensors
         )
         without = () if known else ("pooler",)
