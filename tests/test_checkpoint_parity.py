@@ -4,6 +4,7 @@ import dataclasses
 import subprocess
 import sys
 
+import ml_dtypes
 import numpy as np
 import pytest
 from parity import assert_equal, hugging_face, hugging_face_outputs, random_features, random_weights, seeded
@@ -29,6 +30,18 @@ def test_reading_safetensors_needs_no_tensorflow(tmp_path):
         [sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=GOLDEN.parents[2]
     )
     assert done.stdout.split() == [str(len(random_checkpoint().tensors)), "False"]
+
+
+def test_a_bfloat16_file_is_read_in_a_fresh_process(tmp_path):
+    checkpoint = random_checkpoint()
+    half = {name: array.astype(ml_dtypes.bfloat16) for name, array in checkpoint.tensors.items()}
+    checkpoints.write(dataclasses.replace(checkpoint, tensors=half), tmp_path / "out", format="hugging-face")
+    code = (
+        "from bert_keras import checkpoints; "
+        f"print({{str(one.dtype) for one in checkpoints.read({str(tmp_path / 'out')!r}).tensors.values()}})"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=GOLDEN.parents[2])
+    assert (done.stdout, done.stderr) == ("{'bfloat16'}\n", "")
 
 
 PARITY = dataclasses.replace(TINY, vocab_size=67, hidden_size=32, intermediate_size=48, max_positions=16)

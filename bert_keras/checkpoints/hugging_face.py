@@ -310,6 +310,7 @@ def _shards(folder: pathlib.Path, stem: str) -> list[pathlib.Path]:
 
 @contextlib.contextmanager
 def _open_safetensors(file: pathlib.Path) -> Iterator[Source]:
+    import ml_dtypes  # noqa: F401  numpy then knows bfloat16
     import safetensors
 
     try:
