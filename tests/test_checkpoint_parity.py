@@ -10,6 +10,7 @@ import pytest
 from parity import assert_equal, hugging_face, hugging_face_outputs, random_features, random_weights, seeded
 from random_checkpoints import GOLDEN, PIECES, TINY, raises, random_checkpoint, saves_with_keras
 
+import bert_keras as bk
 from bert_keras import checkpoints
 from bert_keras.features import POOLED_OUTPUT, SEQUENCE_OUTPUT
 from bert_keras.heads import (
@@ -118,6 +119,29 @@ def test_task_heads_load_into_transformers_class_for_them(tmp_path, head, name, 
     assert not loading["missing_keys"], loading
     kernel = getattr(theirs, name).weight.detach().numpy().T
     np.testing.assert_array_equal(kernel, checkpoint.tensors[f"{name}/dense/kernel"])
+
+
+@pytest.mark.parity
+@pytest.mark.parametrize(
+    ("make", "output"),
+    [
+        (lambda checkpoint: bk.classifier(checkpoint, ["no", "yes"]), "probabilities"),
+        (lambda checkpoint: bk.classifier(checkpoint, ["no", "yes"], multi=True), "probabilities"),
+        (bk.regressor, "score"),
+    ],
+    ids=["class", "multi", "score"],
+)
+def test_a_pipeline_of_transformers_gives_the_scores_of_a_run(tmp_path, make, output):
+    pytest.importorskip("torch")
+    transformers = pytest.importorskip("transformers")
+    pieces = tuple(piece if piece.strip() else "x" for piece in PIECES)
+    model = make(dataclasses.replace(random_checkpoint(heads=()), vocabulary=pieces, lower_case=True))
+    model.save(tmp_path / "run")
+    predict = transformers.pipeline("text-classification", str(tmp_path / "run"), top_k=None)
+    theirs = {row["label"]: row["score"] for row in predict(["unable a b"])[0]}
+    wanted = np.ravel(model.predict(["unable a b"])[output])
+    found = [theirs[label] for label in (["no", "yes"] if len(wanted) == 2 else ["LABEL_0"])]
+    np.testing.assert_allclose(found, wanted, atol=1e-5)
 
 
 @pytest.mark.parity

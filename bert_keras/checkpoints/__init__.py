@@ -105,6 +105,7 @@ def read(path: Path) -> Checkpoint:
         path=str(root),
         architecture=source.architecture if has_its_heads else None,
         labels=source.labels,
+        problem_type=source.problem_type,
         unknown=unknown,
         origin=found.origin,
     )

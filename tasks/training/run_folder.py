@@ -99,17 +99,21 @@ def save_weights(
     *,
     without: Sequence[str] = (),
     labels: Sequence[str] = (),
+    problem_type: str | None = None,
 ) -> None:
     """Writes an encoder with its heads, config and vocabulary.
 
     without: untrained parts to leave out
     labels: the names of a classifier's classes, in the order of its logits
+    problem_type: see `Checkpoint`
 
     Raises OSError if the disk is full; earlier files stay. Raises BertKerasError if a weight is not finite.
     """
     checkpoint = checkpoints.collect(encoder.config, encoder, **heads)
     kept = {name: value for name, value in checkpoint.tensors.items() if name.split("/")[0] not in without}
-    checkpoint = dataclasses.replace(checkpoint, tensors=kept, labels=tuple(labels) or None)
+    checkpoint = dataclasses.replace(
+        checkpoint, tensors=kept, labels=tuple(labels) or None, problem_type=problem_type
+    )
     checkpoint = checkpoints.with_tokenizer(checkpoint, tokenizer)
     checkpoints.write(checkpoint, path, format="hugging-face", overwrite=True)
 
@@ -129,7 +133,14 @@ def save_run(
     encoder, heads = encoder_of(model), heads_of(model)
     bilstm = bilstm_of(model)
     if bilstm is None:
-        save_weights(path, preprocess.tokenizer, encoder, heads, labels=task.label_names)
+        save_weights(
+            path,
+            preprocess.tokenizer,
+            encoder,
+            heads,
+            labels=task.label_names,
+            problem_type=task.problem_type,
+        )
     else:
         save_weights(path, preprocess.tokenizer, encoder, {})
         write_weights(path / TOP, paths_of(heads.values()))
