@@ -286,6 +286,25 @@ def test_a_failed_write_leaves_nothing(tmp_path):
 
 
 @pytest.mark.parametrize(
+    ("tokenizer", "name"),
+    [
+        ({"vocabulary": None, "sentencepiece": b""}, "SentencePiece"),
+        ({"merges": ("a b",)}, "byte-level BPE"),
+    ],
+)
+def test_a_tokenizer_that_a_keras_hub_preset_cannot_hold_is_refused(tmp_path, tokenizer, name):
+    checkpoint = dataclasses.replace(random_checkpoint(heads=()), **tokenizer)
+    raises(
+        ValueError,
+        f"has no {name} tokenizer",
+        checkpoints.write,
+        checkpoint,
+        tmp_path / "out",
+        format="keras-hub",
+    )
+
+
+@pytest.mark.parametrize(
     ("form", "changes"),
     [
         ("google", {"norm_epsilon": 1e-5}),

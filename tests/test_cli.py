@@ -365,7 +365,11 @@ def test_convert_names_what_it_leaves_out(command, sst2, tmp_path):
     code, out, err = command("convert", "--from", source, "--to", tmp_path / "out")
     assert (code, err) == (0, "")
     top = "top.safetensors, the BiLSTM and the head of a run with feature layers"
-    assert f"hugging-face cannot store a.new.head, {top}; left out\n" in out
+    assert re.search(rf"hugging-face: \d+ tensors in {tmp_path / 'out'}\nleft out: a.new.head, {top}\n", out)
+    code, out, err = command("convert", "--from", sst2.run, "--to", tmp_path / "google", "--format", "google")
+    count = len(checkpoints.read(sst2.run).tensors)
+    assert (code, err) == (0, "")
+    assert out.endswith(f"google: {count} tensors in {tmp_path / 'google'}\nleft out: the labels\n")
 
 
 @pytest.mark.parametrize(

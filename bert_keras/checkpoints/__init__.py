@@ -117,8 +117,8 @@ def write(checkpoint: Checkpoint, path: Path, *, format: str, overwrite: bool = 
     path: the folder; if it holds files, `overwrite=True` replaces files of the same names and keeps other files
 
     Everything is written under a temporary name first, under the folder's lock. In Hugging Face's format, model_type is the first
-    of MODEL_TYPES that computes the same numbers. Returns our names of the tensors that the format cannot hold, such as heads or
-    the pooler of an ELECTRA.
+    of MODEL_TYPES that computes the same numbers. Returns the parts that are left out: our names of the tensors that the format
+    cannot hold, such as heads or the pooler of an ELECTRA; "the tokenizer (NAME)" for one that is not supported; "the labels".
 
     Raises BertKerasError if a weight is NaN or infinite, or if the format's library would compute other numbers from the config;
     TakenError if the folder is not empty; OSError if it cannot be written.
@@ -143,7 +143,12 @@ def write(checkpoint: Checkpoint, path: Path, *, format: str, overwrite: bool = 
             if name in rows
         }
         form.save(checkpoint, names, theirs, new)
-    return tuple(name for name in checkpoint.tensors if name not in rows)
+    left_out = [name for name in checkpoint.tensors if name not in rows]
+    if checkpoint.vocabulary is None and checkpoint.other_tokenizer is not None:
+        left_out.append(f"the tokenizer ({checkpoint.other_tokenizer})")
+    if checkpoint.labels is not None and not form.has_labels:
+        left_out.append("the labels")
+    return tuple(left_out)
 
 
 def _refuse_inexpressible(form: Format, config: BertConfig) -> None:

@@ -371,6 +371,7 @@ HUGGING_FACE = Format(
     load_tokenizer=read_tokenizer,
     open=_open,
     save=_save,
+    has_labels=True,
     model_type=_model_type_of_folder,
     architecture=_architecture_of_folder,
 )

@@ -215,9 +215,10 @@ def _lower_case_of(config: Mapping[str, Any], where: pathlib.Path) -> bool | Non
 
 
 def _save(checkpoint: Checkpoint, names: Names, tensors: dict[str, np.ndarray], folder: pathlib.Path) -> None:
-    if checkpoint.merges is not None:
+    others = {"byte-level BPE": checkpoint.merges, "SentencePiece": checkpoint.sentencepiece}
+    if other := next((name for name, found in others.items() if found is not None), None):
         raise BertKerasError(
-            "a keras-hub preset of BERT has no byte-level BPE tokenizer; write hugging-face, or leave the tokenizer out."
+            f"a keras-hub preset of BERT has no {other} tokenizer; write hugging-face, or leave the tokenizer out."
         )
     backbone = _backbone(checkpoint.config)
     for variable in backbone.weights:

@@ -320,6 +320,7 @@ class Format:
     keeps: config field -> the value, or the other field, that the format's own library always uses
     files: the files that `find` looks for, in words
     find: a path -> its folder or, for TensorFlow, its prefix; None if there is no checkpoint
+    has_labels: True if the format has a place for the names of labels
     model_type, architecture: the model_type of a folder, and its class as in `Checkpoint.architecture`
     load_config, load_tokenizer, open: read the files
     save: writes a folder: (checkpoint, names, the file's name -> array, folder)
@@ -334,6 +335,7 @@ class Format:
     load_tokenizer: Callable[[pathlib.Path], Vocabulary]
     open: Callable[[pathlib.Path, BertConfig], contextlib.AbstractContextManager[Source]]
     save: Callable[[Checkpoint, Names, dict[str, np.ndarray], pathlib.Path], None]
+    has_labels: bool = False
     model_type: Callable[[pathlib.Path], str] = lambda root: "bert"
     architecture: Callable[[pathlib.Path], str | None] = lambda root: None
 
