@@ -340,6 +340,16 @@ def test_leftovers_of_a_killed_process_are_removed(tmp_path, made):
     assert not list(out.glob(".*"))
 
 
+def test_a_folder_that_was_overwritten_in_part_is_not_read(tmp_path):
+    checkpoints.write(random_checkpoint(), tmp_path / "out", format="hugging-face")
+    left = tmp_path / "out" / PARTIAL
+    (left / "new").mkdir(parents=True)
+    (tmp_path / "out" / "model.safetensors").rename(left / "new" / "model.safetensors")
+    (left / "moving.json").write_text('{"names": ["model.safetensors"], "overwrite": true}')
+    for read in (checkpoints.read, checkpoints.load_tokenizer):
+        raises(ValueError, "out has only some of its new files", read, tmp_path / "out")
+
+
 def test_compare_says_where_there_is_no_library(tmp_path):
     checkpoints.write(random_checkpoint(), tmp_path / "out", format="google")
     raises(ValueError, "no library can run a google checkpoint", checkpoints.compare, tmp_path / "out")

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from bert_keras.atomic_folders import whole_folder
+from bert_keras.atomic_folders import refuse_partial, whole_folder
 from bert_keras.checkpoints.assignment import (
     Report,
     assign,
@@ -36,6 +36,7 @@ from bert_keras.checkpoints.variables import ARCHITECTURES, HEADS, Checkpoint, F
 from bert_keras.config import BertConfig
 from bert_keras.errors import BertKerasError, MissingFileError, listed
 from bert_keras.paths import path_of
+from bert_keras.remote_paths import is_remote
 from bert_keras.text.vocabulary_files import SENTENCEPIECE, VOCAB_TXT, Vocabulary, read_vocabulary
 
 # Keras and TensorFlow are imported by the functions that need them: reading a safetensors file needs neither.
@@ -311,6 +312,8 @@ def format_of(path: Path) -> str:
 
 def _locate(path: pathlib.Path) -> tuple[Format, pathlib.Path]:
     """The format, and its folder or, for a TensorFlow checkpoint, its prefix."""
+    if not is_remote(path):
+        refuse_partial(_folder(path))
     for form in FORMATS.values():
         root = form.find(path)
         if root is not None:
