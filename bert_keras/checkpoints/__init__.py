@@ -36,7 +36,7 @@ from bert_keras.checkpoints.variables import ARCHITECTURES, HEADS, Checkpoint, F
 from bert_keras.config import BertConfig
 from bert_keras.errors import BertKerasError, MissingFileError, listed
 from bert_keras.paths import path_of
-from bert_keras.remote_paths import is_remote
+from bert_keras.remote_paths import is_remote, refuse_remote_weights
 from bert_keras.text.vocabulary_files import SENTENCEPIECE, VOCAB_TXT, Vocabulary, read_vocabulary
 
 # Keras and TensorFlow are imported by the functions that need them: reading a safetensors file needs neither.
@@ -78,9 +78,10 @@ def read(path: Path) -> Checkpoint:
         address (see `sources`), which is downloaded unless it is in the cache
 
     Raises FileNotFoundError if there is no checkpoint, and ValueError for a checkpoint that is cut short, does not fit its
-    config, is of another format, or has NaN or infinite weights.
+    config, is of another format, has NaN or infinite weights, or is not on a local disk.
     """
     found = resolve(path)
+    refuse_remote_weights(found.path)
     form, root = _locate(found.path)
     config = form.load_config(root)
     vocabulary = _tokenizer_of_folder(form, root, config)

@@ -34,6 +34,7 @@ from bert_keras.json_files import (
     whole,
 )
 from bert_keras.paths import did_you_mean, path_of
+from bert_keras.remote_paths import refuse_remote_weights
 from bert_keras.text.preprocessing import TRUNCATION, Preprocessor
 from bert_keras.text.tokenizer import Tokenizer
 from bert_keras.text.vocabulary_files import MERGES_TXT, SENTENCEPIECE, VOCAB_JSON, VOCAB_TXT
@@ -202,6 +203,7 @@ def load_file(path: pathlib.Path, *, compile: bool = True) -> Any:
 
     Raises MissingFileError if there is none, BertKerasError for a damaged one.
     """
+    refuse_remote_weights(path)
     if not path.is_file():
         raise MissingFileError(f"no such file: {path}{did_you_mean(path)}.")
     if not zipfile.is_zipfile(path):
@@ -229,6 +231,7 @@ def load_run(path: str | os.PathLike[str], *, data: str | pathlib.Path | None = 
     Raises FileNotFoundError or ValueError for a missing or wrong file, with its name.
     """
     path = path_of(path)
+    refuse_remote_weights(path)
     if path.suffix == KERAS:
         return _run_of_file(path, data)
     file = path / TASK_FILE
