@@ -4,7 +4,8 @@ In: a folder and a way to fill it. Out: the folder, with every file synced to di
 
     OUT does not exist   files are written to .OUT.partial/new beside it, which is then renamed to OUT
     OUT exists           files are written to OUT/.partial/new (OUT may be a mount point) and renamed into OUT one after another;
-                         OUT/.partial/moving.json lists their names, so that the next writer can undo an interrupted move
+                         OUT/.partial/moving.json lists their names, so that the next writer can undo an interrupted move; it
+                         finishes a move that overwrites files, since the old files are gone
 
 `tasks.output_folder` writes outputs that can be resumed; the outputs here are written in one go.
 """
@@ -16,9 +17,9 @@ import shutil
 from collections.abc import Iterator
 from typing import Literal
 
-from bert_keras.errors import TakenError
+from bert_keras.errors import BertKerasError, TakenError
 from bert_keras.files import LOCK, locked, sync, write_json
-from bert_keras.json_files import TEXT, list_of, read_object, typed
+from bert_keras.json_files import FLAG, TEXT, list_of, read_object, typed
 from bert_keras.remote_paths import refuse_remote
 
 PARTIAL = ".partial"  # the suffix of the folder with incomplete files
@@ -31,7 +32,7 @@ def check_folder(path: pathlib.Path, *, existing: Literal["refuse", "keep", "ove
     path = path.resolve()
     if path.exists() and not path.is_dir():
         raise TakenError(f"{path} is a file; give a folder.")
-    interrupted = (path / PARTIAL).exists()  # `whole_folder` first undoes the move of its files
+    interrupted = (path / PARTIAL).exists()  # `whole_folder` first ends the move of its files
     if existing == "refuse" and path.is_dir() and not interrupted:
         _refuse_files(path)
 
@@ -44,7 +45,8 @@ def whole_folder(
 
     existing: "refuse" a folder with files; "keep" its files and refuse equal names; or "overwrite" files of equal names
 
-    The folder is locked during the block, and files that a killed process left are removed first. Raises TakenError for a
+    The folder is locked during the block. First, files that a killed process left are removed, and its move is undone or, if it
+    overwrites files, finished. Raises TakenError for a
     folder that `existing` refuses, BertKerasError if another process writes to it, OSError if it cannot be written.
     """
     check_folder(path, existing=existing)
@@ -55,13 +57,13 @@ def whole_folder(
     try:
         with locked(path if there else work, output=path):
             try:
-                _undo(path, work)
+                _settle(path, work)
                 _check(path, there=there, existing=existing)
                 (work / NEW).mkdir(parents=True)
                 yield work / NEW
                 _publish(path, work, there=there, existing=existing)
             finally:
-                _undo(path, work)
+                _settle(path, work)
     except BaseException:
         _remove_empty(work, *made)
         raise
@@ -89,15 +91,13 @@ def _publish(path: pathlib.Path, work: pathlib.Path, *, there: bool, existing: s
     if not there:
         os.rename(new, path)
         sync(path.parent)
-    elif existing == "overwrite":
-        # One file at a time: their folders may hold other files.
-        for file in sorted(found for found in new.rglob("*") if found.is_file()):
-            target = path / file.relative_to(new)
-            target.parent.mkdir(parents=True, exist_ok=True)
-            os.replace(file, target)
-            sync(target.parent)
+        return
+    names = sorted(os.listdir(new))
+    if existing == "overwrite":
+        _refuse_kinds(path, new)
+        write_json(work / JOURNAL, {"names": names, "overwrite": True})
+        _overwrite(path, new)
     else:
-        names = sorted(os.listdir(new))
         if taken := [name for name in names if os.path.lexists(path / name)]:
             raise TakenError(f"{path / taken[0]} is there already; give another folder.")
         write_json(work / JOURNAL, {"names": names})
@@ -106,11 +106,49 @@ def _publish(path: pathlib.Path, work: pathlib.Path, *, there: bool, existing: s
         sync(path)
 
 
-def _undo(path: pathlib.Path, work: pathlib.Path) -> None:
-    """Removes incomplete files, and files that an interrupted move has renamed. Call it under the lock."""
+def _refuse_kinds(path: pathlib.Path, new: pathlib.Path) -> None:
+    """Raises TakenError for a folder in the place of a new file, or the reverse: the move would stop there."""
+    for found in new.rglob("*"):
+        target = path / found.relative_to(new)
+        if target.exists() and target.is_dir() != found.is_dir():
+            raise TakenError(f"{target} is a {'folder' if target.is_dir() else 'file'}; give another folder.")
+
+
+def _overwrite(path: pathlib.Path, new: pathlib.Path) -> None:
+    """Moves files one at a time: their folders may hold other files."""
+    for file in _files(new):
+        target = path / file.relative_to(new)
+        target.parent.mkdir(parents=True, exist_ok=True)
+        os.replace(file, target)
+        sync(target.parent)
+
+
+def _files(new: pathlib.Path) -> list[pathlib.Path]:
+    return sorted(found for found in new.rglob("*") if found.is_file())
+
+
+def refuse_partial(path: pathlib.Path) -> None:
+    """Raises BertKerasError for a folder that has only some of its new files. A reader calls it: it changes nothing."""
+    work = path / PARTIAL
+    if (work / JOURNAL).is_file() and _files(work / NEW):
+        raise BertKerasError(
+            f"{path} has only some of its new files: their writer was killed, or is moving them now; wait, or write to it again."
+        )
+
+
+def _settle(path: pathlib.Path, work: pathlib.Path) -> None:
+    """Ends an interrupted move: undoes it or, if it overwrites files, finishes it. Then removes incomplete files.
+
+    Call it under the lock.
+    """
     journal = work / JOURNAL
-    if journal.is_file():
-        names = typed(read_object(journal), {"names": list_of(TEXT)}, where=journal)["names"]
+    known = {"names": list_of(TEXT), "overwrite": FLAG}
+    moving = read_object(journal) if journal.is_file() else {"names": []}
+    moving = typed(moving, known, where=journal, optional=("overwrite",))
+    if moving.get("overwrite"):
+        _overwrite(path, work / NEW)
+    else:
+        names = moving["names"]
         left = {name for name in names if os.path.lexists(work / NEW / name)}
         moved = [path / name for name in names if name not in left and name == os.path.basename(name)]
         for target in moved if left else ():  # with none left, the move was complete

@@ -58,15 +58,14 @@ def _run_convert(args: argparse.Namespace) -> None:
     if args.check:
         checkpoints.check_reference(compared)
     checkpoint = checkpoints.read(source)
-    homeless = checkpoints.write(checkpoint, args.target, format=args.format)
-    count = len(checkpoint.tensors) - len(homeless)
+    left = [*checkpoints.write(checkpoint, args.target, format=args.format), *checkpoint.unknown]
+    count = len(checkpoint.tensors.keys() - {*left})
     print(f"{form} -> {args.format}: {count} tensors in {args.target}")
-    left = [*homeless, *checkpoint.unknown]
     folder = source.path if source.path.is_dir() else source.path.parent
     if (folder / TOP).is_file():
         left.append(f"{TOP}, the BiLSTM and the head of a run with feature layers")
     if left:
-        print(f"{args.format} cannot store {', '.join(left)}; left out")
+        print(f"left out: {', '.join(left)}")
     if args.check:
         rows = [(name, f"{value:.1e}") for name, value in checkpoints.compare(path).items()]
         table(

@@ -49,6 +49,14 @@ def refuse_remote(path: pathlib.Path, what: str) -> None:
         )
 
 
+def refuse_remote_weights(path: pathlib.Path) -> None:
+    """Raises BertKerasError for a remote path of a checkpoint or a model: the libraries of their formats open local files."""
+    if is_remote(path):
+        raise BertKerasError(
+            f"{path}: checkpoints and models are read from a local disk; copy it there first."
+        )
+
+
 class RemotePath(pathlib.PosixPath):
     """A path such as gs://bucket/folder/file. Its errors are Python's: FileNotFoundError, PermissionError, OSError."""
 

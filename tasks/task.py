@@ -80,6 +80,7 @@ class Problem(Protocol):
     kinds: the types of the settings in task.json
     text: the raw strings that serving takes
     label_names: the label of each logit; empty for tasks without labels
+    problem_type: Hugging Face's name for the type of labels of a text, if they have one: see `Checkpoint`
     classes: the classes of a text that has exactly one of them; else empty
     outputs: the encoder outputs that the model reads
     windowed: True if examples are cut into windows
@@ -95,6 +96,7 @@ class Problem(Protocol):
     kinds: Mapping[str, Kind] = {}
     text: tuple[str, ...] = ("text",)
     label_names: tuple[str, ...] = ()
+    problem_type: str | None = None
     classes: tuple[str, ...] = ()
     outputs: tuple[str, ...] = (POOLED_OUTPUT,)
     windowed: bool = False

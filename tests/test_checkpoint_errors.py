@@ -286,6 +286,25 @@ def test_a_failed_write_leaves_nothing(tmp_path):
 
 
 @pytest.mark.parametrize(
+    ("tokenizer", "name"),
+    [
+        ({"vocabulary": None, "sentencepiece": b""}, "SentencePiece"),
+        ({"merges": ("a b",)}, "byte-level BPE"),
+    ],
+)
+def test_a_tokenizer_that_a_keras_hub_preset_cannot_hold_is_refused(tmp_path, tokenizer, name):
+    checkpoint = dataclasses.replace(random_checkpoint(heads=()), **tokenizer)
+    raises(
+        ValueError,
+        f"has no {name} tokenizer",
+        checkpoints.write,
+        checkpoint,
+        tmp_path / "out",
+        format="keras-hub",
+    )
+
+
+@pytest.mark.parametrize(
     ("form", "changes"),
     [
         ("google", {"norm_epsilon": 1e-5}),
@@ -319,6 +338,16 @@ def test_leftovers_of_a_killed_process_are_removed(tmp_path, made):
     checkpoints.write(random_checkpoint(), out, format="hugging-face")
     assert list(tmp_path.iterdir()) == [out] and "config.json" in [path.name for path in out.iterdir()]
     assert not list(out.glob(".*"))
+
+
+def test_a_folder_that_was_overwritten_in_part_is_not_read(tmp_path):
+    checkpoints.write(random_checkpoint(), tmp_path / "out", format="hugging-face")
+    left = tmp_path / "out" / PARTIAL
+    (left / "new").mkdir(parents=True)
+    (tmp_path / "out" / "model.safetensors").rename(left / "new" / "model.safetensors")
+    (left / "moving.json").write_text('{"names": ["model.safetensors"], "overwrite": true}')
+    for read in (checkpoints.read, checkpoints.load_tokenizer):
+        raises(ValueError, "out has only some of its new files", read, tmp_path / "out")
 
 
 def test_compare_says_where_there_is_no_library(tmp_path):

@@ -4,11 +4,13 @@ import dataclasses
 import subprocess
 import sys
 
+import ml_dtypes
 import numpy as np
 import pytest
 from parity import assert_equal, hugging_face, hugging_face_outputs, random_features, random_weights, seeded
 from random_checkpoints import GOLDEN, PIECES, TINY, raises, random_checkpoint, saves_with_keras
 
+import bert_keras as bk
 from bert_keras import checkpoints
 from bert_keras.features import POOLED_OUTPUT, SEQUENCE_OUTPUT
 from bert_keras.heads import (
@@ -29,6 +31,18 @@ def test_reading_safetensors_needs_no_tensorflow(tmp_path):
         [sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=GOLDEN.parents[2]
     )
     assert done.stdout.split() == [str(len(random_checkpoint().tensors)), "False"]
+
+
+def test_a_bfloat16_file_is_read_in_a_fresh_process(tmp_path):
+    checkpoint = random_checkpoint()
+    half = {name: array.astype(ml_dtypes.bfloat16) for name, array in checkpoint.tensors.items()}
+    checkpoints.write(dataclasses.replace(checkpoint, tensors=half), tmp_path / "out", format="hugging-face")
+    code = (
+        "from bert_keras import checkpoints; "
+        f"print({{str(one.dtype) for one in checkpoints.read({str(tmp_path / 'out')!r}).tensors.values()}})"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=GOLDEN.parents[2])
+    assert (done.stdout, done.stderr) == ("{'bfloat16'}\n", "")
 
 
 PARITY = dataclasses.replace(TINY, vocab_size=67, hidden_size=32, intermediate_size=48, max_positions=16)
@@ -105,6 +119,29 @@ def test_task_heads_load_into_transformers_class_for_them(tmp_path, head, name, 
     assert not loading["missing_keys"], loading
     kernel = getattr(theirs, name).weight.detach().numpy().T
     np.testing.assert_array_equal(kernel, checkpoint.tensors[f"{name}/dense/kernel"])
+
+
+@pytest.mark.parity
+@pytest.mark.parametrize(
+    ("make", "output"),
+    [
+        (lambda checkpoint: bk.classifier(checkpoint, ["no", "yes"]), "probabilities"),
+        (lambda checkpoint: bk.classifier(checkpoint, ["no", "yes"], multi=True), "probabilities"),
+        (bk.regressor, "score"),
+    ],
+    ids=["class", "multi", "score"],
+)
+def test_a_pipeline_of_transformers_gives_the_scores_of_a_run(tmp_path, make, output):
+    pytest.importorskip("torch")
+    transformers = pytest.importorskip("transformers")
+    pieces = tuple(piece if piece.strip() else "x" for piece in PIECES)
+    model = make(dataclasses.replace(random_checkpoint(heads=()), vocabulary=pieces, lower_case=True))
+    model.save(tmp_path / "run")
+    predict = transformers.pipeline("text-classification", str(tmp_path / "run"), top_k=None)
+    theirs = {row["label"]: row["score"] for row in predict(["unable a b"])[0]}
+    wanted = np.ravel(model.predict(["unable a b"])[output])
+    found = [theirs[label] for label in (["no", "yes"] if len(wanted) == 2 else ["LABEL_0"])]
+    np.testing.assert_allclose(found, wanted, atol=1e-5)
 
 
 @pytest.mark.parity

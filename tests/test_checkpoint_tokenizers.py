@@ -120,6 +120,39 @@ def test_a_keras_hub_preset_has_its_tokenizer(tmp_path):
     assert ours.tokenize([text]).to_list() == [np.asarray(theirs(text)).tolist()]
 
 
+@saves_with_keras
+def test_settings_of_a_keras_hub_tokenizer_that_give_other_ids_are_refused(tmp_path):
+    pytest.importorskip("keras_hub")
+    checkpoints.write(random_checkpoint(heads=()), tmp_path / "out", format="keras-hub")
+    path = tmp_path / "out" / "tokenizer.json"
+    written = json.loads(path.read_text())
+    for settings in (
+        {"split": False},
+        {"suffix_indicator": "@@"},
+        {"oov_token": "[MASK]"},
+        {"special_tokens_in_strings": True},
+        {"lowercase": False, "strip_accents": True},
+    ):
+        path.write_text(json.dumps(written | {"config": written["config"] | settings}))
+        key, value = list(settings.items())[-1]
+        raises(
+            ValueError,
+            rf"{key} is {re.escape(repr(value))} in .*tokenizer\.json",
+            checkpoints.read,
+            tmp_path / "out",
+        )
+
+
+@saves_with_keras
+def test_a_lower_casing_keras_hub_tokenizer_that_keeps_accents_is_read_with_a_warning(tmp_path):
+    keras_hub = pytest.importorskip("keras_hub")
+    checkpoints.write(random_checkpoint(heads=()), tmp_path / "out", format="keras-hub")
+    keras_hub.models.BertTokenizer(list(PIECES), lowercase=True).save_to_preset(str(tmp_path / "out"))
+    with pytest.warns(UserWarning, match=r"tokenizer\.json keeps accents .*; here") as caught:
+        assert checkpoints.load_tokenizer(tmp_path / "out").lower_case is True
+    assert len(caught) == 1 and "\n" not in str(caught[0].message)
+
+
 def pipeline() -> dict:
     """A tokenizer.json of PIECES, uncased, as transformers writes it."""
     return {

@@ -298,6 +298,17 @@ def test_assign_and_collect_are_inverse(tmp_path):
 
 
 @saves_with_keras
+@pytest.mark.parametrize("form", checkpoints.FORMATS)
+def test_labels_and_a_tokenizer_without_a_place_are_listed_as_left_out(tmp_path, form):
+    checkpoint = dataclasses.replace(
+        random_checkpoint(heads=()), labels=("no", "yes"), vocabulary=None, other_tokenizer="a Unigram model"
+    )
+    left_out = ("the tokenizer (a Unigram model)", "the labels")
+    wanted = left_out[:1] if form == "hugging-face" else left_out
+    assert checkpoints.write(checkpoint, tmp_path / "out", format=form) == wanted
+
+
+@saves_with_keras
 def test_keras_hub_preset_round_trip(tmp_path):
     keras_hub = pytest.importorskip("keras_hub")
     config = dataclasses.replace(TINY, hidden_dropout=0.2, attention_dropout=0.2)

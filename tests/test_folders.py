@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from runs import ROOT, contents
 
-from bert_keras.atomic_folders import PARTIAL, check_folder, whole_folder
+from bert_keras.atomic_folders import PARTIAL, check_folder, refuse_partial, whole_folder
 from bert_keras.errors import BertKerasError, TakenError
 from bert_keras.files import LOCK, locked, whole_file
 from tasks.output_folder import Folder, Layout
@@ -62,7 +62,7 @@ OTHERS = {"kept.txt": b"kept"}
         ("refuse", {}, 4),  # the journal and three entries
         ("keep", {}, 4),
         ("keep", OTHERS, 4),
-        ("overwrite", OTHERS, 3),  # the files
+        ("overwrite", OTHERS, 4),
     ],
 )
 def test_a_kill_at_any_rename_is_repaired_by_the_next_writer(tmp_path, existing, before, renames):
@@ -80,6 +80,35 @@ def test_a_kill_at_any_rename_is_repaired_by_the_next_writer(tmp_path, existing,
         assert contents(output.parent) == {f"out/{name}": b for name, b in ((before or {}) | FILES).items()}
         number += 1
     assert number == renames + 1
+
+
+def test_a_killed_overwrite_has_all_new_files_or_none_at_the_next_write(tmp_path):
+    old = {"a.txt": b"old", "d.txt": b"old", "kept.txt": b"kept"}
+    for number in range(1, 5):
+        output = tmp_path / str(number)
+        output.mkdir()
+        for name, content in old.items():
+            (output / name).write_bytes(content)
+        assert kill_at_rename(output, number, "overwrite")
+        moved = number > 1  # the first rename is the journal's
+        if moved:
+            with pytest.raises(BertKerasError, match=f"{output} has .*write to it again"):
+                refuse_partial(output)
+        else:
+            refuse_partial(output)
+        with pytest.raises(Killed), whole_folder(output, existing="overwrite"):
+            raise Killed
+        refuse_partial(output)
+        assert contents(output) == old | (FILES if moved else {})
+
+
+def test_an_overwrite_that_cannot_finish_changes_nothing(tmp_path):
+    (tmp_path / "a.txt").write_text("old")
+    (tmp_path / "d.txt").mkdir()
+    with pytest.raises(TakenError, match=r"d\.txt is a folder"):
+        with whole_folder(tmp_path, existing="overwrite") as new:
+            fill(new)
+    assert contents(tmp_path) == {"a.txt": b"old"}
 
 
 @pytest.mark.parametrize("there", [False, True])

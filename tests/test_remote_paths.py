@@ -13,9 +13,12 @@ import pyarrow
 import pyarrow.parquet
 import pytest
 import tensorflow as tf
+from random_checkpoints import random_checkpoint
 
+import bert_keras as bk
 from bert_keras import checkpoints, remote_paths
 from bert_keras.atomic_folders import whole_folder
+from bert_keras.errors import BertKerasError
 from bert_keras.paths import path_of
 from bert_keras.remote_paths import RemotePath
 from bert_keras.text.wordpiece import WordPiece
@@ -124,6 +127,22 @@ def test_vocabularies(ram, tmp_path):
     assert WordPiece.from_file(path_of(file)).vocab_size == len(PIECES)
     with pytest.raises(FileNotFoundError, match="ram://"):
         checkpoints.load_tokenizer(f"{ram.folder}/absent/vocab.txt")
+
+
+def test_weights_on_another_file_system_are_refused_and_their_tokenizer_is_read(ram, tmp_path):
+    made = random_checkpoint()
+    for form in ("hugging-face", "google"):
+        checkpoints.write(made, tmp_path / form, format=form)
+        for file in (tmp_path / form).iterdir():
+            ram(f"{form}/{file.name}", file.read_bytes())
+        folder = f"{ram.folder}/{form}"
+        with pytest.raises(BertKerasError, match=f"^{folder}: .* local disk; copy it there first.$"):
+            checkpoints.load_encoder(folder)
+    assert checkpoints.load_tokenizer(f"{ram.folder}/hugging-face").vocabulary == made.vocabulary
+    ram("hugging-face/task.json", "{}")
+    for given in (f"{ram.folder}/hugging-face", ram("model.keras", "")):
+        with pytest.raises(BertKerasError, match=f"^{given}: .* local disk; copy it there first.$"):
+            bk.load(given)
 
 
 SQUAD = {

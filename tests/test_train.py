@@ -82,7 +82,9 @@ def test_run_directory(learned, place):
 def test_a_run_names_its_labels_as_hugging_face_does(learned, place):
     config = json.loads((place / "learned/config.json").read_text(encoding="utf-8"))
     assert config["id2label"] == {"0": "negative", "1": "positive"}
-    assert checkpoints.read(place / "learned").labels == ("negative", "positive")
+    assert config["problem_type"] == "single_label_classification"
+    kept = checkpoints.read(place / "learned")
+    assert (kept.labels, kept.problem_type) == (("negative", "positive"), config["problem_type"])
 
 
 def test_results(learned, place):

@@ -209,7 +209,11 @@ BACKBONE = {
         ({}, {"config": None}, "tokenizer.json: config is None; wanted an object"),
         ({}, {"config": {"lowercase": "no"}}, "tokenizer.json: lowercase is 'no'; wanted true or false"),
         ({}, [], "tokenizer.json holds a list"),
-        ({}, {"config": {"lowercase": True}}, "has 1 bytes and its config needs .* numbers"),
+        (
+            {},
+            {"config": {"lowercase": True, "strip_accents": True}},
+            "has 1 bytes and its config needs .* numbers",
+        ),
     ],
 )
 def test_json_of_another_type_in_a_keras_hub_preset(tmp_path, config, tokenizer, message):

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from bert_keras.atomic_folders import whole_folder
+from bert_keras.atomic_folders import refuse_partial, whole_folder
 from bert_keras.checkpoints.assignment import (
     Report,
     assign,
@@ -36,6 +36,7 @@ from bert_keras.checkpoints.variables import ARCHITECTURES, HEADS, Checkpoint, F
 from bert_keras.config import BertConfig
 from bert_keras.errors import BertKerasError, MissingFileError, listed
 from bert_keras.paths import path_of
+from bert_keras.remote_paths import is_remote, refuse_remote_weights
 from bert_keras.text.vocabulary_files import SENTENCEPIECE, VOCAB_TXT, Vocabulary, read_vocabulary
 
 # Keras and TensorFlow are imported by the functions that need them: reading a safetensors file needs neither.
@@ -77,9 +78,10 @@ def read(path: Path) -> Checkpoint:
         address (see `sources`), which is downloaded unless it is in the cache
 
     Raises FileNotFoundError if there is no checkpoint, and ValueError for a checkpoint that is cut short, does not fit its
-    config, is of another format, or has NaN or infinite weights.
+    config, is of another format, has NaN or infinite weights, or is not on a local disk.
     """
     found = resolve(path)
+    refuse_remote_weights(found.path)
     form, root = _locate(found.path)
     config = form.load_config(root)
     vocabulary = _tokenizer_of_folder(form, root, config)
@@ -105,6 +107,7 @@ def read(path: Path) -> Checkpoint:
         path=str(root),
         architecture=source.architecture if has_its_heads else None,
         labels=source.labels,
+        problem_type=source.problem_type,
         unknown=unknown,
         origin=found.origin,
     )
@@ -116,8 +119,8 @@ def write(checkpoint: Checkpoint, path: Path, *, format: str, overwrite: bool = 
     path: the folder; if it holds files, `overwrite=True` replaces files of the same names and keeps other files
 
     Everything is written under a temporary name first, under the folder's lock. In Hugging Face's format, model_type is the first
-    of MODEL_TYPES that computes the same numbers. Returns our names of the tensors that the format cannot hold, such as heads or
-    the pooler of an ELECTRA.
+    of MODEL_TYPES that computes the same numbers. Returns the parts that are left out: our names of the tensors that the format
+    cannot hold, such as heads or the pooler of an ELECTRA; "the tokenizer (NAME)" for one that is not supported; "the labels".
 
     Raises BertKerasError if a weight is NaN or infinite, or if the format's library would compute other numbers from the config;
     TakenError if the folder is not empty; OSError if it cannot be written.
@@ -142,7 +145,12 @@ def write(checkpoint: Checkpoint, path: Path, *, format: str, overwrite: bool = 
             if name in rows
         }
         form.save(checkpoint, names, theirs, new)
-    return tuple(name for name in checkpoint.tensors if name not in rows)
+    left_out = [name for name in checkpoint.tensors if name not in rows]
+    if checkpoint.vocabulary is None and checkpoint.other_tokenizer is not None:
+        left_out.append(f"the tokenizer ({checkpoint.other_tokenizer})")
+    if checkpoint.labels is not None and not form.has_labels:
+        left_out.append("the labels")
+    return tuple(left_out)
 
 
 def _refuse_inexpressible(form: Format, config: BertConfig) -> None:
@@ -305,6 +313,8 @@ def format_of(path: Path) -> str:
 
 def _locate(path: pathlib.Path) -> tuple[Format, pathlib.Path]:
     """The format, and its folder or, for a TensorFlow checkpoint, its prefix."""
+    if not is_remote(path):
+        refuse_partial(_folder(path))
     for form in FORMATS.values():
         root = form.find(path)
         if root is not None:

@@ -15,6 +15,7 @@ from bert_keras.checkpoints.variables import (
     BILSTM,
     KNOWN_ARCHITECTURES,
     LINEAR,
+    PROBLEM_TYPES,
     Checkpoint,
     Format,
     Names,
@@ -24,7 +25,7 @@ from bert_keras.checkpoints.variables import (
 from bert_keras.config import BertConfig
 from bert_keras.errors import BertKerasError
 from bert_keras.files import write_json
-from bert_keras.json_files import TEXT, object_of, or_null, read_object, typed
+from bert_keras.json_files import TEXT, Kind, object_of, one_of, or_null, read_object, typed
 
 SAFETENSORS, TORCH = "model.safetensors", "pytorch_model.bin"
 TOP = "top.safetensors"  # of a run with features: the weights above the encoder, which is in model.safetensors unchanged
@@ -263,11 +264,16 @@ def _architecture_of_folder(folder: pathlib.Path) -> str | None:
     return found.group(1) if found and found.group(1) in KNOWN_ARCHITECTURES else None
 
 
-def _labels_of_folder(folder: pathlib.Path) -> tuple[str, ...] | None:
+def _in_config(folder: pathlib.Path, key: str, kind: Kind) -> Any:
+    """A value of config.json; None if there is none. Raises BertKerasError for a value of another kind."""
     path = folder / "config.json"
-    known = {"id2label": or_null(object_of(TEXT))}
+    known = {key: or_null(kind)}
     fields = read_object(path) if path.is_file() else {}
-    names = typed(fields, known, where=path, optional=known, others=True).get("id2label")
+    return typed(fields, known, where=path, optional=known, others=True).get(key)
+
+
+def _labels_of_folder(folder: pathlib.Path) -> tuple[str, ...] | None:
+    names = _in_config(folder, "id2label", object_of(TEXT))
     if not isinstance(names, dict) or names.keys() != {str(i) for i in range(len(names))}:
         return None
     return tuple(names[str(i)] for i in range(len(names)))
@@ -290,6 +296,7 @@ def _open(folder: pathlib.Path, config: BertConfig) -> Iterator[Source]:
             get=lambda name: where[name].get(name),
             architecture=_architecture_of_folder(folder),
             labels=_labels_of_folder(folder),
+            problem_type=_in_config(folder, "problem_type", one_of(PROBLEM_TYPES)),
         )
 
 
@@ -310,6 +317,7 @@ def _shards(folder: pathlib.Path, stem: str) -> list[pathlib.Path]:
 
 @contextlib.contextmanager
 def _open_safetensors(file: pathlib.Path) -> Iterator[Source]:
+    import ml_dtypes  # noqa: F401  numpy then knows bfloat16
     import safetensors
 
     try:
@@ -341,6 +349,8 @@ def _save(checkpoint: Checkpoint, names: Names, tensors: dict[str, np.ndarray], 
     if checkpoint.labels is not None:
         fields["id2label"] = dict(enumerate(checkpoint.labels))
         fields["label2id"] = {label: i for i, label in enumerate(checkpoint.labels)}
+    if checkpoint.problem_type is not None:
+        fields["problem_type"] = checkpoint.problem_type
     write_json(folder / "config.json", fields)
     write_tokenizer(checkpoint, folder)
     try:
@@ -361,6 +371,7 @@ HUGGING_FACE = Format(
     load_tokenizer=read_tokenizer,
     open=_open,
     save=_save,
+    has_labels=True,
     model_type=_model_type_of_folder,
     architecture=_architecture_of_folder,
 )

@@ -4,7 +4,8 @@ import contextlib
 import json
 import math
 import pathlib
-from collections.abc import Iterator
+import warnings
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import numpy as np
@@ -34,7 +35,7 @@ from bert_keras.json_files import (
     short,
     typed,
 )
-from bert_keras.text.vocabulary_files import Vocabulary, read_pieces
+from bert_keras.text.vocabulary_files import Vocabulary, read_pieces, refuse_other_ids
 
 _TABLE = {
     "embeddings/word_embeddings": "token_embedding/embeddings",
@@ -66,6 +67,14 @@ _KEYS = {
     "dropout": "hidden_dropout",
     "max_sequence_length": "max_positions",
     "num_segments": "type_vocab_size",
+}
+
+# The values of a tokenizer.json that give our ids, besides case and accents.
+_TOKENIZER_SETTINGS = {
+    "split": (None, True),
+    "suffix_indicator": (None, "##"),
+    "oov_token": (None, "[UNK]"),
+    "special_tokens_in_strings": (None, False),
 }
 
 
@@ -183,17 +192,33 @@ def _load_tokenizer(folder: pathlib.Path) -> Vocabulary:
         content = typed(
             read_object(settings), {"config": OBJECT}, where=settings, optional=("config",), others=True
         )
-        known = {"lowercase": or_null(FLAG)}
-        found = typed(content.get("config", {}), known, where=settings, optional=known, others=True)
-        lower_case = found.get("lowercase")
+        lower_case = _lower_case_of(content.get("config", {}), settings)
     pieces = read_pieces(path) if path.is_file() else None
     return Vocabulary(pieces=pieces, lower_case=lower_case, file=str(path))
 
 
+def _lower_case_of(config: Mapping[str, Any], where: pathlib.Path) -> bool | None:
+    """The case of a preset's tokenizer. Raises BertKerasError for a setting that gives other ids; warns of accents that stay."""
+    known = {"lowercase": or_null(FLAG), "strip_accents": or_null(FLAG)}
+    typed(config, known, where=where, optional=known, others=True)
+    lower_case, strips = config.get("lowercase"), config.get("strip_accents")
+    accents = (None, False, True) if lower_case else (None, False)
+    refuse_other_ids(config, _TOKENIZER_SETTINGS | {"strip_accents": accents}, where=where)
+    if lower_case and not strips:
+        # So are the presets that KerasHub publishes, whose weights Google trained on text without accents.
+        warnings.warn(
+            f"the tokenizer of {where} keeps accents when it lower-cases; here they are removed, as Google's uncased models were "
+            "trained, so that text with accents gets other ids than in KerasHub.",
+            stacklevel=1,  # always this line, so that Python warns once
+        )
+    return lower_case
+
+
 def _save(checkpoint: Checkpoint, names: Names, tensors: dict[str, np.ndarray], folder: pathlib.Path) -> None:
-    if checkpoint.merges is not None:
+    others = {"byte-level BPE": checkpoint.merges, "SentencePiece": checkpoint.sentencepiece}
+    if other := next((name for name, found in others.items() if found is not None), None):
         raise BertKerasError(
-            "a keras-hub preset of BERT has no byte-level BPE tokenizer; write hugging-face, or leave the tokenizer out."
+            f"a keras-hub preset of BERT has no {other} tokenizer; write hugging-face, or leave the tokenizer out."
         )
     backbone = _backbone(checkpoint.config)
     for variable in backbone.weights:

@@ -179,6 +179,9 @@ ARCHITECTURES = (
 )
 KNOWN_ARCHITECTURES = {architecture for _, architecture in ARCHITECTURES}
 
+# The values of problem_type, from which transformers chooses a loss, and a softmax, a sigmoid or neither.
+PROBLEM_TYPES = ("single_label_classification", "multi_label_classification", "regression")
+
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Checkpoint:
@@ -191,6 +194,7 @@ class Checkpoint:
     vocabulary_file: the path of the tokenizer's file, or ""; errors about the tokenizer name it
     architecture: Hugging Face's class without the model's name (ForTokenClassification), where known
     labels: the names of the classifier's logits, in order, where Hugging Face's id2label has names
+    problem_type: Hugging Face's name for the classifier's type of labels, one of PROBLEM_TYPES, where the file has it
     unknown: names in the file that no row of the table has
     origin: of a model found by name: its address, revision and license (see `sources.LocalModel.origin`)
     """
@@ -207,6 +211,7 @@ class Checkpoint:
     vocabulary_file: str = ""
     architecture: str | None = None
     labels: tuple[str, ...] | None = None
+    problem_type: str | None = None
     unknown: tuple[str, ...] = ()
     origin: dict[str, str] = dataclasses.field(default_factory=dict)
 
@@ -231,6 +236,7 @@ class Source:
     get: Callable[[str], np.ndarray]
     architecture: str | None = None
     labels: tuple[str, ...] | None = None
+    problem_type: str | None = None
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -314,6 +320,7 @@ class Format:
     keeps: config field -> the value, or the other field, that the format's own library always uses
     files: the files that `find` looks for, in words
     find: a path -> its folder or, for TensorFlow, its prefix; None if there is no checkpoint
+    has_labels: True if the format has a place for the names of labels
     model_type, architecture: the model_type of a folder, and its class as in `Checkpoint.architecture`
     load_config, load_tokenizer, open: read the files
     save: writes a folder: (checkpoint, names, the file's name -> array, folder)
@@ -328,6 +335,7 @@ class Format:
     load_tokenizer: Callable[[pathlib.Path], Vocabulary]
     open: Callable[[pathlib.Path, BertConfig], contextlib.AbstractContextManager[Source]]
     save: Callable[[Checkpoint, Names, dict[str, np.ndarray], pathlib.Path], None]
+    has_labels: bool = False
     model_type: Callable[[pathlib.Path], str] = lambda root: "bert"
     architecture: Callable[[pathlib.Path], str | None] = lambda root: None
 

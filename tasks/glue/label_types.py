@@ -24,6 +24,7 @@ class LabelType(NamedTuple):
     decode: logits [B, C] and the names of the labels -> the served tensors
     targets: labels in Python and the names of the labels -> raw labels [N]
     predicted: served arrays and the names of the labels -> the values that measures compare with raw labels
+    problem_type: the name in Hugging Face's config.json
     measures: names in MEASURES, for a model without a row of GLUE
     metrics: makes the Keras metrics that `compile()` takes by default
     """
@@ -32,6 +33,7 @@ class LabelType(NamedTuple):
     decode: Callable[[tf.Tensor, Names], dict[str, tf.Tensor]]
     targets: Callable[[Any, Names], np.ndarray]
     predicted: Callable[[Mapping[str, np.ndarray], Names], np.ndarray]
+    problem_type: str
     measures: tuple[str, ...]
     metrics: Callable[[], list[keras.metrics.Metric]] = list
 
@@ -58,6 +60,7 @@ LABEL_TYPES = {
         decode=_decode_class,
         targets=class_ids,
         predicted=_ids_of,
+        problem_type="single_label_classification",
         measures=("accuracy",),
         metrics=lambda: [keras.metrics.SparseCategoricalAccuracy(name="accuracy")],
     ),
@@ -66,6 +69,7 @@ LABEL_TYPES = {
         decode=lambda logits, names: {SCORE: logits[:, 0]},
         targets=lambda y, names: scores(y),
         predicted=lambda predictions, names: predictions[SCORE],
+        problem_type="regression",
         measures=("spearman", "pearson"),
     ),
     "multi": LabelType(
@@ -73,6 +77,7 @@ LABEL_TYPES = {
         decode=_decode_set,
         targets=label_sets,
         predicted=lambda predictions, names: (predictions[LABELS] != b"").astype(np.float32),
+        problem_type="multi_label_classification",
         measures=("f1",),
     ),
 }

@@ -72,6 +72,7 @@ class Glue(Task):
         self.name = row.name
         self.text = row.text
         self.label_names = row.labels
+        self.problem_type = self.type.problem_type
         self.classes = row.labels if row.label_type == "class" else ()
         self.measure = row.measures[0]
         self.validation_splits = tuple(split for split in row.splits if split.startswith("validation"))

@@ -34,6 +34,7 @@ from bert_keras.json_files import (
     whole,
 )
 from bert_keras.paths import did_you_mean, path_of
+from bert_keras.remote_paths import refuse_remote_weights
 from bert_keras.text.preprocessing import TRUNCATION, Preprocessor
 from bert_keras.text.tokenizer import Tokenizer
 from bert_keras.text.vocabulary_files import MERGES_TXT, SENTENCEPIECE, VOCAB_JSON, VOCAB_TXT
@@ -99,17 +100,21 @@ def save_weights(
     *,
     without: Sequence[str] = (),
     labels: Sequence[str] = (),
+    problem_type: str | None = None,
 ) -> None:
     """Writes an encoder with its heads, config and vocabulary.
 
     without: untrained parts to leave out
     labels: the names of a classifier's classes, in the order of its logits
+    problem_type: see `Checkpoint`
 
     Raises OSError if the disk is full; earlier files stay. Raises BertKerasError if a weight is not finite.
     """
     checkpoint = checkpoints.collect(encoder.config, encoder, **heads)
     kept = {name: value for name, value in checkpoint.tensors.items() if name.split("/")[0] not in without}
-    checkpoint = dataclasses.replace(checkpoint, tensors=kept, labels=tuple(labels) or None)
+    checkpoint = dataclasses.replace(
+        checkpoint, tensors=kept, labels=tuple(labels) or None, problem_type=problem_type
+    )
     checkpoint = checkpoints.with_tokenizer(checkpoint, tokenizer)
     checkpoints.write(checkpoint, path, format="hugging-face", overwrite=True)
 
@@ -129,7 +134,14 @@ def save_run(
     encoder, heads = encoder_of(model), heads_of(model)
     bilstm = bilstm_of(model)
     if bilstm is None:
-        save_weights(path, preprocess.tokenizer, encoder, heads, labels=task.label_names)
+        save_weights(
+            path,
+            preprocess.tokenizer,
+            encoder,
+            heads,
+            labels=task.label_names,
+            problem_type=task.problem_type,
+        )
     else:
         save_weights(path, preprocess.tokenizer, encoder, {})
         write_weights(path / TOP, paths_of(heads.values()))
@@ -191,6 +203,7 @@ def load_file(path: pathlib.Path, *, compile: bool = True) -> Any:
 
     Raises MissingFileError if there is none, BertKerasError for a damaged one.
     """
+    refuse_remote_weights(path)
     if not path.is_file():
         raise MissingFileError(f"no such file: {path}{did_you_mean(path)}.")
     if not zipfile.is_zipfile(path):
@@ -218,6 +231,7 @@ def load_run(path: str | os.PathLike[str], *, data: str | pathlib.Path | None = 
     Raises FileNotFoundError or ValueError for a missing or wrong file, with its name.
     """
     path = path_of(path)
+    refuse_remote_weights(path)
     if path.suffix == KERAS:
         return _run_of_file(path, data)
     file = path / TASK_FILE
