@@ -10,7 +10,7 @@ import os
 
 from bert_keras.console import PATH, Command, start, table
 
-MODELS_NOTES = """Every command that takes a checkpoint takes the path of a folder, a name or an address:
+MODELS_NOTES = """Every command that takes a checkpoint, except plan, takes the path of a folder, a name or an address:
   bert-base-uncased                   a model of this list
   org/name, hf://org/name@revision    the Hugging Face Hub; a revision is a branch, a tag or a commit
   google://NAME, model_garden://NAME  the archives that Google publishes

@@ -10,7 +10,7 @@ import bert_keras as bk
 
 
 def read(file):
-    """Questions with their contexts, and the first answer of each."""
+    """Questions with their contexts, and the answers to each: the first is learned, the best one counts in a measure."""
     with open(file, encoding="utf-8") as opened:
         paragraphs = [
             paragraph for article in json.load(opened)["data"] for paragraph in article["paragraphs"]
@@ -20,7 +20,10 @@ def read(file):
         "question": [question["question"] for _, question in pairs],
         "context": [context for context, _ in pairs],
     }
-    return texts, [question["answers"][0] for _, question in pairs]
+    parts = ("text", "answer_start")
+    return texts, [
+        {part: [answer[part] for answer in question["answers"]] for part in parts} for _, question in pairs
+    ]
 
 
 checkpoint, train, dev = sys.argv[1:]

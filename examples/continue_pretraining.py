@@ -1,17 +1,20 @@
 """Continues masked-LM pre-training on your own text, one text a line, and writes a checkpoint to fine-tune.
 
-python examples/continue_pretraining.py bert-base-uncased text.txt
+python examples/continue_pretraining.py bert-base-uncased text.txt continued
 """
 
+import pathlib
 import sys
 
 import tensorflow as tf
 
 import bert_keras as bk
 from bert_keras import checkpoints
+from bert_keras.atomic_folders import check_folder
 from bert_keras.objectives import label
 
-checkpoint, file = sys.argv[1:]
+checkpoint, file, output = sys.argv[1:]
+check_folder(pathlib.Path(output))  # before the training
 source = checkpoints.read(checkpoint)
 tokenizer = checkpoints.tokenizer_of(source)
 preprocess = bk.Preprocessor(tokenizer, seq_length=128)
@@ -35,4 +38,4 @@ model.compile(bk.AdamW(rate))
 model.fit(data, epochs=epochs, steps_per_epoch=steps, shuffle=False)
 
 trained = checkpoints.collect(source.config, model.encoder, **model.heads)
-checkpoints.write(checkpoints.with_tokenizer(trained, tokenizer), "continued", format="hugging-face")
+checkpoints.write(checkpoints.with_tokenizer(trained, tokenizer), output, format="hugging-face")

@@ -1,6 +1,7 @@
 """Configuration files for tensorflow_model_server.
 
-In: a model's name. Out: models.config (for --model_config_file) and batching_parameters.txt (for --batching_parameters_file).
+In: a model's name. Out: models.config (for --model_config_file, where the model is mounted at /models/NAME) and
+batching_parameters.txt (for --batching_parameters_file).
 """
 
 import json

@@ -188,14 +188,20 @@ def _run_evaluate(args: argparse.Namespace) -> None:
     start()
     from tasks.batches import cardinality, predict
     from tasks.training.evaluation_splits import splits_of
+    from tasks.training.examples import check_labelled
     from tasks.training.run_card import describe
 
     run = model_of(args, data=args.data)
     task, measured, tables = run.task, {}, []
-    for split, examples, note in splits_of(run, args.run or (), args.split):
+    splits = list(
+        splits_of(run, args.run or (), args.split)
+    )  # all files are read before any of them is measured
+    for split, examples, note in splits:
         if note:
             print(note, file=sys.stderr)
         task.check(run.preprocess, examples)
+        check_labelled(task, run.preprocess, examples, split)
+    for split, examples, _ in splits:
         with progress(f"evaluating {split}", cardinality(examples)) as advance:
             predictions, raw = predict(
                 task, run.preprocess, run.model, examples, batch_size=args.batch_size, progress=advance

@@ -71,7 +71,13 @@ def start_training(strategy_name: str) -> None:
 def add_batch_size(parser: argparse.ArgumentParser) -> None:
     """Adds --batch-size."""
     text = "examples in a batch (default: 32)"
-    parser.add_argument("--batch-size", type=int, default=32, help=text)
+    parser.add_argument("--batch-size", type=_rows, default=32, help=text)
+
+
+def _rows(given: str) -> int:
+    if not given.isdecimal() or int(given) < 1:
+        raise argparse.ArgumentTypeError(f"{given!r} was given; expected a whole number of at least 1")
+    return int(given)
 
 
 def add_precision(parser: argparse.ArgumentParser) -> None:

@@ -136,6 +136,8 @@ class Hparams(Checked):
             raise wrong_setting(self, "unfreeze", "None if freeze is set")
         if self.lora_rank is not None and self.freeze is not None:
             raise wrong_setting(self, "lora_rank", "None if freeze is set")
+        if self.freeze is not None:
+            self._want_defaults("layer_decay", "rematerialize", unless="if freeze is set")
         if self.patience is not None and self.keep == "last":
             raise wrong_setting(self, "patience", 'None if keep is "last"')
         if self.max_examples is None:

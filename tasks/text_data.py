@@ -21,6 +21,15 @@ from tasks.text_columns import class_resolver, values_of
 
 SAMPLE_WEIGHT = "sample_weight"
 BATCH_SIZE = Hparams.batch_size
+
+
+def rows_of(batch_size: int | None) -> int:
+    """The size of a batch of texts: BATCH_SIZE for None. Raises BertKerasError for less than 1."""
+    if batch_size is not None and batch_size < 1:
+        raise BertKerasError(f"batch_size is {batch_size}; expected at least 1.")
+    return batch_size or BATCH_SIZE
+
+
 DATA_SETS = (tf.data.Dataset, tf.distribute.DistributedDataset)  # the latter only of features
 
 
@@ -55,7 +64,7 @@ def text_batches(
         weighted,
         preprocess,
         tf.data.Dataset.from_tensor_slices({**raw_columns(problem, preprocess, x, y, sample_weight)}),
-        batch_size=batch_size or BATCH_SIZE,
+        batch_size=rows_of(batch_size),
         seed=seed,
         multiple_of=multiple_of,
         part=part,
@@ -132,7 +141,7 @@ def evaluation_data(
             _check_finite(raw)
         batches, examples = featurized(weighted, preprocess, raw, multiple_of=multiple_of), raw.unbatch()
     else:
-        size = batch_size or BATCH_SIZE
+        size = rows_of(batch_size)
         columns = raw_columns(problem, preprocess, x, y, sample_weight)
         columns = {
             name: column[: None if steps is None else steps * size] for name, column in columns.items()
@@ -367,7 +376,7 @@ def _batches_of_labelled(
         raise BertKerasError(f"{problem.name} takes its labels in lists or arrays, not in a tf.data.Dataset.")
     _named(spec[0], [*problem.signature()])
     if not _is_batched(data):
-        return data.batch(batch_size or BATCH_SIZE)
+        return data.batch(rows_of(batch_size))
     if batch_size is not None:
         raise BertKerasError("the data set is batched and batch_size was given; leave out batch_size.")
     return data

@@ -28,12 +28,12 @@ from tasks.features.token_vectors import RowVectors
 from tasks.settings import Hparams
 from tasks.task import Features, Problem
 from tasks.text_data import (
-    BATCH_SIZE,
     DATA_SETS,
     evaluation_data,
     has_features,
     has_text,
     one_batch,
+    rows_of,
     split,
     text_batches,
     text_examples,
@@ -217,7 +217,7 @@ class TextModel(CompiledTextModel, SavedTextModel):
         """Batches for Keras, the problem's own measures where it has some, and Keras' steps."""
         if has_features(x):
             return self._batches(x, y, sample_weight, batch_size=batch_size), None, steps
-        rows = rows_for(self.distribute_strategy, batch_size or BATCH_SIZE)
+        rows = rows_for(self.distribute_strategy, rows_of(batch_size))
         batches, examples = evaluation_data(
             self.problem,
             self.preprocess,
@@ -230,10 +230,28 @@ class TextModel(CompiledTextModel, SavedTextModel):
         )
 
         def measures() -> dict[str, float]:
-            predictions, raw = self._predictor()(examples, batch_size=batch_size or BATCH_SIZE)
+            predictions, raw = self._predictor()(examples, batch_size=rows_of(batch_size))
             return dict(self.problem.evaluate(predictions, raw))  # type: ignore[attr-defined]
 
         return batches, None if examples is None else measures, None
+
+    def calibrate(self, x: Any, y: Any = None, *, batch_size: int | None = None) -> dict[str, float]:
+        """Chooses the threshold of "no answer" that has the best F1 on labelled texts, as `bert-keras finetune` does on dev.
+
+        x, y, batch_size: as `evaluate` takes them
+        Returns the measures with this threshold, which `predict`, `save` and `export` then have too. Raises BertKerasError for a
+        problem without a threshold.
+        """
+        if not getattr(self.problem, "calibrated", ()):
+            raise BertKerasError(
+                f"{self.problem.name} has no threshold to choose; question_answerer(..., unanswerable=True) has one."
+            )
+        _, examples = evaluation_data(self.problem, self.preprocess, x, y, None, batch_size=batch_size)
+        with data_errors():
+            predictions, raw = self._predictor()(examples, batch_size=rows_of(batch_size))
+        problem: Any = self.problem
+        self.problem, predictions = problem.calibrate(predictions, raw)
+        return dict(problem.evaluate(predictions, raw))
 
     def predict(
         self,
@@ -254,7 +272,7 @@ class TextModel(CompiledTextModel, SavedTextModel):
             )
         if callbacks is not None:
             raise BertKerasError("predict() of texts takes no callbacks; leave them out.")
-        size = batch_size or BATCH_SIZE
+        size = rows_of(batch_size)
         examples = text_examples(self.problem, x, steps=steps, batch_size=size)
         shown = keras.utils.Progbar(None, verbose=1 if verbose == 1 else 0)
         with data_errors():
@@ -339,7 +357,7 @@ class TextModel(CompiledTextModel, SavedTextModel):
                     f"{named[0]} does not apply to a data set of features; put it into the data set."
                 )
             return x
-        rows = rows_for(self.distribute_strategy, options["batch_size"] or BATCH_SIZE)
+        rows = rows_for(self.distribute_strategy, rows_of(options["batch_size"]))
         return text_batches(self.problem, self.preprocess, x, y, sample_weight, multiple_of=rows, **options)
 
 

@@ -38,7 +38,6 @@ from tasks.options import (
 from tasks.settings import BILSTM_SETTINGS, Hparams
 from tasks.squad.task import Squad
 from tasks.task import Problem, check_stride
-from tasks.text_data import SAMPLE_WEIGHT
 from tasks.text_model import TextModel
 from tasks.training.run_folder import KERAS, is_run, load_file, load_run
 from tasks.training.run_precision import at_precision
@@ -296,8 +295,6 @@ def _of_row(
     **options: Any,
 ) -> TextModel:
     names = (text,) if isinstance(text, str) else tuple(text)
-    if taken := {*names} & {LABEL, SAMPLE_WEIGHT, "row"}:
-        raise BertKerasError(f"a text cannot be named {min(taken)!r}; give another name.")
     row = GlueRow(
         name="custom",
         folder="",

@@ -19,9 +19,9 @@ def cut_texts(problem: Problem, preprocess: Preprocessor, raw: Mapping[str, Any]
     raw: columns [N] of at most CUT_SAMPLE examples, tensors or arrays
     """
     texts = [tf.convert_to_tensor(raw[name]) for name in problem.signature() if name in raw]
-    if not texts or problem.windowed or any(text.shape.rank != 1 for text in texts):
+    if not texts or problem.windowed:
         return ""
-    tokens = sum(preprocess.tokenizer.tokenize(text).row_lengths() for text in texts)
+    tokens = sum(_lengths(preprocess, text) for text in texts)
     lengths = tokens.numpy() + preprocess.tokenizer.pair.added(len(texts))
     if not (cut := int((lengths > preprocess.seq_length).sum())):
         return ""
@@ -34,6 +34,12 @@ def cut_texts(problem: Problem, preprocess: Preprocessor, raw: Mapping[str, Any]
         f"{cut:,} of the first {len(lengths):,} examples are longer than {preprocess.seq_length} tokens (up to "
         f"{lengths.max():,}) and are cut; give a greater seq_length{windows}"
     )
+
+
+def _lengths(preprocess: Preprocessor, texts: tf.Tensor) -> tf.Tensor:
+    """The tokens of each text [N]; of the longest of several [N, K]."""
+    tokens = preprocess.tokenizer.tokenize(tf.reshape(texts, [-1])).row_lengths()
+    return tf.reduce_max(tf.reshape(tokens, [len(texts), -1]), axis=1)
 
 
 def checked_columns(

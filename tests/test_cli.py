@@ -161,7 +161,15 @@ def test_help_lists_every_setting_of_pre_training(command, name, kinds):
         (("fly",), "invalid choice: 'fly'"),
         (("convert",), "the following arguments are required: --from, --to"),
         (("info", "--fast"), "unrecognized arguments: --fast"),
-        (("evaluate", "--run", "x", "--batch-size", "many"), "invalid int value: 'many'"),
+        (
+            ("evaluate", "--run", "x", "--batch-size", "many"),
+            "'many' was given; expected a whole number of at least 1",
+        ),
+        (
+            ("predict", "--run", "x", "--batch-size", "0"),
+            "'0' was given; expected a whole number of at least 1",
+        ),
+        (("fill-mask", "--checkpoint", "x", "--batch-size", "-1"), "'-1' was given; expected a whole number"),
     ],
 )
 def test_wrong_flags(command, arguments, message):
@@ -185,6 +193,14 @@ def test_evaluate_measures_what_training_measured(command, sst2):
     assert json.loads(out) == {"validation": {"accuracy": results["measures"]["val_accuracy"]}}
     code, out, _ = command("evaluate", "--run", sst2.run, "--data", sst2.data, "--split", "train")
     assert code == 0 and "train" in out and "accuracy" in out
+
+
+def test_a_split_without_labels_is_refused_before_anything_is_predicted(command, sst2, tmp_path, monkeypatch):
+    shutil.copytree(sst2.data, tmp_path / "data")
+    (tmp_path / "data" / "test.tsv").write_text("index\tsentence\n0\tgood film\n")
+    monkeypatch.setattr("tasks.batches.predict", None)
+    code, out, err = command("evaluate", "--run", sst2.run, "--data", tmp_path / "data", "--split", "test")
+    assert (code, out, err.count("\n")) == (1, "", 1) and "no example in the test split" in err
 
 
 def test_evaluate_names_the_splits(command, sst2):

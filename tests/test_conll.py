@@ -180,7 +180,7 @@ BAD = {
     "half an archive": (gzip.compress(b"Ada I-PER\n" * 50)[:30], r"cannot be unpacked"),
     "no words": (b"-DOCSTART- O\n\n\n", r"train\.txt has no words"),
     "no entity": (b"-DOCSTART- O\n\nAda O\n", r"train\.txt has no entities: every tag is O"),
-    "no documents": (b"Ada I-PER\n", r"train\.txt has no -DOCSTART- lines.*give context \"sentence\""),
+    "no documents": (b"Ada I-PER\n", r"train\.txt has no -DOCSTART- lines.*give --context sentence"),
 }
 
 
@@ -457,7 +457,7 @@ def test_tensorflow_datasets(tmp_path):
         assert {*names[1:]} >= {*task.label_names[1:]} and len(task.label_names) == 3
         tokens = [raw["tokens"] for raw in task.examples("validation").as_numpy_iterator()]
         assert tokens == [b"Ada Lovelace", b"met"]
-        with pytest.raises(ValueError, match='-DOCSTART- lines.*give context "sentence"'):
+        with pytest.raises(ValueError, match="-DOCSTART- lines.*give --context sentence"):
             Conll.open("conll2003", None)
 
 

@@ -81,7 +81,7 @@ def test_bilstm_on_frozen_bert(run, tmp_path):
 
 def test_continue_pretraining(run, tmp_path):
     (tmp_path / "text.txt").write_text("\n".join([*TEXTS, ""]))
-    run("continue_pretraining.py", "text.txt")
+    run("continue_pretraining.py", "text.txt", "continued")
     old, new = (bk.load_encoder(tmp_path / name).get_weights() for name in ("checkpoint", "continued"))
     assert any(np.abs(a - b).max() > 1e-6 for a, b in zip(old, new, strict=True)), "it trained"
     assert bk.masked_lm(tmp_path / "continued").predict(["the [MASK] is"], verbose=0)[

@@ -12,7 +12,7 @@ from bert_keras.errors import BertKerasError
 from tasks.glue.data_sets import ROWS
 from tasks.glue.task import Glue
 from tasks.ner.task import Conll
-from tasks.training.finetune import _compiled_model
+from tasks.training.finetune import _compiled_model, plan_finetuning
 from tasks.training.task_model import heads_of
 
 
@@ -117,3 +117,11 @@ def test_a_kept_head_of_other_labels(place, tmp_path):
         kept_head(Glue(ROWS["sst2"]), place, tmp_path / "there", {"0": "bad", "1": "good"})
     checkpoints.write(checkpoints.read(tmp_path / "there"), tmp_path / "copied", format="hugging-face")
     assert checkpoints.read(tmp_path / "copied").labels == ("bad", "good")
+
+
+def test_random_weights_have_no_head_to_keep(place):  # noqa: F811
+    random = dataclasses.replace(checkpoints.read(place / "checkpoint"), tensors={})
+    with pytest.raises(BertKerasError, match="keep_head and random weights"):
+        plan_finetuning(
+            Glue(ROWS["sst2"], place / "reviews"), checkpoint=random, hparams=QUICK, keep_head=True
+        )

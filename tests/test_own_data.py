@@ -119,6 +119,8 @@ BAD = [
     ("parquet", as_parquet(text=["a", None], label=["x", "y"]), {}, "train.parquet, row 2: 'text' is empty"),
     ("parquet", as_parquet(text=["a", "b"], label=["x", None]), {}, "train.parquet, row 2: the label is empty"),
     ("parquet", as_parquet(text=["a"] * 9, label=[1.5] * 8 + [None]), {"label_type": "score"}, "row 9: score None"),
+    ("csv", "n,text,label\n1,a,x\n2,b,y\n", {}, "the column 'n' holds only numbers; .* --text-column"),
+    ("csv", "a,says,label\na,good,x\nb,bad,y\nc,good,x\nd,bad,y\n", {}, "'says' says the same as the label; .* --text-column"),
     ("txt", b"text,label", {}, "train.txt does not end in .tsv, .csv, .jsonl, .parquet"),
 ]  # fmt: skip
 
@@ -129,6 +131,17 @@ def test_a_file_that_cannot_be_read_is_named_with_its_line(tmp_path, ending, dat
     with pytest.raises(BertKerasError, match=message) as error:
         Glue.open("custom", path, **options).examples("train")
     assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("columns", "wanted"),
+    [("ID,text", ("text",)), ("Unnamed: 0,text", ("text",)), ("text,reply", ("text", "reply"))],
+)
+def test_an_index_is_no_text_and_two_texts_are_a_pair(columns, wanted, tmp_path):
+    first = "1234" if len(wanted) == 1 else ("a", "b", "a", "b")
+    rows = "".join(f"{one},{i} words,{'xxyy'[i]}\n" for i, one in enumerate(first))
+    path = write(tmp_path, train_csv=f"{columns},label\n{rows}") / "train.csv"
+    assert Glue.open("custom", path).row.text == wanted
 
 
 def test_names_that_no_line_repeats_are_a_header(tmp_path):

@@ -162,6 +162,8 @@ def test_ulmfit_settings_reach_the_optimizer(place):
         ({"unfreeze": "gradual", "freeze": "encoder"}, "must be None if freeze is set"),
         ({"lora_rank": 0}, "lora_rank is 0"),
         ({"lora_rank": 4, "freeze": "encoder"}, "must be None if freeze is set"),
+        ({"layer_decay": 0.5, "freeze": "encoder"}, "layer_decay must be .* if freeze is set"),
+        ({"rematerialize": True, "freeze": "encoder"}, "rematerialize must be False if freeze is set"),
     ],
 )
 def test_invalid_ulmfit_settings(changes, match):

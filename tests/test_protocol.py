@@ -201,6 +201,15 @@ def test_refused_before_any_training(place, tmp_path, settings, message):
     assert not (tmp_path / "new").exists()
 
 
+def test_a_missing_second_dev_file_is_named_before_any_training(place, tmp_path):
+    data = runs.write_data(tmp_path / "MNLI", "mnli")
+    (data / "dev_mismatched.tsv").unlink()
+    task = Glue.open("mnli", data)
+    with runs.no_training(), pytest.raises(FileNotFoundError, match="dev_mismatched.tsv"):
+        run_protocol(task, checkpoint=place / "checkpoint", output=tmp_path / "new", hparams=HPARAMS)
+    assert not (tmp_path / "new").exists()
+
+
 def test_patience_does_not_go_with_the_last_epoch():
     with pytest.raises(ValueError, match="patience must be None if keep"):
         Hparams(patience=1, keep="last")

@@ -16,6 +16,7 @@ from runs import ROOT, SIZES, contents, full_disk, run_command, texts, write_che
 
 import bert_keras as bk
 from bert_keras.errors import BertKerasError
+from tasks.choice import Swag
 from tasks.glue.data_sets import ROWS
 from tasks.glue.task import Glue
 from tasks.settings import Hparams
@@ -23,6 +24,7 @@ from tasks.text_columns import class_ids
 from tasks.text_data import _class_weights, text_batches
 from tasks.training.finetune import plan_finetuning
 from tasks.training.run_folder import open_task
+from tasks.truncation import cut_texts
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore:__array__ implementation doesn't accept a copy keyword"),
@@ -332,6 +334,40 @@ def test_fit_warns_once_of_texts_that_are_cut(checkpoint):
     model.fit(["good", "bad"], ["good", "bad"], verbose=0)
 
 
+def test_fit_warns_of_endings_that_are_cut(checkpoint):
+    x = {"context": ["the film is"] * 2, "endings": [["good", "very " * 5], ["bad", "dull"]]}
+    preprocess = bk.chooser(checkpoint, 2, seq_length=10).preprocess
+    raw = {name: tf.constant(values) for name, values in x.items()}
+    line = cut_texts(Swag(num_choices=2), preprocess, raw)
+    assert line.startswith("1 of the first 2 examples are longer than 10 tokens (up to 11)")
+
+
+@pytest.mark.long
+def test_the_threshold_of_no_answer_is_chosen_on_labelled_texts(checkpoint, untrained, tmp_path):
+    model = bk.question_answerer(checkpoint, unanswerable=True, **SPAN)
+    x = {"question": ["the film"] * 4, "context": ["the plot is good", "bad", "the actor", "a dull film"]}
+    y = [{"text": "good", "answer_start": 12}, None, None, None]
+    before = model.evaluate(x, y, verbose=0, return_dict=True)
+    model.problem.tau = 1e9  # everything is answered
+    model.predict(x, verbose=0)
+    measures = model.calibrate(x, y)
+    assert measures["f1"] >= max(75.0, before["f1"]) and model.problem.tau < 1e9
+    assert model.evaluate(x, y, verbose=0, return_dict=True)["f1"] == measures["f1"]
+    model.save(tmp_path / "m.keras")
+    assert bk.load(tmp_path / "m.keras").problem.tau == model.problem.tau
+    with pytest.raises(BertKerasError, match="no threshold"):
+        untrained.calibrate(TEXTS, LABELS)
+
+
+def test_a_batch_without_rows_is_refused(untrained):
+    for size in (0, -1):
+        for call in (untrained.fit, untrained.evaluate):
+            with pytest.raises(BertKerasError, match=f"batch_size is {size}"):
+                call(TEXTS, LABELS, batch_size=size, verbose=0)
+        with pytest.raises(BertKerasError, match=f"batch_size is {size}"):
+            untrained.predict(TEXTS, batch_size=size, verbose=0)
+
+
 def test_models_are_made_quietly_unless_a_head_is_lost(checkpoint, tmp_path, capfd):
     bk.classifier(checkpoint, NAMES)
     bk.load_encoder(checkpoint)
@@ -453,8 +489,9 @@ def test_settings_that_cannot_work_are_refused(model, checkpoint, tmp_path):
     for labels in (["one"], "ab", [0, 1]):
         with pytest.raises(BertKerasError, match="labels"):
             bk.classifier(checkpoint, labels)
-    with pytest.raises(BertKerasError, match="cannot be named 'label'"):
-        bk.classifier(checkpoint, NAMES, text="label")
+    for name in ("label", "self", "from"):  # the last two cannot be arguments of an exported function
+        with pytest.raises(BertKerasError, match=f"text is .*'{name}'.*no keywords"):
+            bk.classifier(checkpoint, NAMES, text=(name, "to"))
     with pytest.raises(BertKerasError, match="embedding.*keras"):
         bk.embedder(checkpoint).save(tmp_path / "run")
     with pytest.raises(BertKerasError, match="seq_length 48"):

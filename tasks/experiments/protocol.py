@@ -246,6 +246,8 @@ def run_protocol(
         )
     output, workers = path_of(output), Workers(strategy(strategy_name))
     check_output(output, [task.name])
+    for split in task.validation_splits:
+        task.examples(split)  # the best run is measured on all of them
     with workers.writing(locked(output)):
         summaries, _ = run_tasks(
             {task.name: task},

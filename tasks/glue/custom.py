@@ -2,14 +2,23 @@
 
 import contextlib
 import dataclasses
-import keyword
 import re
 from collections.abc import Sequence
 from pathlib import Path
 
 from bert_keras.errors import BertKerasError, MissingFileError, listed
 from tasks.data_files import Source
-from tasks.glue.data_sets import CUSTOM, IDX, LABEL, ROWS, GlueRow, SplitFile, check_row, standard_splits
+from tasks.glue.data_sets import (
+    CUSTOM,
+    IDX,
+    LABEL,
+    ROWS,
+    GlueRow,
+    SplitFile,
+    check_row,
+    names_a_text,
+    standard_splits,
+)
 from tasks.glue.files import (
     COLUMN_ADVICE,
     check_source,
@@ -23,15 +32,9 @@ from tasks.glue.label_types import LABEL_TYPES
 from tasks.options import ColumnOptions
 from tasks.table_files import Row, column_names, read_rows
 
-# Columns that are no text: pandas writes an index without a name, and in Parquet as the last of these.
-NO_TEXT = (IDX, "index", "id", "", "__index_level_0__")
-TAKEN = (
-    LABEL,
-    IDX,
-    "row",
-    "self",
-    "sample_weight",
-)  # names that a text cannot have in examples and signatures
+# Columns that are no text, in any case: pandas writes an index without a name, reads it as one of the last, and in Parquet writes
+# the other.
+NO_TEXT = (IDX, "index", "id", "", "unnamed: 0", "__index_level_0__")
 
 
 def row_of(name: str, source: Source | None, options: ColumnOptions | None = None) -> GlueRow:
@@ -87,11 +90,12 @@ def _own_row(source: Source, options: ColumnOptions) -> GlueRow:
     train = split_path(empty, "train", source)
     columns = column_names(train)
     text = _text_columns(train, columns, label, options)
-    rows = [
-        row._replace(values=row.values[-1:]) for row in read_rows(train, [*text, label], advice=COLUMN_ADVICE)
-    ]
+    rows = list(read_rows(train, [*text, label], advice=COLUMN_ADVICE))
     if not rows:
         raise BertKerasError(f"{train} has no examples; give at least one line under the header.")
+    if options.text_column is None and len(text) == 2:
+        _check_both_are_texts(train, text, rows)
+    rows = [row._replace(values=row.values[-1:]) for row in rows]
     label_type = options.label_type or _guessed_type(train, label, rows)
     labels = _labels(train, label, rows, label_type)
     row = dataclasses.replace(
@@ -112,7 +116,7 @@ def _text_columns(path: Path, columns: Sequence[str], label: str, options: Colum
         if label in options.text_column:
             raise BertKerasError(f"the column {label!r} is the label and a text; give different columns.")
         return tuple(options.text_column)
-    text = tuple(column for column in columns if column not in (label, *NO_TEXT))
+    text = tuple(column for column in columns if column != label and column.casefold() not in NO_TEXT)
     if label in columns and len(text) not in (1, 2):
         raise BertKerasError(
             f"{path} has the text columns {', '.join(map(repr, text)) or '(none)'}; name one or two with --text-column."
@@ -120,13 +124,25 @@ def _text_columns(path: Path, columns: Sequence[str], label: str, options: Colum
     return text
 
 
+def _check_both_are_texts(path: Path, text: Sequence[str], rows: Sequence[Row]) -> None:
+    """Raises BertKerasError if one of two columns that nobody named is numbers, or the label in other words."""
+    *columns, labels = zip(*([str(value).strip() for value in row.values] for row in rows), strict=True)
+    for name, values in zip(text, columns, strict=True):
+        count = len({*values})
+        same = count == len({*labels}) == len({*zip(values, labels, strict=True)}) and 2 * count <= len(rows)
+        if same or all(number_of(value) is not None for value in values):
+            found = "says the same as the label" if same else "holds only numbers"
+            raise BertKerasError(
+                f"{path}: the column {name!r} {found}; name the text, or both texts of a pair, with --text-column."
+            )
+
+
 def _text_names(columns: Sequence[str]) -> tuple[str, ...]:
     """The names of the texts in examples and signatures: the columns' names, as ASCII letters, digits and _."""
     names = []
     for column in columns:
         name = re.sub(r"[^A-Za-z0-9_]+", "_", column).strip("_")
-        good = name.isidentifier() and not keyword.iskeyword(name) and name not in TAKEN
-        names.append(name if good else f"text_{name}".rstrip("_"))
+        names.append(name if names_a_text(name) else f"text_{name}".rstrip("_"))
     if len({*names}) < len(names):
         return tuple(f"{name}_{i}" for i, name in enumerate(names, start=1))
     return tuple(names)

@@ -4,6 +4,7 @@ Source: Wang et al. 2018, GLUE; feature names, label order and split names are t
 """
 
 import dataclasses
+import keyword
 from collections.abc import Mapping
 from pathlib import PurePath
 from typing import Any
@@ -14,6 +15,7 @@ from tasks.metrics import MEASURES
 
 LABEL = "label"
 IDX = "idx"  # the position of the example in its file, from 0
+TAKEN = (LABEL, IDX, "row", "self", "sample_weight")  # names that a text cannot have
 SCORES = (0.0, 5.0)  # the range of STS-B's similarity score
 # The files of a user's own data -> the stems of the names that they may have.
 STEMS = {"train.tsv": ("train",), "dev.tsv": ("dev", "valid", "validation"), "test.tsv": ("test",)}
@@ -233,6 +235,11 @@ def row_from_json(kept: Mapping[str, Any], **others: Kind) -> tuple[GlueRow, dic
     return made, rest
 
 
+def names_a_text(name: str) -> bool:
+    """True for a name that a text can have in Python, in examples and in signatures."""
+    return name.isidentifier() and not keyword.iskeyword(name) and name not in TAKEN
+
+
 def check_row(row: GlueRow) -> None:
     """Raises BertKerasError if the fields of a row contradict each other."""
     counts = {split: len(tsv.text) for split, tsv in row.splits.items()}
@@ -240,8 +247,8 @@ def check_row(row: GlueRow) -> None:
         "text": (
             len(row.text) in (1, 2)
             and len({*row.text}) == len(row.text)
-            and all(map(str.isidentifier, row.text)),
-            "one or two names",
+            and all(map(names_a_text, row.text)),
+            f"one or two names, which are no keywords of Python and none of {', '.join(TAKEN)}",
         ),
         "labels": (
             len({*row.labels}) == len(row.labels)

@@ -96,8 +96,8 @@ class Conll(Task):
             return [[sentence] for document in corpus.documents for sentence in document]
         if not corpus.marked:
             raise BertKerasError(
-                f"{_file_of(corpus.documents[0])} has no {DOCSTART} lines to mark documents; "
-                'give context "sentence".'
+                f"{_file_of(corpus.documents[0])} has no {DOCSTART} lines to mark documents; give --context sentence to train "
+                "on sentences, or a file with these lines to measure a run on documents."
             )
         return corpus.documents
 

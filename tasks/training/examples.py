@@ -43,12 +43,12 @@ def read_examples(task: Task, preprocess: Preprocessor, hparams: Hparams, dev_sp
         "dev_examples": [counts[1], digest_of_examples(dev)],
     }
     for split, some in (("train", train), (dev_split, dev)):
-        _check_labelled(task, preprocess, some, split)
+        check_labelled(task, preprocess, some, split)
         task.check(preprocess, some)
     return Examples(train, dev, *counts, about)
 
 
-def _check_labelled(task: Task, preprocess: Preprocessor, examples: tf.data.Dataset, split: str) -> None:
+def check_labelled(task: Task, preprocess: Preprocessor, examples: tf.data.Dataset, split: str) -> None:
     """Raises BertKerasError if a split has no labelled example."""
     batches = dataset(task, preprocess, examples, batch_size=256)
     if not any(bool(tf.reduce_any(weights > 0)) for _, _, weights in batches):

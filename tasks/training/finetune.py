@@ -200,6 +200,10 @@ def plan_finetuning(
     """Reads and checks everything and builds the model, without training. Arguments and errors: those of `finetune`."""
     distribution = strategy(strategy_name)
     source = checkpoint if isinstance(checkpoint, checkpoints.Checkpoint) else checkpoints.read(checkpoint)
+    if keep_head and not source.tensors:
+        raise BertKerasError(
+            "keep_head and random weights were given; a head is kept from a checkpoint's weights."
+        )
     tokenizer = _checked_tokenizer(task, source, hparams)
     check_feature_based(task, source.config, hparams, keep_head=keep_head, feature_cache=feature_cache)
     keras.utils.set_random_seed(hparams.seed)  # also decides which examples are drawn, and their order
