@@ -54,6 +54,14 @@ def split_file(source: Source, split: str, names: Mapping[str, tuple[str, ...]])
     return path
 
 
+def check_dev_split(source: Any) -> None:
+    """Raises BertKerasError for a single file: it would be the dev split too. source: as a task takes it, or None."""
+    if isinstance(source, str | Path) and path_of(source).is_file():
+        raise BertKerasError(
+            f"{source} is one file, without a dev split; give a folder that holds both, or each split's file."
+        )
+
+
 def refuse_forms(path: Path, endings: Sequence[str], reads: str) -> None:
     """Raises BertKerasError for a file that ends in one of `endings`. reads: the forms that its reader reads."""
     name = path.name.lower().removesuffix(".gz")

@@ -197,7 +197,9 @@ class FeatureOptions(WindowOptions):
     format: str = setting("jsonl", help="format of the file", choices=("jsonl", "npz", "parquet"))
     dtype: str = setting("float32", help="type of the numbers", choices=("float16", "float32"))
     precision: str = setting("float32", help="format of the computation", choices=PRECISIONS)
-    seq_length: int | None = setting(None, help="tokens in a window (default: 512, or the encoder's maximum)")
+    seq_length: int | None = setting(
+        None, help="tokens in a window (default: 512, or the encoder's maximum)", at_least=1
+    )
     batch_size: int = setting(8, help="lines or windows in a batch", at_least=1)
 
 

@@ -9,6 +9,12 @@ import runs
 from bert_keras import paths
 from bert_keras.errors import BertKerasError
 from tasks import data_files
+from tasks.data_files import check_dev_split
+from tasks.experiments.ablation_definitions import SCALES
+from tasks.experiments.ablations import _open
+from tasks.experiments.approaches import _subjects
+from tasks.experiments.glue_protocol import _open_tasks
+from tasks.experiments.probe import run_probes
 from tasks.ner.files import read
 from tasks.pretraining.corpus import Corpus
 from tasks.training.run_folder import open_task
@@ -138,3 +144,19 @@ def test_a_corpus_in_a_parquet_file_is_refused_by_name(tmp_path):
     (tmp_path / "text.parquet").write_text("PAR1")
     with pytest.raises(BertKerasError, match=r"text\.parquet is a \.parquet file; a corpus is text"):
         list(Corpus(tmp_path))
+
+
+def test_one_file_has_no_dev_split(tmp_path):
+    file = tmp_path / "train.tsv"
+    file.write_text("sentence\tlabel\ngood\t1\nbad\t0\n")
+    check_dev_split(tmp_path)
+    check_dev_split({"train": str(file), "validation": str(file)})
+    for refuse in (
+        lambda: check_dev_split(str(file)),
+        lambda: run_probes({"sst2": file}, checkpoint=tmp_path, output=tmp_path / "new"),
+        lambda: _open_tasks(["sst2"], file, pooling="pooled"),
+        lambda: _subjects(["sst2"], [], {"sst2": file}, {}),
+        lambda: _open("sst2", {"sst2": file}, SCALES["small"]),
+    ):
+        with pytest.raises(BertKerasError, match=r"train\.tsv is one file, without a dev split"):
+            refuse()

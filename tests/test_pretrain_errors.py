@@ -293,7 +293,8 @@ def test_settings_that_no_objective_reads(name, setting, value, tmp_path):
 
 
 def test_a_segmenter_s_mistake_is_the_error(tmp_path):
-    refused(tmp_path, "no words", segment=lambda line: ["no words"])
+    refused(tmp_path, "no words", segment=lambda line: ["no words"], changes={"whole_word": True})
+    refused(tmp_path, "only masks of whole words", segment=str.split)
     folder = write(tmp_path / "records")
     refused(tmp_path, "give segment where the records are written", records=folder, segment=str.split)
 

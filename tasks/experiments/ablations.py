@@ -23,7 +23,7 @@ from bert_keras.errors import BertKerasError
 from bert_keras.json_files import OBJECT, list_of, read_object, typed
 from bert_keras.text.tokenizer import Tokenizer
 from tasks.batches import take_examples
-from tasks.data_files import Source
+from tasks.data_files import Source, check_dev_split
 from tasks.display import Table
 from tasks.experiments.ablation_definitions import ABLATIONS, FEATURE_LAYERS, FEATURES, SCALES, Row, Scale
 from tasks.experiments.ablation_report import (
@@ -62,7 +62,7 @@ PERPLEXITY = "held_out_masked_lm_perplexity"
 class Outcome:
     """The results of a row.
 
-    perplexity: of its pre-training on the held-out text; None if it uses another row's pre-training
+    perplexity: of the pre-training that it uses, on the held-out text; None for a snapshot
     measures: the measure of each restart in percent, by task; a restart whose loss diverged has no measure
     names: the name of that measure, by task
     lost: why restarts diverged, by run
@@ -327,6 +327,7 @@ def _recipe(row: Row, scale: Scale, changes: Mapping[str, Any]) -> Recipe:
 def _open(name: str, data: Mapping[str, Source], scale: Scale) -> Task:
     """Opens the task and reads its examples once, so that bad data raises an error before other rows are trained."""
     plain = name.removesuffix(FEATURES)
+    check_dev_split(data.get(plain))
     task = open_task(plain, data.get(plain), **scale.options.get(plain, {}))
     if plain != name and not isinstance(task, Conll):
         raise BertKerasError(f"{name} is not a task; only {Conll.kind} has the feature-based approach.")

@@ -23,7 +23,7 @@ from bert_keras.files import locked, write_json
 from bert_keras.json_files import read_object
 from bert_keras.paths import path_of
 from tasks.batches import cardinality
-from tasks.data_files import Source
+from tasks.data_files import Source, check_dev_split
 from tasks.experiments.ablation_report import draw_rows
 from tasks.experiments.approach_results import Results, Subject, as_json
 from tasks.experiments.approach_rows import APPROACHES, Row
@@ -289,6 +289,7 @@ def _subjects(
     """Opens the tasks and reads their examples once, so that bad data raises an error before any training."""
     made, known = [], set[str]()
     for name in names:
+        check_dev_split(data.get(name))
         plain = open_task(name, data.get(name))
         fitting = {option: value for option, value in options.items() if option in plain.options}
         known |= {*fitting}

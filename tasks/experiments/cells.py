@@ -79,6 +79,8 @@ def run_cells(
     is an outcome, not an error.
     """
     workers = workers or Workers()
+    for cell in cells:
+        workers.from_chief(functools.partial(_check, cell))
     for number, cell in enumerate(cells, start=1):
         log(f"{cell.name} (run {number} of {len(cells)})")
         if workers.from_chief(functools.partial(_is_finished, cell)):
@@ -93,10 +95,15 @@ def run_cells(
 
 
 def _is_finished(cell: Cell) -> bool:
+    return Folder(cell.path, CELL).finished
+
+
+def _check(cell: Cell) -> None:
+    """Raises BertKerasError for a folder that the cell cannot use: before the first cell is trained, nothing is changed."""
     folder = Folder(cell.path, CELL)
-    if folder.finished:  # it is read, and nothing is changed
+    folder.check(reopen=True)
+    if folder.begun:
         check_equal(cell.path, folder.identity(), json.loads(json.dumps(cell.identity)))
-    return folder.finished
 
 
 def _run(cell: Cell, workers: Workers) -> None:

@@ -21,6 +21,7 @@ from bert_keras.errors import BertKerasError
 from bert_keras.files import locked, write_json
 from bert_keras.paths import path_of
 from tasks.batches import cardinality, predict
+from tasks.data_files import check_dev_split
 from tasks.experiments import protocol
 from tasks.experiments import summary as reports
 from tasks.experiments.cells import check_once
@@ -137,6 +138,7 @@ def _take_wnli(tasks: dict[str, Glue]) -> dict[str, str]:
 
 def _open_tasks(names: Sequence[str], data: str | pathlib.Path | None, *, pooling: str) -> dict[str, Glue]:
     """Opens the tasks, by name, and reads all their splits, so that bad data raises an error before any run."""
+    check_dev_split(data)
     tasks = {name: Glue(ROWS[name], data, pooling=pooling) for name in names}
     for task in tasks.values():
         for split in ("train", *task.validation_splits):

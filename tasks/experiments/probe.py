@@ -28,7 +28,7 @@ from sklearn.preprocessing import StandardScaler
 from bert_keras import checkpoints
 from bert_keras.errors import BertKerasError
 from bert_keras.paths import path_of
-from tasks.data_files import split_file
+from tasks.data_files import check_dev_split, split_file
 from tasks.display import Table
 from tasks.features.extract import Extractor, Pieces, Units, Words
 from tasks.glue.data_sets import LABEL, ROWS
@@ -169,6 +169,8 @@ def _check(data: Mapping[str, Any]) -> None:
         raise BertKerasError(f"no probe was asked for; give the data of at least one of {', '.join(known)}.")
     if unknown := [name for name in data if name not in known]:
         raise BertKerasError(f"there is no probe {unknown[0]!r}; the probes are {', '.join(known)}.")
+    for source in data.values():
+        check_dev_split(source)
 
 
 def run_probes(

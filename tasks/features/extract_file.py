@@ -54,7 +54,9 @@ def extract_file(
         layers=[options.layers],
         dtype=options.dtype,
         precision=options.precision,
-        seq_length=options.seq_length or min(checkpoint.config.max_length, 512),
+        seq_length=min(checkpoint.config.max_length, 512)
+        if options.seq_length is None
+        else options.seq_length,
         batch_size=options.batch_size,
     )
     part = output.with_name(output.name + ".part")

@@ -61,6 +61,17 @@ def tagger_model(
     return TrainingModel({"vectors": vectors, "mask": mask}, logits, name="tagger")
 
 
+def _places(cache: Cache, layers: str) -> list[int]:
+    """The layers to read. Raises BertKerasError if the cache lacks one."""
+    header = cache.header
+    places = places_of(layers, num_layers=header["config"]["num_layers"])
+    if missing := sorted({*places} - {*header["layers"]}):
+        raise BertKerasError(
+            f"{cache.path} has the layers {header['layers']}, but {layers} reads {list(missing)} too; extract these layers too."
+        )
+    return list(places)
+
+
 def _tagger_batches(
     cache: Cache, layers: str, *, batch_size: int, seed: int | None = None
 ) -> tf.data.Dataset:
@@ -70,12 +81,7 @@ def _tagger_batches(
     seed: for a random order; None keeps the order of the cache within each length
     """
     header = cache.header
-    places = places_of(layers, num_layers=header["config"]["num_layers"])
-    if missing := sorted({*places} - {*header["layers"]}):
-        raise BertKerasError(
-            f"{cache.path} has the layers {header['layers']}, but {layers} reads {list(missing)} too; extract these layers too."
-        )
-    columns = [header["layers"].index(place) for place in places]
+    columns = [header["layers"].index(place) for place in _places(cache, layers)]
     task = Conll.from_json(header["task"])
 
     def sentences(record: dict[str, tf.Tensor]) -> tf.data.Dataset:
@@ -157,6 +163,13 @@ class TaggerMonitor(Monitor):
 
     def recall(self, memory: Any) -> None:
         self.history, self.best = memory
+        if self.best is not None and self._digest() != self.best["sha256"]:
+            self.best = None  # an epoch after the save wrote its weights: it comes again
+
+    def _digest(self) -> str | None:
+        """The SHA-256 of the weights on disk."""
+        file = self._path / WEIGHTS
+        return digest_of_file(file) if file.is_file() else None
 
     def on_epoch_end(self, epoch: int, logs: dict[str, float] | None = None) -> None:
         measures = self._tagger.evaluate(self._dev)
@@ -168,9 +181,8 @@ class TaggerMonitor(Monitor):
             self.best = {"epoch": epoch, "sha256": digest_of_file(self._path / WEIGHTS)}
 
     def results(self) -> Mapping[str, Any]:
-        assert self.best is not None  # every epoch is measured
         file, tagger = self._path / WEIGHTS, self._tagger
-        if not file.is_file() or digest_of_file(file) != self.best["sha256"]:
+        if self.best is None or self._digest() != self.best["sha256"]:
             raise BertKerasError(
                 f"{file}, the weights of the best epoch, is missing or was changed; remove {self._path} and train again."
             )
@@ -198,6 +210,8 @@ class TaggerMonitor(Monitor):
 def plan_tagger(train: Cache, dev: Cache, *, layers: str, hparams: TaggerHparams) -> Plan:
     """Checks everything and builds the model, without training. Raises BertKerasError if the caches do not match."""
     check_equal(dev.path, _made_with(dev), _made_with(train))
+    for cache in (train, dev):
+        _places(cache, layers)
     keras.utils.set_random_seed(hparams.seed)
     tagger = _tagger(layers, hparams, _made_with(train))
     optimizer = keras.optimizers.Adam(hparams.learning_rate, global_clipnorm=hparams.clip_norm)

@@ -56,6 +56,13 @@ class Corpus:
     split: str = "train"
 
     def __post_init__(self) -> None:
+        fetched = isinstance(self.source, str) and self.source.startswith(TFDS)
+        if self.split != "train" and not fetched:
+            raise BertKerasError(f"split is {self.split!r}, which applies only to {TFDS}NAME; leave it out.")
+        if self.encoding != "utf-8" and fetched:
+            raise BertKerasError(
+                f"encoding is {self.encoding!r}, and TensorFlow Datasets are UTF-8; leave it out."
+            )
         if self.lines not in LINES:
             raise BertKerasError(f"lines is {self.lines!r}; choose one of {', '.join(LINES)}.")
         try:

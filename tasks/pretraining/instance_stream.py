@@ -46,6 +46,22 @@ Item = TypeVar("Item")
 Segmenter = Callable[[str], Iterable[str]]  # a line -> its words, in order
 
 
+def name_of_segmenter(segment: Segmenter) -> str:
+    """Its module and name, and the arguments of a functools.partial: what tells two segmenters apart in an identity."""
+    if isinstance(segment, functools.partial):
+        return f"{name_of_segmenter(segment.func)}{segment.args}{segment.keywords}"
+    named = segment if hasattr(segment, "__qualname__") else type(segment)
+    return f"{named.__module__}:{named.__qualname__}"
+
+
+def check_segments_are_read(segment: Segmenter | None, *, whole_word: bool) -> None:
+    """Raises BertKerasError for a segmenter that no mask reads."""
+    if segment is not None and not whole_word:
+        raise BertKerasError(
+            "a segmenter was given, and only masks of whole words read its words; set whole_word=true, or leave it out."
+        )
+
+
 def bytes_of(document: Text) -> int:
     """Bytes of a document's lines in UTF-8."""
     return sum(len(line.encode()) for line in document)

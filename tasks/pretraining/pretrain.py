@@ -43,12 +43,18 @@ from tasks.pretraining.instance_sources import (
     batches_of,
     check_data,
 )
-from tasks.pretraining.instance_stream import Segmenter, Text
+from tasks.pretraining.instance_stream import Segmenter, Text, check_segments_are_read, name_of_segmenter
 from tasks.pretraining.monitor import Prepared, PretrainingMonitor
 from tasks.pretraining.optimizer import OPTIMIZERS, longest_step, schedule
 from tasks.pretraining.processes import check_sendable, check_workers
 from tasks.pretraining.read_records import RecordFiles
-from tasks.pretraining.recipe_objectives import check_settings_are_read, kinds_of, objectives_for
+from tasks.pretraining.recipe_objectives import (
+    check_direction,
+    check_settings_are_read,
+    kinds_of,
+    masks_whole_words,
+    objectives_for,
+)
 from tasks.pretraining.recipes import Recipe
 from tasks.pretraining.weights import assign, read_start, save
 from tasks.settings import PretrainHparams
@@ -250,11 +256,14 @@ def plan_pretraining(
     hparams, distribution = recipe.hparams, strategy(strategy_name)
     check_replicas(hparams, distribution)
     check_settings_are_read(recipe)
+    if records is None:
+        check_segments_are_read(segment, whole_word=masks_whole_words(recipe))
     _check_snapshots(snapshots, hparams)
     start = read_start(checkpoint, recipe)
     tokenizer = _tokenizer(tokenizer, start.checkpoint)
     _check_workers(workers, segment=segment, tokenizer=tokenizer)
     config = recipe.config(vocab_size=tokenizer.vocab_size, source=start.config)
+    check_direction(recipe, config)
     if documents is not None:  # before _source reads the whole text
         _check_lengths(config, [length for length, _ in hparams.phases], tokenizer=tokenizer)
     source = _source(
@@ -312,7 +321,7 @@ def _identity(
         "config": config.to_dict(),
         "vocabulary": tokenizer.digest,
         "lower_case": tokenizer.lower_case,
-        "segmenter": segment is not None,
+        "segmenter": segment is not None and name_of_segmenter(segment),
         "snapshots": list(snapshots),
     }
     return dict(json.loads(json.dumps(about)))

@@ -9,7 +9,15 @@ import tensorflow as tf
 from google.protobuf.message import DecodeError
 
 from bert_keras.errors import BertKerasError, MissingFileError
-from bert_keras.features import ENCODER_INPUTS, MASKED_LM_WEIGHTS, NEXT_SENTENCE_LABEL, WHOLE, Part
+from bert_keras.features import (
+    ENCODER_INPUTS,
+    MASKED_LM_IDS,
+    MASKED_LM_POSITIONS,
+    MASKED_LM_WEIGHTS,
+    NEXT_SENTENCE_LABEL,
+    WHOLE,
+    Part,
+)
 from bert_keras.paths import path_of
 from bert_keras.text.preprocessing import Features, own_rows
 from bert_keras.text.tokenizer import Tokenizer
@@ -171,6 +179,12 @@ def _spec(file: pathlib.Path, records: tf.data.Dataset) -> dict[str, tf.io.Fixed
         RECORD_NAMES[name] for name in (*ENCODER_INPUTS, NEXT_SENTENCE_LABEL) if name not in lengths
     ]:
         raise BertKerasError(f"{file} has no {', '.join(absent)}; give files of pre-training instances.")
+    masks = (MASKED_LM_POSITIONS, MASKED_LM_IDS, MASKED_LM_WEIGHTS)
+    absent = [RECORD_NAMES[name] for name in masks if name not in lengths]
+    if 0 < len(absent) < len(masks):
+        raise BertKerasError(
+            f"{file} has masks without {', '.join(absent)}; give files with all of a mask, or none."
+        )
     return {
         name: tf.io.FixedLenFeature([length], tf.float32 if name in floats else tf.int64)
         for name, length in lengths.items()

@@ -2,6 +2,7 @@
 
 import dataclasses
 
+from bert_keras.config import BertConfig
 from bert_keras.errors import BertKerasError
 from bert_keras.objectives import LeftToRight, MaskedLM, Objective, ReplacedTokens, SentencePair
 from bert_keras.settings import Masking, names_of
@@ -36,6 +37,19 @@ def check_settings_are_read(recipe: Recipe) -> None:
     if unread := unread_settings(recipe):
         raise BertKerasError(
             f"{unread[0]} does not apply to {', '.join(recipe.objectives)}, the objectives of this recipe; leave {unread[0]} out."
+        )
+
+
+def masks_whole_words(recipe: Recipe) -> bool:
+    """True if an objective of the recipe masks whole words."""
+    return any("masking" in names_of(kind) for kind in kinds_of(recipe)) and recipe.masking(128).whole_word
+
+
+def check_direction(recipe: Recipe, config: BertConfig) -> None:
+    """Raises BertKerasError for an encoder that sees the tokens which the recipe predicts from the left."""
+    if LeftToRight in kinds_of(recipe) and not config.causal:
+        raise BertKerasError(
+            "left_to_right needs an encoder with causal attention, and the checkpoint's is not; set causal=true."
         )
 
 

@@ -23,7 +23,9 @@ from tasks.pretraining.instance_stream import (
     SHARD_DOCUMENTS,
     Segmenter,
     Text,
+    check_segments_are_read,
     digest_of_documents,
+    name_of_segmenter,
     packed_batches,
 )
 from tasks.pretraining.manifest import FORMAT_VERSION, RECORD_NAMES, Shard, shard_name
@@ -51,18 +53,19 @@ class Job:
     def __post_init__(self) -> None:
         if self.seed < 0:
             raise BertKerasError(f"seed is {self.seed}; seed must be at least 0.")
+        if self.masking is not None:
+            check_segments_are_read(self.segment, whole_word=self.masking.whole_word)
 
     def identity(self) -> dict[str, Any]:
         """Everything that decides the instances of a text, plain JSON."""
         tokenizer, segment = self.make_tokenizer(), self.segment
-        named = getattr(segment, "__qualname__", type(segment).__qualname__)
         return {
             "format_version": FORMAT_VERSION,
             "vocabulary": tokenizer.digest,
             "lower_case": tokenizer.lower_case,
             **dataclasses.asdict(self.settings),
             "masking": None if self.masking is None else dataclasses.asdict(self.masking),
-            "segmenter": None if segment is None else named,
+            "segmenter": None if segment is None else name_of_segmenter(segment),
             "seed": self.seed,
             "compress": self.compress,
             "shard_bytes": self.shard_bytes,

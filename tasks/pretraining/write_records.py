@@ -25,6 +25,7 @@ from tasks.pretraining.manifest import (
     InstancesFolder,
     Shard,
     Summary,
+    shard_name,
     summarize,
 )
 from tasks.pretraining.processes import check_workers, in_order
@@ -98,8 +99,16 @@ def _write_missing(
     workers: int,
     progress: Callable[[int], None],
 ) -> list[Shard]:
-    """Writes the missing shards; returns all shards. Raises ValueError if the finished shards have another text."""
-    done, made = folder.shards(), list[Shard]()
+    """Writes the missing shards; returns all shards. Raises ValueError if the finished shards have another text.
+
+    The shards from the first one on whose file is missing or was cut are written again.
+    """
+    known, made = folder.shards(), list[Shard]()
+    files = [folder.path / shard_name(number, compress=job.compress) for number in range(len(known))]
+    whole = [
+        file.is_file() and file.stat().st_size == one.bytes for file, one in zip(files, known, strict=True)
+    ]
+    done = known[: [*whole, False].index(False)]
 
     def missing() -> Iterator[tuple[int, list[Text]]]:
         for number, texts in numbered:
@@ -114,7 +123,7 @@ def _write_missing(
         made.append(shard)
         folder.write(identity, made)
         progress(shard.documents)
-    if len(made) < len(done):
+    if len(made) < len(known):
         raise BertKerasError(
             f"{folder.path} was made from more text; give another folder, or remove this one."
         )

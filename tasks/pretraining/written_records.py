@@ -13,11 +13,12 @@ from tasks.pretraining.recipe_objectives import kinds_of
 from tasks.pretraining.recipes import FIELDS, Recipe
 from tasks.settings import Sampling
 
+SEGMENTS = ("sampler", "short_seq_prob", "strict")  # the length and the passes show in the records themselves
 WIDTH = "max_predictions"  # the user's value is checked; the recipe's is only a bound
 
 
 def check_written(source: RecordFiles, recipe: Recipe, *, predictions: int | None) -> Iterator[str]:
-    """Yields warnings where records have other masks than the recipe.
+    """Yields warnings where records have other segments or masks than the recipe.
 
     predictions: the masked positions of each record; None for records without masks
 
@@ -28,6 +29,7 @@ def check_written(source: RecordFiles, recipe: Recipe, *, predictions: int | Non
         made = written | made | (made.get("masking") or {})
         _check_changes(source, recipe, made, masked=predictions is not None)
         _check_labels(source, recipe, made)
+        yield from _other_samples(source, recipe, made)
         if predictions is not None:
             yield from _other_masks(source, recipe, made)
 
@@ -81,13 +83,24 @@ def _check_labels(source: RecordFiles, recipe: Recipe, made: dict[str, Any]) -> 
         )
 
 
+def _other_samples(source: RecordFiles, recipe: Recipe, made: dict[str, Any]) -> Iterator[str]:
+    yield from _differing("segments", source, recipe.sampling(128), SEGMENTS, made)
+
+
 def _other_masks(source: RecordFiles, recipe: Recipe, made: dict[str, Any]) -> Iterator[str]:
-    masking = recipe.masking(128)  # only max_predictions depends on the length
-    wanted = {name: getattr(masking, name) for name in names_of(Masking) if name != WIDTH}
+    masks = [name for name in names_of(Masking) if name != WIDTH]
+    yield from _differing("masks", source, recipe.masking(128), masks, made)
+
+
+def _differing(
+    parts: str, source: RecordFiles, settings: Any, names: Sequence[str], made: dict[str, Any]
+) -> Iterator[str]:
+    """A warning where the fields `names` of settings differ. settings: of any length; no such field depends on it."""
+    wanted = {name: getattr(settings, name) for name in names}
     if others := [name for name in wanted if name in made and made[name] != wanted[name]]:
         yield (
-            f"warning: the masks of {name_of(source)} have {_listed(made, others)}, and the recipe {_listed(wanted, others)}; "
-            "training keeps the masks of the records"
+            f"warning: the {parts} of {name_of(source)} have {_listed(made, others)}, and the recipe {_listed(wanted, others)}; "
+            f"training keeps the {parts} of the records"
         )
 
 
