@@ -10,7 +10,7 @@ import bert_keras as bk
 
 
 def read(file):
-    """Questions with their contexts, and the first answer of each."""
+    """Questions with their contexts, and the answers of each: dev files have several, and a measure counts the best."""
     with open(file, encoding="utf-8") as opened:
         paragraphs = [
             paragraph for article in json.load(opened)["data"] for paragraph in article["paragraphs"]
@@ -20,7 +20,10 @@ def read(file):
         "question": [question["question"] for _, question in pairs],
         "context": [context for context, _ in pairs],
     }
-    return texts, [question["answers"][0] for _, question in pairs]
+    names = ("text", "answer_start")
+    return texts, [
+        {name: [one[name] for one in question["answers"]] for name in names} for _, question in pairs
+    ]
 
 
 checkpoint, train, dev = sys.argv[1:]

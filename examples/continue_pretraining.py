@@ -1,21 +1,22 @@
 """Continues masked-LM pre-training on your own text, one text a line, and writes a checkpoint to fine-tune.
 
-python examples/continue_pretraining.py bert-base-uncased text.txt
+python examples/continue_pretraining.py bert-base-uncased text.txt continued
 """
 
+import pathlib
 import sys
 
 import tensorflow as tf
 
 import bert_keras as bk
-from bert_keras import checkpoints
+from bert_keras import atomic_folders, checkpoints
 from bert_keras.objectives import label
 
-checkpoint, file = sys.argv[1:]
+checkpoint, file, output = sys.argv[1:]
+atomic_folders.check_folder(pathlib.Path(output))  # before the training, not after it
 source = checkpoints.read(checkpoint)
-tokenizer = checkpoints.tokenizer_of(source)
-preprocess = bk.Preprocessor(tokenizer, seq_length=128)
-objective = bk.MaskedLM(pieces=bk.Pieces.of(tokenizer), masking=bk.Masking(whole_word=True))
+preprocess = bk.Preprocessor(checkpoints.tokenizer_of(source), seq_length=128)
+objective = bk.MaskedLM(pieces=bk.Pieces.of(preprocess.tokenizer), masking=bk.Masking(whole_word=True))
 model = bk.Pretrainer(bk.BertEncoder(source.config), [objective])
 checkpoints.assign(source, model.encoder, fresh=("pooler", "masked_lm"), **model.heads)  # where it lacks them
 
@@ -35,4 +36,4 @@ model.compile(bk.AdamW(rate))
 model.fit(data, epochs=epochs, steps_per_epoch=steps, shuffle=False)
 
 trained = checkpoints.collect(source.config, model.encoder, **model.heads)
-checkpoints.write(checkpoints.with_tokenizer(trained, tokenizer), "continued", format="hugging-face")
+checkpoints.write(checkpoints.with_tokenizer(trained, preprocess.tokenizer), output, format="hugging-face")
