@@ -310,7 +310,7 @@ COMMANDS = {
     ),
     "serve": Command(
         "answer REST and gRPC requests from an exported model, for development",
-        "served/sst2",
+        "served/sst2 --no-grpc",
         _add_serve,
         _run_serve,
     ),
