@@ -13,7 +13,7 @@ import signal
 from collections.abc import Callable
 from typing import Any
 
-from bert_keras.console import PATH, SEVERAL, Command, start, table
+from bert_keras.console import PATH, SEVERAL, Command, say, start, table
 from bert_keras.errors import BertKerasError
 from bert_keras.settings import add_flags, given_settings
 from tasks.flags import CHECKPOINT_HELP, add_model, add_precision, add_pretrained_task, slow_precision
@@ -148,7 +148,8 @@ def _run_hub(args: argparse.Namespace) -> None:
 
     options = HubOptions(**given_settings(args, HubOptions))
     fresh = ("pooler",) if options.fresh_pooler else ()
-    write_pair(checkpoints.read(args.checkpoint), args.output, seq_length=options.seq_length, fresh=fresh)
+    checkpoint = checkpoints.read(args.checkpoint)
+    write_pair(checkpoint, args.output, seq_length=options.seq_length, fresh=fresh, log=say)
     print(
         f"preprocess and encoder in {args.output}: a fresh process without this package gave the same answers"
     )
