@@ -10,12 +10,12 @@ import os
 
 from bert_keras.console import PATH, Command, start, table
 
-MODELS_NOTES = """Every command that takes a checkpoint, except plan, takes the path of a folder, a name or an address:
+MODELS_NOTES = """Every command that reads the weights of a checkpoint takes the path of a folder, a name or an address:
   bert-base-uncased                   a model of this list
   org/name, hf://org/name@revision    the Hugging Face Hub; a revision is a branch, a tag or a commit
   google://NAME, model_garden://NAME  the archives that Google publishes
   keras_hub://NAME                    a preset of KerasHub
-A path that exists comes first.
+A path that exists comes first. Only plan, which reads a configuration alone, needs a path.
 
 """
 

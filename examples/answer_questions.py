@@ -10,7 +10,7 @@ import bert_keras as bk
 
 
 def read(file):
-    """Questions with their contexts, and the answers to each: the first is learned, the best one counts in a measure."""
+    """Questions with their contexts, and the answers of each: dev files have several, and a measure counts the best."""
     with open(file, encoding="utf-8") as opened:
         paragraphs = [
             paragraph for article in json.load(opened)["data"] for paragraph in article["paragraphs"]
@@ -20,9 +20,9 @@ def read(file):
         "question": [question["question"] for _, question in pairs],
         "context": [context for context, _ in pairs],
     }
-    parts = ("text", "answer_start")
+    names = ("text", "answer_start")
     return texts, [
-        {part: [answer[part] for answer in question["answers"]] for part in parts} for _, question in pairs
+        {name: [one[name] for one in question["answers"]] for name in names} for _, question in pairs
     ]
 
 

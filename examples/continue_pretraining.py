@@ -9,16 +9,14 @@ import sys
 import tensorflow as tf
 
 import bert_keras as bk
-from bert_keras import checkpoints
-from bert_keras.atomic_folders import check_folder
+from bert_keras import atomic_folders, checkpoints
 from bert_keras.objectives import label
 
 checkpoint, file, output = sys.argv[1:]
-check_folder(pathlib.Path(output))  # before the training
+atomic_folders.check_folder(pathlib.Path(output))  # before the training, not after it
 source = checkpoints.read(checkpoint)
-tokenizer = checkpoints.tokenizer_of(source)
-preprocess = bk.Preprocessor(tokenizer, seq_length=128)
-objective = bk.MaskedLM(pieces=bk.Pieces.of(tokenizer), masking=bk.Masking(whole_word=True))
+preprocess = bk.Preprocessor(checkpoints.tokenizer_of(source), seq_length=128)
+objective = bk.MaskedLM(pieces=bk.Pieces.of(preprocess.tokenizer), masking=bk.Masking(whole_word=True))
 model = bk.Pretrainer(bk.BertEncoder(source.config), [objective])
 checkpoints.assign(source, model.encoder, fresh=("pooler", "masked_lm"), **model.heads)  # where it lacks them
 
@@ -38,4 +36,4 @@ model.compile(bk.AdamW(rate))
 model.fit(data, epochs=epochs, steps_per_epoch=steps, shuffle=False)
 
 trained = checkpoints.collect(source.config, model.encoder, **model.heads)
-checkpoints.write(checkpoints.with_tokenizer(trained, tokenizer), output, format="hugging-face")
+checkpoints.write(checkpoints.with_tokenizer(trained, preprocess.tokenizer), output, format="hugging-face")

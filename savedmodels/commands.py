@@ -10,6 +10,7 @@ import json
 import pathlib
 import shlex
 import signal
+from collections.abc import Callable
 from typing import Any
 
 from bert_keras.console import PATH, SEVERAL, Command, say, start, table
@@ -71,12 +72,12 @@ def _export_to_runtime(args: argparse.Namespace, options: ExportOptions) -> None
     start()
     from bert_keras.atomic_folders import check_folder
     from bert_keras.paths import path_of
-    from savedmodels.runtime_export import export_to
+    from savedmodels.runtime_export import check_task, export_to
     from savedmodels.runtimes import check_packages
 
     check_packages(options.format, quantize=options.quantize)  # before a long read
     check_folder(path_of(args.output))
-    run = _run_to_export(args, options)
+    run = _run_to_export(args, options, check=check_task)
     found = export_to(run, args.output, options.format, quantize=options.quantize)
     print(
         f"{args.output}: {found['bytes'] / 1e6:.0f} MB; a fresh process without TensorFlow gave the run's outputs, "
@@ -84,11 +85,16 @@ def _export_to_runtime(args: argparse.Namespace, options: ExportOptions) -> None
     )
 
 
-def _run_to_export(args: argparse.Namespace, options: ExportOptions) -> Any:
-    """Loads the runs of --run, or a checkpoint with the task from the flags. Raises BertKerasError for other flags."""
+def _run_to_export(
+    args: argparse.Namespace, options: ExportOptions, *, check: Callable[[Any], None] = lambda task: None
+) -> Any:
+    """Loads the runs of --run, or a checkpoint with the task from the flags. Raises BertKerasError for other flags.
+
+    check: called with the task before any weights are read or downloaded; not for a `.keras` file, which is read as a whole
+    """
     from tasks.embedding import Embedding, WordEmbedding
     from tasks.training.ensemble import load_runs
-    from tasks.training.run_folder import pretrained_run, run_of
+    from tasks.training.run_folder import KERAS, pretrained_task, run_of, task_of
 
     of_vectors = {"--l2": options.l2, "--layers": options.layers}
     of_checkpoint = {
@@ -100,6 +106,9 @@ def _run_to_export(args: argparse.Namespace, options: ExportOptions) -> Any:
         value for value in (of_checkpoint | of_vectors).values() if value is not None and value is not False
     ]
     if args.run and not args.checkpoint and not given:
+        for path in args.run:
+            if not path.endswith(KERAS):
+                check(task_of(path))
         return load_runs(args.run)
     if args.run or not args.checkpoint or not (options.embedding or args.task):
         raise BertKerasError(
@@ -113,14 +122,15 @@ def _run_to_export(args: argparse.Namespace, options: ExportOptions) -> Any:
         raise BertKerasError(
             f"{' and '.join(unread)} do not apply here; --l2 applies only to vectors of texts, --layers only to vectors."
         )
-    if args.task:
-        return pretrained_run(args.task, args.checkpoint, seq_length=options.seq_length)
     layers = options.layers or "last"
-    if options.embedding == "word":
-        task: Any = WordEmbedding(layers=layers)
+    if args.task:
+        task: Any = pretrained_task(args.task)
+    elif options.embedding == "word":
+        task = WordEmbedding(layers=layers)
     else:
         assert options.embedding  # refused above
         task = Embedding(pooling=options.embedding, l2=options.l2, layers=layers)
+    check(task)
     return run_of(task, args.checkpoint, seq_length=options.seq_length)
 
 
@@ -138,8 +148,8 @@ def _run_hub(args: argparse.Namespace) -> None:
 
     options = HubOptions(**given_settings(args, HubOptions))
     fresh = ("pooler",) if options.fresh_pooler else ()
-    source = checkpoints.read(args.checkpoint)
-    write_pair(source, args.output, seq_length=options.seq_length, fresh=fresh, log=say)
+    checkpoint = checkpoints.read(args.checkpoint)
+    write_pair(checkpoint, args.output, seq_length=options.seq_length, fresh=fresh, log=say)
     print(
         f"preprocess and encoder in {args.output}: a fresh process without this package gave the same answers"
     )
@@ -311,7 +321,7 @@ COMMANDS = {
     ),
     "serve": Command(
         "answer REST and gRPC requests from an exported model, for development",
-        "served/sst2",
+        "served/sst2 --no-grpc",
         _add_serve,
         _run_serve,
     ),

@@ -2,7 +2,7 @@
 
 In: a Run and a folder. Out: the next version of the folder, for TensorFlow Serving:
 
-    BASE/models.config             for tensorflow_model_server --model_config_file
+    BASE/models.config             for --model_config_file in the container of the model card
     BASE/batching_parameters.txt   for --batching_parameters_file
     BASE/1/saved_model.pb, variables/
     BASE/1/assets.extra/           TensorFlow's loader ignores this folder

@@ -34,7 +34,7 @@ from savedmodels.model_card import example_of, measures_table, precision_of
 from savedmodels.runtimes import RUNTIMES, check_packages, write_model
 from tasks.embedding import Embedding
 from tasks.glue.task import Glue
-from tasks.task import model_inputs
+from tasks.task import Problem, model_inputs
 from tasks.training.ensemble import members_of
 from tasks.training.run_card import fact_rows, facts_of
 from tasks.training.run_folder import Run
@@ -91,7 +91,7 @@ def export_to(
     directory = path_of(directory)
     check_packages(format, quantize=quantize)
     check_folder(directory)
-    check_task(run)
+    check_task(run.task)
     run = in_float32(run, format)
     check_size(run.model)
     servable = servable_of(run)
@@ -115,9 +115,8 @@ def export_to(
     return {"max_difference": float(difference), "bytes": size}
 
 
-def check_task(run: Run) -> None:
-    """Raises BertKerasError for a task whose answers need more than the logits."""
-    task = run.task
+def check_task(task: Problem) -> None:
+    """Raises BertKerasError for a task whose answers need more than the logits: call it before a long read."""
     if task.windowed:
         reason = "cuts texts into windows and puts the answers together from the text"
     elif not isinstance(task, (Glue, Embedding)):

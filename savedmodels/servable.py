@@ -17,9 +17,7 @@ from savedmodels.freezing import with_constants
 from tasks.task import Features, Problem, Raw, model_inputs
 
 EXAMPLES = "examples"  # the signature for serialized tf.Example, and its input
-WINDOWS = (
-    32  # windows of long texts in one batch of the model, whose own memory then does not grow with the text
-)
+WINDOWS = 32  # windows in one batch of the model; `decode` still gets the outputs of all windows of a text
 
 
 class Servable(tf.Module):

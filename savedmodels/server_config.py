@@ -8,7 +8,9 @@ import json
 
 MODELS, BATCHING = "models.config", "batching_parameters.txt"
 
-MODELS_CONFIG = """model_config_list {{
+MODELS_CONFIG = """# base_path is a place in the container of model_card.md.
+# Mount this folder there, or change base_path to the folder's absolute path.
+model_config_list {{
   config {{
     name: {name}
     base_path: {path}

@@ -283,7 +283,7 @@ def predictor(
         parts = []
         for features, raw in _ahead(prepare, grouped):
             inputs = model_inputs(features)
-            # A text may have any number of windows; groups bound the memory.
+            # A text may have any number of windows; groups bound the memory of the forward pass.
             outputs = [
                 run({name: value[start : start + batch_size] for name, value in inputs.items()})
                 for start in range(0, len(inputs[INPUT_MASK]), batch_size)

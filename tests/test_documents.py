@@ -113,6 +113,21 @@ def test_a_wrong_flag_is_noticed(capsys):
     assert not parses("bert-keras finetune --task sst2 --checkpoint minilm --output run --no-such-flag")
 
 
+def test_documented_servers_start_after_the_install_of_the_readme_and_from_any_folder():
+    from savedmodels.commands import COMMANDS
+    from savedmodels.op_support import VERSIONS
+
+    lines = [line for document in DOCUMENTS for line in indented(document)]
+    ours = [line for line in lines if line.startswith("bert-keras serve ")]
+    assert [line for line in [*ours, COMMANDS["serve"].example] if "--no-grpc" not in line] == []
+    theirs = [line for line in lines if line.startswith(("tensorflow_model_server ", "docker "))]
+    assert len(theirs) >= 3
+    for line in theirs:  # a server refuses a relative path, and docker takes one for the name of a volume
+        paths = re.findall(r"--\w+_(?:path|file)=(\S+)|-v (\S+)", line)
+        assert paths and all("".join(path).startswith(('"$PWD', "/")) for path in paths), line
+    assert {tag for line in theirs for tag in re.findall(r"serving:(\S+)", line)} == {f"{VERSIONS[-1]}.0"}
+
+
 def test_the_python_of_every_document_runs_somewhere():
     assert {*RUN_ELSEWHERE} | RUN_HERE == {name for name in DOCUMENTS if fenced(name, "python")}
     for document, test in RUN_ELSEWHERE.items():

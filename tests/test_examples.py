@@ -53,14 +53,19 @@ def test_classify(run, tmp_path):
     assert model.predict([TEXTS[0]], verbose=0)["label"][0] == answer and "served/classifier/1" in printed
 
 
-def test_answer_questions(run, tmp_path):
-    context = "the plot is good and the film very dull"
-    answers = [{"text": "very dull", "answer_start": context.index("very dull")}]
-    questions = [{"id": str(i), "question": "the film", "answers": answers} for i in range(8)]
-    written = json.dumps({"data": [{"title": "t", "paragraphs": [{"context": context, "qas": questions}]}]})
-    (tmp_path / "squad.json").write_text(written)
-    printed = run("answer_questions.py", "squad.json", "squad.json")
-    assert "exact_match" in printed and printed.count("->") == 5
+def test_answer_questions_measures_all_answers_of_a_question(run, tmp_path):
+    context = "good very dull"
+    spans = ["good", "very", "dull", "good very", "very dull", context]
+    golds = [{"text": span, "answer_start": context.index(span)} for span in spans]
+    for name, count in {"train": 1, "dev": len(spans)}.items():
+        rows = [
+            (golds[i % 6 :] + golds[: i % 6])[:count] for i in range(12)
+        ]  # each span is the first of two rows
+        questions = [{"id": str(i), "question": "the film", "answers": row} for i, row in enumerate(rows)]
+        written = {"data": [{"title": "t", "paragraphs": [{"context": context, "qas": questions}]}]}
+        (tmp_path / f"{name}.json").write_text(json.dumps(written))
+    printed = run("answer_questions.py", "train.json", "dev.json")
+    assert "'exact_match': 100.0" in printed and printed.count("->") == 5
     assert (tmp_path / "question_answerer.keras").is_file()
 
 
@@ -84,9 +89,15 @@ def test_continue_pretraining(run, tmp_path):
     run("continue_pretraining.py", "text.txt", "continued")
     old, new = (bk.load_encoder(tmp_path / name).get_weights() for name in ("checkpoint", "continued"))
     assert any(np.abs(a - b).max() > 1e-6 for a, b in zip(old, new, strict=True)), "it trained"
-    assert bk.masked_lm(tmp_path / "continued").predict(["the [MASK] is"], verbose=0)[
-        "mask_tokens"
-    ].shape == (1, 1, 5)
+    model = bk.masked_lm(tmp_path / "continued")
+    assert model.predict(["the [MASK] is"], verbose=0)["mask_tokens"].shape == (1, 1, 5)
+
+
+def test_continue_pretraining_refuses_a_folder_with_files_before_it_reads_anything(tmp_path):
+    done = forked.run(
+        EXAMPLES["continue_pretraining.py"], "missing", "missing.txt", tmp_path.parent, cwd=tmp_path
+    )
+    assert done.returncode == 1 and f"TakenError: {tmp_path.parent} is there already" in done.stderr
 
 
 def test_two_towers(run, tmp_path):

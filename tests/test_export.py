@@ -425,6 +425,9 @@ def test_the_server_files_are_protocol_buffers(exported):
     for name, text in (("served", exported.base[MODELS]), (odd, server_files(odd)[MODELS])):
         (model,) = text_format.Parse(text, config.ModelServerConfig()).model_config_list.config
         assert (model.name, model.base_path) == (name, f"/models/{name}")
+    assert text.startswith("# base_path is a place in the container"), (
+        "a server without it has no such folder"
+    )
 
 
 def test_a_short_text_does_not_pay_for_the_longest(exported):

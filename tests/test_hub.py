@@ -363,6 +363,17 @@ def test_command(pair, tmp_path, capfd):
     assert err.startswith("bert-keras: error: ") and "already exists; give another folder" in err
 
 
+def test_quiet_leaves_out_the_report_of_loading(pair, tmp_path, monkeypatch, capfd):
+    def write_pair(*args, log=print, **kwargs):
+        log("loaded: 28 tensors")
+
+    monkeypatch.setattr(hub, "write_pair", write_pair)
+    checkpoints.write(pair.checkpoint, tmp_path / "checkpoint", format="hugging-face")
+    flags = ("--checkpoint", tmp_path / "checkpoint", "--output", tmp_path / "pair", "--quiet")
+    code, out, _ = run_command(capfd, "hub", *flags)
+    assert (code, len(out.splitlines())) == (0, 1) and out.startswith("preprocess and encoder in ")
+
+
 # ----------------------------------------------------------------------------------------------------------
 # The layer
 

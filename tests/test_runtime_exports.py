@@ -256,9 +256,31 @@ def test_a_task_whose_answers_need_the_text(case, reason, sst2, tmp_path, monkey
     assert not list(tmp_path.iterdir())
 
 
-def test_a_classifier_of_windows_is_refused(sst2):
+def test_a_classifier_of_windows_is_refused():
     with pytest.raises(ValueError, match="sst2 cuts texts into windows"):
-        check_task(untrained(Glue(ROWS["sst2"], doc_stride=8), sst2.checkpoint))
+        check_task(Glue(ROWS["sst2"], doc_stride=8))
+
+
+@pytest.mark.parametrize(
+    ("model", "reason"),
+    [
+        (["--run", "{}/run"], "squad2.0 cuts texts into windows"),
+        (["--checkpoint", "{}/none", "--task", "fill-mask"], "fill-mask finds its answers in the text"),
+        (["--checkpoint", "{}/none", "--embedding", "word"], "word-embedding cuts texts into windows"),
+    ],
+)
+def test_a_task_whose_answers_need_the_text_is_refused_before_weights_are_read(
+    model, reason, tmp_path, capfd, monkeypatch
+):
+    monkeypatch.setattr("savedmodels.runtimes.check_packages", lambda *args, **kwargs: None)
+    task = {"kind": "squad", "task": CASES["Question answering"].to_json()}
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "task.json").write_text(
+        json.dumps(task | {"seq_length": 40, "truncation": "longest_first"})
+    )
+    flags = ["--output", tmp_path / "out", "--format", "onnx"]
+    code, _, err = run_command(capfd, "export", *(word.format(tmp_path) for word in model), *flags)
+    assert code == 1 and reason in err
 
 
 def test_a_missing_package_is_named_before_anything_is_read(tmp_path, capfd, monkeypatch):

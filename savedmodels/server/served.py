@@ -29,7 +29,7 @@ from tasks.options import MESSAGE_EXTRA, MESSAGE_PER_TEXT, ServerOptions
 
 HOST = "127.0.0.1"
 DEFAULT_SIGNATURE = "serving_default"
-ROWS_AT_A_TIME = 32  # rows in a batch of the model, so that large requests need no more memory
+ROWS_AT_A_TIME = 32  # rows in a batch of the model; the answer still has all rows of a request
 MAX_ELEMENTS = 2_000_000  # most numbers, strings and lists in a request
 MAX_ANSWER = 5_000_000  # most numbers and strings in an answer, padding included
 MAX_REASON = 400  # most characters in an error: TensorFlow's errors may repeat the input

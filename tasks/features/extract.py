@@ -217,7 +217,7 @@ class Extractor:
         features, listed = self._read.get_concrete_function(dict.fromkeys(raw, strings))(raw)
         inputs = model_inputs(features)
         marked = _marked(self.units.mark, features)
-        # A text may have any number of windows; groups bound the memory.
+        # A text may have any number of windows; groups bound the memory of the forward pass.
         parts = [
             self._vectors(
                 {name: value[start : start + self.batch_size] for name, value in inputs.items()},

@@ -63,6 +63,7 @@ FILES, ORIGIN = "files", "origin"
 FROZEN = "frozen"  # a key in task.json: the paths of layers that do not train
 FEATURES = "features"  # a key in task.json: the settings of a BiLSTM on frozen features
 KERAS = ".keras"
+_NOT_A_RUN = f"{{}} is not the {TASK_FILE} of a run"
 CHECKED = ("model.safetensors", TOP, VOCAB_TXT, SENTENCEPIECE, VOCAB_JSON, MERGES_TXT)
 
 
@@ -223,6 +224,38 @@ def _run_of_file(path: pathlib.Path, data: str | pathlib.Path | None) -> Run:
     return dataclasses.replace(run, task=type(run.task).from_json(run.task.to_json(), data))
 
 
+def task_of(path: str | os.PathLike[str], *, data: str | pathlib.Path | None = None) -> Task:
+    """The task of a run's folder, without its weights, which may be large. Raises as `load_run`."""
+    return _task_in(path_of(path), data)[0]
+
+
+def _task_in(path: pathlib.Path, data: str | pathlib.Path | None) -> tuple[Task, dict[str, Any]]:
+    """The task of a run's folder, and the content of its task.json."""
+    file = path / TASK_FILE
+    if not is_run(path):
+        close = "" if path.exists() else did_you_mean(path)
+        raise MissingFileError(
+            f"no {TASK_FILE} in {path}{close}; give the folder that `bert-keras finetune --output` wrote."
+        )
+    kinds = {
+        "kind": one_of(TASKS),
+        "task": OBJECT,
+        "seq_length": whole(1, LIMITS["max_positions"]),
+        "truncation": one_of(TRUNCATION),
+        FROZEN: list_of(TEXT),
+        FEATURES: OBJECT,
+    }
+    where = _NOT_A_RUN.format(file)
+    content = typed(read_object(file), kinds, where=where, optional=(FROZEN, FEATURES), others=True)
+    try:
+        task = TASKS[content["kind"]].from_json(content["task"], data)
+    except FileNotFoundError:  # of the data
+        raise
+    except BertKerasError as error:
+        raise BertKerasError(f"{where}: {error}") from error
+    return task, content
+
+
 def load_run(path: str | os.PathLike[str], *, data: str | pathlib.Path | None = None) -> Run:
     """Loads a run that `finetune` wrote, with the task's examples in `data` (None: TensorFlow Datasets).
 
@@ -234,29 +267,9 @@ def load_run(path: str | os.PathLike[str], *, data: str | pathlib.Path | None = 
     refuse_remote_weights(path)
     if path.suffix == KERAS:
         return _run_of_file(path, data)
-    file = path / TASK_FILE
-    if not is_run(path):
-        close = "" if path.exists() else did_you_mean(path)
-        raise MissingFileError(
-            f"no {TASK_FILE} in {path}{close}; give the folder that `bert-keras finetune --output` wrote."
-        )
+    task, content = _task_in(path, data)
     check_finished(path)
-    kinds = {
-        "kind": one_of(TASKS),
-        "task": OBJECT,
-        "seq_length": whole(1, LIMITS["max_positions"]),
-        "truncation": one_of(TRUNCATION),
-        FROZEN: list_of(TEXT),
-        FEATURES: OBJECT,
-    }
-    where = f"{file} is not the {TASK_FILE} of a run"
-    content = typed(read_object(file), kinds, where=where, optional=(FROZEN, FEATURES), others=True)
-    try:
-        task = TASKS[content["kind"]].from_json(content["task"], data)
-    except FileNotFoundError:  # of the data
-        raise
-    except BertKerasError as error:
-        raise BertKerasError(f"{where}: {error}") from error
+    where = _NOT_A_RUN.format(path / TASK_FILE)
     features = _features_in(content[FEATURES], where=where) if FEATURES in content else None
     sizes = {name: content[name] for name in ("seq_length", "truncation")}
     run = run_of(task, path, **sizes, features=features)
@@ -337,8 +350,13 @@ def pretrained_run(
 
     data: the task's examples; None to predict without
     """
+    return run_of(pretrained_task(name, data=data), path, seq_length=seq_length)
+
+
+def pretrained_task(name: str, *, data: Source | None = None) -> Task:
+    """The task of one of PRETRAINED_TASKS, with its examples in `data`."""
     kind = next(task for task in TASKS.values() if name in task.names)
-    return run_of(kind.from_json({"name": name}, data), path, seq_length=seq_length)
+    return kind.from_json({"name": name}, data)
 
 
 def evaluate(run: Run, split: str, *, batch_size: int = 32) -> dict[str, float]:
