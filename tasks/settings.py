@@ -225,12 +225,6 @@ class Sampling(Checked):
         super().__post_init__()
         if self.strict and self.sampler not in STRICT:
             raise wrong_setting(self, "strict", f"False unless the sampler is {' or '.join(STRICT)}")
-        if self.sampler == "sentence_pair" and self.short_seq_prob != 0.1:
-            raise wrong_setting(
-                self,
-                "short_seq_prob",
-                "0.1, its default, with the sampler sentence_pair, which has no target length",
-            )
 
     @property
     def room(self) -> int:

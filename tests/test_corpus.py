@@ -349,3 +349,11 @@ def test_tensorflow_datasets_without_text(tmp_path, monkeypatch):
         list(Corpus("tfds:small_text"))
     with pytest.raises(FileNotFoundError, match="no_such_set cannot be loaded from TensorFlow Datasets"):
         list(Corpus("tfds:no_such_set"))
+
+
+def test_settings_of_another_source_are_refused(tmp_path):
+    (tmp_path / "text.txt").write_text("a\n")
+    with pytest.raises(ValueError, match="split is 'test', which applies only to tfds:NAME"):
+        Corpus(tmp_path / "text.txt", split="test")
+    with pytest.raises(ValueError, match="encoding is 'latin-1', and TensorFlow Datasets are UTF-8"):
+        Corpus("tfds:mock", encoding="latin-1")

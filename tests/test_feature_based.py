@@ -444,6 +444,16 @@ def test_bad_input_of_the_tagger(tagger, caches, checkpoint, task, tmp_path):
         train_tagger(train, other, layers="last", output=tmp_path / "new")
     with pytest.raises(ValueError, match=r"has the layers \[4\], but concat_last_four reads \[1, 2, 3\] too"):
         train_tagger(other, other, layers="concat_last_four", output=tmp_path / "new")
+    last = extract(
+        task,
+        examples(2, seed=5),
+        checkpoint=checkpoint,
+        output=tmp_path / "last",
+        seq_length=24,
+        layers=["last"],
+    )
+    with runs.no_training(), pytest.raises(ValueError, match=r"has the layers \[4\], but concat_last_four"):
+        train_tagger(train, last, layers="concat_last_four", output=tmp_path / "new")
     with pytest.raises(FileNotFoundError, match=r"no tagger\.json"):
         load_tagger(tmp_path)
     with pytest.raises(ValueError, match="units is 0; units must be at least 1"):

@@ -13,6 +13,7 @@ import runs
 from tasks.batches import predict
 from tasks.degenerate import degenerate_scores
 from tasks.experiments import glue_protocol
+from tasks.experiments.cells import Cell, run_cells
 from tasks.experiments.glue_protocol import SCORED, SUBMISSION, as_json, glue_score, run_protocol, submit
 from tasks.experiments.protocol import summarize
 from tasks.experiments.summary import Outcome, Summary, tables
@@ -287,6 +288,16 @@ def test_a_folder_that_is_not_ours_stays(place, tmp_path):
     with pytest.raises(ValueError, match="neither empty nor a run of this grid: it holds thesis.txt"):
         start(place, names=("mnli",), output=tmp_path)
     assert runs.contents(tmp_path) == {"mnli/lr-0.001_seed-5/thesis.txt": b"mine"}
+
+
+def test_no_cell_is_trained_where_the_folder_of_a_later_one_cannot_be_used(tmp_path):
+    trained = []
+    cells = [Cell(name=name, path=tmp_path / name, identity={}, train=trained.append) for name in "ab"]
+    (tmp_path / "b").mkdir()
+    (tmp_path / "b" / "thesis.txt").write_text("mine")
+    with pytest.raises(ValueError, match="it holds thesis.txt"):
+        next(run_cells(cells, log=print))
+    assert not trained and not (tmp_path / "a").exists()
 
 
 @pytest.mark.parametrize(

@@ -34,7 +34,7 @@ from bert_keras.settings import Masking
 from bert_keras.text.wordpiece import WordPiece
 from tasks.pretraining.corpus import Corpus
 from tasks.pretraining.instance_sources import check_batch
-from tasks.pretraining.instance_stream import shards, tokenize_documents
+from tasks.pretraining.instance_stream import name_of_segmenter, shards, tokenize_documents
 from tasks.pretraining.manifest import read_manifest
 from tasks.pretraining.read_records import read_records
 from tasks.pretraining.samplers import make_instances
@@ -190,6 +190,29 @@ def test_an_interrupted_folder_is_completed(written, vocab, tmp_path):
     assert write(path, vocab) == written[1]
     assert digests(path) == digests(written[0])
     assert [(path / name).stat().st_mtime_ns for name in kept[:2]] == times
+
+
+@pytest.mark.parametrize("damage", [Path.unlink, lambda file: file.write_bytes(file.read_bytes()[:-1])])
+def test_a_missing_or_cut_file_is_written_again(damage, written, vocab, tmp_path):
+    shutil.copytree(written[0], tmp_path / "records")
+    damage(tmp_path / "records" / "00001.tfrecord")
+    manifest = json.loads((tmp_path / "records" / "manifest.json").read_text())
+    (tmp_path / "records" / "manifest.json").write_text(json.dumps(manifest | {"summary": None}))
+    assert write(tmp_path / "records", vocab) == written[1]
+    assert digests(tmp_path / "records") == digests(written[0])
+
+
+def test_segmenters_are_told_apart():
+    names = [
+        name_of_segmenter(one)
+        for one in (
+            str.split,
+            str.splitlines,
+            functools.partial(str.split, sep="a"),
+            functools.partial(str.split, sep="b"),
+        )
+    ]
+    assert len({*names}) == len(names) and names[0] == "builtins:str.split"
 
 
 GOLDEN = Path(__file__).parent / "golden" / "instances"
@@ -361,8 +384,26 @@ def test_other_files_are_named(tmp_path):
         ValueError, match="has no input_ids, input_mask, segment_ids, next_sentence_labels; give"
     ):
         read_records(file)
+    lengths = {
+        "input_ids": 4,
+        "input_mask": 4,
+        "segment_ids": 4,
+        "next_sentence_labels": 1,
+        "masked_lm_ids": 4,
+    }
+    with tf.io.TFRecordWriter(str(file)) as writer:
+        writer.write(rows_of_ints(lengths))
+    with pytest.raises(ValueError, match="has masks without masked_lm_positions, masked_lm_weights; give"):
+        read_records(file)
     with pytest.raises(FileNotFoundError, match="there is no"):
         read_records(tmp_path / "none")
+
+
+def rows_of_ints(lengths):
+    """A serialized tf.Example of zeros, by the length of each feature."""
+    lists = {name: tf.train.Int64List(value=[0] * length) for name, length in lengths.items()}
+    features = {name: tf.train.Feature(int64_list=one) for name, one in lists.items()}
+    return tf.train.Example(features=tf.train.Features(feature=features)).SerializeToString()
 
 
 # -----------------------------------------------------------------------------------------------------------

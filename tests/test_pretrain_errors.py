@@ -26,6 +26,7 @@ from tasks.pretraining.corpus import Corpus
 from tasks.pretraining.optimizer import longest_step, schedule
 from tasks.pretraining.pretrain import _held_out
 from tasks.pretraining.recipes import RECIPES
+from tasks.pretraining.written_records import check_written
 from tasks.settings import PretrainHparams
 
 
@@ -290,6 +291,15 @@ def _warnings(**options):
 def test_settings_that_no_objective_reads(name, setting, value, tmp_path):
     match = f"{setting} does not apply to .*, the objectives of this recipe; leave {setting} out"
     refused(tmp_path, match, name, changes={setting: value}, documents=iter(()))
+
+
+def test_segments_of_another_recipe_cause_a_warning(tmp_path):
+    folder = write(tmp_path / "records", settings={"sampler": "contiguous", "short_seq_prob": 0.0})
+    made = {"sampler": "contiguous", "short_seq_prob": 0.0, "strict": False}
+    (line,) = check_written(folder, RECIPES["electra"], predictions=None)
+    assert line.startswith("warning: the segments of") and "have short_seq_prob=0.0" in line
+    same = RECIPES["electra"].changed(**made)
+    assert not list(check_written(folder, same, predictions=None))
 
 
 def test_a_segmenter_s_mistake_is_the_error(tmp_path):

@@ -51,7 +51,7 @@ def name_of_segmenter(segment: Segmenter) -> str:
     if isinstance(segment, functools.partial):
         return f"{name_of_segmenter(segment.func)}{segment.args}{segment.keywords}"
     named = segment if hasattr(segment, "__qualname__") else type(segment)
-    return f"{named.__module__}:{named.__qualname__}"
+    return f"{getattr(named, '__module__', 'builtins')}:{named.__qualname__}"
 
 
 def check_segments_are_read(segment: Segmenter | None, *, whole_word: bool) -> None:
