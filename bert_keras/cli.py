@@ -57,7 +57,7 @@ COMMON = {
 EXAMPLES = """examples:
   bert-keras demo --quick
   bert-keras vocab --text corpus.txt --output vocab
-  bert-keras fill-mask --checkpoint bert-base 'The capital of France is [MASK].'
+  bert-keras fill-mask --checkpoint bert-base-uncased 'The capital of France is [MASK].'
   bert-keras pretrain --text corpus.txt --vocab vocab --size small --output runs/bert
   bert-keras finetune --task sst2 --data glue/SST-2 --checkpoint bert-base-uncased --output runs/sst2
   bert-keras evaluate --run runs/sst2 --data glue/SST-2

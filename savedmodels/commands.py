@@ -315,7 +315,7 @@ COMMANDS = {
     ),
     "hub": Command(
         "write a preprocessor and an encoder for TensorFlow Hub",
-        "--checkpoint bert-base --output hub/bert-base",
+        "--checkpoint bert-base-uncased --output hub/bert-base",
         _add_hub,
         _run_hub,
     ),
@@ -334,7 +334,7 @@ COMMANDS = {
     ),
     "info": Command(
         "describe a checkpoint or a run, verify an export, or describe this installation",
-        "bert-base",
+        "bert-base-uncased",
         _add_info,
         _run_info,
     ),

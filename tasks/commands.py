@@ -359,7 +359,7 @@ def _show_masks(text: str, masks: Sequence[Mapping[str, Any]]) -> None:
 COMMANDS = {
     "finetune": Command(
         "fine-tune a checkpoint on a task and keep the best epoch",
-        "--task mrpc --data glue/MRPC --checkpoint bert-base --output runs/mrpc --learning-rate 2e-5",
+        "--task mrpc --data glue/MRPC --checkpoint bert-base-uncased --output runs/mrpc --learning-rate 2e-5",
         _add_finetune,
         _run_finetune,
         notes=default_notes(),
@@ -377,7 +377,7 @@ COMMANDS = {
     ),
     "fill-mask": Command(
         "predict the token for each [MASK] in a text",
-        "--checkpoint bert-base 'The capital of France is [MASK].'",
+        "--checkpoint bert-base-uncased 'The capital of France is [MASK].'",
         _add_fill_mask,
         _run_fill_mask,
         notes=FILL_MASK_NOTES,

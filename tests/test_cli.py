@@ -2,6 +2,7 @@
 
 import argparse
 import csv
+import importlib
 import io
 import json
 import re
@@ -15,6 +16,7 @@ import tensorflow as tf
 from runs import ROOT, VOCABULARY, bare_environment, contents, run_command, shell_command
 
 from bert_keras import checkpoints, cli
+from bert_keras.checkpoints.known_models import KNOWN
 from bert_keras.settings import Masking, given_settings, names_of
 from savedmodels.checked_write import ask
 from tasks.commands import CHUNK
@@ -134,6 +136,17 @@ def test_a_flag_that_is_not_given_leaves_the_default():
 
 def parsed(name: str, *arguments: str) -> argparse.Namespace:
     return cli.parser([name]).parse_args([name, *arguments])
+
+
+def test_the_examples_of_help_work_as_written():
+    examples = [
+        f"{name} {importlib.import_module(module).COMMANDS[name].example}"
+        for name, module in cli.COMMANDS.items()
+    ] + cli.EXAMPLES.splitlines()
+    given = {found for line in examples for found in re.findall(r"--checkpoint (\S+)", line)}
+    assert given and given <= {*KNOWN}, "a name that is downloaded"
+    servers = [line for line in examples if line.startswith("serve ")]
+    assert servers and all("--no-grpc" in line for line in servers), "gRPC needs an extra"
 
 
 def test_help_lists_the_defaults_of_tasks(command):

@@ -289,13 +289,13 @@ COMMANDS = {
     ),
     "probe": Command(
         "measure how well a linear classifier on each layer of a frozen encoder predicts labels",
-        "--checkpoint minilm --data pos=conll2003 entities=conll2003 sst2=glue/SST-2 --output runs/probe",
+        "--checkpoint bert-base-uncased --data pos=conll2003 entities=conll2003 sst2=glue/SST-2 --output runs/probe",
         _add_probe,
         _run_probe,
     ),
     "protocol": Command(
         "fine-tune on one task by the paper's protocol: a grid of settings, restarts, an ensemble",
-        "--task squad1.1 --data squad --checkpoint bert-base --output runs/squad-grid --learning-rates 5e-5 3e-5 \\\n"
+        "--task squad1.1 --data squad --checkpoint bert-base-uncased --output runs/squad-grid --learning-rates 5e-5 3e-5 \\\n"
         "    --restarts 3 --ensemble 3",
         _add_protocol,
         _run_protocol,
@@ -303,7 +303,7 @@ COMMANDS = {
     ),
     "glue": Command(
         "fine-tune on GLUE's tasks by the paper's protocol and write the leaderboard's files",
-        "--tasks cola mrpc rte --data glue --checkpoint bert-base --output runs/glue --restarts 5",
+        "--tasks cola mrpc rte --data glue --checkpoint bert-base-uncased --output runs/glue --restarts 5",
         _add_glue,
         _run_glue,
         trains=True,

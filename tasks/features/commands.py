@@ -52,7 +52,7 @@ def _run_features(args: argparse.Namespace) -> None:
 COMMANDS = {
     "features": Command(
         "write a frozen encoder's vectors for every word or token of a text",
-        "--checkpoint bert-base --input corpus.txt --output corpus.parquet --format parquet",
+        "--checkpoint bert-base-uncased --input corpus.txt --output corpus.parquet --format parquet",
         _add_features,
         _run_features,
         notes=FEATURES_NOTES,
