@@ -677,11 +677,11 @@ cpu = tf.config.list_physical_devices("CPU")[0]
 tf.config.set_logical_device_configuration(cpu, [tf.config.LogicalDeviceConfiguration()] * 2)
 strategy = tf.distribute.MirroredStrategy(["CPU:0", "CPU:1"])
 
-def trained(kind, optimizer, loss="mse", **settings):
+def trained(kind, optimizer, loss="mse", dtype=None, **settings):
     try:
         with strategy.scope():
             inputs = keras.Input((4,))
-            model = kind(inputs, keras.layers.Dense(2)(inputs))
+            model = kind(inputs, keras.layers.Dense(2, dtype=dtype)(inputs))
             model.compile(optimizer(), loss, jit_compile=False, **settings)
         model.fit(np.ones((16, 4), "float32"), np.ones((16, 2), "float32"), batch_size=4, verbose=0)
         return int(model.optimizer.iterations.numpy())
@@ -694,6 +694,7 @@ print(json.dumps({
     "ours": trained(TrainingModel, adamw, steps_per_execution=2),
     "accumulated": trained(TrainingModel, adamw, bert_keras.GlobalMean(binary_cross_entropy), micro_batch=1),
     "float16": trained(TrainingModel, lambda: keras.optimizers.LossScaleOptimizer(adamw())),
+    "layer in float16": trained(TrainingModel, adamw, dtype="mixed_float16"),
     "ema": trained(keras.Model, lambda: adamw(use_ema=True, clipvalue=0.5)),
 }))
 """
@@ -722,7 +723,8 @@ def _(replicas):
 
 @idiom("`LossScaleOptimizer`, or float16, under two replicas, in `TrainingModel`", "refused")
 def _(replicas):
-    assert "BertKerasError" in replicas["float16"] and "bfloat16" in replicas["float16"]
+    for name in ("float16", "layer in float16"):
+        assert "BertKerasError" in replicas[name] and "bfloat16" in replicas[name]
 
 
 @idiom("`steps_per_execution=2` under two replicas, in `keras.Model`", "stock Keras")

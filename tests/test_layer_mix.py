@@ -33,6 +33,13 @@ def mixed(encoder, layers):
     return keras.Model(inputs, mix(encoder(inputs, training=False))), mix
 
 
+def test_a_frozen_mix_comes_back_frozen(encoder):
+    model, mix = mixed(encoder, "weighted_sum_all")
+    mix.trainable = False
+    again = keras.models.clone_model(model)
+    assert [one.path for one in again.trainable_variables] == [one.path for one in model.trainable_variables]
+
+
 # The rows of Table 7 on the outputs of embeddings (0) and blocks (1 to 4).
 EXPECTED = {
     "embeddings": lambda x: x[0],

@@ -8,8 +8,13 @@ import numpy as np
 import pytest
 import runs
 import tensorflow as tf
+from parity import array
 
+from bert_keras.config import BertConfig
+from bert_keras.encoder import BertEncoder, encoder_inputs
 from bert_keras.errors import BertKerasError
+from bert_keras.features import POOLED_OUTPUT
+from bert_keras.heads import ClassifierHead
 from bert_keras.losses import GlobalMean, cross_entropy, squared_error
 from bert_keras.optimizers import AdamW
 from bert_keras.training_model import TrainingModel
@@ -237,6 +242,21 @@ data = np.load(sys.argv[2])
 made.fit(data["x"], data["y"], batch_size=6, epochs=2, shuffle=False, verbose=0)
 np.savez(sys.argv[3], *made.get_weights(), made.optimizer.iterations.numpy())
 """
+
+
+def test_a_frozen_encoder_stays_frozen_in_files_and_copies(tmp_path):
+    config = BertConfig(vocab_size=9, hidden_size=8, num_layers=1, num_heads=2, intermediate_size=16)
+    encoder, inputs = BertEncoder(config, outputs=[POOLED_OUTPUT]), encoder_inputs()
+    made = TrainingModel(inputs, ClassifierHead(2, config=config)(encoder(inputs)[POOLED_OUTPUT]))
+    encoder.trainable = False
+    made.compile(AdamW(0.1), GlobalMean(cross_entropy), run_eagerly=True)
+    x = {name: np.ones((2, 4), "int32") for name in inputs}
+    made.fit(x, np.array([0, 1]), verbose=0)
+    made.save(tmp_path / "model.keras")
+    loaded = keras.models.load_model(tmp_path / "model.keras")
+    for other in (loaded, keras.models.clone_model(made), keras.models.model_from_json(made.to_json())):
+        assert len(other.trainable_variables) == len(made.trainable_variables) == 2
+    assert_equal([*map(array, loaded.optimizer.variables)], [*map(array, made.optimizer.variables)])
 
 
 def test_a_saved_model_loads_compiled_and_trains_on(tmp_path):

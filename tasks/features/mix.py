@@ -51,7 +51,11 @@ class LayerMix(keras.layers.Layer):
         super().__init__(**kwargs)
         check_layers(layers)
         self.layers = layers
-        self.mix = ScalarMix(name="mix", dtype=self.dtype_policy) if is_mixed(layers) else None
+        self.mix = (
+            ScalarMix(name="mix", trainable=self.trainable, dtype=self.dtype_policy)
+            if is_mixed(layers)
+            else None
+        )
 
     def build(self, input_shape: Mapping[str, Any]) -> None:
         """Creates the weights of a weighted sum."""
