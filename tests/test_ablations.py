@@ -14,6 +14,9 @@ from tasks.experiments.ablation_definitions import ABLATIONS, SCALES, Row, Scale
 from tasks.experiments.ablations import Outcome, as_json, run_ablation, tables
 from tasks.experiments.cells import Outcome as CellOutcome
 from tasks.pretraining.recipes import RECIPES
+from tasks.settings import Hparams
+from tasks.squad.task import Squad
+from tasks.training.examples import check_fits
 
 pytestmark = pytest.mark.long
 
@@ -276,3 +279,20 @@ def test_rows_that_are_equal_in_the_paper_have_no_ordering():
     ]
     found = as_json("tasks", rows)["orderings"]
     assert [(one["better"], one["worse"]) for one in found] == [("a", "b"), ("b", "c")]  # 82.1 and 82.1
+
+
+def test_a_task_that_the_encoder_cannot_serve_is_refused_before_any_pretraining(tmp_path, small):
+    write_data(tmp_path / "data", "sst2")
+    with no_training(), pytest.raises(ValueError, match="seq_length is 32 and the encoder has 16 positions"):
+        run_ablation("steps", **arguments(tmp_path), changes={"max_positions": 16, "seq_length": 16})
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize("name", ["squad1.1", "squad2.0"])
+def test_squad_fits_into_the_small_scale(name, data_dir):
+    scale = SCALES["small"]
+    file = str(data_dir / "squad" / "xquad.en.json")
+    task = Squad.open(name, {"train": file, "validation": file}, **scale.options[name])
+    hparams = Hparams(**{**task.defaults, **scale.finetuning})
+    config = RECIPES["bert"].changed(**scale.pretraining).config(vocab_size=len(VOCABULARY))
+    check_fits(task, config, WordPiece(VOCABULARY, lower_case=True), hparams)

@@ -418,6 +418,7 @@ def test_rows_of_one_context_may_draw_examples():
         ({"name": "tables"}, "unknown name 'tables'; give one of layers, approaches"),
         ({"rows": ("last",), "tasks": ["conll2003", "next-sentence"]}, "next-sentence"),
         ({"settings": {"epochs": 0}}, "epochs is 0"),
+        ({"rows": ("last",), "settings": {"seq_length": 600}}, "seq_length is 600 and the encoder has"),
         ({"feature_epochs": 0}, "feature_epochs is 0"),
     ],
 )

@@ -217,7 +217,11 @@ SCALES = {
         },
         finetuning={"seq_length": 64, "learning_rate": 1e-4, "epochs": 3, "max_examples": 3000},
         tagging={"units": 128, "epochs": 5},
-        options={"conll2003": {"context": "sentence"}},
+        # A question may take 24 of the 64 tokens.
+        options={
+            "conll2003": {"context": "sentence"},
+            **dict.fromkeys(("squad1.1", "squad2.0"), {"max_query_length": 24}),
+        },
         restarts=3,
         rows=_ROWS
         | {

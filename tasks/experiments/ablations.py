@@ -36,6 +36,7 @@ from tasks.experiments.ablation_report import (
 )
 from tasks.experiments.cells import Cell, check_once, check_used, identity_of_data, run_cells
 from tasks.features.cache import extract
+from tasks.features.layers import places_of
 from tasks.features.tagger import train_tagger
 from tasks.metrics import in_percent
 from tasks.ner.task import Conll
@@ -48,6 +49,7 @@ from tasks.pretraining.recipe_objectives import unread_settings
 from tasks.pretraining.recipes import RECIPES, Recipe
 from tasks.settings import Hparams, TaggerHparams
 from tasks.task import Task
+from tasks.training.examples import check_fits
 from tasks.training.finetune import finetune
 from tasks.training.loop import RESULTS_FILE
 from tasks.training.run_folder import open_task
@@ -163,6 +165,15 @@ class _Plan:
     def _hparams(self, task: str, seed: int) -> Hparams:
         return Hparams(**{**self.tasks[task].defaults, **self.scale.finetuning, "seed": seed})
 
+    def check_fits(self, tokenizer: Tokenizer) -> None:
+        """Raises BertKerasError for a task whose examples a row's encoder cannot read, and for layers that it lacks."""
+        for row, (name, task) in itertools.product(self.rows, self.tasks.items()):
+            made = self.recipes[row.name].config(vocab_size=tokenizer.vocab_size)
+            config = dataclasses.replace(made, **row.finetuned)
+            check_fits(task, config, tokenizer, self._hparams(name, 1))
+            if name.endswith(FEATURES):
+                places_of(FEATURE_LAYERS, num_layers=config.num_layers)
+
     def _train(self, row: Row, name: str, seed: int, *, output: pathlib.Path) -> None:
         """One restart."""
         task, hparams = self.tasks[name], self._hparams(name, seed)
@@ -239,6 +250,7 @@ def run_ablation(
         data={name: identity_of_data(task) for name, task in opened.items()},
         how={"strategy_name": strategy_name, "verbose": verbose, "log": log},
     )
+    plan.check_fits(tokenizer)
     asked = {"ablation": name, "scale": scale, "changes": dict(changes or {})}
     pretraining = functools.partial(pretrain, documents=documents, tokenizer=tokenizer, held_out=held_out)
     with workers.writing(folder.begin(plan.identity() | asked, reopen=True)):

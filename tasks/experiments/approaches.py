@@ -35,6 +35,7 @@ from tasks.metrics import in_percent
 from tasks.options import ApproachOptions
 from tasks.settings import OF_FEATURES, Hparams, hparams_of
 from tasks.task import Task
+from tasks.training.examples import check_fits
 from tasks.training.finetune import finetune, plan_finetuning
 from tasks.training.identity import identity_of_checkpoint
 from tasks.training.loop import RESULTS_FILE
@@ -201,7 +202,7 @@ def run_approaches(
         workers=workers,
         how={"strategy_name": strategy_name, "verbose": verbose, "log": log},
     )
-    _check_layers(plan)
+    _check_fits(plan)
     with workers.writing(locked(output)):
         results = _run(name, plan, log=log)
         if workers.chief:
@@ -217,12 +218,14 @@ def _seeds(first: int, restarts: int) -> range:
     return range(first, first + restarts)
 
 
-def _check_layers(plan: _Plan) -> None:
-    """Raises BertKerasError if a row reads layers that the encoder or the task lacks."""
+def _check_fits(plan: _Plan) -> None:
+    """Raises BertKerasError for a task whose examples do not fit, and for layers that the encoder or the task lacks."""
+    tokenizer = checkpoints.tokenizer_of(plan.source)
     for subject, row in itertools.product(plan.subjects, plan.rows):
-        features = plan.hparams(subject, row, plan.seeds[0]).features
-        if features is not None:
-            check_features(subject.tasks[row.name], plan.source.config, features)
+        task, hparams = subject.tasks[row.name], plan.hparams(subject, row, plan.seeds[0])
+        check_fits(task, plan.source.config, tokenizer, hparams)
+        if hparams.features is not None:
+            check_features(task, plan.source.config, hparams.features)
 
 
 def _names(name: str, tasks: Sequence[str] | None, data: Mapping[str, Source]) -> Sequence[str]:

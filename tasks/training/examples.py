@@ -4,12 +4,15 @@ from typing import Any, NamedTuple
 
 import tensorflow as tf
 
+from bert_keras.config import BertConfig
 from bert_keras.errors import BertKerasError
 from bert_keras.text.preprocessing import Preprocessor
+from bert_keras.text.tokenizer import Tokenizer
 from tasks.batches import cardinality, dataset, hold_out, take_examples
 from tasks.settings import Hparams
-from tasks.task import Task
+from tasks.task import Task, check_stride
 from tasks.training.identity import digest_of_examples
+from tasks.training.task_model import check_sizes
 
 
 class Examples(NamedTuple):
@@ -46,6 +49,14 @@ def read_examples(task: Task, preprocess: Preprocessor, hparams: Hparams, dev_sp
         check_labelled(task, preprocess, some, split)
         task.check(preprocess, some)
     return Examples(train, dev, *counts, about)
+
+
+def check_fits(task: Task, config: BertConfig, tokenizer: Tokenizer, hparams: Hparams) -> None:
+    """Raises BertKerasError unless a training example becomes features that the encoder can read."""
+    check_sizes(config, vocab_size=tokenizer.vocab_size, seq_length=hparams.seq_length)
+    check_stride(task, tokenizer, seq_length=hparams.seq_length)
+    preprocess = Preprocessor(tokenizer, seq_length=hparams.seq_length)
+    next(iter(dataset(task, preprocess, task.examples("train").take(1), batch_size=1)))
 
 
 def check_labelled(task: Task, preprocess: Preprocessor, examples: tf.data.Dataset, split: str) -> None:
