@@ -145,10 +145,16 @@ def _batches_of(
     )
 
 
-def _checked_tokenizer(task: Task, source: checkpoints.Checkpoint, hparams: Hparams) -> Tokenizer:
+def _checked_tokenizer(
+    task: Task, source: checkpoints.Checkpoint, hparams: Hparams, *, keep_head: bool
+) -> Tokenizer:
     """The checkpoint's tokenizer. Raises BertKerasError unless checkpoint, task and settings fit together."""
     if source.tensors:
         task.check_checkpoint(source)
+    elif keep_head:
+        raise BertKerasError(
+            "keep_head and random weights were given; a head is kept from a checkpoint's weights."
+        )
     tokenizer = checkpoints.tokenizer_of(source)
     check_sizes(source.config, vocab_size=tokenizer.vocab_size, seq_length=hparams.seq_length)
     check_stride(task, tokenizer, seq_length=hparams.seq_length)
@@ -200,11 +206,7 @@ def plan_finetuning(
     """Reads and checks everything and builds the model, without training. Arguments and errors: those of `finetune`."""
     distribution = strategy(strategy_name)
     source = checkpoint if isinstance(checkpoint, checkpoints.Checkpoint) else checkpoints.read(checkpoint)
-    if keep_head and not source.tensors:
-        raise BertKerasError(
-            "keep_head and random weights were given; a head is kept from a checkpoint's weights."
-        )
-    tokenizer = _checked_tokenizer(task, source, hparams)
+    tokenizer = _checked_tokenizer(task, source, hparams, keep_head=keep_head)
     check_feature_based(task, source.config, hparams, keep_head=keep_head, feature_cache=feature_cache)
     keras.utils.set_random_seed(hparams.seed)  # also decides which examples are drawn, and their order
     preprocess = Preprocessor(tokenizer, seq_length=hparams.seq_length, pad_to_longest=True)
