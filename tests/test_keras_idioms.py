@@ -208,6 +208,23 @@ def _():
     assert answers(model).dtype == "float32"
 
 
+def optimizer_in_float16(kind):
+    inputs = keras.Input((4,))
+    model = kind(inputs, keras.layers.Dense(2, dtype="mixed_float16")(inputs))
+    model.compile("sgd", "mse")
+    return model.optimizer
+
+
+@idiom('`dtype="mixed_float16"` of the layers alone, in `TrainingModel`')
+def _():
+    assert isinstance(optimizer_in_float16(TrainingModel), keras.optimizers.LossScaleOptimizer)
+
+
+@idiom('`dtype="mixed_float16"` of the layers alone, in `keras.Model`', "stock Keras")
+def _():
+    assert not isinstance(optimizer_in_float16(keras.Model), keras.optimizers.LossScaleOptimizer)
+
+
 # --- int8 and LoRA
 
 
