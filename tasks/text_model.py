@@ -320,7 +320,7 @@ class TextModel(CompiledTextModel, SavedTextModel):
     def _predictor(self) -> Any:
         """The traced prediction, anew after a change of what it read: int8 and LoRA replace variables."""
         read = [self.problem, self.preprocess, self.vectors, *self.network.variables]
-        read += vars(self.preprocess).values()
+        read += [*vars(self.problem).values(), *vars(self.preprocess).values()]
         if self._predict is None or not self._predict.is_of(read):
             network = self.network if self.vectors is None else self.on_vectors(self.vectors)
             self._predict = _Traced(read, predictor(self.problem, self.preprocess, network))

@@ -348,8 +348,9 @@ def test_the_threshold_of_no_answer_is_chosen_on_labelled_texts(checkpoint, untr
     x = {"question": ["the film"] * 4, "context": ["the plot is good", "bad", "the actor", "a dull film"]}
     y = [{"text": "good", "answer_start": 12}, None, None, None]
     before = model.evaluate(x, y, verbose=0, return_dict=True)
-    model.problem.tau = 1e9  # everything is answered
-    model.predict(x, verbose=0)
+    for tau, answered in ((-1e9, 4), (1e9, 0)):  # also after a prediction with another threshold
+        model.problem.tau = tau
+        assert sum(map(bool, model.predict(x, verbose=0)["answer"])) == answered
     measures = model.calibrate(x, y)
     assert measures["f1"] >= max(75.0, before["f1"]) and model.problem.tau < 1e9
     assert model.evaluate(x, y, verbose=0, return_dict=True)["f1"] == measures["f1"]
