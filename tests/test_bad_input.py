@@ -104,7 +104,7 @@ CASES = {
     "no labels to measure": Case(
         command=[*EVALUATE, "--split", "test"],
         broken=write("data/test.tsv", b"index\tsentence\n0\tgood\n"),
-        message="none of the 1 sst2 examples is labelled; .* labelled split",
+        message="no example in the test split of sst2 has a label; .* labelled split",
     ),
     # The checkpoint.
     "no checkpoint": Case(
