@@ -39,6 +39,7 @@ FLOORS = (
         [
             "bert_keras.text",
             "bert_keras.text.text_ops",
+            "bert_keras.text.ragged_ops",
             "bert_keras.text.vocabulary_files",
             "bert_keras.text.tokenizer",
             "bert_keras.text.normal_forms",

@@ -19,6 +19,7 @@ import tensorflow as tf
 from bert_keras.errors import BertKerasError
 from bert_keras.text.byte_level import WHITE_SPACE, Words, WordSplitter, byte_alphabet
 from bert_keras.text.merges import Merges
+from bert_keras.text.ragged_ops import masked, masked_rows, rows_of
 from bert_keras.text.tokenizer import ROBERTA_PAIR, GraphTokenizer, SpecialTokens
 
 # RoBERTa's names of the special tokens.
@@ -144,8 +145,7 @@ class ByteBPE(GraphTokenizer):
         """Characters without the white space before a literal mask, if text may hold it. Ragged [B, (C)] each."""
         if not self.special_tokens_in_text:
             return [codes, *others]
-        kept = codes.with_values(~self._split.white_before(codes, BPE_TOKENS["mask"]))
-        return [tf.ragged.boolean_mask(one, kept) for one in (codes, *others)]
+        return masked_rows(~self._split.white_before(codes, BPE_TOKENS["mask"]), codes, *others)
 
     def _whole_words(self, texts: Sequence[bytes]) -> tuple[tf.Tensor, ...]:
         """The words that the merges make a single token: their hashes in ascending order, the words, and the tokens."""
@@ -154,8 +154,8 @@ class ByteBPE(GraphTokenizer):
         single = tokens.row_lengths() == 1
         # The names of the special tokens are words only where text may hold these tokens.
         names = tf.constant([*BPE_TOKENS.values()])
-        words = tf.concat([tf.boolean_mask(words, single), names], axis=0)
-        first = tf.boolean_mask(tokens.row_starts(), single)
+        words = tf.concat([masked(words, single), names], axis=0)
+        first = masked(tokens.row_starts(), single)
         tokens = tf.concat(
             [tf.gather(tokens.values, first), [getattr(self.special, name) for name in BPE_TOKENS]], axis=0
         )
@@ -169,8 +169,8 @@ class ByteBPE(GraphTokenizer):
         keys = tf.strings.to_hash_bucket_fast(distinct, _BUCKETS)
         at = tf.minimum(tf.searchsorted(self._keys, keys), tf.size(self._keys) - 1)
         whole = tf.gather(self._whole, at) == distinct  # two words may have one hash
-        merged, places = self._merge(tf.boolean_mask(distinct, ~whole))
-        known = tf.gather(self._whole_ids, tf.boolean_mask(at, whole))
+        merged, places = self._merge(masked(distinct, ~whole))
+        known = tf.gather(self._whole_ids, masked(at, whole))
         # The tokens of the distinct words: first the merged words', then the whole words.
         values = tf.concat([merged.values, known], axis=0)
         places = tf.pad(places.values, [[0, tf.size(known)]])
@@ -184,7 +184,7 @@ class ByteBPE(GraphTokenizer):
         tokens = tf.ragged.range(first, first + lengths)
         rows = tf.gather(tokens.row_splits, words.row_splits)
         ids = tf.RaggedTensor.from_row_splits(tf.gather(values, tokens.values), rows, validate=False)
-        return ids, tokens.value_rowids(), tf.gather(places, tokens.values)
+        return ids, rows_of(tokens.row_splits), tf.gather(places, tokens.values)
 
 
 def checked_ids(vocabulary: Sequence[str], *, source: str) -> dict[str, int]:

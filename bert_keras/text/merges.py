@@ -17,6 +17,8 @@ from __future__ import annotations
 import numpy as np
 import tensorflow as tf
 
+from bert_keras.text.ragged_ops import masked, repeats
+
 _NEVER = np.iinfo("int32").max  # the rank of a pair that is not in the list
 
 
@@ -51,7 +53,7 @@ class Merges(tf.Module):
         """words: string [W], none empty -> ragged int32 [W, (T)], ids and the first byte of each token in its word."""
         lengths = tf.strings.length(words)
         # A gap stands before each word.
-        word = tf.repeat(tf.range(tf.size(words)), lengths + 1)
+        word = repeats(lengths + 1)
         gaps = tf.cumsum(lengths + 1, exclusive=True)
         places = tf.range(tf.size(word)) - tf.gather(gaps, word)  # 0 for a gap, else the byte's number from 1
         text = tf.cast(tf.io.decode_raw(tf.strings.reduce_join(words), tf.uint8), tf.int32)
@@ -69,7 +71,7 @@ class Merges(tf.Module):
         """Tokens int32 [N] -> the tokens after all merges, and the index of the first of the given tokens in each."""
         opens = places % self._block == 0
         blocks = tf.cumsum(tf.cast(opens, tf.int32)) - 1
-        words = tf.boolean_mask(word, opens)  # the word of each block
+        words = masked(word, opens)  # the word of each block
         same = tf.cast(words[1:] == words[:-1], tf.int32)
         block = tf.range(tf.size(words))
         beside = (
@@ -114,11 +116,11 @@ class Merges(tf.Module):
         def thinned() -> tf.Tensor:
             follows = overlaps & (pairs == tf.concat([[-1], pairs[:-1] + 1], axis=0))
             run = tf.cumsum(tf.cast(~follows, tf.int32)) - 1
-            head = tf.boolean_mask(pairs, ~follows)
+            head = masked(pairs, ~follows)
             # The pair before waits for a merge in a block farther to the left.
-            waits = tf.boolean_mask(overlaps, ~follows)
+            waits = masked(overlaps, ~follows)
             odd = (pairs - tf.gather(head, run)) % 2 == 1
-            return tf.boolean_mask(pairs, ~odd & ~tf.gather(waits, run))
+            return masked(pairs, ~odd & ~tf.gather(waits, run))
 
         return tf.cond(tf.reduce_any(overlaps), thinned, lambda: pairs)
 
@@ -126,7 +128,7 @@ class Merges(tf.Module):
 def _leftmost(pairs: tf.Tensor, block: tf.Tensor) -> tf.Tensor:
     """The first pair of each block."""
     blocks = tf.gather(block, pairs)
-    return tf.boolean_mask(pairs, tf.concat([[True], blocks[1:] != blocks[:-1]], axis=0)[: tf.size(pairs)])
+    return masked(pairs, tf.concat([[True], blocks[1:] != blocks[:-1]], axis=0)[: tf.size(pairs)])
 
 
 def _in_order(pairs: np.ndarray, joined: np.ndarray, size: int) -> bool:

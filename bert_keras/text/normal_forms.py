@@ -11,6 +11,7 @@ import unicodedata
 
 import tensorflow as tf
 
+from bert_keras.text.ragged_ops import characters_of, rows_of
 from bert_keras.text.text_ops import tf_text
 from bert_keras.text.tokenizer import GraphTokenizer
 
@@ -56,36 +57,37 @@ class Normalizing(GraphTokenizer):
         if self.lower_case:
             text = tf.strings.lower(text)
         simple = tf.strings.regex_full_match(text, self._simple)
-        rest = self._normal_form(tf.boolean_mask(text, ~simple))
-        return tf.tensor_scatter_nd_update(text, tf.where(~simple), rest), simple
+        rows = tf.where(~simple)
+        rest = self._normal_form(tf.gather_nd(text, rows))
+        return tf.tensor_scatter_nd_update(text, rows, rest), simple
 
     def _locate(
         self, text: tf.Tensor, simple: tf.Tensor, starts: tf.RaggedTensor, ends: tf.RaggedTensor
     ) -> tuple[tf.RaggedTensor, tf.RaggedTensor]:
         """Moves offsets in the normal form to offsets in `text`; simple rows keep their offsets."""
         rows = tf.where(~simple)[:, 0]
-        # The tokens of the rows to move. `value_rowids` takes time for all rows at the length of the longest: of few rows, less.
+        # The tokens of the rows to move.
         tokens = tf.ragged.range(tf.gather(starts.row_splits, rows), tf.gather(starts.row_splits, rows + 1))
-        moving, row = tokens.values[:, tf.newaxis], tokens.value_rowids()
+        moving, row = tokens.values[:, tf.newaxis], rows_of(tokens.row_splits)
 
         # The concatenated characters of those rows: the bytes of each in `text` and in the normal form. A character's normal
         # form depends on its neighbours in one case only, the final sigma, and both sigmas have two bytes.
         codes, offsets = tf.strings.unicode_decode_with_offsets(
-            tf.boolean_mask(text, ~simple), "UTF-8", errors="ignore"
+            tf.gather(text, rows), "UTF-8", errors="ignore"
         )
         distinct, which = tf.unique(codes.values)
-        characters = tf.strings.unicode_encode(distinct[:, tf.newaxis], "UTF-8")
+        characters = characters_of(distinct)
         original_starts = tf.cast(offsets.values, tf.int32)
         original_ends = original_starts + tf.gather(tf.strings.length(characters), which)
         normal_ends = tf.cumsum(tf.gather(tf.strings.length(self._normal_form(characters)), which))
 
         # A stripped accent belongs to the letter before it, unless it is the first character of the row.
         accent = tf.gather(tf.strings.regex_full_match(characters, self._attached), which)
-        opens = tf.equal(tf.range(codes.row_splits[-1]), tf.gather(codes.row_starts(), codes.value_rowids()))
+        opens = tf.equal(tf.range(codes.row_splits[-1]), tf.gather(codes.row_splits, rows_of(codes.row_splits)))
         letter = tf.cumsum(tf.cast(opens | ~accent, tf.int32)) - 1
         original_ends = tf.gather(tf.math.segment_max(original_ends, letter), letter)
 
-        row_shift = tf.gather(tf.concat([[0], normal_ends], axis=0), tf.gather(codes.row_starts(), row))
+        row_shift = tf.gather(tf.concat([[0], normal_ends], axis=0), tf.gather(codes.row_splits, row))
         start, end = tf.gather_nd(starts.values, moving), tf.gather_nd(ends.values, moving)
         first = tf.searchsorted(normal_ends, row_shift + start, side="right")
         first = tf.minimum(first, tf.size(normal_ends) - 1)  # a token without bytes may be the last

@@ -32,6 +32,7 @@ from bert_keras.features import (
     WORD_INDEX,
     Part,
 )
+from bert_keras.text.ragged_ops import repeats, rows_of
 from bert_keras.text.tokenizer import SpecialTokens, Tokenizer
 
 Features = dict[str, tf.Tensor]
@@ -215,7 +216,7 @@ class Preprocessor(tf.Module):
         def placed(values: tf.RaggedTensor, default: int) -> tf.Tensor:
             """The values of the context's tokens at their positions: ragged [W, (T)] -> [W, S]."""
             positions = tf.ragged.range(before, before + _lengths(values))
-            at = tf.stack([tf.cast(values.value_rowids(), tf.int32), positions.values], axis=1)
+            at = tf.stack([rows_of(values.row_splits), positions.values], axis=1)
             return tf.tensor_scatter_nd_update(tf.fill([tf.size(before), width], default), at, values.values)
 
         max_context = window.max_context()
@@ -275,7 +276,7 @@ class _Windows:
             tf.minimum(rooms, doc_stride), 1
         )  # a question may fill the window of an empty context
         counts = 1 + tf.maximum(lengths - rooms + strides - 1, 0) // strides
-        self.example = tf.repeat(tf.range(tf.size(lengths)), counts)  # int32 [W]
+        self.example = repeats(counts)  # int32 [W]
         self._rank = tf.ragged.range(counts).values  # among the windows of its row
         self._start = self._rank * tf.gather(strides, self.example)
         self._lengths = tf.minimum(
@@ -296,7 +297,7 @@ class _Windows:
     def max_context(self) -> tf.RaggedTensor:
         """1 where a token has the most context (the smaller of both sides); ties go to the longer window, then to the first."""
         tokens = self._tokens()
-        window = tokens.value_rowids()
+        window = rows_of(tokens.row_splits)
         left = tf.ragged.range(self._lengths).values
         lengths = tf.gather(self._lengths, window)
         # The original adds 0.01 times the window's length; times 100, the score is a whole number.
@@ -312,10 +313,12 @@ def _first_tokens(starts: tf.RaggedTensor, word_starts: tf.RaggedTensor) -> tf.R
     """The word's index at its first token, -1 at other tokens. starts: ragged int32 [B, (T)], word_starts: [B, (N)], bytes."""
     # Rows are concatenated with gaps, so that one sorted list works for all rows.
     apart = 1 + tf.cast(tf.maximum(_last(starts.values), _last(word_starts.values)), tf.int64)
-    offsets = tf.cast(starts.values, tf.int64) + starts.value_rowids() * apart
-    words = tf.cast(word_starts.values, tf.int64) + word_starts.value_rowids() * apart
+    rows = rows_of(starts.row_splits)
+    offsets = tf.cast(starts.values, tf.int64) + tf.cast(rows, tf.int64) * apart
+    word_rows = tf.cast(rows_of(word_starts.row_splits), tf.int64)
+    words = tf.cast(word_starts.values, tf.int64) + word_rows * apart
     before = tf.searchsorted(words, offsets, side="right") - 1  # among the words of all rows
-    row_starts = tf.cast(tf.gather(word_starts.row_starts(), starts.value_rowids()), tf.int32)
+    row_starts = tf.cast(tf.gather(word_starts.row_splits, rows), tf.int32)
     first = tf.not_equal(before, tf.concat([[-1], before[:-1]], axis=0)) & (before >= row_starts)
     return starts.with_values(tf.where(first, before - row_starts, -1))
 

@@ -22,6 +22,7 @@ from bert_keras.text.normal_forms import (
     sentencepiece_form,
     vanishing,
 )
+from bert_keras.text.ragged_ops import repeats, rows_of
 from bert_keras.text.text_ops import tf_text
 from bert_keras.text.tokenizer import END, MASK, START, Normalizer, SpecialTokens
 from bert_keras.text.vocabulary_files import read_model
@@ -119,7 +120,7 @@ class SentencePiece(Normalizing):
         )
 
         # The parts follow each other up to the end of their piece.
-        piece = tf.repeat(tf.range(tf.size(ids.values)), self._part_counts(ids))
+        piece = repeats(self._part_counts(ids))
         first = tf.not_equal(piece, tf.concat([[-1], piece[:-1]], axis=0))
         piece_starts, piece_ends = tf.gather(starts, piece), tf.gather(ends, piece)
         begins = tf.maximum(piece_ends - tf.gather(self._part_bytes, parts.values), piece_starts)
@@ -159,7 +160,7 @@ class SentencePiece(Normalizing):
         self, text: tf.Tensor, starts: tf.RaggedTensor, ends: tf.RaggedTensor
     ) -> tuple[tf.Tensor, tf.Tensor]:
         """Offsets int32 [T] of all rows, without leading spaces."""
-        row_starts = tf.gather(tf.cumsum(tf.strings.length(text), exclusive=True), starts.value_rowids())
+        row_starts = tf.gather(tf.cumsum(tf.strings.length(text), exclusive=True), rows_of(starts.row_splits))
         letters = tf.where(tf.io.decode_raw(tf.strings.reduce_join(text), tf.uint8) != ord(" "))[:, 0]
         letters = tf.concat([tf.cast(letters, tf.int32), [tf.int32.max]], axis=0)
         next_letter = tf.gather(letters, tf.searchsorted(letters, starts.values + row_starts)) - row_starts

@@ -27,6 +27,7 @@ from bert_keras.text.normal_forms import (
     Normalizing,
     wordpiece_form,
 )
+from bert_keras.text.ragged_ops import masked, masked_rows, rows_of
 from bert_keras.text.text_ops import tf_text
 from bert_keras.text.tokenizer import END, MASK, PADDING, START, UNKNOWN, Normalizer, SpecialTokens
 from bert_keras.text.vocabulary_files import read_pieces
@@ -174,14 +175,14 @@ class WordPiece(Normalizing):
         """Makes each word of more than MAX_WORD_CHARACTERS characters a single [UNK]."""
         first = ~tf.gather(self._goes_on, ids.values)
         word = tf.cumsum(tf.cast(first, tf.int32)) - 1  # of each token
-        word_starts = tf.boolean_mask(starts.values, first)
+        word_starts = masked(starts.values, first)
         word_ends = tf.math.segment_max(ends.values, word)
 
         # Rows are concatenated, so that one sorted list of character starts works for all words.
         _, offsets = tf.strings.unicode_decode_with_offsets(text, "UTF-8")
         row_starts = tf.cumsum(tf.strings.length(text), exclusive=True)
-        characters = tf.cast(offsets.values, tf.int32) + tf.gather(row_starts, offsets.value_rowids())
-        shift = tf.gather(row_starts, tf.boolean_mask(ids.value_rowids(), first))
+        characters = tf.cast(offsets.values, tf.int32) + tf.gather(row_starts, rows_of(offsets.row_splits))
+        shift = tf.gather(row_starts, masked(rows_of(ids.row_splits), first))
         length = tf.searchsorted(characters, shift + word_ends) - tf.searchsorted(
             characters, shift + word_starts
         )
@@ -189,8 +190,7 @@ class WordPiece(Normalizing):
         too_long = tf.gather(length > MAX_WORD_CHARACTERS, word)
         ids = ids.with_values(tf.where(too_long, self.special.unknown, ids.values))
         ends = ends.with_values(tf.where(too_long, tf.gather(word_ends, word), ends.values))
-        keep = ids.with_values(first | ~too_long)
-        return tuple(tf.ragged.boolean_mask(values, keep) for values in (ids, starts, ends))
+        return tuple(masked_rows(first | ~too_long, ids, starts, ends))
 
     def _mark(self, text: tf.Tensor) -> tf.Tensor:
         """Replaces literal special tokens by markers between spaces; the offsets of later bytes do not change."""
