@@ -110,6 +110,13 @@ class Dense(keras.layers.Dense):
             super().enable_lora(rank, lora_alpha, a_initializer, b_initializer)
         self.bias.trainable = False
 
+    def load_own_variables(self, store: Any) -> None:
+        """Reads the kernel, with which LoRA's product was merged, and begins LoRA anew."""
+        super().load_own_variables(store)
+        if self.lora_enabled:  # Keras sets both matrices to 0, where neither has a gradient
+            drawn = keras.initializers.get("he_uniform")(self.lora_kernel_a.shape, self.lora_kernel_a.dtype)
+            self.lora_kernel_a.assign(drawn)
+
 
 def _layers_in(layer: keras.layers.Layer) -> dict[str, keras.layers.Layer]:
     """A built layer and the layers in it, from the outside in, by their paths below it; "" is the layer itself."""

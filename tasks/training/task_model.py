@@ -76,12 +76,19 @@ def _layers_by_path(model: keras.Model) -> dict[str, keras.layers.Layer]:
 
 
 def frozen_layers(model: keras.Model) -> list[str]:
-    """The paths of the outermost layers of a task's model that do not train. A pooler that no output reads never trains."""
+    """The paths of the outermost layers of a task's model that do not train. A pooler that no output reads never trains.
+
+    Of an encoder with LoRA none: a file has its merged kernels, which train where it is loaded.
+    """
     frozen: list[str] = []
-    unread = encoder_of(model).pooler if POOLED_OUTPUT not in encoder_of(model).outputs_wanted else None
+    encoder = encoder_of(model)
+    left_out = [encoder.pooler] if POOLED_OUTPUT not in encoder.outputs_wanted else []
+    if encoder.lora_enabled:
+        left_out = [*encoder._flatten_layers()]
     for path, layer in _layers_by_path(model).items():
         inside = any(path.startswith(f"{outer}/") for outer in frozen)
-        if layer.weights and not layer.trainable and layer is not unread and not inside:
+        unread = any(layer is one for one in left_out)
+        if layer.weights and not layer.trainable and not unread and not inside:
             frozen.append(path)
     return frozen
 
