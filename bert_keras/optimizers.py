@@ -5,10 +5,12 @@ one device and under `tf.distribute`.
 """
 
 import re
+import warnings
 from collections.abc import Sequence
 from typing import Any, TypedDict, Unpack
 
 import keras
+import numpy as np
 from keras import ops
 
 from bert_keras.errors import BertKerasError
@@ -38,6 +40,7 @@ class KerasArguments(TypedDict, total=False):
     gradient_accumulation_steps: int | None
 
 
+_SCHEDULED = "scheduled"  # a key of saved state
 _CLIPS = ("clipnorm", "clipvalue", "global_clipnorm")
 
 # google-research/bert optimization.py excludes LayerNorm and bias; in Keras their paths tell them apart.
@@ -220,6 +223,23 @@ class _TwoMoments(keras.optimizers.Optimizer):
 
     def _apply_weight_decay(self, variables: Sequence[keras.Variable]) -> None:
         """Nothing: `update_step` decays, as BERT and LAMB do."""
+
+    def save_own_variables(self, store: Any) -> None:
+        """Writes the variables, and whether the rate is a schedule: its scale has the place and the shape of a rate."""
+        super().save_own_variables(store)
+        store[_SCHEDULED] = np.array(self._rate_scale is not None)
+
+    def load_own_variables(self, store: Any) -> None:
+        """Reads the variables. With a warning, reads none where a schedule was saved and the rate is a number, or conversely."""
+        found = {key: store[key] for key in store.keys() if key != _SCHEDULED}  # noqa: SIM118  not a dict
+        if _SCHEDULED in store.keys() and bool(np.array(store[_SCHEDULED])) != (self._rate_scale is not None):  # noqa: SIM118
+            warnings.warn(
+                f"the saved state of {self.name} is not read: its rate was a schedule and is a number now, or conversely; "
+                "compile as before to go on with it.",
+                stacklevel=2,
+            )
+            return
+        super().load_own_variables(found)
 
     def get_config(self) -> dict[str, Any]:
         """The constructor's arguments."""

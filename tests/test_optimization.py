@@ -581,3 +581,21 @@ def test_no_weight_decay_is_a_decay_of_0(kind):
         kernels.append(variable.numpy())
         assert kind.from_config(optimizer.get_config()).weight_decay == 0.0
     np.testing.assert_array_equal(*kernels)
+
+
+@pytest.mark.parametrize("scheduled", [True, False])
+def test_saved_state_of_another_kind_of_rate_is_not_read(scheduled):
+    rates = [2e-5, WarmupLinearDecay(2e-5, total_steps=10, warmup_steps=0)]
+    before, after = (AdamW(rate) for rate in (rates[::-1] if scheduled else rates))
+    variable = keras.Variable([1.0, 2.0])
+    store: dict = {}
+    for optimizer in (before, after):
+        optimizer.build([variable])
+    before.apply([keras.ops.ones(2)])
+    before.save_own_variables(store)
+    rate = float(after.learning_rate)
+    with pytest.warns(UserWarning, match="rate was a schedule and is a number now, or conversely"):
+        after.load_own_variables(store)
+    assert float(after.learning_rate) == rate and int(after.iterations) == 0
+    before.load_own_variables(store)
+    assert int(before.iterations) == 1
