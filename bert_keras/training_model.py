@@ -58,6 +58,13 @@ class TrainingSteps:
                     "in keras.losses.SparseCategoricalCrossentropy(from_logits=True).",
                     stacklevel=2,
                 )
+        given = [keywords.get(name) for name in ("metrics", "weighted_metrics")] if heads else []
+        for metric in filter(_measures_probabilities, keras.tree.flatten(given)):
+            warnings.warn(
+                f"{', '.join(heads)} gives logits and the metric {getattr(metric, 'name', metric)} takes probabilities; compile "
+                "with keras.metrics.AUC(from_logits=True), BinaryAccuracy(threshold=0), Precision(thresholds=0) or the like.",
+                stacklevel=2,
+            )
 
     def get_compile_config(self: Any) -> Any:
         """The arguments of `compile`."""
@@ -72,6 +79,7 @@ class TrainingSteps:
 
     def fit(self: Any, *arguments: Any, **keywords: Any) -> Any:
         """As Keras does; under several workers, each batch of a data set is divided among all replicas."""
+        self._initial_epoch = None  # a BackupAndRestore of an earlier `fit` left its epoch here
         keywords = {name: _divided_by_batch(value) for name, value in keywords.items()}
         return super().fit(*map(_divided_by_batch, arguments), **keywords)  # type: ignore[misc]
 
@@ -338,6 +346,27 @@ def _takes_probabilities(loss: Any) -> bool:
         return False
     given = inspect.signature(loss).parameters.get("from_logits")
     return given is not None and given.default is False
+
+
+_OF_PROBABILITIES = (
+    "binary_accuracy",
+    "binary_crossentropy",
+    "categorical_crossentropy",
+    "sparse_categorical_crossentropy",
+)
+
+
+def _measures_probabilities(metric: Any) -> bool:
+    """True for a metric of Keras that reads numbers from 0 to 1, by name or as an object."""
+    if isinstance(metric, str):
+        return metric.lower() in (*_OF_PROBABILITIES, "auc", "precision", "recall")
+    if isinstance(metric, keras.metrics.AUC):
+        return not metric._from_logits
+    if isinstance(metric, keras.metrics.Precision | keras.metrics.Recall):
+        return metric.init_thresholds is None and metric.top_k is None
+    if isinstance(metric, keras.metrics.BinaryAccuracy):
+        return metric.threshold == 0.5
+    return getattr(metric, "from_logits", None) is False
 
 
 def _like(spec: Any) -> Any:

@@ -108,8 +108,14 @@ class CompiledTextModel(TrainingSteps, keras.Model):
             )
         if self._schedule is None:
             return
+        total = (epoch or 0) * epochs
+        if (
+            known and epoch
+        ):  # Keras goes on in the data where an epoch ended, and the last epoch of a pass is shorter
+            passes, rest = divmod(epochs, -(-known // epoch))
+            total = passes * known + rest * epoch
         with self.distribute_strategy.scope():
-            optimizer = optimizer_of(self._schedule, total_steps=max((epoch or 0) * epochs, 1))
+            optimizer = optimizer_of(self._schedule, total_steps=max(total, 1))
             # Variables made inside `fit` would have it trace the step twice.
             optimizer.build(self.trainable_variables)
             self._compile(optimizer=optimizer)
