@@ -72,6 +72,11 @@ def _texts(values: Any, name: str, *, nested: bool) -> np.ndarray:
 
 def values_of(values: Any) -> list[Any]:
     """The values of a list, array, data frame's column or tensor. Raises BertKerasError for another object."""
+    if hasattr(values, "columns"):
+        raise BertKerasError(
+            f"a data frame was given with the columns {', '.join(map(str, values.columns))}; give one column, as in "
+            'df["label"], or an array: df[names].to_numpy().'
+        )
     if isinstance(values, str | bytes) or not hasattr(values, "__iter__"):
         raise BertKerasError(f"expected a list; got {type(values).__name__}.")
     if hasattr(values, "numpy"):
@@ -102,6 +107,8 @@ def class_resolver(labels: Sequence[str]) -> Callable[[Any], int | None]:
 
     def resolve(value: Any) -> int | None:
         value = value.decode("utf-8", "replace") if isinstance(value, bytes) else value
+        if isinstance(value, bool) and not numbers:
+            return ids.get(str(value))
         if numbers and isinstance(value, int | np.integer):
             value = str(int(value))
         if isinstance(value, str):

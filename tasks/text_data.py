@@ -402,10 +402,11 @@ def _raw_batches(
     names = [*problem.signature()]
 
     def on_host(number: Any, *parts: Any) -> dict[str, np.ndarray]:
-        *texts, y = (part.numpy() for part in parts)
-        x = dict(zip(names, texts, strict=True)) if len(names) > 1 else texts[0]
+        texts, (y, *weight) = parts[: len(names)], (part.numpy() for part in parts[len(names) :])
+        columns = [part.numpy() for part in texts]
+        x = dict(zip(names, columns, strict=True)) if len(names) > 1 else columns[0]
         try:
-            return raw_columns(problem, preprocess, x, y)
+            return raw_columns(problem, preprocess, x, y, *weight)
         except BertKerasError as error:
             raise BertKerasError(f"batch {int(number)} of the data set: {error}") from None
 
@@ -413,7 +414,7 @@ def _raw_batches(
         first = next(iter(data.take(1)), None)
     if first is None:
         raise BertKerasError(EMPTY)
-    sample = on_host(0, *_named(first[0], names).values(), first[1])
+    sample = on_host(0, *_named(first[0], names).values(), *first[1:])
     keys = sorted(sample)
     dtypes = [tf.string if sample[key].dtype == object else tf.as_dtype(sample[key].dtype) for key in keys]
 
@@ -422,12 +423,11 @@ def _raw_batches(
         return [made[key] for key in keys]
 
     def convert(number: tf.Tensor, element: Any) -> Raw:
-        x, y, *weight = element
-        made = tf.py_function(columns, [number, *_named(x, names).values(), y], dtypes)
-        raw = {
+        x, *others = element
+        made = tf.py_function(columns, [number, *_named(x, names).values(), *others], dtypes)
+        return {
             key: tf.ensure_shape(value, [None, *sample[key].shape[1:]])
             for key, value in zip(keys, made, strict=True)
         }
-        return raw | ({SAMPLE_WEIGHT: tf.cast(weight[0], tf.float32)} if weight else {})
 
     return data.enumerate().map(convert, num_parallel_calls=tf.data.AUTOTUNE, deterministic=True)

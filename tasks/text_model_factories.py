@@ -8,7 +8,7 @@ model.predict(["a joy to watch"])["label"]
 import dataclasses
 import pathlib
 import warnings
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence, Set
 from typing import Any
 
 import tensorflow as tf
@@ -80,14 +80,18 @@ def classifier(
 
     Predictions: "label" and "probabilities" [N, C]; with `multi`, "labels" [N, C], "" where a label does not apply.
     """
-    several = isinstance(labels, Iterable) and not isinstance(labels, str | bytes)
-    if not several or not all(isinstance(label, str) for label in labels):
-        raise BertKerasError(f'labels is {labels!r}; give a list of strings, for example ["bad", "good"].')
+    # A set has no order, and a dict's order is not that of its ids.
+    several = isinstance(labels, Iterable) and not isinstance(labels, str | bytes | Set | Mapping)
+    names = tuple(labels) if several else ()
+    if len(names) < (1 if multi else 2) or not all(isinstance(name, str) for name in names):
+        raise BertKerasError(
+            f'labels is {labels!r}; give a list of strings in the order of their ids, for example ["bad", "good"].'
+        )
     options = {"pooling": pooling, "doc_stride": doc_stride, "truncation": truncation}
     features = {"feature_layers": feature_layers, "bilstm": bilstm}
     return _of_row(
         checkpoint,
-        tuple(labels),
+        names,
         text,
         multi=multi,
         seq_length=seq_length,

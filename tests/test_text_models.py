@@ -4,6 +4,8 @@ import csv
 import dataclasses
 import json
 import re
+import types
+import warnings
 from pathlib import Path
 
 import forked
@@ -259,6 +261,33 @@ def test_frozen_layers_stay_frozen_in_files_and_run_folders(freeze, frozen, mode
         assert [variable.path for variable in again.trainable_variables] == expected, name
 
 
+@pytest.mark.long
+def test_a_model_with_lora_is_saved_after_training(model, tmp_path):
+    model.encoder.enable_lora(2)
+    model.compile(learning_rate=1e-2)
+    model.fit(TEXTS, LABELS, verbose=0)
+    model.save(tmp_path / "m.keras")
+    model.save(tmp_path / "run")
+    wanted = model.predict(TEXTS, verbose=0)["probabilities"]
+    for name in ("m.keras", "run"):
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", "Skipping variable loading for optimizer")
+            again = bk.load(tmp_path / name)
+        assert again.encoder.trainable_variables, name
+        assert len(again.trainable_variables) == len(bk.load(tmp_path / "run").trainable_variables)
+        np.testing.assert_allclose(again.predict(TEXTS, verbose=0)["probabilities"], wanted, atol=1e-5)
+
+
+def test_lora_learns_after_weights_are_read(model, tmp_path):
+    model.encoder.enable_lora(2)
+    model.save_weights(tmp_path / "m.weights.h5")
+    model.load_weights(tmp_path / "m.weights.h5")
+    factors = {one.path: one.numpy() for one in model.encoder.trainable_variables}
+    drawn = [np.abs(value).max() > 0 for path, value in factors.items() if path.endswith("lora_kernel_a")]
+    assert drawn and all(drawn)
+    assert not any(value.any() for path, value in factors.items() if path.endswith("lora_kernel_b"))
+
+
 def test_a_run_folder_without_frozen_layers_does_not_name_any(untrained, checkpoint, tmp_path):
     for name, model in {"pooled": untrained, "states": bk.tagger(checkpoint, ["PER"])}.items():
         model.save(tmp_path / name)
@@ -318,6 +347,43 @@ def test_the_schedule_counts_the_steps_of_each_fit(model):
                 "total_steps"
             ]
             == steps
+        )
+
+
+@pytest.mark.long
+def test_the_schedule_ends_with_the_steps_that_run(model):
+    model.compile(learning_rate=1e-4)
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "Your input ran out of data")
+        model.fit(
+            TEXTS, LABELS, batch_size=8, steps_per_epoch=2, epochs=3, verbose=0
+        )  # 2, 1 and 2 of 3 batches
+    assert int(model.optimizer.iterations) == 5
+    assert float(model.optimizer.learning_rate) == pytest.approx(0.0, abs=1e-9)
+
+
+def test_a_fit_after_a_restored_one_begins_at_its_first_epoch(model):
+    model._initial_epoch = 2  # as BackupAndRestore leaves it
+    history = model.fit(TEXTS[:8], LABELS[:8], epochs=1, verbose=0)
+    assert history.epoch == [0]
+
+
+@pytest.mark.parametrize("metric", ["binary_accuracy", "auc", "precision", "cross entropy"])
+def test_metrics_that_read_logits_as_probabilities_are_warned_of(metric, model):
+    made = {
+        "auc": keras.metrics.AUC(),
+        "precision": keras.metrics.Precision(),
+        "cross entropy": keras.metrics.SparseCategoricalCrossentropy(),
+    }
+    with pytest.warns(UserWarning, match="gives logits and the metric .* takes probabilities"):
+        model.compile(metrics=[made.get(metric, metric)])
+
+
+def test_metrics_of_logits_are_not_warned_of(model):
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        model.compile(
+            metrics=[keras.metrics.AUC(from_logits=True), keras.metrics.BinaryAccuracy(threshold=0)]
         )
 
 
@@ -419,6 +485,14 @@ def test_the_command_trains_a_text_model(sst2, checkpoint):
         (TEXTS, LABELS[:3], ["24", "3"]),
         (TEXTS, ["great", *LABELS[1:]], ["'great'", "row 0", "'bad', 'good'"]),
         (TEXTS, [2] * 24, ["2", "row 0", "0 to 1"]),
+        (TEXTS, [True, False] * 12, ["True", "row 0"]),
+        (TEXTS, types.SimpleNamespace(columns=["label"]), ["data frame", "label", "to_numpy"]),
+        (tf.data.Dataset.from_tensors((["a"], ["bad"], [-1.0])), None, ["batch 0", "row 0", "-1", "weight"]),
+        (
+            tf.data.Dataset.from_tensors((["a"], ["bad"], [np.nan])),
+            None,
+            ["batch 0", "row 0", "nan", "weight"],
+        ),
         (TEXTS, None, ["without labels"]),
         ({"texts": TEXTS}, LABELS, ["text", "texts"]),
         ((text for text in TEXTS), LABELS, ["generator"]),
@@ -471,6 +545,10 @@ def test_a_clone_names_its_missing_vocabulary(untrained):
     np.testing.assert_allclose(found, wanted, atol=1e-6)
 
 
+def test_labels_from_an_iterator_are_all_read(checkpoint):
+    assert bk.classifier(checkpoint, (name for name in NAMES)).problem.label_names == tuple(NAMES)
+
+
 def test_settings_that_cannot_work_are_refused(model, checkpoint, tmp_path):
     with pytest.raises(BertKerasError, match="learning_rat.*learning_rate"):
         model.compile(learning_rat=1)
@@ -487,7 +565,7 @@ def test_settings_that_cannot_work_are_refused(model, checkpoint, tmp_path):
     with pytest.raises(BertKerasError, match="steps_per_execution is 5.*steps_per_epoch 2"):
         model.compile(steps_per_execution=5)
         model.fit(TEXTS, LABELS, batch_size=8, steps_per_epoch=2)
-    for labels in (["one"], "ab", [0, 1]):
+    for labels in (["one"], "ab", [0, 1], [], {"bad", "good"}, {"bad": 0, "good": 1}):
         with pytest.raises(BertKerasError, match="labels"):
             bk.classifier(checkpoint, labels)
     for name in ("label", "self", "from"):  # the last two cannot be arguments of an exported function
@@ -586,6 +664,7 @@ def test_a_keras_file_loads_in_a_fresh_process(model, tmp_path):
 @pytest.mark.filterwarnings(
     "ignore:Skipping variable loading for optimizer"
 )  # KerasTuner's new models have none yet
+@pytest.mark.filterwarnings("ignore:the saved state of adamw is not read")
 def test_keras_tuner_searches(checkpoint, tmp_path):
     keras_tuner = pytest.importorskip("keras_tuner")
 
