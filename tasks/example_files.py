@@ -8,7 +8,7 @@ from typing import Any
 from bert_keras.errors import BertKerasError, MissingFileError
 from bert_keras.json_files import short
 from bert_keras.paths import did_you_mean, path_of
-from tasks.data_files import bounded_lines, check_text, decoded_lines, listing, without_end
+from tasks.data_files import bounded_lines, check_text, decoded_lines, listing, refuse_forms, without_end
 from tasks.table_files import column_names, ending_of, read_rows
 
 STANDARD_INPUT = "-"
@@ -55,6 +55,7 @@ def read_examples(
     if ending_of(file) is not None:
         yield from _examples_of_table(file, names, lists, columns or {})
         return
+    refuse_forms(file, (".json", ".ndjson"), "give one JSON object a line, in a file that ends in .jsonl")
     with file.open("rb") as stream:  # may be a pipe
         yield from _examples_of_lines(bounded_lines(stream, path), path, names, lists)
 

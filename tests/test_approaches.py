@@ -227,6 +227,14 @@ def test_a_row_s_context_comes_before_the_option(place):
     assert [subject.tasks[row.name].context for row in rows] == ["sentence", "document"]
 
 
+def test_options_are_known_when_a_custom_file_is_read_first(tmp_path):
+    for name in ("train.csv", "dev.csv"):
+        (tmp_path / name).write_text("note,text,y\na b,good film,1\nc d,dull plot,0\n")
+    options = {"label_type": "class", "label_column": "y", "text_column": ("text",)}
+    (subject,) = _subjects(["custom"], [Row("last")], {"custom": tmp_path}, options)
+    assert subject.tasks["last"].label_names == ("0", "1")
+
+
 def test_the_report_has_figures_controls_and_failures():
     results = made(failed={"conll2003, last, seed 3": "f1 0.0000"})
     content = json.loads(json.dumps(as_json(results), allow_nan=False))

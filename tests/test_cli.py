@@ -299,7 +299,12 @@ def test_tasks_of_two_texts_split_at_the_first_tab(tmp_path):
     ("name", "data", "message"),
     [
         ("-", b"1\t2\n\xff\n", "standard input, line 2, byte 1: 0xff is not UTF-8;"),
-        ("x.json", b'{"data": []}', r"x.json, line 1: 1 text\(s\), expected 2, separated by tabs: a, b;"),
+        (
+            "x.json",
+            b'{"data": []}',
+            r"x.json is a .json file; give one JSON object a line, in a file that ends in .jsonl",
+        ),
+        ("x.txt", b'{"data": []}', r"x.txt, line 1: 1 text\(s\), expected 2, separated by tabs: a, b;"),
         ("x.tsv", b"a\tc\n1\t2\n", "x.tsv has no column 'b'; the tab-separated columns are 'a', 'c'"),
         ("x.tsv", b"a\tb\n1\n", r"x.tsv, line 2: 1 column\(s\), expected 2"),
         ("x.tsv", b"a\tb\n\n1\t2\n1\t2\t3\n", r"x.tsv, line 4: 3 column\(s\), expected 2"),

@@ -167,6 +167,13 @@ def test_documents_and_sentences(tmp_path):
     assert read == {"document": ["Ada met\nBob", "Rome"], "sentence": ["Ada met", "Bob", "Rome"]}
 
 
+def test_comments_before_a_sentence_are_no_words(tmp_path):
+    text = "# id 3f8a\tdomain=en\nAda B-PER\n# O\n\n# source: a # list\nRome B-LOC\n\n# O\n1 O\n"
+    (tmp_path / "train.txt").write_text(text)
+    examples = Conll.open("conll2003", tmp_path, context="sentence").examples("train")
+    assert [raw["tokens"].decode() for raw in examples.as_numpy_iterator()] == ["Ada #", "Rome", "# 1"]
+
+
 BAD = {
     "no tag": (b"-DOCSTART-\nAda I-PER\nmet\n", r"train\.txt, line 3: 1 column\(s\), expected 2"),
     "a column more": (b"-DOCSTART-\nAda I-PER\n\nAda X I-PER\n", r"line 4: 3 column\(s\), expected 2"),

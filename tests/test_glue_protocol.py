@@ -155,7 +155,7 @@ def test_wnli_is_answered_with_its_majority_label(place, done, tmp_path):
     written = (tmp_path / "runs" / "submission" / "WNLI.tsv").read_text()
     assert written == f"index\tprediction\n0\t{label}\n1\t{label}\n"
     with pytest.raises(ValueError, match="WNLI is the only task"):
-        start(place, **settings | {"names": ("wnli",)}, wnli="majority")
+        start(place, **settings | {"output": tmp_path / "alone", "names": ("wnli",)}, wnli="majority")
 
 
 def test_labels_are_spelled_as_the_files_do():
@@ -184,8 +184,8 @@ def test_names_of_the_leaderboards_files():
 def test_finished_runs_are_read(place, done):
     before = runs.contents(place / "runs" / "mnli")
     times = {path: path.stat().st_mtime_ns for path in (place / "runs" / "mnli").rglob("*")}
-    summaries, lines = start(place, names=("mnli",))
-    assert summaries == done[0][:1] and sum("is finished already" in line for line in lines) == 1
+    summaries, lines = start(place)
+    assert summaries == done[0] and sum("is finished already" in line for line in lines) == len(NAMES)
     assert runs.contents(place / "runs" / "mnli") == before
     assert times == {path: path.stat().st_mtime_ns for path in (place / "runs" / "mnli").rglob("*")}
 
@@ -245,11 +245,15 @@ def test_a_run_whose_loss_is_nan(place, done, tmp_path):
         assert lines[-1].startswith("stsb has no measures: the loss of every run")
         results = json.loads((tmp_path / "results.json").read_text())
         assert results["failed"] == ["stsb"] and [*results["tasks"]] == ["mnli"] == [mnli.task]
+    shutil.copytree(tmp_path / "stsb", tmp_path / "alone" / "stsb")
+    alone = {"output": tmp_path / "alone"}
     with pytest.raises(ValueError, match=r"^stsb has no measures: .*; give lower learning rates\.$"):
-        start(place, names=("stsb",), **settings)
-    shutil.copytree(place / "runs" / "stsb" / "lr-0.001_seed-5", tmp_path / "stsb" / "lr-0.001_seed-5")
+        start(place, names=("stsb",), **settings | alone)
+    shutil.copytree(
+        place / "runs" / "stsb" / "lr-0.001_seed-5", tmp_path / "alone" / "stsb" / "lr-0.001_seed-5"
+    )
     rates = {"learning_rates": (1e30, 1e-3)}
-    ((summary,), lines) = start(place, names=("stsb",), **settings | rates, best_only=True)
+    ((summary,), lines) = start(place, names=("stsb",), **settings | alone | rates, best_only=True)
     assert sum("is finished already" in line for line in lines) == 2
     assert summary.best.learning_rate == 1e-3 and (summary.best.path / "model.safetensors").exists()
     assert summary.outcomes[0].measures == {}
@@ -278,7 +282,7 @@ def test_other_settings_are_an_error(place, done, settings, message):
     with pytest.raises(
         ValueError, match=rf"lr-0.001_seed-5 was made with {message}.*; give the same, or another folder"
     ):
-        start(place, names=("mnli",), **settings)
+        start(place, **settings)
     assert runs.contents(place / "runs") == before
 
 
@@ -316,6 +320,15 @@ def test_refused_before_any_training(place, tmp_path, settings, error, message):
     with pytest.raises(error, match=message):
         start(place, output=tmp_path / "new", **settings)
     assert not (tmp_path / "new").exists()
+
+
+def test_results_of_other_tasks_are_not_replaced(place, done):
+    before = runs.contents(place / "runs")
+    with pytest.raises(
+        ValueError, match="holds the results of .*mnli.*; give another folder, or name all its tasks"
+    ):
+        start(place, names=("qnli",))
+    assert runs.contents(place / "runs") == before
 
 
 @pytest.mark.parametrize(
@@ -519,5 +532,5 @@ def test_by_command(place, done, capfd):
     assert "GLUE; median and spread" in out and out.count("is finished already") == 2
     score = glue_score(done[0])
     assert f"GLUE score on dev: {score:.4f}, the mean of 2 of 9 tasks" in out
-    code, _, err = runs.run_command(capfd, "glue", "--tasks", "mnli", *flags, "--epochs", 2)
+    code, _, err = runs.run_command(capfd, "glue", "--tasks", *NAMES, *flags, "--epochs", 2)
     assert code == 1 and "was made with another epochs: 1, not 2; give the same, or another folder" in err

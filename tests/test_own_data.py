@@ -121,6 +121,12 @@ BAD = [
     ("parquet", as_parquet(text=["a"] * 9, label=[1.5] * 8 + [None]), {"label_type": "score"}, "row 9: score None"),
     ("csv", "n,text,label\n1,a,x\n2,b,y\n", {}, "the column 'n' holds only numbers; .* --text-column"),
     ("csv", "a,says,label\na,good,x\nb,bad,y\nc,good,x\nd,bad,y\n", {}, "'says' says the same as the label; .* --text-column"),
+    (
+        "csv",
+        "guid,text,label\n" + "".join(f"train-{i},a b {i},{'xy'[i % 2]}\n" for i in range(20)),
+        {},
+        "the column 'guid' has another word in each row; .* --text-column",
+    ),
     ("txt", b"text,label", {}, "train.txt does not end in .tsv, .csv, .jsonl, .parquet"),
 ]  # fmt: skip
 

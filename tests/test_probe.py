@@ -135,11 +135,14 @@ def test_the_best_layer_is_marked(results):
         ({"syntax": "conll"}, "no probe 'syntax'; the probes are pos, chunk, entities"),
         ({"pos": "missing"}, "missing"),
         ({"pos": "two"}, "line 1: 2 column.*expected 3: word, part of speech"),
+        ({"chunk": "five"}, "line 1: 5 columns, expected at most 4: word, part of speech"),
     ],
 )
 def test_bad_input_is_refused_before_any_work(place, tmp_path, data, message):
     (tmp_path / "two").mkdir()
     (tmp_path / "two" / "train.txt").write_text("good O\n")
+    (tmp_path / "five").mkdir()
+    (tmp_path / "five" / "train.txt").write_text("Filme Film NN I-NC O\n")
     data = {name: tmp_path / path for name, path in data.items()}
     with pytest.raises((ValueError, FileNotFoundError), match=message):
         run_probes(data, checkpoint=place / "checkpoint", output=tmp_path / "new", **SMALL)

@@ -39,7 +39,7 @@ from tasks.training.examples import check_fits
 from tasks.training.finetune import finetune, plan_finetuning
 from tasks.training.identity import identity_of_checkpoint
 from tasks.training.loop import RESULTS_FILE
-from tasks.training.run_folder import open_task
+from tasks.training.run_folder import open_task, task_type
 from tasks.training.strategies import strategy
 from tasks.training.task_model import check_features
 from tasks.training.workers import Workers, reports_lost_workers
@@ -293,8 +293,8 @@ def _subjects(
     made, known = [], set[str]()
     for name in names:
         check_dev_split(data.get(name))
-        plain = open_task(name, data.get(name))
-        fitting = {option: value for option, value in options.items() if option in plain.options}
+        read = task_type(name).options
+        fitting = {option: value for option, value in options.items() if option in read}
         known |= {*fitting}
         tasks = dict[str, Task]()
         for context in {row.context for row in rows}:

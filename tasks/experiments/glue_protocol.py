@@ -93,7 +93,7 @@ def run_protocol(
     protocol.check_grid(hparams, chosen)
     output, workers = path_of(output), Workers(strategy(strategy_name))
     log = workers.log(log)
-    protocol.check_output(output, SCORED)
+    protocol.check_output(output, names)
     tasks = _open_tasks(names, data, pooling=pooling)
     majority = _take_wnli(tasks) if wnli == "majority" else {}
     with workers.writing(locked(output)):
@@ -197,7 +197,10 @@ def submit(
         file.parent.mkdir(exist_ok=True)
         lines = ["index\tprediction"]
         lines += [
-            f"{idx}\t{text}" for idx, text in zip(raw[IDX], _written(task.row, predictions), strict=True)
+            f"{idx}\t{text}"
+            for idx, text in sorted(
+                zip(raw[IDX].tolist(), _written(task.row, predictions), strict=True), key=lambda pair: pair[0]
+            )
         ]
         file.write_text("\n".join(lines) + "\n", encoding="utf-8")
         files.append(file)

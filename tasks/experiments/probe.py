@@ -45,6 +45,7 @@ PROBE = Layout(name="results of probes", identity="probe.json", results="results
 PICTURE = "results.png"
 # Probe -> the column of its labels in a file of CoNLL-2003's format, and the least number of columns.
 COLUMNS = {"pos": (1, 3), "chunk": (2, 3), "entities": (-1, 2)}
+MOST_COLUMNS = 4  # more, and pos and chunk may be elsewhere: German CoNLL-2003 has lemmas in column 1
 # Probes of one text: GLUE's tasks with classes.
 TEXTS = tuple(name for name, row in ROWS.items() if len(row.text) == 1 and row.labels)
 CHECKPOINT, RANDOM = "checkpoint", "random weights"
@@ -82,10 +83,10 @@ class Result:
         return means.index(max(means))
 
 
-def _words(path: str | pathlib.Path, split: str, *, column: int, least: int) -> Examples:
+def _words(path: str | pathlib.Path, split: str, *, column: int, least: int, most: int | None) -> Examples:
     """The sentences of a split, with the labels of their words."""
     sentences = itertools.chain.from_iterable(
-        read(split_file(path, split, FILES), column=column, least=least).documents
+        read(split_file(path, split, FILES), column=column, least=least, most=most).documents
     )
     rows = [({TOKENS: " ".join(one.words).encode()}, one.tags) for one in sentences]
     return Examples([raw for raw, _ in rows], [tags for _, tags in rows])
@@ -104,7 +105,7 @@ def _texts(path: str | pathlib.Path, split: str, name: str) -> Examples:
 def _read(name: str, path: str | pathlib.Path, split: str) -> Examples:
     if name in COLUMNS:
         column, least = COLUMNS[name]
-        return _words(path, split, column=column, least=least)
+        return _words(path, split, column=column, least=least, most=MOST_COLUMNS if column > 0 else None)
     return _texts(path, split, name)
 
 

@@ -16,7 +16,7 @@ from bert_keras import checkpoints
 from bert_keras.errors import BertKerasError, MissingFileError
 from bert_keras.files import sync, whole_file
 from bert_keras.paths import did_you_mean, path_of
-from tasks.data_files import listing
+from tasks.data_files import listing, refuse_forms
 from tasks.features.cache import Cache, Example, writing_cache
 from tasks.features.extract import Extractor, Pieces, Words
 from tasks.features.layers import is_mixed
@@ -77,12 +77,16 @@ def extract_file(
     return sum(cache.header["shards"])
 
 
+_TABLES = (".csv", ".tsv", ".json", ".jsonl", ".ndjson", ".parquet")
+
+
 def _check_paths(source: pathlib.Path, output: pathlib.Path) -> None:
     if output.exists():
         raise BertKerasError(f"{output} already exists; give another name, or remove it first.")
     if not source.is_file():
         there = f", which is a folder with {listing(source)}" if source.is_dir() else did_you_mean(source)
         raise MissingFileError(f"no file at {source}{there}; give a file of text.")
+    refuse_forms(source, _TABLES, "each line is read as a text; write the texts alone, one a line")
 
 
 def _lines(path: pathlib.Path) -> Iterator[Example]:

@@ -36,6 +36,8 @@ from tasks.table_files import Row, column_names, read_rows
 # the other.
 NO_TEXT = (IDX, "index", "id", "", "unnamed: 0", "__index_level_0__")
 
+ENOUGH_ROWS = 20  # with another word in each row, a column holds the names of the rows
+
 
 def row_of(name: str, source: Source | None, options: ColumnOptions | None = None) -> GlueRow:
     """The row named `name`; for "custom", the training file defines the row. Options replace the columns.
@@ -125,13 +127,21 @@ def _text_columns(path: Path, columns: Sequence[str], label: str, options: Colum
 
 
 def _check_both_are_texts(path: Path, text: Sequence[str], rows: Sequence[Row]) -> None:
-    """Raises BertKerasError if one of two columns that nobody named is numbers, or the label in other words."""
+    """Raises BertKerasError if one of two columns that nobody named is numbers, names of rows, or the label in other words."""
     *columns, labels = zip(*([str(value).strip() for value in row.values] for row in rows), strict=True)
     for name, values in zip(text, columns, strict=True):
         count = len({*values})
         same = count == len({*labels}) == len({*zip(values, labels, strict=True)}) and 2 * count <= len(rows)
-        if same or all(number_of(value) is not None for value in values):
-            found = "says the same as the label" if same else "holds only numbers"
+        numbers = all(number_of(value) is not None for value in values)
+        named = count == len(rows) >= ENOUGH_ROWS and not any(re.search(r"\s", value) for value in values)
+        if same or numbers or named:
+            found = (
+                "says the same as the label"
+                if same
+                else "holds only numbers"
+                if numbers
+                else "has another word in each row"
+            )
             raise BertKerasError(
                 f"{path}: the column {name!r} {found}; name the text, or both texts of a pair, with --text-column."
             )

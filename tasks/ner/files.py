@@ -21,6 +21,9 @@ FILES = {
     "test": ("eng.testb", "eng.testb.gz", "test.txt", "test.txt.gz"),
 }
 TFDS_SPLITS = {"train": "train", "validation": "dev", "test": "test"}
+_TAG = re.compile(
+    rf"{OUTSIDE}|[{''.join({prefix for scheme in SCHEMES.values() for prefix in scheme if prefix})}]-\S+"
+)
 
 
 class Sentence(NamedTuple):
@@ -55,11 +58,13 @@ def corpus_of(source: Source | None, split: str) -> Corpus:
     return from_tfds(split) if source is None else read(split_file(source, split, FILES))
 
 
-def read(path: str | Path, *, column: int = -1, least: int = 2) -> Corpus:
+def read(path: str | Path, *, column: int = -1, least: int = 2, most: int | None = None) -> Corpus:
     """Reads a plain or gzipped file with columns separated by spaces or tabs.
 
     column: the place of the tags; CoNLL-2003 has parts of speech in 1, chunks in 2 and entities in the last
-    least: the least number of columns
+    least, most: the least and the largest number of columns
+
+    A line before a sentence that starts with "# " and does not end in a tag is a comment, and is left out.
 
     Raises BertKerasError for a line without a tag, or with more or fewer columns than the first line.
     """
@@ -76,11 +81,18 @@ def read(path: str | Path, *, column: int = -1, least: int = 2) -> Corpus:
         columns = re.split("[ \t]+", line.strip(" \t\r"))
         if columns == [""]:
             open_sentence = False
+        elif not open_sentence and columns[0] == "#" and not _TAG.fullmatch(columns[-1]):
+            continue
         elif columns[0] == DOCSTART:
             marked, open_sentence = True, False
             documents.append([])
         else:
             expected = expected or len(columns)
+            if most is not None and len(columns) > most:
+                raise BertKerasError(
+                    f"{source} {number}: {len(columns)} columns, expected at most {most}: word, part of speech, chunk, entity; "
+                    "remove the others."
+                )
             if len(columns) < least or len(columns) != expected:
                 wanted = "a word first, its tag last" if least == 2 else "word, part of speech, chunk, entity"
                 raise BertKerasError(

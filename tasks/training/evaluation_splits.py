@@ -6,6 +6,7 @@ they tell its training file under any name.
 
 import contextlib
 import pathlib
+import warnings
 from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
@@ -81,7 +82,9 @@ class _Found(NamedTuple):
 
 def _found(task: Task, paths: Sequence[str | pathlib.Path]) -> _Found:
     try:
-        examples = task.examples("train")
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # about examples that only a training leaves out
+            examples = task.examples("train")
     except BertKerasError:  # a file for another split
         return _Found([], None)
     whole, parts = digest_of_examples(examples), dict[str, tf.data.Dataset]()

@@ -67,12 +67,18 @@ _NOT_A_RUN = f"{{}} is not the {TASK_FILE} of a run"
 CHECKED = ("model.safetensors", TOP, VOCAB_TXT, SENTENCEPIECE, VOCAB_JSON, MERGES_TXT)
 
 
-def open_task(name: str, source: Source | None, **options: Any) -> Task:
-    """Opens the task named `name`. Raises BertKerasError for an unknown name, or an option that the task does not have."""
+def task_type(name: str) -> type[Task]:
+    """The class of the task named `name`. Raises BertKerasError for an unknown name."""
     task = next((task for task in TASKS.values() if name in task.names), None)
     if task is None:
         listed = ", ".join(name for task in TASKS.values() for name in task.names)
         raise BertKerasError(f"no task named {name!r}; the tasks are {listed}.")
+    return task
+
+
+def open_task(name: str, source: Source | None, **options: Any) -> Task:
+    """Opens the task named `name`. Raises BertKerasError for an unknown name, or an option that the task does not have."""
+    task = task_type(name)
     if unknown := [f"--{option.replace('_', '-')}" for option in options if option not in task.options]:
         raise BertKerasError(f"{', '.join(unknown)} does not apply to the task {name}; leave it out.")
     return task.open(name, source, **options)
@@ -355,7 +361,7 @@ def pretrained_run(
 
 def pretrained_task(name: str, *, data: Source | None = None) -> Task:
     """The task of one of PRETRAINED_TASKS, with its examples in `data`."""
-    kind = next(task for task in TASKS.values() if name in task.names)
+    kind = task_type(name)
     return kind.from_json({"name": name}, data)
 
 
