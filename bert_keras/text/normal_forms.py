@@ -83,7 +83,9 @@ class Normalizing(GraphTokenizer):
 
         # A stripped accent belongs to the letter before it, unless it is the first character of the row.
         accent = tf.gather(tf.strings.regex_full_match(characters, self._attached), which)
-        opens = tf.equal(tf.range(codes.row_splits[-1]), tf.gather(codes.row_splits, rows_of(codes.row_splits)))
+        opens = tf.equal(
+            tf.range(codes.row_splits[-1]), tf.gather(codes.row_splits, rows_of(codes.row_splits))
+        )
         letter = tf.cumsum(tf.cast(opens | ~accent, tf.int32)) - 1
         original_ends = tf.gather(tf.math.segment_max(original_ends, letter), letter)
 
