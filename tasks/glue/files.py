@@ -127,7 +127,10 @@ def _label_parser(row: GlueRow) -> Callable[[Any, str], Any]:
     def class_id(value: Any, where: str) -> int:
         written = label_of(value, where)
         if written not in ids:
-            advice = "; write the names in place of numbers" if number_of(written) is not None else ""
+            numbered = number_of(written) is not None and not any(
+                number_of(label) is not None for label in ids
+            )
+            advice = "; write the names in place of numbers" if numbered else ""
             raise BertKerasError(
                 f"{where}: unknown label {written!r}; the labels are {listed(ids, 20)}{advice}."
             )
