@@ -13,8 +13,10 @@ os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 os.environ.setdefault("KERAS_BACKEND", "tensorflow")
 # No test asks a server on the network for a model.
 os.environ["HF_HUB_OFFLINE"] = "1"
-# A shell that starts tests in its background has them ignore Ctrl-C, and so would every process that they start.
+# A shell that starts tests in its background has them ignore Ctrl-C, and nohup SIGHUP; so would every process that they start.
 signal.signal(signal.SIGINT, signal.default_int_handler)
+if hasattr(signal, "SIGHUP") and signal.getsignal(signal.SIGHUP) == signal.SIG_IGN:
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
 import forked  # noqa: E402
 import pytest  # noqa: E402
