@@ -41,7 +41,7 @@ from tasks.text_data import (
     unpacked,
 )
 from tasks.text_model_compile import CompiledTextModel
-from tasks.text_model_saving import SavedTextModel
+from tasks.text_model_saving import SavedTextModel, check_callbacks
 from tasks.training.feature_based import fitting
 from tasks.training.strategies import differ_between_replicas, divided, rows_for
 from tasks.training.task_model import encoder_of
@@ -145,6 +145,7 @@ class TextModel(CompiledTextModel, SavedTextModel):
         counts the texts that are cut, among the first CUT_SAMPLE texts in Python.
         Raises BertKerasError, before any training, for data that cannot work, and where a schedule cannot know the steps.
         """
+        check_callbacks(callbacks)
         if not self.compiled:
             self.compile()
         if validation_split:

@@ -28,6 +28,17 @@ class _NoVocabularyError(BertKerasError, AttributeError):
     """An AttributeError too, since Keras reads an attribute, where there is one, before it sets it."""
 
 
+def check_callbacks(callbacks: Any) -> None:
+    """Raises BertKerasError for a ModelCheckpoint that would fail at the end of its first epoch."""
+    for callback in keras.tree.flatten(callbacks):
+        whole = isinstance(callback, keras.callbacks.ModelCheckpoint) and not callback.save_weights_only
+        if whole and callback.filepath.endswith(".h5"):
+            raise BertKerasError(
+                f"ModelCheckpoint writes {callback.filepath}, and a TextModel is saved as .keras; give such a name, "
+                "or .weights.h5 with save_weights_only=True."
+            )
+
+
 class SavedTextModel(keras.Model):
     """The part of a TextModel that writes and reads files.
 

@@ -577,6 +577,8 @@ def test_settings_that_cannot_work_are_refused(model, checkpoint, tmp_path):
         bk.classifier(checkpoint, NAMES, seq_length=512)
     with pytest.raises(BertKerasError, match=r"\.keras"):
         model.save(tmp_path / "model.h5")
+    with pytest.raises(BertKerasError, match=r"best\.h5.*\.keras"):
+        model.fit(TEXTS, LABELS, callbacks=[keras.callbacks.ModelCheckpoint(str(tmp_path / "best.h5"))])
     (tmp_path / "taken").mkdir()
     (tmp_path / "taken" / "notes.txt").write_text("keep")
     with pytest.raises(BertKerasError, match="not empty"):
