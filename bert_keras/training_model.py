@@ -5,15 +5,13 @@ strategies) belong here and nowhere else.
 """
 
 import contextlib
-import inspect
-import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import keras
 
 from bert_keras.errors import BertKerasError
-from bert_keras.heads import gives_logits
+from bert_keras.logit_checks import warn_of_probabilities
 from bert_keras.losses import GlobalMean, micro_batches, replica_context
 from bert_keras.optimizers import ACCUMULATION
 
@@ -47,24 +45,8 @@ class TrainingSteps:
             _scale_loss(self)
         _check_scaling(self)
         _check_accumulation(self)
-        # Only a functional model knows the layers of its outputs.
-        outputs = getattr(getattr(self, "network", self), "outputs", None) or ()
-        heads = [head for head in map(gives_logits, outputs) if head]
-        for loss in keras.tree.flatten(self.loss) if heads else ():
-            if _takes_probabilities(loss):
-                name = getattr(loss, "name", None) or getattr(loss, "__name__", loss)
-                warnings.warn(
-                    f"{', '.join(heads)} gives logits and the loss {name} takes probabilities; compile with from_logits=True, as "
-                    "in keras.losses.SparseCategoricalCrossentropy(from_logits=True).",
-                    stacklevel=2,
-                )
-        given = [keywords.get(name) for name in ("metrics", "weighted_metrics")] if heads else []
-        for metric in filter(_measures_probabilities, keras.tree.flatten(given)):
-            warnings.warn(
-                f"{', '.join(heads)} gives logits and the metric {getattr(metric, 'name', metric)} takes probabilities; compile "
-                "with keras.metrics.AUC(from_logits=True), BinaryAccuracy(threshold=0), Precision(thresholds=0) or the like.",
-                stacklevel=2,
-            )
+        given = [*arguments[3:5], keywords.get("metrics"), keywords.get("weighted_metrics")]
+        warn_of_probabilities(self, given)
 
     def get_compile_config(self: Any) -> Any:
         """The arguments of `compile`."""
@@ -335,38 +317,6 @@ def _rows(values: Any, start: Any, size: Any) -> Any:
     others = len(values.shape) - 1
     rows = tf.slice(values, [start, *[0] * others], [size, *[-1] * others])
     return tf.ensure_shape(rows, [None, *values.shape[1:]])  # a loss may ask for more than the rank
-
-
-def _takes_probabilities(loss: Any) -> bool:
-    """True for a loss of Keras with from_logits=False, by name, as a function or as an object."""
-    loss = keras.losses.get(loss) if isinstance(loss, str) else loss
-    if isinstance(loss, keras.losses.Loss):
-        return getattr(loss, "from_logits", None) is False
-    if not callable(loss):
-        return False
-    given = inspect.signature(loss).parameters.get("from_logits")
-    return given is not None and given.default is False
-
-
-_OF_PROBABILITIES = (
-    "binary_accuracy",
-    "binary_crossentropy",
-    "categorical_crossentropy",
-    "sparse_categorical_crossentropy",
-)
-
-
-def _measures_probabilities(metric: Any) -> bool:
-    """True for a metric of Keras that reads numbers from 0 to 1, by name or as an object."""
-    if isinstance(metric, str):
-        return metric.lower() in (*_OF_PROBABILITIES, "auc", "precision", "recall")
-    if isinstance(metric, keras.metrics.AUC):
-        return not metric._from_logits
-    if isinstance(metric, keras.metrics.Precision | keras.metrics.Recall):
-        return metric.init_thresholds is None and metric.top_k is None
-    if isinstance(metric, keras.metrics.BinaryAccuracy):
-        return metric.threshold == 0.5
-    return getattr(metric, "from_logits", None) is False
 
 
 def _like(spec: Any) -> Any:

@@ -69,6 +69,7 @@ FLOORS = (
             "bert_keras.schedules",
             "bert_keras.losses",
             "bert_keras.optimizers",
+            "bert_keras.logit_checks",
             "bert_keras.training_model",
             "bert_keras.objectives",
             "bert_keras.pretrainers",
