@@ -8,7 +8,11 @@ import keras
 
 from bert_keras.heads import gives_logits
 
+# Names of Keras' metrics that read numbers from 0 to 1.
 _OF_PROBABILITIES = (
+    "auc",
+    "precision",
+    "recall",
     "binary_accuracy",
     "binary_crossentropy",
     "categorical_crossentropy",
@@ -58,7 +62,7 @@ def _takes_probabilities(loss: Any) -> bool:
 def _measures_probabilities(metric: Any) -> bool:
     """True for a metric of Keras that reads numbers from 0 to 1, by name or as an object."""
     if isinstance(metric, str):
-        return metric.lower() in (*_OF_PROBABILITIES, "auc", "precision", "recall")
+        return metric.lower() in _OF_PROBABILITIES
     if isinstance(metric, keras.metrics.AUC):
         return not metric._from_logits
     if isinstance(metric, keras.metrics.Precision | keras.metrics.Recall):

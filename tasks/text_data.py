@@ -402,9 +402,9 @@ def _raw_batches(
     names = [*problem.signature()]
 
     def on_host(number: Any, *parts: Any) -> dict[str, np.ndarray]:
-        texts, (y, *weight) = parts[: len(names)], (part.numpy() for part in parts[len(names) :])
-        columns = [part.numpy() for part in texts]
-        x = dict(zip(names, columns, strict=True)) if len(names) > 1 else columns[0]
+        values = [part.numpy() for part in parts]
+        texts, (y, *weight) = values[: len(names)], values[len(names) :]
+        x = dict(zip(names, texts, strict=True)) if len(names) > 1 else texts[0]
         try:
             return raw_columns(problem, preprocess, x, y, *weight)
         except BertKerasError as error:

@@ -109,9 +109,8 @@ class CompiledTextModel(TrainingSteps, keras.Model):
         if self._schedule is None:
             return
         total = (epoch or 0) * epochs
-        if (
-            known and epoch
-        ):  # Keras goes on in the data where an epoch ended, and the last epoch of a pass is shorter
+        if known and epoch:
+            # Keras goes on in the data where an epoch ended, and the last epoch of a pass is shorter.
             passes, rest = divmod(epochs, -(-known // epoch))
             total = passes * known + rest * epoch
         with self.distribute_strategy.scope():

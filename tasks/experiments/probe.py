@@ -43,9 +43,9 @@ from tasks.training.progress import counter
 
 PROBE = Layout(name="results of probes", identity="probe.json", results="results.json")
 PICTURE = "results.png"
-# Probe -> the column of its labels in a file of CoNLL-2003's format, and the least number of columns.
-COLUMNS = {"pos": (1, 3), "chunk": (2, 3), "entities": (-1, 2)}
-MOST_COLUMNS = 4  # more, and pos and chunk may be elsewhere: German CoNLL-2003 has lemmas in column 1
+# Probe -> the column of its labels in a file of CoNLL-2003's format, and the least and the largest number of columns. With five,
+# as in German CoNLL-2003, lemmas are in column 1.
+COLUMNS = {"pos": (1, 3, 4), "chunk": (2, 3, 4), "entities": (-1, 2, None)}
 # Probes of one text: GLUE's tasks with classes.
 TEXTS = tuple(name for name, row in ROWS.items() if len(row.text) == 1 and row.labels)
 CHECKPOINT, RANDOM = "checkpoint", "random weights"
@@ -104,8 +104,8 @@ def _texts(path: str | pathlib.Path, split: str, name: str) -> Examples:
 
 def _read(name: str, path: str | pathlib.Path, split: str) -> Examples:
     if name in COLUMNS:
-        column, least = COLUMNS[name]
-        return _words(path, split, column=column, least=least, most=MOST_COLUMNS if column > 0 else None)
+        column, least, most = COLUMNS[name]
+        return _words(path, split, column=column, least=least, most=most)
     return _texts(path, split, name)
 
 

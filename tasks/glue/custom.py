@@ -132,16 +132,13 @@ def _check_both_are_texts(path: Path, text: Sequence[str], rows: Sequence[Row]) 
     for name, values in zip(text, columns, strict=True):
         count = len({*values})
         same = count == len({*labels}) == len({*zip(values, labels, strict=True)}) and 2 * count <= len(rows)
-        numbers = all(number_of(value) is not None for value in values)
         named = count == len(rows) >= ENOUGH_ROWS and not any(re.search(r"\s", value) for value in values)
-        if same or numbers or named:
-            found = (
-                "says the same as the label"
-                if same
-                else "holds only numbers"
-                if numbers
-                else "has another word in each row"
-            )
+        reasons = {
+            "says the same as the label": same,
+            "holds only numbers": all(number_of(value) is not None for value in values),
+            "has another word in each row": named,
+        }
+        if found := next((reason for reason, applies in reasons.items() if applies), None):
             raise BertKerasError(
                 f"{path}: the column {name!r} {found}; name the text, or both texts of a pair, with --text-column."
             )

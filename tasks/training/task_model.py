@@ -87,8 +87,8 @@ def frozen_layers(model: keras.Model) -> list[str]:
         left_out = [*encoder._flatten_layers()]
     for path, layer in _layers_by_path(model).items():
         inside = any(path.startswith(f"{outer}/") for outer in frozen)
-        unread = any(layer is one for one in left_out)
-        if layer.weights and not layer.trainable and not unread and not inside:
+        skipped = inside or any(layer is one for one in left_out)
+        if layer.weights and not layer.trainable and not skipped:
             frozen.append(path)
     return frozen
 
