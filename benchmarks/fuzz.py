@@ -47,10 +47,9 @@ class Slow(BaseException):
 
 def work(name: str, first: int, count: int, *, seconds: float, cpu: float, mb: float) -> None:
     """Reads the cases from `first` on, as many as `count` and `seconds` allow."""
-    import tensorflow as tf
     from fuzzed_readers import READERS, Finding, check_result, made, mutated, outcome
 
-    tf.config.run_functions_eagerly(True)  # a tokenizer's graph takes a second to make
+    _run_eagerly()
     output = os.dup(1)
     os.dup2(2, 1)  # libraries print to standard output
     signal.signal(signal.SIGPROF, _raise_slow)
@@ -85,6 +84,13 @@ def work(name: str, first: int, count: int, *, seconds: float, cpu: float, mb: f
             counts["memory"] = max(counts["memory"], used if seed > first + 5 else 0)
             counts["slowest"] = max(counts["slowest"], time.process_time() - started)
     _tell(output, {"counts": counts})
+
+
+def _run_eagerly() -> None:
+    """A tokenizer's graph takes a second to make."""
+    import tensorflow as tf
+
+    tf.config.run_functions_eagerly(True)
 
 
 def _raise_slow(*_: Any) -> None:
@@ -128,9 +134,8 @@ def _tell(output: int, message: dict[str, Any]) -> None:
 def replay(name: str, seed: int) -> None:
     """Reads one case with its traceback, and leaves the file."""
     import fuzzed_readers
-    import tensorflow as tf
 
-    tf.config.run_functions_eagerly(True)
+    _run_eagerly()
     reader = fuzzed_readers.READERS[name]
     with tempfile.TemporaryDirectory() as folder, fuzzed_readers.made(reader, pathlib.Path(folder)) as made:
         data = fuzzed_readers.mutated(reader, made[0], random.Random(f"{name}:{seed}"))

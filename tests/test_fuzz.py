@@ -67,7 +67,8 @@ def test_a_damaged_file_of_a_slow_reader_is_read_or_refused_in_one_line(name, tm
     ("message", "finding"),
     [
         ("text.txt cannot be read: first line", None),
-        ("text.txt cannot be read: first line\nsecond line", "several lines"),
+        ("text.txt cannot be read: a name\nwith a line break", None),
+        ("text.txt cannot be read:\nfirst line\nsecond line\nthird line", "several lines"),
         ("the file cannot be read", "does not name the file"),
         ("text.txt cannot be read: " + "x" * LONGEST, "characters"),
     ],

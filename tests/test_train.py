@@ -168,6 +168,13 @@ def test_ensemble_of_unlike_runs(learned, place):
         load_runs([place / "learned", place / "short"])
 
 
+def test_a_setting_of_a_run_that_cannot_work_is_refused_with_the_file(learned, place, tmp_path):
+    file = shutil.copytree(place / "learned", tmp_path / "run") / "task.json"
+    file.write_text(json.dumps(json.loads(file.read_text()) | {"seq_length": 3}))
+    with pytest.raises(ValueError, match="run/task.json: seq_length is 3; give at least 5"):
+        load_run(tmp_path / "run")
+
+
 @pytest.mark.long
 def test_keep_head(learned, place):
     """Training starts from the head too; by default the head is random."""

@@ -86,7 +86,7 @@ def assign(
         given, wanted = checkpoint.tensors[name].shape, tuple(variables[name].shape)
         if given != wanted:
             raise BertKerasError(
-                f"{name} has shape {list(given)} in the checkpoint; the model wants {list(wanted)}."
+                f"{prefix_of(checkpoint)}{name} has shape {list(given)} in the checkpoint; the model wants {list(wanted)}."
             )
     for name in matched:
         variables[name].assign(checkpoint.tensors[name].astype(numpy_dtype(variables[name].dtype)))

@@ -233,18 +233,19 @@ class RecordFileSource(Source):
             )
         self._recipe = recipe
         self._read = [functools.partial(read_records, source, tokenizer=tokenizer) for source in records]
+        self._in_order = [read() for read in self._read]
         self._held_out = None if held_out is None else read_records(held_out, tokenizer=tokenizer)
         self.lines = [
             line
-            for source, read in zip(records, self._read, strict=True)
-            for line in check_written(source, recipe, predictions=_predictions(read()))
+            for source, read in zip(records, self._in_order, strict=True)
+            for line in check_written(source, recipe, predictions=_predictions(read))
         ]
         if held_out is not None and self._held_out is not None:
             self.lines += check_written(held_out, recipe, predictions=_predictions(self._held_out))
         self._sets: dict[int | None, RecordFiles] = dict(enumerate(records))
         if held_out is not None:
             self._sets[None] = held_out
-        lengths = [_length(read()) for read in self._read]
+        lengths = [_length(read) for read in self._in_order]
         self.lines += check_lengths(recipe, lengths)
         if self._held_out is not None and _length(self._held_out) not in lengths:
             wanted = " or ".join(map(str, lengths))
@@ -265,7 +266,7 @@ class RecordFileSource(Source):
         return self._read[phase](seed=hparams.seed, skip=skip, batch_size=hparams.batch_size, part=part)
 
     def sample(self, phase: int) -> tf.data.Dataset:
-        return self._read[phase]()
+        return self._in_order[phase]
 
     def held_out(self, phase: int) -> tf.data.Dataset | None:
         if self._held_out is None or _length(self._held_out) != self.phases[phase].seq_length:

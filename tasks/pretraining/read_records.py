@@ -142,7 +142,9 @@ def _checked(path: pathlib.Path, tokenizer: Tokenizer | None) -> tuple[list[path
     manifest = read_manifest(path)
     _check_tokenizer(path, manifest, tokenizer)
     if manifest["summary"] is None:
-        raise BertKerasError(f"{path} is not complete; rerun the command that writes it to resume.")
+        raise BertKerasError(
+            f"{path} is not complete ({MANIFEST} has no summary); rerun the command that writes it to resume."
+        )
     made = shards_of(manifest)
     if not made:
         raise BertKerasError(f"{path} has no instances according to its {MANIFEST}; write it again.")

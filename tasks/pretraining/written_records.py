@@ -6,6 +6,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 from bert_keras.errors import BertKerasError
+from bert_keras.json_files import short
 from bert_keras.settings import Masking, names_of
 from tasks.pretraining.manifest import MANIFEST, read_manifest
 from tasks.pretraining.read_records import RecordFiles, listed, manifest_of
@@ -78,8 +79,8 @@ def _check_labels(source: RecordFiles, recipe: Recipe, made: dict[str, Any]) -> 
     sampler = recipe.sampling(128).sampler
     if any(kind.pair_labels for kind in kinds_of(recipe)) and made.get("sampler", sampler) != sampler:
         raise BertKerasError(
-            f"the labels of {name_of(source)} are from the sampler {made['sampler']}, but the recipe has {sampler}; give "
-            f"instances from {sampler}, or set sampler={made['sampler']}."
+            f"the labels of {name_of(source)} are from the sampler {short(made['sampler'])} ({MANIFEST}), but the recipe has "
+            f"{sampler}; give instances from {sampler}, or set sampler={made['sampler']}."
         )
 
 

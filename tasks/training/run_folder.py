@@ -278,7 +278,12 @@ def load_run(path: str | os.PathLike[str], *, data: str | pathlib.Path | None = 
     where = _NOT_A_RUN.format(path / TASK_FILE)
     features = _features_in(content[FEATURES], where=where) if FEATURES in content else None
     sizes = {name: content[name] for name in ("seq_length", "truncation")}
-    run = run_of(task, path, **sizes, features=features)
+    try:
+        run = run_of(task, path, **sizes, features=features)
+    except BertKerasError as error:
+        if str(path) in str(error):
+            raise
+        raise BertKerasError(f"{path / TASK_FILE}: {error}") from error  # about one of its settings
     freeze(run.model, content.get(FROZEN, ()))
     return run
 
