@@ -103,6 +103,22 @@ def test_a_finished_protocol_trains_nothing(place, done):
     assert again == done and sum("is finished already" in line for line in lines) == 4
 
 
+@pytest.mark.long
+@pytest.mark.parametrize(
+    ("damaged", "message"),
+    [("task.json", "has no task.json; train again"), ("vocab.txt", "vocab.txt was changed after training")],
+)
+def test_a_damaged_run_of_a_finished_protocol_is_refused(place, done, damaged, message):
+    file = done.best.path / damaged
+    before = file.read_bytes()
+    file.unlink() if damaged == "task.json" else file.write_bytes(before[:-1])
+    try:
+        with runs.no_training(), pytest.raises(ValueError, match=f"{done.best.path}.*{message}"):
+            start(place, place / "runs", batch_sizes=(16, 32), restarts=2, ensemble=2)
+    finally:
+        file.write_bytes(before)
+
+
 def alone(outcome):
     """The settings of a grid that has only this run."""
     return {"hparams": replace(HPARAMS, seed=outcome.seed), "batch_sizes": (outcome.batch_size,)}

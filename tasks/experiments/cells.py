@@ -17,6 +17,7 @@ import shutil
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
+from bert_keras.checkpoints.hugging_face import SAFETENSORS
 from bert_keras.errors import BertKerasError, LossDiverged
 from bert_keras.json_files import MEASURE, TEXT, object_of, or_null, read_object, typed
 from tasks.output_folder import Folder, Layout, check_equal
@@ -24,6 +25,7 @@ from tasks.task import Task
 from tasks.training.feature_based import FOLDER
 from tasks.training.identity import digest_of_examples
 from tasks.training.loop import PROTOCOL_FILE, RESULTS_FILE
+from tasks.training.run_folder import check_finished
 from tasks.training.task_model import free_memory
 from tasks.training.workers import Workers
 
@@ -99,11 +101,13 @@ def _is_finished(cell: Cell) -> bool:
 
 
 def _check(cell: Cell) -> None:
-    """Raises BertKerasError for a folder that the cell cannot use: before the first cell is trained, nothing is changed."""
+    """Raises BertKerasError for a folder that the cell cannot use, or damaged files of a finished run, and changes nothing."""
     folder = Folder(cell.path, CELL)
     folder.check(reopen=True)
     if folder.begun:
         check_equal(cell.path, folder.identity(), json.loads(json.dumps(cell.identity)))
+    if folder.finished and (cell.path / SAFETENSORS).is_file():  # `best_only` removes the weights of runs
+        check_finished(cell.path)
 
 
 def _run(cell: Cell, workers: Workers) -> None:

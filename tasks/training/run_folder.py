@@ -181,9 +181,10 @@ def is_run(path: str | os.PathLike[str]) -> bool:
     return file.is_file() and b'"registered_name"' not in read_bounded(file, MAX_JSON_BYTES)
 
 
-def _digests_in(results: pathlib.Path) -> dict[str, str]:
-    kinds = {FILES: object_of(TEXT)}
-    return typed(read_object(results), kinds, where=results, optional=kinds, others=True).get(FILES) or {}
+def _recorded(results: pathlib.Path) -> dict[str, Any]:
+    """From the results of a run: the SHA-256 of its files, and the name of its task if it was fine-tuned."""
+    kinds = {FILES: object_of(TEXT), "task": TEXT}
+    return typed(read_object(results), kinds, where=results, optional=kinds, others=True)
 
 
 def check_finished(path: pathlib.Path) -> None:
@@ -195,7 +196,10 @@ def check_finished(path: pathlib.Path) -> None:
                 f"{path} is an unfinished run: it has no {RESULTS_FILE}; rerun its training command to finish it."
             )
         return  # a snapshot, or an ELECTRA's generator
-    for name, wanted in _digests_in(results).items():
+    recorded = _recorded(results)
+    if "task" in recorded and not is_run(path):
+        raise MissingFileError(f"{path} has no {TASK_FILE}; train again.")
+    for name, wanted in recorded.get(FILES, {}).items():
         if not (path / name).is_file():
             raise MissingFileError(f"{path} has no {name}; train again.")
         if digest_of_file(path / name) != wanted:
