@@ -136,8 +136,12 @@ def _checkpoint(folder: Path) -> str:
 
 def _written(form: str, file: str) -> Callable[[Path], list[bytes]]:
     def make(folder: Path) -> list[bytes]:
-        heads = () if form == "keras-hub" else ("masked_lm",)
-        config = dataclasses.replace(TINY, type_vocab_size=2, attention_dropout=TINY.hidden_dropout)
+        heads, layers = (
+            (("masked_lm",), TINY.num_layers) if form != "keras-hub" else ((), 1)
+        )  # KerasHub builds all layers
+        config = dataclasses.replace(
+            TINY, type_vocab_size=2, attention_dropout=TINY.hidden_dropout, num_layers=layers
+        )
         checkpoints.write(random_checkpoint(config, heads=heads), folder, format=form, overwrite=True)
         return [(folder / file).read_bytes()]
 
