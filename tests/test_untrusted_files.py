@@ -452,8 +452,9 @@ def test_packed_data_over_the_limit_is_refused_before_it_is_in_memory(
     assert peak(lambda: refused(f"{name}.*{message}", task.examples, "train")) < LONG
 
 
-def test_several_xz_streams_are_one_text(tmp_path):
-    streams = lzma.compress(b"one\n") + bytes(8) + lzma.compress(b"two\n")
+@pytest.mark.parametrize("zeros", [0, 8, 20_000, 1 << 20])
+def test_several_xz_streams_are_one_text(zeros, tmp_path):
+    streams = lzma.compress(b"one\n") + bytes(zeros) + lzma.compress(b"two\n")
     (tmp_path / "text.txt.xz").write_bytes(streams)
     assert list(Corpus(tmp_path / "text.txt.xz")) == [["one", "two"]]
     (tmp_path / "text.txt.xz").write_bytes(streams[:-9])

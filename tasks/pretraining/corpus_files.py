@@ -81,20 +81,25 @@ class _Xz(io.RawIOBase):
     def readable(self) -> bool:
         return True
 
+    def _following(self) -> bytes:
+        """The start of the next stream, past the zeros between; empty at the end of the file."""
+        packed = self._decoder.unused_data.lstrip(b"\0")
+        while not packed and (read := self._file.read(io.DEFAULT_BUFFER_SIZE)):
+            packed = read.lstrip(b"\0")
+        return packed
+
     def readinto(self, buffer: Any) -> int:
         while True:
-            packed, after = b"", self._decoder.eof
-            if after:  # another stream may follow, after zeros
-                packed = self._decoder.unused_data.lstrip(b"\0") or self._file.read(io.DEFAULT_BUFFER_SIZE)
+            packed = b""
+            if self._decoder.eof:
+                packed = self._following()
+                if not packed:
+                    return 0
                 self._decoder = self._new()
             elif self._decoder.needs_input:
                 packed = self._file.read(io.DEFAULT_BUFFER_SIZE)
-            if after and not packed.strip(b"\0"):
                 if not packed:
-                    return 0
-                continue
-            if not packed and self._decoder.needs_input:
-                raise EOFError("the file ends before its end-of-stream marker")
+                    raise EOFError("the file ends before its end-of-stream marker")
             if data := self._decoder.decompress(packed, len(buffer)):
                 buffer[: len(data)] = data
                 return len(data)
