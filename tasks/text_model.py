@@ -41,7 +41,7 @@ from tasks.text_data import (
     unpacked,
 )
 from tasks.text_model_compile import CompiledTextModel
-from tasks.text_model_saving import SavedTextModel, check_callbacks
+from tasks.text_model_saving import SavedTextModel, check_callbacks, check_monitors
 from tasks.training.feature_based import fitting
 from tasks.training.strategies import differ_between_replicas, divided, rows_for
 from tasks.training.task_model import encoder_of
@@ -165,6 +165,8 @@ class TextModel(CompiledTextModel, SavedTextModel):
             validation_data, self._validation, validation_steps = self._evaluation(
                 *given, batch_size=size, steps=validation_steps
             )
+            if self._validation is not None:
+                check_monitors(callbacks, self.problem.measure)  # type: ignore[attr-defined]
         self._start_schedule(data, epochs=epochs - initial_epoch, steps_per_epoch=steps_per_epoch)
         differ_between_replicas(self)
         shown = _shown(verbose)

@@ -39,6 +39,18 @@ def check_callbacks(callbacks: Any) -> None:
             )
 
 
+def check_monitors(callbacks: Any, measure: str) -> None:
+    """Raises BertKerasError for a callback on a measure of ours that Keras cannot tell to be better when it is higher."""
+    for callback in keras.tree.flatten(callbacks):
+        unknown = isinstance(callback, keras.callbacks.EarlyStopping | keras.callbacks.ReduceLROnPlateau)
+        unknown |= isinstance(callback, keras.callbacks.ModelCheckpoint) and callback.save_best_only
+        if unknown and callback.monitor == f"val_{measure}" and callback.mode == "auto":
+            raise BertKerasError(
+                f"{type(callback).__name__} monitors {callback.monitor}, which Keras cannot tell to be better when it is "
+                "higher; give mode='max'."
+            )
+
+
 class SavedTextModel(keras.Model):
     """The part of a TextModel that writes and reads files.
 

@@ -6,7 +6,7 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
-from runs import texts, write_checkpoint
+from runs import no_training, texts, write_checkpoint
 
 import bert_keras as bk
 from bert_keras.errors import BertKerasError
@@ -72,6 +72,21 @@ def test_fit_gives_the_measures_of_its_validation_data_to_callbacks(make, x, y, 
     assert {f"val_{name}": value for name, value in logs.items()} == pytest.approx(
         {name: value for name, value in seen[-1].items() if name.startswith("val_")}, abs=1e-5
     )
+
+
+def test_a_callback_that_keras_cannot_compare_is_refused_before_training(checkpoint):
+    model = bk.tagger(checkpoint, ["PER"])
+    watching = [
+        keras.callbacks.EarlyStopping("val_f1"),
+        keras.callbacks.ReduceLROnPlateau("val_f1"),
+        keras.callbacks.ModelCheckpoint("best.keras", monitor="val_f1", save_best_only=True),
+    ]
+    for callback in watching:
+        with (
+            no_training(),
+            pytest.raises(ValueError, match=f"{type(callback).__name__} monitors val_f1.*give mode='max'"),
+        ):
+            model.fit(WORDS, TAGS, validation_data=(WORDS, TAGS), callbacks=[callback])
 
 
 @pytest.mark.long
