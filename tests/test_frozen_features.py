@@ -22,7 +22,7 @@ from savedmodels.export import export
 from tasks.batches import dataset, predict, predictor
 from tasks.experiments.protocol import run_protocol
 from tasks.features.cache import open_cache
-from tasks.features.frozen import FrozenNetwork, bilstm_of
+from tasks.features.frozen import FeatureBiLSTM, FrozenNetwork, bilstm_of
 from tasks.features.layers import places_of
 from tasks.features.token_vectors import RowExtractor, RowVectors, distinct_rows
 from tasks.fill_mask import FillMask
@@ -474,3 +474,13 @@ def test_the_block_of_the_document_runs(tmp_path, monkeypatch):
     names = {"bk": bk, "texts": TEXTS, "labels": LABELS}
     exec(block, names)
     assert len(names["model"].predict(TEXTS, verbose=0)["label"]) == len(TEXTS)
+
+
+def test_a_frozen_bilstm_stays_frozen_in_its_config():
+    layer = FeatureBiLSTM(feature_layers="last", lstm_layers=1, lstm_units=4, lstm_dropout=0.0)
+    layer.build((None, None, 1, 8))
+    assert FeatureBiLSTM.from_config(layer.get_config()).trainable
+    layer.trainable = False
+    again = FeatureBiLSTM.from_config(layer.get_config())
+    again.build((None, None, 1, 8))
+    assert again.weights and not again.trainable_variables

@@ -44,7 +44,8 @@ def extract_file(
     """
     options = FeatureOptions(**settings)
     source, output = path_of(source), path_of(output)
-    _check_paths(source, output)
+    part = output.with_name(output.name + ".part")
+    _check_paths(source, output, part)
     if not isinstance(checkpoint, checkpoints.Checkpoint):
         checkpoint = checkpoints.read(checkpoint)
     units = (Words if options.level == "word" else Pieces)(doc_stride=options.doc_stride)
@@ -59,7 +60,6 @@ def extract_file(
         else options.seq_length,
         batch_size=options.batch_size,
     )
-    part = output.with_name(output.name + ".part")
     with writing_cache(
         part,
         extractor,
@@ -80,9 +80,10 @@ def extract_file(
 _TABLES = (".csv", ".tsv", ".json", ".jsonl", ".ndjson", ".parquet")
 
 
-def _check_paths(source: pathlib.Path, output: pathlib.Path) -> None:
+def _check_paths(source: pathlib.Path, output: pathlib.Path, part: pathlib.Path) -> None:
     if output.exists():
-        raise BertKerasError(f"{output} already exists; give another name, or remove it first.")
+        left = f" A killed call left {part}, which nothing reads; remove it." if part.exists() else ""
+        raise BertKerasError(f"{output} already exists; give another name, or remove it first.{left}")
     if not source.is_file():
         there = f", which is a folder with {listing(source)}" if source.is_dir() else did_you_mean(source)
         raise MissingFileError(f"no file at {source}{there}; give a file of text.")

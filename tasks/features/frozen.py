@@ -49,8 +49,9 @@ class FeatureBiLSTM(keras.layers.Layer):
         lstm_dropout: float,
         name: str = "feature_bilstm",
         dtype: Any = None,
+        trainable: bool = True,
     ) -> None:
-        super().__init__(name=name, dtype=dtype)
+        super().__init__(name=name, dtype=dtype, trainable=trainable)
         check_layers(feature_layers)
         self.feature_layers = feature_layers
         self.lstm_layers, self.lstm_units, self.lstm_dropout = lstm_layers, lstm_units, lstm_dropout
@@ -122,7 +123,7 @@ class FeatureBiLSTM(keras.layers.Layer):
     def get_config(self) -> dict[str, Any]:
         """The constructor's arguments."""
         policy = keras.dtype_policies.serialize(self.dtype_policy)
-        return {**self.settings, "name": self.name, "dtype": policy}
+        return {**self.settings, "name": self.name, "dtype": policy, "trainable": self.trainable}
 
 
 class FeatureEncoder:
