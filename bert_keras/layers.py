@@ -108,13 +108,14 @@ class Dense(keras.layers.Dense):
                 stack.enter_context(keras.name_scope(scope))
             self.trainable = True  # else what is added would be frozen too
             super().enable_lora(rank, lora_alpha, a_initializer, b_initializer)
+        self._a_initializer = keras.initializers.get(a_initializer)
         self.bias.trainable = False
 
     def load_own_variables(self, store: Any) -> None:
         """Reads the kernel, with which LoRA's product was merged, and begins LoRA anew."""
         super().load_own_variables(store)
         if self.lora_enabled:  # Keras sets both matrices to 0, where neither has a gradient
-            drawn = keras.initializers.get("he_uniform")(self.lora_kernel_a.shape, self.lora_kernel_a.dtype)
+            drawn = self._a_initializer(self.lora_kernel_a.shape, self.lora_kernel_a.dtype)
             self.lora_kernel_a.assign(drawn)
 
 

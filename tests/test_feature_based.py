@@ -598,6 +598,11 @@ def test_an_interrupted_file_is_resumed(checkpoint, text, tmp_path):
     assert extract_file(text, output, progress=check, **settings) == 5
     assert [json.loads(line)["text"] for line in output.read_text(encoding="utf-8").splitlines()] == LINES
     assert not part.exists()
+    part.mkdir()  # as after a kill at the very end
+    with pytest.raises(
+        ValueError, match=r"out\.jsonl already exists; .* left .*out\.jsonl\.part, .* remove it"
+    ):
+        extract_file(text, output, **settings)
 
 
 def test_bad_input_of_the_command(capfd, checkpoint, text, tmp_path):

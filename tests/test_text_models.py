@@ -14,10 +14,12 @@ import numpy as np
 import pandas as pd
 import pytest
 import tensorflow as tf
+from random_checkpoints import TINY
 from runs import ROOT, SIZES, contents, full_disk, run_command, texts, write_checkpoint
 
 import bert_keras as bk
 from bert_keras.errors import BertKerasError
+from bert_keras.layers import Dense
 from tasks.choice import Swag
 from tasks.glue.data_sets import ROWS
 from tasks.glue.task import Glue
@@ -286,6 +288,16 @@ def test_lora_learns_after_weights_are_read(model, tmp_path):
     drawn = [np.abs(value).max() > 0 for path, value in factors.items() if path.endswith("lora_kernel_a")]
     assert drawn and all(drawn)
     assert not any(value.any() for path, value in factors.items() if path.endswith("lora_kernel_b"))
+
+
+def test_lora_begins_anew_as_it_was_asked_to():
+    dense = Dense(4, config=TINY, name="product")
+    dense.build((None, 4))
+    dense.enable_lora(2, a_initializer=keras.initializers.Constant(0.5))
+    store = {}
+    dense.save_own_variables(store)
+    dense.load_own_variables(store)
+    np.testing.assert_array_equal(dense.lora_kernel_a, np.full((4, 2), 0.5))
 
 
 def test_a_run_folder_without_frozen_layers_does_not_name_any(untrained, checkpoint, tmp_path):
