@@ -262,6 +262,13 @@ def test_pieces_that_the_kernel_refuses(checkpoint, piece, message):
     refused(message, checkpoints.load_tokenizer, checkpoint / "vocab.txt")
 
 
+def test_a_vocabulary_of_special_tokens_alone(tmp_path):
+    (tmp_path / "vocab.txt").write_text("[PAD]\n[UNK]\n[CLS]\n[SEP]\n[MASK]\n[unused0]\n")
+    message = "vocab.txt: .*has no word and no character"
+    refused(message, WordPiece.from_file, str(tmp_path / "vocab.txt"))
+    refused(message, checkpoints.load_tokenizer, tmp_path / "vocab.txt", lower_case=True)
+
+
 def test_the_longest_piece_is_the_kernels():
     longest = "##" + "x" * MAX_PIECE_BYTES
     assert WordPiece([*VOCABULARY, longest]).vocabulary[-1] == longest

@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from bert_keras.errors import BertKerasError
+from bert_keras.errors import BertKerasError, first_line
 from bert_keras.text.normal_forms import (
     NOT_A_MARKER,
     SIMPLE_CASED,
@@ -59,7 +59,8 @@ class WordPiece(Normalizing):
     lower_case: lower-case and strip accents, as the uncased models do.
     special_tokens_in_text: True reads a literal "[MASK]" (also [CLS], [SEP], [PAD], [UNK]) as that token. False splits it as
         other text, as the original does, so that a text cannot inject a separator.
-    Raises ValueError for a vocabulary that lacks a special token, or has a token that is blank, repeated or has a space.
+    Raises ValueError for a vocabulary that lacks a special token or has nothing else, or has a token that is blank, repeated or has
+    a space.
     Source: google-research/bert tokenization.py; Song et al. 2021 (Fast WordPiece Tokenization) for the matching.
     """
 
@@ -85,13 +86,18 @@ class WordPiece(Normalizing):
             self._goes_on = tf.constant([piece.startswith(CONTINUATION) for piece in pieces])
             self._marker_ids = tf.constant([ids[token] for token in _MARKERS])
             self._marker_bytes = tf.constant([len(token) for token in _MARKERS])
-            self._kernel = tf_text.FastWordpieceTokenizer(
-                vocab=pieces,
-                suffix_indicator=CONTINUATION,
-                max_bytes_per_word=MAX_WORD_BYTES,
-                token_out_type=tf.int32,
-                unknown_token=UNKNOWN,
-            )
+            try:
+                self._kernel = tf_text.FastWordpieceTokenizer(
+                    vocab=pieces,
+                    suffix_indicator=CONTINUATION,
+                    max_bytes_per_word=MAX_WORD_BYTES,
+                    token_out_type=tf.int32,
+                    unknown_token=UNKNOWN,
+                )
+            except RuntimeError as error:
+                raise BertKerasError(
+                    f"the vocabulary has no word and no character ({first_line(error)}); give the whole vocab.txt of a model"
+                ) from error
 
     @classmethod
     def from_file(
@@ -100,7 +106,10 @@ class WordPiece(Normalizing):
         """Reads a `vocab.txt`, one token per line. Raises FileNotFoundError, or ValueError that names the line."""
         vocabulary = read_pieces(path)
         _checked_ids(vocabulary, source=path)
-        return cls(vocabulary, lower_case=lower_case, special_tokens_in_text=special_tokens_in_text)
+        try:
+            return cls(vocabulary, lower_case=lower_case, special_tokens_in_text=special_tokens_in_text)
+        except BertKerasError as error:
+            raise BertKerasError(f"{path}: {error}") from error
 
     @property
     def digest(self) -> str:
