@@ -20,7 +20,7 @@ from bert_keras.encoder import BertEncoder
 from bert_keras.errors import BertKerasError, listed
 from bert_keras.features import DTYPE, ENCODER_INPUTS, POOLED_OUTPUT
 from bert_keras.heads import ChoiceHead
-from bert_keras.json_files import one_of, parse_json, typed, whole
+from bert_keras.json_files import one_of, parse_json, short, typed, whole
 from bert_keras.settings import names_of
 from bert_keras.text.preprocessing import Preprocessor
 from tasks.data_files import Source, check_text, nonblank_lines, split_file
@@ -138,7 +138,7 @@ class Swag(Task):
             raise BertKerasError(f"{where}: no label; give the index of the right ending, 0 to {count - 1}.")
         if choice.label is not None and choice.label not in map(str, range(count)):
             raise BertKerasError(
-                f"{where}: label {choice.label!r}; give the index of the right ending, 0 to {count - 1}."
+                f"{where}: label {short(choice.label)}; give the index of the right ending, 0 to {count - 1}."
             )
 
     def given(self, x: Any) -> dict[str, np.ndarray]:
@@ -270,7 +270,7 @@ def _from_csv(path: Path) -> Iterator[Choice]:
         )
     if repeated := [name for name in header if header.count(name) > 1]:
         raise BertKerasError(
-            f"{path}, line {first}: more than one column {repeated[0]!r}; give each name once."
+            f"{path}, line {first}: more than one column {short(repeated[0])}; give each name once."
         )
     for line, values in rows:
         if len(values) != len(header):

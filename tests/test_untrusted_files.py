@@ -19,7 +19,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import tensorflow as tf
-from runs import VOCABULARY, write_checkpoint
+from runs import VOCABULARY, learn_byte_bpe, texts, write_checkpoint
 
 import tasks.data_files
 import tasks.options
@@ -31,6 +31,7 @@ from bert_keras import checkpoints, config, json_files
 from bert_keras.config import BertConfig
 from bert_keras.errors import BertKerasError
 from bert_keras.text import vocabulary_files
+from bert_keras.text.bpe import ByteBPE
 from bert_keras.text.vocabulary_files import read_model, read_pieces
 from bert_keras.text.wordpiece import MAX_PIECE_BYTES, MAX_PIECES, WordPiece
 from savedmodels.manifest import verify
@@ -260,6 +261,15 @@ def test_pieces_that_the_kernel_refuses(checkpoint, piece, message):
     refused(message, WordPiece.from_file, str(checkpoint / "vocab.txt"))
     change(checkpoint / "config.json", vocab_size=len(VOCABULARY) + 1)
     refused(message, checkpoints.load_tokenizer, checkpoint / "vocab.txt")
+
+
+def test_a_long_token_is_cut_in_the_error():
+    vocabulary, merges = learn_byte_bpe(texts(100, seed=7), size=300)
+    long = "[" * 10_000
+    for wrong in (f"{long} a", f"a {long}"):
+        with pytest.raises(BertKerasError, match="merge .* is not in the vocabulary") as found:
+            ByteBPE(vocabulary, (*merges, wrong))
+        assert len(str(found.value)) < 400
 
 
 def test_a_vocabulary_of_special_tokens_alone(tmp_path):

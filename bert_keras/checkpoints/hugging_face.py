@@ -25,7 +25,7 @@ from bert_keras.checkpoints.variables import (
 from bert_keras.config import BertConfig
 from bert_keras.errors import BertKerasError
 from bert_keras.files import write_json
-from bert_keras.json_files import TEXT, Kind, object_of, one_of, or_null, read_object, typed
+from bert_keras.json_files import TEXT, Kind, object_of, one_of, or_null, read_object, short, typed
 
 SAFETENSORS, TORCH = "model.safetensors", "pytorch_model.bin"
 TOP = "top.safetensors"  # of a run with features: the weights above the encoder, which is in model.safetensors unchanged
@@ -311,7 +311,7 @@ def _shards(folder: pathlib.Path, stem: str) -> list[pathlib.Path]:
         raise BertKerasError(f"{index} has no weight_map of file names.")
     for name in set(names.values()):
         if pathlib.PurePath(name).name != name or not (folder / name).is_file():
-            raise BertKerasError(f"{index} names the shard {name!r}, which is not a file in its folder.")
+            raise BertKerasError(f"{index} names the shard {short(name)}, which is not a file in its folder.")
     return [folder / name for name in sorted(set(names.values()))]
 
 

@@ -17,6 +17,7 @@ import numpy as np
 import tensorflow as tf
 
 from bert_keras.errors import BertKerasError
+from bert_keras.json_files import short
 from bert_keras.text.byte_level import WHITE_SPACE, Words, WordSplitter, byte_alphabet
 from bert_keras.text.merges import Merges
 from bert_keras.text.ragged_ops import masked, masked_rows, rows_of
@@ -193,7 +194,7 @@ def checked_ids(vocabulary: Sequence[str], *, source: str) -> dict[str, int]:
     for id_, token in enumerate(vocabulary):
         if ids.setdefault(token, id_) != id_:
             raise BertKerasError(
-                f"{source}: {token!r} has the ids {ids[token]} and {id_}; remove one of the two"
+                f"{source}: {short(token)} has the ids {ids[token]} and {id_}; remove one of the two"
             )
     if missing := [token for token in BPE_TOKENS.values() if token not in ids]:
         raise BertKerasError(
@@ -215,10 +216,12 @@ def _checked_merges(
         left, _, right = line.partition(" ")
         if lacking := [token for token in (left, right, left + right) if token not in ids]:
             raise BertKerasError(
-                f"{source}, merge {number}: {lacking[0]!r} is not in the vocabulary; bring both files of one model"
+                f"{source}, merge {number}: {short(lacking[0])} is not in the vocabulary; bring both files of one model"
             )
         pair = ids[left], ids[right]
         if pair in pairs:
-            raise BertKerasError(f"{source}, merge {number}: {line!r} is there twice; remove one of the two")
+            raise BertKerasError(
+                f"{source}, merge {number}: {short(line)} is there twice; remove one of the two"
+            )
         pairs[pair] = ids[left + right]
     return np.array([*pairs], "int32").reshape(-1, 2), np.array([*pairs.values()], "int32")

@@ -20,6 +20,7 @@ import numpy as np
 import tensorflow as tf
 
 from bert_keras.errors import BertKerasError, first_line
+from bert_keras.json_files import short
 from bert_keras.text.normal_forms import (
     NOT_A_MARKER,
     SIMPLE_CASED,
@@ -59,8 +60,8 @@ class WordPiece(Normalizing):
     lower_case: lower-case and strip accents, as the uncased models do.
     special_tokens_in_text: True reads a literal "[MASK]" (also [CLS], [SEP], [PAD], [UNK]) as that token. False splits it as
         other text, as the original does, so that a text cannot inject a separator.
-    Raises ValueError for a vocabulary that lacks a special token or has nothing else, or has a token that is blank, repeated or has
-    a space.
+    Raises ValueError for a vocabulary that lacks a special token or has no other one, or has a token that is blank, repeated or
+        has a space.
     Source: google-research/bert tokenization.py; Song et al. 2021 (Fast WordPiece Tokenization) for the matching.
     """
 
@@ -241,7 +242,7 @@ def _checked_ids(vocabulary: Sequence[str], *, source: str) -> dict[str, int]:
             )
         if " " in piece or "\n" in piece:
             raise BertKerasError(
-                f"{source}, line {line}: {piece!r} holds a space; a token is one word or a part of one: split it"
+                f"{source}, line {line}: {short(piece)} holds a space; a token is one word or a part of one: split it"
             )
         if "\0" in piece:
             raise BertKerasError(
@@ -258,7 +259,7 @@ def _checked_ids(vocabulary: Sequence[str], *, source: str) -> dict[str, int]:
             )
         if piece in ids:
             raise BertKerasError(
-                f"{source}, line {line}: {piece!r} is on line {ids[piece] + 1} already; remove one of the two"
+                f"{source}, line {line}: {short(piece)} is on line {ids[piece] + 1} already; remove one of the two"
             )
         ids[piece] = id_
     missing = [token for token in _MARKERS if token not in ids]

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from bert_keras.errors import BertKerasError
+from bert_keras.json_files import short
 from bert_keras.paths import path_of
 from tasks.data_files import Source, load_tfds, numbered_lines, refuse_forms, split_file
 from tasks.ner.schemes import OUTSIDE, SCHEMES, convert
@@ -120,7 +121,7 @@ def from_tfds(split: str) -> Corpus:
         words = [word.decode() for word in example["tokens"]]
         if bad := next((word for word in words if re.search("[ \n]", word) or not word), None):
             raise BertKerasError(
-                f"{source} {number}: the word {bad!r} is blank or contains a blank; give words without blanks."
+                f"{source} {number}: the word {short(bad)} is blank or contains a blank; give words without blanks."
             )
         if words:
             tags = [names[tag] for tag in example["ner"]]
@@ -138,7 +139,8 @@ def check_tags(sentences: Iterable[Sentence], scheme: str) -> None:
             if tag != OUTSIDE and not (prefix in known and kind):
                 expected = ", ".join(f"{prefix}-TYPE" for prefix in sorted(known))
                 raise BertKerasError(
-                    f"{sentence.where(word)}: unknown tag {tag!r}; {scheme}, the scheme of the training file, has O, {expected}."
+                    f"{sentence.where(word)}: unknown tag {short(tag)}; {scheme}, the scheme of the training file, has O, "
+                    f"{expected}."
                 )
 
 
