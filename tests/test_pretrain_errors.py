@@ -1,6 +1,7 @@
 """Pre-trainings that are refused before they begin."""
 
 import contextlib
+import json
 import types
 
 import keras
@@ -157,6 +158,16 @@ def test_a_file_that_is_cut_short(count, tmp_path):
         whole = tmp_path / "whole.tfrecord"
         write_google(whole, highest=4)
         unreadable(tmp_path, match, [whole], held_out=[file])
+
+
+def test_a_manifest_with_another_number_of_instances(tmp_path):
+    write(tmp_path / "instances", settings={"seq_length": 16})
+    file = tmp_path / "instances" / "manifest.json"
+    content = json.loads(file.read_text())
+    content["shards"][0]["instances"] += 1
+    file.write_text(json.dumps(content))
+    match = "instances has another number of instances than its manifest.json says; remove"
+    refused(tmp_path, match, records=[tmp_path / "instances"])
 
 
 def unreadable(tmp_path, match, files, **options):

@@ -47,6 +47,7 @@ from tasks.output_folder import Folder
 from tasks.pretraining.corpus import Corpus
 from tasks.pretraining.manifest import read_manifest
 from tasks.pretraining.read_records import read_records
+from tasks.pretraining.vocabulary import learn_sentencepiece
 from tasks.squad.task import Squad
 from tasks.training.loop import RUN
 from tasks.training.run_folder import load_run
@@ -270,6 +271,14 @@ def test_a_long_token_is_cut_in_the_error():
         with pytest.raises(BertKerasError, match="merge .* is not in the vocabulary") as found:
             ByteBPE(vocabulary, (*merges, wrong))
         assert len(str(found.value)) < 400
+
+
+def test_a_piece_of_a_sentencepiece_model_that_is_not_utf_8(tmp_path):
+    model = learn_sentencepiece(texts(200, seed=7), size=50, lower_case=True).model
+    piece = b"\n\x01e\x15"  # the field, its length, the token, the next field
+    assert piece in model
+    (tmp_path / "spiece.model").write_bytes(model.replace(piece, piece.replace(b"e", b"\xec")))
+    refused("spiece.model: .*token .* is not UTF-8", checkpoints.load_tokenizer, tmp_path / "spiece.model")
 
 
 def test_a_vocabulary_of_special_tokens_alone(tmp_path):

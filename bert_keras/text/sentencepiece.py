@@ -203,6 +203,9 @@ def _checked_model(model: bytes, *, source: str) -> tuple[Any, Callable[[str], l
         raise BertKerasError(
             f"{source} is not a SentencePiece model ({reason}); download it again"
         ) from error
+    # Protobuf gives bytes that are not UTF-8 as they are.
+    if bad := [i for i, piece in enumerate(proto.pieces) if isinstance(piece.piece, bytes)]:
+        raise BertKerasError(f"{source}: token {bad[0]} is not UTF-8; download it again")
     types = {piece.piece: piece.type for piece in proto.pieces}
     kind = proto.SentencePiece
     for name, token in SENTENCEPIECE_TOKENS.items():

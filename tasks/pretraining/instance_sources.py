@@ -39,6 +39,7 @@ from tasks.pretraining.instance_stream import (
     shards,
     stream,
 )
+from tasks.pretraining.manifest import MANIFEST
 from tasks.pretraining.read_records import RecordFiles, listed, manifest_of, read_records
 from tasks.pretraining.recipes import Recipe
 from tasks.pretraining.samplers import SAMPLERS
@@ -294,6 +295,11 @@ class RecordFileSource(Source):
         ) as error:  # TensorFlow quotes a record that is no tf.Example
             name = _unreadable(self._sets[phase], vocab_size)
             raise BertKerasError(f"{name}: a record is damaged or truncated; give complete files.") from error
+        except tf.errors.FailedPreconditionError as error:  # of `assert_cardinality`
+            name = name_of(self._sets[phase])
+            raise BertKerasError(
+                f"{name} has another number of instances than its {MANIFEST} says; remove {name} and write it again."
+            ) from error
         except tf.errors.InvalidArgumentError as error:
             name = _unreadable(self._sets[phase], vocab_size)
             if WRONG_IDS in str(error):
