@@ -2,9 +2,10 @@
 
     terminable()   SIGTERM and SIGHUP raise Terminated, a KeyboardInterrupt; for commands
     postponed()    the first signal only asks to stop; the second one raises
+    tracing()      the first signal raises at the end; for TensorFlow's graphs of ragged tensors
     unhandled()    a signal ends the process; for long calls of C++, in which Python runs no handler
 
-Python runs the handlers of signals in the main thread; elsewhere, both do nothing.
+Python runs the handlers of signals in the main thread; elsewhere, these functions do nothing.
 """
 
 import contextlib
@@ -118,6 +119,19 @@ def postponed() -> Iterator[Stop]:
 
     with _handled(dict.fromkeys(raising, ask)):
         yield stop
+
+
+@contextlib.contextmanager
+def tracing() -> Iterator[None]:
+    """Within it, the first signal waits for the end, and raises there; the next one raises at once. Signals as in `postponed`.
+
+    TensorFlow's C++ calls Python to recognize a RaggedTensor. If an error rises there, it is dropped, and TensorFlow goes through
+    the RaggedTensor without end.
+    """
+    with postponed() as stop:
+        yield
+    if stop.signal is not None:
+        raise stop.error
 
 
 @contextlib.contextmanager

@@ -12,6 +12,7 @@ import keras
 import tensorflow as tf
 
 from bert_keras.features import ENCODER_INPUTS, INPUT_MASK
+from bert_keras.signals import tracing
 from bert_keras.text.preprocessing import Preprocessor
 from savedmodels.freezing import with_constants
 from tasks.task import Features, Problem, Raw, model_inputs
@@ -62,7 +63,8 @@ class Servable(tf.Module):
         self.trainable_variables = [variable.value for variable in model.trainable_variables]
         infer = with_constants(model, self.features_signature()) if frozen else None
         self._infer = lambda: infer or functools.partial(model, training=False)
-        self.functions()
+        with tracing():
+            self.functions()
 
     @property
     def saved(self) -> tf.Module:

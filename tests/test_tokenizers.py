@@ -4,6 +4,7 @@ import json
 import os
 import pathlib
 import random
+import signal
 import subprocess
 import sys
 import unicodedata
@@ -396,3 +397,21 @@ def test_the_graphs_stay_small_because_every_iterator_and_server_prepares_them_a
     # With TensorFlow's own operations on ragged tensors there were 692 and 1,053.
     assert nodes(tokenizer.tokenize) < 200
     assert nodes(tokenizer.tokenize_with_offsets) < 400
+
+
+class InterruptedWhileTraced(WordPiece):
+    """Gets Ctrl-C while TensorFlow makes the graph."""
+
+    went_on = False
+
+    def tokenize(self, text):
+        os.kill(os.getpid(), signal.SIGINT)
+        type(self).went_on = True
+        return super().tokenize(text)
+
+
+def test_ctrl_c_waits_for_the_end_of_a_trace():
+    """In the middle of one, TensorFlow may drop it and never end."""
+    with pytest.raises(KeyboardInterrupt):
+        InterruptedWhileTraced(VOCABULARY).tokenize(tf.constant(["a"]))
+    assert InterruptedWhileTraced.went_on

@@ -11,6 +11,7 @@ import numpy as np
 import tensorflow as tf
 
 from bert_keras.errors import BertKerasError
+from bert_keras.signals import tracing
 
 # The special tokens of BERT's vocabularies.
 PADDING, UNKNOWN, START, END, MASK = "[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"
@@ -102,7 +103,8 @@ class GraphTokenizer(tf.Module):
         self._vocabulary = lambda: fixed
         # A decorator would hold the instance weakly, and `WordPiece(...).tokenize(...)` would find it deleted.
         for method in (self.tokenize, self.tokenize_with_offsets):
-            graph = tf.function(method, input_signature=[tf.TensorSpec([None], tf.string)], autograph=False)
+            traced = tracing()(method)
+            graph = tf.function(traced, input_signature=[tf.TensorSpec([None], tf.string)], autograph=False)
             setattr(self, method.__name__, graph)
 
     @property
