@@ -334,9 +334,11 @@ def _files_of(source: RecordFiles) -> list[pathlib.Path]:
 
 
 def _unreadable(source: RecordFiles, vocab_size: int) -> str:
-    """The first file of a set that cannot be trained on: TensorFlow's errors do not name it. Reads the set again."""
-    wanted = None
-    for file in _files_of(source):
+    """The first file of a set that cannot be trained on: TensorFlow's errors do not name it. Reads several files again."""
+    files, wanted = _files_of(source), None
+    if len(files) == 1:
+        return str(files[0])
+    for file in files:
         try:
             read = read_records(file)
             wanted = wanted or read.element_spec
