@@ -236,8 +236,9 @@ class BertEncoder(keras.Model):
     def unpadded(self) -> bool:
         """True where the blocks compute the real tokens alone, without the rows of padding.
 
-        It saves about the share of padding in a batch; the outputs are equal up to rounding, and 0 at padding. Set it before the
-        first call. Attention probabilities keep their shape. XLA cannot compile it, so `jit_compile="auto"` does not.
+        It saves about the share of padding in a batch. The outputs are equal up to rounding, and 0 at padding, but for the first
+        position and for rows of padding alone, which are computed. Set it before the first call. Attention probabilities keep
+        their shape. XLA cannot compile it, so `jit_compile="auto"` does not.
         Raises ValueError on another backend than TensorFlow. No file holds it.
         """
         return self._unpadded

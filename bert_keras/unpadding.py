@@ -9,10 +9,10 @@ from typing import Any, NamedTuple
 
 
 class RealTokens(NamedTuple):
-    """The places of the real tokens of a batch, counted over all rows.
+    """The places of the tokens to compute of a batch, counted over all rows.
 
     places: int32 [N], the place in [B*S] of each real token
-    rows: int32 [B*S], the index in [N] of each place; padding has that of a token before it
+    rows: int32 [B*S], the index in [N] of each place; padding has that of a token before it in its row
     real: bool [B*S]
     """
 
@@ -22,10 +22,16 @@ class RealTokens(NamedTuple):
 
 
 def real_tokens(mask: Any) -> RealTokens:
-    """The real tokens of a mask, int32 [B, S]. The first place is always one of them, so that N is not 0."""
+    """The real tokens of a mask, int32 [B, S].
+
+    The first token of each row is one of them, because the pooler reads it; so are all tokens of a row without real ones, which
+    attend to each other. So padding never reads another row.
+    """
     import tensorflow as tf
 
-    real = tf.concat([[True], tf.reshape(mask, [-1])[1:] > 0], axis=0)
+    first = tf.range(tf.shape(mask)[1]) == 0
+    empty = tf.reduce_all(mask <= 0, axis=1, keepdims=True)
+    real = tf.reshape((mask > 0) | first | empty, [-1])
     places = tf.cast(tf.where(real)[:, 0], tf.int32)
     return RealTokens(places, tf.cumsum(tf.cast(real, tf.int32)) - 1, real)
 

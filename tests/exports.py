@@ -13,7 +13,6 @@ from typing import Any
 from runs import ROOT, write_checkpoint
 
 from bert_keras import checkpoints
-from bert_keras.encoder import BertEncoder
 from bert_keras.text.preprocessing import Preprocessor
 from savedmodels.export import servable_of
 from savedmodels.model_card import answers_of, signature_table
@@ -27,6 +26,7 @@ from tasks.next_sentence import NextSentence
 from tasks.squad.task import Squad
 from tasks.task import Task
 from tasks.training.run_folder import Run
+from tasks.training.task_model import network_of
 
 DOCUMENT = ROOT / "docs" / "serving.md"
 OPENS, CLOSES = "<!-- tables: tests/exports.py writes them -->\n", "<!-- end of tables -->\n"
@@ -50,10 +50,10 @@ CASES: dict[str, Task] = {
 def untrained(task: Task, checkpoint: Path) -> Run:
     """A run as `load_run` makes it, from a checkpoint and a head that starts at random."""
     source = checkpoints.read(checkpoint)
-    encoder = BertEncoder(source.config, outputs=task.outputs)
+    encoder, model = network_of(task, source.config)
     checkpoints.assign(source, encoder)
     preprocess = Preprocessor(checkpoints.tokenizer_of(source), seq_length=40, pad_to_longest=True)
-    return Run(task=task, preprocess=preprocess, model=task.model(encoder), path=checkpoint)
+    return Run(task=task, preprocess=preprocess, model=model, path=checkpoint)
 
 
 def section(title: str, signatures: Mapping[str, Any]) -> str:

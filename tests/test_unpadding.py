@@ -66,6 +66,10 @@ def features(mask):
 def test_outputs_are_those_with_padding(mask, changes):
     config = BertConfig(**SIZES, **changes)
     given, real = features(mask), np.array(mask) > 0
+    rows = real[:, 0] | (not config.bilstm)  # a BiLSTM does not read padding
+    if not config.bilstm:
+        real |= ~real.any(axis=1, keepdims=True)
+        real[:, 0] |= not config.causal  # the pooler reads it
     plain, unpadded = (
         encoder(given) for encoder in encoders(config, outputs=(*ALL, ATTENTION_PROBABILITIES))
     )
@@ -77,19 +81,34 @@ def test_outputs_are_those_with_padding(mask, changes):
     for name, one, other in pairs:
         np.testing.assert_allclose(other.numpy()[real], one.numpy()[real], atol=2e-6, err_msg=name)
     if not config.bilstm:
-        assert not unpadded[SEQUENCE_OUTPUT].numpy()[~real][1:].any()
+        assert not unpadded[SEQUENCE_OUTPUT].numpy()[:, 1:][~real[:, 1:]].any()
     np.testing.assert_array_equal(unpadded[EMBEDDING_OUTPUT], plain[EMBEDDING_OUTPUT])
-    texts_with_tokens = real.any(axis=1) & (real[:, 0] | config.causal)
-    assert np.isfinite(unpadded[POOLED_OUTPUT]).all()
     np.testing.assert_allclose(
-        unpadded[POOLED_OUTPUT].numpy()[texts_with_tokens],
-        plain[POOLED_OUTPUT].numpy()[texts_with_tokens],
-        atol=2e-6,
+        unpadded[POOLED_OUTPUT].numpy()[rows], plain[POOLED_OUTPUT].numpy()[rows], atol=2e-6
     )
     for one, other in zip(plain[ATTENTION_PROBABILITIES], unpadded[ATTENTION_PROBABILITIES], strict=True):
         np.testing.assert_allclose(
             other.numpy().transpose(0, 2, 1, 3)[real], one.numpy().transpose(0, 2, 1, 3)[real], atol=2e-6
         )
+
+
+@pytest.mark.parametrize("outputs", [ALL, (POOLED_OUTPUT,)], ids=["all", "pooled"])
+def test_a_row_does_not_depend_on_the_rows_beside_it(outputs):
+    _, encoder = encoders(BertConfig(**SIZES), outputs=outputs)
+    given = features([[1, 1, 1, 1], [0, 0, 0, 0], [0, 0, 1, 1]])
+    together = encoder(given)[POOLED_OUTPUT]
+    for row in range(3):
+        alone = encoder({name: values[row : row + 1] for name, values in given.items()})[POOLED_OUTPUT]
+        np.testing.assert_allclose(together[row], alone[0], atol=2e-6)
+
+
+@pytest.mark.parametrize(
+    "outputs", [ALL, (POOLED_OUTPUT,), (SEQUENCE_OUTPUT,)], ids=["all", "pooled", "sequence"]
+)
+def test_a_batch_without_rows(outputs):
+    _, encoder = encoders(BertConfig(**SIZES), outputs=outputs)
+    found = encoder({name: tf.zeros([0, 5], tf.int32) for name in ENCODER_INPUTS})[outputs[0]]
+    assert found.shape[0] == 0 and found.shape[-1] == SIZES["hidden_size"]
 
 
 @pytest.mark.parametrize("rematerialize", [False, True], ids=["", "rematerialized"])
