@@ -17,8 +17,8 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from bert_keras.errors import BertKerasError, MissingFileError, first_line
-from bert_keras.json_files import parse_json
+from bert_keras.errors import BertKerasError, MissingFileError, first_line, listed
+from bert_keras.json_files import parse_json, short
 from bert_keras.paths import did_you_mean
 from bert_keras.remote_paths import is_remote
 from tasks.data_files import MAX_LINE_BYTES, MAX_UNPACKED_BYTES, ended_lines, listing, nonblank_lines
@@ -102,7 +102,7 @@ def read_rows(
         names = list(header)
     for column in columns:
         if names.count(column) != 1:
-            many, there = "more than one" if column in names else "no", ", ".join(map(repr, names)) or "none"
+            many, there = "more than one" if column in names else "no", listed(map(short, names), 30)
             hints = [] if headerless else [*_doubts(path, ending, names)]
             hints += [advice] if advice else []
             raise BertKerasError(

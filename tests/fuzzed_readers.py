@@ -377,6 +377,9 @@ def _packed(pack: Callable[[bytes], bytes]) -> Callable[[Path], list[bytes]]:
     return lambda folder: [pack(b"".join(b"a line of text %d\n\n" % i for i in range(20)))]
 
 
+# Errors about the instances of all sources together.
+OF_ALL_RECORDS = ("fewer than a batch of", "sentence-pair labels are")
+
 READERS: dict[str, Reader] = {
     "config.json": Reader(file="config.json", make=_configs, mutate=mutated_json, read=_config),
     "bert_config.json": Reader(
@@ -515,11 +518,13 @@ READERS: dict[str, Reader] = {
             make=_packed(pack),
             mutate=mutated_bytes,
             read=_corpus(f"text.txt{ending}"),
+            named=("text.txt",),  # the text in it, of which an error gives the line
         )
         for ending, pack in {".gz": gzip.compress, ".bz2": bz2.compress, ".xz": lzma.compress}.items()
     },
     "TFRecord, ours": Reader(
         file="instances/00000.tfrecord",
+        named=OF_ALL_RECORDS,
         make=_our_records("instances/00000.tfrecord"),
         mutate=mutated_records,
         read=lambda folder: _records(folder / "instances"),
@@ -533,6 +538,7 @@ READERS: dict[str, Reader] = {
     ),
     "TFRecord, Google's": Reader(
         file="google.tfrecord",
+        named=OF_ALL_RECORDS,
         make=_google_records,
         mutate=mutated_records,
         read=lambda folder: _records(folder / "google.tfrecord"),

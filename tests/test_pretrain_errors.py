@@ -160,6 +160,25 @@ def test_a_file_that_is_cut_short(count, tmp_path):
         unreadable(tmp_path, match, [whole], held_out=[file])
 
 
+@pytest.mark.parametrize(
+    ("name", "count", "message"),
+    [
+        ("next_sentence_labels", 0, "0 numbers in next_sentence_labels; wanted one number"),
+        ("input_ids", 15, "15 numbers in input_ids, 16 numbers in input_mask"),
+        ("masked_lm_ids", 1, "1 numbers in masked_lm_ids.*wanted one length"),
+    ],
+)
+def test_a_first_record_of_unequal_lengths(name, count, message, tmp_path):
+    file = tmp_path / "file.tfrecord"
+    write_google(file, highest=4)
+    records = [tf.train.Example.FromString(one.numpy()) for one in tf.data.TFRecordDataset(str(file))]
+    del records[0].features.feature[name].int64_list.value[count:]
+    with tf.io.TFRecordWriter(str(file)) as writer:
+        for record in records:
+            writer.write(record.SerializeToString())
+    refused(tmp_path, f"file.tfrecord: the first record has .*{message}", records=[file])
+
+
 def test_a_manifest_with_another_number_of_instances(tmp_path):
     write(tmp_path / "instances", settings={"seq_length": 16})
     file = tmp_path / "instances" / "manifest.json"

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from bert_keras.errors import BertKerasError, MissingFileError, listed
+from bert_keras.json_files import short
 from tasks.data_files import Source
 from tasks.glue.data_sets import (
     CUSTOM,
@@ -121,7 +122,7 @@ def _text_columns(path: Path, columns: Sequence[str], label: str, options: Colum
     text = tuple(column for column in columns if column != label and column.casefold() not in NO_TEXT)
     if label in columns and len(text) not in (1, 2):
         raise BertKerasError(
-            f"{path} has the text columns {', '.join(map(repr, text)) or '(none)'}; name one or two with --text-column."
+            f"{path} has the text columns {listed(map(short, text))}; name one or two with --text-column."
         )
     return text
 

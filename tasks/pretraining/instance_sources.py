@@ -308,6 +308,10 @@ class RecordFileSource(Source):
                 raise BertKerasError(
                     f"{name}: a value of {found[1]} is out of range; give other files."
                 ) from error
+            if DAMAGED in str(error):
+                raise BertKerasError(
+                    f"{name}: a record is damaged or truncated; give complete files."
+                ) from error
             if PARSING not in str(error):
                 raise
             raise BertKerasError(
@@ -406,6 +410,7 @@ def _check_values(features: dict[str, tf.Tensor], *, vocab_size: int) -> None:
 WRONG_IDS = "an id is too large"
 WRONG_VALUES = "a value is out of range:"
 PARSING = "ParseExample"  # the op's name in parsing errors
+DAMAGED = "Could not parse example"  # no protocol buffer
 
 
 def _wrong_ids(found: str, vocab_size: int) -> BertKerasError:

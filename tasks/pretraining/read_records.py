@@ -187,6 +187,17 @@ def _spec(file: pathlib.Path, records: tf.data.Dataset) -> dict[str, tf.io.Fixed
         raise BertKerasError(
             f"{file} has masks without {', '.join(absent)}; give files with all of a mask, or none."
         )
+    for names, wanted in (
+        (ENCODER_INPUTS, "one length"),
+        (masks, "one length"),
+        ((NEXT_SENTENCE_LABEL,), "one number"),
+    ):
+        found = {RECORD_NAMES[name]: lengths[name] for name in names if name in lengths}
+        if len({*found.values()}) > 1 or (wanted == "one number" and {*found.values()} != {1}):
+            counts = ", ".join(f"{count:,} numbers in {name}" for name, count in found.items())
+            raise BertKerasError(
+                f"{file}: the first record has {counts}; wanted {wanted}; give files of pre-training instances."
+            )
     return {
         name: tf.io.FixedLenFeature([length], tf.float32 if name in floats else tf.int64)
         for name, length in lengths.items()
