@@ -400,7 +400,9 @@ def soak(seed: int, names: Sequence[str], inputs: pathlib.Path, known: dict[str,
 def _traceback(logs: pathlib.Path) -> str:
     """The last line of standard error that has a traceback, in the commands of a fault; empty if there is none."""
     errors = [file.read_text(errors="replace") for file in sorted(logs.glob("*.err"))]
-    return next((text.strip().splitlines()[-1] for text in errors if "Traceback" in text), "")
+    # Python drops a Ctrl-C that comes in a finalizer, and says so; the command then goes on.
+    shown = [text for text in errors if "Traceback" in text and "Exception ignored in" not in text]
+    return next((text.strip().splitlines()[-1] for text in shown), "")
 
 
 @contextlib.contextmanager
