@@ -62,6 +62,9 @@ class TrainingSteps:
     def fit(self: Any, *arguments: Any, **keywords: Any) -> Any:
         """As Keras does; under several workers, each batch of a data set is divided among all replicas."""
         self._initial_epoch = None  # a BackupAndRestore of an earlier `fit` left its epoch here
+        if keras.backend.backend() == "tensorflow" and workers_of(self.distribute_strategy) > 1:
+            x = keywords.get("x", arguments[0] if arguments else None)
+            check_order(x, shuffle=keywords.get("shuffle", True))
         keywords = {name: _divided_by_batch(value) for name, value in keywords.items()}
         return super().fit(*map(_divided_by_batch, arguments), **keywords)  # type: ignore[misc]
 
@@ -297,6 +300,48 @@ def _divided_by_batch(value: Any) -> Any:
     options = tf.data.Options()
     options.experimental_distribute.auto_shard_policy = tf.data.experimental.AutoShardPolicy.DATA
     return value.with_options(options)
+
+
+def workers_of(strategy: Any) -> int:
+    """The number of processes of a strategy."""
+    import tensorflow as tf
+
+    if (
+        not isinstance(strategy, tf.distribute.MultiWorkerMirroredStrategy)
+        or strategy.cluster_resolver is None
+    ):
+        return 1
+    addresses = strategy.cluster_resolver.cluster_spec().as_dict()
+    return sum(len(addresses.get(kind, ())) for kind in ("chief", "worker")) or 1
+
+
+def check_order(data: Any, *, shuffle: Any) -> None:
+    """Raises BertKerasError for training data that each of several workers would shuffle in another order.
+
+    Each worker trains on its rows of each batch, so all must have the same batches. shuffle: as in `fit`, for arrays
+    """
+    import tensorflow as tf
+
+    if isinstance(data, tf.data.Dataset):
+        if not chooses_parts(data) and _shuffles_without_seed(data):
+            raise BertKerasError(
+                "the data set is shuffled without a seed, so each worker would have other batches; give Dataset.shuffle the same "
+                "seed in all workers."
+            )
+        return
+    arrays = all(hasattr(one, "__array__") for one in keras.tree.flatten(data))
+    if arrays and shuffle and tf.compat.v1.get_seed(None)[0] is None:
+        raise BertKerasError(
+            "fit shuffles arrays, in each worker in another order; call keras.utils.set_random_seed with the same number in all "
+            "workers, or give shuffle=False."
+        )
+
+
+def _shuffles_without_seed(data: Any) -> bool:
+    """True if a shuffle on the way to a tf.data.Dataset had no seed and TensorFlow no global one when it was made."""
+    if type(data).__name__ == "_ShuffleDataset" and not (int(data._seed) or int(data._seed2)):
+        return True
+    return any(map(_shuffles_without_seed, data._inputs()))
 
 
 def chooses_parts(data: Any) -> bool:

@@ -21,7 +21,7 @@ from bert_keras.errors import BertKerasError
 from bert_keras.features import POOLED_OUTPUT
 from bert_keras.tensorflow_errors import data_errors
 from bert_keras.text.preprocessing import Preprocessor
-from bert_keras.training_model import chooses_parts
+from bert_keras.training_model import check_order, chooses_parts, workers_of
 from tasks.batches import predictor
 from tasks.features.frozen import FrozenNetwork, bilstm_of
 from tasks.features.token_vectors import RowVectors
@@ -343,8 +343,11 @@ class TextModel(CompiledTextModel, SavedTextModel):
         replicas = self.distribute_strategy.num_replicas_in_sync // Workers(self.distribute_strategy).count
         if has_features(x) or self._parts is not None or replicas > 1:
             return make()
-        if isinstance(x, tf.data.Dataset) and chooses_parts(x):
-            return make()
+        if isinstance(x, tf.data.Dataset):
+            if chooses_parts(x):
+                return make()
+            if workers_of(self.distribute_strategy) > 1:
+                check_order(x, shuffle=False)
         return divided(self.distribute_strategy, lambda part: make(part=part))
 
     def _batches(self, x: Any, y: Any, sample_weight: Any, **options: Any) -> Any:

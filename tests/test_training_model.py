@@ -17,7 +17,7 @@ from bert_keras.features import POOLED_OUTPUT
 from bert_keras.heads import ClassifierHead
 from bert_keras.losses import GlobalMean, cross_entropy, squared_error
 from bert_keras.optimizers import AdamW
-from bert_keras.training_model import TrainingModel
+from bert_keras.training_model import TrainingModel, check_order
 
 pytestmark = pytest.mark.filterwarnings(
     "ignore:__array__ implementation doesn't accept a copy keyword", "ignore:Gradients do not exist"
@@ -211,6 +211,21 @@ def test_logs_of_a_step_of_ones_own_are_kept(executed):
     logs = made.evaluate(X, Y, batch_size=6, verbose=0, return_dict=True)
     assert {*logs} == {"loss", "twice"} and logs["twice"] == pytest.approx(2 * logs["loss"])
     assert made.train_on_batch(X, Y, return_dict=True) == {"rows": 6.0}
+
+
+def test_an_order_that_differs_between_workers_is_refused():
+    tf.random.set_seed(None)
+    data = tf.data.Dataset.from_tensor_slices((X, Y))
+    check_order(data.batch(2), shuffle=True)
+    check_order(data.shuffle(6, seed=1).batch(2), shuffle=True)
+    with pytest.raises(BertKerasError, match="shuffled without a seed.*give Dataset.shuffle the same seed"):
+        check_order(data.shuffle(6).batch(2).prefetch(1), shuffle=True)
+    check_order(X, shuffle=False)
+    with pytest.raises(BertKerasError, match="call keras.utils.set_random_seed .* or give shuffle=False"):
+        check_order(X, shuffle=True)
+    keras.utils.set_random_seed(1)
+    check_order(X, shuffle=True)
+    check_order(data.shuffle(6).batch(2), shuffle=True)
 
 
 def test_a_generator_of_none_for_weights():

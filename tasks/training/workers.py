@@ -18,7 +18,8 @@ import tensorflow as tf
 
 from bert_keras.errors import BertKerasError, WorkerLost, first_line
 from bert_keras.files import digest
-from tasks.training.cluster import WORKERS, in_cluster
+from bert_keras.training_model import workers_of
+from tasks.training.cluster import in_cluster
 
 # TensorFlow raises them in the workers that are left, at their next operation over all replicas.
 LOST = (
@@ -42,9 +43,9 @@ class Workers:
         self.count, self.chief = 1, True
         if not isinstance(distribution, tf.distribute.MultiWorkerMirroredStrategy):
             return
+        self.count = workers_of(distribution)
         if (resolver := distribution.cluster_resolver) is not None:
             addresses = resolver.cluster_spec().as_dict()
-            self.count = sum(len(addresses.get(kind, ())) for kind in WORKERS) or 1
             first = "chief" if "chief" in addresses else "worker"
             self.chief = self.count == 1 or (resolver.task_type, resolver.task_id) == (first, 0)
 
