@@ -197,6 +197,15 @@ def test_a_run_at_another_precision_has_the_same_weights_and_nearly_the_same_log
 
 
 @pytest.mark.long
+def test_a_frozen_encoder_stays_frozen_at_another_precision(trained):
+    run = load_run(trained)
+    run.encoder.trainable = False
+    found = at_precision(run, "bfloat16")
+    assert not found.encoder.trainable and found.model.trainable_weights
+    assert len(found.model.trainable_weights) == len(run.model.trainable_weights)
+
+
+@pytest.mark.long
 @pytest.mark.filterwarnings("ignore:__array__ implementation doesn't accept a copy keyword")
 def test_an_ensemble_and_lora_at_another_precision(trained):
     both = at_precision(load_runs([trained, trained]), "bfloat16")

@@ -15,7 +15,7 @@ from tasks.features.frozen import bilstm_of
 from tasks.task import Problem
 from tasks.training.ensemble import Ensemble
 from tasks.training.run_folder import Run
-from tasks.training.task_model import encoder_of, network_of
+from tasks.training.task_model import encoder_of, freeze, frozen_layers, network_of
 
 
 def at_precision(run: Run, precision: str | None) -> Run:
@@ -51,6 +51,7 @@ def _model_at(problem: Problem, model: keras.Model, precision: str) -> keras.Mod
         )
     for variable in made.weights:
         variable.assign(keras.ops.cast(values[variable.path], variable.dtype))
+    freeze(made, frozen_layers(model))
     return made
 
 
