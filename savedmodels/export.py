@@ -115,13 +115,15 @@ def compare_in_fresh_process(run: Run, servable: Servable, folder: pathlib.Path)
     """Raises ExportError unless a fresh process gives the answers of this process to SAMPLES.
 
     A frozen graph must give the answers of the run's own model within ROUNDING. A model that computes in bfloat16 or float16 must
-    give those of its graph in this process within NARROW: op by op it rounds elsewhere, and may choose another label.
+    give those of its graph with variables in this process within NARROW: op by op it rounds elsewhere, and may choose another
+    label.
     """
     raw = sample_inputs(run.task.signature())
     texts = {name: tf.constant(rows) for name, rows in raw.items()}
     narrow = precision_of(run.model) != "float32"
     own = servable.frozen and not narrow
-    expected = answers_of(run, servable, texts) if own else servable.serve(**texts)
+    traced = servable_of(run) if servable.frozen and narrow else servable
+    expected = answers_of(run, servable, texts) if own else traced.serve(**texts)
     compare(
         {name: value.numpy() for name, value in expected.items()},
         ask(folder, raw),
