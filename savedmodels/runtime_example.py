@@ -114,6 +114,42 @@ def answers(settings: dict[str, Any], output: np.ndarray) -> list[Any]:
     return [{"label": names[row.argmax()], "probabilities": row.tolist()} for row in probabilities]
 
 
+def read_inputs(settings: dict[str, Any], given: Any) -> dict[str, np.ndarray]:
+    """The input in JSON -> int32 [B, S] for each feature. Exits with one line for another form."""
+    names, ids = settings["inputs"], settings["features"]
+    if isinstance(given, dict) and {*given} == {*ids}:  # of another tokenizer
+        rows = {
+            len(row)
+            for column in given.values()
+            if isinstance(column, list)
+            for row in column
+            if isinstance(row, list)
+        }
+        if len(rows) != 1 or len({len(column) for column in given.values()}) != 1:
+            sys.exit(
+                f"{', '.join(ids)} have rows of other lengths; give lists of as many rows, all of one length."
+            )
+        try:
+            return {name: np.array(column, np.int32) for name, column in given.items()}
+        except (TypeError, ValueError) as error:
+            sys.exit(f"{', '.join(ids)} are not all whole numbers ({error}); give rows of numbers.")
+    wanted = json.dumps({name: ["..."] for name in names})
+    if settings["tokenizer"] is None:
+        sys.exit(f"this model has no tokenizer.json: give {', '.join(ids)} as JSON on standard input.")
+    if not isinstance(given, dict) or {*given} != {*names}:
+        found = ", ".join(given) if isinstance(given, dict) else type(given).__name__
+        sys.exit(f"the input has {found or 'nothing'}; give {wanted}.")
+    texts = [given[name] for name in names]
+    if not all(
+        isinstance(column, list) and all(isinstance(text, str) for text in column) for column in texts
+    ):
+        sys.exit(f"the input is not lists of texts; give {wanted}.")
+    if len({len(column) for column in texts}) != 1 or not texts[0]:
+        counts = ", ".join(f"{len(column)} of {name}" for name, column in zip(names, texts, strict=True))
+        sys.exit(f"the input has {counts}; give as many of each, and at least one.")
+    return features(settings, texts)
+
+
 def main(arguments: Sequence[str]) -> None:
     """Prints the answers to the arguments, or to the inputs in JSON on standard input."""
     settings = json.loads((FOLDER / "settings.json").read_text(encoding="utf-8"))
@@ -131,15 +167,7 @@ def main(arguments: Sequence[str]) -> None:
         sys.exit(
             f"standard input is no JSON ({error}); give texts as arguments, or {json.dumps({name: ['...'] for name in names})}."
         )
-    if set(given) == set(settings["features"]):  # ids of another tokenizer
-        ready = {name: np.asarray(rows, np.int32) for name, rows in given.items()}
-    elif settings["tokenizer"] is None:
-        sys.exit(
-            f"this model has no tokenizer.json: give {', '.join(settings['features'])} as JSON on standard input."
-        )
-    else:
-        ready = features(settings, [given[name] for name in names])
-    output = load(settings)(ready)
+    output = load(settings)(read_inputs(settings, given))
     found = answers(settings, output)
     print(json.dumps(found if arguments else {settings["output"]: output.tolist(), "answers": found}))
 

@@ -20,6 +20,7 @@ from savedmodels import runtime_example, runtimes
 from savedmodels.checked_write import SAMPLES, ExportError
 from savedmodels.manifest import CARD
 from savedmodels.model_card import precision_of
+from savedmodels.runtime_example import read_inputs
 from savedmodels.runtime_export import (
     SCRIPT,
     SETTINGS,
@@ -281,6 +282,33 @@ def test_a_task_whose_answers_need_the_text_is_refused_before_weights_are_read(
     flags = ["--output", tmp_path / "out", "--format", "onnx"]
     code, _, err = run_command(capfd, "export", *(word.format(tmp_path) for word in model), *flags)
     assert code == 1 and reason in err
+
+
+IDS = ["input_word_ids", "input_mask", "input_type_ids"]
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"sentence": "a charming journey"}, "is not lists of texts; give .*sentence"),
+        ({"sentence": [1]}, "is not lists of texts"),
+        ({"text": ["good"]}, "the input has text; give .*sentence"),
+        (["good"], "the input has list; give"),
+        ({"sentence": []}, "the input has 0 of sentence; give as many"),
+        ({name: [[1, 2], [3]] for name in IDS}, "rows of other lengths"),
+        ({name: [["a", "b"]] for name in IDS}, "not all whole numbers"),
+    ],
+)
+def test_an_input_of_another_form_is_one_line(given, message):
+    settings = {"inputs": ["sentence"], "features": IDS, "tokenizer": "tokenizer.json"}
+    with pytest.raises(SystemExit, match=message):
+        read_inputs(settings, given)
+
+
+def test_texts_of_a_pair_that_are_not_as_many():
+    settings = {"inputs": ["premise", "hypothesis"], "features": IDS, "tokenizer": "tokenizer.json"}
+    with pytest.raises(SystemExit, match="has 2 of premise, 1 of hypothesis; give as many of each"):
+        read_inputs(settings, {"premise": ["a", "b"], "hypothesis": ["c"]})
 
 
 def test_a_missing_package_is_named_before_anything_is_read(tmp_path, capfd, monkeypatch):
