@@ -3,6 +3,7 @@
 import json
 import os
 import random
+import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -153,12 +154,43 @@ WORKER = {"type": "worker", "index": 0}
             "names no task",
         ),
         (json.dumps({"cluster": {"worker": ["a:1"], "ps": ["b:1"]}, "task": WORKER}), "ps"),
+        (
+            json.dumps({"cluster": {"worker": ["a:1", "b:1"]}, "task": WORKER | {"index": -1}}),
+            "names no task",
+        ),
+        (json.dumps({"cluster": {"worker": ["a:1", "b"]}, "task": WORKER}), "a worker without host and port"),
     ],
-    ids=["none", "no JSON", "no workers", "no such worker", "a parameter server"],
+    ids=[
+        "none",
+        "no JSON",
+        "no workers",
+        "no such worker",
+        "a parameter server",
+        "a negative index",
+        "no port",
+    ],
 )
 def test_a_wrong_cluster_is_refused(given, named):
     with pytest.raises(BertKerasError, match=named):
         check_cluster(given)
+
+
+@pytest.mark.long
+def test_a_port_in_use_ends_with_one_line(folder):
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        address = f"127.0.0.1:{taken.getsockname()[1]}"
+        cluster = {"cluster": {"worker": [address, "127.0.0.1:1"]}, "task": {"type": "worker", "index": 0}}
+        flags = ["--task", "sst2", "--data", folder / "data", "--checkpoint", folder / "checkpoint"]
+        done = subprocess.run(
+            runs.shell_command("finetune", *flags, "--output", folder / "taken", "--strategy", "multiworker"),
+            cwd=runs.ROOT,
+            env=runs.bare_environment() | {"TF_CONFIG": json.dumps(cluster)},
+            capture_output=True,
+            text=True,
+            timeout=120,
+        )
+    assert done.returncode == 1 and "cannot join the cluster" in done.stderr, done.stderr
+    assert "free port" in done.stderr and "Traceback" not in done.stderr, done.stderr
 
 
 @pytest.mark.long

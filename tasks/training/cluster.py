@@ -2,11 +2,13 @@
 
 import json
 import os
+import re
 
 from bert_keras.errors import BertKerasError
 
 CLUSTER = "TF_CONFIG"
 WORKERS = ("chief", "worker")
+_ADDRESS = re.compile(r".+:\d+")
 
 
 def check_cluster(given: str | None) -> None:
@@ -22,7 +24,9 @@ def check_cluster(given: str | None) -> None:
         cluster, task = found["cluster"], found["task"]
         workers = cluster[task["type"]]
         wrong = sorted({*cluster} - set(WORKERS))
-        good = not wrong and isinstance(workers, list) and workers[int(task["index"])]
+        index = int(task["index"])
+        good = not wrong and isinstance(workers, list) and index >= 0 and workers[index]
+        good = good and all(_ADDRESS.fullmatch(one) for kind in cluster.values() for one in kind)
     except (ValueError, LookupError, TypeError):
         wrong, good = [], False
     if wrong:
@@ -30,7 +34,9 @@ def check_cluster(given: str | None) -> None:
             f"{CLUSTER} lists {', '.join(wrong)}; strategy multiworker has tasks of type {' and '.join(WORKERS)} alone."
         )
     if not good:
-        raise BertKerasError(f"{CLUSTER} names no task of its cluster; {wanted}.")
+        raise BertKerasError(
+            f"{CLUSTER} names no task of its cluster, or a worker without host and port; {wanted}."
+        )
 
 
 def in_cluster() -> bool:

@@ -10,7 +10,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from bert_keras.errors import BertKerasError
+from bert_keras.errors import BertKerasError, first_line
 from bert_keras.features import WHOLE, Part
 from bert_keras.signals import unhandled
 from tasks.settings import STRATEGIES
@@ -36,6 +36,10 @@ def _multiworker() -> tf.distribute.Strategy:
     except RuntimeError as error:  # TensorFlow has run an operation
         raise BertKerasError(
             f"cannot join the cluster of {CLUSTER}: {error}; make the strategy before TensorFlow runs any operation."
+        ) from error
+    except tf.errors.OpError as error:  # its port is in use, or another worker did not come
+        raise BertKerasError(
+            f"cannot join the cluster of {CLUSTER}: {first_line(error)}; give each worker a free port, and start all of them."
         ) from error
 
 
