@@ -126,6 +126,8 @@ def test_what_saves_memory():
     ("changes", "options", "message"),
     [
         ({}, {"devices": 3}, "3 devices do not divide a batch of 8"),
+        ({"precision": "bfloat16"}, {}, "precision is bfloat16, and the plan is of float32"),
+        ({"bilstm": True}, {}, "bilstm is true, and the plan knows no BiLSTM"),
         ({"max_positions": 20}, {}, "a phase has 32 tokens and the encoder 20 positions"),
     ],
 )

@@ -191,9 +191,16 @@ def estimate(
     rematerialize: the backward pass computes each block again
     teraflops: 10^12 operations in a second that one device does in such a training, not its peak
 
-    Raises BertKerasError if the devices do not divide the batch, or the encoder is too short for a phase.
+    Raises BertKerasError if the devices do not divide the batch, or the encoder is too short for a phase, and for a precision or
+    a BiLSTM that the plan does not know.
     """
     hparams, encoders = recipe.hparams, _encoders(recipe, config)
+    if hparams.precision != "float32":
+        raise BertKerasError(
+            f"precision is {hparams.precision}, and the plan is of float32; leave precision out."
+        )
+    if config.bilstm:
+        raise BertKerasError("bilstm is true, and the plan knows no BiLSTM; leave bilstm out.")
     each, rest = divmod(hparams.batch_size, devices)
     if rest:
         raise BertKerasError(
