@@ -222,8 +222,7 @@ class _WriteShards(beam.DoFn):
             shard = Shard(**json.loads(counts.read_text(encoding="utf-8")))
         else:
             return None
-        there = file.is_file() and file.stat().st_size == shard.bytes and shard.text == text
-        return shard if there else None
+        return shard if shard.text == text and shard.is_written(file) else None
 
 
 def _write_manifest(

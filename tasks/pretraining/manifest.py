@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 from bert_keras.errors import BertKerasError, MissingFileError
 from bert_keras.features import LABEL_RATE_TOLERANCE, TFRECORD_NAMES, WORD_STARTS
-from bert_keras.files import write_json
+from bert_keras.files import digest_of_file, write_json
 from bert_keras.json_files import FLAG, OBJECT, TEXT, list_of, or_null, read_object, short, typed, whole
 from bert_keras.paths import did_you_mean, path_of
 from tasks.output_folder import Folder, Layout
@@ -29,9 +29,9 @@ RECORD_NAMES = {**TFRECORD_NAMES, WORD_STARTS: WORD_STARTS}
 
 
 class Shard(NamedTuple):
-    """A file of records: its size, the SHA-256 of its text, and counts of its content.
+    """A file of records: its size and digest, the SHA-256 of its text, and counts of its content.
 
-    bytes: size of the file
+    bytes, sha256: size of the file and its digest; manifests of earlier versions have no digest
     positions: number of positions without padding, over all instances
     ones: number of labels that are 1
     skipped: number of chunks of one segment, which give no instance
@@ -44,6 +44,13 @@ class Shard(NamedTuple):
     positions: int
     ones: int
     skipped: int
+    sha256: str | None = None
+
+    def is_written(self, file: pathlib.Path) -> bool:
+        """True if a file has this content."""
+        if not file.is_file() or file.stat().st_size != self.bytes:
+            return False
+        return self.sha256 is None or digest_of_file(file) == self.sha256
 
 
 class Summary(NamedTuple):
@@ -133,8 +140,8 @@ def read_manifest(path: str | pathlib.Path) -> dict[str, Any]:
     typed(manifest, kinds, where=file, others=True)
     count = whole(0, 2**63 - 1)
     for number, shard in enumerate(manifest[SHARDS]):
-        shard_kinds = dict.fromkeys(Shard._fields, count) | {"text": TEXT}
-        typed(shard, shard_kinds, where=f"{file}: {SHARDS}[{number}]")
+        shard_kinds = dict.fromkeys(Shard._fields, count) | {"text": TEXT, "sha256": TEXT}
+        typed(shard, shard_kinds, where=f"{file}: {SHARDS}[{number}]", optional=("sha256",))
     return manifest
 
 

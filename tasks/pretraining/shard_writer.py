@@ -13,6 +13,7 @@ import tensorflow as tf
 
 from bert_keras.errors import BertKerasError
 from bert_keras.features import INPUT_MASK, NEXT_SENTENCE_LABEL
+from bert_keras.files import digest_of_file
 from bert_keras.settings import Masking
 from bert_keras.text.masking import Pieces, mask
 from bert_keras.text.preprocessing import Features
@@ -113,5 +114,13 @@ class ShardWriter:
                 instances += len(records)
                 positions += int(length)
                 ones += int(label)
-        size = target.stat().st_size
-        return Shard(size, digest_of_documents(texts), len(texts), instances, positions, ones, skipped)
+        return Shard(
+            bytes=target.stat().st_size,
+            text=digest_of_documents(texts),
+            documents=len(texts),
+            instances=instances,
+            positions=positions,
+            ones=ones,
+            skipped=skipped,
+            sha256=digest_of_file(target),
+        )

@@ -101,13 +101,11 @@ def _write_missing(
 ) -> list[Shard]:
     """Writes the missing shards; returns all shards. Raises ValueError if the finished shards have another text.
 
-    The shards from the first one on whose file is missing or was cut are written again.
+    The shards from the first one on whose file is missing or damaged are written again.
     """
     known, made = folder.shards(), list[Shard]()
     files = [folder.path / shard_name(number, compress=job.compress) for number in range(len(known))]
-    whole = [
-        file.is_file() and file.stat().st_size == one.bytes for file, one in zip(files, known, strict=True)
-    ]
+    whole = [one.is_written(file) for file, one in zip(files, known, strict=True)]
     done = known[: [*whole, False].index(False)]
 
     def missing() -> Iterator[tuple[int, list[Text]]]:
