@@ -424,7 +424,7 @@ READERS: dict[str, Reader] = {
     ),
     "KerasHub config.json": Reader(
         file="config.json",
-        named=("model.weights.h5",),
+        named=("model.weights.h5", "the config's vocab_size"),
         make=_written("keras-hub", "config.json"),
         mutate=mutated_json,
         read=_checkpoint,
