@@ -6,7 +6,8 @@ A fault ends a command somewhere; the same command then runs again. It must give
 error of one line. Out: a table of commands and faults with the number of each outcome, and every fault that lost or
 changed something, with its seed: `--seed N --faults 1` repeats the fault of seed N. Exit status 1 if there is one.
 
-Commands run in processes that are forked from one that has imported TensorFlow. Linux only.
+Commands run in processes that are forked from one that has imported TensorFlow: in one, in two replicas, or in two workers, of
+which one gets the signal. Linux only.
 """
 
 import argparse
@@ -30,120 +31,13 @@ from typing import Any, NamedTuple
 ROOT = pathlib.Path(__file__).resolve().parents[1]
 sys.path[:0] = [str(ROOT), str(ROOT / "tests")]
 
-import runs  # noqa: E402
 from rich.console import Console  # noqa: E402
 from rich.progress import track  # noqa: E402
 from rich.table import Table  # noqa: E402
+from soak_commands import DATA, commands, inputs_of, start, write_inputs  # noqa: E402
 
-LIMIT = 900  # seconds that a command may take
 EQUAL, REFUSED, LOST = "as unbroken", "refused in one line", "LOST OR CHANGED"
-QUICK = "--epochs 2 --batch-size 8 --seq-length 40 --max-examples 24"
 CHANCE = ("/seconds", "fingerprint.pb/bytes")  # values that two unbroken runs may have alike by chance
-SIZES = "num_layers=1 hidden_size=32 num_heads=2 intermediate_size=64 seq_length=32 batch_size=8 steps=6"
-
-
-def write_inputs(folder: pathlib.Path) -> None:
-    """The checkpoint, data and text that all commands read."""
-    runs.write_checkpoint(folder / "checkpoint")
-    runs.write_data(folder / "data", "sst2")
-    runs.write_data(folder / "glue" / "SST-2", "sst2")
-    documents = ("\n".join(runs.texts(8, seed=seed)) for seed in range(40))
-    (folder / "text.txt").write_text("\n\n".join(documents) + "\n")
-
-
-def commands(folder: pathlib.Path, output: pathlib.Path) -> dict[str, list[str]]:
-    """The arguments of each command, which writes to `output`."""
-    vocab, text = folder / "checkpoint" / "vocab.txt", folder / "text.txt"
-    checkpoint = f"--checkpoint {folder / 'checkpoint'}"
-    finetune = f"--task sst2 --data {folder / 'data'} {checkpoint} {QUICK} --save-every 2"
-    features = "--feature-layers 0,1 --lstm-layers 1 --lstm-units 8"
-    asked = {
-        "convert": f"--from {folder / 'checkpoint'} --format google --to",
-        "export": f"--run {folder / 'run'} --output",
-        "hub": f"{checkpoint} --seq-length 24 --output",
-        "vocab": f"--text {text} --size 120 --output",
-        "instances": f"--text {text} --vocab {vocab} --seq-length 32 --workers 1 --output",
-        "features": f"{checkpoint} --input {text} --output",
-        "finetune": f"{finetune} --output",
-        "finetune features": f"{finetune} {features} --output",
-        "finetune mirrored": f"{finetune} --strategy mirrored --output",
-        "pretrain": f"--text {text} --vocab {vocab} --set {SIZES} --save-every 2 --output",
-        "protocol": f"--task sst2 --data {folder / 'data'} {checkpoint} {QUICK} --learning-rates 1e-3 1e-4 --output",
-        "glue": f"--tasks sst2 --data {folder / 'glue'} {checkpoint} {QUICK} --learning-rates 1e-3 --output",
-    }
-    return {name: [name.split()[0], *rest.split(), str(output)] for name, rest in asked.items()}
-
-
-# What a change of the data between two tries changes, by command; others read no data of the user's.
-DATA = {
-    **dict.fromkeys(("finetune", "finetune features", "finetune mirrored", "protocol"), "data/train.tsv"),
-    "glue": "glue/SST-2/train.tsv",
-    **dict.fromkeys(("instances", "pretrain", "features", "vocab"), "text.txt"),
-}
-
-
-# -----------------------------------------------------------------------------------------------------------
-# Processes
-
-
-class Process:
-    """A forked command, with its output in files."""
-
-    def __init__(self, pid: int, log: pathlib.Path) -> None:
-        self.pid, self._log = pid, log
-
-    def wait(self) -> int:
-        """The exit status; negative for a signal, as in subprocess. Raises TimeoutError after LIMIT."""
-        ends = time.monotonic() + LIMIT
-        while time.monotonic() < ends:
-            pid, status = os.waitpid(self.pid, os.WNOHANG)
-            if pid:
-                return os.waitstatus_to_exitcode(status)
-            time.sleep(0.02)
-        self.send(signal.SIGKILL)
-        os.waitpid(self.pid, 0)
-        raise TimeoutError(f"over {LIMIT} s: {self.errors()}")
-
-    def send(self, number: int) -> None:
-        """Sends a signal, unless the process has ended."""
-        with contextlib.suppress(ProcessLookupError):
-            os.kill(self.pid, number)
-
-    def errors(self) -> str:
-        """The last lines of standard error."""
-        return self._log.with_suffix(".err").read_text(errors="replace")[-2000:]
-
-
-def start(arguments: Sequence[str], log: pathlib.Path, before: Callable[[], None] = lambda: None) -> Process:
-    """Forks a process that calls `before`, then runs a command."""
-    sys.stdout.flush()
-    child = os.fork()
-    if child:
-        return Process(child, log)
-    code = 1
-    try:
-        # A shell that starts this script in its background has it ignore Ctrl-C.
-        signal.signal(signal.SIGINT, signal.default_int_handler)
-        for number, suffix in ((1, ".out"), (2, ".err")):
-            os.dup2(os.open(log.with_suffix(suffix), os.O_WRONLY | os.O_CREAT | os.O_TRUNC), number)
-        before()
-        from bert_keras.cli import main
-
-        main(["bert-keras", *arguments])
-        code = 0
-    except SystemExit as end:
-        code = end.code if isinstance(end.code, int) else 0 if end.code is None else 1
-        if isinstance(end.code, str):
-            print(end.code, file=sys.stderr)
-    except BaseException:
-        import traceback
-
-        traceback.print_exc()
-    finally:
-        with contextlib.suppress(OSError):
-            sys.stdout.flush()
-            sys.stderr.flush()
-        os._exit(code)
 
 
 # -----------------------------------------------------------------------------------------------------------
@@ -185,6 +79,7 @@ class Try(NamedTuple):
     arguments: of the command
     log: the files of its output
     output: where it writes
+    inputs: the folder of what it reads
     draw: the random numbers of this fault
     seconds, writes: what the unbroken run took
     """
@@ -192,6 +87,7 @@ class Try(NamedTuple):
     arguments: list[str]
     log: pathlib.Path
     output: pathlib.Path
+    inputs: pathlib.Path
     draw: random.Random
     seconds: float
     writes: int
@@ -234,22 +130,40 @@ def _small_files(one: Try) -> Fault:
     return Fault(f"no file over {most} bytes", process.wait())
 
 
+def _damage(file: pathlib.Path, draw: random.Random) -> str:
+    """Changes a bit of a file, shortens it or removes it; returns which."""
+    how, content = draw.choice(("changed", "shortened", "removed")), bytearray(file.read_bytes())
+    if how == "changed":
+        content[draw.randrange(len(content))] ^= 1 << draw.randrange(8)
+        file.write_bytes(content)
+    elif how == "shortened":
+        file.write_bytes(content[: draw.randrange(len(content))])
+    else:
+        file.unlink()
+    return how
+
+
 def _damaged(one: Try) -> Fault:
-    """A kill at a write, and then a changed, shortened or missing file."""
+    """A kill at a write, and then damage to what it wrote."""
     fault = one.at_write(_die)
     files = sorted(file for file in one.output.parent.rglob("*") if file.is_file() and file.stat().st_size)
     if not files:
         return Fault(f"{fault.where}, nothing to damage", fault.status)
-    file, how = one.draw.choice(files), one.draw.choice(("changed", "shortened", "removed"))
-    content = bytearray(file.read_bytes())
-    if how == "changed":
-        content[one.draw.randrange(len(content))] ^= 1 << one.draw.randrange(8)
-        file.write_bytes(content)
-    elif how == "shortened":
-        file.write_bytes(content[: one.draw.randrange(len(content))])
-    else:
-        file.unlink()
+    file = one.draw.choice(files)
+    how = _damage(file, one.draw)
     return Fault(f"{fault.where}, then {file.relative_to(one.output.parent)} {how}", fault.status)
+
+
+def _damaged_input(one: Try) -> Fault:
+    """Damage to a file that the command reads, which is whole again afterwards."""
+    file = one.draw.choice(inputs_of(one.arguments, one.inputs))
+    kept = file.read_bytes()
+    try:
+        how = _damage(file, one.draw)
+        status = start(one.arguments, one.log).wait()
+    finally:
+        file.write_bytes(kept)
+    return Fault(f"{file.relative_to(one.inputs)} {how}", status)
 
 
 def _two_at_once(one: Try) -> Fault:
@@ -270,6 +184,7 @@ FAULTS: Mapping[str, Callable[[Try], Fault]] = {
     "small files": _small_files,
     "kill -9, then damage": _damaged,
     "kill -9, then other data": lambda one: one.at_write(_die),
+    "damaged input, then whole": _damaged_input,
     "two at once": _two_at_once,
 }
 
@@ -381,7 +296,7 @@ def soak(seed: int, names: Sequence[str], inputs: pathlib.Path, known: dict[str,
         expected, output = known[name], folder / "try" / "out"
         output.parent.mkdir()
         arguments = commands(inputs, output)[name]
-        one = Try(arguments, folder / "log", output, draw, expected.seconds, expected.writes)
+        one = Try(arguments, folder / "log", output, inputs, draw, expected.seconds, expected.writes)
         where, status = FAULTS[fault](one)
         if traceback := _traceback(folder):
             return Row(seed, name, fault, where, status, 0, LOST, f"the fault gave a traceback: {traceback}")
