@@ -8,6 +8,7 @@ A task with windows turns a batch of B examples into W windows: features, labels
 """
 
 import concurrent.futures
+import functools
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
@@ -19,6 +20,7 @@ from bert_keras.errors import BertKerasError
 from bert_keras.features import INPUT_MASK, WHOLE, Part
 from bert_keras.text.preprocessing import Preprocessor, own_rows, pad_batches
 from tasks.task import Arrays, Features, Problem, Raw, model_inputs
+from tasks.training.strategies import in_replicas, padded_for
 
 POOL = (
     50  # batches that are sorted by length together: enough for similar lengths, few enough for random order
@@ -256,12 +258,20 @@ def predict(
 def predictor(
     task: Problem, preprocess: Preprocessor, model: keras.Model
 ) -> Callable[..., tuple[Arrays, Arrays]]:
-    """Returns a `predict` for several data sets, which traces features, model and decoding once for equal shapes."""
-    featurize = tf.function(_featurizer(task, preprocess, labelled=False), autograph=False)
+    """Returns a `predict` for several data sets, which traces features, model and decoding once for equal shapes.
 
-    @tf.function(autograph=False)
-    def forward(inputs: Features) -> Any:
-        return model(inputs, training=False)
+    Each replica of the model's strategy computes a share of each batch; all workers get all answers, so all must call it.
+    """
+    distribution = getattr(model, "distribute_strategy", tf.distribute.get_strategy())
+    read = _featurizer(task, padded_for(distribution, preprocess), labelled=False)
+    featurize = tf.function(read, autograph=False)
+
+    @functools.cache
+    def forward(batch_size: int) -> Any:
+        def network(inputs: Features) -> Any:
+            return model(inputs, training=False)
+
+        return tf.function(in_replicas(distribution, network, batch_size=batch_size), autograph=False)
 
     @tf.function(autograph=False)
     def decode(outputs: Any, features: Features, raw: Raw) -> dict[str, tf.Tensor]:
@@ -278,7 +288,7 @@ def predictor(
         # Specifications without sizes give one trace for all batches. A data set would prepare this graph again in every call.
         prepare = featurize.get_concrete_function(grouped.element_spec)
         feature_spec, raw_spec = prepare.structured_outputs
-        run = forward.get_concrete_function(model_inputs(feature_spec))
+        run = forward(batch_size).get_concrete_function(model_inputs(feature_spec))
         finish = decode.get_concrete_function(run.structured_outputs, feature_spec, raw_spec)
         parts = []
         for features, raw in _ahead(prepare, grouped):

@@ -30,7 +30,7 @@ from tasks.flags import (
     add_task_options,
     default_notes,
     slow_precision,
-    start_training,
+    start_strategy,
 )
 from tasks.options import (
     TASK_OPTIONS,
@@ -111,7 +111,7 @@ def open_given_task(args: argparse.Namespace, *, holds_out: bool = True) -> tupl
 
 
 def _run_finetune(args: argparse.Namespace) -> None:
-    start_training(args.strategy)
+    start_strategy(args.strategy)
     from bert_keras import checkpoints
     from tasks.training.fine_tuning_monitor import DEGENERATE
     from tasks.training.finetune import finetune
@@ -158,15 +158,17 @@ def model_of(args: argparse.Namespace, *, data: str | None = None) -> Any:
     from tasks.training.ensemble import load_runs
     from tasks.training.run_folder import pretrained_run
     from tasks.training.run_precision import at_precision
+    from tasks.training.strategies import strategy
 
-    if args.run and not args.checkpoint and not args.task:
-        run = load_runs(args.run, data=data)
-    elif args.run or not args.checkpoint or not args.task:
+    if bool(args.run) == bool(args.checkpoint or args.task) or bool(args.checkpoint) != bool(args.task):
         raise BertKerasError("give --run alone, or --checkpoint with --task; a run has its own task.")
-    else:
-        run = pretrained_run(args.task, args.checkpoint, data=data)
     slow_precision(args.precision)
-    return at_precision(run, args.precision)
+    with strategy(args.strategy).scope():
+        if args.run:
+            run = load_runs(args.run, data=data)
+        else:
+            run = pretrained_run(args.task, args.checkpoint, data=data)
+        return at_precision(run, args.precision)
 
 
 def _add_evaluate(parser: argparse.ArgumentParser) -> None:
@@ -180,12 +182,13 @@ def _add_evaluate(parser: argparse.ArgumentParser) -> None:
         "--data is that file, else every validation split)",
     )
     add_batch_size(parser)
+    add_strategy(parser, trains=False)
     add_precision(parser)
     add("--json", action="store_true", help="print JSON instead of a table")
 
 
 def _run_evaluate(args: argparse.Namespace) -> None:
-    start()
+    start_strategy(args.strategy, deterministic=False)
     from tasks.batches import cardinality, predict
     from tasks.training.evaluation_splits import splits_of
     from tasks.training.examples import check_labelled
@@ -232,11 +235,12 @@ def _add_predict(parser: argparse.ArgumentParser) -> None:
     )
     add("--format", choices=("table", "jsonl"), help="default: a table on a terminal, JSON lines elsewhere")
     add_batch_size(parser)
+    add_strategy(parser, trains=False)
     add_precision(parser)
 
 
 def _run_predict(args: argparse.Namespace) -> None:
-    start()
+    start_strategy(args.strategy, deterministic=False)
     run = model_of(args)
     signature = run.task.signature()
     lists = {name: spec.shape[1] for name, spec in signature.items() if len(spec.shape) > 1}

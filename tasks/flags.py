@@ -37,14 +37,15 @@ SAVE_HELP = (
 )
 
 
-def add_strategy(parser: argparse.ArgumentParser) -> None:
-    """Adds --strategy."""
+def add_strategy(parser: argparse.ArgumentParser, *, trains: bool = True) -> None:
+    """Adds --strategy. trains: False leaves multiworker out: each process can take a part of the input instead."""
     text = "tf.distribute strategy (default: one)"
-    parser.add_argument("--strategy", default="one", choices=STRATEGIES, help=text)
+    choices = [name for name in STRATEGIES if trains or name != "multiworker"]
+    parser.add_argument("--strategy", default="one", choices=choices, help=text)
 
 
-def start_training(strategy_name: str) -> None:
-    """Starts TensorFlow with deterministic ops, and joins the cluster of a strategy that has one. Only the chief then reports."""
+def start_strategy(strategy_name: str, *, deterministic: bool = True) -> None:
+    """Starts TensorFlow, and joins the cluster of a strategy that has one. Only the chief then reports."""
     if strategy_name == "multiworker":
         check_cluster(os.environ.get(CLUSTER))
         if others := other_workers():
@@ -55,7 +56,7 @@ def start_training(strategy_name: str) -> None:
 
         strategy(strategy_name)
 
-    start(deterministic=True, join=join)
+    start(deterministic=deterministic, join=join)
     from tasks.training.strategies import strategy
     from tasks.training.workers import Workers
 

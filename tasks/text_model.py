@@ -43,7 +43,7 @@ from tasks.text_data import (
 from tasks.text_model_compile import CompiledTextModel
 from tasks.text_model_saving import SavedTextModel, check_callbacks, check_monitors
 from tasks.training.feature_based import fitting
-from tasks.training.strategies import differ_between_replicas, divided, rows_for
+from tasks.training.strategies import differ_between_replicas, divided, padded_for, rows_for
 from tasks.training.task_model import encoder_of
 from tasks.training.unpadding import leave_out_padding
 from tasks.training.workers import Workers
@@ -223,7 +223,7 @@ class TextModel(CompiledTextModel, SavedTextModel):
         rows = rows_for(self.distribute_strategy, rows_of(batch_size))
         batches, examples = evaluation_data(
             self.problem,
-            self.preprocess,
+            padded_for(self.distribute_strategy, self.preprocess),
             x,
             y,
             sample_weight,
@@ -268,6 +268,8 @@ class TextModel(CompiledTextModel, SavedTextModel):
 
         x: texts as `fit` takes them; features give logits, as in Keras
         steps: batches to predict; None takes all
+
+        Each replica of the model's strategy computes its rows. Several workers must all call it, with the same texts.
         """
         if has_features(x):
             return super().predict(
@@ -364,7 +366,8 @@ class TextModel(CompiledTextModel, SavedTextModel):
                 )
             return x
         rows = rows_for(self.distribute_strategy, rows_of(options["batch_size"]))
-        return text_batches(self.problem, self.preprocess, x, y, sample_weight, multiple_of=rows, **options)
+        preprocess = padded_for(self.distribute_strategy, self.preprocess)
+        return text_batches(self.problem, preprocess, x, y, sample_weight, multiple_of=rows, **options)
 
 
 @dataclasses.dataclass(frozen=True)

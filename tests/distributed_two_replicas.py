@@ -4,8 +4,10 @@ Out: one line of JSON on standard output, by scenario: the greatest difference o
 norms of the gradients before clipping; results of runs.
 """
 
+import contextlib
 import dataclasses
 import functools
+import io
 import json
 import sys
 import tempfile
@@ -21,7 +23,7 @@ tf.config.set_logical_device_configuration(
     tf.config.list_physical_devices("CPU")[0], [tf.config.LogicalDeviceConfiguration()] * 2
 )
 
-from bert_keras import checkpoints  # noqa: E402
+from bert_keras import checkpoints, cli  # noqa: E402
 from bert_keras.config import BertConfig  # noqa: E402
 from bert_keras.encoder import BertEncoder  # noqa: E402
 from bert_keras.features import ENCODER_INPUTS  # noqa: E402
@@ -240,6 +242,19 @@ def compare_vectors(task, folder, *, batch_size):
     }
 
 
+def answered(run, data, name):
+    """What `evaluate` and `predict` print with a strategy."""
+    lines = []
+    for command in (
+        ["evaluate", "--data", str(data), "--json"],
+        ["predict", "--input", str(data / "dev.tsv")],
+    ):
+        with contextlib.redirect_stdout(io.StringIO()) as printed, contextlib.suppress(SystemExit):
+            cli.main(["bert-keras", *command, "--run", str(run), "--batch-size", "7", "--strategy", name])
+        lines.append([json.loads(line) for line in printed.getvalue().splitlines()])
+    return lines
+
+
 def write_entities(folder):
     """Files in CoNLL's form: three sentences a document."""
     folder.mkdir()
@@ -295,6 +310,7 @@ def main():
         files = runs.write_data(folder / "data", "sst2", count=33)
         reviews = Glue(ROWS["sst2"], files)
         results["finetune"] = run_of_two(reviews, folder, files, batch_size=9)
+        results["commands"] = [answered(folder / "run_sst2", files, name) for name in ("one", "mirrored")]
         endings = write_choices(folder / "endings")
         results["choices"] = run_of_two(Swag("codah", endings), folder, endings, batch_size=8)
         results["vectors"] = compare_vectors(Swag("codah", endings), folder, batch_size=9)

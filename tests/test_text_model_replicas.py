@@ -3,6 +3,7 @@
 import json
 
 import forked
+import numpy as np
 import pytest
 import runs
 
@@ -33,9 +34,20 @@ def results(scope):
     found["compiled"] = named.fit(texts, labels, shuffle=False, verbose=0).history
     return found
 
+def answers(scope):
+    # Of five texts in batches of three, and the rows that the encoder reads at once.
+    rows, call = [], bk.BertEncoder.call
+    def counted(self, inputs, **keywords):
+        tf.py_function(lambda ids: rows.append(len(ids)), [inputs["input_word_ids"]], [])
+        return call(self, inputs, **keywords)
+    bk.BertEncoder.call = counted
+    made = model(scope()).predict([*texts, "an odd one"], batch_size=3)
+    bk.BertEncoder.call = call
+    return {"rows": rows, **{name: values.tolist() for name, values in made.items()}}
+
 import contextlib
 two = tf.distribute.MirroredStrategy(["CPU:0", "CPU:1"])
-print(json.dumps([results(two.scope), results(contextlib.nullcontext)]))
+print(json.dumps([{**results(one), "answers": answers(one)} for one in (two.scope, contextlib.nullcontext)]))
 """
 
 
@@ -53,3 +65,7 @@ def test_calls_outside_the_scope_of_two_replicas_compile_inside_it(tmp_path):
         assert {*two[call]} == {*one[call]}
         for name, value in one[call].items():
             assert two[call][name] == pytest.approx(value, rel=1e-5), (call, name)
+    alone, shared = one["answers"], two["answers"]
+    assert alone.pop("rows") == [3, 2] and shared.pop("rows") == [2, 2, 1, 1], "each replica reads its rows"
+    assert shared["label"] == alone["label"] and {*shared} == {*alone}
+    assert shared["probabilities"] == pytest.approx(np.array(alone["probabilities"]), rel=1e-5)

@@ -82,3 +82,14 @@ def test_finetune_on_two_replicas(two_replicas):
     assert (results["strategy"], results["train_examples"], results["steps"]) == ("mirrored", 33, 4)
     assert np.isfinite(results["history"][0]["loss"])
     assert results["reloaded"] == {"accuracy": results["measures"]["val_accuracy"]}
+
+
+@pytest.mark.long
+def test_evaluate_and_predict_on_two_replicas(two_replicas):
+    """In batches of seven: the answers of one device."""
+    ((measures, records), (measures_of_two, records_of_two)) = two_replicas["commands"]
+    assert measures_of_two == measures
+    assert len(records_of_two) == len(records) > 7
+    for two, one in zip(records_of_two, records, strict=True):
+        assert two["label"] == one["label"] and two["sentence"] == one["sentence"]
+        assert two["probabilities"] == pytest.approx(one["probabilities"], abs=1e-6)

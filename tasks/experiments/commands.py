@@ -18,7 +18,7 @@ from tasks.flags import (
     add_strategy,
     add_task,
     add_task_options,
-    start_training,
+    start_strategy,
 )
 from tasks.options import (
     ABLATIONS,
@@ -130,7 +130,7 @@ def _sources(args: argparse.Namespace) -> dict[str, Any]:
 def _run_ablate(args: argparse.Namespace) -> None:
     _check_kind(args)
     data = _sources(args)
-    start_training(args.strategy)
+    start_strategy(args.strategy)
     how = {
         "data": data,
         "output": args.output,
@@ -220,7 +220,7 @@ def _add_protocol(parser: argparse.ArgumentParser) -> None:
 
 
 def _run_protocol(args: argparse.Namespace) -> None:
-    start_training(args.strategy)
+    start_strategy(args.strategy)
     from tasks.experiments.protocol import run_protocol
     from tasks.experiments.summary import tables
 
@@ -255,7 +255,7 @@ def _add_glue(parser: argparse.ArgumentParser) -> None:
 
 
 def _run_glue(args: argparse.Namespace) -> None:
-    start_training(args.strategy)
+    start_strategy(args.strategy)
     from tasks.experiments import glue_protocol
     from tasks.experiments.summary import tables
 

@@ -13,7 +13,7 @@ from bert_keras.errors import BertKerasError
 from bert_keras.paths import path_of
 from bert_keras.precision import PRECISIONS
 from bert_keras.settings import describe
-from tasks.flags import SAVE_HELP, add_strategy, start_training
+from tasks.flags import SAVE_HELP, add_strategy, start_strategy
 from tasks.pretraining.flags import (
     TEXT_HELP,
     TEXT_NOTES,
@@ -92,7 +92,7 @@ def _add_pretrain(parser: argparse.ArgumentParser) -> None:
 
 
 def _run_pretrain(args: argparse.Namespace) -> None:
-    start_training(args.strategy)
+    start_strategy(args.strategy)
     from bert_keras import checkpoints
     from tasks.pretraining.corpus import open_corpora
     from tasks.pretraining.pretrain import pretrain

@@ -30,7 +30,7 @@ from tasks.training.identity import identity_of_checkpoint
 from tasks.training.loop import RUN, check_save_every, train
 from tasks.training.optimizer import optimizer_of
 from tasks.training.plan import Plan, Stage
-from tasks.training.strategies import divided, is_accelerated, rows_for, strategy
+from tasks.training.strategies import divided, is_accelerated, padded_for, rows_for, strategy
 from tasks.training.task_model import check_sizes, heads_of, network_of
 from tasks.training.workers import reports_lost_workers
 from tasks.truncation import CUT_SAMPLE, cut_texts
@@ -211,9 +211,7 @@ def plan_finetuning(
     keras.utils.set_random_seed(hparams.seed)  # also decides which examples are drawn, and their order
     preprocess = Preprocessor(tokenizer, seq_length=hparams.seq_length, pad_to_longest=True)
     examples = read_examples(task, preprocess, hparams, dev_split)
-    # A TPU needs one shape.
-    padded = Preprocessor(tokenizer, seq_length=hparams.seq_length, pad_to_longest=strategy_name != "tpu")
-    batches = _batches_of(task, padded, examples.train, hparams, distribution)
+    batches = _batches_of(task, padded_for(distribution, preprocess), examples.train, hparams, distribution)
     steps = count(batches())
     lines = slowness(hparams.precision, accelerated=is_accelerated())
     with distribution.scope():

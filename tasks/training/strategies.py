@@ -13,6 +13,7 @@ import tensorflow as tf
 from bert_keras.errors import BertKerasError, first_line
 from bert_keras.features import WHOLE, Part
 from bert_keras.signals import unhandled
+from bert_keras.text.preprocessing import Preprocessor
 from tasks.settings import STRATEGIES
 from tasks.training.cluster import CLUSTER, check_cluster
 
@@ -92,6 +93,56 @@ def rows_for(distribution: tf.distribute.Strategy, batch_size: int) -> int:
     if isinstance(distribution, tf.distribute.TPUStrategy):
         return -(-batch_size // replicas) * replicas
     return replicas
+
+
+def padded_for(distribution: tf.distribute.Strategy, preprocess: Preprocessor) -> Preprocessor:
+    """The preprocessor with the padding that a strategy needs: a TPU compiles a step for one length."""
+    if not isinstance(distribution, tf.distribute.TPUStrategy):
+        return preprocess
+    return Preprocessor(
+        preprocess.tokenizer, seq_length=preprocess.seq_length, truncation=preprocess.truncation
+    )
+
+
+def in_replicas(
+    distribution: tf.distribute.Strategy, call: Callable[[Any], Any], *, batch_size: int
+) -> Callable[[Any], Any]:
+    """A function of rows, a structure of [B, ...], which makes what `call` makes of them: each replica computes a share.
+
+    batch_size: the largest B
+
+    All replicas get all outputs, so all workers must call it, with the same rows. `call` must treat each row alone. Copies of the
+    first row fill up what the replicas cannot divide; their outputs are dropped.
+    """
+    replicas, multiple = distribution.num_replicas_in_sync, rows_for(distribution, batch_size)
+    if multiple == 1:
+        return call
+
+    def in_replica(rows: Any) -> Any:
+        context: Any = tf.distribute.get_replica_context()
+        number = context.replica_id_in_sync_group
+
+        def own(values: tf.Tensor) -> tf.Tensor:
+            count = values.shape[0] or tf.shape(values)[0]
+            share = count // replicas
+            return values[number * share : (number + 1) * share]
+
+        return context.all_gather(call(tf.nest.map_structure(own, rows)), axis=0)
+
+    def made(rows: Any) -> Any:
+        count = tf.shape(tf.nest.flatten(rows)[0])[0]
+
+        def filled(values: tf.Tensor) -> tf.Tensor:
+            copies = tf.repeat(values[:1], -count % multiple, axis=0)
+            whole = tf.concat([values, copies], axis=0)
+            # A TPU needs to know the shape; there, `multiple` is that of a full batch.
+            return whole if multiple == replicas else tf.ensure_shape(whole, [multiple, *values.shape[1:]])
+
+        outputs = distribution.run(in_replica, args=(tf.nest.map_structure(filled, rows),))
+        local = distribution.experimental_local_results
+        return tf.nest.map_structure(lambda one: local(one)[0][:count], outputs)
+
+    return made
 
 
 def divided(
