@@ -11,6 +11,7 @@ from typing import Any
 import keras
 
 from bert_keras.errors import BertKerasError
+from bert_keras.executions import WholeEpochs, function_of, with_callback
 from bert_keras.logit_checks import warn_of_probabilities
 from bert_keras.losses import GlobalMean, micro_batches, replica_context
 from bert_keras.optimizers import ACCUMULATION
@@ -26,6 +27,7 @@ class TrainingSteps:
     """
 
     micro_batch: int | None = None
+    steps_left: int | None = None  # in the epoch; None where that is not known
 
     def compile(self: Any, *arguments: Any, micro_batch: int | None = None, **keywords: Any) -> None:
         """As Keras does; scales the loss of float16 layers, and warns of a loss of probabilities on the logits of a head.
@@ -65,13 +67,21 @@ class TrainingSteps:
         if keras.backend.backend() == "tensorflow" and workers_of(self.distribute_strategy) > 1:
             x = keywords.get("x", arguments[0] if arguments else None)
             check_order(x, shuffle=keywords.get("shuffle", True))
+        given: Sequence[Any] = arguments
+        if self.steps_per_execution > 1 and keras.backend.backend() == "tensorflow":
+            given, keywords = with_callback(WholeEpochs(), arguments, keywords)
         keywords = {name: _divided_by_batch(value) for name, value in keywords.items()}
-        return super().fit(*map(_divided_by_batch, arguments), **keywords)  # type: ignore[misc]
+        return super().fit(*map(_divided_by_batch, given), **keywords)  # type: ignore[misc]
 
     def evaluate(self: Any, *arguments: Any, **keywords: Any) -> Any:
         """As Keras does; batches are divided as in `fit`."""
         keywords = {name: _divided_by_batch(value) for name, value in keywords.items()}
         return super().evaluate(*map(_divided_by_batch, arguments), **keywords)  # type: ignore[misc]
+
+    def predict(self: Any, *arguments: Any, **keywords: Any) -> Any:
+        """As Keras does; batches are divided as in `fit`, so that the answers are in the order of the data."""
+        keywords = {name: _divided_by_batch(value) for name, value in keywords.items()}
+        return super().predict(*map(_divided_by_batch, arguments), **keywords)  # type: ignore[misc]
 
     def train_step(self: Any, *data: Any) -> Any:
         """One update from one replica's part of a batch, (x, y) or (x, y, sample_weight)."""
@@ -204,7 +214,7 @@ class TrainingSteps:
         if keras.backend.backend() != "tensorflow":
             return super().make_train_function(force)  # type: ignore[misc]
         if self.train_function is None or force:
-            self.train_function = _function_of(self, self.train_step)
+            self.train_function = function_of(self, self.train_step, left=lambda: self.steps_left)
         return self.train_function
 
     def make_test_function(self: Any, force: bool = False) -> Callable[..., Any]:
@@ -212,7 +222,7 @@ class TrainingSteps:
         if keras.backend.backend() != "tensorflow":
             return super().make_test_function(force)  # type: ignore[misc]
         if self.test_function is None or force:
-            self.test_function = _function_of(self, self.test_step)
+            self.test_function = function_of(self, self.test_step)
         return self.test_function
 
     def _maybe_symbolic_build(self: Any, iterator: Any = None, data_batch: Any = None) -> None:
@@ -373,73 +383,6 @@ def _like(spec: Any) -> Any:
 
     spec = keras.tree.map_structure(lambda one: getattr(one, "_value_specs", (one,))[0], spec)
     return keras.tree.map_structure(lambda one: tf.zeros([size or 2 for size in one.shape], one.dtype), spec)
-
-
-def _function_of(model: Any, step: Callable[[Any], Any]) -> Callable[[Any], Any]:
-    """A function of an iterator that runs a step in every replica and returns logs.
-
-    Those of a step that returns the model's metrics are over the rows of all replicas. For other logs, as of a subclass's own
-    `train_step`, they are the mean over the replicas, as in Keras.
-    """
-    import tensorflow as tf
-
-    strategy = model.distribute_strategy
-    if model.jit_compile and not model.run_eagerly:
-        step = tf.function(step, jit_compile=True, reduce_retracing=True, autograph=False)
-
-    def of_replica(data: Any) -> Any:
-        made = step(data)
-        # The mean of the replicas' metrics is not the metric of all rows: `logs` reads it.
-        return () if isinstance(made, dict) and {*made} == {*model.get_metrics_result()} else made
-
-    def run(data: Any) -> Any:
-        # `fit` wraps what is None.
-        data = keras.tree.map_structure(
-            lambda part: None if isinstance(part, tf.experimental.Optional) else part, data
-        )
-        made = strategy.run(of_replica, args=(data,))
-        return keras.tree.map_structure(lambda one: strategy.reduce("MEAN", one, axis=None), made)
-
-    def logs(made: Any) -> Any:
-        return model.get_metrics_result() if made == () else made
-
-    def steps(iterator: Any) -> Any:
-        made = run(next(iterator))  # raises where no batch is left, which ends Keras' epoch
-        if model.steps_per_execution > 1:
-            made = _more_steps(run, iterator, made, model.steps_per_execution - 1)
-        return logs(made)
-
-    traced = steps if model.run_eagerly else tf.function(steps, reduce_retracing=True, autograph=False)
-    one = run if model.run_eagerly else tf.function(run, reduce_retracing=True, autograph=False)
-
-    def function(iterator: Any) -> Any:
-        if isinstance(iterator, tf.data.Iterator | tf.distribute.DistributedIterator):
-            return traced(iterator)
-        made = [one(data) for data in iterator]  # `train_on_batch`
-        return logs(made[-1])
-
-    return function
-
-
-def _more_steps(run: Callable[[Any], Any], iterator: Any, made: Any, count: int) -> Any:
-    """Runs up to `count` more steps while batches are left; returns what the last one made.
-
-    made: what the step before them made
-    """
-    import tensorflow as tf
-
-    def draw_and_run(step: Any, made: Any) -> tuple[Any, Any]:
-        batch = iterator.get_next_as_optional()
-        # A step after `count` ends the loop.
-        return tf.cond(
-            batch.has_value(),
-            lambda: (step + 1, run(batch.get_value())),
-            lambda: (tf.constant(count), made),
-        )
-
-    return tf.while_loop(
-        lambda step, _: step < count, draw_and_run, (tf.constant(0), made), parallel_iterations=1
-    )[1]
 
 
 @keras.saving.register_keras_serializable("bert_keras")

@@ -20,6 +20,7 @@ PRECISION_HELP = "format of the computation; weights, losses and the optimizer s
 REMATERIALIZE_HELP = (
     "compute each block again for its gradient: less memory, a third more computation, equal gradients"
 )
+EXECUTION_HELP = "steps that a device does before it gives the loss, as a TPU needs to be fast; saves and Ctrl-C wait for them"
 # The learning rate of fine-tuning, and of a BiLSTM on frozen features. The paper has none for the latter; 1e-3 is Adam's default
 # and a common choice for BiLSTM taggers.
 FINE_TUNING_RATE, FEATURE_RATE = 5e-5, 1e-3
@@ -36,7 +37,12 @@ STRICT = ("next_sentence", "sentence_pair")  # the samplers that have a strict f
 BILSTM_SETTINGS = ("lstm_layers", "lstm_units", "lstm_dropout")
 OF_FEATURES = (*BILSTM_SETTINGS, "feature_dtype")
 # Defaults that are no part of a run's identity: a run of a version without the setting has them.
-LATER = (("keep", "best"), ("rematerialize", False), ("precision", "float32"))
+LATER = (
+    ("keep", "best"),
+    ("rematerialize", False),
+    ("precision", "float32"),
+    ("steps_per_execution", 1),
+)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -56,6 +62,7 @@ class Hparams(Checked):
     batch_size: int = setting(32, help="examples in a batch, over all replicas", at_least=1)
     micro_batch: int | None = setting(None, help=MICRO_BATCH_HELP, at_least=1)
     rematerialize: bool = setting(False, help=REMATERIALIZE_HELP)
+    steps_per_execution: int = setting(1, help=EXECUTION_HELP, at_least=1)
     precision: str = setting("float32", help=PRECISION_HELP, choices=PRECISIONS)
     epochs: int = setting(3, help="passes over the training split", at_least=1)
     learning_rate: float = setting(
@@ -242,6 +249,7 @@ class PretrainHparams(Checked):
     batch_size: int = setting(256, help="instances in a batch, over all replicas", at_least=1)
     micro_batch: int | None = setting(None, help=MICRO_BATCH_HELP, at_least=1)
     rematerialize: bool = setting(False, help=REMATERIALIZE_HELP)
+    steps_per_execution: int = setting(1, help=EXECUTION_HELP, at_least=1)
     precision: str = setting("float32", help=PRECISION_HELP, choices=PRECISIONS)
     steps: int = setting(1_000_000, help="optimizer steps", at_least=1)
     learning_rate: float = setting(1e-4, help="the highest learning rate", over=0)

@@ -91,8 +91,7 @@ class CompiledTextModel(TrainingSteps, keras.Model):
     def _start_schedule(self, data: tf.data.Dataset, *, epochs: int, steps_per_epoch: int | None) -> None:
         """Gives `fit` BERT's optimizer with a schedule over its steps; no change under the user's own optimizer.
 
-        Raises BertKerasError where the schedule needs an unknown number of steps, or where no whole number of executions makes
-        steps_per_epoch.
+        Raises BertKerasError where the schedule needs an unknown number of steps.
         """
         known = steps_of(data)
         epoch = min(steps_per_epoch or known or 0, known or steps_per_epoch or 0) or None
@@ -100,11 +99,6 @@ class CompiledTextModel(TrainingSteps, keras.Model):
             raise BertKerasError(
                 "the number of steps is not known, which BERT's schedule needs: give steps_per_epoch, apply "
                 "tf.data.experimental.assert_cardinality to the data set, or compile with another optimizer."
-            )
-        if epoch is not None and epoch != known and epoch % self.steps_per_execution:
-            raise BertKerasError(
-                f"steps_per_execution is {self.steps_per_execution} and steps_per_epoch {epoch}, which Keras rounds up; give a "
-                "divisor."
             )
         if self._schedule is None:
             return

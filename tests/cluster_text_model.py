@@ -9,6 +9,8 @@ import json
 import os
 import random
 import sys
+import tempfile
+from pathlib import Path
 
 import tensorflow as tf
 
@@ -18,6 +20,7 @@ import keras  # noqa: E402
 import runs  # noqa: E402
 
 import bert_keras as bk  # noqa: E402
+from bert_keras.training_model import TrainingModel  # noqa: E402
 from tasks.glue.task import Glue  # noqa: E402
 
 keras.utils.set_random_seed(1)
@@ -48,12 +51,23 @@ model.compile(learning_rate=1e-3, micro_batch=3)
 validation = texts[:7], labels[:7]
 history = model.fit(texts, labels, batch_size=9, epochs=2, verbose=0, validation_data=validation).history
 of_fit = sorted(tokenized)
+with STRATEGY.scope():
+    number = keras.Input((1,))
+    doubled = TrainingModel(number, keras.layers.Rescaling(2.0)(number))
+with tempfile.TemporaryDirectory() as folder:
+    # By default, TensorFlow would give each worker one of the files.
+    files = [Path(folder) / name for name in ("first", "second")]
+    for file, lines in zip(files, ("0 1 2 3", "4 5 6"), strict=True):
+        file.write_text("\n".join(lines.split()))
+    numbers = tf.data.TextLineDataset([*map(str, files)]).map(tf.strings.to_number).map(lambda x: x[None])
+    doubles = doubled.predict(numbers.batch(3), verbose=0).ravel().tolist()
 weights = b"".join(one.numpy().tobytes() for one in model.trainable_weights)
 found = {
     "orders": orders,
     "fit": history,
     "evaluate": model.evaluate(texts, labels, verbose=0, return_dict=True),
     "predict": model.predict(texts)["label"].tolist(),
+    "doubled": doubles,
     "tokenized": of_fit,
     "weights": hashlib.sha256(weights).hexdigest(),
 }

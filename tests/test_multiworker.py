@@ -90,6 +90,7 @@ def test_a_model_of_strings_trains_in_all_workers(folder):
     validation = 7
     assert [rows for rows in first["tokenized"] if rows != validation] == [3, 3, 5, 5, 5, 5]
     assert {*first["fit"]} == {"loss", "accuracy", "val_loss", "val_accuracy"} and len(first["predict"]) == 23
+    assert first["doubled"] == [0, 2, 4, 6, 8, 10, 12], "in the order of the data"
 
 
 @pytest.mark.slow

@@ -574,9 +574,6 @@ def test_settings_that_cannot_work_are_refused(model, checkpoint, tmp_path):
         model.fit(TEXTS, LABELS, class_weight={"good": float("nan")})
     with pytest.raises(BertKerasError, match="sample_weight, row 1.*-1"):
         model.fit(TEXTS, LABELS, sample_weight=[1, -1] * 12)
-    with pytest.raises(BertKerasError, match="steps_per_execution is 5.*steps_per_epoch 2"):
-        model.compile(steps_per_execution=5)
-        model.fit(TEXTS, LABELS, batch_size=8, steps_per_epoch=2)
     for labels in (["one"], "ab", [0, 1], [], {"bad", "good"}, {"bad": 0, "good": 1}):
         with pytest.raises(BertKerasError, match="labels"):
             bk.classifier(checkpoint, labels)

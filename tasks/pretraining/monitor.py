@@ -16,7 +16,7 @@ from tasks.pretraining.instance_sources import HELD_OUT_SEED, Source
 from tasks.pretraining.optimizer import schedule
 from tasks.settings import PretrainHparams
 from tasks.training.loop import LOGS
-from tasks.training.plan import Monitor
+from tasks.training.plan import Monitor, steps_done
 from tasks.training.run_folder import FILES, ORIGIN, digests
 from tasks.training.strategies import drawing_from
 from tasks.training.workers import Workers
@@ -101,8 +101,8 @@ class PretrainingMonitor(Monitor):
 
     def on_train_batch_end(self, batch: int, logs: dict[str, float] | None = None) -> None:
         hparams, held_out = self._plan.hparams, self._plan.held_out[self._phase]
-        self.step += 1
-        last = batch + 1 == self.params["steps"]  # of the phase
+        self.step += steps_done(self, batch)
+        last = batch + 1 >= self.params["steps"]  # of the phase
         evaluates = held_out is not None and (last or self.step % hparams.eval_every == 0)
         if last or evaluates or self.step % hparams.log_every == 0:
             self._log({name: float(value) for name, value in (logs or {}).items()})

@@ -65,6 +65,8 @@ from tasks.training.task_model import check_sizes
 from tasks.training.workers import Workers, reports_lost_workers
 
 HELD_OUT_BATCH = 32
+# Defaults that are no part of a run's identity: a run of a version without the setting has them.
+LATER_SETTINGS = (("precision", "float32"), ("steps_per_execution", 1))
 LONG_STEP = 2.0  # times the learning rate: larger updates cause a warning
 
 
@@ -85,7 +87,12 @@ def _build(recipe: Recipe, config: BertConfig, objectives: Sequence[Objective]) 
         bias_correction=hparams.bias_correction,
     )
     # XLA is not faster on CPU, and fails under MirroredStrategy.
-    model.compile(optimizer, micro_batch=hparams.micro_batch, jit_compile=False)
+    model.compile(
+        optimizer,
+        micro_batch=hparams.micro_batch,
+        steps_per_execution=hparams.steps_per_execution,
+        jit_compile=False,
+    )
     model.optimizer.build(
         model.trainable_variables
     )  # in float16, Keras' own around ours, which scales the loss
@@ -218,6 +225,20 @@ def _check_snapshots(snapshots: Sequence[int], hparams: PretrainHparams) -> None
         raise BertKerasError(f"snapshots has {wrong[0]}; give steps from 1 to {hparams.steps}.")
 
 
+def _check_executions(
+    source: Source, hparams: PretrainHparams, snapshots: Sequence[int], *, evaluates: bool
+) -> None:
+    """Raises ValueError unless executions of several steps end where the run logs, evaluates or writes a snapshot."""
+    count = hparams.steps_per_execution
+    steps = [("log_every", hparams.log_every), *(("snapshots", step) for step in snapshots)]
+    steps += [("eval_every", hparams.eval_every)] if evaluates else []
+    steps += [(f"the end of phase {i} at step", one.end) for i, one in enumerate(source.phases[:-1], start=1)]
+    if uneven := [f"{name} {step}" for name, step in steps if step % count]:
+        raise BertKerasError(
+            f"steps_per_execution is {count}, and does not divide {', '.join(uneven)}; give a number that does, or change those."
+        )
+
+
 def _check_phases(
     source: Source, objectives: Sequence[Sequence[Objective]], *, config: BertConfig, batch_size: int
 ) -> list[str]:
@@ -280,6 +301,7 @@ def plan_pretraining(
     ]
     options = {"vocab_size": config.vocab_size, "multiple_of": rows_for(distribution, HELD_OUT_BATCH)}
     held = _held_out_phases(source, objectives, hparams=hparams, **options)
+    _check_executions(source, hparams, snapshots, evaluates=any(one is not None for one in held))
     keras.utils.set_random_seed(hparams.seed)
     with distribution.scope():
         model = _build(recipe, config, objectives[0])
@@ -314,10 +336,10 @@ def _identity(
     snapshots: Sequence[int],
 ) -> dict[str, Any]:
     """The settings that decide the result, besides data, checkpoint and strategy; plain JSON."""
-    settings = sorted(recipe.all_settings.items())  # a run of a version without `precision` has float32
+    settings = sorted(recipe.all_settings.items())
     about = {
         "objectives": list(recipe.objectives),
-        **{name: value for name, value in settings if (name, value) != ("precision", "float32")},
+        **{name: value for name, value in settings if (name, value) not in LATER_SETTINGS},
         "config": config.to_dict(),
         "vocabulary": tokenizer.digest,
         "lower_case": tokenizer.lower_case,

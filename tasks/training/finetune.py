@@ -120,7 +120,13 @@ def _compiled_model(
         encoder.pooler.trainable = False
     optimizer = optimizer_of(hparams, total_steps=total_steps)
     # XLA is not faster on CPU, and fails under MirroredStrategy.
-    model.compile(optimizer=optimizer, loss=task.loss(), micro_batch=hparams.micro_batch, jit_compile=False)
+    model.compile(
+        optimizer=optimizer,
+        loss=task.loss(),
+        micro_batch=hparams.micro_batch,
+        steps_per_execution=hparams.steps_per_execution,
+        jit_compile=False,
+    )
     # In `fit`, it would trace the step twice. In float16, Keras has put an optimizer that scales the loss around ours.
     model.optimizer.build(model.trainable_variables)
     return model
@@ -169,6 +175,7 @@ def _lines_about(
     counts = f"{examples.train_count:,} examples, {steps:,} steps; dev {examples.dev_count:,} examples"
     how = [] if hparams.precision == "float32" else [hparams.precision]
     how += [] if hparams.micro_batch is None else [f"micro-batches of {hparams.micro_batch}"]
+    how += [] if hparams.steps_per_execution == 1 else [f"{hparams.steps_per_execution} steps at once"]
     how += ["rematerialized blocks"] if hparams.rematerialize else []
     settings = f"; with {', '.join(how)}" if how else ""
     return [*([cut] if cut else []), f"training {task.name} on {counts}{settings}"]

@@ -17,7 +17,7 @@ from bert_keras.console import shows_bars
 from bert_keras.errors import BertKerasError, LossDiverged
 from bert_keras.signals import postponed
 from tasks.output_folder import Folder, Layout
-from tasks.training.plan import Monitor, Plan, Stage
+from tasks.training.plan import Monitor, Plan, Stage, steps_done
 from tasks.training.progress import Progress
 from tasks.training.saver import CHECKPOINTS, SETTINGS, Saver, check_finite
 from tasks.training.strategies import differ_between_replicas
@@ -34,7 +34,7 @@ RUN = Layout(
 
 
 class StopOnDivergence(keras.callbacks.Callback):
-    """Raises LossDiverged at the first loss that is not finite, and after an epoch if a weight is not finite.
+    """Raises LossDiverged at the first logged loss that is not finite, and after an epoch if a weight is not finite.
 
     It must be the first callback, so that no other callback saves such weights. All workers stop at the same step: the logged
     loss is summed over all of them, and they compare what they find in their weights.
@@ -45,7 +45,7 @@ class StopOnDivergence(keras.callbacks.Callback):
         self.step, self._workers = 0, workers
 
     def on_train_batch_end(self, batch: int, logs: dict[str, float] | None = None) -> None:
-        self.step += 1
+        self.step += steps_done(self, batch)
         loss = float((logs or {}).get("loss", 0.0))
         if not math.isfinite(loss):
             raise LossDiverged(f"the loss is {loss}", step=self.step)

@@ -12,6 +12,15 @@ from typing import Any
 import keras
 
 
+def steps_done(callback: keras.callbacks.Callback, batch: int) -> int:
+    """The optimizer steps of the execution that has just ended: `steps_per_execution`, or fewer at the end of an epoch.
+
+    batch: as Keras gives it to `on_train_batch_end`
+    """
+    first = batch + 1 - callback.model.steps_per_execution
+    return min(batch + 1, callback.params["steps"]) - first
+
+
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Stage:
     """Epochs of equal length with batches of the same structure: one call of `fit`.

@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 import keras
 
-from tasks.training.plan import Stage
+from tasks.training.plan import Stage, steps_done
 
 SECONDS, PARTS = 30.0, 100
 COUNTS = ("tokens",)  # logs that are no measures
@@ -96,7 +96,7 @@ class Progress(keras.callbacks.Callback):
         self._first, self._pace = self._step, Pace(self.params["steps"])
 
     def on_train_batch_end(self, batch: int, logs: Mapping[str, float] | None = None) -> None:
-        self._step += 1
+        self._step += steps_done(self, batch)
         if not self._inside or not self._pace.due(done := self._step - self._first):
             return
         speed = self._pace.speed(done)

@@ -25,6 +25,7 @@ from bert_keras.files import remove_temporary, sync
 from bert_keras.paths import for_tensorflow
 from bert_keras.signals import Stop
 from bert_keras.tensorflow_errors import file_errors
+from tasks.training.plan import steps_done
 from tasks.training.workers import Workers
 
 CHECKPOINTS, SETTINGS = "checkpoints", "settings.json"
@@ -71,8 +72,8 @@ class Saver(keras.callbacks.Callback):
 
     path: the run's folder
     model: compiled; model and optimizer are built
-    every: steps between two saves; None saves at the end of each epoch, 0 never. A save at an epoch's last step waits for the
-        epoch's end
+    every: steps between two saves; None saves at the end of each epoch, 0 never. A save waits for the end of an execution of
+        several steps; one at an epoch's last step waits for the epoch's end
     remember: returns further state of the run, plain JSON
     stop: a request to stop is followed after the running step: its save, and KeyboardInterrupt
     workers: all of them save and stop together; None for the only process
@@ -145,8 +146,9 @@ class Saver(keras.callbacks.Callback):
         self._measures = None
 
     def on_train_batch_end(self, batch: int, logs: dict[str, float] | None = None) -> None:
-        self.step += 1
-        self._due |= self._every is not None and self._every > 0 and self.step % self._every == 0
+        before, self.step = self.step, self.step + steps_done(self, batch)
+        if self._every:
+            self._due |= self.step // self._every > before // self._every
         if batch + 1 < self.params["steps"]:
             self._save_or_stop()
 
