@@ -108,6 +108,30 @@ def test_a_step_of_a_task(task, how, checkpoint):
         assert_compiled_equals_plain(model, batch)
 
 
+def micro_batches(model):
+    model.compile(optimizer=keras.optimizers.SGD(0.1, momentum=0.9), micro_batch=2)
+
+
+def lora(model):
+    model.encoder.enable_lora(2)
+
+
+def rematerialized(model):
+    model.encoder.rematerialize = True
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("change", [micro_batches, lora, rematerialized])
+def test_a_step_of_another_form(change, checkpoint):
+    make, x, y = TASKS["class"]
+    model = make(checkpoint, seq_length=24)
+    model.compile(optimizer=keras.optimizers.SGD(0.1, momentum=0.9))
+    change(model)
+    batch = one_batch(model.problem, model.preprocess, x, y, np.linspace(0.5, 2, 4))
+    with with_padding(model):
+        assert_compiled_equals_plain(model, batch)
+
+
 @pytest.mark.long
 @pytest.mark.parametrize(
     "recipe", [pytest.param(name, marks=() if name == "bert" else pytest.mark.slow) for name in RECIPES]
