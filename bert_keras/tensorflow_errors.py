@@ -12,9 +12,17 @@ def file_errors() -> Iterator[None]:
     """Turns TensorFlow's write errors, such as a full disk, into an OSError of one line."""
     import tensorflow as tf
 
+    errors = tf.errors
     try:
         yield
-    except tf.errors.OpError as error:
+    except (
+        errors.UnavailableError,
+        errors.AbortedError,
+        errors.CancelledError,
+        errors.DeadlineExceededError,
+    ):
+        raise  # of another process, not of a file
+    except errors.OpError as error:
         reason = re.sub(r"^\{\{.*?\}\} | \[Op:\w+\]", "", first_line(error))  # without the graph's nodes
         raise OSError(f"cannot write {reason}") from error
 

@@ -60,7 +60,7 @@ from tasks.pretraining.weights import assign, read_start, save
 from tasks.settings import PretrainHparams
 from tasks.training.loop import RUN, check_save_every, train
 from tasks.training.plan import Plan, Stage
-from tasks.training.strategies import divided, is_accelerated, rows_for, strategy
+from tasks.training.strategies import check_micro_batch, divided, is_accelerated, rows_for, strategy
 from tasks.training.task_model import check_sizes
 from tasks.training.workers import Workers, reports_lost_workers
 
@@ -276,6 +276,7 @@ def plan_pretraining(
     """Reads and checks everything and builds the model, without training. Arguments and errors: those of `pretrain`."""
     hparams, distribution = recipe.hparams, strategy(strategy_name)
     check_replicas(hparams, distribution)
+    check_micro_batch(distribution, batch_size=hparams.batch_size, micro_batch=hparams.micro_batch)
     check_settings_are_read(recipe)
     if records is None:
         check_segments_are_read(segment, whole_word=masks_whole_words(recipe))

@@ -30,7 +30,14 @@ from tasks.training.identity import identity_of_checkpoint
 from tasks.training.loop import RUN, check_save_every, train
 from tasks.training.optimizer import optimizer_of
 from tasks.training.plan import Plan, Stage
-from tasks.training.strategies import divided, is_accelerated, padded_for, rows_for, strategy
+from tasks.training.strategies import (
+    check_micro_batch,
+    divided,
+    is_accelerated,
+    padded_for,
+    rows_for,
+    strategy,
+)
 from tasks.training.task_model import check_sizes, heads_of, network_of
 from tasks.training.workers import reports_lost_workers
 from tasks.truncation import CUT_SAMPLE, cut_texts
@@ -212,6 +219,7 @@ def plan_finetuning(
 ) -> Plan:
     """Reads and checks everything and builds the model, without training. Arguments and errors: those of `finetune`."""
     distribution = strategy(strategy_name)
+    check_micro_batch(distribution, batch_size=hparams.batch_size, micro_batch=hparams.micro_batch)
     source = checkpoint if isinstance(checkpoint, checkpoints.Checkpoint) else checkpoints.read(checkpoint)
     tokenizer = _checked_tokenizer(task, source, hparams, keep_head=keep_head)
     check_feature_based(task, source.config, hparams, keep_head=keep_head, feature_cache=feature_cache)

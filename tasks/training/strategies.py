@@ -95,6 +95,20 @@ def rows_for(distribution: tf.distribute.Strategy, batch_size: int) -> int:
     return replicas
 
 
+def check_micro_batch(
+    distribution: tf.distribute.Strategy, *, batch_size: int, micro_batch: int | None
+) -> None:
+    """Raises BertKerasError unless micro-batches divide a replica's part of a batch on a TPU, whose steps have one shape."""
+    if micro_batch is None or not isinstance(distribution, tf.distribute.TPUStrategy):
+        return
+    part = rows_for(distribution, batch_size) // distribution.num_replicas_in_sync
+    if part % micro_batch:
+        raise BertKerasError(
+            f"micro_batch is {micro_batch}, and each replica of the TPU has {part} rows of a batch; give a number that divides "
+            "them."
+        )
+
+
 def padded_for(distribution: tf.distribute.Strategy, preprocess: Preprocessor) -> Preprocessor:
     """The preprocessor with the padding that a strategy needs: a TPU compiles a step for one length."""
     if not isinstance(distribution, tf.distribute.TPUStrategy):
