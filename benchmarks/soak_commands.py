@@ -59,7 +59,7 @@ def commands(folder: pathlib.Path, output: pathlib.Path) -> dict[str, list[str]]
         "protocol": f"--task sst2 --data {folder / 'data'} {checkpoint} {QUICK} --learning-rates 1e-3 1e-4 --output",
         "glue": f"--tasks sst2 --data {folder / 'glue'} {checkpoint} {QUICK} --learning-rates 1e-3 --output",
         "ablate": f"approaches --data sst2={folder / 'data'} {checkpoint} {QUICK} {rows} --output",
-        "probe": f"--data sst2={folder / 'data'} {checkpoint} --max-examples 24 --restarts 2 --output",
+        "probe": f"--data sst2={folder / 'data'} {checkpoint} --max-examples 24 --seq-length 40 --restarts 2 --output",
     }
     return {name: [name.split()[0], *rest.split(), str(output)] for name, rest in asked.items()}
 
