@@ -114,12 +114,26 @@ def check_packages(name: str, *, quantize: str | None = None) -> None:
 @contextlib.contextmanager
 def _quiet() -> Iterator[None]:
     """Keeps the lines that the converters print and log to themselves."""
-    logging.disable(logging.WARNING)
+    before = logging.root.manager.disable
+    logging.disable(max(before, logging.WARNING))
     try:
         with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()):
             yield
     finally:
-        logging.disable(logging.NOTSET)
+        logging.disable(before)
+
+
+@contextlib.contextmanager
+def _in_one_line(who: str, remedy: str) -> Iterator[None]:
+    """Turns an error of a converter or a quantizer, which have classes of their own, into a BertKerasError."""
+    try:
+        yield
+    except OSError:
+        raise
+    except Exception as error:
+        lines = str(error).strip().splitlines() or [type(error).__name__]
+        reason = next((line for line in lines if "operation" in line), lines[0]).strip("- ")
+        raise BertKerasError(f"{who} cannot carry this model: {reason:.300}; {remedy}.") from error
 
 
 def write_model(
@@ -130,24 +144,17 @@ def write_model(
     function: features -> one tensor, without variables; output: the name that its result gets
     quantize: "int8", or None for float32
 
-    Raises BertKerasError for an op that the converter cannot carry.
+    Raises BertKerasError for an op that the converter or the quantizer cannot carry.
     """
     runtime = RUNTIMES[name]
     path = folder / runtime.file
     whole = folder / f"float-{runtime.file}" if quantize else path
     with _quiet():
-        try:
+        with _in_one_line(f"the converter for {name}", "export a SavedModel"):
             runtime.convert(function, output, whole)
-        except OSError:
-            raise
-        except Exception as error:  # each converter has its own classes of errors
-            lines = str(error).strip().splitlines() or [type(error).__name__]
-            reason = next((line for line in lines if "operation" in line), lines[0]).strip("- ")
-            raise BertKerasError(
-                f"the converter for {name} cannot carry this model: {reason:.300}; export a SavedModel."
-            ) from error
         if quantize:
-            runtime.quantize(whole, path)
+            with _in_one_line(f"the {quantize} quantizer for {name}", "leave --quantize out"):
+                runtime.quantize(whole, path)
     if quantize:
         for file in folder.glob(f"{whole.stem}.*"):
             file.unlink()

@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import logging
 import subprocess
 import sys
 from pathlib import Path
@@ -14,6 +15,7 @@ from runs import ROBERTA_TOKENS, contents, run_command, texts, write_roberta
 
 import bert_keras as bk
 from bert_keras import checkpoints
+from bert_keras.errors import BertKerasError
 from bert_keras.text.preprocessing import Preprocessor
 from bert_keras.text.sentencepiece import SentencePiece, sentencepiece_texts
 from savedmodels import runtime_example, runtimes
@@ -166,6 +168,25 @@ def test_a_sentencepiece_run_takes_features(sst2, tmp_path):
         for tokenizer in (preprocess.tokenizer, bk.load_tokenizer(tmp_path / "model"))
     ]
     assert ids[0] == ids[1]
+
+
+def test_an_error_of_a_quantizer_is_one_line(tmp_path, monkeypatch):
+    def quantize(source, path):
+        raise ValueError("no scale\nand more lines")
+
+    row = dataclasses.replace(
+        RUNTIMES["onnx"], convert=lambda function, output, path: path.touch(), quantize=quantize
+    )
+    monkeypatch.setitem(RUNTIMES, "onnx", row)
+    logging.disable(logging.CRITICAL)
+    try:
+        with pytest.raises(
+            BertKerasError, match="^the int8 quantizer for onnx .*: no scale; leave --quantize out.$"
+        ):
+            runtimes.write_model("onnx", None, tmp_path, output="logits", quantize="int8")
+        assert logging.root.manager.disable == logging.CRITICAL, "as it was"
+    finally:
+        logging.disable(logging.NOTSET)
 
 
 @pytest.mark.long
