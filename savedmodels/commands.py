@@ -49,11 +49,12 @@ def _run_export(args: argparse.Namespace) -> None:
     start()
     from bert_keras.paths import path_of
     from savedmodels.export import check_export, export
+    from savedmodels.model_card import precision_of
     from tasks.training.run_precision import at_precision
 
     check_export(path_of(args.output), target=args.target)
     run = at_precision(_run_to_export(args, options), args.precision)
-    slow_precision(args.precision)
+    slow_precision(precision_of(run.model))
     folder = export(run, args.output, target=args.target, freeze=options.freeze)
     size = sum(file.stat().st_size for file in folder.rglob("*") if file.is_file()) / 1e6
     print(f"{folder}: {size:.0f} MB; a fresh process without this package gave the same answers")

@@ -12,7 +12,17 @@ from typing import Any
 
 import keras
 
-from bert_keras.json_files import ANYTHING, MEASURE, TEXT, object_of, or_null, read_object, typed, whole
+from bert_keras.json_files import (
+    ANYTHING,
+    MEASURE,
+    OBJECT,
+    TEXT,
+    object_of,
+    or_null,
+    read_object,
+    typed,
+    whole,
+)
 from savedmodels.op_support import VERSIONS
 from savedmodels.server_config import BATCHING, MODELS
 from tasks.task import Problem
@@ -183,6 +193,7 @@ def measures_table(run: Run, *, rounded: str = "") -> str:
         "measures": object_of(MEASURE),
         "majority_baselines": object_of(MEASURE),
         "degenerate": or_null(TEXT),
+        "hparams": OBJECT,
     }
     found = measures_of(run, typed(read_object(path), kinds, where=path, optional=kinds, others=True))
     if not found or not rounded:

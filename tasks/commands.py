@@ -155,20 +155,22 @@ def _run_finetune(args: argparse.Namespace) -> None:
 
 def model_of(args: argparse.Namespace, *, data: str | None = None) -> Any:
     """Loads the runs of --run, or the checkpoint for the task. Raises BertKerasError unless the flags name one of them."""
-    from tasks.training.ensemble import load_runs
+    from tasks.training.ensemble import load_runs, members_of
     from tasks.training.run_folder import pretrained_run
     from tasks.training.run_precision import at_precision
     from tasks.training.strategies import strategy
+    from tasks.training.task_model import encoder_of
 
     if bool(args.run) == bool(args.checkpoint or args.task) or bool(args.checkpoint) != bool(args.task):
         raise BertKerasError("give --run alone, or --checkpoint with --task; a run has its own task.")
-    slow_precision(args.precision)
     with strategy(args.strategy).scope():
         if args.run:
             run = load_runs(args.run, data=data)
         else:
             run = pretrained_run(args.task, args.checkpoint, data=data)
-        return at_precision(run, args.precision)
+        run = at_precision(run, args.precision)
+    slow_precision(encoder_of(members_of(run.model)[0]).compute_dtype)  # a .keras file may be in bfloat16
+    return run
 
 
 def _add_evaluate(parser: argparse.ArgumentParser) -> None:

@@ -19,6 +19,7 @@ from tasks.pretraining.pretrain import plan_pretraining
 from tasks.settings import Hparams
 from tasks.training.ensemble import load_runs
 from tasks.training.finetune import finetune, plan_finetuning
+from tasks.training.run_card import measures_of
 from tasks.training.run_folder import load_run, open_task
 from tasks.training.run_precision import at_precision
 from tasks.training.task_model import encoder_of
@@ -316,6 +317,30 @@ def test_a_plan_warns_of_a_slow_format(checkpoint, data, tmp_path, monkeypatch):
     monkeypatch.setattr(precision.platform, "machine", lambda: "x86_64")
     assert [line for line in plan(checkpoint, data, precision="bfloat16").lines if "warning" in line]
     assert not [line for line in plan(checkpoint, data).lines if "warning" in line]
+
+
+@pytest.mark.long
+@pytest.mark.filterwarnings("ignore:__array__ implementation doesn't accept a copy keyword")
+def test_a_keras_file_in_a_slow_format_is_warned_of(trained, data, tmp_path, monkeypatch, capfd):
+    model = bk.load(trained, dtype="bfloat16")
+    model.save(tmp_path / "model.keras")
+    (tmp_path / "cpuinfo").write_text("flags : fpu\n")
+    monkeypatch.setattr(precision, "CPU_INFO", tmp_path / "cpuinfo")
+    monkeypatch.setattr(precision.platform, "machine", lambda: "x86_64")
+    for flags, warned in (([], True), (["--precision", "float32"], False)):
+        code, out, err = run_command(
+            capfd, "evaluate", "--run", tmp_path / "model.keras", "--data", data, *flags
+        )
+        assert code == 0 and ("no bfloat16 instructions" in err) == warned, err
+
+
+@pytest.mark.long
+def test_the_card_says_in_which_format_a_run_was_measured(trained):
+    results = json.loads((trained / "results.json").read_text())
+    run = load_run(trained)
+    assert "Measured in" not in measures_of(run, results)
+    results["hparams"]["precision"] = "bfloat16"
+    assert "Measured in bfloat16, as the run was trained." in measures_of(run, results)
 
 
 def test_the_default_of_a_setting_is_float32():

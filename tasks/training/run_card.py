@@ -173,6 +173,9 @@ def measures_of(run: Run, results: Mapping[str, Any]) -> str:
     rows = [f"| {name} | {value:.4f} |" for name, value in measures.items()]
     why = results.get("degenerate")
     notes = [f"**The model did not learn**: {why}.", ""] if why else []
+    settings = results.get("hparams") or {}
+    if (precision := settings.get("precision", "float32")) != "float32":
+        notes += [f"Measured in {precision}, as the run was trained. A loaded run computes in float32.", ""]
     return "\n".join(["## Measures", "", *notes, of, "", "| measure | value |", "|---|---|", *rows, "", ""])
 
 
