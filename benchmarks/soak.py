@@ -362,7 +362,8 @@ def _again(
     errors = process.errors()
     line = errors.strip().splitlines()[-1] if errors.strip() else ""
     # Only damage, other data and a complete output are reasons to refuse.
-    allowed = begun and one_line(errors) and (status == 0 or "then" in fault)
+    complete = status == 0 or (changed is None and not difference(expected, one.output))
+    allowed = begun and one_line(errors) and (complete or "then" in fault)
     return Row(seed, name, fault, where, status, again, REFUSED if allowed else LOST, line)
 
 

@@ -21,7 +21,7 @@ from bert_keras.console import (
     show_warnings,
 )
 from bert_keras.paths import check_own_packages
-from bert_keras.signals import terminable
+from bert_keras.signals import interruptible, terminable
 
 # The modules of the commands, in the order of `--help`.
 COMMANDS = {
@@ -92,6 +92,7 @@ def _run(args: argparse.Namespace) -> None:
     show_warnings()
     with contextlib.ExitStack() as stack:
         stack.enter_context(one_line_errors(debug=args.debug))
+        stack.enter_context(interruptible())
         if args.trains:
             stack.enter_context(terminable())
         stack.enter_context(reporting(quiet=args.quiet))

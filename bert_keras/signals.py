@@ -1,9 +1,10 @@
 """Ctrl-C, SIGTERM and SIGHUP: they raise KeyboardInterrupt at once, or wait for the end of a step where work would be lost.
 
-    terminable()   SIGTERM and SIGHUP raise Terminated, a KeyboardInterrupt; for commands
-    postponed()    the first signal only asks to stop; the second one raises
-    tracing()      the first signal raises at the end; for TensorFlow's graphs of ragged tensors
-    unhandled()    a signal ends the process; for long calls of C++, in which Python runs no handler
+    interruptible()  an error that follows a signal becomes the signal's; for commands
+    terminable()     SIGTERM and SIGHUP raise Terminated, a KeyboardInterrupt; for commands that train
+    postponed()      the first signal only asks to stop; the second one raises
+    tracing()        the first signal raises at the end; for TensorFlow's graphs of ragged tensors
+    unhandled()      a signal ends the process; for long calls of C++, in which Python runs no handler
 
 Python runs the handlers of signals in the main thread; elsewhere, these functions do nothing.
 """
@@ -53,8 +54,17 @@ def exit_code(error: KeyboardInterrupt) -> int:
     return 128 + (error.number if isinstance(error, Terminated) else signal.SIGINT)
 
 
+_raised: list[int] = []  # the signals whose handlers have raised, within `interruptible`
+
+
+def _interrupt(number: int, frame: FrameType | None) -> None:
+    _raised.append(number)
+    raise KeyboardInterrupt
+
+
 def _terminate(number: int, frame: FrameType | None) -> None:
     _leave_terminal(number)
+    _raised.append(number)
     raise _TERMINATING[number]
 
 
@@ -82,6 +92,24 @@ def _handled(
 
 
 @contextlib.contextmanager
+def interruptible() -> Iterator[None]:
+    """Within it, an error that follows a signal becomes the KeyboardInterrupt of the signal.
+
+    TensorFlow's C++ drops an error that rises in the Python that it calls, and may then fail with another one.
+    """
+    main = threading.current_thread() is threading.main_thread()
+    ours = main and signal.getsignal(signal.SIGINT) == signal.default_int_handler
+    _raised.clear()
+    with _handled({signal.SIGINT: _interrupt} if ours else {}):
+        try:
+            yield
+        except Exception as error:
+            if not _raised:
+                raise
+            raise _TERMINATING.get(_raised[0], KeyboardInterrupt)() from error
+
+
+@contextlib.contextmanager
 def terminable() -> Iterator[None]:
     """Within it, SIGTERM and SIGHUP raise Terminated, unless the process ignores or handles them already, as under `nohup`."""
     main = threading.current_thread() is threading.main_thread()
@@ -104,7 +132,7 @@ def postponed() -> Iterator[Stop]:
         raising = {
             number: handler
             for number, handler in outside.items()
-            if handler in (signal.default_int_handler, _terminate)
+            if handler in (signal.default_int_handler, _interrupt, _terminate)
         }
 
     def ask(number: int, frame: FrameType | None) -> None:
