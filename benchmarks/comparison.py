@@ -17,6 +17,7 @@ from peer_work.registry import AGAINST_OURS, OURS, UNLIKE, implementations_of, l
 from peer_work.work import Case
 
 HERE = pathlib.Path(__file__).resolve().parent
+RATED = ("float32", "bfloat16")  # the formats whose rate every run has
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -42,6 +43,7 @@ class Measured:
 
     outputs: the file of each implementation's arrays
     figures: for each implementation one figure per round: seconds of a call, or bytes
+    rates: for an encoder, by format, TensorFlow's rate of matrix products in each round, in 10^9 operations a second
     skipped: the implementations that cannot run here, and why
     others: CPU seconds that other processes used in each second of the turns; None where that is unknown
     """
@@ -49,12 +51,17 @@ class Measured:
     case: Case
     outputs: dict[str, pathlib.Path]
     figures: dict[str, list[float]]
+    rates: dict[str, list[float]]
     skipped: dict[str, str]
     others: float | None
 
     def median(self, name: str) -> float:
         """The median figure of an implementation."""
         return statistics.median(self.figures[name])
+
+    def rate(self, precision: str) -> float:
+        """The median rate of matrix products."""
+        return statistics.median(self.rates[precision])
 
     def results(self) -> Iterator[Result]:
         """Each of ours against each peer, and some of ours against OURS."""
@@ -127,11 +134,18 @@ class Workers:
 
 
 def measure(
-    case: Case, workers: Workers, *, rounds: int, at_least: float, without: Collection[str] = ()
+    case: Case,
+    workers: Workers,
+    *,
+    rounds: int,
+    at_least: float,
+    without: Collection[str] = (),
+    rates: bool = False,
 ) -> Measured:
     """Prepares the case in every worker, then lets them take turns.
 
     without: implementations to leave out
+    rates: measure the machine's rate of matrix products in every round of an encoder too
     """
     wanted = [name for name in implementations_of(case) if name not in without]
     skipped = {name: why for name in wanted if (why := missing(case, name))}
@@ -144,11 +158,22 @@ def measure(
     def turn(name: str) -> float:
         return workers[name].ask(do="time", name=name, at_least=at_least)["figure"]
 
+    def rate(precision: str) -> float:
+        return workers[OURS].ask(do="rate", precision=precision)["rate"]
+
+    formats = dict.fromkeys((*RATED, case.precision)) if rates and case.kind == "encoder" else ()
+    turns = {name: functools.partial(turn, name) for name in names}
     figures = take_turns(
-        {name: functools.partial(turn, name) for name in names}, rounds=min(rounds, case.rounds or rounds)
+        turns | {name: functools.partial(rate, name) for name in formats},
+        rounds=min(rounds, case.rounds or rounds),
     )
     return Measured(
-        case=case, outputs=outputs, figures=figures, skipped=skipped | failed, others=others.share()
+        case=case,
+        outputs=outputs,
+        figures={name: figures[name] for name in names},
+        rates={name: figures[name] for name in formats},
+        skipped=skipped | failed,
+        others=others.share(),
     )
 
 

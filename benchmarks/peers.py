@@ -77,6 +77,7 @@ def case_json(measured: Measured, **conditions: Any) -> dict[str, Any]:
         "others": measured.others,
         "figures": {name: measured.median(name) for name in measured.figures},
         "gflops": gflops(measured),
+        "matrix_gflops": {name: measured.rate(name) for name in measured.rates},
         "skipped": measured.skipped,
     }
 
@@ -178,16 +179,18 @@ def chosen(args: argparse.Namespace) -> list[Case]:
 def print_machine(
     console: Console,
     measured: list[Measured],
-    rates: dict[str, float],
     *,
     load: float,
     args: argparse.Namespace,
 ) -> bool:
     """Prints what the machine gives, and whether it was quiet; returns True if it was."""
-    for name, rate in rates.items():
-        console.print(f"products of 1024 x 1024 matrices in {name}: {rate:,.0f} GFLOP/s")
     for one in measured:
-        shares = [f"{name} {reached / rates[args.precision]:.0%}" for name, reached in gflops(one).items()]
+        for name in one.rates:
+            console.print(
+                f"{one.case.name}: products of 1024 x 1024 matrices in {name}: {one.rate(name):,.0f} GFLOP/s"
+            )
+        precision = one.case.precision
+        shares = [f"{name} {reached / one.rate(precision):.0%}" for name, reached in gflops(one).items()]
         if shares:
             console.print(f"{one.case.name}, of that rate in its products: {', '.join(shares)}")
     busy = {one.case.name: one.others for one in measured if (one.others or 0.0) > machine.BUSY_OTHERS}
@@ -239,7 +242,6 @@ def main() -> int:
     cases, console = chosen(args), Console()
     console = Console(width=max(console.width, 120))  # a pipe has no width of its own
     measured: list[Measured] = []
-    rates: dict[str, float] = {}
     failures: list[str] = []
     before = os.getloadavg()[0]
     with tempfile.TemporaryDirectory() as temporary, console.status("writing weights and text") as status:
@@ -247,13 +249,18 @@ def main() -> int:
         write_material(folder, cases, args, text=text)
         workers = Workers(folder, threads=args.threads, clock=args.clock)
         try:
-            for name in dict.fromkeys(("float32", "bfloat16", args.precision)):
-                rates[name] = workers[OURS].ask(do="rate", precision=name)["rate"]
             for case in cases:
                 status.update(case.name)
                 try:
                     measured.append(
-                        measure(case, workers, rounds=rounds, at_least=at_least, without=args.without)
+                        measure(
+                            case,
+                            workers,
+                            rounds=rounds,
+                            at_least=at_least,
+                            without=args.without,
+                            rates=True,
+                        )
                     )
                 except RuntimeError as error:
                     failures.append(f"{case.name}: {error}")
@@ -265,7 +272,7 @@ def main() -> int:
         console.print(f"skipped: {name}")
     title = f"times faster than the peer, {args.threads} thread(s), {args.clock} clock, {rounds} rounds, {args.precision}"
     console.print(table(results, title))
-    quiet = print_machine(console, measured, rates, load=before, args=args)
+    quiet = print_machine(console, measured, load=before, args=args)
     if args.json:
         settings = {
             "threads": args.threads,
@@ -276,7 +283,7 @@ def main() -> int:
             "machine": machine.name(),
             "versions": {package: installed(package) for package in VERSIONS},
         }
-        conditions = {"load": before, "quiet": quiet, "matrix_gflops": rates}
+        conditions = {"load": before, "quiet": quiet}
         found = {one.case.name: case_json(one, **conditions) for one in measured}
         write_json(args.json, settings, found, [result.to_json() for result in results])
     for failure in failures:
