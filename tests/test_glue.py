@@ -508,7 +508,7 @@ def test_custom_data_with_labelled_unlabelled_or_no_test_file(tmp_path):
     [
         (None, FileNotFoundError, "has no train.tsv"),
         ("text\ta\n", ValueError, "no column 'label'"),
-        ("label\n1\n", ValueError, r"the text columns \(none\); .* one or two"),
+        ("label\n1\n", ValueError, "the text columns none; .* one or two"),
         ("a\tb\tc\tlabel\n", ValueError, "the text columns 'a', 'b', 'c'; .* one or two"),
         ("text\tlabel\na\t1\nb\t1\n", ValueError, "the labels '1' in the column 'label'; .* two or more"),
         ("text\tlabel\n", ValueError, "train.tsv has no examples"),

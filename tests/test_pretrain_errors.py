@@ -254,7 +254,7 @@ def test_held_out_records_are_checked_as_training_records_are(tmp_path):
     match = "share is 0.3, but .*masked is already written"
     refused(tmp_path, match, records=folder, held_out=masked, changes={"share": 0.3})
     other = write(tmp_path / "other", settings={"sampler": "sentence_order"}, texts=documents(20, seed=5))
-    match = "the labels of .*other are from the sampler sentence_order"
+    match = "the labels of .*other are from the sampler 'sentence_order'"
     refused(tmp_path, match, records=folder, held_out=other)
     write_google(tmp_path / "ones.tfrecord", highest=4, labels=(1,), length=32)
     match = "held-out records .*ones.tfrecord: all of 20 sentence-pair labels are 1"
@@ -278,7 +278,7 @@ def test_files_of_a_folder_with_another_vocabulary(tmp_path):
         ("bert", {"short_seq_prob": 0.5}, r"short_seq_prob is 0.5, but .* is already written \(.* 0.1\)"),
         ("bert", {"share": 0.3}, r"share is 0.3, but .* is already written \(share 0.15\)"),
         ("bert", {"max_predictions": 7}, r"max_predictions is 7, but .* \(max_predictions 5\)"),
-        ("albert", {}, "are from the sampler next_sentence, .* sentence_order"),
+        ("albert", {}, "are from the sampler 'next_sentence' .* sentence_order"),
     ],
 )
 def test_settings_that_contradict_written_records(name, changes, match, tmp_path):
