@@ -82,7 +82,8 @@ def test_folders(place, done):
         (found,) = (
             one for summary in done[0] for one in summary.outcomes if one.path == place / "runs" / path
         )
-        assert outcome == {"degenerate": found.degenerate}
+        files = ["results.json", "model.safetensors"]
+        assert outcome == {"degenerate": found.degenerate, "files": files}
     assert (place / "runs" / "results.png").stat().st_size > 1000
 
 

@@ -106,12 +106,17 @@ def test_a_finished_protocol_trains_nothing(place, done):
 @pytest.mark.long
 @pytest.mark.parametrize(
     ("damaged", "message"),
-    [("task.json", "has no task.json; train again"), ("vocab.txt", "vocab.txt was changed after training")],
+    [
+        ("task.json", "has no task.json; train again"),
+        ("model.safetensors", "has no model.safetensors, and its run had one .* remove this folder"),
+        ("results.json", "has no results.json, and its run had one .* remove this folder"),
+        ("vocab.txt", "vocab.txt was changed after training"),
+    ],
 )
 def test_a_damaged_run_of_a_finished_protocol_is_refused(place, done, damaged, message):
     file = done.best.path / damaged
     before = file.read_bytes()
-    file.unlink() if damaged == "task.json" else file.write_bytes(before[:-1])
+    file.write_bytes(before[:-1]) if damaged == "vocab.txt" else file.unlink()
     try:
         with runs.no_training(), pytest.raises(ValueError, match=f"{done.best.path}.*{message}"):
             start(place, place / "runs", batch_sizes=(16, 32), restarts=2, ensemble=2)

@@ -2,7 +2,7 @@
 
     CELL/protocol.json  the identity of the cell
     CELL/...            a run, as its training leaves it
-    CELL/outcome.json   the reason why the run is degenerate, or null
+    CELL/outcome.json   the reason why the run is degenerate, or null, and the names of the run's files
 
 Lock the folder of the whole grid (`bert_keras.files.locked`, or its own Folder) while the cells run. With several workers, all
 walk through the same cells in the same order; the chief writes, and says which cells are finished.
@@ -17,9 +17,9 @@ import shutil
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
-from bert_keras.checkpoints.hugging_face import SAFETENSORS
-from bert_keras.errors import BertKerasError, LossDiverged
-from bert_keras.json_files import MEASURE, TEXT, object_of, or_null, read_object, typed
+from bert_keras.checkpoints.hugging_face import SAFETENSORS, TOP
+from bert_keras.errors import BertKerasError, LossDiverged, MissingFileError
+from bert_keras.json_files import MEASURE, TEXT, list_of, object_of, one_of, or_null, read_object, typed
 from tasks.output_folder import Folder, Layout, check_equal
 from tasks.task import Task
 from tasks.training.feature_based import FOLDER
@@ -29,7 +29,8 @@ from tasks.training.run_folder import check_finished
 from tasks.training.task_model import free_memory
 from tasks.training.workers import Workers
 
-DEGENERATE = "degenerate"
+DEGENERATE, FILES = "degenerate", "files"  # keys in outcome.json
+WEIGHTS = (SAFETENSORS, TOP)
 CELL = Layout(name="a run of this grid", identity=PROTOCOL_FILE, results="outcome.json")
 
 
@@ -106,8 +107,42 @@ def _check(cell: Cell) -> None:
     folder.check(reopen=True)
     if folder.begun:
         check_equal(cell.path, folder.identity(), json.loads(json.dumps(cell.identity)))
-    if folder.finished and (cell.path / SAFETENSORS).is_file():  # `best_only` removes the weights of runs
-        check_finished(cell.path)
+    if folder.finished:
+        _check_files(cell.path)
+
+
+def _check_files(path: pathlib.Path) -> None:
+    """Raises BertKerasError for damaged or missing files of a finished cell."""
+    names = _outcome(path).get(FILES)
+    if names is None:  # versions before this key
+        names = _files(path)
+    for name in names:
+        if not (path / name).is_file():
+            raise MissingFileError(
+                f"{path} has no {name}, and its run had one when it ended; remove this folder to train it again."
+            )
+    if RESULTS_FILE in names:
+        check_finished(path, without=[name for name in WEIGHTS if name not in names])
+
+
+def _files(path: pathlib.Path) -> list[str]:
+    """The names of a run's files that a cell keeps."""
+    return [name for name in (RESULTS_FILE, *WEIGHTS) if (path / name).is_file()]
+
+
+def _outcome(path: pathlib.Path) -> dict[str, Any]:
+    kinds = {DEGENERATE: or_null(TEXT), FILES: list_of(one_of((RESULTS_FILE, *WEIGHTS)))}
+    return typed(Folder(path, CELL).results(), kinds, where=path / CELL.results, optional=(FILES,))
+
+
+def remove_weights(path: pathlib.Path) -> None:
+    """Removes the weights of a finished cell, and takes their names out of its outcome first."""
+    folder = Folder(path, CELL)
+    there = [path / name for name in WEIGHTS if (path / name).is_file()]
+    if there:
+        folder.finish(_outcome(path) | {FILES: [name for name in _files(path) if name not in WEIGHTS]})
+    for file in there:
+        file.unlink()
 
 
 def _run(cell: Cell, workers: Workers) -> None:
@@ -120,7 +155,8 @@ def _run(cell: Cell, workers: Workers) -> None:
         if workers.chief:
             if why is not None:
                 shutil.rmtree(cell.path / FOLDER, ignore_errors=True)  # no one resumes it
-            folder.finish({DEGENERATE: cell.judge(cell.path) if why is None else why})
+            why = cell.judge(cell.path) if why is None else why
+            folder.finish({DEGENERATE: why, FILES: _files(cell.path)})
 
 
 def _trained(cell: Cell) -> str | None:
@@ -134,9 +170,7 @@ def _trained(cell: Cell) -> str | None:
 
 def _found(cell: Cell) -> tuple[str | None, dict[str, float]]:
     """The reason why the run of a finished cell is degenerate, or None, and its measures."""
-    kinds = {DEGENERATE: or_null(TEXT)}
-    why = typed(Folder(cell.path, CELL).results(), kinds, where=cell.path / CELL.results)[DEGENERATE]
-    return why, _measures(cell.path / RESULTS_FILE)
+    return _outcome(cell.path)[DEGENERATE], _measures(cell.path / RESULTS_FILE)
 
 
 def _measures(results: pathlib.Path) -> dict[str, float]:

@@ -26,7 +26,7 @@ from bert_keras.files import locked, write_json
 from bert_keras.json_files import TEXT, or_null, read_object, typed
 from bert_keras.paths import path_of
 from tasks.batches import predict
-from tasks.experiments.cells import Cell, identity_of_data, run_cells
+from tasks.experiments.cells import Cell, identity_of_data, remove_weights, run_cells
 from tasks.experiments.cells import Outcome as CellOutcome
 from tasks.experiments.summary import Ensemble, Outcome, Summary, as_json, draw, ranked
 from tasks.options import ProtocolOptions
@@ -37,7 +37,7 @@ from tasks.training.fine_tuning_monitor import DEGENERATE
 from tasks.training.finetune import finetune
 from tasks.training.identity import identity_of_checkpoint
 from tasks.training.loop import RESULTS_FILE
-from tasks.training.run_folder import TOP, Run, load_run
+from tasks.training.run_folder import Run, load_run
 from tasks.training.strategies import strategy
 from tasks.training.workers import Workers, reports_lost_workers
 
@@ -274,8 +274,7 @@ def _remove_weights(outcomes: Sequence[Outcome], *, measure: str, keep: int) -> 
     best = ranked(outcomes, measure=measure)[:keep]
     for outcome in outcomes:
         if outcome not in best:
-            for name in (SAFETENSORS, TOP):
-                (outcome.path / name).unlink(missing_ok=True)
+            remove_weights(outcome.path)
 
 
 def check_has_weights(best: Outcome) -> None:

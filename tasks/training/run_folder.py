@@ -187,8 +187,11 @@ def _recorded(results: pathlib.Path) -> dict[str, Any]:
     return typed(read_object(results), kinds, where=results, optional=kinds, others=True)
 
 
-def check_finished(path: pathlib.Path) -> None:
-    """Raises BertKerasError if a run is unfinished, or if a file was changed after training."""
+def check_finished(path: pathlib.Path, *, without: Sequence[str] = ()) -> None:
+    """Raises BertKerasError if a run is unfinished, or if a file was changed after training.
+
+    without: names of files that were removed on purpose
+    """
     results = path / RESULTS_FILE
     if not results.is_file():
         if (path / LOGS).is_dir():
@@ -200,6 +203,8 @@ def check_finished(path: pathlib.Path) -> None:
     if "task" in recorded and not is_run(path):
         raise MissingFileError(f"{path} has no {TASK_FILE}; train again.")
     for name, wanted in recorded.get(FILES, {}).items():
+        if name in without:
+            continue
         if not (path / name).is_file():
             raise MissingFileError(f"{path} has no {name}; train again.")
         if digest_of_file(path / name) != wanted:
