@@ -106,6 +106,8 @@ def test_commands_in_a_folder_that_reads_as_a_pattern(command, sst2, tmp_path):
         place / "data",
         "--epochs",
         "1",
+        "--learning-rate",
+        "1e-3",
         "--save-every",
         "2",
         "--seq-length",
