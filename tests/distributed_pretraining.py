@@ -192,6 +192,29 @@ def seeds_around_a_restore():
     return before, seeds(model)
 
 
+def sums_around_a_restore():
+    """The sums of a metric in each replica, as they were when a save was made, and after it is restored."""
+    scope = strategy("mirrored")
+    with scope.scope():
+        model = keras.Sequential([keras.Input([4]), keras.layers.Dense(1)])
+        model.compile(AdamW(), loss="mse", metrics=["mae"])
+        model.optimizer.build(model.trainable_variables)
+    x = tf.data.Dataset.from_tensor_slices((tf.random.normal([8, 4], seed=1), tf.ones([8, 1]))).batch(8)
+
+    def sums():
+        read = tf.function(lambda: scope.run(lambda: [one.value + 0 for one in model.metrics_variables]))
+        return [[float(part) for part in scope.experimental_local_results(one)] for one in read()]
+
+    with tempfile.TemporaryDirectory() as folder:
+        model.fit(x, verbose=0)
+        saver = Saver(Path(folder), model, every=1, remember=lambda: None)
+        before = sums()
+        saver._save()
+        model.reset_metrics()
+        saver.restore()
+    return before, sums()
+
+
 def main():
     asked = [batch[2]["masked_lm"].numpy() for batch in data()]
     results = {"asked": [[float(half.sum()) for half in np.split(batch, 2)] for batch in asked]}
@@ -212,6 +235,7 @@ def main():
     tokens = [int(batch[0][INPUT_MASK].numpy().sum()) for batch in data()]
     results["tokens"] = [sum(tokens[i : i + 4]) for i in range(0, STEPS, 4)]
     results["evaluated"], results["restored"] = seeds_around_an_evaluation(), seeds_around_a_restore()
+    results["sums"], results["restored_sums"] = sums_around_a_restore()
     results["dropped"] = [[values.numpy()[0].tolist() for values in call] for call in dropped()]
     json.dump(results, sys.stdout)
 

@@ -201,6 +201,7 @@ FLOORS = (
             "tasks.pretraining.shard_plan",
             "tasks.pretraining.beam_records",
             "tasks.pretraining.read_records",
+            "tasks.training.replica_values",
             "tasks.training.saver",
             "tasks.pretraining.recipes",
             "tasks.pretraining.estimate",

@@ -548,6 +548,14 @@ def test_a_restore_gives_each_replica_its_seeds(two_replicas):
     assert after == before
 
 
+@pytest.mark.long
+def test_a_restore_keeps_the_sums_of_each_replica(two_replicas):
+    """One sum divided anew among the replicas would round differently in the next step."""
+    before, after = two_replicas["sums"], two_replicas["restored_sums"]
+    assert any(first != second for first, second in before), "as two replicas with other rows have them"
+    assert after == before
+
+
 # What a Pretrainer leaves to its user, and what it refuses ------------------------------------------------------
 
 

@@ -1,8 +1,8 @@
 """Exact resume: saves the state of a training and restores it.
 
     RUN/checkpoints/settings.json  the identity of the run (tasks/training/loop.py)
-    RUN/checkpoints/ckpt-STEP.*    the step, every variable of model (including dropout seeds), optimizer and metrics, and the
-                                   monitor's state
+    RUN/checkpoints/ckpt-STEP.*    the step, every variable of model (including dropout seeds) and optimizer, the metrics of each
+                                   replica, and the monitor's state
 
 Bit-identical results need deterministic ops (`tf.config.experimental.enable_op_determinism`), and batches that are a function of
 seed and step.
@@ -26,6 +26,7 @@ from bert_keras.paths import for_tensorflow
 from bert_keras.signals import Stop
 from bert_keras.tensorflow_errors import file_errors
 from tasks.training.plan import steps_done
+from tasks.training.replica_values import ReplicaValues
 from tasks.training.workers import Workers
 
 CHECKPOINTS, SETTINGS = "checkpoints", "settings.json"
@@ -103,9 +104,13 @@ class Saver(keras.callbacks.Callback):
         self._due = False
         self._measures: list[np.ndarray] | None = None
         self._memory = tf.Variable("", dtype=tf.string)
-        variables = (*model.variables, *model.optimizer.variables, *model.metrics_variables)
+        variables = (*model.variables, *model.optimizer.variables)
+        self._metrics = ReplicaValues(model.distribute_strategy, model.metrics_variables)
+        self._of_metrics = [
+            tf.Variable(value, shape=[None, *value.shape[1:]]) for value in self._metrics.read()
+        ]
         self._checkpoint = tf.train.Checkpoint(
-            memory=self._memory, variables=[one.value for one in variables]
+            memory=self._memory, variables=[one.value for one in variables], metrics=self._of_metrics
         )
 
     def saves(self) -> list[int]:
@@ -131,7 +136,8 @@ class Saver(keras.callbacks.Callback):
                 log(f"warning: cannot read the save of step {step:,} in {folder}: {reason}")
                 continue
             self.step, memory = json.loads(self._memory.numpy())
-            self._measures = [one.numpy() for one in self._model.metrics_variables]
+            self._measures = [one.numpy() for one in self._of_metrics]
+            self._metrics.set(self._measures)
             return memory
         if saves:
             raise BertKerasError(
@@ -141,8 +147,8 @@ class Saver(keras.callbacks.Callback):
 
     def on_epoch_begin(self, epoch: int, logs: dict[str, float] | None = None) -> None:
         # `fit` has just reset the metrics.
-        for variable, value in zip(self._model.metrics_variables, self._measures or (), strict=False):
-            variable.assign(value)
+        if self._measures is not None:
+            self._metrics.set(self._measures)
         self._measures = None
 
     def on_train_batch_end(self, batch: int, logs: dict[str, float] | None = None) -> None:
@@ -178,6 +184,8 @@ class Saver(keras.callbacks.Callback):
     def _save(self) -> None:
         check_finite(self._model, step=self.step, workers=self._workers)
         self._memory.assign(json.dumps([self.step, self._remember()]))
+        for kept, value in zip(self._of_metrics, self._metrics.read(), strict=True):
+            kept.assign(value)
         with file_errors():
             self._checkpoint.write(self._prefix(self.step))
         for file in self._folder.iterdir():
