@@ -207,6 +207,7 @@ BACKBONE = {
     [
         ({"num_layers": 10**9}, {}, "num_layers is 1000000000; .* at most 1,000"),
         ({"hidden_dim": "8"}, {}, "hidden_dim is '8'; wanted a finite number"),
+        ({"num_segments": 0}, {}, "config.json has num_segments 0; a BertBackbone has 1 or more"),
         ({"dropout": [0.1]}, {}, r"dropout is \[0.1\]; wanted a finite number"),
         ({}, {"config": None}, "tokenizer.json: config is None; wanted an object"),
         ({}, {"config": {"lowercase": "no"}}, "tokenizer.json: lowercase is 'no'; wanted true or false"),

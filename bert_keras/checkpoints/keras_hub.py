@@ -116,6 +116,8 @@ def _load_config(folder: pathlib.Path) -> BertConfig:
         raise BertKerasError(f"the dtype in {path} is quantized; wanted a preset with float weights.")
     if missing := sorted(set(_KEYS) - set(fields)):
         raise BertKerasError(f"{', '.join(missing)} missing from {path}.")
+    if fields["num_segments"] == 0:  # valid in a BertConfig
+        raise BertKerasError(f"{path} has num_segments 0; a BertBackbone has 1 or more.")
     ours = {name: fields[key] for key, name in _KEYS.items()}
     # KerasHub has one rate for both dropouts; its layers always use tanh gelu and epsilon 1e-12.
     try:
