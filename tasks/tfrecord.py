@@ -2,7 +2,7 @@
 
 import contextlib
 import pathlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 
 import tensorflow as tf
 
@@ -11,8 +11,8 @@ from bert_keras.tensorflow_errors import file_errors
 
 
 @contextlib.contextmanager
-def record_writer(path: pathlib.Path, compression: str = "") -> Iterator[Callable[[bytes], None]]:
-    """Yields a function that writes one record; the file appears when the block ends.
+def record_writer(path: pathlib.Path, compression: str = "") -> Iterator[Callable[[Iterable[bytes]], None]]:
+    """Yields a function that writes records; the file appears when the block ends.
 
     compression: "GZIP" or none. Raises OSError if the file cannot be written.
     """
@@ -20,9 +20,10 @@ def record_writer(path: pathlib.Path, compression: str = "") -> Iterator[Callabl
         with file_errors():
             writer = tf.io.TFRecordWriter(str(temporary), compression)
 
-        def write(record: bytes) -> None:
+        def write(records: Iterable[bytes]) -> None:
             with file_errors():
-                writer.write(record)
+                for record in records:
+                    writer.write(record)
 
         try:
             yield write

@@ -13,6 +13,7 @@ from bert_keras.features import (
 from bert_keras.settings import Masking
 from bert_keras.text.wordpiece import WordPiece
 from tasks.pretraining.read_records import read_records
+from tasks.pretraining.samplers import Document
 from tasks.pretraining.write_records import write_records
 from tasks.settings import Sampling
 
@@ -23,10 +24,12 @@ def documents(count=200, *, seed=0, segments=(1, 20), pieces=(1, 40)):
     """Documents whose ids are all different and rise."""
     draw = random.Random(seed)
     return [
-        [
-            np.arange(draw.randint(*pieces), dtype="int32") + (d + 1) * DOCUMENT + s * SEGMENT
-            for s in range(draw.randint(*segments))
-        ]
+        Document.of(
+            [
+                np.arange(draw.randint(*pieces), dtype="int32") + (d + 1) * DOCUMENT + s * SEGMENT
+                for s in range(draw.randint(*segments))
+            ]
+        )
         for d in range(count)
     ]
 

@@ -591,11 +591,10 @@ def test_a_full_disk_leaves_no_temporary_file(tmp_path):
         pytest.raises(OSError, match="cannot write .*x.tfrecord"),
         record_writer(path) as write,
     ):
-        for _ in range(100):
-            write(b"x" * 10_000)
+        write([b"x" * 10_000] * 100)
     assert not [*tmp_path.iterdir()]
     with record_writer(path) as write:
-        write(b"x")
+        write([b"x"])
     with pytest.raises(KeyError), record_writer(path) as write:
         raise KeyError  # not of the disk: as it is, and the file as it was
     assert [*tmp_path.iterdir()] == [path]

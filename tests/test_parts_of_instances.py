@@ -122,13 +122,13 @@ def test_the_records_of_other_parts_are_not_parsed(count, records, monkeypatch):
 
 
 def test_the_instances_of_other_parts_are_not_packed(monkeypatch):
-    pack, packed = instance_stream.pack, []
+    pack, packed = instance_stream.Packer.pack, []
 
-    def counted(instances, *given, **options):
+    def counted(packer, instances):
         packed.append(len(instances))
-        return pack(instances, *given, **options)
+        return pack(packer, instances)
 
-    monkeypatch.setattr(instance_stream, "pack", counted)
+    monkeypatch.setattr(instance_stream.Packer, "pack", counted)
     found = []
     for part in (WHOLE, Part(1, 4)):
         packed.clear()

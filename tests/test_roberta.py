@@ -57,26 +57,18 @@ def test_an_answer_has_the_space_that_its_mask_takes(preprocess):
     assert [preprocess.tokenizer.vocabulary[id_] for id_ in ids] == ["Ġfilm", "t"]
 
 
-def test_instances_of_two_segments_have_room_for_both_separators(preprocess, monkeypatch):
+def test_instances_of_two_segments_have_room_for_both_separators(preprocess):
     from tasks.pretraining import instance_stream
     from tasks.settings import Sampling
 
-    sampled, pack = [], instance_stream.pack
-
-    def recorded(instances, *args, **kwargs):
-        sampled.extend(sum(map(len, instance.segments)) for instance in instances)
-        return pack(instances, *args, **kwargs)
-
-    monkeypatch.setattr(instance_stream, "pack", recorded)
     documents = [texts(30, seed=seed) for seed in range(3)]
     settings = Sampling(seq_length=32, short_seq_prob=0.0, dupe_factor=1)
     tokenizer = preprocess.tokenizer
-    batches, _ = instance_stream.packed_batches(
-        documents, tokenizer=tokenizer, settings=settings, segment=None, seed=[0]
-    )
-    ids = np.concatenate([batch["input_word_ids"] for batch in batches])
+    how = {"tokenizer": tokenizer, "settings": settings, "segment": None}
+    made, _ = instance_stream.instances_of(documents, seed=[0], **how)
+    ids = np.concatenate([batch["input_word_ids"] for batch in instance_stream.Packer(**how)(made)])
     assert ((ids == tokenizer.special.end).sum(axis=1) == 3).all()
-    assert max(sampled) == 32 - 4
+    assert max(sum(map(len, instance.segments)) for instance in made) == 32 - 4
 
 
 # -----------------------------------------------------------------------------------------------------------

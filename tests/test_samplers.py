@@ -99,7 +99,7 @@ def sentence_pairs(texts, draws, *, strict):
             if waiting and draws.random() >= 0.5:
                 yield a, waiting.pop(0), 0
             elif waiting or not strict:
-                other = others[draws.integers(len(others))]
+                other = [*others[draws.integers(len(others))]]
                 yield a, other[draws.integers(len(other))], 1
             else:
                 yield None

@@ -1,12 +1,12 @@
 """Instances from text: documents -> shards -> tokens -> instances -> Features.
 
-    documents -> shards -> tokenize_documents -> make_instances -> pack -> stream: tf.data, unmasked, sampled again in every epoch
-                                                                        -> tasks/pretraining/write_records.py: masked, in files
+    documents -> shards -> tokenize_documents -> make_instances -> Packer
+        -> stream: tf.data, unmasked, sampled again in every epoch
+        -> tasks/pretraining/write_records.py: masked, in files
 
 One shard is in memory at a time. Its instances depend only on its text and a seed.
 """
 
-import collections
 import dataclasses
 import functools
 import hashlib
@@ -109,31 +109,39 @@ def tokenize_documents(
 
     Raises ValueError if the words do not occur in the line.
     """
-    owners: list[int] = []
-    lines: list[str] = []
-    for index, document in enumerate(documents):
-        owners += [index] * len(document)
+    counts, lines = list[int](), list[str]()
+    for document in documents:
+        counts.append(len(document))
         lines += document
-    found: dict[int, list[np.ndarray]] = collections.defaultdict(list)
-    for start in range(0, len(lines), ROWS):
-        batch = lines[start : start + ROWS]
-        for owner, ids in zip(owners[start:], _ids_of(batch, tokenizer, segment), strict=False):
-            if len(ids):
-                found[owner].append(ids)
-    return [found[index] for index in sorted(found)]
+    batches = (lines[start : start + ROWS] for start in range(0, len(lines), ROWS))
+    made = [_ids_of(batch, tokenizer, segment) for batch in batches]
+    if not made:
+        return []
+    ids = np.concatenate([ids for ids, _ in made])
+    bounds = np.concatenate([[0], np.cumsum(np.concatenate([lengths for _, lengths in made]))])
+    found = []
+    for last, count in zip(itertools.accumulate(counts), counts, strict=True):
+        of_document = [
+            *dict.fromkeys(bounds[last - count : last + 1].tolist())
+        ]  # each line once that has ids
+        if len(of_document) > 1:
+            found.append(Document(ids, of_document))
+    return found
 
 
-def _ids_of(lines: list[str], tokenizer: Tokenizer, segment: Segmenter | None) -> Iterator[np.ndarray]:
-    """Ids of each line, int32 [T]."""
+def _ids_of(
+    lines: list[str], tokenizer: Tokenizer, segment: Segmenter | None
+) -> tuple[np.ndarray, np.ndarray]:
+    """The ids of all lines, int32 [N], and the number of ids of each, int64 [B]."""
     if segment is None:
         ids = tokenizer.tokenize(tf.constant(lines))
-        yield from np.split(ids.values.numpy(), ids.row_splits.numpy()[1:-1])
-        return
+        return ids.values.numpy(), ids.row_lengths().numpy()
     ids, starts, _ = tokenizer.tokenize_with_offsets(tf.constant(lines))
-    columns = (np.split(ragged.values.numpy(), ids.row_splits.numpy()[1:-1]) for ragged in (ids, starts))
-    for line, tokens, offsets in zip(lines, *columns, strict=True):
-        word = np.searchsorted(_word_starts(line, segment), offsets, side="right")
-        yield tokens + WORD_START * (np.diff(word, prepend=-1) > 0).astype("int32")
+    offsets = np.split(starts.values.numpy(), ids.row_splits.numpy()[1:-1])
+    places = zip(lines, offsets, strict=True)
+    words = [np.searchsorted(_word_starts(line, segment), at, side="right") for line, at in places]
+    first = [np.diff(word, prepend=-1) > 0 for word in words]
+    return ids.values.numpy() + WORD_START * np.concatenate(first).astype(np.int32), ids.row_lengths().numpy()
 
 
 def _word_starts(line: str, segment: Segmenter) -> list[int]:
@@ -153,33 +161,40 @@ def _word_starts(line: str, segment: Segmenter) -> list[int]:
     return starts
 
 
-def pack(instances: Sequence[Instance], preprocess: Preprocessor, *, segmented: bool = False) -> Features:
-    """Instances -> Features int32 [B, S], labels int32 [B] and, with a segmenter, `word_starts` int32 [B, S]."""
-    columns = zip(*(one.segments for one in instances), strict=True)
-    features = preprocess.pack(*map(_ragged, columns))
-    if segmented:
-        ids = features[INPUT_WORD_IDS]
-        features |= {INPUT_WORD_IDS: ids % WORD_START, WORD_STARTS: ids // WORD_START}
-    return features | {NEXT_SENTENCE_LABEL: tf.constant([one.label for one in instances], tf.int32)}
+class Packer:
+    """Packs instances in a graph, which takes less time than the same operations one by one.
 
+    Makes batches of at most ROWS: Features int32 [B, S], labels int32 [B] and, with a segmenter, `word_starts` int32 [B, S].
+    """
 
-def _ragged(rows: Sequence[np.ndarray]) -> tf.RaggedTensor:
-    return tf.RaggedTensor.from_row_lengths(np.concatenate(rows), [len(row) for row in rows])
+    def __init__(self, *, tokenizer: Tokenizer, settings: Sampling, segment: Segmenter | None) -> None:
+        preprocess = Preprocessor(tokenizer, seq_length=settings.seq_length)
 
+        def pack(segments: list[tf.Tensor], lengths: list[tf.Tensor], labels: tf.Tensor) -> Features:
+            rows = map(tf.RaggedTensor.from_row_lengths, segments, lengths)
+            features = preprocess.pack(*rows)
+            if segment is not None:
+                ids = features[INPUT_WORD_IDS]
+                features |= {INPUT_WORD_IDS: ids % WORD_START, WORD_STARTS: ids // WORD_START}
+            return features | {NEXT_SENTENCE_LABEL: labels}
 
-def packed_batches(
-    texts: Iterable[Text],
-    *,
-    tokenizer: Tokenizer,
-    settings: Sampling,
-    segment: Segmenter | None,
-    seed: Sequence[int],
-) -> tuple[Iterator[Features], int]:
-    """Packed batches of a shard's instances, and the number of skipped chunks."""
-    instances, skipped = instances_of(
-        texts, tokenizer=tokenizer, settings=settings, segment=segment, seed=seed
-    )
-    return packed(instances, tokenizer=tokenizer, settings=settings, segment=segment), skipped
+        count = SAMPLERS[settings.sampler].segments
+        ids, lengths = tf.TensorSpec([None], tf.int32), tf.TensorSpec([None], tf.int64)
+        signature = [[ids] * count, [lengths] * count, ids]
+        self._pack = tf.function(pack, autograph=False, input_signature=signature)
+
+    def __call__(self, instances: Sequence[Instance]) -> Iterator[Features]:
+        return (self.pack(instances[start : start + ROWS]) for start in range(0, len(instances), ROWS))
+
+    def pack(self, instances: Sequence[Instance]) -> Features:
+        """Makes one batch. instances: at least one."""
+        columns = [*zip(*(one.segments for one in instances), strict=True)]
+        features: Features = self._pack(
+            [tf.constant(np.concatenate(rows)) for rows in columns],
+            [tf.constant([len(row) for row in rows], tf.int64) for rows in columns],
+            tf.constant([one.label for one in instances], tf.int32),
+        )
+        return features
 
 
 def instances_of(
@@ -199,15 +214,6 @@ def instances_of(
     return make_instances(documents, seed=seed, settings=shorter, separator=tokenizer.special.end)
 
 
-def packed(
-    instances: Sequence[Instance], *, tokenizer: Tokenizer, settings: Sampling, segment: Segmenter | None
-) -> Iterator[Features]:
-    """Batches of at most ROWS packed instances."""
-    preprocess = Preprocessor(tokenizer, seq_length=settings.seq_length)
-    rows = (instances[start : start + ROWS] for start in range(0, len(instances), ROWS))
-    return (pack(batch, preprocess, segmented=segment is not None) for batch in rows)
-
-
 class _Sampler:
     """A shard's texts, a seed and the shard's place -> the place as (epoch, shard), and the shard's instances."""
 
@@ -223,8 +229,8 @@ class _Sampler:
 class _Worker:
     """A sampler in a process of its own, which packs all instances: arrays are sent in less time than instances."""
 
-    def __init__(self, make: Callable[[], _Sampler], pack_all: Callable[[list[Instance]], Any]) -> None:
-        self._sampler, self._pack = make(), pack_all
+    def __init__(self, make: Callable[[], _Sampler], make_packer: Callable[[], Packer]) -> None:
+        self._sampler, self._pack = make(), make_packer()
 
     def __call__(self, *task: Any) -> tuple[tuple[int, int], list[dict[str, np.ndarray]]]:
         place, instances = self._sampler(*task)
@@ -234,13 +240,10 @@ class _Worker:
 
 
 def _packed_rows(
-    instances: Sequence[Instance],
-    own: Callable[[int], bool],
-    *,
-    pack_all: Callable[[list[Instance]], Iterator[Features]],
+    instances: Sequence[Instance], own: Callable[[int], bool], *, packer: Packer
 ) -> Generator[Features, None, int]:
     """Packs the instances of a shard whose numbers are `own`; returns the number of all."""
-    yield from pack_all([one for number, one in enumerate(instances) if own(number)])
+    yield from packer([one for number, one in enumerate(instances) if own(number)])
     return len(instances)
 
 
@@ -261,12 +264,12 @@ def _sampling(
     workers: int, *, tokenizer: Tokenizer, settings: Sampling, segment: Segmenter | None
 ) -> tuple[Callable[[], Callable[..., Any]], Callable[..., Generator[Features, None, int]]]:
     """The function that starts a sampler of shards, and the one that takes rows of a sampled shard."""
-    sampler = functools.partial(_Sampler, tokenizer=tokenizer, settings=settings, segment=segment)
-    pack_all = functools.partial(packed, tokenizer=tokenizer, settings=settings, segment=segment)
+    how: dict[str, Any] = {"tokenizer": tokenizer, "settings": settings, "segment": segment}
+    sampler = functools.partial(_Sampler, **how)
     if workers == 1:
-        return sampler, functools.partial(_packed_rows, pack_all=pack_all)
+        return sampler, functools.partial(_packed_rows, packer=Packer(**how))
     check_sendable(segment=segment, tokenizer=tokenizer)
-    return functools.partial(_Worker, sampler, pack_all), _rows_of_packed
+    return functools.partial(_Worker, sampler, functools.partial(Packer, **how)), _rows_of_packed
 
 
 class Place(NamedTuple):

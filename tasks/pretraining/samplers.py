@@ -7,6 +7,7 @@ Source: Devlin et al. 2019, sec. 3.1 and A.2; google-research/bert create_pretra
 sec. 3.1.
 """
 
+import bisect
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import NamedTuple
 
@@ -17,7 +18,36 @@ from bert_keras.text.preprocessing import longest_first
 from tasks.options import SENTENCE_PAIR_LABELS
 from tasks.settings import Sampling
 
-Document = Sequence[np.ndarray]  # a document as ids: int32 [T] for each segment
+
+class Document:
+    """A document as ids: its segments, int32 [T] each.
+
+    ids: of all segments, int32 [N]
+    bounds: where in the ids each segment starts, and the last one's end
+    """
+
+    def __init__(self, ids: np.ndarray, bounds: Sequence[int]) -> None:
+        self._ids, self._bounds = ids, bounds
+
+    @classmethod
+    def of(cls, segments: Sequence[np.ndarray]) -> "Document":
+        """Joins segments."""
+        return cls(np.concatenate(segments), [0, *np.cumsum([*map(len, segments)]).tolist()])
+
+    def __len__(self) -> int:
+        return len(self._bounds) - 1
+
+    def __iter__(self) -> Iterator[np.ndarray]:
+        return (self.ids(start, start + 1) for start in range(len(self)))
+
+    def ids(self, start: int, end: int) -> np.ndarray:
+        """The ids from segment `start` to before segment `end`."""
+        return self._ids[self._bounds[start] : self._bounds[end]]
+
+    def fill(self, start: int, target: int) -> int:
+        """The index after the segments from `start` that together reach the target, or the end of the document."""
+        bounds = self._bounds
+        return min(bisect.bisect_left(bounds, bounds[start] + target, start + 1), len(bounds) - 1)
 
 
 class Instance(NamedTuple):
@@ -34,16 +64,6 @@ def _target(rng: np.random.Generator, settings: Sampling) -> int:
     """The target length of a document or a row, in tokens."""
     short = rng.random() < settings.short_seq_prob
     return int(rng.integers(2, settings.room, endpoint=True)) if short else settings.room
-
-
-def _fill(document: Document, start: int, target: int) -> int:
-    """The index after the segments from `start` that together reach the target, or the end of the document."""
-    length = 0
-    for end in range(start, len(document)):
-        length += len(document[end])
-        if length >= target:
-            return end + 1
-    return len(document)
 
 
 def _another(documents: Sequence[Document], index: int, rng: np.random.Generator) -> Document:
@@ -63,22 +83,22 @@ def next_sentence(
         target = _target(rng, settings)
         start = 0
         while start < len(document):
-            end = _fill(document, start, target)
+            end = document.fill(start, target)
             alone = end - start == 1
             if alone and settings.strict:
                 yield None
                 start = end
                 continue
             split = end if alone else int(rng.integers(start + 1, end))
-            first = np.concatenate(document[start:split])
+            first = document.ids(start, split)
             if alone or rng.random() < 0.5:
                 other = _another(documents, index, rng)
                 at = int(rng.integers(len(other)))
-                second = other[at : _fill(other, at, target - len(first))]
-                yield Instance((first, np.concatenate(second)), 1)
+                second = other.ids(at, other.fill(at, target - len(first)))
+                yield Instance((first, second), 1)
                 start = split
             else:
-                yield Instance((first, np.concatenate(document[split:end])), 0)
+                yield Instance((first, document.ids(split, end)), 0)
                 start = end
 
 
@@ -91,18 +111,19 @@ def sentence_pair(
     document's last segment gets a random B; with `strict` it is skipped.
     """
     for index, document in enumerate(documents):
-        start = 0
-        while start < len(document):
-            last = start + 1 == len(document)
+        segments, start = [*document], 0
+        while start < len(segments):
+            last = start + 1 == len(segments)
             if last and settings.strict:
                 yield None
                 start += 1
             elif last or rng.random() < 0.5:
                 other = _another(documents, index, rng)
-                yield Instance((document[start], other[int(rng.integers(len(other)))]), 1)
+                at = int(rng.integers(len(other)))
+                yield Instance((segments[start], other.ids(at, at + 1)), 1)
                 start += 1
             else:
-                yield Instance((document[start], document[start + 1]), 0)
+                yield Instance((segments[start], segments[start + 1]), 0)
                 start += 2
 
 
@@ -114,12 +135,12 @@ def sentence_order(
         target = _target(rng, settings)
         start = 0
         while start < len(document):
-            end = _fill(document, start, target)
+            end = document.fill(start, target)
             if end - start == 1:
                 yield None
             else:
                 split = int(rng.integers(start + 1, end))
-                parts = np.concatenate(document[start:split]), np.concatenate(document[split:end])
+                parts = document.ids(start, split), document.ids(split, end)
                 swapped = int(rng.random() < 0.5)
                 yield Instance(parts[::-1] if swapped else parts, swapped)
             start = end
@@ -202,7 +223,7 @@ def make_instances(
 ) -> tuple[list[Instance], int]:
     """The instances of a shard, in random order, and the number of skipped chunks. A pure function.
 
-    documents: no document or segment is empty
+    documents: none of them, and none of their segments, is empty
     seed: integers from 0
     separator: the id of [SEP]
 
@@ -233,11 +254,13 @@ def check_documents(count: int, *, sampler: str) -> None:
 
 def _cut(instances: list[Instance], rng: np.random.Generator, *, room: int) -> list[Instance]:
     """Cuts pairs to the room: the longer segment loses single tokens, from its start or its end at random."""
-    lengths = np.array([[len(ids) for ids in one.segments] for one in instances], np.int32).reshape(-1, 2)
+    lengths = np.array([(len(first), len(second)) for (first, second), _ in instances], np.int32).reshape(
+        -1, 2
+    )
     kept = np.stack(longest_first(lengths[:, 0], lengths[:, 1], room=room), axis=1)
     starts = rng.binomial(lengths - kept, 0.5)
-    places = zip(instances, starts.tolist(), (starts + kept).tolist(), strict=True)
+    places = np.concatenate([starts, starts + kept], axis=1).tolist()
     return [
-        one._replace(segments=tuple(ids[a:b] for ids, a, b in zip(one.segments, first, last, strict=True)))
-        for one, first, last in places
+        Instance((first[a:c], second[b:d]), label)
+        for ((first, second), label), (a, b, c, d) in zip(instances, places, strict=True)
     ]

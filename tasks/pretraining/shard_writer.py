@@ -22,12 +22,13 @@ from tasks.example_protos import serialize_examples
 from tasks.pretraining.instance_stream import (
     SHARD_BYTES,
     SHARD_DOCUMENTS,
+    Packer,
     Segmenter,
     Text,
     check_segments_are_read,
     digest_of_documents,
+    instances_of,
     name_of_segmenter,
-    packed_batches,
 )
 from tasks.pretraining.manifest import FORMAT_VERSION, RECORD_NAMES, Shard, shard_name
 from tasks.settings import Sampling
@@ -80,6 +81,7 @@ class ShardWriter:
     def __init__(self, job: Job) -> None:
         self.job = job
         self.tokenizer = job.make_tokenizer()
+        self._pack = Packer(tokenizer=self.tokenizer, settings=job.settings, segment=job.segment)
         pieces = Pieces.of(self.tokenizer)
 
         def finished(features: Features, seed: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
@@ -95,7 +97,7 @@ class ShardWriter:
 
     def __call__(self, number: int, texts: Sequence[Text]) -> Shard:
         job = self.job
-        batches, skipped = packed_batches(
+        made, skipped = instances_of(
             texts,
             tokenizer=self.tokenizer,
             settings=job.settings,
@@ -106,11 +108,10 @@ class ShardWriter:
         compression = "GZIP" if job.compress else ""
         instances = positions = ones = 0
         with record_writer(target, compression) as write:
-            for batch, features in enumerate(batches):
+            for batch, features in enumerate(self._pack(made)):
                 seed = np.random.SeedSequence([job.seed, number, batch]).generate_state(2)
                 records, length, label = self._finished(features, tf.constant(seed.astype("int32")))
-                for record in records.numpy():
-                    write(record)
+                write(records.numpy())
                 instances += len(records)
                 positions += int(length)
                 ones += int(label)
