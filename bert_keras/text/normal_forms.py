@@ -11,7 +11,7 @@ import unicodedata
 
 import tensorflow as tf
 
-from bert_keras.text.ragged_ops import characters_of, rows_of
+from bert_keras.text.ragged_ops import characters_of, masked, rows_of
 from bert_keras.text.text_ops import tf_text
 from bert_keras.text.tokenizer import GraphTokenizer
 
@@ -81,13 +81,9 @@ class Normalizing(GraphTokenizer):
         original_ends = original_starts + tf.gather(tf.strings.length(characters), which)
         normal_ends = tf.cumsum(tf.gather(tf.strings.length(self._normal_form(characters)), which))
 
-        # A stripped accent belongs to the letter before it, unless it is the first character of the row.
+        # A stripped accent belongs to the letter before it.
         accent = tf.gather(tf.strings.regex_full_match(characters, self._attached), which)
-        opens = tf.equal(
-            tf.range(codes.row_splits[-1]), tf.gather(codes.row_splits, rows_of(codes.row_splits))
-        )
-        letter = tf.cumsum(tf.cast(opens | ~accent, tf.int32)) - 1
-        original_ends = tf.gather(tf.math.segment_max(original_ends, letter), letter)
+        original_ends = _with_accents(original_ends, tf.where(accent)[:, 0], codes.row_splits)
 
         row_shift = tf.gather(tf.concat([[0], normal_ends], axis=0), tf.gather(codes.row_splits, row))
         start, end = tf.gather_nd(starts.values, moving), tf.gather_nd(ends.values, moving)
@@ -97,6 +93,20 @@ class Normalizing(GraphTokenizer):
         starts_moved = tf.tensor_scatter_nd_update(starts.values, moving, tf.gather(original_starts, first))
         ends_moved = tf.tensor_scatter_nd_update(ends.values, moving, tf.gather(original_ends, last))
         return starts.with_values(starts_moved), ends.with_values(ends_moved)
+
+
+def _with_accents(ends: tf.Tensor, accents: tf.Tensor, row_splits: tf.Tensor) -> tf.Tensor:
+    """The end of each character, of a letter with the accents that follow it: int32 [N].
+
+    accents: int64 [A], the places of the accents, which are few; one that opens its row counts as a letter
+    row_splits: of the characters
+    """
+    row = tf.searchsorted(row_splits, accents, side="right") - 1
+    opens = tf.equal(tf.gather(row_splits, row), accents)
+    first = opens | tf.concat([accents[:1] > -1, accents[1:] > accents[:-1] + 1], axis=0)
+    letters = masked(tf.where(opens, accents, accents - 1), first)
+    letter = tf.gather(letters, tf.cumsum(tf.cast(first, tf.int32)) - 1)
+    return tf.tensor_scatter_nd_max(ends, letter[:, tf.newaxis], tf.gather(ends, accents))
 
 
 def valid_utf8(text: tf.Tensor) -> tf.Tensor:
