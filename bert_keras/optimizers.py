@@ -6,7 +6,7 @@ one device and under `tf.distribute`.
 
 import re
 import warnings
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any, TypedDict, Unpack
 
 import keras
@@ -210,9 +210,20 @@ class _TwoMoments(keras.optimizers.Optimizer):
         context = replica_context()
         if context is None:
             return self._clip(grads)
-        grads = self._clip(context.all_reduce("SUM", grads))
-        # Keras sums over the replicas once more when it updates.
-        return [grad / context.num_replicas_in_sync for grad in grads]
+        if not hasattr(super(), "_all_reduce_sum_gradients"):
+            raise BertKerasError(
+                f"Keras {keras.__version__} sums the gradients of replicas in a way that {type(self).__name__} does not know; "
+                "install the Keras that bert_keras asks for."
+            )
+        return self._clip(context.all_reduce("SUM", grads))
+
+    def _all_reduce_sum_gradients(self, grads_and_vars: Iterable[tuple[Any, Any]]) -> list[tuple[Any, Any]]:
+        """Leaves the gradients as they are: `_clip_gradients` has summed them over the replicas.
+
+        Keras' sum, also over one replica, has a gradient of its own, and TensorFlow never frees a graph with one: each model that
+        was trained would stay in memory.
+        """
+        return [*grads_and_vars]
 
     def _clip(self, grads: list[Any]) -> list[Any]:
         if self.clip_norm is None:

@@ -5,6 +5,8 @@
 TensorFlow only: N is known when the graph runs, so XLA cannot compile it.
 """
 
+import functools
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 
@@ -38,35 +40,39 @@ def real_tokens(mask: Any) -> RealTokens:
 
 def drop_padding(padded: Any, tokens: RealTokens) -> Any:
     """The rows of real tokens: float [B*S, H] -> [N, H]."""
-    import tensorflow as tf
-
-    # Gathers in both directions: TensorFlow's own gradient of a gather adds row by row.
-    @tf.custom_gradient
-    def gathered(padded: Any) -> Any:
-        def gradient(upstream: Any) -> Any:
-            return _masked(tf.gather(upstream, tokens.rows), tokens)
-
-        return tf.gather(padded, tokens.places), gradient
-
-    return gathered(padded)
+    return _gathers()[0](padded, *tokens)
 
 
 def restore_padding(rows: Any, tokens: RealTokens, *, zeros: bool = False) -> Any:
     """Float [N, H] -> [B*S, H]. zeros: padding is 0; otherwise it has any finite numbers, which nothing may read."""
+    return _gathers()[2 if zeros else 1](rows, *tokens)
+
+
+@functools.cache
+def _gathers() -> tuple[Callable[..., Any], Callable[..., Any], Callable[..., Any]]:
+    """Gathers, whose gradients are gathers too: TensorFlow's own gradient of a gather adds row by row.
+
+    They are functions of their own because TensorFlow never frees a graph that has a custom gradient: the graph of each trained
+    model would stay, with its variables. These are small, and traced once for each dtype.
+    """
     import tensorflow as tf
+
+    def masked(padded: Any, real: Any) -> Any:
+        return tf.where(real[:, tf.newaxis], padded, tf.zeros([], padded.dtype))
 
     @tf.custom_gradient
-    def spread(rows: Any) -> Any:
+    def drop(padded: Any, places: Any, rows: Any, real: Any) -> Any:
         def gradient(upstream: Any) -> Any:
-            return tf.gather(upstream, tokens.places)
+            return masked(tf.gather(upstream, rows), real), None, None, None
 
-        padded = tf.gather(rows, tokens.rows)
-        return _masked(padded, tokens) if zeros else padded, gradient
+        return tf.gather(padded, places), gradient
 
-    return spread(rows)
+    @tf.custom_gradient
+    def restore(states: Any, places: Any, rows: Any, real: Any) -> Any:
+        def gradient(upstream: Any) -> Any:
+            return tf.gather(upstream, places), None, None, None
 
+        return tf.gather(states, rows), gradient
 
-def _masked(padded: Any, tokens: RealTokens) -> Any:
-    import tensorflow as tf
-
-    return tf.where(tokens.real[:, tf.newaxis], padded, tf.zeros([], padded.dtype))
+    made = drop, restore, lambda *given: masked(restore(*given), given[-1])
+    return tuple(tf.function(one, autograph=False, reduce_retracing=True) for one in made)
