@@ -36,6 +36,7 @@ def measure(cores: list[int], rows: int, given: argparse.Namespace) -> None:
 
     import bert_keras as bk
     from bert_keras.losses import GlobalMean, cross_entropy
+    from bert_keras.replicas import replica_sum
     from bert_keras.training_model import TrainingModel
     from tasks.task import classifier_model
 
@@ -58,8 +59,7 @@ def measure(cores: list[int], rows: int, given: argparse.Namespace) -> None:
     gradients = [tf.zeros(one.shape) for one in model.trainable_variables]
 
     def add_up() -> list[tf.Tensor]:
-        context = tf.distribute.get_replica_context()
-        return context.all_reduce("SUM", gradients)
+        return replica_sum(gradients)
 
     found = {"step": median(times[1:]), "weights": int(model.count_params())}
     if "TF_CONFIG" in os.environ:

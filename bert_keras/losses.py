@@ -13,17 +13,7 @@ from keras import ops
 from keras.src.backend import get_keras_mask
 
 from bert_keras.errors import BertKerasError
-
-
-def replica_context() -> Any:
-    """The replica context under several replicas, else None."""
-    if keras.backend.backend() != "tensorflow":
-        return None
-    import tensorflow as tf
-
-    context = tf.distribute.get_replica_context()
-    return context if context is not None and context.num_replicas_in_sync > 1 else None
-
+from bert_keras.replicas import replica_context, replica_sum
 
 # For each GlobalMean, the weight of the whole batch, while a micro-batch of it is computed. Each replica has its own thread.
 _WHOLE: contextvars.ContextVar[dict[Any, Any] | None] = contextvars.ContextVar("whole", default=None)
@@ -38,9 +28,7 @@ def micro_batches(terms: Iterable[tuple["GlobalMean", Any, Any]]) -> Iterator[No
     terms: each loss with the labels and the weights, or None, of the replica's whole batch
     """
     terms = list(terms)
-    weights = [loss.weight(labels, sample_weight) for loss, labels, sample_weight in terms]
-    if (context := replica_context()) is not None:
-        weights = context.all_reduce("SUM", weights)
+    weights = replica_sum([loss.weight(labels, sample_weight) for loss, labels, sample_weight in terms])
     token = _WHOLE.set({id(loss): weight for (loss, _, _), weight in zip(terms, weights, strict=True)})
     try:
         yield
@@ -85,7 +73,7 @@ class GlobalMean(keras.losses.Loss):
         context = replica_context()
         if context is None:
             return ops.divide_no_nan(loss_sum, weight_sum)
-        all_losses, all_weights = context.all_reduce("SUM", [ops.stop_gradient(loss_sum), weight_sum])
+        all_losses, all_weights = replica_sum([loss_sum, weight_sum])
         own = ops.divide_no_nan(loss_sum, all_weights)
         mean = ops.divide_no_nan(all_losses, all_weights)
         return own + ops.stop_gradient(mean / context.num_replicas_in_sync - own)

@@ -14,7 +14,7 @@ import numpy as np
 from keras import ops
 
 from bert_keras.errors import BertKerasError
-from bert_keras.losses import replica_context
+from bert_keras.replicas import replica_context, replica_sum
 
 # Block 0 is the lowest.
 _EMBEDDINGS, _BLOCK = re.compile(r"(^|/)embeddings/"), re.compile(r"(^|/)block_(\d+)/")
@@ -207,21 +207,17 @@ class _TwoMoments(keras.optimizers.Optimizer):
 
     def _clip_gradients(self, grads: list[Any]) -> list[Any]:
         """Keras clips here: after it has divided by the loss's scale."""
-        context = replica_context()
-        if context is None:
-            return self._clip(grads)
-        if not hasattr(super(), "_all_reduce_sum_gradients"):
+        if replica_context() is not None and not hasattr(super(), "_all_reduce_sum_gradients"):
             raise BertKerasError(
                 f"Keras {keras.__version__} sums the gradients of replicas in a way that {type(self).__name__} does not know; "
                 "install the Keras that bert_keras asks for."
             )
-        return self._clip(context.all_reduce("SUM", grads))
+        return self._clip(replica_sum(grads))
 
     def _all_reduce_sum_gradients(self, grads_and_vars: Iterable[tuple[Any, Any]]) -> list[tuple[Any, Any]]:
         """Leaves the gradients as they are: `_clip_gradients` has summed them over the replicas.
 
-        Keras' sum, also over one replica, has a gradient of its own, and TensorFlow never frees a graph with one: each model that
-        was trained would stay in memory.
+        Keras' sum, also over one replica, has a gradient, with which TensorFlow keeps the graph: see `replica_sum`.
         """
         return [*grads_and_vars]
 

@@ -10,11 +10,13 @@ from typing import Any
 
 import keras
 
+from bert_keras.autotuning import without_autotuning
 from bert_keras.errors import BertKerasError
 from bert_keras.executions import WholeEpochs, function_of, with_callback
 from bert_keras.logit_checks import warn_of_probabilities
-from bert_keras.losses import GlobalMean, micro_batches, replica_context
+from bert_keras.losses import GlobalMean, micro_batches
 from bert_keras.optimizers import ACCUMULATION
+from bert_keras.replicas import replica_context, replica_sum
 
 
 class TrainingSteps:
@@ -62,7 +64,10 @@ class TrainingSteps:
             self.optimizer.build(self.trainable_variables)
 
     def fit(self: Any, *arguments: Any, **keywords: Any) -> Any:
-        """As Keras does; under several workers, each batch of a data set is divided among all replicas."""
+        """As Keras does; under several workers, each batch of a data set is divided among all replicas.
+
+        A data set is not autotuned, unless its options say so: `bert_keras.autotuning` says why.
+        """
         self._initial_epoch = None  # a BackupAndRestore of an earlier `fit` left its epoch here
         if keras.backend.backend() == "tensorflow" and workers_of(self.distribute_strategy) > 1:
             x = keywords.get("x", arguments[0] if arguments else None)
@@ -70,18 +75,18 @@ class TrainingSteps:
         given: Sequence[Any] = arguments
         if self.steps_per_execution > 1 and keras.backend.backend() == "tensorflow":
             given, keywords = with_callback(WholeEpochs(), arguments, keywords)
-        keywords = {name: _divided_by_batch(value) for name, value in keywords.items()}
-        return super().fit(*map(_divided_by_batch, given), **keywords)  # type: ignore[misc]
+        keywords = {name: _prepared(value) for name, value in keywords.items()}
+        return super().fit(*map(_prepared, given), **keywords)  # type: ignore[misc]
 
     def evaluate(self: Any, *arguments: Any, **keywords: Any) -> Any:
         """As Keras does; batches are divided as in `fit`."""
-        keywords = {name: _divided_by_batch(value) for name, value in keywords.items()}
-        return super().evaluate(*map(_divided_by_batch, arguments), **keywords)  # type: ignore[misc]
+        keywords = {name: _prepared(value) for name, value in keywords.items()}
+        return super().evaluate(*map(_prepared, arguments), **keywords)  # type: ignore[misc]
 
     def predict(self: Any, *arguments: Any, **keywords: Any) -> Any:
         """As Keras does; batches are divided as in `fit`, so that the answers are in the order of the data."""
-        keywords = {name: _divided_by_batch(value) for name, value in keywords.items()}
-        return super().predict(*map(_divided_by_batch, arguments), **keywords)  # type: ignore[misc]
+        keywords = {name: _prepared(value) for name, value in keywords.items()}
+        return super().predict(*map(_prepared, arguments), **keywords)  # type: ignore[misc]
 
     def train_step(self: Any, *data: Any) -> Any:
         """One update from one replica's part of a batch, (x, y) or (x, y, sample_weight)."""
@@ -185,7 +190,7 @@ class TrainingSteps:
         ):
             _, loss, sums = tf.while_loop(lambda start, *_: start < count, add, begin, parallel_iterations=1)
         if (context := replica_context()) is not None:
-            loss = context.all_reduce("SUM", loss) / context.num_replicas_in_sync
+            loss = replica_sum(loss) / context.num_replicas_in_sync
         return loss, [None if i in missing else one for i, one in enumerate(sums)]
 
     def _metrics_of_outputs(self: Any, x: Any, y: Any, sample_weight: Any) -> list[keras.metrics.Mean]:
@@ -296,8 +301,8 @@ def _one_update(means: Sequence[keras.metrics.Mean], parts: Any) -> Iterator[Non
         one.count.assign(count + keras.ops.divide_no_nan(added, keras.ops.cast(parts, added.dtype)))
 
 
-def _divided_by_batch(value: Any) -> Any:
-    """A data set that every worker reads whole, to train on its rows of each batch; other values stay.
+def _prepared(value: Any) -> Any:
+    """A data set without autotuning, that every worker reads whole, to train on its rows of each batch; other values stay.
 
     By default, TensorFlow gives each worker other files of a data set: the batches are then not those of one device.
     """
@@ -305,7 +310,10 @@ def _divided_by_batch(value: Any) -> Any:
         return value
     import tensorflow as tf
 
-    if not isinstance(value, tf.data.Dataset) or chooses_parts(value):
+    if not isinstance(value, tf.data.Dataset):
+        return value
+    value = without_autotuning(value)
+    if chooses_parts(value):
         return value
     options = tf.data.Options()
     options.experimental_distribute.auto_shard_policy = tf.data.experimental.AutoShardPolicy.DATA

@@ -16,6 +16,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
+from bert_keras.autotuning import without_autotuning
 from bert_keras.errors import BertKerasError
 from bert_keras.features import INPUT_MASK, WHOLE, Part
 from bert_keras.text.preprocessing import Preprocessor, own_rows, pad_batches
@@ -120,7 +121,7 @@ def dataset(
     featurize = _featurizer(task, preprocess, labelled=labelled)
     if labelled and part != WHOLE and not task.windowed:
         raw = batches(examples, batch_size=batch_size, seed=seed)
-        return _featurized_part(raw, featurize, part, multiple_of=multiple_of).prefetch(tf.data.AUTOTUNE)
+        return _prefetched(_featurized_part(raw, featurize, part, multiple_of=multiple_of))
     if labelled and task.windowed:
         if seed is not None:
             examples = examples.shuffle(cardinality(examples), seed=seed)
@@ -139,7 +140,12 @@ def dataset(
         made = pad_batches(made, multiple_of=multiple_of)
         if multiple_of >= batch_size:
             made = of_rows(made, multiple_of)
-    return made.prefetch(tf.data.AUTOTUNE)
+    return _prefetched(made)
+
+
+def _prefetched(made: tf.data.Dataset) -> tf.data.Dataset:
+    """Batches that are made while a step runs."""
+    return without_autotuning(made.prefetch(tf.data.AUTOTUNE))
 
 
 def _featurized_part(
@@ -175,12 +181,12 @@ def featurized(
     """
     featurize = _featurizer(task, preprocess, labelled=True)
     if part != WHOLE and not task.windowed:
-        return _featurized_part(raw, featurize, part, multiple_of=multiple_of).prefetch(tf.data.AUTOTUNE)
+        return _prefetched(_featurized_part(raw, featurize, part, multiple_of=multiple_of))
     made = raw.map(featurize, num_parallel_calls=tf.data.AUTOTUNE, deterministic=True)
     if multiple_of > 1:
         made = pad_batches(made, multiple_of=multiple_of)
     made = made if part == WHOLE else own_rows(made, part)
-    return made.prefetch(tf.data.AUTOTUNE)
+    return _prefetched(made)
 
 
 def _featurizer(
@@ -291,7 +297,7 @@ def predictor(
         run = forward(batch_size).get_concrete_function(model_inputs(feature_spec))
         finish = decode.get_concrete_function(run.structured_outputs, feature_spec, raw_spec)
         parts = []
-        for features, raw in _ahead(prepare, grouped):
+        for features, raw in _ahead(prepare, without_autotuning(grouped)):
             inputs = model_inputs(features)
             # A text may have any number of windows; groups bound the memory of the forward pass.
             outputs = [

@@ -15,7 +15,7 @@ from bert_keras.encoder import BertEncoder
 from bert_keras.errors import BertKerasError
 from bert_keras.losses import GlobalMean, cross_entropy
 from bert_keras.optimizers import LAMB, AdamW
-from bert_keras.training_model import TrainingModel, _divided_by_batch
+from bert_keras.training_model import TrainingModel, _prepared
 from tasks.settings import Hparams
 from tasks.task import classifier_model
 
@@ -111,5 +111,5 @@ def test_a_chosen_policy_of_shards_stays():
     options = tf.data.Options()
     options.experimental_distribute.auto_shard_policy = policies.OFF
     for given, wanted in ((tf.data.Options(), policies.DATA), (options, policies.OFF)):
-        made = _divided_by_batch(tf.data.Dataset.range(4).with_options(given))
+        made = _prepared(tf.data.Dataset.range(4).with_options(given))
         assert made.options().experimental_distribute.auto_shard_policy == wanted

@@ -68,6 +68,8 @@ FLOORS = (
         "floor 2",
         [
             "bert_keras.schedules",
+            "bert_keras.autotuning",
+            "bert_keras.replicas",
             "bert_keras.losses",
             "bert_keras.optimizers",
             "bert_keras.logit_checks",

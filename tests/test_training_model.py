@@ -302,3 +302,21 @@ def test_the_loss_of_float16_layers_is_scaled():
     assert isinstance(made.optimizer, keras.optimizers.LossScaleOptimizer)
     made.compile("adam", GlobalMean(cross_entropy), auto_scale_loss=False)
     assert not isinstance(made.optimizer, keras.optimizers.LossScaleOptimizer)
+
+
+@pytest.mark.parametrize(("chosen", "expected"), [(None, False), (True, True), (False, False)])
+def test_data_sets_are_not_autotuned_unless_asked(chosen, expected, monkeypatch):
+    """Autotuning can make the end of an iterator wait as long as the epoch took."""
+    seen = []
+    for name in ("fit", "evaluate", "predict"):
+        monkeypatch.setattr(keras.Model, name, lambda self, data, **_: seen.append(data.options()))
+    options = tf.data.Options()
+    if chosen is not None:
+        options.autotune.enabled = chosen
+    data = tf.data.Dataset.from_tensors((np.zeros([2, 3], "float32"), np.zeros(2))).with_options(options)
+    inputs = keras.Input([3])
+    model = TrainingModel(inputs, keras.layers.Dense(1)(inputs))
+    model.compile("sgd", "mse")
+    for call in (model.fit, model.evaluate, model.predict):
+        call(data)
+    assert [one.autotune.enabled for one in seen] == [expected] * 3

@@ -6,6 +6,8 @@ import keras
 import numpy as np
 import tensorflow as tf
 
+from bert_keras.replicas import replica_sum
+
 
 class ReplicaValues:
     """Variables whose value is the sum over replicas.
@@ -21,7 +23,7 @@ class ReplicaValues:
             place, count = context.replica_id_in_sync_group, context.num_replicas_in_sync
             rows = [tf.convert_to_tensor(variable.value)[tf.newaxis] for variable in self._variables]
             own = [tf.scatter_nd([[place]], row, [count, *row.shape[1:]]) for row in rows]
-            return context.all_reduce("SUM", own)
+            return replica_sum(own)
 
         def set_in_replica(values: list[tf.Tensor]) -> None:
             place = tf.distribute.get_replica_context().replica_id_in_sync_group

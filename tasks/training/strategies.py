@@ -12,6 +12,7 @@ import tensorflow as tf
 
 from bert_keras.errors import BertKerasError, first_line
 from bert_keras.features import WHOLE, Part
+from bert_keras.replicas import replica_gather, replica_sum
 from bert_keras.signals import unhandled
 from bert_keras.text.preprocessing import Preprocessor
 from tasks.settings import STRATEGIES
@@ -141,7 +142,7 @@ def in_replicas(
             share = count // replicas
             return values[number * share : (number + 1) * share]
 
-        return context.all_gather(call(tf.nest.map_structure(own, rows)), axis=0)
+        return tf.nest.map_structure(replica_gather, call(tf.nest.map_structure(own, rows)))
 
     def made(rows: Any) -> Any:
         count = tf.shape(tf.nest.flatten(rows)[0])[0]
@@ -204,7 +205,7 @@ def _numbers_and_first(distribution: tf.distribute.Strategy) -> Callable[[tf.Ten
     def in_replica(own: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
         context: Any = tf.distribute.get_replica_context()
         number = tf.cast(context.replica_id_in_sync_group, tf.int64)
-        return number, context.all_reduce("SUM", own * tf.cast(number == 0, tf.int64))
+        return number, replica_sum(own * tf.cast(number == 0, tf.int64))
 
     @tf.function(autograph=False, input_signature=[tf.TensorSpec([None, 2], tf.int64)])
     def run(own: tf.Tensor) -> tuple[Any, Any]:

@@ -18,6 +18,7 @@ import tensorflow as tf
 
 from bert_keras.errors import BertKerasError, WorkerLost, first_line
 from bert_keras.files import digest
+from bert_keras.replicas import replica_sum
 from bert_keras.training_model import workers_of
 from tasks.training.cluster import in_cluster
 
@@ -131,7 +132,7 @@ def _gather_of(distribution: tf.distribute.Strategy) -> Callable[[tf.Tensor], tf
     def in_replica(values: tf.Tensor) -> Any:
         context: Any = tf.distribute.get_replica_context()
         own = tf.one_hot(context.replica_id_in_sync_group, context.num_replicas_in_sync, dtype=tf.int64)
-        return context.all_reduce("SUM", own[:, tf.newaxis] * values)
+        return replica_sum(own[:, tf.newaxis] * values)
 
     @tf.function(autograph=False, input_signature=[tf.TensorSpec([None], tf.int64)])
     def gather(values: tf.Tensor) -> tf.Tensor:
