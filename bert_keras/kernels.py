@@ -4,14 +4,31 @@ In: tensors of a layer. Out: the same numbers up to rounding. When a graph runs,
 puts one oneDNN kernel in the place of each; a saved graph has only plain operations. tests/test_kernels.py counts the kernels.
 """
 
+import contextlib
+import contextvars
 import functools
 import math
+from collections.abc import Iterator
 from typing import Any
 
 import keras
 from keras import ops
 
 FUSED_TYPES = ("float32", "bfloat16")  # that oneDNN has kernels for
+# Numbers of an input under which plain operations take less time than oneDNN's layer normalization, which needs 50 to 100
+# microseconds to begin: they cross near 170 rows of 384, and 85 of 768, in both types.
+SMALL = 2**16
+_PLAIN = contextvars.ContextVar("plain_operations", default=False)
+
+
+@contextlib.contextmanager
+def plain_operations() -> Iterator[None]:
+    """Within it, a traced graph has no form for TensorFlow's kernels: other runtimes convert it, and fuse in their own way."""
+    token = _PLAIN.set(True)
+    try:
+        yield
+    finally:
+        _PLAIN.reset(token)
 
 
 def gelu_tanh(x: Any) -> Any:
@@ -38,6 +55,19 @@ def attention_scores(query: Any, key: Any, scale: float, mask: Any) -> Any:
     return ops.matmul(query, ops.swapaxes(key, -1, -2)) * scale + mask
 
 
+def swap_heads(x: Any, *, training: bool) -> Any:
+    """Exchanges positions and heads: [B, S, A, D] -> [B, A, S, D], or back.
+
+    training: True keeps the form of `keras.ops`
+    """
+    if training or not _fuses(x):
+        return ops.transpose(x, _SWAPPED)
+    return _swapped_as_einsum(x)
+
+
+_SWAPPED = (0, 2, 1, 3)
+
+
 def reshape_like(x: Any, like: Any) -> Any:
     """x in the shape of another tensor. TensorFlow then sees that a sum of both broadcasts nothing: it fuses no other sum."""
     if keras.backend.backend() != "tensorflow":
@@ -53,8 +83,24 @@ def layer_norm(x: Any, gamma: Any, beta: Any, epsilon: float, *, dtype: str, tra
     dtype: of the sums, float32 or wider
     training: True keeps the form whose gradient is faster
     """
-    if not training and _fuses(x):
+
+    def plain() -> Any:
+        return _plain_layer_norm(x, gamma, beta, epsilon, dtype)
+
+    def fused() -> Any:
         return _fused_layer_norm(x, ops.cast(gamma, x.dtype), ops.cast(beta, x.dtype), epsilon)
+
+    if training or not _fuses(x):
+        return plain()
+    import tensorflow as tf
+
+    gamma, beta = tf.convert_to_tensor(gamma), tf.convert_to_tensor(beta)
+    made = tf.cond(tf.size(x) < SMALL, plain, fused)
+    made.set_shape(x.shape)
+    return made
+
+
+def _plain_layer_norm(x: Any, gamma: Any, beta: Any, epsilon: float, dtype: str) -> Any:
     wide = ops.cast(x, dtype)
     mean = ops.mean(wide, axis=-1, keepdims=True)
     centred = wide - mean
@@ -63,13 +109,40 @@ def layer_norm(x: Any, gamma: Any, beta: Any, epsilon: float, *, dtype: str, tra
     return ops.cast(normed * ops.cast(gamma, dtype) + ops.cast(beta, dtype), x.dtype)
 
 
+def dropout(x: Any, rate: float, seeds: keras.random.SeedGenerator) -> Any:
+    """Numbers of x, each set to 0 with probability `rate`, or divided by the probability that it stays.
+
+    rate: from 0 to 1; on a CPU, the nearest multiple of 1/65536 below 1
+    seeds: gives a seed for each call
+
+    TensorFlow's own draws 32 bits for a number. Drawing is most of the time on a CPU, and 16 bits are enough.
+    """
+    if keras.backend.backend() != "tensorflow" or not _is_on_cpu():
+        return keras.random.dropout(x, rate, seed=seeds)
+    import tensorflow as tf
+
+    threshold = min(round(rate * 2**16), 2**16 - 1)
+    # The seed as keras.random reads it: an int64 variable, where TensorFlow wants int32.
+    seed = tf.cast(tf.cast(seeds.next(), tf.int64) % tf.int32.max, tf.int32)
+    size = tf.size(x)
+    bits = tf.random.stateless_uniform([(size + 1) // 2], seed, minval=None, maxval=None, dtype=tf.uint32)
+    drawn = tf.reshape(tf.bitcast(bits, tf.uint16), [-1])[:size]
+    stays = tf.reshape(drawn >= tf.constant(threshold, tf.uint16), tf.shape(x))
+    return tf.where(stays, x * (1 / (1 - threshold / 2**16)), tf.zeros([], x.dtype))
+
+
+def _is_on_cpu() -> bool:
+    """True where TensorFlow has neither a GPU nor a TPU."""
+    import tensorflow as tf
+
+    return not tf.config.get_visible_devices("GPU") and not tf.config.list_logical_devices("TPU")
+
+
 def _fuses(x: Any) -> bool:
     """True in a graph of TensorFlow on a CPU with oneDNN, which alone has the fused kernels."""
     if keras.backend.backend() != "tensorflow" or not hasattr(x, "graph"):  # an eager tensor has none
         return False
-    import tensorflow as tf
-
-    return x.dtype.name in FUSED_TYPES and not tf.config.get_visible_devices("GPU") and has_onednn()
+    return not _PLAIN.get() and x.dtype.name in FUSED_TYPES and _is_on_cpu() and has_onednn()
 
 
 @functools.cache
@@ -80,6 +153,16 @@ def has_onednn() -> bool:
     except ImportError:  # no public function tells it
         return False
     return bool(_pywrap_util_port.IsMklEnabled())
+
+
+def _swapped_as_einsum(x: Any) -> Any:
+    """A transposition that TensorFlow leaves to its own kernel.
+
+    oneDNN's kernel for floats needs about 30 microseconds to begin, more than it takes for one short text.
+    """
+    import tensorflow as tf
+
+    return tf.einsum("abcd->acbd", x)
 
 
 def _fused_layer_norm(x: Any, gamma: Any, beta: Any, epsilon: float) -> Any:

@@ -23,6 +23,7 @@ from bert_keras.checkpoints.hugging_face_tokenizer import write_tokenizer
 from bert_keras.errors import BertKerasError
 from bert_keras.features import ENCODER_INPUTS
 from bert_keras.files import write_json
+from bert_keras.kernels import plain_operations
 from bert_keras.paths import path_of
 from bert_keras.text.vocabulary_files import TOKENIZER_JSON, VOCAB_TXT, wordpiece_pipeline
 from savedmodels import runtime_example
@@ -95,7 +96,7 @@ def export_to(
     run = in_float32(run, format)
     check_size(run.model)
     servable = servable_of(run)
-    with with_padding(run.model):
+    with with_padding(run.model), plain_operations():
         function = with_constants(run.model, servable.features_signature())
     raw = sample_inputs(run.task.signature())
     features = model_inputs(

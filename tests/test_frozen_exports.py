@@ -90,8 +90,8 @@ def test_a_graph_with_other_weights_is_not_published(sst2, tmp_path, monkeypatch
     for variable in run.model.trainable_variables:
         variable.assign(0.99 * variable)
     monkeypatch.setattr("savedmodels.export.servable_of", lambda run, frozen: servable)
-    with pytest.raises(ExportError, match="probabilities differs by .* 1e-05"):
-        export(run, tmp_path / "served", freeze=True)
+    with pytest.raises(ExportError, match="label changed after|probabilities differs by .* 1e-05"):
+        export(run, tmp_path / "served", freeze=True)  # which one depends on how near the labels are to a tie
     assert contents(tmp_path) == {}
 
 

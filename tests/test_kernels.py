@@ -71,9 +71,21 @@ def test_the_kernels_of_a_block_are_fused(activation, dtype):
         "_FusedMatMul[BiasAdd]": 3 * BLOCKS,  # query, key and value
         "_MklFusedBatchMatMulV2[Mul, Add]": BLOCKS,  # scale and mask in the scores
         "_MklLayerNorm": 2 * BLOCKS + 1,
+        "Rsqrt": 2 * BLOCKS + 1,  # of plain norms, for few rows
+        "Einsum": 4 * BLOCKS,  # the transpositions
     }
     assert {name: found[name] for name in expected} == expected
-    assert not {"FusedBatchNormV3", "Erf", "Tanh", "Rsqrt", "MatMul", "BiasAdd"} & {*found}
+    assert not {"FusedBatchNormV3", "Erf", "Tanh", "MatMul", "BiasAdd", "Transpose"} & {*found}
+
+
+def test_other_runtimes_get_plain_operations(monkeypatch):
+    monkeypatch.setattr(kernels, "has_onednn", lambda: True)
+    with kernels.plain_operations():
+        graph = inference(encoder()).get_concrete_function().graph
+    found = {op.type for op in graph.get_operations()}
+    assert not {"Einsum", "StatelessIf", "If", "FusedBatchNormV3"} & found
+    again = {op.type for op in inference(encoder()).get_concrete_function().graph.get_operations()}
+    assert {"Einsum", "StatelessIf"} < again
 
 
 @only_onednn
@@ -96,9 +108,10 @@ def test_a_training_has_the_form_with_the_faster_gradient():
     assert "FusedBatchNormV3" not in {node.op for node in graph.node}
 
 
-@pytest.mark.parametrize("onednn", [True, False])
-def test_a_graph_equals_eager_operations(onednn, monkeypatch):
+@pytest.mark.parametrize(("onednn", "small"), [(True, 0), (True, 5 * 32 + 1), (True, 2**16), (False, 0)])
+def test_a_graph_equals_eager_operations(onednn, small, monkeypatch):
     monkeypatch.setattr(kernels, "has_onednn", lambda: onednn)
+    monkeypatch.setattr(kernels, "SMALL", small)
     made = encoder()
     for batch, length in ((1, 2), (1, 5), (3, 7)):
         found = inference(made)(features(batch, length))
@@ -106,8 +119,10 @@ def test_a_graph_equals_eager_operations(onednn, monkeypatch):
         np.testing.assert_allclose(array(found), array(expected), atol=2e-6)
 
 
+@pytest.mark.parametrize("small", [0, 2**16])
 @pytest.mark.parametrize("shape", [(5, 32), (2, 3, 32), (2, 3, 4, 32)])
-def test_a_norm_of_any_rank(shape):
+def test_a_norm_of_any_rank(shape, small, monkeypatch):
+    monkeypatch.setattr(kernels, "SMALL", small)
     norm = LayerNorm(config=encoders.small(), name="norm")
     norm.build(shape)
     norm.gamma.assign(np.random.default_rng(1).normal(1, 0.1, 32))
@@ -117,7 +132,9 @@ def test_a_norm_of_any_rank(shape):
     assert found.shape == shape
 
 
-def test_a_norm_in_bfloat16_sums_in_float32():
+@pytest.mark.parametrize("small", [0, 2**16])
+def test_a_norm_in_bfloat16_sums_in_float32(small, monkeypatch):
+    monkeypatch.setattr(kernels, "SMALL", small)
     norm = LayerNorm(config=encoders.small(), name="norm", dtype="bfloat16")
     norm.build((None, 32))
     x = ops.cast(np.random.default_rng(0).normal(100, 1, (4, 32)), "bfloat16")
@@ -131,9 +148,11 @@ def test_a_norm_in_bfloat16_sums_in_float32():
         np.testing.assert_allclose(found, expected, rtol=2**-7, atol=2**-7)
 
 
-def test_the_gradient_of_an_inference_equals_that_of_the_plain_form(monkeypatch):
+@pytest.mark.parametrize("small", [0, 2**16])
+def test_the_gradient_of_an_inference_equals_that_of_the_plain_form(small, monkeypatch):
     """As an attribution to words asks for it, without dropout."""
     monkeypatch.setattr(kernels, "has_onednn", lambda: True)
+    monkeypatch.setattr(kernels, "SMALL", small)
     made = encoder(hidden_dropout=0.0, attention_dropout=0.0)
 
     def gradients(batch, training):
@@ -148,6 +167,23 @@ def test_the_gradient_of_an_inference_equals_that_of_the_plain_form(monkeypatch)
             array(tf.convert_to_tensor(expected)),
             atol=1e-5 * array(tf.convert_to_tensor(expected)).max(),
         )
+
+
+def test_a_saved_inference_has_the_same_gradient(tmp_path, monkeypatch):
+    monkeypatch.setattr(kernels, "has_onednn", lambda: True)
+    module = tf.Module()
+    module.encoder, module.call = (made := encoder()), inference(made)
+    tf.saved_model.save(module, str(tmp_path))
+    loaded = tf.saved_model.load(str(tmp_path))
+
+    def gradient(called, table):
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_sum(called(features()) ** 3)
+        return array(tf.convert_to_tensor(tape.gradient(loss, table)))
+
+    found = gradient(loaded.call, loaded.encoder.embeddings.position_embeddings)
+    expected = gradient(lambda batch: made(batch)[SEQUENCE_OUTPUT], made.embeddings.position_embeddings.value)
+    np.testing.assert_allclose(found, expected, atol=1e-5 * expected.max())
 
 
 @pytest.mark.long
@@ -172,3 +208,52 @@ def test_attention_scores_are_scaled_products_with_the_mask():
 def test_a_float64_encoder_stays_float64():
     made = encoder("float64")
     assert keras.backend.standardize_dtype(inference(made)(features()).dtype) == "float64"
+
+
+def dropped(x, rate, seed=7, **how):
+    seeds = keras.random.SeedGenerator(seed)
+    made = tf.function(lambda values: kernels.dropout(values, rate, seeds), autograph=False, **how)
+    return array(made(x)), array(made(x))
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
+@pytest.mark.parametrize("rate", [0.1, 0.5])
+def test_dropout_sets_its_share_of_numbers_to_0(rate, dtype):
+    x = tf.ones([301, 333], dtype)  # an odd number of numbers
+    first, second = dropped(x, rate)
+    assert np.unique(first.astype("float32")) == pytest.approx([0, 1 / (1 - rate)], rel=4e-3)
+    deviation = np.sqrt(rate * (1 - rate) / first.size)
+    assert abs(np.mean(first == 0) - rate) < 4 * deviation
+    both = np.mean((first == 0) & (second == 0))  # of two calls
+    neighbours = np.mean((first == 0)[:, 1:] & (first == 0)[:, :-1])
+    for share in (both, neighbours):
+        assert abs(share - rate**2) < 4 * np.sqrt(rate**2 / first.size)
+    np.testing.assert_array_equal(first, dropped(x, rate)[0])
+    assert (first != dropped(x, rate, seed=8)[0]).any()
+
+
+def test_dropout_under_xla_draws_the_same():
+    x = tf.random.stateless_normal([5, 7, 9], [1, 2])
+    for plain, compiled in zip(dropped(x, 0.3), dropped(x, 0.3, jit_compile=True), strict=True):
+        np.testing.assert_allclose(plain, compiled, rtol=1e-6)
+
+
+def test_the_gradient_of_dropout_is_that_of_the_numbers_that_stay():
+    x, seeds = tf.random.stateless_normal([4, 5], [1, 2]), keras.random.SeedGenerator(3)
+    with tf.GradientTape() as tape:
+        tape.watch(x)
+        made = kernels.dropout(x, 0.4, seeds)
+    np.testing.assert_allclose(tape.gradient(made, x), array(made) / array(x), rtol=1e-6)
+
+
+def test_dropout_at_the_ends_of_its_rates():
+    x = tf.ones([100, 100])
+    assert (dropped(x, 0.0)[0] == 1).all()
+    assert np.mean(dropped(x, 1.0)[0] == 0) > 0.99
+
+
+def test_dropout_of_other_devices_is_that_of_keras(monkeypatch):
+    monkeypatch.setattr(kernels, "_is_on_cpu", lambda: False)
+    x = tf.ones([20, 20])
+    expected = keras.random.dropout(x, 0.3, seed=keras.random.SeedGenerator(7))
+    np.testing.assert_array_equal(dropped(x, 0.3)[0], array(expected))
