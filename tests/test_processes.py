@@ -1,5 +1,6 @@
 """A function in several processes: closing the results ends the calls that run, and so does the end of a process."""
 
+import atexit
 import multiprocessing
 import os
 import signal
@@ -12,6 +13,11 @@ from tasks.pretraining.processes import check_sendable, in_order
 
 
 def _start():
+    return _slow
+
+
+def _start_with_a_slow_end():
+    atexit.register(time.sleep, 3000)  # TensorFlow's takes a second
     return _slow
 
 
@@ -30,6 +36,13 @@ def test_closing_ends_calls_whose_results_nobody_wants():
     results = in_order(_start, [(0,), (3000,), (3000,), (3000,)], workers=2, interruptible=False)
     assert next(results) == 0
     results.close()
+    assert not multiprocessing.active_children()
+
+
+@pytest.mark.long
+@pytest.mark.timeout(200)
+def test_nobody_waits_for_a_worker_whose_calls_are_done():
+    assert list(in_order(_start_with_a_slow_end, [(0,), (1,), (0,)], workers=2)) == [0, 1, 0]
     assert not multiprocessing.active_children()
 
 

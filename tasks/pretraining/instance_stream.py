@@ -17,6 +17,7 @@ from typing import Any, NamedTuple, TypeVar
 import numpy as np
 import tensorflow as tf
 
+from bert_keras.autotuning import without_autotuning
 from bert_keras.errors import BertKerasError
 from bert_keras.features import (
     ENCODER_INPUTS,
@@ -183,6 +184,11 @@ class Packer:
         signature = [[ids] * count, [lengths] * count, ids]
         self._pack = tf.function(pack, autograph=False, input_signature=signature)
 
+    def specs(self) -> dict[str, tf.TensorSpec]:
+        """The features of a batch of any size."""
+        made = self._pack.get_concrete_function().structured_outputs
+        return {name: tf.TensorSpec(one.shape, one.dtype) for name, one in made.items()}
+
     def __call__(self, instances: Sequence[Instance]) -> Iterator[Features]:
         return (self.pack(instances[start : start + ROWS]) for start in range(0, len(instances), ROWS))
 
@@ -346,4 +352,4 @@ def stream(
     signature = dict.fromkeys(names, tf.TensorSpec([None, settings.seq_length], tf.int32))
     signature[NEXT_SENTENCE_LABEL] = tf.TensorSpec([None], tf.int32)
     batches = tf.data.Dataset.from_generator(every_batch, output_signature=signature)
-    return batches.prefetch(AHEAD).unbatch()
+    return without_autotuning(batches.prefetch(AHEAD)).unbatch()

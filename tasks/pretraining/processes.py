@@ -83,6 +83,7 @@ def in_order(
                     yield pending.popleft().result()
             while pending:
                 yield pending.popleft().result()
+            own_end.close()  # a worker that imported TensorFlow takes a second to end by itself
         except concurrent.futures.process.BrokenProcessPool as error:
             raise ChildProcessError(
                 f"a worker process ended ({error}); give fewer workers where memory is short, start a script under "

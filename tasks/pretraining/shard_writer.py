@@ -93,7 +93,8 @@ class ShardWriter:
             return records, *counted
 
         # The last batch of a shard is shorter; an unknown size avoids a retrace.
-        self._finished = tf.function(finished, autograph=False, reduce_retracing=True)
+        signature = [self._pack.specs(), tf.TensorSpec([2], tf.int32)]
+        self._finished = tf.function(finished, autograph=False, input_signature=signature)
 
     def __call__(self, number: int, texts: Sequence[Text]) -> Shard:
         job = self.job
