@@ -182,9 +182,11 @@ class Stopped(Exception):
 
 
 @pytest.mark.long
-def test_a_stopped_training_is_resumed_to_the_same_bits(class_run, checkpoint, tmp_path, monkeypatch):
+def test_a_stopped_training_is_resumed_to_the_same_bits(checkpoint, tmp_path, monkeypatch):
     """Stopped while vectors are computed, then in the second epoch. No step calls the encoder once they are there."""
     monkeypatch.setattr(tasks.features.token_vectors, "SHARD_ROWS", 8)
+    # With the same shards: TensorFlow's kernels may round a row in another way where a call has other rows.
+    whole = trained("class", checkpoint, tmp_path / "whole", **MIXED)
     computed, late, extract, compute = [], [], RowExtractor.__call__, RowVectors.compute
     call, step_end = bk.BertEncoder.call, Saver.on_train_batch_end
 
@@ -218,7 +220,6 @@ def test_a_stopped_training_is_resumed_to_the_same_bits(class_run, checkpoint, t
     lines: list[str] = []
     again = trained("class", checkpoint, tmp_path / "run", log=lines.append, **how)
     assert any("at step 5 of 12" in line for line in lines)
-    folder, whole = class_run
     assert again | {"seconds": 0} == whole | {"seconds": 0}
     assert again["files"]["top.safetensors"] == whole["files"]["top.safetensors"]
     assert sum(computed) == len({*TEXTS}) and not late

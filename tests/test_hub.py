@@ -623,8 +623,9 @@ def test_hub_keras_layer_trains_it(pair):
     assert np.abs(encode(given, training=True)["pooled_output"] - still).max() > 0.1  # dropout
     loss = tf_keras.losses.SparseCategoricalCrossentropy(from_logits=True)
     model.compile(tf_keras.optimizers.Adam(2e-3), loss)
-    losses = model.fit(sentences, labels, epochs=8, batch_size=16, verbose=0).history["loss"]
-    assert losses[-1] < 0.6 * losses[0]
+    before = model.evaluate(sentences, labels, verbose=0)  # without dropout, unlike the losses of `fit`
+    model.fit(sentences, labels, epochs=8, batch_size=16, verbose=0)
+    assert model.evaluate(sentences, labels, verbose=0) < 0.8 * before
     assert np.abs(encode(given)["pooled_output"] - still).max() > 1e-3
 
     tokenize = tensorflow_hub.KerasLayer(preprocess.resolved_object.tokenize)
