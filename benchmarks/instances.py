@@ -4,8 +4,9 @@
 
 Every row is a process with one thread. Its rate counts CPU seconds, so that other load on the machine changes it little. Its
 memory is the peak resident size less that before the text. The recipe is bert: 128 tokens, static masks, --passes over the
-text, a file of paragraphs, two and twenty times. `plan` only measures its documents, as the first step of Beam does; `stream`
-makes the instances of an epoch for a training, without masks and files.
+text, a file of paragraphs, two and twenty times. `plan` only measures its documents, as the first step of Beam does; `send` reads
+them, groups them and pickles them, which is all that the first process does of `instances --workers N`; `stream` makes the
+instances of an epoch for a training, without masks and files.
 The last line applies the rates to the paper's corpus of 3.3 billion words (Devlin et al. 2019, sec. 3.1).
 """
 
@@ -13,6 +14,7 @@ import argparse
 import hashlib
 import json
 import pathlib
+import pickle
 import re
 import subprocess
 import sys
@@ -37,7 +39,7 @@ def measure(kind: str, copies: int, args: argparse.Namespace, output: str) -> No
 
     from bert_keras import checkpoints
     from tasks.pretraining.corpus import Corpora, Corpus
-    from tasks.pretraining.instance_stream import stream
+    from tasks.pretraining.instance_stream import SHARD_BYTES, SHARD_DOCUMENTS, shards, stream
     from tasks.pretraining.recipes import RECIPES
     from tasks.pretraining.shard_plan import document_sizes, sources_of
     from tasks.pretraining.shard_writer import Job
@@ -61,6 +63,10 @@ def measure(kind: str, copies: int, args: argparse.Namespace, output: str) -> No
     if kind == "plan":
         for source in sources_of(corpora):
             document_sizes(corpora, source)
+        instances = 0
+    elif kind == "send":
+        for task in enumerate(shards(corpora, size=SHARD_BYTES, least=SHARD_DOCUMENTS)):
+            pickle.dumps(task)
         instances = 0
     elif kind == "stream":
         made = stream(
@@ -97,6 +103,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         kinds = (
             ("plan", 2),
+            ("send", 2),
             ("local", 2),
             ("beam", 2),
             ("stream", 2),

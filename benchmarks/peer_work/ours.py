@@ -54,7 +54,8 @@ def constant_encoder(case: Case, folder: pathlib.Path, *, outputs: tuple[str, ..
 
     loaded = load_encoder(folder / case.size, outputs=outputs, dtype=case.precision)
     inputs = encoder_inputs()
-    found = [loaded(inputs)[name] for name in outputs]
+    encoded_inputs = loaded(inputs)
+    found = [encoded_inputs[name] for name in outputs]
     model = keras.Model(inputs, found if len(found) > 1 else found[0])
     return with_constants(
         model, {name: tf.TensorSpec([None, None], tf.int32, name) for name in ENCODER_INPUTS}
@@ -152,6 +153,9 @@ def mapped(tokenize: Callable, text: list[str]) -> Callable[[], Any]:
     """One pass over all lines in `Dataset.map`; the results are discarded."""
     import tensorflow as tf
 
+    from bert_keras.autotuning import without_autotuning
+
     batches = tf.data.Dataset.from_tensor_slices(text).batch(LINES_A_BATCH).cache()
     made = batches.map(tokenize, num_parallel_calls=tf.data.AUTOTUNE).prefetch(tf.data.AUTOTUNE)
-    return lambda: sum(1 for _ in made)
+    steady = without_autotuning(made)
+    return lambda: sum(1 for _ in steady)

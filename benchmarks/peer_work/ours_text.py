@@ -87,8 +87,6 @@ def instances(case: Case, folder: pathlib.Path, *, workers: int) -> Prepared:
     from tasks.pretraining.write_records import write_records
 
     corpus, recipe, number = Corpus(documents(case, folder)), RECIPES["bert"], itertools.count()
-    # As many files as workers: the text is shorter than one file of a real corpus.
-    size = documents(case, folder).stat().st_size // 2 + 1
 
     def make() -> dict[str, np.ndarray]:
         output = folder / f"instances-{workers}-{next(number)}"
@@ -102,7 +100,6 @@ def instances(case: Case, folder: pathlib.Path, *, workers: int) -> Prepared:
             masking=recipe.masking(case.length),
             seed=SEED,
             workers=workers,
-            shard_bytes=size,
         )
         shutil.rmtree(output)
         return {"instances": np.array(found.instances)}

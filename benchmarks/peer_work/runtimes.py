@@ -51,13 +51,15 @@ _LOADERS = {"onnx": _onnx, "openvino": _openvino}
 
 def encoder(case: Case, folder: pathlib.Path, *, format: str) -> Prepared:
     """The sequence output. The conversion is in float32; OpenVINO computes in the case's format."""
+    from bert_keras.kernels import plain_operations
     from savedmodels.runtimes import RUNTIMES, write_model
 
     written = folder / f"{case.size}-{format}"
     if not written.exists():
         written.mkdir()
         converted = dataclasses.replace(case, precision="float32")
-        function = constant_encoder(converted, folder, outputs=(SEQUENCE_OUTPUT,))
+        with plain_operations():
+            function = constant_encoder(converted, folder, outputs=(SEQUENCE_OUTPUT,))
         write_model(format, function, written, output=SEQUENCE_OUTPUT)
     model = _LOADERS[format](written / RUNTIMES[format].file, case, output=SEQUENCE_OUTPUT)
     given = features(case)
