@@ -30,6 +30,7 @@ from tasks.pretraining.recipes import RECIPES, SETTINGS
 from tasks.settings import Hparams, PretrainHparams, Sampling
 from tasks.training.finetune import finetune
 from tasks.training.saver import Saver
+from tasks.training.unpadding import leave_out_padding
 
 # -----------------------------------------------------------------------------------------------------------
 # Recipes
@@ -341,6 +342,22 @@ def test_seed_decides_every_weight(tmp_path):
         train(tmp_path / name, changes={"steps": 3, "seed": seed})
         weights.append((tmp_path / name / "model.safetensors").read_bytes())
     assert weights[0] == weights[1] != weights[2]
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("name", ["bert", "albert", "electra", "ltr-no-nsp"])
+def test_leaving_out_padding_changes_no_weight(name, tmp_path, monkeypatch):
+    changes = {"steps": 5, "hidden_dropout": 0.0, "attention_dropout": 0.0}
+    found, encoders = [], []
+    for folder, leave_out in (("padded", lambda one: None), ("unpadded", leave_out_padding)):
+        seen = lambda one, leave_out=leave_out: encoders.append(one) or leave_out(one)  # noqa: E731
+        monkeypatch.setattr("tasks.pretraining.pretrain.leave_out_padding", seen)
+        train(tmp_path / folder, name, changes=changes)
+        found.append(checkpoints.read(tmp_path / folder).tensors)
+    half = 2 if name == "electra" else 1
+    assert [one.unpadded for one in encoders] == [False] * half + [True] * half
+    for part, value in found[0].items():
+        np.testing.assert_allclose(found[1][part], value, atol=1e-5, err_msg=part)
 
 
 @pytest.mark.long

@@ -62,6 +62,7 @@ from tasks.training.loop import RUN, check_save_every, train
 from tasks.training.plan import Plan, Stage
 from tasks.training.strategies import check_micro_batch, divided, is_accelerated, rows_for, strategy
 from tasks.training.task_model import check_sizes
+from tasks.training.unpadding import leave_out_padding
 from tasks.training.workers import Workers, reports_lost_workers
 
 HELD_OUT_BATCH = 32
@@ -78,6 +79,7 @@ def _build(recipe: Recipe, config: BertConfig, objectives: Sequence[Objective]) 
     encoder = BertEncoder(config, outputs=outputs, dtype=training_policy(hparams.precision))
     model = pretrainer_of(kinds_of(recipe)).of(encoder, objectives, count_tokens=True)
     for one in {id(one): one for one in model.encoders.values()}.values():
+        leave_out_padding(one)
         one.rematerialize = hparams.rematerialize
     optimizer = OPTIMIZERS[hparams.optimizer](
         schedule(hparams),
