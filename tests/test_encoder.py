@@ -257,7 +257,9 @@ def matrix_product_sizes(encoder, *, batch, length):
     """Multiplications in the traced graph's matrix products, and the kinds of product that it holds."""
     spec = {name: tf.TensorSpec((batch, length), tf.int32) for name in ENCODER_INPUTS}
     graph = tf.function(lambda features: encoder(features)).get_concrete_function(spec).graph
-    products = [op for op in graph.get_operations() if op.type in ("MatMul", "BatchMatMulV2", "Einsum")]
+    kinds = ("MatMul", "BatchMatMulV2", "Einsum")
+    # An Einsum of one operand only moves axes.
+    products = [op for op in graph.get_operations() if op.type in kinds and len(op.inputs) == 2]
     sizes = [math.prod(op.outputs[0].shape) * op.inputs[0].shape[-1] for op in products]
     return sum(sizes), {op.type: len(op.outputs[0].shape) for op in products}
 
