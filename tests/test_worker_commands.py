@@ -107,6 +107,23 @@ def test_workers_with_other_settings_say_in_which(folder):
         assert "the workers differ in epochs, precision; " in one.stderr.splitlines()[-1], one.stderr
 
 
+@pytest.mark.parametrize("changes", [{"hidden_size": 64}, {"num_layers": 2}])
+def test_workers_with_checkpoints_of_other_sizes_say_so(changes, folder, tmp_path):
+    """The check comes before the model: variables of other shapes cannot be created together."""
+    other = runs.write_checkpoint(tmp_path / "other", **changes)
+    flags = ["--task", "sst2", "--data", str(folder / "glue" / "SST-2")]
+    arguments = command("finetune", folder, tmp_path / "output", *flags)
+    script = "import os, sys; second = '\"index\": 1' in os.environ['TF_CONFIG']; "
+    script += f"sys.argv += ['--checkpoint', {str(other)!r}] * second; "
+    script += "from bert_keras.cli import main; main()"
+    with clusters.started(["-c", script, *arguments[2:]]) as processes:
+        both = clusters.ended(processes)
+    for one in both:
+        assert one.returncode == 1, one.stderr
+        assert "the workers differ in " in one.stderr.splitlines()[-1], one.stderr
+    assert not (tmp_path / "output").exists()
+
+
 def test_a_grid_without_a_worker_ends_and_resumes_at_its_finished_cells(folder):
     output = folder / "grid"
     flags = ["--task", "sst2", "--data", folder / "glue" / "SST-2", "--epochs", "4"]

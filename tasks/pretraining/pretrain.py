@@ -63,7 +63,7 @@ from tasks.training.plan import Plan, Stage
 from tasks.training.strategies import check_micro_batch, divided, is_accelerated, rows_for, strategy
 from tasks.training.task_model import check_sizes
 from tasks.training.unpadding import leave_out_padding
-from tasks.training.workers import Workers, reports_lost_workers
+from tasks.training.workers import SAME_IN_ALL, Workers, reports_lost_workers
 
 HELD_OUT_BATCH = 32
 # Defaults that are no part of a run's identity: a run of a version without the setting has them.
@@ -305,6 +305,10 @@ def plan_pretraining(
     options = {"vocab_size": config.vocab_size, "multiple_of": rows_for(distribution, HELD_OUT_BATCH)}
     held = _held_out_phases(source, objectives, hparams=hparams, **options)
     _check_executions(source, hparams, snapshots, evaluates=any(one is not None for one in held))
+    identity = _identity(recipe, config, tokenizer, segment=segment, snapshots=snapshots)
+    identity |= {**source.about, **start.about(), "strategy": strategy_name}
+    # Before the variables: workers that create them in other shapes fail, and the error names no setting.
+    Workers(distribution).check_same(identity, SAME_IN_ALL)
     keras.utils.set_random_seed(hparams.seed)
     with distribution.scope():
         model = _build(recipe, config, objectives[0])
@@ -323,8 +327,7 @@ def plan_pretraining(
             start=start.checkpoint,
         ),
         strategy_name=strategy_name,
-        identity=_identity(recipe, config, tokenizer, segment=segment, snapshots=snapshots)
-        | {**source.about, **start.about(), "strategy": strategy_name},
+        identity=identity,
         origin=start.origin,
     )
     return _plan(prepared, model, lines, vocab_size=config.vocab_size)

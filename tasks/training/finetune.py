@@ -39,7 +39,7 @@ from tasks.training.strategies import (
     strategy,
 )
 from tasks.training.task_model import check_sizes, heads_of, network_of
-from tasks.training.workers import reports_lost_workers
+from tasks.training.workers import SAME_IN_ALL, Workers, reports_lost_workers
 from tasks.truncation import CUT_SAMPLE, cut_texts
 
 # Checkpoints may lack them: pre-training with only the masked LM trains no pooler, and a BiLSTM is added later.
@@ -228,6 +228,15 @@ def plan_finetuning(
     examples = read_examples(task, preprocess, hparams, dev_split)
     batches = _batches_of(task, padded_for(distribution, preprocess), examples.train, hparams, distribution)
     steps = count(batches())
+    identity = {
+        "task": {"kind": task.kind, **task.to_json()},
+        **hparams.identity(),
+        **{"keep_head": keep_head, "strategy": strategy_name},
+        **examples.about,
+        **identity_of_checkpoint(source, tokenizer),
+    }
+    # Before the variables: workers that create them in other shapes fail, and the error names no setting.
+    Workers(distribution).check_same(identity, SAME_IN_ALL)
     lines = slowness(hparams.precision, accelerated=is_accelerated())
     with distribution.scope():
         model = _compiled_model(
@@ -253,13 +262,6 @@ def plan_finetuning(
         origin=source.origin if source.tensors else {},
         vectors=vectors,
     )
-    identity = {
-        "task": {"kind": task.kind, **task.to_json()},
-        **hparams.identity(),
-        **{"keep_head": keep_head, "strategy": strategy_name},
-        **examples.about,
-        **identity_of_checkpoint(source, tokenizer),
-    }
     plan = Plan(identity=identity, model=model, stages=[stage], monitor=monitor, lines=lines)
     if vectors is not None:
         plan = dataclasses.replace(plan, prepared=functools.partial(computed, vectors, feature_cache))

@@ -144,7 +144,6 @@ def _begin(folder: Folder, plan: Plan, workers: Workers) -> Iterator[bool]:
         else:
             folder.check()
             begun = folder.begun
-        workers.check_same(plan.identity, "give all of them the same data, checkpoint and settings")
         yield begun
 
 

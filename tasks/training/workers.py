@@ -31,6 +31,8 @@ LOST = (
     tf.errors.InternalError,
 )
 
+SAME_IN_ALL = "give all of them the same data, checkpoint and settings"
+
 
 class Workers:
     """The workers of a strategy; without one, the only process.
