@@ -144,6 +144,7 @@ def _begin(folder: Folder, plan: Plan, workers: Workers) -> Iterator[bool]:
         else:
             folder.check()
             begun = folder.begun
+        workers.wait()  # the others read what the chief has begun
         yield begun
 
 
