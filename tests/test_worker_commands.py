@@ -94,17 +94,26 @@ def test_a_worker_that_waits_for_another_says_so_and_ends_at_ctrl_c(folder):
     assert not (folder / "alone").exists()
 
 
-def test_workers_with_other_settings_say_in_which(folder):
+@pytest.mark.parametrize(
+    ("given", "named"),
+    [
+        (["--epochs", "2", "--precision", "bfloat16"], "epochs, precision"),
+        (["--save-every", "2"], "save_every"),
+    ],
+)
+def test_workers_with_other_settings_say_in_which(given, named, folder):
+    """A worker that saves at other steps than the others would wait for them for ever."""
     flags = ["--task", "sst2", "--data", str(folder / "glue" / "SST-2")]
     arguments = command("finetune", folder, folder / "unlike", *flags)
     script = "import os, sys; second = '\"index\": 1' in os.environ['TF_CONFIG']; "
-    script += "sys.argv += ['--epochs', '2', '--precision', 'bfloat16'] * second; "
+    script += f"sys.argv += {given} * second; "
     script += "from bert_keras.cli import main; main()"
     with clusters.started(["-c", script, *arguments[2:]]) as processes:
-        both = clusters.ended(processes)
+        both = clusters.ended(processes, seconds=SECONDS)
     for one in both:
         assert one.returncode == 1, one.stderr
-        assert "the workers differ in epochs, precision; " in one.stderr.splitlines()[-1], one.stderr
+        assert f"the workers differ in {named}; " in one.stderr.splitlines()[-1], one.stderr
+    assert not (folder / "unlike").exists()
 
 
 @pytest.mark.parametrize("changes", [{"hidden_size": 64}, {"num_layers": 2}])

@@ -21,7 +21,7 @@ from tasks.training.plan import Monitor, Plan, Stage, steps_done
 from tasks.training.progress import Progress
 from tasks.training.saver import CHECKPOINTS, SETTINGS, Saver, check_finite
 from tasks.training.strategies import differ_between_replicas
-from tasks.training.workers import Workers
+from tasks.training.workers import SAME_IN_ALL, Workers
 
 RESULTS_FILE, LOGS, TASK_FILE = "results.json", "logs", "task.json"
 PROTOCOL_FILE = "protocol.json"  # a grid of runs writes it into a run's folder before the run begins
@@ -84,6 +84,8 @@ def train(
     folder, workers = Folder(output, RUN), Workers(plan.model.distribute_strategy)
     verbose = (1 if shows_bars(sys.stdout) else 2) if verbose == "auto" else verbose
     log = workers.log(log)
+    # Every save waits for all workers. It is no part of the identity: a resumed run may save at other steps.
+    workers.check_same({"save_every": save_every}, SAME_IN_ALL)
     with (
         _begin(folder, plan, workers) as begun,
         workers.folder(folder.path) as own,
