@@ -1,13 +1,16 @@
 """Runs of one worker of a cluster, or of one process. Run as a script by test_multiworker.py.
 
 In: `strategy folder kind:output[:step]`; the folder has `checkpoint` and `data`. A job with a step kills this process at the end
-of that step, if WORKERS_TO_KILL names this worker. Out: the run; a line with its results.
+of that step, or with the step `results` once the chief has written them, if WORKERS_TO_KILL names this worker. Out: the run; a line
+with its results.
 """
 
 import json
 import os
 import signal
 import sys
+import threading
+import time
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +31,7 @@ from tasks.experiments.ablation_definitions import ABLATIONS, SCALES, Row, Scale
 from tasks.experiments.ablations import run_ablation  # noqa: E402
 from tasks.glue.data_sets import ROWS  # noqa: E402
 from tasks.glue.task import Glue  # noqa: E402
+from tasks.output_folder import Folder  # noqa: E402
 from tasks.pretraining.pretrain import pretrain  # noqa: E402
 from tasks.pretraining.recipes import RECIPES  # noqa: E402
 from tasks.settings import Hparams  # noqa: E402
@@ -114,11 +118,37 @@ def doom(step: int) -> None:
     Saver.on_train_batch_end = dying_end
 
 
+def doom_at_results(output: Path) -> None:
+    """Has this process killed as soon as the run has its results."""
+
+    def watch() -> None:
+        while not (output / "results.json").is_file():
+            time.sleep(0.01)
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    threading.Thread(target=watch, daemon=True).start()
+
+
+def linger_at_results() -> None:
+    """Has the chief wait after it has written the results, so that another worker is dead when it goes on."""
+    finish = Folder.finish
+
+    def lingering_finish(self, results):
+        finish(self, results)
+        time.sleep(1)
+
+    Folder.finish = lingering_finish
+
+
 def main() -> None:
     own = json.loads(os.environ.get("TF_CONFIG", '{"task": {"index": 0}}'))["task"]["index"]
     for job in JOBS:
         kind, output, *step = job.split(":")
-        if step and str(own) in os.environ["WORKERS_TO_KILL"].split(","):
+        if step == ["results"]:
+            linger_at_results()
+            if str(own) in os.environ["WORKERS_TO_KILL"].split(","):
+                doom_at_results(Path(FOLDER) / output)
+        elif step and str(own) in os.environ["WORKERS_TO_KILL"].split(","):
             doom(int(step[0]))
         results = KINDS[kind](Path(FOLDER) / output)
         print(json.dumps({"steps": results["steps"], "measures": results["measures"]}))

@@ -80,6 +80,18 @@ def test_two_workers_train_the_run_of_one_device(tmp_path):
     assert max(np.abs(two[name] - one[name]).max() for name in compared) < 1e-5
 
 
+@pytest.mark.long
+@pytest.mark.timeout(600)
+def test_a_worker_that_is_lost_after_the_results_ends_no_other(folder):
+    """An operator would start all of them again, and the finished run would be refused each time."""
+    command = [RUN, "multiworker", folder, "finetune:complete:results"]
+    with clusters.started(command, workers=3, WORKERS_TO_KILL="1") as processes:
+        chief, lost, other = clusters.ended(processes, seconds=300)
+    assert lost.returncode == -9
+    assert (chief.returncode, other.returncode) == (0, 0), (chief.stderr, other.stderr)
+    assert json.loads(chief.stdout.splitlines()[-1]) == json.loads(other.stdout.splitlines()[-1])
+
+
 @pytest.mark.slow
 @pytest.mark.timeout(600)
 def test_a_model_of_strings_trains_in_all_workers(folder):

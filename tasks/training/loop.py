@@ -21,7 +21,7 @@ from tasks.training.plan import Monitor, Plan, Stage, steps_done
 from tasks.training.progress import Progress
 from tasks.training.saver import CHECKPOINTS, SETTINGS, Saver, check_finite
 from tasks.training.strategies import differ_between_replicas
-from tasks.training.workers import SAME_IN_ALL, Workers
+from tasks.training.workers import LOST, SAME_IN_ALL, Workers
 
 RESULTS_FILE, LOGS, TASK_FILE = "results.json", "logs", "task.json"
 PROTOCOL_FILE = "protocol.json"  # a grid of runs writes it into a run's folder before the run begins
@@ -114,15 +114,25 @@ def train(
             results = {**monitor.results(), "steps": saver.step, "seconds": round(seconds(), 1)}
         except KeyboardInterrupt as error:
             raise type(error)(_where_stopped(saver, plan.steps)) from None
+        workers.wait()  # the last step at which a lost worker ends the others: after it, the run has its results
         if workers.chief:
             folder.finish(results)
         if save_every is None:
             saver.remove()
-        # Also waits for the results: a worker that ends earlier ends the others.
-        stop.signal = workers.greatest(stop.signal or 0) or None
+        stop.signal = _signal_at_the_end(folder, workers, stop.signal)
         if stop.signal is not None:  # after the last step
             raise type(stop.error)(f"stopped; {folder.path} is finished")
     return results
+
+
+def _signal_at_the_end(folder: Folder, workers: Workers, signal: int | None) -> int | None:
+    """The signal to any worker. Waits for the results: a worker that ends earlier ends the others."""
+    try:
+        return workers.greatest(signal or 0) or None
+    except LOST:
+        if not folder.finished:
+            raise
+        return signal
 
 
 def _restored(
