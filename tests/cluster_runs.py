@@ -1,7 +1,7 @@
 """Runs of one worker of a cluster, or of one process. Run as a script by test_multiworker.py.
 
 In: `strategy folder kind:output[:step]`; the folder has `checkpoint` and `data`. A job with a step kills this process at the end
-of that step, or with the step `results` once the chief has written them, if WORKERS_TO_KILL names this worker. Out: the run; a line
+of that step, or for the step `results` as soon as they are written, if WORKERS_TO_KILL names this worker. Out: the run; a line
 with its results.
 """
 
