@@ -283,6 +283,12 @@ def test_positions_that_do_not_count_from_the_padding_id(tmp_path):
     checkpoints.write(after_padding, tmp_path / "one", format="hugging-face")
     fields = json.loads((tmp_path / "one" / "config.json").read_text())
     assert (fields["model_type"], fields["pad_token_id"]) == ("roberta", 0)
+    # transformers has no such model: its padding must be a row of the embeddings.
+    far = dataclasses.replace(config, position_offset=301, max_positions=514)
+    checkpoint = random_checkpoint(far, heads=("masked_lm",))
+    checkpoints.write(checkpoint, tmp_path / "far", format="hugging-face")
+    assert json.loads((tmp_path / "far" / "config.json").read_text())["model_type"] == "bert_keras"
+    assert_same(checkpoints.read(tmp_path / "far"), checkpoint)
 
 
 def test_assign_and_collect_are_inverse(tmp_path):

@@ -302,8 +302,10 @@ class Names:
         config, vocabulary = checkpoint.config, checkpoint.vocabulary
         rows, architecture = {row.ours for row in self.rows(config)}, architecture_of(checkpoint)
         lacking = {name.split("/")[0] for name in checkpoint.tensors if name not in rows}
-        if self.padding and vocabulary and vocabulary[config.position_offset - 1] not in self.padding:
-            return False
+        if self.padding and vocabulary:
+            at_padding = vocabulary[max(0, config.position_offset - 1) : config.position_offset]
+            if not set(at_padding) & set(self.padding):  # none if the id is past the vocabulary
+                return False
         return (
             self.model_type in config.model_types()
             and architecture in self.classes
