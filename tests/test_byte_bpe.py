@@ -324,6 +324,89 @@ def test_settings_that_give_other_ids_are_named(folder, settings, said):
         checkpoints.load_tokenizer(folder)
 
 
+def add_token(folder, token, *, name="tokenizer.json"):
+    """Adds a token as transformers' add_tokens does, in one of the three files that may name it."""
+    path = folder / name
+    content = json.loads(path.read_text()) if path.is_file() else {}
+    row = {"id": 600, "content": token, "special": False}
+    if name == "tokenizer.json":
+        content["added_tokens"].append(row)
+    else:
+        content |= {token: 600} if name == "added_tokens.json" else {"added_tokens_decoder": {"600": row}}
+    path.write_text(json.dumps(content))
+
+
+@pytest.mark.parametrize("name", ["tokenizer.json", "tokenizer_config.json", "added_tokens.json"])
+@pytest.mark.parametrize("alone", [True, False])
+def test_added_tokens_are_named_whichever_file_has_the_vocabulary(folder, tokenizer, name, alone):
+    """transformers gives an added token one id; here text that holds it is split by the merges."""
+    add_token(folder, "covid", name=name)
+    if alone:
+        (folder / "vocab.json").unlink()
+        (folder / "merges.txt").unlink()
+    with pytest.warns(UserWarning, match=" adds covid to its vocabulary; text that holds them is split"):
+        found = checkpoints.load_tokenizer(folder)
+    assert found.encode("covid") == tokenizer.encode("covid")
+    assert found.vocabulary[600:] == (("covid",) if alone and name == "tokenizer.json" else ())
+
+
+def test_an_added_token_survives_a_copy(folder, tmp_path):
+    add_token(folder, "covid")
+    for name in ("vocab.json", "merges.txt"):
+        (folder / name).unlink()
+    with pytest.warns(UserWarning, match=" adds covid to its vocabulary"):
+        found = checkpoints.load_tokenizer(folder)
+    (tmp_path / "copy").mkdir()
+    checkpoint = checkpoints.Checkpoint(config=BertConfig(vocab_size=601), tensors={})
+    write_tokenizer(checkpoints.with_tokenizer(checkpoint, found), tmp_path / "copy")
+    with pytest.warns(UserWarning, match=" adds covid to its vocabulary"):
+        assert checkpoints.load_tokenizer(tmp_path / "copy").digest == found.digest
+    theirs = tokenizers.Tokenizer.from_file(str(tmp_path / "copy" / "tokenizer.json"))
+    assert theirs.encode("covid", add_special_tokens=False).ids == [600]
+
+
+@pytest.mark.parametrize("kept", [0, 200, -1])
+@pytest.mark.parametrize("alone", [True, False])
+def test_merges_that_are_cut_short_are_refused(folder, tokenizer, kept, alone):
+    """A file that is cut at the end of a line, down to none, would give other ids without an error."""
+    merges = tokenizer.merges[:kept]
+    (folder / "merges.txt").write_text("\n".join(("#version: 0.2", *merges)), encoding="utf-8")
+    if alone:
+        content = json.loads((folder / "tokenizer.json").read_text())
+        content["model"]["merges"] = merges
+        (folder / "tokenizer.json").write_text(json.dumps(content))
+        (folder / "vocab.json").unlink()
+    count = len(tokenizer.merges) - len(merges)
+    said = f"{'tokenizer.json' if alone else 'merges.txt'}: no merge makes {count} of the tokens, .*download"
+    with pytest.raises(BertKerasError, match=said) as caught:
+        checkpoints.load_tokenizer(folder)
+    assert "\n" not in str(caught.value)
+    (folder / "merges.txt").write_bytes(b"")
+    with pytest.raises(BertKerasError, match="no merge makes"):
+        checkpoints.load_tokenizer(folder)
+
+
+def test_tokens_that_no_merge_makes_and_that_are_no_fault(folder):
+    """RoBERTa's fillers and marks, tokens that a file lists as added, and a vocabulary of bytes alone."""
+    path = folder / "vocab.json"
+    ids = json.loads(path.read_text())
+    more = ("madeupword0000", "<|endoftext|>", "[E1]")
+    path.write_text(json.dumps(ids | {token: 600 + i for i, token in enumerate(more)}))
+    assert checkpoints.load_tokenizer(folder).vocabulary[600:] == more
+    path.write_text(json.dumps(ids | {"covid": 600}))
+    with pytest.raises(
+        BertKerasError, match=r"no merge makes 1 of the tokens, 'covid' the first.*added_tokens"
+    ):
+        checkpoints.load_tokenizer(folder)
+    add_token(folder, "covid", name="added_tokens.json")
+    with pytest.warns(UserWarning, match=" adds covid"):
+        assert checkpoints.load_tokenizer(folder).vocabulary[600:] == ("covid",)
+    (folder / "added_tokens.json").unlink()
+    path.write_text(json.dumps({token: i for i, token in enumerate((*SPECIAL, *byte_alphabet()))}))
+    (folder / "merges.txt").write_text("#version: 0.2\n")
+    assert checkpoints.load_tokenizer(folder).merges == ()
+
+
 def test_half_of_the_files_and_broken_files_are_named(folder):
     (folder / "tokenizer.json").unlink()
     vocab = (folder / "vocab.json").read_text()
@@ -331,7 +414,8 @@ def test_half_of_the_files_and_broken_files_are_named(folder):
     with pytest.raises(BertKerasError, match="ids in .*vocab.json are not 0, 1, 2"):
         checkpoints.load_tokenizer(folder)
     (folder / "vocab.json").write_text(vocab)
-    (folder / "merges.txt").write_text("not in vocabulary")
+    merges = (folder / "merges.txt").read_text(encoding="utf-8")
+    (folder / "merges.txt").write_text("not in vocabulary\n" + merges, encoding="utf-8")
     with pytest.raises(BertKerasError, match="merge 1: "):
         checkpoints.load_tokenizer(folder)
     (folder / "merges.txt").write_bytes(b"\xff")

@@ -7,6 +7,7 @@ from typing import Any
 
 from bert_keras.checkpoints.letter_case import lower_cases
 from bert_keras.checkpoints.variables import Checkpoint
+from bert_keras.errors import BertKerasError
 from bert_keras.files import write_json
 from bert_keras.json_files import (
     FLAG,
@@ -21,6 +22,7 @@ from bert_keras.json_files import (
     typed,
 )
 from bert_keras.text.vocabulary_files import (
+    BYTE_LEVEL_SPECIAL,
     MERGES_TXT,
     SENTENCEPIECE,
     TOKENIZER_JSON,
@@ -33,9 +35,10 @@ from bert_keras.text.vocabulary_files import (
     read_tokenizer_json,
     read_vocabulary,
     refuse_other_ids,
+    unmerged_tokens,
 )
 
-TOKENIZER_CONFIG = "tokenizer_config.json"
+TOKENIZER_CONFIG, ADDED_TOKENS = "tokenizer_config.json", "added_tokens.json"
 # Fields of a tokenizer_config.json that may have any value of their type.
 _TOKEN = Kind(
     "an object with its text as content",
@@ -114,28 +117,38 @@ def read_tokenizer(folder: pathlib.Path) -> Vocabulary:
     if found.pieces is None and found.sentencepiece is None:
         return found
     if found.merges is not None:
-        _warn_of_added_tokens(folder, settings, found.pieces or ())
-        return _with_byte_level_settings(found, settings)
+        return _byte_level(found, folder, settings)
     cases = (None, False, True) if pipeline.lower_case is None else (None, pipeline.lower_case)
     refuse_other_ids(settings, {"do_lower_case": cases} | _TOKENIZER_SETTINGS, where=path)
     lower_case = settings.get("do_lower_case")
     lower_case = pipeline.lower_case if lower_case is None else lower_case
     refuse_other_ids(settings, {"strip_accents": (None, lower_case)}, where=path)
     if found.pieces is not None:
-        _warn_of_added_tokens(folder, settings, found.pieces)
+        _warn_of_added_tokens(folder, _added_tokens(folder, settings) - {*found.pieces})
     return found._replace(lower_case=lower_case)
 
 
-def _with_byte_level_settings(found: Vocabulary, settings: Mapping[str, Any]) -> Vocabulary:
-    """Byte-level BPE, or its name in `other` if a tokenizer_config.json has settings that give other ids."""
+def _byte_level(found: Vocabulary, folder: pathlib.Path, settings: Mapping[str, Any]) -> Vocabulary:
+    """Byte-level BPE, or its name in `other` if a tokenizer_config.json has settings that give other ids.
+
+    Raises BertKerasError if merges are missing.
+    """
     # A token is its text, or an object with its text.
     plain = {
         key: value["content"] if isinstance(value, dict) and "content" in value else value
         for key, value in settings.items()
     }
-    if (key := other_setting(plain, _BYTE_LEVEL_SETTINGS)) is None:
-        return found
-    return Vocabulary(other=f"byte-level BPE with {key}={short(plain[key])} in its {TOKENIZER_CONFIG}")
+    if (key := other_setting(plain, _BYTE_LEVEL_SETTINGS)) is not None:
+        return Vocabulary(other=f"byte-level BPE with {key}={short(plain[key])} in its {TOKENIZER_CONFIG}")
+    added = _added_tokens(folder, settings)
+    unmerged = unmerged_tokens(found.pieces or (), found.merges or ())
+    if lost := [token for token in unmerged if token not in added]:
+        raise BertKerasError(
+            f"{found.file}: no merge makes {len(lost)} of the tokens, {short(lost[0])} the first; the merges are cut short, or "
+            f"another model's: download the tokenizer again, or list tokens that were added to it in an {ADDED_TOKENS}."
+        )
+    _warn_of_added_tokens(folder, added - {*BYTE_LEVEL_SPECIAL})
+    return found
 
 
 def _vocabulary_of(folder: pathlib.Path) -> Vocabulary:
@@ -156,23 +169,27 @@ def _tokenizer_class_of_model(folder: pathlib.Path) -> str | None:
     return typed(fields, known, where=path, optional=known, others=True).get("tokenizer_class")
 
 
-def _warn_of_added_tokens(folder: pathlib.Path, settings: Mapping[str, Any], pieces: tuple[str, ...]) -> None:
-    """Warns of added tokens: transformers finds them in text before it looks for wordpieces; our tokenizers do not."""
+def _added_tokens(folder: pathlib.Path, settings: Mapping[str, Any]) -> set[str]:
+    """The added tokens of a folder, with the special ones. settings: those of its tokenizer_config.json."""
     pipeline, listed = (
         read_object(folder / name) if (folder / name).is_file() else {}
-        for name in (TOKENIZER_JSON, "added_tokens.json")
+        for name in (TOKENIZER_JSON, ADDED_TOKENS)
     )
     known = {"added_tokens": or_null(list_of(_TOKEN))}
     typed(pipeline, known, where=folder / TOKENIZER_JSON, optional=known, others=True)
-    typed(listed, dict.fromkeys(listed, Kind("a whole number", is_whole)), where=folder / "added_tokens.json")
+    typed(listed, dict.fromkeys(listed, Kind("a whole number", is_whole)), where=folder / ADDED_TOKENS)
     tokens = [
         *(pipeline.get("added_tokens") or ()),
         *(settings.get("added_tokens_decoder") or {}).values(),
     ]
-    added = [*(token["content"] for token in tokens), *listed]
-    if strange := sorted(set(added) - set(pieces)):
+    return {*(token["content"] for token in tokens), *listed}
+
+
+def _warn_of_added_tokens(folder: pathlib.Path, added: set[str]) -> None:
+    """Warns of added tokens: transformers finds them in text before it splits the rest; our tokenizers do not."""
+    if added:
         warnings.warn(
-            f"{folder} adds {', '.join(strange)[:1000]} to its vocabulary; "
+            f"{folder} adds {', '.join(sorted(added))[:1000]} to its vocabulary; "
             "text that holds them is split into the vocabulary's tokens.",
             stacklevel=3,
         )

@@ -6,6 +6,7 @@ needs no TensorFlow.
 
 import os
 import pathlib
+import re
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -28,6 +29,9 @@ from bert_keras.paths import path_of
 MAX_VOCABULARY_BYTES = 100_000_000  # of a vocab.txt, a SentencePiece model or a merges.txt
 VOCAB_TXT, SENTENCEPIECE, TOKENIZER_JSON = "vocab.txt", "spiece.model", "tokenizer.json"
 VOCAB_JSON, MERGES_TXT = "vocab.json", "merges.txt"  # of byte-level BPE
+BYTE_LEVEL_SPECIAL = ("<s>", "<pad>", "</s>", "<unk>", "<mask>")
+# Byte-level tokens that no merge makes: RoBERTa fills its vocabulary up, and marks such as <mask> and [E1] are no text.
+_NEVER_MERGED = re.compile(r"madeupword\d+|<.+>|\[.+\]")
 
 
 class Vocabulary(NamedTuple):
@@ -101,6 +105,16 @@ def read_byte_level(vocab_json: pathlib.Path, merges_txt: pathlib.Path) -> Vocab
     merges = tuple(line for line in lines if line.strip(" "))
     pieces, both = _in_order_of_ids(ids, vocab_json), f"{vocab_json} with {merges_txt.name}"
     return Vocabulary(pieces=pieces, merges=merges, lower_case=False, file=both)
+
+
+def unmerged_tokens(pieces: Sequence[str], merges: Sequence[str]) -> list[str]:
+    """The tokens of byte-level BPE that no merge makes, without single bytes, marks and RoBERTa's fillers.
+
+    They are added tokens, or their merges are lost.
+    """
+    made = {merge.replace(" ", "") for merge in merges}
+    others = (piece for piece in pieces if len(piece) > 1 and piece not in made)
+    return [piece for piece in others if not _NEVER_MERGED.fullmatch(piece)]
 
 
 def _in_order_of_ids(ids: Mapping[str, int], path: pathlib.Path, *, instead: str = "") -> tuple[str, ...]:
@@ -308,17 +322,22 @@ def _frames(post_processor: Mapping[str, Any], *, where: str) -> tuple[str, ...]
 
 
 def byte_level_pipeline(ids: Mapping[str, int], merges: Sequence[str]) -> dict[str, Any]:
-    """The contents of a tokenizer.json for RoBERTa's tokenizer, for transformers' fast tokenizer."""
+    """The contents of a tokenizer.json for RoBERTa's tokenizer, for transformers' fast tokenizer.
+
+    Tokens that no merge makes are added tokens there, which transformers finds in text.
+    """
     level = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": True}
     flags = {"single_word": False, "lstrip": False, "rstrip": False, "normalized": False, "special": True}
-    special = ("<s>", "<pad>", "</s>", "<unk>", "<mask>")
+    plain = {**flags, "normalized": True, "special": False}
+    added = {token: flags | {"lstrip": token == "<mask>"} for token in BYTE_LEVEL_SPECIAL}
+    added |= dict.fromkeys(unmerged_tokens([*ids], merges), plain)
     return {
         "version": "1.0",
         "truncation": None,
         "padding": None,
         "added_tokens": [
-            {"id": ids[token], "content": token, **flags, "lstrip": token == "<mask>"}
-            for token in sorted(special, key=ids.__getitem__)
+            {"id": ids[token], "content": token, **added[token]}
+            for token in sorted(added, key=ids.__getitem__)
         ],
         "normalizer": None,
         "pre_tokenizer": level,
