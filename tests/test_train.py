@@ -33,7 +33,9 @@ from tasks.glue.task import Glue
 from tasks.training.ensemble import load_runs
 from tasks.training.finetune import plan_finetuning
 from tasks.training.run_folder import evaluate, load_run
+from tasks.training.strategies import in_replicas
 from tasks.training.task_model import encoder_of, heads_of
+from tasks.training.workers import Workers
 
 # Learning, and what is left of it
 
@@ -296,6 +298,34 @@ def test_planning_trains_nothing(place, request):
     given = checkpoints.read(place / "checkpoint").tensors
     assert_same_weights({name: encoder[name] for name in given}, given)
     assert runs.contents(place) == before
+
+
+@pytest.mark.parametrize(("micro_batch", "most"), [(None, 8), (3, 3), (20, 8)])
+def test_an_evaluation_computes_no_more_rows_at_once_than_a_step(
+    micro_batch, most, place, tmp_path, monkeypatch
+):
+    """In the last batches of 40 examples, fewer."""
+    rows = []
+
+    def counted(distribution, call, **how):
+        def counting(inputs):
+            count = tf.shape(tf.nest.flatten(inputs)[0])[0]
+            with tf.control_dependencies([tf.py_function(lambda one: rows.append(int(one)), [count], [])]):
+                return call(tf.nest.map_structure(tf.identity, inputs))
+
+        return in_replicas(distribution, counting, **how)
+
+    monkeypatch.setattr("tasks.batches.in_replicas", counted)
+    planned = plan_finetuning(
+        Glue(ROWS["sst2"], place / "reviews"),
+        checkpoint=place / "checkpoint",
+        hparams=dataclasses.replace(QUICK, micro_batch=micro_batch),
+    )
+    monitor = planned.monitor(tmp_path, log=lambda line: None, workers=Workers())
+    monitor.set_model(planned.model)
+    monitor.on_epoch_end(0, {"loss": 1.0})
+    assert (sum(rows), max(rows)) == (40, most)
+    assert 0 < monitor.history[0]["val_accuracy"] < 1
 
 
 def test_planning_says_how_many_texts_are_cut(place, plan):

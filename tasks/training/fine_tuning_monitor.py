@@ -95,7 +95,7 @@ class FineTuningMonitor(Monitor):
         run = self._run
         predictions, raw = self._predict(
             self._examples.dev,
-            batch_size=self._hparams.batch_size,
+            batch_size=self._rows_at_once(),
             progress=counter("evaluating", self._examples.dev_count, log=self._log),
         )
         task, predictions = run.task.calibrate(predictions, raw)
@@ -144,6 +144,13 @@ class FineTuningMonitor(Monitor):
         with whole_file(self._path / CARD) as temporary:
             temporary.write_text(run_card(self._run, results), encoding="utf-8")
         return results
+
+    def _rows_at_once(self) -> int:
+        """The rows of an evaluation's batch: those of a training step that all replicas compute at once."""
+        batch_size, micro_batch = self._hparams.batch_size, self._hparams.micro_batch
+        if micro_batch is None:
+            return batch_size
+        return min(batch_size, micro_batch * self._run.model.distribute_strategy.num_replicas_in_sync)
 
     def _stopped_early(self) -> dict[str, int] | None:
         """The last epoch, from 1, and its step, if that is not the last of the settings."""
