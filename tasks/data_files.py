@@ -21,7 +21,7 @@ if TYPE_CHECKING:  # slow to import, and the flags of commands need none of it
 Source = str | Path | Mapping[str, str | Path]
 
 MAX_LINE_BYTES = 100_000_000  # the longest line
-MAX_UNPACKED_BYTES = 250_000_000  # the largest file read into memory, and the largest unpacked gzip file
+MAX_UNPACKED_BYTES = 250_000_000  # the largest unpacked gzip file
 # Seconds until a download gives up: to connect, and between two parts of an answer.
 CONNECT_SECONDS, ANSWER_SECONDS = 5, 60
 
@@ -96,26 +96,26 @@ def _opened(path: Path) -> Iterator[tuple[IO[bytes], bool]]:
         raise BertKerasError(f"{path} cannot be unpacked ({error}); fetch it again.") from error
 
 
-def read_text(path: Path) -> str:
+def read_text(path: Path, *, limit: int, instead: str) -> str:
     """The text of a plain or gzipped file, without a byte order mark.
 
-    Raises BertKerasError for more than MAX_UNPACKED_BYTES, for broken gzip, and for bytes that are not UTF-8, with line and byte.
+    Raises BertKerasError for more than `limit` bytes, which recommends `instead`, for broken gzip, and for bytes that are not
+    UTF-8, with line and byte.
     """
     read = bytearray()
     with _opened(path) as (file, _):
         while chunk := file.read(io.DEFAULT_BUFFER_SIZE):
             read += chunk
-            if len(read) > MAX_UNPACKED_BYTES:
-                raise BertKerasError(
-                    f"{path} has over {MAX_UNPACKED_BYTES:,} bytes of text; give several files."
-                )
-    data = read.removeprefix(codecs.BOM_UTF8)
+            if len(read) > limit:
+                raise BertKerasError(f"{path} has over {limit:,} bytes of text; {instead}.")
+    if read.startswith(codecs.BOM_UTF8):
+        del read[: len(codecs.BOM_UTF8)]
     try:
-        return data.decode()
+        return read.decode()
     except UnicodeDecodeError as error:
         at = error.start
-        line, byte = data.count(b"\n", 0, at) + 1, at - data.rfind(b"\n", 0, at)
-        raise _not_utf8(path, line, byte, data[at]) from error
+        line, byte = read.count(b"\n", 0, at) + 1, at - read.rfind(b"\n", 0, at)
+        raise _not_utf8(path, line, byte, read[at]) from error
 
 
 def _not_utf8(path: object, line: int, byte: int, value: int) -> BertKerasError:

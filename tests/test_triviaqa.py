@@ -144,6 +144,23 @@ def test_the_command_writes_whole_files(triviaqa, tmp_path, capfd):
     assert not [*other.parent.iterdir()]
 
 
+def test_a_file_that_finetune_would_refuse_is_not_written(triviaqa, tmp_path, monkeypatch):
+    """The limit is the reader's: the largest file that it lets through is read."""
+    convert("train", tmp_path / "train.json")
+    size = (tmp_path / "train.json").stat().st_size
+    for module in ("data", "triviaqa"):
+        monkeypatch.setattr(f"tasks.squad.{module}.MAX_FILE_BYTES", size)
+    convert("train", tmp_path / "again.json")
+    assert len(list(Squad("squad1.1", tmp_path / "again.json").examples("train"))) == 4
+    for module in ("data", "triviaqa"):
+        monkeypatch.setattr(f"tasks.squad.{module}.MAX_FILE_BYTES", size - 1)
+    with pytest.raises(BertKerasError, match=f"more than {size - 1:,} bytes.*give fewer tokens, or a limit"):
+        convert("train", tmp_path / "third.json")
+    assert not (tmp_path / "third.json").exists()
+    with pytest.raises(BertKerasError, match=f"again.json has over {size - 1:,} bytes.*leave out questions"):
+        Squad("squad1.1", tmp_path / "again.json").examples("train")
+
+
 def test_only_the_features_of_wikipedia_are_read(tmp_path):
     tfds = pytest.importorskip("tensorflow_datasets")
     with tfds.testing.mock_data(num_examples=2, data_dir=str(tmp_path)):

@@ -465,7 +465,7 @@ def test_packed_data_over_the_limit_is_refused_before_it_is_in_memory(
     tmp_path, monkeypatch, task, name, limit
 ):
     if task.kind == "squad":  # read as a whole
-        limit = "MAX_UNPACKED_BYTES"
+        monkeypatch.setattr(tasks.squad.data, "MAX_FILE_BYTES", 100_000)
     monkeypatch.setattr(tasks.data_files, limit, 100_000)
     line = (
         b'{"startphrase": "a", "choices": ["a", "b", "c", "d"], "answer": 0}\n'
@@ -539,6 +539,7 @@ def test_the_limits_in_the_document_are_the_codes():
         "wordpiece.MAX_PIECE_BYTES": MAX_PIECE_BYTES,
         "data_files.MAX_LINE_BYTES": tasks.data_files.MAX_LINE_BYTES,
         "data_files.MAX_UNPACKED_BYTES": tasks.data_files.MAX_UNPACKED_BYTES,
+        "squad.data.MAX_FILE_BYTES": tasks.squad.data.MAX_FILE_BYTES,
         "table_files.MAX_RATIO": tasks.table_files.MAX_RATIO,
         "options.MAX_OPTION": tasks.options.MAX_OPTION,
         "options.MAX_CHOICES": tasks.options.MAX_CHOICES,

@@ -18,7 +18,7 @@ from bert_keras.files import whole_file
 from bert_keras.paths import path_of
 from tasks.data_files import load_tfds
 from tasks.options import TriviaQaOptions
-from tasks.squad.data import ANSWER_START, ANSWERS, CONTEXT, ID, QUESTION
+from tasks.squad.data import ANSWER_START, ANSWERS, CONTEXT, ID, MAX_FILE_BYTES, QUESTION
 
 DATASET = "trivia_qa/rc"
 # The features to read; the pages of a web search are many times as large.
@@ -28,6 +28,7 @@ READ = {
     "entity_pages": {"filename", "title", "wiki_context"},
     "answer": {"value", "aliases", "normalized_aliases"},
 }
+_START, _END = b'{"version": "1.1", "data": [\n', b"\n]}\n"
 _ARTICLES = {"a", "an", "the"}
 _SEPARATORS = re.escape(string.punctuation + "‘’´`")
 _WORD = re.compile(rf"[^\s{_SEPARATORS}]+")
@@ -63,7 +64,8 @@ def convert(
     limit: read only the first questions
     progress: called with the number of questions that were read since the last call
 
-    Raises BertKerasError if `output` exists or no document has an answer, and MissingFileError where the data cannot be loaded.
+    Raises BertKerasError if `output` exists, if no document has an answer, and for a file over MAX_FILE_BYTES, which the task
+    does not read; and MissingFileError where the data cannot be loaded.
     """
     path = path_of(output)
     if path.exists():
@@ -73,17 +75,22 @@ def convert(
     path.parent.mkdir(parents=True, exist_ok=True)
     questions, answered = set[str](), set[str]()
     paragraphs = documents = 0
-    with whole_file(path) as temporary, temporary.open("w", encoding="utf-8") as file:
-        file.write('{"version": "1.1", "data": [')
+    with whole_file(path) as temporary, temporary.open("wb") as file:
+        file.write(_START)
         for one in _documents(examples.take(limit or -1).as_numpy_iterator(), tokens, progress):
             questions.add(one.question)
             documents += 1
             if one.article is not None:
                 answered.add(one.question)
-                file.write(",\n" if paragraphs else "\n")
-                json.dump(one.article, file, ensure_ascii=False)
+                file.write(b",\n" if paragraphs else b"")
+                file.write(json.dumps(one.article, ensure_ascii=False).encode())
                 paragraphs += 1
-        file.write("\n]}\n")
+                if file.tell() + len(_END) > MAX_FILE_BYTES:
+                    raise BertKerasError(
+                        f"paragraphs of {tokens} tokens take more than {MAX_FILE_BYTES:,} bytes, and finetune reads no larger "
+                        "file; give fewer tokens, or a limit on the questions."
+                    )
+        file.write(_END)
         if not paragraphs:
             raise BertKerasError(
                 f"none of {documents} documents has an answer in its first {tokens} tokens; give more tokens or questions."
