@@ -22,9 +22,8 @@ from tasks.text_columns import values_of
 ID, QUESTION, CONTEXT = "id", "question", "context"
 ANSWERS = "answers"
 ANSWER_START, ANSWER_END = "answer_start", "answer_end"  # bytes of the context, the end exclusive
-MAX_FILE_BYTES = (
-    500_000_000  # of a file; `triviaqa` writes some 300 MB, which take six times as much memory to read
-)
+# Of a file, which takes six times as much memory to read. 400 words of each of TriviaQA's 110,648 documents are at most 320 MB.
+MAX_FILE_BYTES = 500_000_000
 
 
 class Version(NamedTuple):
@@ -205,9 +204,7 @@ def from_json(path: Path) -> Iterator[Question]:
         (".csv", ".tsv", ".jsonl", ".parquet"),
         "questions are read from SQuAD's .json; write that, or give the columns to fit of bert_keras.question_answerer in Python",
     )
-    text = read_text(path, limit=MAX_FILE_BYTES, instead="leave out questions")
-    content = parse_json(text, source=path)
-    del text
+    content = parse_json(read_text(path, limit=MAX_FILE_BYTES, instead="leave out questions"), source=path)
     for i, article in enumerate(_member(content, "data", list, where=str(path))):
         at = f"{path}, data[{i}]"
         for j, paragraph in enumerate(_member(article, "paragraphs", list, where=at)):
