@@ -161,7 +161,7 @@ def test_command(tmp_path, capfd):
         "rematerialize=true",
         "--json",
     ]
-    code, out, err = runs.run_command(capfd, "plan", "--checkpoint", tmp_path, "--batch-size", "16", *again)
+    code, out, err = runs.run_command(capfd, "plan", "--checkpoint", tmp_path, *again)
     assert code == 0, err
     wanted = estimate(recipe, config, micro_batch=2, rematerialize=True).to_json()
     assert json.loads(out)["phases"] == json.loads(json.dumps(wanted))["phases"]
@@ -169,6 +169,25 @@ def test_command(tmp_path, capfd):
     assert code == 1 and "size and a checkpoint were given" in err
     code, _, err = runs.run_command(capfd, "plan", "--checkpoint", "bert-base-uncased")
     assert code == 1 and "bert-base-uncased is no file or folder" in err and "--size" in err
+
+
+@pytest.mark.parametrize(
+    ("given", "named"),
+    [
+        (["--batch-size", "16", "--set", "batch_size=8"], "batch_size is given as 16 and as 8"),
+        (["--size", "base", "--set", "size=tiny"], "size is given as base and as tiny"),
+        (["--micro-batch", "2", "--set", "micro_batch=4"], "micro_batch is given as 2 and as 4"),
+        (["--rematerialize", "--set", "rematerialize=false"], "rematerialize is given as true and as false"),
+        (["--set", "steps=10", "steps=20"], "steps is given as 10 and as 20"),
+    ],
+)
+def test_a_setting_that_is_given_twice_is_refused_unless_the_values_are_equal(given, named, capfd):
+    code, out, err = runs.run_command(capfd, "plan", *given)
+    assert (code, out) == (1, "") and f"{named}; give it once" in err
+    equal = [part.replace("=8", "=16").replace("=tiny", "=base").replace("=4", "=2") for part in given]
+    equal = [part.replace("=false", "=true").replace("=20", "=10") for part in equal]
+    code, _, err = runs.run_command(capfd, "plan", *equal)
+    assert code == 0, err
 
 
 def test_no_tensorflow_is_needed():

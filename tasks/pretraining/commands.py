@@ -21,7 +21,7 @@ from tasks.pretraining.flags import (
     WITH_LENGTH,
     add_set,
     segmenter,
-    set_value,
+    settings_of,
 )
 from tasks.pretraining.recipes import RECIPES
 from tasks.settings import PRECISION_HELP
@@ -100,8 +100,7 @@ def _run_pretrain(args: argparse.Namespace) -> None:
     held_out = args.held_out and _share(args.held_out)
     if args.held_out and held_out is None:
         held_out = args.held_out if args.records else open_corpora([args.held_out])
-    flags = {"size": args.size, "precision": args.precision}
-    settings = {name: value for name, value in flags.items() if value} | dict(map(set_value, args.set))
+    settings = settings_of(args.set, size=args.size, precision=args.precision)
     results = pretrain(
         recipe=RECIPES[args.recipe].changed(**settings),
         output=args.output,
@@ -180,9 +179,9 @@ def _run_plan(args: argparse.Namespace) -> None:
         value = getattr(args, name)
         if value is not None and not value > 0:
             raise BertKerasError(f"--{name.replace('_', '-')} is {value}; give a number over 0.")
-    given = {"size": args.size, "batch_size": args.batch_size}
-    settings = {name: value for name, value in given.items() if value is not None}
-    recipe = RECIPES[args.recipe].changed(**settings | dict(map(set_value, args.set)))
+    flags = {"size": args.size, "batch_size": args.batch_size, "micro_batch": args.micro_batch}
+    settings = settings_of(args.set, **flags, rematerialize=args.rematerialize or None)
+    recipe = RECIPES[args.recipe].changed(**settings)
     if args.checkpoint and not path_of(args.checkpoint).exists():
         raise BertKerasError(
             f"--checkpoint {args.checkpoint} is no file or folder; plan reads only a configuration: give a downloaded "
@@ -194,8 +193,8 @@ def _run_plan(args: argparse.Namespace) -> None:
         recipe,
         config,
         devices=args.devices,
-        micro_batch=args.micro_batch or recipe.hparams.micro_batch,
-        rematerialize=args.rematerialize or recipe.hparams.rematerialize,
+        micro_batch=recipe.hparams.micro_batch,
+        rematerialize=recipe.hparams.rematerialize,
         teraflops=args.teraflops,
     )
     if args.json:

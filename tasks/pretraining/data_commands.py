@@ -21,7 +21,7 @@ from tasks.pretraining.flags import (
     WITH_LENGTH,
     add_set,
     segmenter,
-    set_value,
+    settings_of,
 )
 from tasks.pretraining.recipes import RECIPES
 from tasks.settings import Sampling
@@ -96,7 +96,7 @@ def _run_instances(args: argparse.Namespace) -> None:
     from bert_keras import checkpoints
     from tasks.pretraining.corpus import open_corpora
 
-    settings = dict(map(set_value, args.set))
+    settings = settings_of(args.set)
     known = {*names_of(Sampling), *names_of(Masking)} - {*WITH_LENGTH}
     if unknown := [name for name in settings if name not in known]:
         raise BertKerasError(

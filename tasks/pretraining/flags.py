@@ -5,6 +5,7 @@ import importlib
 import json
 import os
 import sys
+from collections.abc import Iterable
 from typing import Any
 
 from bert_keras.console import SEVERAL
@@ -40,6 +41,19 @@ def set_value(given: str) -> tuple[str, Any]:
         return name, json.loads(value)
     except json.JSONDecodeError:
         return name, value
+
+
+def settings_of(given: Iterable[str], **flags: Any) -> dict[str, Any]:
+    """The settings of --set and of flags of their own, which are None if they were not given.
+
+    Raises BertKerasError for a setting that is given twice with other values.
+    """
+    found = {name: value for name, value in flags.items() if value is not None}
+    for name, value in map(set_value, given):
+        if found.setdefault(name, value) != value:
+            one, other = (x if isinstance(x, str) else json.dumps(x) for x in (found[name], value))
+            raise BertKerasError(f"{name} is given as {one} and as {other}; give it once.")
+    return found
 
 
 def add_set(parser: argparse.ArgumentParser) -> None:
