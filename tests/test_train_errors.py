@@ -1,6 +1,7 @@
 """Trainings that are refused, and folders that stay as they are."""
 
 import dataclasses
+import json
 import shutil
 from pathlib import Path
 
@@ -10,6 +11,7 @@ import tensorflow as tf
 from trainings import QUICK, learned, place, plan, reloaded, start, write_reviews  # noqa: F401
 
 from bert_keras import checkpoints
+from bert_keras.errors import WorkerLost
 from tasks.glue.data_sets import ROWS
 from tasks.glue.task import Glue
 from tasks.training.finetune import plan_finetuning
@@ -17,6 +19,7 @@ from tasks.training.identity import digest_of_examples
 from tasks.training.loop import train
 from tasks.training.run_folder import load_run, save_run
 from tasks.training.strategies import strategy
+from tasks.training.workers import reports_lost_workers
 
 # Refused before any training
 
@@ -142,3 +145,19 @@ def test_folder_without_a_run(tmp_path):
         FileNotFoundError, match="no task.json in .*; give the folder that `bert-keras finetune"
     ):
         load_run(tmp_path)
+
+
+def test_only_a_process_that_has_joined_a_cluster_loses_workers(monkeypatch):
+    """TensorFlow's InternalError has other causes too, and TF_CONFIG may be set for --strategy one."""
+    cluster = {"cluster": {"worker": ["a:1", "b:1"]}, "task": {"type": "worker", "index": 0}}
+    monkeypatch.setenv("TF_CONFIG", json.dumps(cluster))
+
+    @reports_lost_workers()
+    def failing():
+        raise tf.errors.InternalError(None, None, "Blas GEMM launch failed")
+
+    with pytest.raises(tf.errors.InternalError, match="Blas GEMM"):
+        failing()
+    monkeypatch.setattr("tasks.training.workers.has_joined", lambda: True)
+    with pytest.raises(WorkerLost, match="another worker has ended .*Blas GEMM"):
+        failing()

@@ -39,11 +39,6 @@ def check_cluster(given: str | None) -> None:
         )
 
 
-def in_cluster() -> bool:
-    """True if TF_CONFIG lists more than one worker."""
-    return bool(other_workers())
-
-
 def other_workers() -> list[str]:
     """The addresses of the other workers that TF_CONFIG lists; none where it lists no cluster."""
     try:

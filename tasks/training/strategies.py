@@ -12,9 +12,11 @@ import tensorflow as tf
 
 from bert_keras.errors import BertKerasError, first_line
 from bert_keras.features import WHOLE, Part
+from bert_keras.precision import slowness
 from bert_keras.replicas import replica_gather, replica_sum
 from bert_keras.signals import unhandled
 from bert_keras.text.preprocessing import Preprocessor
+from bert_keras.training_model import workers_of
 from tasks.settings import STRATEGIES
 from tasks.training.cluster import CLUSTER, check_cluster
 
@@ -78,6 +80,29 @@ def strategy(name: str) -> tf.distribute.Strategy:
     if name not in _MAKERS:
         raise BertKerasError(f"strategy is {name!r}; give one of {', '.join(STRATEGIES)}.")
     return _MAKERS[name]()
+
+
+def lines_about(distribution: tf.distribute.Strategy, *, strategy_name: str, precision: str) -> list[str]:
+    """Lines about the devices of a training: warnings, and the number of devices of a strategy with several."""
+    lines = slowness(precision, accelerated=is_accelerated())
+    if strategy_name == "one":
+        return lines
+    devices, workers = distribution.num_replicas_in_sync, workers_of(distribution)
+    if strategy_name == "mirrored" and devices == 1:
+        (device,) = distribution.extended.worker_devices
+        kind = ":".join(device.split(":")[-2:])
+        return [
+            *lines,
+            f"warning: strategy mirrored found one device, {kind}, and is no faster than strategy one; check the drivers of the "
+            "GPUs and CUDA_VISIBLE_DEVICES",
+        ]
+    among = f" of {workers} workers" if workers > 1 else ""
+    return [*lines, f"strategy {strategy_name}: {devices} device{'s' * (devices > 1)}{among}"]
+
+
+def has_joined() -> bool:
+    """True if this process has joined a cluster of several workers."""
+    return bool(_multiworker.cache_info().currsize) and workers_of(_multiworker()) > 1
 
 
 def is_accelerated() -> bool:

@@ -20,7 +20,7 @@ from bert_keras.errors import BertKerasError, WorkerLost, first_line
 from bert_keras.files import digest
 from bert_keras.replicas import replica_sum
 from bert_keras.training_model import workers_of
-from tasks.training.cluster import in_cluster
+from tasks.training.strategies import has_joined
 
 # TensorFlow raises them in the workers that are left, at their next operation over all replicas.
 LOST = (
@@ -149,7 +149,7 @@ def reports_lost_workers() -> Iterator[None]:
     try:
         yield
     except LOST as error:
-        if not in_cluster():
+        if not has_joined():
             raise
         raise WorkerLost(
             f"another worker has ended or cannot be reached ({type(error).__name__}: {first_line(error)}); look for its own "
