@@ -3,8 +3,11 @@
 import dataclasses
 import json
 import shutil
+import types
 from pathlib import Path
 
+import numpy as np
+import pretrainings
 import pytest
 import runs
 import tensorflow as tf
@@ -17,8 +20,10 @@ from tasks.glue.task import Glue
 from tasks.training.finetune import plan_finetuning
 from tasks.training.identity import digest_of_examples
 from tasks.training.loop import train
+from tasks.training.replica_values import ReplicaValues
 from tasks.training.run_folder import load_run, save_run
-from tasks.training.strategies import strategy
+from tasks.training.saver import Saver
+from tasks.training.strategies import lines_about, strategy
 from tasks.training.workers import reports_lost_workers
 
 # Refused before any training
@@ -112,6 +117,50 @@ def test_mirrored_on_one_cpu():
     distribution = strategy("mirrored")
     assert isinstance(distribution, tf.distribute.MirroredStrategy)
     assert distribution.num_replicas_in_sync == 1
+    (line,) = lines_about(distribution, strategy_name="mirrored", precision="float32")
+    assert line.startswith("warning: strategy mirrored found one device, CPU:0, ")
+
+
+def test_a_plan_says_how_many_devices_a_strategy_has(monkeypatch):
+    how = {"precision": "float32"}
+    assert lines_about(strategy("one"), strategy_name="one", **how) == []
+    four = types.SimpleNamespace(num_replicas_in_sync=4)
+    assert lines_about(four, strategy_name="mirrored", **how) == ["strategy mirrored: 4 devices"]
+    monkeypatch.setattr("tasks.training.strategies.workers_of", lambda distribution: 2)
+    assert lines_about(four, strategy_name="multiworker", **how) == [
+        "strategy multiworker: 4 devices of 2 workers"
+    ]
+
+
+@pytest.mark.long
+def test_both_trainings_show_the_lines_about_their_devices(place):
+    task = Glue(ROWS["sst2"], place / "reviews")
+    how = {"checkpoint": place / "checkpoint", "hparams": QUICK, "strategy_name": "mirrored"}
+    for lines in (
+        plan_finetuning(task, **how).lines,
+        pretrainings.planned_lines(strategy_name="mirrored"),
+    ):
+        assert len([line for line in lines if "mirrored found one device" in line]) == 1
+
+
+def saver_of(plan, folder):
+    return Saver(folder, plan.model, every=0, remember=lambda: "kept")
+
+
+@pytest.mark.parametrize(("replicas", "warns"), [(1, False), (2, True)])
+def test_a_resume_on_another_number_of_devices_warns(replicas, warns, plan, tmp_path, monkeypatch):
+    """The metrics of a save have a row for each replica."""
+    read = ReplicaValues.read
+    with monkeypatch.context() as patch:
+        patch.setattr(
+            ReplicaValues, "read", lambda self: [np.repeat(one, replicas, axis=0) for one in read(self)]
+        )
+        saver_of(plan, tmp_path)._save()
+    lines = []
+    assert saver_of(plan, tmp_path).restore(log=lines.append) == "kept"
+    assert len(lines) == warns
+    if warns:
+        assert lines[0].startswith("warning: the run was saved on 2 devices and resumes on 1 device: ")
 
 
 # Files on disk

@@ -7,6 +7,7 @@ from bert_keras.schedules import WarmupLinearDecay
 from tasks.settings import PretrainHparams
 
 OPTIMIZERS = {"adamw": AdamW, "lamb": LAMB}
+LONG_STEP = 2.0  # times the learning rate: larger updates cause a warning
 
 
 def schedule(hparams: PretrainHparams) -> WarmupLinearDecay:
@@ -24,3 +25,14 @@ def longest_step(hparams: PretrainHparams) -> float:
     rates = np.asarray(schedule(hparams)(done)) / hparams.learning_rate
     beta_1 = 0.9  # AdamW's
     return float(np.max(rates * (1 - beta_1 ** (done + 1)) / np.sqrt(1 - hparams.beta_2 ** (done + 1))))
+
+
+def warnings_of(hparams: PretrainHparams) -> list[str]:
+    """A warning of long steps, in a list; else an empty list."""
+    if (longest := longest_step(hparams)) <= LONG_STEP:
+        return []
+    return [
+        f"warning: updates may be {longest:.1f}x the learning rate in a warm-up of {hparams.warmup_steps:,} steps without bias "
+        "correction, and a masked LM may learn no more than token frequencies; set bias_correction=true, or a larger "
+        "warmup_proportion"
+    ]

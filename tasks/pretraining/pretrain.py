@@ -28,7 +28,7 @@ from bert_keras.encoder import BertEncoder
 from bert_keras.errors import BertKerasError
 from bert_keras.features import Part
 from bert_keras.objectives import Objective, check_parts
-from bert_keras.precision import slowness, training_policy
+from bert_keras.precision import training_policy
 from bert_keras.pretrainers import Pretrainer, pretrainer_of
 from bert_keras.text.masking import Pieces
 from bert_keras.text.preprocessing import Preprocessor, pad_batches
@@ -45,7 +45,7 @@ from tasks.pretraining.instance_sources import (
 )
 from tasks.pretraining.instance_stream import Segmenter, Text, check_segments_are_read, name_of_segmenter
 from tasks.pretraining.monitor import Prepared, PretrainingMonitor
-from tasks.pretraining.optimizer import OPTIMIZERS, longest_step, schedule
+from tasks.pretraining.optimizer import OPTIMIZERS, schedule, warnings_of
 from tasks.pretraining.processes import check_sendable, check_workers
 from tasks.pretraining.read_records import RecordFiles
 from tasks.pretraining.recipe_objectives import (
@@ -60,7 +60,7 @@ from tasks.pretraining.weights import assign, read_start, save
 from tasks.settings import PretrainHparams
 from tasks.training.loop import RUN, check_save_every, train
 from tasks.training.plan import Plan, Stage
-from tasks.training.strategies import check_micro_batch, divided, is_accelerated, rows_for, strategy
+from tasks.training.strategies import check_micro_batch, divided, lines_about, rows_for, strategy
 from tasks.training.task_model import check_sizes
 from tasks.training.unpadding import leave_out_padding
 from tasks.training.workers import SAME_IN_ALL, Workers, reports_lost_workers
@@ -68,7 +68,6 @@ from tasks.training.workers import SAME_IN_ALL, Workers, reports_lost_workers
 HELD_OUT_BATCH = 32
 # Defaults that are no part of a run's identity: a run of a version without the setting has them.
 LATER_SETTINGS = (("precision", "float32"), ("steps_per_execution", 1))
-LONG_STEP = 2.0  # times the learning rate: larger updates cause a warning
 
 
 def _build(recipe: Recipe, config: BertConfig, objectives: Sequence[Objective]) -> Pretrainer:
@@ -252,16 +251,6 @@ def _check_phases(
     ]
 
 
-def _warn_of_long_steps(hparams: PretrainHparams) -> list[str]:
-    if (longest := longest_step(hparams)) <= LONG_STEP:
-        return []
-    return [
-        f"warning: updates may be {longest:.1f}x the learning rate in a warm-up of {hparams.warmup_steps:,} steps without bias "
-        "correction, and a masked LM may learn no more than token frequencies; set bias_correction=true, or a larger "
-        "warmup_proportion"
-    ]
-
-
 def plan_pretraining(
     *,
     recipe: Recipe,
@@ -299,8 +288,8 @@ def plan_pretraining(
     lines = [
         *source.lines,
         *_check_phases(source, objectives, config=config, batch_size=hparams.batch_size),
-        *_warn_of_long_steps(hparams),
-        *slowness(hparams.precision, accelerated=is_accelerated()),
+        *warnings_of(hparams),
+        *lines_about(distribution, strategy_name=strategy_name, precision=hparams.precision),
     ]
     options = {"vocab_size": config.vocab_size, "multiple_of": rows_for(distribution, HELD_OUT_BATCH)}
     held = _held_out_phases(source, objectives, hparams=hparams, **options)

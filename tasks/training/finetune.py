@@ -13,7 +13,7 @@ from bert_keras import checkpoints
 from bert_keras.encoder import BertEncoder
 from bert_keras.errors import BertKerasError
 from bert_keras.features import POOLED_OUTPUT, Part
-from bert_keras.precision import slowness, training_policy
+from bert_keras.precision import training_policy
 from bert_keras.text.preprocessing import Preprocessor
 from bert_keras.text.tokenizer import Tokenizer
 from tasks.batches import count, dataset
@@ -33,7 +33,7 @@ from tasks.training.plan import Plan, Stage
 from tasks.training.strategies import (
     check_micro_batch,
     divided,
-    is_accelerated,
+    lines_about,
     padded_for,
     rows_for,
     strategy,
@@ -237,7 +237,7 @@ def plan_finetuning(
     }
     # Before the variables: workers that create them in other shapes fail, and the error names no setting.
     Workers(distribution).check_same(identity, SAME_IN_ALL)
-    lines = slowness(hparams.precision, accelerated=is_accelerated())
+    lines = lines_about(distribution, strategy_name=strategy_name, precision=hparams.precision)
     with distribution.scope():
         model = _compiled_model(
             task,

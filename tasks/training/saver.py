@@ -50,6 +50,10 @@ def _too_large(variables: Iterable[keras.Variable]) -> Iterator[str]:
             yield f"{variable.path} has reached {largest:.3g}"
 
 
+def _devices(count: int) -> str:
+    return f"{count} device{'s' * (count != 1)}"
+
+
 def _saves_in(folder: pathlib.Path) -> list[int]:
     found = (_INDEX.fullmatch(file.name) for file in folder.iterdir()) if folder.is_dir() else ()
     return sorted((int(match[1]) for match in found if match), reverse=True)
@@ -121,7 +125,7 @@ class Saver(keras.callbacks.Callback):
         """Restores the newest readable save; returns its `remember` value, or None if there is no save.
 
         run: the folder of the run whose saves are read; None takes this Saver's own
-        log: receives a line for each unreadable save
+        log: receives a line for each unreadable save, and a warning about a save of another number of devices
 
         Raises BertKerasError if there are saves, but all are unreadable.
         """
@@ -138,12 +142,22 @@ class Saver(keras.callbacks.Callback):
             self.step, memory = json.loads(self._memory.numpy())
             self._measures = [one.numpy() for one in self._of_metrics]
             self._metrics.set(self._measures)
+            self._warn_of_other_devices(log)
             return memory
         if saves:
             raise BertKerasError(
                 f"no save in {folder} can be read ({reason}); remove the run and train again."
             )
         return None
+
+    def _warn_of_other_devices(self, log: Callable[[str], None]) -> None:
+        """Logs a warning if the save that was just read is of another number of replicas: its metrics have a row for each."""
+        now = self._model.distribute_strategy.num_replicas_in_sync
+        if self._measures and (before := len(self._measures[0])) != now:
+            log(
+                f"warning: the run was saved on {_devices(before)} and resumes on {_devices(now)}: each update still counts the "
+                "whole batch, but random draws and rounding differ from those of a run on one number of devices"
+            )
 
     def on_epoch_begin(self, epoch: int, logs: dict[str, float] | None = None) -> None:
         # `fit` has just reset the metrics.
