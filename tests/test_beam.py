@@ -143,6 +143,17 @@ def test_a_complete_folder_is_left_as_it_is(texts, written):
     assert contents(written[0]) == before
 
 
+def test_a_complete_folder_of_less_text_gets_no_shard(texts, written, tmp_path):
+    """Neither where the last shard differs, nor where the text goes on after it."""
+    shutil.copytree(written[0], tmp_path / "copy")
+    grown = tmp_path / "0.txt"
+    grown.write_text(Path(texts[0]).read_text() + "\n\n" + text_of(seed=2))
+    with pytest.raises(ValueError, match="was made from less text|another text"):
+        beam(open_corpora([str(grown), texts[1]]), tmp_path / "copy")
+    shutil.rmtree(tmp_path / "copy" / beam_records.WORK)
+    assert contents(tmp_path / "copy") == contents(written[0])
+
+
 @pytest.mark.long
 def test_wrong_text_is_one_error_and_the_next_try_works(texts, written, tmp_path):
     good = Path(texts[0]).read_bytes()

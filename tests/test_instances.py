@@ -328,6 +328,18 @@ def test_shorter_text_is_refused(written, vocab, tmp_path):
     assert digests(tmp_path / "copy") == digests(written[0])
 
 
+@pytest.mark.parametrize("more", [0, 1])
+def test_longer_text_is_refused(written, vocab, tmp_path, more):
+    """Also where it goes on after the last shard of a complete folder, whose text is all there."""
+    groups = list(shards([*texts_of(), *texts_of(seed=1)], size=2_000, least=5))
+    first = [text for shard in groups[:4] for text in shard]
+    write(tmp_path / "copy", vocab, first)
+    before = digests(tmp_path / "copy")
+    with pytest.raises(ValueError, match="was made from less text" if more else "another text"):
+        write(tmp_path / "copy", vocab, [*first, *groups[4]] if more else [*first, groups[4][0]])
+    assert digests(tmp_path / "copy") == before
+
+
 def test_another_vocabulary_is_named(written, tmp_path):
     other = tmp_path / "vocab.txt"
     other.write_text("\n".join([*PIECES, "more"]) + "\n")

@@ -196,7 +196,8 @@ class _WriteShards(beam.DoFn):
 
     def setup(self) -> None:
         self.write = ShardWriter(self.job)
-        self.done = InstancesFolder(self.job.path).shards()
+        self.folder = InstancesFolder(self.job.path)
+        self.done, self.complete = self.folder.shards(), self.folder.complete
 
     def process(self, element: tuple[int, list[Span]]) -> Iterator[tuple[int, Shard] | str]:
         number, spans = element
@@ -213,11 +214,16 @@ class _WriteShards(beam.DoFn):
         return self.job.path / WORK / f"{number:05d}.json"
 
     def _written(self, number: int, text: str) -> Shard | None:
-        """The counts of a shard with this text, if an earlier try wrote it. Raises BertKerasError for another text."""
+        """The counts of a shard with this text, if an earlier try wrote it.
+
+        Raises BertKerasError for another text, and for a shard that a complete folder does not have.
+        """
         counts, file = self._counts(number), self.job.path / shard_name(number, compress=self.job.compress)
         if number < len(self.done):
             shard = self.done[number]
             check_equal(self.job.path, {"text": shard.text}, {"text": text})
+        elif self.complete:
+            raise self.folder.made_from("less text")
         elif counts.is_file():
             shard = Shard(**json.loads(counts.read_text(encoding="utf-8")))
         else:
@@ -241,9 +247,7 @@ def _write_manifest(
             raise BertKerasError(min(errors))
         shards = [made[number] for number in range(len(made))]
         if len(shards) < len(folder.shards()):
-            raise BertKerasError(
-                f"{job.path} was made from more text; give another folder, or remove this one."
-            )
+            raise folder.made_from("more text")
         summary = summarize(shards, settings=job.settings)
     except BertKerasError as error:
         write_json(job.path / WORK / ERROR, {"error": str(error)})

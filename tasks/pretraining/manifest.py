@@ -92,6 +92,15 @@ class InstancesFolder(Folder):
         """The finished shards, in the order of the text."""
         return shards_of(read_manifest(self.path))
 
+    @property
+    def complete(self) -> bool:
+        """True if the folder has all shards of its text."""
+        return read_manifest(self.path)[SUMMARY] is not None
+
+    def made_from(self, amount: str) -> BertKerasError:
+        """The error about a folder of another text. amount: "more text" or "less text"."""
+        return BertKerasError(f"{self.path} was made from {amount}; give another folder, or remove this one.")
+
     def write(
         self, identity: Mapping[str, Any], made: Sequence[Shard], summary: Summary | None = None
     ) -> None:

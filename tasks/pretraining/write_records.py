@@ -8,7 +8,6 @@ import pathlib
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
-from bert_keras.errors import BertKerasError
 from bert_keras.paths import path_of
 from bert_keras.settings import Masking
 from bert_keras.text.tokenizer import Tokenizer
@@ -101,9 +100,11 @@ def _write_missing(
 ) -> list[Shard]:
     """Writes the missing shards; returns all shards. Raises ValueError if the finished shards have another text.
 
+    A complete folder gets no shards of more text.
+
     The shards from the first one on whose file is missing or damaged are written again.
     """
-    known, made = folder.shards(), list[Shard]()
+    known, complete, made = folder.shards(), folder.complete, list[Shard]()
     files = [folder.path / shard_name(number, compress=job.compress) for number in range(len(known))]
     whole = [one.is_written(file) for file, one in zip(files, known, strict=True)]
     done = known[: [*whole, False].index(False)]
@@ -114,6 +115,8 @@ def _write_missing(
                 check_equal(folder.path, {"text": done[number].text}, {"text": digest_of_documents(texts)})
                 made.append(done[number])
                 progress(done[number].documents)
+            elif complete and number >= len(known):
+                raise folder.made_from("less text")
             else:
                 yield number, texts
 
@@ -122,7 +125,5 @@ def _write_missing(
         folder.write(identity, made)
         progress(shard.documents)
     if len(made) < len(known):
-        raise BertKerasError(
-            f"{folder.path} was made from more text; give another folder, or remove this one."
-        )
+        raise folder.made_from("more text")
     return made
