@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+import json
 import types
 
 import pytest
@@ -17,6 +18,7 @@ from tasks.pretraining.recipes import RECIPES
 from tasks.settings import Hparams
 from tasks.squad.task import Squad
 from tasks.training.examples import check_fits
+from tasks.training.workers import Workers
 
 pytestmark = pytest.mark.long
 
@@ -98,6 +100,25 @@ def test_rows_are_run_once_and_share_weights(tmp_path, small, monkeypatch):
     monkeypatch.setitem(SCALES, "tiny", dataclasses.replace(SCALES["tiny"], pretraining=changed))
     with pytest.raises(ValueError, match="made with another recipe of masked LM"):
         run_ablation("steps", **arguments(tmp_path))
+
+
+def test_workers_compare_their_ablations_before_a_folder_is_made(tmp_path, small, monkeypatch):
+    class Compared(Exception):
+        pass
+
+    def raised(self, facts, remedy):
+        raise Compared(json.dumps(facts))
+
+    write_data(tmp_path / "data", "sst2")
+    monkeypatch.setattr(Workers, "check_same", raised)
+    found = []
+    for given in ({}, {"restarts": 2}):
+        with pytest.raises(Compared) as error:
+            run_ablation("steps", **arguments(tmp_path) | given)
+        found.append(json.loads(str(error.value)))
+    names = {name for name in found[0] if found[0][name] != found[1][name]}
+    assert names == {"restarts", "seed", "hparams", "tagging", "runs"}
+    assert not (tmp_path / "out").exists()
 
 
 def test_the_measure_is_that_of_the_papers_figures(tmp_path, monkeypatch):

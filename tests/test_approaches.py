@@ -26,6 +26,7 @@ from tasks.ner.task import Conll
 from tasks.options import APPROACHES as NAMES
 from tasks.squad.task import Squad
 from tasks.training.run_folder import load_run
+from tasks.training.workers import Workers
 
 # -----------------------------------------------------------------------------------------------------------
 # Rows and flags
@@ -399,6 +400,31 @@ def test_the_command_takes_several_tasks(place, tmp_path, capfd):
         load_run(tmp_path / "out" / task / "last_seed-3").task for task in ("conll2003", "sst2")
     )
     assert tagger.context == "sentence" and classifier.pooling == "concat"
+
+
+@pytest.mark.parametrize(
+    ("changes", "named"),
+    [
+        ({"restarts": 1}, {"restarts", "seed", "runs"}),
+        ({"rows": ("last", "0,2")}, {"rows", "feature_layers", "runs"}),
+        ({"settings": SETTINGS | {"epochs": 2}}, {"epochs"}),
+    ],
+)
+def test_workers_compare_their_rows_before_a_folder_is_made(place, tmp_path, monkeypatch, changes, named):
+    class Compared(Exception):
+        pass
+
+    def raised(self, facts, remedy):
+        raise Compared(json.dumps(facts))
+
+    monkeypatch.setattr(Workers, "check_same", raised)
+    found = []
+    for given in ({}, changes):
+        with pytest.raises(Compared) as error:
+            run_sst2(place, tmp_path / "out", **{"rows": ("last",)} | given)
+        found.append(json.loads(str(error.value)))
+    assert {name for name in found[0] if found[0][name] != found[1][name]} == named
+    assert not (tmp_path / "out").exists()
 
 
 def test_rows_of_one_context_may_draw_examples():

@@ -315,10 +315,15 @@ def test_no_cell_is_trained_where_the_folder_of_a_later_one_cannot_be_used(tmp_p
         ({"learning_rates": ()}, ValueError, "learning_rates is .*; give at least one value, each once"),
         ({"restarts": 0}, ValueError, "restarts is 0; restarts must be at least 1"),
         ({"names": ("mnli", "qnli")}, FileNotFoundError, "has no train.tsv"),
+        (
+            {"hparams": replace(HPARAMS, seq_length=49)},
+            ValueError,
+            "seq_length is 49 and the encoder has 48 p",
+        ),
     ],
 )
 def test_refused_before_any_training(place, tmp_path, settings, error, message):
-    with pytest.raises(error, match=message):
+    with runs.no_training(), pytest.raises(error, match=message):
         start(place, output=tmp_path / "new", **settings)
     assert not (tmp_path / "new").exists()
 

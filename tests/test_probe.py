@@ -149,6 +149,21 @@ def test_bad_input_is_refused_before_any_work(place, tmp_path, data, message):
     assert not (tmp_path / "new").exists()
 
 
+@pytest.mark.parametrize(
+    ("length", "message"),
+    [(600, "seq_length is 600 and the encoder has 48 positions"), (2, "seq_length")],
+)
+def test_a_refused_length_leaves_no_folder(place, tmp_path, length, message):
+    with pytest.raises(ValueError, match=message):
+        run_probes(
+            {"sst2": place / "sst2"},
+            checkpoint=place / "checkpoint",
+            output=tmp_path / "new",
+            **SMALL | {"seq_length": length},
+        )
+    assert not (tmp_path / "new").exists()
+
+
 def test_a_repeated_probe_is_refused(tmp_path, capfd):
     flags = ["--data", "pos=a", "sst2=b", "pos=c", "--checkpoint", "none", "--output", tmp_path / "out"]
     code, _, err = runs.run_command(capfd, "probe", *flags)

@@ -7,12 +7,14 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import runs
+import tensorflow as tf
 
 from tasks.batches import predict
 from tasks.choice import Swag
 from tasks.experiments.paper_figures import FIGURES, paper_table
 from tasks.experiments.protocol import RATES, _grid, run_protocol, summarize
 from tasks.experiments.summary import tables
+from tasks.glue.data_sets import ROWS
 from tasks.glue.task import Glue
 from tasks.ner.task import Conll
 from tasks.options import ProtocolOptions
@@ -22,6 +24,7 @@ from tasks.squad.task import Squad
 from tasks.training.ensemble import load_runs
 from tasks.training.finetune import finetune
 from tasks.training.run_folder import evaluate, load_run
+from tasks.training.workers import Workers
 
 HPARAMS = Hparams(epochs=3, batch_size=16, seq_length=16, seed=5)
 
@@ -214,11 +217,52 @@ def test_runs_of_a_version_without_keep_have_the_same_identity():
             {"hparams": replace(HPARAMS, dev_fraction=0.1)},
             "each seed would hold out other examples; give a dev",
         ),
+        ({"hparams": replace(HPARAMS, seq_length=600)}, "seq_length is 600 and the encoder has 48 positions"),
+        ({"hparams": replace(HPARAMS, feature_layers="40", learning_rate=1e-3)}, "40"),
+        ({"feature_cache": "vectors"}, "feature_cache applies only with feature_layers"),
     ],
 )
 def test_refused_before_any_training(place, tmp_path, settings, message):
-    with pytest.raises(ValueError, match=message):
+    with runs.no_training(), pytest.raises(ValueError, match=message):
         start(place, tmp_path / "new", **settings)
+    assert not (tmp_path / "new").exists()
+
+
+def test_a_split_without_labels_is_refused_before_any_training(place, tmp_path):
+    class Withheld(Glue):
+        def examples(self, split):
+            return super().examples(split).map(lambda raw: raw | {"label": -tf.ones_like(raw["label"])})
+
+    task = Withheld(ROWS["sst2"], runs.write_data(tmp_path / "sst2", "sst2", count=8))
+    with runs.no_training(), pytest.raises(ValueError, match="no example in the train split of sst2 has a l"):
+        run_protocol(task, checkpoint=place / "checkpoint", output=tmp_path / "new", hparams=HPARAMS)
+    assert not (tmp_path / "new").exists()
+
+
+class Compared(Exception):
+    """The facts that a worker compares with those of the others."""
+
+
+@pytest.mark.parametrize(
+    ("changes", "named"),
+    [
+        ({"restarts": 2}, {"restarts", "seed", "runs"}),
+        ({"ensemble": 2, "batch_sizes": (8, 16)}, {"ensemble", "batch_sizes", "batch_size", "runs"}),
+        ({"best_only": True}, {"best_only"}),
+        ({"hparams": replace(HPARAMS, epochs=4)}, {"epochs"}),
+    ],
+)
+def test_workers_compare_their_grids_before_a_folder_is_made(place, tmp_path, monkeypatch, changes, named):
+    def raised(self, facts, remedy):
+        raise Compared(json.dumps(facts))
+
+    monkeypatch.setattr(Workers, "check_same", raised)
+    found = []
+    for settings in ({}, changes):
+        with pytest.raises(Compared) as error:
+            start(place, tmp_path / "new", **settings)
+        found.append(json.loads(str(error.value)))
+    assert {name for name in found[0] if found[0][name] != found[1][name]} == named
     assert not (tmp_path / "new").exists()
 
 

@@ -116,6 +116,22 @@ def test_workers_with_other_settings_say_in_which(given, named, folder):
     assert not (folder / "unlike").exists()
 
 
+def test_workers_with_other_grids_say_so_before_any_run(folder):
+    """Else each would answer questions of the other, about a run that it does not have."""
+    output = folder / "unlike-grids"
+    flags = ["--task", "sst2", "--data", str(folder / "glue" / "SST-2"), "--learning-rates", "1e-3"]
+    arguments = command("protocol", folder, output, *flags)
+    script = "import os, sys; second = '\"index\": 1' in os.environ['TF_CONFIG']; "
+    script += "sys.argv += ['--restarts', '2'] * second; "
+    script += "from bert_keras.cli import main; main()"
+    with clusters.started(["-c", script, *arguments[2:]]) as processes:
+        both = clusters.ended(processes)
+    for one in both:
+        assert one.returncode == 1, one.stderr
+        assert "the workers differ in restarts, seed, runs; " in one.stderr.splitlines()[-1], one.stderr
+    assert not output.exists()
+
+
 @pytest.mark.parametrize("changes", [{"hidden_size": 64}, {"num_layers": 2}])
 def test_workers_with_checkpoints_of_other_sizes_say_so(changes, folder, tmp_path):
     """The check comes before the model: variables of other shapes cannot be created together."""

@@ -34,7 +34,7 @@ from tasks.experiments.ablation_report import (
     orderings_table,
     spelled,
 )
-from tasks.experiments.cells import Cell, check_once, check_used, identity_of_data, run_cells
+from tasks.experiments.cells import Cell, check_once, check_same, check_used, identity_of_data, run_cells
 from tasks.features.cache import extract
 from tasks.features.layers import places_of
 from tasks.features.tagger import train_tagger
@@ -253,11 +253,13 @@ def run_ablation(
     plan.check_fits(tokenizer)
     asked = {"ablation": name, "scale": scale, "changes": dict(changes or {})}
     pretraining = functools.partial(pretrain, documents=documents, tokenizer=tokenizer, held_out=held_out)
+    cells = [*plan.cells(pretraining)]
+    check_same(cells, plan.identity() | asked, workers=workers)
     with workers.writing(folder.begin(plan.identity() | asked, reopen=True)):
-        outcomes = _run(plan, pretraining, workers=workers, log=log)
+        outcomes = _run(plan, cells, workers=workers, log=log)
         if workers.chief:
-            folder.finish(as_json(name, outcomes))
             _draw(outcomes, folder.path / "results.png")
+            folder.finish(as_json(name, outcomes))
     return outcomes
 
 
@@ -292,11 +294,11 @@ def _check_read(changes: Mapping[str, Any], recipes: Iterable[Recipe]) -> None:
 
 
 def _run(
-    plan: _Plan, pretraining: Callable[..., object], *, workers: Workers, log: Callable[[str], None]
+    plan: _Plan, cells: Sequence[Cell], *, workers: Workers, log: Callable[[str], None]
 ) -> list[Outcome]:
     """Runs the cells. Raises BertKerasError if a pre-training's loss diverges, because other runs need its weights."""
     found = {}
-    for ran in run_cells([*plan.cells(pretraining)], workers=workers, log=log):
+    for ran in run_cells(cells, workers=workers, log=log):
         found[ran.cell.path] = ran
         if ran.degenerate and "task" not in ran.cell.identity:
             raise BertKerasError(

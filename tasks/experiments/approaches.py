@@ -27,21 +27,19 @@ from tasks.data_files import Source, check_dev_split
 from tasks.experiments.ablation_report import draw_rows
 from tasks.experiments.approach_results import Results, Subject, as_json
 from tasks.experiments.approach_rows import APPROACHES, Row
-from tasks.experiments.cells import Cell, check_once, check_used, identity_of_data, run_cells
-from tasks.experiments.protocol import degenerate_run
+from tasks.experiments.cells import Cell, check_once, check_same, check_used, identity_of_data, run_cells
+from tasks.experiments.protocol import check_labels, check_run, degenerate_run
 from tasks.features.cache import layers_in
 from tasks.features.layers import places_of
 from tasks.metrics import in_percent
 from tasks.options import ApproachOptions
 from tasks.settings import OF_FEATURES, Hparams, hparams_of
 from tasks.task import Task
-from tasks.training.examples import check_fits
 from tasks.training.finetune import finetune, plan_finetuning
 from tasks.training.identity import identity_of_checkpoint
 from tasks.training.loop import RESULTS_FILE
 from tasks.training.run_folder import open_task, task_type
 from tasks.training.strategies import strategy
-from tasks.training.task_model import check_features
 from tasks.training.workers import Workers, reports_lost_workers
 
 RESTARTS = 3
@@ -71,7 +69,7 @@ class _Plan:
         """The restarts of each row on each task."""
         tokenizer = checkpoints.tokenizer_of(self.source)
         starts = {
-            random: identity_of_checkpoint(self._start(random), tokenizer)
+            random: identity_of_checkpoint(self.start(random), tokenizer)
             for random in {row.random for row in self.rows}
         }
         for subject in self.subjects:
@@ -111,7 +109,8 @@ class _Plan:
             given |= {} if epochs is None else {"epochs": epochs}
         return hparams_of(subject.tasks[row.name].defaults, given)
 
-    def _start(self, random: bool) -> checkpoints.Checkpoint:
+    def start(self, random: bool) -> checkpoints.Checkpoint:
+        """The weights from which a row is trained."""
         return dataclasses.replace(self.source, tensors={}) if random else self.source
 
     def _train(self, subject: Subject, row: Row, hparams: Hparams, *, output: pathlib.Path) -> None:
@@ -123,7 +122,7 @@ class _Plan:
                 self._store(task, hparams, cache, context=row.context)
         finetune(
             task,
-            checkpoint=self._start(row.random),
+            checkpoint=self.start(row.random),
             output=output,
             hparams=hparams,
             feature_cache=cache,
@@ -202,13 +201,16 @@ def run_approaches(
         workers=workers,
         how={"strategy_name": strategy_name, "verbose": verbose, "log": log},
     )
-    _check_fits(plan)
+    _check_runs(plan)
+    cells = [*plan.cells()]
+    asked = {"ablation": name, "tasks": [*names], "rows": [row.name for row in rows], "restarts": len(seeds)}
+    check_same(cells, asked, workers=workers)
     with workers.writing(locked(output)):
-        results = _run(name, plan, log=log)
+        results = _run(name, plan, cells, log=log)
         if workers.chief:
-            write_json(output / RESULTS_FILE, as_json(results))
             baselines = {subject.name: subject.baseline for subject in subjects}
             draw_rows(results.measures, output / PICTURE, baselines=baselines)
+            write_json(output / RESULTS_FILE, as_json(results))
     return results
 
 
@@ -218,14 +220,14 @@ def _seeds(first: int, restarts: int) -> range:
     return range(first, first + restarts)
 
 
-def _check_fits(plan: _Plan) -> None:
-    """Raises BertKerasError for a task whose examples do not fit, and for layers that the encoder or the task lacks."""
-    tokenizer = checkpoints.tokenizer_of(plan.source)
-    for subject, row in itertools.product(plan.subjects, plan.rows):
-        task, hparams = subject.tasks[row.name], plan.hparams(subject, row, plan.seeds[0])
-        check_fits(task, plan.source.config, tokenizer, hparams)
-        if hparams.features is not None:
-            check_features(task, plan.source.config, hparams.features)
+def _check_runs(plan: _Plan) -> None:
+    """Raises BertKerasError for runs that `finetune` would refuse after their folders are begun."""
+    for subject in plan.subjects:
+        for row in plan.rows:
+            hparams, strategy_name = plan.hparams(subject, row, plan.seeds[0]), plan.how["strategy_name"]
+            check_run(subject.tasks[row.name], plan.start(row.random), hparams, strategy_name=strategy_name)
+        for row in {row.context: row for row in plan.rows}.values():
+            check_labels(subject.tasks[row.name], plan.source, plan.hparams(subject, row, plan.seeds[0]))
 
 
 def _names(name: str, tasks: Sequence[str] | None, data: Mapping[str, Source]) -> Sequence[str]:
@@ -310,10 +312,9 @@ def _subjects(
     return made
 
 
-def _run(name: str, plan: _Plan, *, log: Callable[[str], None]) -> Results:
+def _run(name: str, plan: _Plan, cells: Sequence[Cell], *, log: Callable[[str], None]) -> Results:
     """Runs the cells, and removes the vectors of a task whose runs are finished."""
     found = {}
-    cells = [*plan.cells()]
     ended = run_cells(cells, workers=plan.workers, log=log)
     for ran, following in itertools.zip_longest(ended, cells[1:]):
         found[ran.cell.path] = ran

@@ -5,7 +5,7 @@
     CELL/outcome.json   the reason why the run is degenerate, or null, and the names of the run's files
 
 Lock the folder of the whole grid (`bert_keras.files.locked`, or its own Folder) while the cells run. With several workers, all
-walk through the same cells in the same order; the chief writes, and says which cells are finished.
+walk through the same cells in the same order (`check_same`); the chief writes, and says which cells are finished.
 """
 
 import contextlib
@@ -27,7 +27,7 @@ from tasks.training.identity import digest_of_examples
 from tasks.training.loop import PROTOCOL_FILE, RESULTS_FILE
 from tasks.training.run_folder import check_finished
 from tasks.training.task_model import free_memory
-from tasks.training.workers import Workers
+from tasks.training.workers import SAME_IN_ALL, Workers
 
 DEGENERATE, FILES = "degenerate", "files"  # keys in outcome.json
 WEIGHTS = (SAFETENSORS, TOP)
@@ -95,6 +95,21 @@ def run_cells(
         if why is not None:
             log(f"degenerate: {why}")
         yield Outcome(cell=cell, degenerate=why, measures=measures)
+
+
+def check_same(cells: Sequence[Cell], options: Mapping[str, Any], *, workers: Workers) -> None:
+    """Raises BertKerasError in all workers, with the names of what differs, unless all have the same cells and options.
+
+    Call it before the folder of the grid is made: workers that walk through other cells would answer each other's questions.
+
+    options: the settings of the grid, plain JSON by name
+    """
+    fields = dict.fromkeys(field for cell in cells for field in cell.identity)
+    values = {
+        field: [*dict.fromkeys(json.dumps(cell.identity.get(field), sort_keys=True) for cell in cells)]
+        for field in fields
+    }
+    workers.check_same({**options, **values, "runs": [cell.name for cell in cells]}, SAME_IN_ALL)
 
 
 def _is_finished(cell: Cell) -> bool:

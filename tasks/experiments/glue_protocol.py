@@ -96,17 +96,18 @@ def run_protocol(
     protocol.check_output(output, names)
     tasks = _open_tasks(names, data, pooling=pooling)
     majority = _take_wnli(tasks) if wnli == "majority" else {}
+    cells = protocol.planned(
+        tasks,
+        checkpoint=checkpoint,
+        output=output,
+        hparams=dict.fromkeys(tasks, hparams),
+        options=chosen,
+        strategy_name=strategy_name,
+        verbose=verbose,
+        log=log,
+    )
     with workers.writing(locked(output)):
-        summaries, failed = protocol.run_tasks(
-            tasks,
-            checkpoint=checkpoint,
-            output=output,
-            hparams=dict.fromkeys(tasks, hparams),
-            options=chosen,
-            strategy_name=strategy_name,
-            verbose=verbose,
-            log=log,
-        )
+        summaries, failed = protocol.run_tasks(tasks, cells, options=chosen, workers=workers, log=log)
         if workers.chief:
             write_json(output / RESULTS_FILE, as_json(summaries) | {"failed": failed})
             submit(summaries, data=data, output=output, majority=majority, log=log)

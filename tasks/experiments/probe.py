@@ -21,6 +21,7 @@ from typing import Any, NamedTuple
 
 import keras
 import numpy as np
+import tensorflow as tf
 from sklearn.linear_model import RidgeClassifier
 from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
@@ -28,6 +29,7 @@ from sklearn.preprocessing import StandardScaler
 from bert_keras import checkpoints
 from bert_keras.errors import BertKerasError
 from bert_keras.paths import path_of
+from bert_keras.text.preprocessing import Preprocessor
 from tasks.data_files import check_dev_split, split_file
 from tasks.display import Table
 from tasks.features.extract import Extractor, Pieces, Units, Words
@@ -40,6 +42,7 @@ from tasks.options import ProbeOptions
 from tasks.output_folder import Folder, Layout
 from tasks.training.identity import identity_of_checkpoint
 from tasks.training.progress import counter
+from tasks.training.task_model import check_sizes
 
 PROBE = Layout(name="results of probes", identity="probe.json", results="results.json")
 PICTURE = "results.png"
@@ -187,8 +190,8 @@ def run_probes(
     data: probe -> the folder of its files: CoNLL-2003's for a key of COLUMNS, GLUE's for one of TEXTS
     settings: fields of ProbeOptions
 
-    Raises BertKerasError for an unknown probe, too few examples, and a folder with other files; MissingFileError for missing
-    data.
+    Raises BertKerasError for an unknown probe, too few examples, a length that does not fit, and a folder with other files;
+    MissingFileError for missing data.
     """
     options = ProbeOptions(**settings)
     _check(data)
@@ -196,6 +199,8 @@ def run_probes(
     folder.check()
     source = checkpoint if isinstance(checkpoint, checkpoints.Checkpoint) else checkpoints.read(checkpoint)
     read = {name: (_parts(name, path, options), _dev(name, path, options)) for name, path in data.items()}
+    for name, (parts, _) in read.items():
+        _check_fits(name, source, parts[0], options)
     identity = dataclasses.asdict(options) | identity_of_checkpoint(source, checkpoints.tokenizer_of(source))
     with folder.begin(identity | {"probes": list(data)}):
         results = []
@@ -223,6 +228,19 @@ def _dev(name: str, path: str | pathlib.Path, options: ProbeOptions) -> Examples
     return _drawn(dev, count=count, parts=1, seed=options.seed, name=name)[0]
 
 
+def _units(name: str) -> Units:
+    """A vector for each word, or for each token of a text."""
+    return Words() if name in COLUMNS else Pieces()
+
+
+def _check_fits(name: str, source: checkpoints.Checkpoint, examples: Examples, options: ProbeOptions) -> None:
+    """Raises BertKerasError unless an example becomes features that the encoder can read."""
+    tokenizer = checkpoints.tokenizer_of(source)
+    check_sizes(source.config, vocab_size=tokenizer.vocab_size, seq_length=options.seq_length)
+    raw = {field: tf.constant([text]) for field, text in examples.raw[0].items()}
+    _units(name).features(Preprocessor(tokenizer, seq_length=options.seq_length), raw)
+
+
 def _weights(source: checkpoints.Checkpoint) -> dict[str, checkpoints.Checkpoint]:
     """The checkpoint, and as a control its encoder at random weights."""
     return {CHECKPOINT: source, RANDOM: dataclasses.replace(source, tensors={})}
@@ -240,8 +258,7 @@ def _all_layers(
 ) -> list[list[float]]:
     """For each layer, the measure of each restart."""
     keras.utils.set_random_seed(options.seed)  # of random weights
-    units: Units = Words() if name in COLUMNS else Pieces()
-    extractor = Extractor(source, units=units, dtype="float32", seq_length=options.seq_length)
+    extractor = Extractor(source, units=_units(name), dtype="float32", seq_length=options.seq_length)
     asked = _vectors(extractor, dev, about=f"{about}, dev", log=log)
     restarts = []
     for number, part in enumerate(parts, start=1):

@@ -25,20 +25,23 @@ from bert_keras.errors import BertKerasError
 from bert_keras.files import locked, write_json
 from bert_keras.json_files import TEXT, or_null, read_object, typed
 from bert_keras.paths import path_of
+from bert_keras.text.preprocessing import Preprocessor
 from tasks.batches import predict
-from tasks.experiments.cells import Cell, identity_of_data, remove_weights, run_cells
+from tasks.experiments.cells import Cell, check_same, identity_of_data, remove_weights, run_cells
 from tasks.experiments.cells import Outcome as CellOutcome
 from tasks.experiments.summary import Ensemble, Outcome, Summary, as_json, draw, ranked
 from tasks.options import ProtocolOptions
 from tasks.settings import FEATURE_RATE, Hparams
 from tasks.task import Arrays, Task
 from tasks.training.ensemble import load_runs
+from tasks.training.examples import check_fits, check_labelled
+from tasks.training.feature_based import check_feature_based
 from tasks.training.fine_tuning_monitor import DEGENERATE
 from tasks.training.finetune import finetune
 from tasks.training.identity import identity_of_checkpoint
 from tasks.training.loop import RESULTS_FILE
 from tasks.training.run_folder import Run, load_run
-from tasks.training.strategies import strategy
+from tasks.training.strategies import check_micro_batch, strategy
 from tasks.training.workers import Workers, reports_lost_workers
 
 PICTURE = "results.png"
@@ -160,35 +163,87 @@ def check_output(output: pathlib.Path, tasks: Sequence[str]) -> None:
         )
 
 
-def run_tasks(
+def planned(
     tasks: Mapping[str, Task],
     *,
     checkpoint: str | pathlib.Path | checkpoints.Checkpoint,
     output: pathlib.Path,
     hparams: Mapping[str, Hparams],
     options: ProtocolOptions,
-    strategy_name: str = "one",
+    strategy_name: str,
     feature_cache: str | pathlib.Path | None = None,
-    verbose: int | str = 0,
-    log: Callable[[str], None] = print,
+    verbose: int | str,
+    log: Callable[[str], None],
+) -> list[Cell]:
+    """The runs of every task, in order. It makes no folder.
+
+    tasks, hparams: by name, the folder in `output`
+
+    Raises BertKerasError for a run that `finetune` would refuse, and in all workers unless they have the same runs and options.
+    """
+    source = checkpoint if isinstance(checkpoint, checkpoints.Checkpoint) else checkpoints.read(checkpoint)
+    how: dict[str, Any] = {"strategy_name": strategy_name, "feature_cache": feature_cache}
+    cells = []
+    for name, task in tasks.items():
+        # Rates, epochs and seeds fit any task.
+        for settings in {one.batch_size: one for _, one in _grid(hparams[name], options)}.values():
+            check_run(task, source, settings, **how)
+        check_labels(task, source, hparams[name])
+        given = {
+            "source": source,
+            "hparams": hparams[name],
+            "options": options,
+            "verbose": verbose,
+            "log": log,
+        }
+        cells += _cells(name, task, output=output, **given, **how)
+    asked = {"tasks": [*tasks], **dataclasses.asdict(options)}
+    check_same(cells, asked, workers=Workers(strategy(strategy_name)))
+    return cells
+
+
+def check_run(
+    task: Task,
+    source: checkpoints.Checkpoint,
+    hparams: Hparams,
+    *,
+    strategy_name: str,
+    feature_cache: str | pathlib.Path | None = None,
+) -> None:
+    """Raises BertKerasError for settings that `finetune` would refuse after the folder of the run is begun.
+
+    There the refused settings would be the identity of the run, and the right ones another.
+    """
+    distribution = strategy(strategy_name)
+    check_micro_batch(distribution, batch_size=hparams.batch_size, micro_batch=hparams.micro_batch)
+    if source.tensors:
+        task.check_checkpoint(source)
+    check_fits(task, source.config, checkpoints.tokenizer_of(source), hparams)
+    check_feature_based(task, source.config, hparams, keep_head=False, feature_cache=feature_cache)
+
+
+def check_labels(task: Task, source: checkpoints.Checkpoint, hparams: Hparams) -> None:
+    """Raises BertKerasError for a split without labels, which `finetune` would refuse after the folder of the run is begun."""
+    preprocess = Preprocessor(checkpoints.tokenizer_of(source), seq_length=hparams.seq_length)
+    for split in ("train", task.validation_splits[0]):
+        check_labelled(task, preprocess, task.examples(split), split)
+
+
+def run_tasks(
+    tasks: Mapping[str, Task],
+    cells: Sequence[Cell],
+    *,
+    options: ProtocolOptions,
+    workers: Workers,
+    log: Callable[[str], None],
 ) -> tuple[list[Summary], list[str]]:
     """Trains the runs of every task that have not finished; returns the summaries, and the tasks whose loss always diverged.
 
-    tasks, hparams: by name, the folder in `output`; lock `output` while this runs
+    cells: of `planned`; lock the output while this runs
 
-    Raises BertKerasError if `output` holds other files, or runs with other data, checkpoint or settings, if every task failed, or
-    if an earlier call with `best_only` removed the weights of a best run. Raises as `finetune` too.
+    Raises BertKerasError if the output holds other files, or runs with other data, checkpoint or settings, if every task failed,
+    or if an earlier call with `best_only` removed the weights of a best run. Raises as `finetune` too.
     """
-    source = checkpoint if isinstance(checkpoint, checkpoints.Checkpoint) else checkpoints.read(checkpoint)
-    workers = Workers(strategy(strategy_name))
-    log = workers.log(log)
-    how: dict[str, Any] = {"options": options, "strategy_name": strategy_name, "verbose": verbose, "log": log}
-    how["feature_cache"] = feature_cache
-    cells = [
-        cell
-        for name, task in tasks.items()
-        for cell in _cells(name, task, source=source, output=output, hparams=hparams[name], **how)
-    ]
     found: dict[str, list[Outcome]] = {name: [] for name in tasks}
     for ran in run_cells(cells, workers=workers, log=log):
         name = ran.cell.path.parent.name
@@ -233,8 +288,8 @@ def run_protocol(
     feature_cache: as in `finetune`; all runs read it
     options: fields of ProtocolOptions
 
-    A run whose loss diverged is degenerate. Raises BertKerasError as `run_tasks`, for a grid without values, if another process
-    writes to `output`, and if an earlier call with `best_only` removed the weights of this call's best runs.
+    A run whose loss diverged is degenerate. Raises BertKerasError as `planned` and `run_tasks`, for a grid without values, if
+    another process writes to `output`, and if an earlier call with `best_only` removed the weights of this call's best runs.
     """
     chosen = ProtocolOptions(**options)
     check_grid(hparams, chosen)
@@ -245,24 +300,27 @@ def run_protocol(
             "leave one of them out."
         )
     output, workers = path_of(output), Workers(strategy(strategy_name))
+    log = workers.log(log)
     check_output(output, [task.name])
     for split in task.validation_splits:
         task.examples(split)  # the best run is measured on all of them
+    tasks = {task.name: task}
+    cells = planned(
+        tasks,
+        checkpoint=checkpoint,
+        output=output,
+        hparams={task.name: hparams},
+        options=chosen,
+        strategy_name=strategy_name,
+        feature_cache=feature_cache,
+        verbose=verbose,
+        log=log,
+    )
     with workers.writing(locked(output)):
-        summaries, _ = run_tasks(
-            {task.name: task},
-            checkpoint=checkpoint,
-            output=output,
-            hparams={task.name: hparams},
-            options=chosen,
-            strategy_name=strategy_name,
-            feature_cache=feature_cache,
-            verbose=verbose,
-            log=log,
-        )
+        summaries, _ = run_tasks(tasks, cells, options=chosen, workers=workers, log=log)
         if workers.chief:
-            write_json(output / RESULTS_FILE, as_json(summaries))
             draw(summaries, output / PICTURE)
+            write_json(output / RESULTS_FILE, as_json(summaries))
     return summaries[0]
 
 
