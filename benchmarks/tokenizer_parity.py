@@ -1,4 +1,4 @@
-"""Compares WordPiece with two other implementations on real text: the lines that differ, as one table.
+"""Compares WordPiece and byte-level BPE with other implementations on real text: the lines that differ, as one table.
 
     nice python benchmarks/tokenizer_parity.py --data DIR [--original FOLDER] [--vocabularies chinese ...]
 
@@ -8,24 +8,32 @@ string of its .json and .jsonl files, is tokenized, and so is one line per Unico
 its package, `bert/` in the wheel that `pip download --no-deps bert-tensorflow==1.0.4` fetches.
 
 A differing line is explained if it agrees without the characters of a class of EXPLAINED; any other is unexplained.
-Offsets are checked by cutting: the bytes between start and end have the token as their normal form.
+Offsets of WordPiece are checked by cutting: the bytes between start and end have the token as their normal form.
+
+The vocabulary "byte-level" is learned from the text. Its ids and offsets are compared with `tokenizers`, also on random bytes,
+where `tokenizers` gets the valid characters alone.
+
 The exit status is 1 if a line is unexplained or a cut or an offset is wrong. Takes about an hour on one core with
-both references, 20 minutes with `tokenizers` alone.
+both references, 25 minutes with `tokenizers` alone, 6 of them for "byte-level".
 """
 
 import argparse
 import collections
+import contextlib
 import functools
 import gzip
 import importlib
+import itertools
 import json
 import os
 import pathlib
+import random
 import sys
 import time
 import unicodedata
 import zipfile
 from collections.abc import Callable, Iterator
+from typing import Any
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
@@ -34,6 +42,7 @@ sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1]))
 import tensorflow as tf  # noqa: E402
 import tokenizers  # noqa: E402
 
+from bert_keras.text.bpe import BPE_TOKENS, ByteBPE  # noqa: E402
 from bert_keras.text.wordpiece import MAX_WORD_CHARACTERS, WordPiece  # noqa: E402
 
 VOCABULARIES = {  # name: (file, lower_case)
@@ -42,6 +51,8 @@ VOCABULARIES = {  # name: (file, lower_case)
     "multilingual": ("multi_cased_119547.txt", False),
     "chinese": ("chinese_21128.txt", True),
 }
+BYTE_LEVEL, BYTE_LEVEL_SIZE = "byte-level", 30_000
+RANDOM_LINES = 200_000  # of random bytes
 BATCH = 512
 Ids = list[list[int]]
 
@@ -80,6 +91,7 @@ EXPLAINED = {
         "CJK U+2B820-2B91F": without(lambda c: not "\U0002b820" <= c <= "\U0002b91f"),
     },
     "original": {"unassigned": without(lambda c: unicodedata.category(c) != "Cn")},
+    BYTE_LEVEL: {"unassigned": without(lambda c: unicodedata.category(c) != "Cn")},
 }
 
 
@@ -122,6 +134,19 @@ def code_points() -> Iterator[str]:
     for code in range(sys.maxunicode + 1):
         if not 0xD800 <= code <= 0xDFFF:
             yield f"a{chr(code)}b {chr(code)} {chr(code)}{chr(code)}c"
+
+
+def random_bytes(texts: list[str], count: int) -> Iterator[bytes]:
+    """Lines of random bytes, and of pieces of text, single characters and random bytes."""
+    draw = random.Random(0)
+    for number in range(count):
+        line = b""
+        while len(line) < 40:
+            text = draw.choice(texts).encode()
+            at = draw.randrange(len(text) + 1)
+            character = chr(draw.choice((draw.randrange(0xD800), draw.randrange(0xE000, 0x110000))))
+            line += draw.choice((text[at : at + 9], character.encode(), draw.randbytes(draw.randint(1, 4))))
+        yield line if number % 4 else draw.randbytes(draw.randint(0, 60))
 
 
 class HuggingFace:
@@ -268,6 +293,87 @@ def compare(
     return counts
 
 
+# -----------------------------------------------------------------------------------------------------------
+# Byte-level BPE
+
+
+def learn_byte_level(texts: list[str], size: int) -> tuple[ByteBPE, tokenizers.Tokenizer]:
+    """A vocabulary learned from text, in both implementations."""
+    split = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False)
+    learned = tokenizers.Tokenizer(tokenizers.models.BPE())
+    learned.pre_tokenizer = split
+    trainer = tokenizers.trainers.BpeTrainer(
+        vocab_size=size,
+        special_tokens=[*BPE_TOKENS.values()],
+        initial_alphabet=split.alphabet(),
+        show_progress=False,
+    )
+    learned.train_from_iterator(texts, trainer)
+    model = json.loads(learned.to_str())["model"]
+    vocabulary, merges = sorted(model["vocab"], key=model["vocab"].__getitem__), model["merges"]
+    theirs = tokenizers.Tokenizer(tokenizers.models.BPE(model["vocab"], [tuple(merge) for merge in merges]))
+    theirs.pre_tokenizer = split
+    theirs.post_processor = tokenizers.processors.ByteLevel(add_prefix_space=False, trim_offsets=True)
+    return ByteBPE(vocabulary, [" ".join(merge) for merge in merges]), theirs
+
+
+def characters(raw: bytes) -> list[tuple[int, str]]:
+    """The valid characters of UTF-8, each with its first byte; other bytes are left out."""
+    with contextlib.suppress(UnicodeDecodeError):
+        text = raw.decode()
+        return list(zip(itertools.accumulate((len(c.encode()) for c in text), initial=0), text, strict=False))
+    found, end = [], 0
+    for at in range(len(raw)):
+        for width in range(1, 5 if at >= end else 0):
+            with contextlib.suppress(UnicodeDecodeError):
+                found.append((at, raw[at : at + width].decode()))
+                end = at + width
+                break
+    return found
+
+
+def in_raw_bytes(valid: list[tuple[int, str]], places: list[tuple[int, int]]) -> list[tuple[int, int]]:
+    """Converts offsets in valid characters to offsets in bytes; an empty token stands at the end of the character before it."""
+    ends = [at + len(character.encode()) for at, character in valid]
+    return [(valid[start][0] if start < end else ends[end - 1], ends[end - 1]) for start, end in places]
+
+
+def compare_byte_level(
+    tokenizer: ByteBPE, theirs: tokenizers.Tokenizer, lines: list[str] | list[bytes], show: int
+) -> collections.Counter[str]:
+    """Counts all differences; prints the first `show` lines of each kind."""
+    counts: collections.Counter[str] = collections.Counter()
+    repairs = EXPLAINED[BYTE_LEVEL].items()
+
+    def agree(text: str) -> bool:
+        return tokenizer.tokenize([text]).to_list() == [theirs.encode(text).ids]
+
+    def report(kind: str, line: object) -> None:
+        counts[kind] += 1
+        if counts[kind] <= show:
+            print(f"  {kind}: {ascii(line)[:200]}", file=sys.stderr)
+
+    for at in range(0, len(lines), BATCH):
+        raw = [line if isinstance(line, bytes) else line.encode() for line in lines[at : at + BATCH]]
+        valid = [characters(line) for line in raw]
+        clean = ["".join(character for _, character in line) for line in valid]
+        ours, starts, ends = (ragged.to_list() for ragged in tokenizer.tokenize_with_offsets(raw))
+        counts["pieces"] += sum(map(len, ours))
+        if tokenizer.tokenize(raw).to_list() != ours:
+            report("ids with and without offsets differ", "")
+        for i, encoding in enumerate(theirs.encode_batch(clean)):
+            if ours[i] != encoding.ids:
+                kinds = (kind for kind, repair in repairs if agree(repair(clean[i])))
+                report(f"tokenizers: {next(kinds, 'unexplained')}", raw[i])
+            elif [*zip(starts[i], ends[i], strict=True)] != in_raw_bytes(valid[i], encoding.offsets):
+                report("other places", raw[i])
+    return counts
+
+
+# -----------------------------------------------------------------------------------------------------------
+# The table
+
+
 def main() -> int:
     """Prints the table; returns 1 if a difference is unexpected."""
     parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0])
@@ -275,7 +381,8 @@ def main() -> int:
     parser.add_argument(
         "--original", type=pathlib.Path, help="folder of google-research/bert's tokenization.py"
     )
-    parser.add_argument("--vocabularies", nargs="+", choices=VOCABULARIES, default=list(VOCABULARIES))
+    names = [*VOCABULARIES, BYTE_LEVEL]
+    parser.add_argument("--vocabularies", nargs="+", choices=names, default=names)
     parser.add_argument("--every", type=int, default=1, help="take every n-th line only")
     parser.add_argument("--show", type=int, default=5, help="lines to print of each unexpected kind")
     args = parser.parse_args()
@@ -283,7 +390,7 @@ def main() -> int:
     if args.original:
         sys.path.insert(0, str(args.original))
         makers["original"] = Original
-    corpora = {
+    corpora: dict[str, Any] = {
         "text": sorted(set(read(args.data)))[:: args.every],
         "code points": list(code_points())[:: args.every],
     }
@@ -292,23 +399,44 @@ def main() -> int:
     )
     bad = 0
     for vocabulary in args.vocabularies:
-        file, lower_case = VOCABULARIES[vocabulary]
-        path = args.data / "vocab" / file
-        tokenizer = WordPiece.from_file(str(path), lower_case=lower_case)
-        witnesses = {name: make(path, tokenizer.vocabulary, lower_case) for name, make in makers.items()}
-        for corpus, lines in corpora.items():
-            begin = time.time()
-            counts = compare(tokenizer, witnesses, lines, args.show)
-            pieces = counts.pop("pieces")
-            failures = {k: n for k, n in counts.items() if k.split(": ")[-1] not in expected()}
-            bad += sum(failures.values())
-            kinds = ", ".join(f"{k} {n}" for k, n in sorted(counts.items())) or "none"
-            seconds = time.time() - begin
-            print(
-                f"{vocabulary:12} {corpus:11} lines {len(lines):8} pieces {pieces:9} differing: {kinds} ({seconds:.0f} s)"
+        if vocabulary == BYTE_LEVEL:
+            check: Callable[..., collections.Counter[str]] = functools.partial(
+                compare_byte_level, *learn_byte_level(corpora["text"], BYTE_LEVEL_SIZE)
             )
+            corpora |= {"random bytes": list(random_bytes(corpora["text"], RANDOM_LINES // args.every))}
+        else:
+            check = wordpiece_check(args.data / "vocab", vocabulary, makers)
+        for corpus in ("text", "code points", *(["random bytes"] if vocabulary == BYTE_LEVEL else [])):
+            bad += print_row(vocabulary, corpus, corpora[corpus], functools.partial(check, show=args.show))
     print(f"unexplained lines, wrong cuts and wrong offsets: {bad}")
     return int(bad > 0)
+
+
+def wordpiece_check(
+    folder: pathlib.Path, vocabulary: str, makers: dict[str, type]
+) -> Callable[..., collections.Counter[str]]:
+    """The comparison of a WordPiece vocabulary."""
+    file, lower_case = VOCABULARIES[vocabulary]
+    tokenizer = WordPiece.from_file(str(folder / file), lower_case=lower_case)
+    witnesses = {name: make(folder / file, tokenizer.vocabulary, lower_case) for name, make in makers.items()}
+    return functools.partial(compare, tokenizer, witnesses)
+
+
+def print_row(
+    vocabulary: str, corpus: str, lines: list[Any], check: Callable[[list[Any]], collections.Counter[str]]
+) -> int:
+    """Prints a row of the table; returns the number of unexpected differences."""
+    begin = time.time()
+    counts = check(lines)
+    pieces = counts.pop("pieces")
+    failures = {k: n for k, n in counts.items() if k.split(": ")[-1] not in expected()}
+    kinds = ", ".join(f"{k} {n}" for k, n in sorted(counts.items())) or "none"
+    seconds = time.time() - begin
+    print(
+        f"{vocabulary:12} {corpus:12} lines {len(lines):8} pieces {pieces:9} differing: {kinds} ({seconds:.0f} s)",
+        flush=True,
+    )
+    return sum(failures.values())
 
 
 def expected() -> set[str]:
