@@ -402,6 +402,14 @@ def test_the_command_takes_several_tasks(place, tmp_path, capfd):
     assert tagger.context == "sentence" and classifier.pooling == "concat"
 
 
+def test_only_fine_tuning_computes_its_blocks_again(place, tmp_path):
+    settings = SETTINGS | {"rematerialize": True}
+    with runs.no_training(), pytest.raises(runs.Begun):
+        run_sst2(place, tmp_path / "out", rows=("fine-tuning", "last"), settings=settings)
+    folder = tmp_path / "out" / "sst2" / "fine-tuning_seed-3"
+    assert json.loads((folder / "protocol.json").read_text())["rematerialize"] is True
+
+
 @pytest.mark.parametrize(
     ("changes", "named"),
     [
@@ -454,6 +462,34 @@ def test_rows_of_one_context_may_draw_examples():
         ({"settings": {"epochs": 0}}, "epochs is 0"),
         ({"rows": ("last",), "settings": {"seq_length": 600}}, "seq_length is 600 and the encoder has"),
         ({"feature_epochs": 0}, "feature_epochs is 0"),
+        (
+            {"rows": ("last",), "settings": {"learning_rate": 5e-4}},
+            "no row of last reads --learning-rate; .* fine-tuning",
+        ),
+        (
+            {"rows": ("last", "9"), "settings": {"rematerialize": True}},
+            "no row of last, 9 reads --rematerialize; ",
+        ),
+        (
+            {"rows": ("last",), "settings": {"epochs": 2}, "feature_epochs": 9},
+            "no row of last reads --epochs; ",
+        ),
+        (
+            {"rows": ("fine-tuning",), "settings": {"lstm_units": 0}, "feature_epochs": 9},
+            "no row of fine-tuning reads --lstm-units, --feature-epochs; .* a row with layers, such as last",
+        ),
+        (
+            {"rows": ("fine-tuning",), "settings": {}, "feature_learning_rate": 1e-3},
+            "no row of fine-tuning reads --feature-learning-rate; ",
+        ),
+        (
+            {"rows": ("fine-tuning",), "settings": {"feature_layers": "last"}},
+            "feature_layers does not apply to an ablation, .* leave it out",
+        ),
+        (
+            {"settings": {"freeze": "encoder", "lora_rank": 4}},
+            "freeze, lora_rank does not apply to an ablation",
+        ),
     ],
 )
 def test_settings_that_cannot_be_run_are_refused_before_any_run(changes, named, place, tmp_path):

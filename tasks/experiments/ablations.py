@@ -234,8 +234,7 @@ def run_ablation(
     chosen, folder = SCALES[scale], Folder(output, ABLATION)
     folder.check(reopen=True)
     opened = {task: _open(task, data, chosen) for task in _checked(tasks or chosen.tasks[name], data)}
-    recipes = {row.name: _recipe(row, chosen, changes or {}) for row in chosen.rows[name]}
-    _check_read(changes or {}, recipes.values())
+    recipes = _recipes(chosen.rows[name], chosen, changes or {})
     for recipe in recipes.values():
         check_replicas(recipe.hparams, strategy(strategy_name))
     plan = _Plan(
@@ -286,11 +285,14 @@ def _check_names(name: str, scale: str, restarts: int | None) -> None:
         raise BertKerasError(f"restarts is {restarts}; give at least 1.")
 
 
-def _check_read(changes: Mapping[str, Any], recipes: Iterable[Recipe]) -> None:
+def _recipes(rows: Sequence[Row], scale: Scale, changes: Mapping[str, Any]) -> dict[str, Recipe]:
+    """The recipe of each row, by its name. Raises BertKerasError for a change that none of them reads."""
+    recipes = {row.name: _recipe(row, scale, changes) for row in rows}
     # A recipe leaves out what its objectives do not read. seq_length has become phases.
-    read = {"seq_length", *(name for recipe in recipes for name in recipe.changes)}
+    read = {"seq_length", *(name for recipe in recipes.values() for name in recipe.changes)}
     if unread := [name for name in changes if name not in read]:
         raise BertKerasError(f"no pre-training of this ablation reads {unread[0]}; leave {unread[0]} out.")
+    return recipes
 
 
 def _run(

@@ -4,12 +4,18 @@ Source: Devlin et al. 2019, table 7.
 """
 
 import dataclasses
-from typing import NamedTuple
+from collections.abc import Collection, Mapping, Sequence
+from typing import Any, NamedTuple
 
 from bert_keras.errors import BertKerasError
 from tasks.features.layers import LAYERS, check_layers
 from tasks.options import TAGGING_DEFAULTS
+from tasks.settings import OF_FEATURES, Hparams
 
+# Settings that the rows decide, that apply only to some of them, or that take the dev split from the training file.
+NOT_IN_APPROACHES = ("feature_layers", "freeze", "lora_rank", "unfreeze", "layer_decay", "dev_fraction")
+# Settings that rows with layers do not read: they have a rate of their own, and their encoder has no gradient.
+OF_FINE_TUNING = ("learning_rate", "rematerialize")
 FINE_TUNING = "fine-tuning"
 RANDOM = "random-"  # prefix of a row: its weights start at random
 
@@ -76,3 +82,31 @@ class Row:
         if self.context is not None:
             rest = rest.removeprefix(f"{self.context}-")
         return None if rest == FINE_TUNING else rest
+
+
+def check_settings(rows: Sequence[Row], settings: Mapping[str, Any], options: Collection[str]) -> None:
+    """Raises BertKerasError for settings that do not apply to an ablation, and for those that none of its rows reads.
+
+    settings: fields of Hparams; options: the names of the fields of ApproachOptions that were given
+    """
+    given = [name for name, value in settings.items() if value is not None]
+    refused = [
+        name for name in given if name in NOT_IN_APPROACHES and settings[name] != getattr(Hparams, name)
+    ]
+    if refused:
+        raise BertKerasError(
+            f"{', '.join(refused)} does not apply to an ablation, whose rows name the layers and share all other settings; leave "
+            f"{'it' if len(refused) == 1 else 'them'} out."
+        )
+    unread = set[str]()
+    if all(row.layers is not None for row in rows):
+        reader = f"the row {FINE_TUNING}"
+        unread = {*OF_FINE_TUNING} | ({"epochs"} if "feature_epochs" in options else set())
+    if all(row.layers is None for row in rows):
+        reader = "a row with layers, such as last"
+        unread = {*OF_FEATURES, "feature_learning_rate", "feature_epochs"}
+    if flags := [f"--{name.replace('_', '-')}" for name in (*given, *options) if name in unread]:
+        raise BertKerasError(
+            f"no row of {', '.join(row.name for row in rows)} reads {', '.join(flags)}; leave "
+            f"{'it' if len(flags) == 1 else 'them'} out, or add {reader}."
+        )

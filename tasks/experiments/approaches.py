@@ -26,7 +26,7 @@ from tasks.batches import cardinality
 from tasks.data_files import Source, check_dev_split
 from tasks.experiments.ablation_report import draw_rows
 from tasks.experiments.approach_results import Results, Subject, as_json
-from tasks.experiments.approach_rows import APPROACHES, Row
+from tasks.experiments.approach_rows import APPROACHES, OF_FINE_TUNING, Row, check_settings
 from tasks.experiments.cells import Cell, check_once, check_same, check_used, identity_of_data, run_cells
 from tasks.experiments.protocol import check_labels, check_run, degenerate_run
 from tasks.features.cache import layers_in
@@ -101,9 +101,9 @@ class _Plan:
         given = dict(self.given) | {"seed": seed}
         if given.get("max_examples") is not None:
             given.setdefault("data_seed", self.seeds[0])
-        if row.layers is None:
-            given = {name: value for name, value in given.items() if name not in OF_FEATURES}
-        else:
+        others = OF_FEATURES if row.layers is None else OF_FINE_TUNING
+        given = {name: value for name, value in given.items() if name not in others}
+        if row.layers is not None:
             given |= {"feature_layers": row.layers, "learning_rate": self.options.feature_learning_rate}
             epochs = self.options.feature_epochs
             given |= {} if epochs is None else {"epochs": epochs}
@@ -178,7 +178,7 @@ def run_approaches(
 
     A wider call in the same folder trains only what is new. A run whose loss diverged, or that is degenerate, is listed. Raises
     BertKerasError or MissingFileError, before any training, for unknown names, unreadable data, layers that the encoder lacks, an
-    option that no task has, and if `output` holds other files. Raises as `finetune` too.
+    option that no task has, a setting that no row reads, and if `output` holds other files. Raises as `finetune` too.
     """
     chosen, given = ApproachOptions(**options), dict(settings or {})
     seeds = _seeds(given.get("seed", Hparams.seed), RESTARTS if restarts is None else restarts)
@@ -187,6 +187,7 @@ def run_approaches(
     names = _names(name, tasks, data)
     _check_output(output, name)
     rows = _rows(name, chosen.rows, given, context=(task_options or {}).get("context"))
+    check_settings(rows, given, [option for option, value in options.items() if value is not None])
     source = checkpoint if isinstance(checkpoint, checkpoints.Checkpoint) else checkpoints.read(checkpoint)
     _check_blocks(rows, source.config.num_layers)
     subjects = _subjects(names, rows, data, task_options or {})
@@ -201,10 +202,7 @@ def run_approaches(
         workers=workers,
         how={"strategy_name": strategy_name, "verbose": verbose, "log": log},
     )
-    _check_runs(plan)
-    cells = [*plan.cells()]
-    asked = {"ablation": name, "tasks": [*names], "rows": [row.name for row in rows], "restarts": len(seeds)}
-    check_same(cells, asked, workers=workers)
+    cells = _checked_cells(name, plan)
     with workers.writing(locked(output)):
         results = _run(name, plan, cells, log=log)
         if workers.chief:
@@ -220,14 +218,27 @@ def _seeds(first: int, restarts: int) -> range:
     return range(first, first + restarts)
 
 
-def _check_runs(plan: _Plan) -> None:
-    """Raises BertKerasError for runs that `finetune` would refuse after their folders are begun."""
+def _checked_cells(name: str, plan: _Plan) -> list[Cell]:
+    """The cells.
+
+    Raises BertKerasError for a run that `finetune` would refuse after its folder is begun, and in all workers unless they have
+    the same cells.
+    """
     for subject in plan.subjects:
         for row in plan.rows:
             hparams, strategy_name = plan.hparams(subject, row, plan.seeds[0]), plan.how["strategy_name"]
             check_run(subject.tasks[row.name], plan.start(row.random), hparams, strategy_name=strategy_name)
         for row in {row.context: row for row in plan.rows}.values():
             check_labels(subject.tasks[row.name], plan.source, plan.hparams(subject, row, plan.seeds[0]))
+    cells = [*plan.cells()]
+    asked = {
+        "ablation": name,
+        "tasks": [subject.name for subject in plan.subjects],
+        "rows": [row.name for row in plan.rows],
+        "restarts": len(plan.seeds),
+    }
+    check_same(cells, asked, workers=plan.workers)
+    return cells
 
 
 def _names(name: str, tasks: Sequence[str] | None, data: Mapping[str, Source]) -> Sequence[str]:

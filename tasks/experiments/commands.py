@@ -12,6 +12,7 @@ from bert_keras.console import PATH, SEVERAL, Command, say, start, table
 from bert_keras.errors import BertKerasError
 from bert_keras.settings import add_flags, given_settings
 from tasks.commands import open_given_task
+from tasks.experiments.approach_rows import NOT_IN_APPROACHES
 from tasks.flags import (
     CHECKPOINT_HELP,
     add_feature_cache,
@@ -31,11 +32,9 @@ from tasks.options import (
     ProbeOptions,
     ProtocolOptions,
 )
-from tasks.pretraining.flags import TEXT_HELP, TEXT_NOTES, VOCAB_HELP, pair, set_value
+from tasks.pretraining.flags import TEXT_HELP, TEXT_NOTES, VOCAB_HELP, pair, settings_of
 from tasks.settings import OF_FEATURES, Hparams
 
-# Settings that its rows decide, that apply only to some of them, or that take the dev split from the training file.
-NOT_IN_APPROACHES = ("feature_layers", "freeze", "lora_rank", "unfreeze", "layer_decay", "dev_fraction")
 OUTPUT_HELP = "folder for all runs; finished runs in it are not repeated"
 
 
@@ -153,7 +152,7 @@ def _pretrained(args: argparse.Namespace, how: Mapping[str, Any]) -> Iterable[An
         args.ablation,
         documents=open_corpora(args.text),
         tokenizer=checkpoints.load_tokenizer(args.vocab),
-        changes=dict(map(set_value, getattr(args, "set", []))),
+        changes=settings_of(getattr(args, "set", [])),
         **how,
         **given_settings(args, AblationOptions),
     )
