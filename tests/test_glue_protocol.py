@@ -469,6 +469,18 @@ MRPC = [
 ]
 
 
+MNLI = Summary(
+    task="mnli",
+    measure="accuracy",
+    outcomes=(),
+    best=outcome(1e-5, 1, accuracy=0.8),
+    median=0.8,
+    lowest=0.8,
+    highest=0.8,
+    measures={"validation_matched": {"accuracy": 0.8}, "validation_mismatched": {"accuracy": 0.82}},
+)
+
+
 def test_a_degenerate_run_is_counted_and_left_out():
     summary = summarize(Glue(ROWS["mrpc"]), MRPC)
     assert summary.best is MRPC[1]
@@ -497,19 +509,9 @@ def test_all_degenerate():
 
 def test_glue_score():
     """Measures of a task first, then both splits of MNLI, then the tasks."""
-    mnli = Summary(
-        task="mnli",
-        measure="accuracy",
-        outcomes=(),
-        best=outcome(1e-5, 1, accuracy=0.8),
-        median=0.8,
-        lowest=0.8,
-        highest=0.8,
-        measures={"validation_matched": {"accuracy": 0.8}, "validation_mismatched": {"accuracy": 0.82}},
-    )
     mrpc = summarize(Glue(ROWS["mrpc"]), MRPC)
-    assert glue_score([mnli, mrpc]) == pytest.approx((0.81 + (0.90 + 0.86) / 2) / 2)
-    assert as_json([mnli, mrpc])["glue_score_on_dev"] == {
+    assert glue_score([MNLI, mrpc]) == pytest.approx((0.81 + (0.90 + 0.86) / 2) / 2)
+    assert as_json([MNLI, mrpc])["glue_score_on_dev"] == {
         "score": pytest.approx(0.845),
         "tasks": 2,
         "of": 9,
@@ -524,6 +526,54 @@ def test_missing_test_files_are_logged(place, done, tmp_path):
     assert submit([stsb], data=tmp_path / "none", output=tmp_path, log=lines.append) == []
     assert len(lines) == 1 and lines[0].startswith("no STS-B.tsv: ")
     assert not (tmp_path / "submission.zip").exists()
+
+
+@pytest.fixture
+def wnli(tmp_path):
+    """A folder of GLUE with the test file of WNLI, and results that are there already."""
+    (tmp_path / "glue" / "WNLI").mkdir(parents=True)
+    (tmp_path / "glue" / "WNLI" / "test.tsv").write_text("index\tsentence1\tsentence2\n0\tgood\tbad\n")
+    (tmp_path / "submission").mkdir()
+    for name in ("submission.zip", "submission/WNLI.tsv"):
+        (tmp_path / name).write_text("before")
+    return {"data": tmp_path / "glue", "output": tmp_path, "majority": {"wnli": "entailment"}}
+
+
+@pytest.mark.parametrize(
+    ("name", "owner", "method"),
+    [("submission.zip", zipfile.ZipFile, "write"), ("submission/WNLI.tsv", Path, "write_text")],
+)
+def test_a_file_of_the_leaderboard_is_whole_or_as_before(wnli, monkeypatch, name, owner, method):
+    file, write = wnli["output"] / name, getattr(owner, method)
+
+    def stops(self, *given, **how):
+        write(self, *given, **how)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(owner, method, stops)
+    with pytest.raises(KeyboardInterrupt):
+        submit([], **wnli, log=lambda line: None)
+    assert file.read_text() == "before" and {*file.parent.iterdir()} <= {
+        wnli["output"] / path for path in ("glue", "submission", "submission.zip", "submission/WNLI.tsv")
+    }
+    monkeypatch.undo()
+    submit([], **wnli, log=lambda line: None)
+    assert (wnli["output"] / "submission" / "WNLI.tsv").read_text() == "index\tprediction\n0\t1\n"
+    with zipfile.ZipFile(wnli["output"] / "submission.zip") as archive:
+        assert archive.read("WNLI.tsv") == b"index\tprediction\n0\t1\n"
+
+
+@pytest.mark.parametrize("part", ["submit", "reports.draw"])
+def test_results_are_written_after_all_other_files(place, tmp_path, monkeypatch, part):
+    def stops(*given, **how):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(glue_protocol.protocol, "run_tasks", lambda *given, **how: ([MNLI], []))
+    monkeypatch.setattr(glue_protocol, "submit", lambda *given, **how: [])
+    monkeypatch.setattr(f"tasks.experiments.glue_protocol.{part}", stops)
+    with pytest.raises(KeyboardInterrupt):
+        start(place, output=tmp_path)
+    assert not (tmp_path / "results.json").exists()
 
 
 # The command

@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 
 from bert_keras.errors import BertKerasError
-from bert_keras.files import locked, write_json
+from bert_keras.files import locked, whole_file, write_json
 from bert_keras.paths import path_of
 from tasks.batches import cardinality, predict
 from tasks.data_files import check_dev_split
@@ -109,9 +109,9 @@ def run_protocol(
     with workers.writing(locked(output)):
         summaries, failed = protocol.run_tasks(tasks, cells, options=chosen, workers=workers, log=log)
         if workers.chief:
-            write_json(output / RESULTS_FILE, as_json(summaries) | {"failed": failed})
             submit(summaries, data=data, output=output, majority=majority, log=log)
             reports.draw(summaries, output / PICTURE)
+            write_json(output / RESULTS_FILE, as_json(summaries) | {"failed": failed})
     if failed:
         log(f"{protocol.without_measures(failed)}; the results leave it out; give lower learning rates")
     return summaries
@@ -196,17 +196,16 @@ def submit(
             predictions, raw = predict(task, run.preprocess, run.model, examples)
         file = output / "submission" / f"{title}.tsv"
         file.parent.mkdir(exist_ok=True)
-        lines = ["index\tprediction"]
-        lines += [
-            f"{idx}\t{text}"
-            for idx, text in sorted(
-                zip(raw[IDX].tolist(), _written(task.row, predictions), strict=True), key=lambda pair: pair[0]
-            )
-        ]
-        file.write_text("\n".join(lines) + "\n", encoding="utf-8")
+        answers = zip(raw[IDX].tolist(), _written(task.row, predictions), strict=True)
+        lines = [f"{idx}\t{text}\n" for idx, text in sorted(answers, key=lambda pair: pair[0])]
+        with whole_file(file) as temporary:
+            temporary.write_text("".join(["index\tprediction\n", *lines]), encoding="utf-8")
         files.append(file)
     if files:
-        with zipfile.ZipFile(output / "submission.zip", "w", zipfile.ZIP_DEFLATED) as archive:
+        with (
+            whole_file(output / "submission.zip") as temporary,
+            zipfile.ZipFile(temporary, "w", zipfile.ZIP_DEFLATED) as archive,
+        ):
             for file in files:
                 archive.write(file, file.name)
         log(f"{len(files)} of the leaderboard's {len(SUBMISSION)} files are in {output / 'submission.zip'}")
