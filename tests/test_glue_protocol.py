@@ -316,9 +316,19 @@ def test_no_cell_is_trained_where_the_folder_of_a_later_one_cannot_be_used(tmp_p
         ({"restarts": 0}, ValueError, "restarts is 0; restarts must be at least 1"),
         ({"names": ("mnli", "qnli")}, FileNotFoundError, "has no train.tsv"),
         (
+            {"wnli": "majority"},
+            ValueError,
+            "wnli is 'majority', and wnli is not among the tasks mnli, stsb; ",
+        ),
+        (
             {"hparams": replace(HPARAMS, seq_length=49)},
             ValueError,
             "seq_length is 49 and the encoder has 48 p",
+        ),
+        (
+            {"hparams": replace(HPARAMS, learning_rate=1e-5), "learning_rates": None},
+            ValueError,
+            "learning_rate is 1e-05, and a grid has learning_rates of its own; give learning_rates",
         ),
     ],
 )

@@ -12,14 +12,14 @@ import tensorflow as tf
 from tasks.batches import predict
 from tasks.choice import Swag
 from tasks.experiments.paper_figures import FIGURES, paper_table
-from tasks.experiments.protocol import RATES, _grid, run_protocol, summarize
+from tasks.experiments.protocol import RATES, _grid, check_grid, run_protocol, summarize
 from tasks.experiments.summary import tables
 from tasks.glue.data_sets import ROWS
 from tasks.glue.task import Glue
 from tasks.ner.task import Conll
 from tasks.options import ProtocolOptions
 from tasks.output_folder import check_equal
-from tasks.settings import Hparams
+from tasks.settings import Hparams, hparams_of
 from tasks.squad.task import Squad
 from tasks.training.ensemble import load_runs
 from tasks.training.finetune import finetune
@@ -172,6 +172,16 @@ def test_results_of_another_run_are_not_replaced(place, tmp_path, results):
     assert runs.contents(tmp_path) == {"results.json": json.dumps(results).encode()}
 
 
+def test_a_rate_that_nobody_gave_does_not_end_a_grid():
+    """A task's own rate is part of its defaults, which a command reads too."""
+    for defaults, layers in (({}, None), ({}, "last"), (Swag().defaults, None)):
+        hparams = hparams_of(defaults, {} if layers is None else {"feature_layers": layers})
+        check_grid(hparams, ProtocolOptions(), defaults=defaults)
+    with pytest.raises(ValueError, match="learning_rate is 3e-05, and a grid"):
+        check_grid(Hparams(learning_rate=3e-5), ProtocolOptions(), defaults=Swag().defaults)
+    check_grid(Hparams(learning_rate=3e-5), ProtocolOptions(learning_rates=(1e-3,)), defaults={})
+
+
 def test_the_rates_are_those_of_the_approach():
     for layers, rates in ((None, RATES), ("last", (1e-3,))):
         grid = _grid(Hparams(feature_layers=layers), ProtocolOptions())
@@ -219,6 +229,10 @@ def test_runs_of_a_version_without_keep_have_the_same_identity():
         ),
         ({"hparams": replace(HPARAMS, seq_length=600)}, "seq_length is 600 and the encoder has 48 positions"),
         ({"hparams": replace(HPARAMS, feature_layers="40", learning_rate=1e-3)}, "40"),
+        (
+            {"hparams": replace(HPARAMS, learning_rate=1e-5), "learning_rates": None},
+            "learning_rate is 1e-05, and a grid has learning_rates of its own; give learning_rates",
+        ),
         ({"feature_cache": "vectors"}, "feature_cache applies only with feature_layers"),
     ],
 )

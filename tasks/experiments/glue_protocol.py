@@ -53,7 +53,7 @@ SUBMISSION = (
     ("wnli", "test", "WNLI"),
     ("ax", "test", "AX"),
 )
-WNLI = "wnli"
+WNLI, MAJORITY = "wnli", "majority"
 PREDICTED_BY = {"ax": "mnli"}  # ax has no training data
 
 
@@ -76,7 +76,8 @@ def run_protocol(
 
     names: tasks in SCORED
     data: the folder with GLUE's folders; None for TensorFlow Datasets
-    hparams: for every run, except what the grid varies; its seed is that of the first restart
+    hparams: for every run, except what the grid varies; its seed is that of the first restart. The grid has rates of its own:
+        give them in learning_rates
     wnli: "majority" answers WNLI with its most frequent training label, without a run, and leaves it out of the score, as in the
         paper
     options: fields of ProtocolOptions
@@ -89,13 +90,13 @@ def run_protocol(
     weights of this call's best run. Raises as `finetune` too.
     """
     chosen, _ = ProtocolOptions(**options), GlueOptions(wnli=wnli)
-    _check_names(names)
-    protocol.check_grid(hparams, chosen)
+    _check_names(names, wnli=wnli)
+    protocol.check_grid(hparams, chosen, defaults={})
     output, workers = path_of(output), Workers(strategy(strategy_name))
     log = workers.log(log)
     protocol.check_output(output, names)
     tasks = _open_tasks(names, data, pooling=pooling)
-    majority = _take_wnli(tasks) if wnli == "majority" else {}
+    majority = {WNLI: majority_label(tasks.pop(WNLI))} if wnli == MAJORITY else {}
     cells = protocol.planned(
         tasks,
         checkpoint=checkpoint,
@@ -117,24 +118,20 @@ def run_protocol(
     return summaries
 
 
-def _check_names(names: Sequence[str]) -> None:
+def _check_names(names: Sequence[str], *, wnli: str) -> None:
     if unknown := [name for name in names if name not in SCORED]:
         raise BertKerasError(
             f"unknown task {', '.join(unknown)}; the tasks to train on are {', '.join(SCORED)}."
         )
     check_once(names)
-
-
-def _take_wnli(tasks: dict[str, Glue]) -> dict[str, str]:
-    """Removes WNLI from the tasks and returns its most frequent training label, by task name."""
-    if WNLI not in tasks:
-        return {}
-    label = majority_label(tasks.pop(WNLI))
-    if not tasks:
+    if wnli == MAJORITY and WNLI not in names:
         raise BertKerasError(
-            "wnli is 'majority', which trains nothing, and WNLI is the only task; name another task too."
+            f"wnli is {MAJORITY!r}, and wnli is not among the tasks {', '.join(names)}; name it too, or leave wnli out."
         )
-    return {WNLI: label}
+    if wnli == MAJORITY and len(names) == 1:
+        raise BertKerasError(
+            f"wnli is {MAJORITY!r}, which trains nothing, and WNLI is the only task; name another task too."
+        )
 
 
 def _open_tasks(names: Sequence[str], data: str | pathlib.Path | None, *, pooling: str) -> dict[str, Glue]:

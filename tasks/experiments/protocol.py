@@ -53,8 +53,11 @@ RATES = (5e-5, 4e-5, 3e-5, 2e-5)
 # The grid
 
 
-def check_grid(hparams: Hparams, options: ProtocolOptions) -> None:
-    """Raises BertKerasError for values that are given twice or not at all, and for settings that do not fit a grid."""
+def check_grid(hparams: Hparams, options: ProtocolOptions, *, defaults: Mapping[str, Any]) -> None:
+    """Raises BertKerasError for values that are given twice or not at all, and for settings that do not fit a grid.
+
+    defaults: the settings of the task's paper, whose learning rate the grid replaces
+    """
     for name in ("learning_rates", "batch_sizes", "epoch_counts"):
         values = getattr(options, name)
         if values is not None and (not values or len({f"{value:g}" for value in values}) < len(values)):
@@ -62,6 +65,12 @@ def check_grid(hparams: Hparams, options: ProtocolOptions) -> None:
     if hparams.dev_fraction is not None:
         raise BertKerasError(
             "dev_fraction does not apply to a protocol, because each seed would hold out other examples; give a dev split."
+        )
+    known = (Hparams(feature_layers=hparams.feature_layers).learning_rate, defaults.get("learning_rate"))
+    if options.learning_rates is None and hparams.learning_rate not in known:
+        raise BertKerasError(
+            f"learning_rate is {hparams.learning_rate:g}, and a grid has learning_rates of its own; give learning_rates=("
+            f"{hparams.learning_rate:g},) instead."
         )
     runs = len([*_grid(hparams, options)])
     if options.ensemble is not None and options.ensemble > runs:
@@ -284,7 +293,8 @@ def run_protocol(
 ) -> Summary:
     """Trains all runs of one task that have not finished, then writes the files of this module.
 
-    hparams: for every run, except what the grid varies; its seed is that of the first restart
+    hparams: for every run, except what the grid varies; its seed is that of the first restart. The grid has rates of its own:
+        give them in learning_rates
     feature_cache: as in `finetune`; all runs read it
     options: fields of ProtocolOptions
 
@@ -292,7 +302,7 @@ def run_protocol(
     another process writes to `output`, and if an earlier call with `best_only` removed the weights of this call's best runs.
     """
     chosen = ProtocolOptions(**options)
-    check_grid(hparams, chosen)
+    check_grid(hparams, chosen, defaults=task.defaults)
     drawn = hparams.max_examples is not None and hparams.data_seed is None
     if feature_cache is not None and drawn and chosen.restarts > 1:
         raise BertKerasError(
