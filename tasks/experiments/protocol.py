@@ -192,20 +192,15 @@ def planned(
     """
     source = checkpoint if isinstance(checkpoint, checkpoints.Checkpoint) else checkpoints.read(checkpoint)
     how: dict[str, Any] = {"strategy_name": strategy_name, "feature_cache": feature_cache}
-    cells = []
     for name, task in tasks.items():
         # Rates, epochs and seeds fit any task.
         for settings in {one.batch_size: one for _, one in _grid(hparams[name], options)}.values():
             check_run(task, source, settings, **how)
         check_labels(task, source, hparams[name])
-        given = {
-            "source": source,
-            "hparams": hparams[name],
-            "options": options,
-            "verbose": verbose,
-            "log": log,
-        }
-        cells += _cells(name, task, output=output, **given, **how)
+    how |= {"source": source, "output": output, "options": options, "verbose": verbose, "log": log}
+    cells = [
+        cell for name, task in tasks.items() for cell in _cells(name, task, hparams=hparams[name], **how)
+    ]
     asked = {"tasks": [*tasks], **dataclasses.asdict(options)}
     check_same(cells, asked, workers=Workers(strategy(strategy_name)))
     return cells
