@@ -15,6 +15,7 @@ from keras import ops
 
 from bert_keras.errors import BertKerasError
 from bert_keras.replicas import replica_context, replica_sum
+from bert_keras.update_kernels import adam, decay, dense, square_sum
 
 # Block 0 is the lowest.
 _EMBEDDINGS, _BLOCK = re.compile(r"(^|/)embeddings/"), re.compile(r"(^|/)block_(\d+)/")
@@ -58,15 +59,6 @@ def depths(paths: Sequence[str]) -> list[int]:
         blocks - int(match[2]) if match else (blocks + 1) * bool(_EMBEDDINGS.search(path))
         for path, match in zip(paths, found, strict=True)
     ]
-
-
-def _dense(gradient: Any) -> Any:
-    """The gradient as one tensor; TensorFlow gives that of an embedding as slices, in which a row may repeat."""
-    if keras.backend.backend() != "tensorflow":
-        return gradient
-    import tensorflow as tf
-
-    return tf.convert_to_tensor(gradient)
 
 
 def _check_formats(variables: Sequence[keras.Variable]) -> None:
@@ -203,7 +195,7 @@ class _TwoMoments(keras.optimizers.Optimizer):
         """
         # Not in `build`: Keras also builds the optimizer of a model that is only evaluated.
         _check_formats(self._trainable_variables if trainable_variables is None else trainable_variables)
-        super().apply([None if grad is None else _dense(grad) for grad in grads], trainable_variables)
+        super().apply([None if grad is None else dense(grad) for grad in grads], trainable_variables)
 
     def _clip_gradients(self, grads: list[Any]) -> list[Any]:
         """Keras clips here: after it has divided by the loss's scale."""
@@ -224,7 +216,7 @@ class _TwoMoments(keras.optimizers.Optimizer):
     def _clip(self, grads: list[Any]) -> list[Any]:
         if self.clip_norm is None:
             return super()._clip_gradients(grads)
-        norm = ops.sqrt(sum(ops.sum(ops.square(ops.cast(grad, "float32"))) for grad in grads))
+        norm = ops.cast(ops.sqrt(sum(square_sum(grad) for grad in grads)), "float32")
         scale = self.clip_norm / ops.maximum(norm, self.clip_norm)
         return [grad * ops.cast(scale, grad.dtype) for grad in grads]
 
@@ -345,7 +337,7 @@ class AdamW(_TwoMoments):
                 self.build(trainable_variables)
             variables = self._trainable_variables if trainable_variables is None else trainable_variables
             grads = [
-                None if grad is None else ops.where(self._learns(variable), _dense(grad), 0)
+                None if grad is None else ops.where(self._learns(variable), dense(grad), 0)
                 for grad, variable in zip(grads, variables, strict=True)
             ]
         super().apply(grads, trainable_variables)
@@ -368,44 +360,19 @@ class AdamW(_TwoMoments):
                 for value, still in ((rate, 0), (beta_1, 1), (beta_2, 1))
             )
         if self._decays[index]:
-            self.assign_sub(variable, rate * self.weight_decay * ops.convert_to_tensor(variable))
+            decay(variable, rate * self.weight_decay)
         if self.bias_correction:
             step = ops.cast(self.iterations + 1, variable.dtype)
             rate = rate * ops.sqrt(1 - ops.power(self.beta_2, step)) / (1 - ops.power(self.beta_1, step))
-        if keras.backend.backend() == "tensorflow":
-            self._fused_step(
-                variable, momentum, velocity, rate=rate, beta_1=beta_1, beta_2=beta_2, gradient=gradient
-            )
-            return
-        self.assign_add(momentum, (gradient - momentum) * (1 - beta_1))
-        self.assign_add(velocity, (ops.square(gradient) - velocity) * (1 - beta_2))
-        self.assign_sub(variable, rate * momentum / (ops.sqrt(velocity) + self.epsilon))
-
-    def _fused_step(
-        self,
-        variable: Any,
-        momentum: Any,
-        velocity: Any,
-        *,
-        rate: Any,
-        beta_1: Any,
-        beta_2: Any,
-        gradient: Any,
-    ) -> None:
-        """Updates both moments and the variable in one pass: half the time of single operations on CPU."""
-        import tensorflow as tf
-
-        tf.raw_ops.ResourceApplyAdam(
-            var=variable.handle,
-            m=momentum.value.handle,
-            v=velocity.value.handle,
-            beta1_power=0.0,  # a power of 0 turns the bias correction off
-            beta2_power=0.0,
-            lr=rate,
-            beta1=beta_1,
-            beta2=beta_2,
+        adam(
+            variable,
+            momentum,
+            velocity,
+            gradient,
+            rate=rate,
+            beta_1=beta_1,
+            beta_2=beta_2,
             epsilon=self.epsilon,
-            grad=gradient,
         )
 
     def get_config(self) -> dict[str, Any]:
@@ -480,5 +447,5 @@ class LAMB(_TwoMoments):
 
 def _trust_ratio(weight: Any, update: Any) -> Any:
     """|weight| / |update|, 1 where either is 0."""
-    norms = [ops.sqrt(ops.sum(ops.square(x))) for x in (weight, update)]
+    norms = [ops.cast(ops.sqrt(square_sum(x)), weight.dtype) for x in (weight, update)]
     return ops.where((norms[0] > 0) & (norms[1] > 0), ops.divide_no_nan(*norms), ops.ones_like(norms[0]))
