@@ -146,6 +146,7 @@ class Extractor:
         check_stride(units, tokenizer, seq_length=seq_length)
         self.preprocess = Preprocessor(tokenizer, seq_length=seq_length, pad_to_longest=True)
         self.encoder = BertEncoder(self.config, outputs=(EMBEDDING_OUTPUT, ENCODER_OUTPUTS), dtype=precision)
+        self.encoder.unpadded = True  # no vector is that of padding
         # A pooler may be missing: no vector reads it.
         self._unread: tuple[str, ...] = ()
         if checkpoint.tensors:
