@@ -456,5 +456,7 @@ class BiLSTM(keras.layers.Bidirectional):
     """H / 2 units per direction, side by side: float [B, S, H] and bool [B, S] -> float [B, S, H]; padding is passed over."""
 
     def __init__(self, *, config: BertConfig, name: str = "bilstm", dtype: Any = None) -> None:
+        # float32: a cell adds to its state, and its gradients add up, over all tokens of a text.
+        dtype = wide(dtype)
         lstm = keras.layers.LSTM(config.hidden_size // 2, return_sequences=True, name="lstm", dtype=dtype)
         super().__init__(lstm, name=name, dtype=dtype)

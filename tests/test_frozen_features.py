@@ -16,13 +16,15 @@ from runs import ROOT, run_command, texts, write_checkpoint
 
 import bert_keras as bk
 import tasks.features.token_vectors
-from bert_keras import checkpoints
+from bert_keras import checkpoints, encoder_inputs
+from bert_keras.encoder import BertEncoder
 from bert_keras.errors import BertKerasError
+from bert_keras.features import ENCODER_INPUTS, INPUT_MASK, POOLED_OUTPUT
 from savedmodels.export import export
 from tasks.batches import dataset, predict, predictor
 from tasks.experiments.protocol import run_protocol
 from tasks.features.cache import open_cache
-from tasks.features.frozen import FeatureBiLSTM, FrozenNetwork, bilstm_of
+from tasks.features.frozen import FeatureBiLSTM, FeatureEncoder, FrozenNetwork, bilstm_of
 from tasks.features.layers import places_of
 from tasks.features.token_vectors import RowExtractor, RowVectors, distinct_rows
 from tasks.fill_mask import FillMask
@@ -485,3 +487,21 @@ def test_a_frozen_bilstm_stays_frozen_in_its_config():
     again = FeatureBiLSTM.from_config(layer.get_config())
     again.build((None, None, 1, 8))
     assert again.weights and not again.trainable_variables
+
+
+def test_a_row_without_a_token_is_finite(checkpoint):
+    """As a request of ready features can ask for."""
+    model = CASES["class"][0](checkpoint, **FEATURES)
+    encoder = next(layer for layer in model._flatten_layers() if isinstance(layer, BertEncoder))
+    inputs = encoder_inputs()
+    pooled = keras.Model(inputs, FeatureEncoder(encoder, **FEATURES)(inputs)[POOLED_OUTPUT])
+    features = {name: np.ones((2, 5), "int32") for name in ENCODER_INPUTS}
+    features[INPUT_MASK] = np.array([[1] * 5, [0] * 5], "int32")
+    found = pooled(features).numpy()
+    assert np.isfinite(found).all() and (found[1] == 0).all() and (found[0] != 0).any()
+
+
+@pytest.mark.parametrize("policy", ["mixed_bfloat16", "bfloat16"])
+def test_the_states_of_a_bilstm_are_float32(policy):
+    layer = FeatureBiLSTM(feature_layers="last", lstm_layers=1, lstm_units=4, lstm_dropout=0.0, dtype=policy)
+    assert layer(np.ones((1, 3, 1, 8), "float32"), np.ones((1, 3), bool)).dtype == "float32"

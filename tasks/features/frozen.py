@@ -23,6 +23,7 @@ from bert_keras.features import (
     POOLED_OUTPUT,
     SEQUENCE_OUTPUT,
 )
+from bert_keras.layers import wide
 from tasks.features.layers import check_layers, is_mixed, places_of
 from tasks.features.mix import ScalarMix
 from tasks.features.parquet_file import VECTORS
@@ -58,12 +59,13 @@ class FeatureBiLSTM(keras.layers.Layer):
         self.mix = ScalarMix(name="scalar_mix", dtype=dtype) if is_mixed(feature_layers) else None
         self.dropouts, self.bilstms = [], []
         for i in range(lstm_layers):
-            self.dropouts.append(keras.layers.Dropout(lstm_dropout, name=f"dropout_{i}", dtype=dtype))
+            # float32: a cell adds to its state, and its gradients add up, over all tokens of a text.
+            self.dropouts.append(keras.layers.Dropout(lstm_dropout, name=f"dropout_{i}", dtype=wide(dtype)))
             # cuDNN's op has no CPU kernel: an export that was traced on a GPU would run nowhere else.
             lstm = keras.layers.LSTM(
-                lstm_units, return_sequences=True, use_cudnn=False, name="lstm", dtype=dtype
+                lstm_units, return_sequences=True, use_cudnn=False, name="lstm", dtype=wide(dtype)
             )
-            self.bilstms.append(keras.layers.Bidirectional(lstm, name=f"bilstm_{i}", dtype=dtype))
+            self.bilstms.append(keras.layers.Bidirectional(lstm, name=f"bilstm_{i}", dtype=wide(dtype)))
 
     @property
     def settings(self) -> dict[str, Any]:
@@ -155,7 +157,8 @@ class FeatureEncoder:
     def __call__(self, inputs: Mapping[str, Any]) -> dict[str, Any]:
         """Symbolic Features -> sequence_output [B, S, W] and pooled_output [B, W], the maximum over a text's tokens.
 
-        Conneau et al. 2017 (InferSent, sec. 4) found the maximum over a BiLSTM's states better than their mean.
+        Conneau et al. 2017 (InferSent, sec. 4) found the maximum over a BiLSTM's states better than their mean. For a row
+        without a token, it is 0.
         """
         outputs = self.encoder(inputs)
         every = [outputs[EMBEDDING_OUTPUT], *outputs[ENCODER_OUTPUTS]]
@@ -163,6 +166,7 @@ class FeatureEncoder:
         real = inputs[INPUT_MASK] > 0
         states = self.bilstm(vectors, real)
         pooled = ops.max(ops.where(ops.expand_dims(real, -1), states, float("-inf")), axis=1)
+        pooled = ops.where(ops.any(real, axis=1, keepdims=True), pooled, 0)
         return {SEQUENCE_OUTPUT: states, POOLED_OUTPUT: pooled}
 
 
