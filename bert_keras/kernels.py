@@ -14,6 +14,8 @@ from typing import Any
 import keras
 from keras import ops
 
+from bert_keras import gradients
+
 FUSED_TYPES = ("float32", "bfloat16")  # that oneDNN has kernels for
 # Numbers of an input under which plain operations take less time than oneDNN's layer normalization, which needs 50 to 100
 # microseconds to begin: they cross near 170 rows of 384, and 85 of 768, in both types.
@@ -31,28 +33,43 @@ def plain_operations() -> Iterator[None]:
         _PLAIN.reset(token)
 
 
-def gelu_tanh(x: Any) -> Any:
-    """The gelu of google-research/bert modeling.py. Not `ops.gelu`, whose constants are float32 even where x is float64."""
+def gelu_tanh(x: Any, *, training: bool = False) -> Any:
+    """The gelu of google-research/bert modeling.py. Not `ops.gelu`, whose constants are float32 even where x is float64.
+
+    training: True has a gradient that keeps less in memory
+    """
+    if training and _has_gradients():
+        return gradients.gelu_tanh(x)
     # x * x * x, and not x * (1 + c * x * x): so it is one kernel with the product before it.
     return 0.5 * x * (1.0 + ops.tanh(math.sqrt(2.0 / math.pi) * (x + 0.044715 * (x * x * x))))
 
 
-def gelu_erf(x: Any) -> Any:
-    """x times the normal distribution function of x (Hendrycks and Gimpel 2016): what `gelu` means to Hugging Face."""
+def gelu_erf(x: Any, *, training: bool = False) -> Any:
+    """x times the normal distribution function of x (Hendrycks and Gimpel 2016): what `gelu` means to Hugging Face.
+
+    training: True has a gradient that keeps less in memory
+    """
+    if training and _has_gradients():
+        return gradients.gelu_erf(x)
     # In this order it is one kernel with the product before it.
     return 0.5 * (1.0 + ops.erf(math.sqrt(0.5) * x)) * x
 
 
-def attention_scores(query: Any, key: Any, scale: float, mask: Any) -> Any:
+def attention_scores(query: Any, key: Any, scale: float, mask: Any, *, training: bool = False) -> Any:
     """query @ transposed key * scale + mask, one kernel in an inference: float [B, A, Q, S].
 
     query: float [B, A, Q, D]; key: float [B, A, S, D]; mask: float [B, 1, 1 or Q, S]
+    training: True scales the query, which has fewer numbers than the scores
     """
+    if training:
+        query = query * scale
     if keras.backend.backend() == "tensorflow":
         import tensorflow as tf
 
-        return tf.matmul(query, key, transpose_b=True) * scale + mask
-    return ops.matmul(query, ops.swapaxes(key, -1, -2)) * scale + mask
+        scores = tf.matmul(query, key, transpose_b=True)
+    else:
+        scores = ops.matmul(query, ops.swapaxes(key, -1, -2))
+    return (scores if training else scores * scale) + mask
 
 
 def swap_heads(x: Any, *, training: bool) -> Any:
@@ -81,8 +98,10 @@ def layer_norm(x: Any, gamma: Any, beta: Any, epsilon: float, *, dtype: str, tra
     """(x - mean) / sqrt(variance + epsilon) * gamma + beta over the last axis: float [..., width] -> the same shape.
 
     dtype: of the sums, float32 or wider
-    training: True keeps the form whose gradient is faster
+    training: True has a gradient that keeps less in memory
     """
+    if training and _has_gradients():
+        return gradients.layer_norm(x, ops.cast(gamma, dtype), ops.cast(beta, dtype), epsilon)
 
     def plain() -> Any:
         return _plain_layer_norm(x, gamma, beta, epsilon, dtype)
@@ -90,7 +109,7 @@ def layer_norm(x: Any, gamma: Any, beta: Any, epsilon: float, *, dtype: str, tra
     def fused() -> Any:
         return _fused_layer_norm(x, ops.cast(gamma, x.dtype), ops.cast(beta, x.dtype), epsilon)
 
-    if training or not _fuses(x):
+    if not _fuses(x):
         return plain()
     import tensorflow as tf
 
@@ -129,6 +148,11 @@ def dropout(x: Any, rate: float, seeds: keras.random.SeedGenerator) -> Any:
     drawn = tf.reshape(tf.bitcast(bits, tf.uint16), [-1])[:size]
     stays = tf.reshape(drawn >= tf.constant(threshold, tf.uint16), tf.shape(x))
     return tf.where(stays, x * (1 / (1 - threshold / 2**16)), tf.zeros([], x.dtype))
+
+
+def _has_gradients() -> bool:
+    """True where `bert_keras.gradients` works."""
+    return keras.backend.backend() == "tensorflow"
 
 
 def _is_on_cpu() -> bool:

@@ -34,10 +34,10 @@ LORA_TARGETS = ("query", "value")
 ACTIVATIONS = {
     "gelu_tanh": gelu_tanh,
     "gelu_erf": gelu_erf,
-    "relu": ops.relu,
-    "silu": ops.silu,
-    "tanh": ops.tanh,
-    "linear": lambda x: x,
+    "relu": lambda x, *, training=False: ops.relu(x),
+    "silu": lambda x, *, training=False: ops.silu(x),
+    "tanh": lambda x, *, training=False: ops.tanh(x),
+    "linear": lambda x, *, training=False: x,
 }
 
 
@@ -345,7 +345,7 @@ class SelfAttention(keras.layers.Layer):
         key = swap_heads(self._heads(key, batch, length), training=training)
         value = swap_heads(self._heads(value, batch, length), training=training)
         scale = (self.config.hidden_size // self.config.num_heads) ** -0.5
-        scores = attention_scores(query, key, scale, scores_mask)
+        scores = attention_scores(query, key, scale, scores_mask, training=training)
         probabilities = ops.softmax(scores, axis=-1)
         context = ops.matmul(self.dropout(probabilities, training=training), value)
         context = swap_heads(context, training=training)
@@ -369,9 +369,9 @@ class FeedForward(keras.layers.Layer):
         self.output_dense.build((*input_shape[:-1], self.intermediate.units))
         self.built = True
 
-    def call(self, x: Any) -> Any:
+    def call(self, x: Any, training: bool = False) -> Any:
         """Float [..., H] -> float [..., H]."""
-        return self.output_dense(self.activation(self.intermediate(x)))
+        return self.output_dense(self.activation(self.intermediate(x), training=training))
 
 
 class Block(keras.layers.Layer):
