@@ -103,3 +103,18 @@ def _layer_norm_of(epsilon: float) -> Callable[..., Any]:
         return tf.cast(centred * scale * gamma + beta, x.dtype), gradient
 
     return norm
+
+
+def add_bias(x: Any, bias: Any) -> Any:
+    """x + bias, float [N, width] and [width].
+
+    On a CPU, TensorFlow's own gradient of a bias in bfloat16 adds up in bfloat16: a sum of ones stops at 256.
+    """
+    return _traced(_add_bias, x, bias)
+
+
+def _add_bias(x: Any, bias: Any) -> tuple[Any, Callable[[Any], Any]]:
+    import tensorflow as tf
+
+    # TensorFlow fuses a BiasAdd with the product before it.
+    return tf.nn.bias_add(x, bias), lambda upstream: (upstream, _sums_of_rows(upstream))

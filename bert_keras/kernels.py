@@ -55,6 +55,17 @@ def gelu_erf(x: Any, *, training: bool = False) -> Any:
     return 0.5 * (1.0 + ops.erf(math.sqrt(0.5) * x)) * x
 
 
+def add_bias(x: Any, bias: Any, *, training: bool = False) -> Any:
+    """x + bias, one kernel with the product before it: float [N, width] and [width].
+
+    training: True sums the gradient of the bias in float32
+    """
+    if training and _has_gradients() and x.dtype.name == "bfloat16" and _is_on_cpu():
+        return gradients.add_bias(x, bias)
+    # Keras adds by TensorFlow's BiasAdd here, which its CPU kernels fuse with the product; `+` is not.
+    return ops.add(x, bias)
+
+
 def attention_scores(query: Any, key: Any, scale: float, mask: Any, *, training: bool = False) -> Any:
     """query @ transposed key * scale + mask, one kernel in an inference: float [B, A, Q, S].
 

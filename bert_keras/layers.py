@@ -14,6 +14,7 @@ from keras import ops
 from bert_keras.config import BertConfig
 from bert_keras.errors import BertKerasError
 from bert_keras.kernels import (
+    add_bias,
     attention_scores,
     dropout,
     gelu_erf,
@@ -84,8 +85,11 @@ class Dense(keras.layers.Dense):
 
     def call(self, inputs: Any, training: bool | None = None) -> Any:
         """Float [..., in] -> float [..., units]."""
-        # Keras adds the bias by `ops.add`: TensorFlow's BiasAdd here, which its CPU kernels fuse with the product; `+` is not.
-        return self._by_rows(super().call, inputs, training)
+        return self._by_rows(self._product, inputs, training)
+
+    def _product(self, rows: Any, training: bool | None) -> Any:
+        # `kernel` includes LoRA's product.
+        return add_bias(ops.matmul(rows, self.kernel), self.bias, training=bool(training))
 
     def quantized_call(self, inputs: Any, training: bool | None = None) -> Any:
         """`call` with an int8 kernel."""

@@ -1,11 +1,14 @@
-"""The gradients of our own are those of the plain operations."""
+"""The gradients of our own are those of the plain operations, and sum in float32."""
 
 import numpy as np
 import pytest
 import tensorflow as tf
-from parity import array
+from encoders import small
+from parity import array, random_features
 
 from bert_keras import gradients, kernels
+from bert_keras.encoder import BertEncoder
+from bert_keras.features import SEQUENCE_OUTPUT
 
 WIDTH = 24
 
@@ -60,12 +63,50 @@ def test_in_bfloat16_only_the_results_are_rounded(name):
         assert error <= 2**-7 * np.abs(array(reference)).max()
 
 
+@pytest.mark.parametrize("traced", [False, True])
+def test_the_gradient_of_a_bias_in_bfloat16_counts_every_row(traced):
+    """TensorFlow's own adds up in bfloat16 on a CPU: a sum of ones stops at 256."""
+    x, bias = tf.zeros([3000, WIDTH], "bfloat16"), tf.zeros([WIDTH], "bfloat16")
+
+    def gradient(x, bias):
+        with tf.GradientTape() as tape:
+            tape.watch(bias)
+            made = kernels.add_bias(x, bias, training=True)
+        return tape.gradient(made, bias, tf.ones_like(made))
+
+    found = (tf.function(gradient, autograph=False) if traced else gradient)(x, bias)
+    np.testing.assert_allclose(array(tf.cast(found, "float32")), 3000, rtol=2**-7)
+
+
+def test_the_gradients_of_an_encoder_in_bfloat16_are_near_float32():
+    """With thousands of tokens: a gradient that is summed in bfloat16 is wrong for many rows alone."""
+    config = small(hidden_dropout=0.0, attention_dropout=0.0)
+    features = random_features(config, seed=5, batch=128, length=16)
+    found = {}
+    for policy in ("float32", "mixed_bfloat16"):
+        encoder = BertEncoder(config, outputs=[SEQUENCE_OUTPUT], dtype=policy)
+        for weight, values in zip(encoder.weights, found.get("weights", ()), strict=False):
+            weight.assign(values)
+        found.setdefault("weights", encoder.get_weights())
+        upstream = drawn(128, 16, config.hidden_size, seed=7) + 0.2
+        with tf.GradientTape() as tape:
+            made = tf.cast(encoder(features, training=True)[SEQUENCE_OUTPUT], "float32")
+            loss = tf.reduce_sum(made * upstream)
+        made = tape.gradient(loss, encoder.trainable_variables)
+        found[policy] = [array(tf.convert_to_tensor(one)) for one in made]
+    paths = [one.path for one in encoder.trainable_variables]
+    whole = np.sqrt(sum(np.sum(one**2) for one in found["float32"]))
+    for path, narrow, wide in zip(paths, found["mixed_bfloat16"], found["float32"], strict=True):
+        if (size := np.linalg.norm(wide)) > 1e-3 * whole:  # that of a key's bias is 0
+            assert np.linalg.norm(narrow - wide) < 0.05 * size, path
+
+
 def test_xla_compiles_them():
     inputs = [drawn(6, WIDTH), drawn(WIDTH, seed=2), drawn(WIDTH, seed=3)]
 
     def step(x, gamma, beta):
         normed = gradients.layer_norm(x, gamma, beta, 1e-12)
-        return gradients.gelu_erf(gradients.gelu_tanh(normed))
+        return gradients.add_bias(gradients.gelu_erf(gradients.gelu_tanh(normed)), beta)
 
     plain, compiled = (
         tf.function(with_gradients, autograph=False, jit_compile=compiles)(
