@@ -1,4 +1,4 @@
-"""The heads of an encoder: each turns its outputs into logits, always float32.
+"""The heads of an encoder: each turns its outputs into logits, float32 or wider.
 
 MaskedLMHead        sequence [B, S, H], positions [B, P]  -> [B, P, V]
 NextSentenceHead    pooled [B, H]                         -> [B, 2]     0 = B follows A, 1 = random
@@ -52,15 +52,14 @@ class MaskedLMHead(keras.layers.Layer):
         """None: the logits are those of the asked positions, which the labels' weights tell from padding."""
 
     def call(self, sequence: Any, positions: Any) -> Any:
-        """`sequence`: float [B, S, H], `positions`: int32 [B, P] -> float32 [B, P, V]."""
+        """`sequence`: float [B, S, H], `positions`: int32 [B, P] -> float32 [B, P, V], rounded to the format of the product."""
         x = self.dense(gather_positions(sequence, positions))
         x = self.norm(ACTIVATIONS[self.config.activation](x))
         shape = ops.shape(x)
         table = ops.cast(self._encoder().embedding_table, self.compute_dtype)
-        logits = ops.matmul(ops.reshape(x, (-1, shape[-1])), ops.transpose(table))
-        logits = ops.reshape(logits, (*shape[:-1], self.config.vocab_size))
-        logits = _as_logits(logits)
-        return logits + ops.cast(self.bias, logits.dtype)
+        rows = _as_logits(ops.matmul(ops.reshape(x, (-1, shape[-1])), ops.transpose(table)))
+        rows = ops.add(rows, ops.cast(self.bias, rows.dtype))  # one kernel with the product in float32
+        return ops.reshape(rows, (*shape[:-1], self.config.vocab_size))
 
     def get_config(self) -> dict[str, Any]:
         """The arguments from which `from_config` rebuilds the head, including its encoder."""

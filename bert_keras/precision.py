@@ -1,7 +1,8 @@
 """Precisions: the number formats that a model computes in, as Keras' dtype policies. No TensorFlow, no Keras.
 
 A training in bfloat16 or float16 keeps its weights in float32 and computes in the narrow format ("mixed_bfloat16"); an inference
-keeps the weights in it too ("bfloat16"). Norms, losses and logits are float32 in both.
+keeps the weights in it too ("bfloat16"). Norms, losses, BiLSTMs and logits are float32 in both. Only the masked LM's product with
+the vocabulary is narrow, and its logits are rounded to the narrow format.
 """
 
 import pathlib
