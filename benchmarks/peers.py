@@ -187,7 +187,7 @@ def print_machine(
     for one in measured:
         for name in one.rates:
             console.print(
-                f"{one.case.name}: products of 1024 x 1024 matrices in {name}: {one.rate(name):,.0f} GFLOP/s"
+                f"{one.case.name}: fastest product of square matrices in {name}: {one.rate(name):,.0f} GFLOP/s"
             )
         precision = one.case.precision
         shares = [f"{name} {reached / one.rate(precision):.0%}" for name, reached in gflops(one).items()]

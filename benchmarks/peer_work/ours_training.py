@@ -31,8 +31,11 @@ def optimizer() -> Any:
     return AdamW(schedule, weight_decay=WEIGHT_DECAY, clip_norm=CLIP_NORM)
 
 
-def finetune(case: Case, folder: pathlib.Path) -> Prepared:
-    """`model.fit` of SST-2's task, on ready features or on sentences."""
+def finetune(case: Case, folder: pathlib.Path, *, padded: bool = False) -> Prepared:
+    """`model.fit` of SST-2's task, on ready features or on sentences.
+
+    padded: computes padding, as the peers do
+    """
     import tensorflow as tf
 
     from bert_keras import checkpoints
@@ -47,6 +50,7 @@ def finetune(case: Case, folder: pathlib.Path) -> Prepared:
     checkpoint = checkpoints.read(folder / case.size)
     encoder, model = network_of(task, checkpoint.config, dtype=training_policy(case.precision))
     checkpoints.assign(checkpoint, encoder, **heads_of(model))
+    encoder.unpadded = not padded
     model.compile(optimizer(), loss=task.loss(), jit_compile=False)
     if case.texts:
         preprocess = Preprocessor(
@@ -65,19 +69,21 @@ def finetune(case: Case, folder: pathlib.Path) -> Prepared:
     return lambda: model.fit(batches, verbose=0), {"logits": model(first, training=False).numpy()}
 
 
-def pretrain(case: Case, folder: pathlib.Path) -> Prepared:
-    """`Pretrainer.fit` of the masked LM and the next sentence. The vocabulary is compared with the masked positions only."""
+def pretrain(case: Case, folder: pathlib.Path, *, padded: bool = False) -> Prepared:
+    """`Pretrainer.fit` of the masked LM and the next sentence. The vocabulary is compared with the masked positions only.
+
+    padded: computes padding, as the peers do
+    """
     import tensorflow as tf
 
     from bert_keras import BertEncoder, MaskedLM, Pieces, Pretrainer, SentencePair, checkpoints
     from bert_keras.precision import training_policy
-    from tasks.training.unpadding import leave_out_padding
 
     checkpoint = checkpoints.read(folder / case.size)
     encoder = BertEncoder(
         checkpoint.config, outputs=(SEQUENCE_OUTPUT, POOLED_OUTPUT), dtype=training_policy(case.precision)
     )
-    leave_out_padding(encoder)
+    encoder.unpadded = not padded
     pieces = Pieces.of(checkpoints.tokenizer_of(checkpoint))
     model = Pretrainer(encoder, [MaskedLM(pieces=pieces), SentencePair()])
     checkpoints.assign(checkpoint, encoder, **model.heads)

@@ -35,7 +35,7 @@ AUTOCAST, COMPILED, ONNX, OPENVINO = (
     "OpenVINO",
 )
 FROZEN, TWO_WORKERS, EXPORT = f"{OURS}, frozen", f"{OURS}, 2 workers", f"{OURS}, export"
-POOLED = f"{OURS}, pooled only"
+POOLED, PADDED = f"{OURS}, pooled only", f"{OURS}, padded"
 PLAIN = "plain Python"
 
 Prepare = Callable[[Case, pathlib.Path], Prepared]
@@ -69,6 +69,7 @@ IN_A_FRESH_PROCESS: dict[str, dict[str, Callable[[Case, pathlib.Path], Arrays]]]
     },
     "memory": {
         OURS: _finetuned(ours_training.finetune),
+        PADDED: _finetuned(functools.partial(ours_training.finetune, padded=True)),
         KERAS_HUB: _finetuned(keras_hub.finetune),
         HUGGING_FACE: _finetuned(hugging_face.finetune),
     },
@@ -109,11 +110,13 @@ IMPLEMENTATIONS: dict[str, dict[str, Prepare]] = {
     },
     "finetune": {
         OURS: ours_training.finetune,
+        PADDED: functools.partial(ours_training.finetune, padded=True),
         KERAS_HUB: keras_hub.finetune,
         HUGGING_FACE: hugging_face.finetune,
     },
     "pretrain": {
         OURS: ours_training.pretrain,
+        PADDED: functools.partial(ours_training.pretrain, padded=True),
         KERAS_HUB: keras_hub.pretrain,
         HUGGING_FACE: hugging_face.pretrain,
     },
