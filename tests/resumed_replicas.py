@@ -59,8 +59,9 @@ def stopping(step: int) -> Iterator[None]:
     """Has any training stop at the end of that step, after whatever its own callbacks did."""
     stop, fit = _Stop(step), keras.Model.fit
 
-    def stopped_fit(self, *args, callbacks=(), **kwargs):
-        return fit(self, *args, callbacks=[*callbacks, stop], **kwargs)
+    def stopped_fit(self, *args, callbacks, **kwargs):
+        callbacks.callbacks.append(stop)
+        return fit(self, *args, callbacks=callbacks, **kwargs)
 
     keras.Model.fit = stopped_fit
     try:

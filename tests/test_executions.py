@@ -119,10 +119,11 @@ def test_executions_that_do_not_end_where_a_pretraining_acts_are_refused(steps, 
 @pytest.mark.long
 def test_a_loss_that_diverges_inside_an_execution_is_found_at_its_end(place):  # noqa: F811
     task = Glue(ROWS["sst2"], place / "reviews")
-    hparams = dataclasses.replace(HPARAMS, learning_rate=1e30, warmup_proportion=0.0, steps_per_execution=3)
+    diverging = {"learning_rate": 1e30, "warmup_proportion": 0.0, "batch_size": 4, "steps_per_execution": 4}
+    hparams = dataclasses.replace(HPARAMS, **diverging)  # 24 steps in an epoch; the loss is read at the tenth
     with pytest.raises(LossDiverged) as error:
         start(task, place, hparams=hparams, output="diverged")
-    assert error.value.step == 3
+    assert error.value.step == 12
 
 
 def test_an_epoch_of_steps_that_executions_do_not_divide():

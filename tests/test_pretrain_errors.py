@@ -11,6 +11,7 @@ import runs
 import tensorflow as tf
 from pretrainings import documents, planned_lines, refused, tokenizer, train, write, write_google  # noqa: F401
 
+from bert_keras.errors import LossDiverged
 from bert_keras.features import (
     INPUT_MASK,
     INPUT_WORD_IDS,
@@ -397,6 +398,14 @@ def test_data_in_two_ways_or_none(tmp_path):
     refused(tmp_path, "give either documents or records", documents=None)
 
 
-def test_a_loss_that_is_no_number(tmp_path):
-    with pytest.raises(ValueError, match="the loss is nan at step .*; give a lower learning_rate"):
-        train(tmp_path / "run", changes={"learning_rate": 1e30, "clip_norm": None, "warmup_proportion": 0.0})
+@pytest.mark.parametrize(
+    ("step", "log_every", "snapshots"),
+    [(10, 20, ()), (4, 4, ()), (3, 20, (3,))],
+    ids=["the tenth step", "an entry of the history", "a snapshot"],
+)
+def test_a_loss_that_is_no_number(step, log_every, snapshots, tmp_path):
+    """It is found at every tenth step, and before anything is written."""
+    changes = {"learning_rate": 1e30, "clip_norm": None, "warmup_proportion": 0.0, "log_every": log_every}
+    with pytest.raises(LossDiverged, match=f"the loss is nan at step {step}; give a lower learning_rate"):
+        train(tmp_path / "run", changes=changes, snapshots=snapshots)
+    assert not (tmp_path / "run" / "snapshots").exists()

@@ -32,6 +32,7 @@ from tasks.glue.data_sets import ROWS
 from tasks.glue.task import Glue
 from tasks.training.ensemble import load_runs
 from tasks.training.finetune import plan_finetuning
+from tasks.training.loop import StopOnDivergence
 from tasks.training.run_folder import evaluate, load_run
 from tasks.training.strategies import in_replicas
 from tasks.training.task_model import encoder_of, heads_of
@@ -284,9 +285,36 @@ def test_checkpoint_without_pooler(place):
 def test_loss_that_is_nan(place):
     """An error, and no such weights on disk."""
     hparams = dataclasses.replace(QUICK, learning_rate=1e30, warmup_proportion=0.0)
-    with pytest.raises(ValueError, match=r"the loss is nan at step \d; give a lower learning_rate"):
+    with pytest.raises(ValueError, match=r"the loss is nan at step \d+; give a lower learning_rate"):
         start(Glue(ROWS["sst2"], place / "reviews"), place, output="nan", hparams=hparams)
     assert not (place / "nan" / "model.safetensors").exists()
+
+
+@pytest.mark.parametrize(("save_every", "steps"), [(None, {10, 12}), (4, {4, 8, 10, 12})])
+def test_the_host_reads_the_loss_every_ten_steps_and_before_saves(
+    save_every, steps, place, tmp_path, monkeypatch
+):
+    """Each read waits for the running step, so that the next one begins late."""
+    read, kinds, of_step = set(), set(), [0]
+    tensor, end = type(tf.constant(0.0)), StopOnDivergence.on_train_batch_end
+    as_float = tensor.__float__
+
+    def noted(self):
+        read.add(of_step[0])
+        return as_float(self)
+
+    def noting_end(self, batch, logs=None):
+        of_step[0] = batch + 1
+        kinds.update(map(type, logs.values()))
+        end(self, batch, logs)
+
+    monkeypatch.setattr(tensor, "__float__", noted)
+    monkeypatch.setattr(StopOnDivergence, "on_train_batch_end", noting_end)
+    task = Glue(ROWS["sst2"], place / "reviews")
+    results = start(task, place, output=tmp_path / "run", save_every=save_every)
+    assert results["steps"] == 12 and results["history"][0]["loss"] > 0
+    assert kinds == {tensor}
+    assert read <= steps and steps - {12} <= read  # Keras reads the loss of an epoch
 
 
 def test_planning_trains_nothing(place, request):

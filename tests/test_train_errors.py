@@ -14,7 +14,7 @@ import tensorflow as tf
 from trainings import QUICK, learned, place, plan, reloaded, start, write_reviews  # noqa: F401
 
 from bert_keras import checkpoints
-from bert_keras.errors import WorkerLost
+from bert_keras.errors import LossDiverged, WorkerLost
 from tasks.glue.data_sets import ROWS
 from tasks.glue.task import Glue
 from tasks.training.finetune import plan_finetuning
@@ -145,6 +145,17 @@ def test_both_trainings_show_the_lines_about_their_devices(place):
 
 def saver_of(plan, folder):
     return Saver(folder, plan.model, every=0, remember=lambda: "kept")
+
+
+def test_a_loss_that_is_nan_is_not_saved(plan, tmp_path):
+    """With float16, the weights may be finite: such a step is skipped."""
+    saver = Saver(tmp_path, plan.model, every=2, remember=lambda: "kept")
+    saver.set_model(plan.model)
+    saver.set_params({"steps": 12})
+    saver.on_train_batch_end(0, {"loss": tf.constant(np.nan)})
+    with pytest.raises(LossDiverged, match="the loss is nan at step 2"):
+        saver.on_train_batch_end(1, {"loss": tf.constant(np.nan)})
+    assert saver.saves() == []
 
 
 @pytest.mark.parametrize(("replicas", "warns"), [(1, False), (2, True)])

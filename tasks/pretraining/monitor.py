@@ -18,6 +18,7 @@ from tasks.settings import PretrainHparams
 from tasks.training.loop import LOGS
 from tasks.training.plan import Monitor, steps_done
 from tasks.training.run_folder import FILES, ORIGIN, digests
+from tasks.training.saver import check_loss
 from tasks.training.strategies import drawing_from
 from tasks.training.workers import Workers
 
@@ -99,12 +100,15 @@ class PretrainingMonitor(Monitor):
         ]
         return len(losses) - losses.index(min(losses)) > patience if losses else False
 
-    def on_train_batch_end(self, batch: int, logs: dict[str, float] | None = None) -> None:
+    def on_train_batch_end(self, batch: int, logs: Mapping[str, Any] | None = None) -> None:
         hparams, held_out = self._plan.hparams, self._plan.held_out[self._phase]
         self.step += steps_done(self, batch)
         last = batch + 1 >= self.params["steps"]  # of the phase
         evaluates = held_out is not None and (last or self.step % hparams.eval_every == 0)
-        if last or evaluates or self.step % hparams.log_every == 0:
+        logged = last or evaluates or self.step % hparams.log_every == 0
+        if logged or self.step in self._plan.snapshots:
+            check_loss(logs, step=self.step)
+        if logged:
             self._log({name: float(value) for name, value in (logs or {}).items()})
             if held_out is not None and evaluates:
                 self._evaluate(held_out)

@@ -4,26 +4,27 @@ An unfinished run with the same identity is resumed from its last save, with bit
 """
 
 import contextlib
-import math
 import pathlib
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import keras
 
 from bert_keras.console import shows_bars
-from bert_keras.errors import BertKerasError, LossDiverged
+from bert_keras.errors import BertKerasError
+from bert_keras.executions import WholeEpochs
 from bert_keras.signals import postponed
 from tasks.output_folder import Folder, Layout
 from tasks.training.plan import Monitor, Plan, Stage, steps_done
 from tasks.training.progress import Progress
-from tasks.training.saver import CHECKPOINTS, SETTINGS, Saver, check_finite
+from tasks.training.saver import CHECKPOINTS, SETTINGS, Saver, check_finite, check_loss
 from tasks.training.strategies import differ_between_replicas
 from tasks.training.workers import LOST, SAME_IN_ALL, Workers
 
 RESULTS_FILE, LOGS, TASK_FILE = "results.json", "logs", "task.json"
+LOSS_EVERY = 10  # steps between two reads of the loss
 PROTOCOL_FILE = "protocol.json"  # a grid of runs writes it into a run's folder before the run begins
 RUN = Layout(
     name="a run",
@@ -33,24 +34,34 @@ RUN = Layout(
 )
 
 
-class StopOnDivergence(keras.callbacks.Callback):
-    """Raises LossDiverged at the first logged loss that is not finite, and after an epoch if a weight is not finite.
+class StepLogs(keras.callbacks.CallbackList):
+    """Keras' list of callbacks, but the logs of a step stay tensors: a device need not wait until the host has read them."""
 
-    It must be the first callback, so that no other callback saves such weights. All workers stop at the same step: the logged
-    loss is summed over all of them, and they compare what they find in their weights.
+    def on_train_batch_end(self, batch: int, logs: Mapping[str, Any] | None = None) -> None:
+        for callback in self.callbacks:
+            callback.on_train_batch_end(batch, logs=logs)
+
+
+class StopOnDivergence(keras.callbacks.Callback):
+    """Raises LossDiverged if the loss is not finite, at every LOSS_EVERY steps, and after an epoch if a weight is not finite.
+
+    The loss is a mean since the epoch began, so a later step shows a loss that was not finite. Callbacks that write something
+    between two of these steps call `check_loss` first. It must be the first callback, so that no other callback saves such
+    weights. All workers stop at the same step: the logged loss is summed over all of them, and they compare what they find in
+    their weights.
     """
 
     def __init__(self, workers: Workers) -> None:
         super().__init__()
         self.step, self._workers = 0, workers
 
-    def on_train_batch_end(self, batch: int, logs: dict[str, float] | None = None) -> None:
-        self.step += steps_done(self, batch)
-        loss = float((logs or {}).get("loss", 0.0))
-        if not math.isfinite(loss):
-            raise LossDiverged(f"the loss is {loss}", step=self.step)
+    def on_train_batch_end(self, batch: int, logs: Mapping[str, Any] | None = None) -> None:
+        before, self.step = self.step, self.step + steps_done(self, batch)
+        if self.step // LOSS_EVERY > before // LOSS_EVERY:
+            check_loss(logs, step=self.step)
 
-    def on_epoch_end(self, epoch: int, logs: dict[str, float] | None = None) -> None:
+    def on_epoch_end(self, epoch: int, logs: Mapping[str, Any] | None = None) -> None:
+        check_loss(logs, step=self.step)
         check_finite(self.model, step=self.step, workers=self._workers)
 
 
@@ -208,14 +219,18 @@ def _fit(
     # Once, or twice to finish a partial epoch first.
     while done < stage.total and not monitor.stopped:
         epoch, begun = divmod(done, stage.steps)
-        last = epoch + 1 if begun else stage.epochs
+        last, steps = epoch + 1 if begun else stage.epochs, stage.steps - begun
+        those: Any = callbacks
+        if not verbose:  # the progress bar reads the logs of each step
+            how = {"model": model, "epochs": last, "steps": steps, "verbose": verbose}
+            those = StepLogs([WholeEpochs(), *callbacks], add_history=True, **how)
         with stage.reading():
             model.fit(
                 stage.batches(done),
                 initial_epoch=epoch,
                 epochs=last,
-                steps_per_epoch=stage.steps - begun,
-                callbacks=callbacks,
+                steps_per_epoch=steps,
+                callbacks=those,
                 verbose=verbose,
                 shuffle=False,
             )

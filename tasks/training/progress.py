@@ -112,5 +112,5 @@ class Progress(keras.callbacks.Callback):
 
 
 def _listed(logs: Mapping[str, float] | None) -> str:
-    measures = {name.removeprefix("val_"): value for name, value in (logs or {}).items()}
+    measures = {name.removeprefix("val_"): float(value) for name, value in (logs or {}).items()}
     return ", ".join(f"{name} {value:.4f}" for name, value in measures.items() if name not in COUNTS)

@@ -10,10 +10,11 @@ seed and step.
 
 import contextlib
 import json
+import math
 import pathlib
 import re
 import shutil
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 import keras
@@ -34,6 +35,16 @@ LARGEST = 1e18  # the largest valid weight: the square of a larger float32 overf
 KEPT = 2  # saves to keep: if the last one is damaged, the one before it is restored
 _INDEX = re.compile(r"ckpt-(\d+)\.index")
 _OF_SAVE = re.compile(r"ckpt-(\d+)(_temp|\..+)")  # TensorFlow writes a save in ckpt-STEP_temp, and renames it
+
+
+def check_loss(logs: Mapping[str, Any] | None, *, step: int) -> None:
+    """Raises LossDiverged if the loss is not finite.
+
+    The logs of a step are tensors (tasks/training/loop.py): reading one waits for the step. All workers have the same loss.
+    """
+    loss = float((logs or {}).get("loss", 0.0))
+    if not math.isfinite(loss):
+        raise LossDiverged(f"the loss is {loss}", step=step)
 
 
 def check_finite(model: keras.Model, *, step: int, workers: Workers) -> None:
@@ -165,24 +176,25 @@ class Saver(keras.callbacks.Callback):
             self._metrics.set(self._measures)
         self._measures = None
 
-    def on_train_batch_end(self, batch: int, logs: dict[str, float] | None = None) -> None:
+    def on_train_batch_end(self, batch: int, logs: Mapping[str, Any] | None = None) -> None:
         before, self.step = self.step, self.step + steps_done(self, batch)
         if self._every:
             self._due |= self.step // self._every > before // self._every
         if batch + 1 < self.params["steps"]:
-            self._save_or_stop()
+            self._save_or_stop(logs)
 
     def on_epoch_end(self, epoch: int, logs: dict[str, float] | None = None) -> None:
         self._model.reset_metrics()  # as the next epoch does; this epoch's metrics are in its logs
         self._due |= self._every is None
-        self._save_or_stop()
+        self._save_or_stop(logs)
 
-    def _save_or_stop(self) -> None:
+    def _save_or_stop(self, logs: Mapping[str, Any] | None) -> None:
         self._stop.signal = (
             self._workers.greatest(self._stop.signal or 0) or None
         )  # all stop for the signal of one
         stops = self._stop.signal is not None
         if self._due or (stops and self._every != 0):
+            check_loss(logs, step=self.step)
             self._save()
         if stops:
             raise self._stop.error
