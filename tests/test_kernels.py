@@ -12,9 +12,10 @@ from keras import ops
 from parity import array
 
 from bert_keras import kernels
-from bert_keras.encoder import BertEncoder
+from bert_keras.encoder import BertEncoder, encoder_inputs
 from bert_keras.features import ENCODER_INPUTS, SEQUENCE_OUTPUT
 from bert_keras.layers import LayerNorm
+from savedmodels.freezing import with_constants
 
 BLOCKS = 2
 ANY_SHAPE = {name: tf.TensorSpec([None, None], tf.int32) for name in ENCODER_INPUTS}
@@ -76,6 +77,29 @@ def test_the_kernels_of_a_block_are_fused(activation, dtype):
     }
     assert {name: found[name] for name in expected} == expected
     assert not {"FusedBatchNormV3", "Erf", "Tanh", "MatMul", "BiasAdd", "Transpose"} & {*found}
+
+
+@only_onednn
+@pytest.mark.parametrize("frozen", [False, True])
+@pytest.mark.parametrize("dtype", kernels.FUSED_TYPES)
+def test_the_kernels_of_exports_are_fused(dtype, frozen):
+    """An export leaves out padding; a frozen one has constants in place of variables."""
+    made = encoder(dtype)
+    made.unpadded, call = True, inference(made)
+    if frozen:
+        inputs = encoder_inputs()
+        model = keras.Model(inputs, made(inputs)[SEQUENCE_OUTPUT])
+        specs = {name: tf.TensorSpec([None, None], tf.int32, name) for name in ENCODER_INPUTS}
+        call = with_constants(model, specs)
+    found = fused_kernels(call, features())
+    expected = {
+        "_FusedMatMul[BiasAdd, GeluApproximate]": BLOCKS,
+        "_FusedMatMul[BiasAdd, Add]": 2 * BLOCKS,
+        "_FusedMatMul[BiasAdd]": 3 * BLOCKS,
+        "_MklFusedBatchMatMulV2[Mul, Add]": BLOCKS,
+        "_MklLayerNorm": 2 * BLOCKS + 1,
+    }
+    assert {name: found[name] for name in expected} == expected
 
 
 def test_other_runtimes_get_plain_operations(monkeypatch):
