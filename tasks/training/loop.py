@@ -95,10 +95,8 @@ def train(
     folder, workers = Folder(output, RUN), Workers(plan.model.distribute_strategy)
     verbose = (1 if shows_bars(sys.stdout) else 2) if verbose == "auto" else verbose
     log = workers.log(log)
-    # Every save waits for all workers. It is no part of the identity: a resumed run may save at other steps.
-    workers.check_same({"save_every": save_every}, SAME_IN_ALL)
     with (
-        _begin(folder, plan, workers) as begun,
+        _begin(folder, plan, workers, save_every) as begun,
         workers.folder(folder.path) as own,
         _prepared(plan, folder.path, workers, log),
         postponed() as stop,
@@ -125,15 +123,19 @@ def train(
             results = {**monitor.results(), "steps": saver.step, "seconds": round(seconds(), 1)}
         except KeyboardInterrupt as error:
             raise type(error)(_where_stopped(saver, plan.steps)) from None
-        workers.wait()  # the last step at which a lost worker ends the others: after it, the run has its results
-        if workers.chief:
-            folder.finish(results)
+        _finish(folder, results, workers)
         if save_every is None:
             saver.remove()
         stop.signal = _signal_at_the_end(folder, workers, stop.signal)
         if stop.signal is not None:  # after the last step
             raise type(stop.error)(f"stopped; {folder.path} is finished")
     return results
+
+
+def _finish(folder: Folder, results: Mapping[str, Any], workers: Workers) -> None:
+    workers.wait()  # the last point where a lost worker ends the others: after it, the run has its results
+    if workers.chief:
+        folder.finish(results)
 
 
 def _signal_at_the_end(folder: Folder, workers: Workers, signal: int | None) -> int | None:
@@ -159,8 +161,10 @@ def _restored(
 
 
 @contextlib.contextmanager
-def _begin(folder: Folder, plan: Plan, workers: Workers) -> Iterator[bool]:
+def _begin(folder: Folder, plan: Plan, workers: Workers, save_every: int | None) -> Iterator[bool]:
     """`Folder.begin`, which the chief calls alone; yields True if the folder was begun before."""
+    # Every save waits for all workers. It is no part of the identity: a resumed run may save at other steps.
+    workers.check_same({"save_every": save_every}, SAME_IN_ALL)
     with contextlib.ExitStack() as stack:
         if workers.chief:
             begun = stack.enter_context(folder.begin(plan.identity))
