@@ -143,7 +143,7 @@ def test_products_have_the_rows_of_real_tokens():
     (_, encoder), rows = encoders(BertConfig(**SIZES), outputs=(SEQUENCE_OUTPUT,)), []
     for block in encoder.blocks:
         call = block.feed_forward.call
-        block.feed_forward.call = lambda x, call=call: rows.append(x.shape[0]) or call(x)
+        block.feed_forward.call = lambda x, call=call, **how: rows.append(x.shape[0]) or call(x, **how)
     encoder(features(MASKS["lengths"]))
     assert rows == [7 + 2 + 4] * SIZES["num_layers"]
 

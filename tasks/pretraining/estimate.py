@@ -29,11 +29,11 @@ HEADS = {
     "replaced_token": ("replaced_token", False),
 }
 # What the backward pass reads of a block, in values for each token (bert_keras/layers.py). Of hidden_size: query, key, value and
-# context; in both norms the centred, the normed and the scaled values; two masks of dropout, of one byte. Of
-# intermediate_size: the factors of the activation, its input and its output. Of heads x length: the probabilities, those after
+# context; the input and the output of both norms; two masks of dropout, of one byte. Of intermediate_size: the slope of the
+# activation, or its input, and its output. Of heads x length: the probabilities, those after
 # dropout, and the mask.
-HIDDEN_VALUES = 10.5
-ACTIVATION_VALUES = {"gelu_tanh": 8, "gelu_erf": 5, "silu": 4, "relu": 2, "tanh": 2, "linear": 1}
+HIDDEN_VALUES = 8.5
+ACTIVATION_VALUES = {"gelu_tanh": 2, "gelu_erf": 2, "silu": 4, "relu": 2, "tanh": 2, "linear": 1}
 SCORE_VALUES = 2.25
 LOGIT_VALUES = 4  # of each predicted token's logits: themselves, their log-softmax and two gradients
 DAY = 86_400  # seconds
