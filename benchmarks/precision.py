@@ -5,7 +5,7 @@
 In: a folder with `glue/SST-2`, `glue/STS-B`, `squad/` and `conll2003/`; MiniLM-L6 comes from the demo's cache, or is fetched.
 Out: a row for each task, with the mean over the seeds and the range, in percent, and the mean and the range of the differences of
 equal seeds. Every run is one `bert-keras finetune` in a process of its own, on a part of the data. A finished run is read and an
-unfinished one resumed, so the script can be stopped and started.
+unfinished one resumed, so the script can be stopped and started. `--tasks` runs some of the tasks; the file keeps the others.
 """
 
 import argparse
@@ -87,20 +87,24 @@ def main() -> None:
     parser.add_argument("--minilm", help="a MiniLM-L6 checkpoint (default: the demo's)")
     parser.add_argument("--output", type=pathlib.Path, default="runs/precision", help="folder of the runs")
     parser.add_argument("--seeds", type=int, nargs="+", default=[1, 2, 3])
+    names = [case.task for case in CASES]
+    parser.add_argument("--tasks", nargs="+", choices=names, default=names)
     parser.add_argument("--json", type=pathlib.Path, help="where to write every measure")
     args = parser.parse_args()
     args.minilm = args.minilm or str(demo.fetch(demo.WEIGHTS, demo.cache_folder()))
     table = Table("task", "measure", *FORMATS, "difference, same seed", title="dev, percent")
-    found = []
+    found = {}
     for case in CASES:
+        if case.task not in args.tasks:
+            continue
         values = {name: [measured(case, name, seed, args) for seed in args.seeds] for name in FORMATS}
         differences = [narrow - wide for wide, narrow in zip(*values.values(), strict=True)]
         table.add_row(case.task, case.measure, *map(spelled, (*values.values(), differences)))
-        found.append({"task": case.task, "measure": case.measure, "flags": case.flags, **values})
+        found[case.task] = {"measure": case.measure, "flags": case.flags, "seeds": args.seeds, **values}
     Console(width=120).print(table)
     if args.json:
-        content = {"seeds": args.seeds, "tasks": found}
-        args.json.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
+        before = json.loads(args.json.read_text(encoding="utf-8")) if args.json.exists() else {}
+        args.json.write_text(json.dumps(before | found, indent=2) + "\n", encoding="utf-8")
 
 
 if __name__ == "__main__":
