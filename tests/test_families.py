@@ -72,7 +72,8 @@ def test_every_task_reads_raw_strings(preprocess, folder, title):
 
 @pytest.mark.long
 @pytest.mark.filterwarnings("ignore:__array__ implementation doesn't accept a copy keyword")
-def test_a_classifier_is_trained_saved_and_exported(family, folder, tmp_path, forked_answers):
+def test_a_classifier_is_trained_saved_and_exported(family, folder, tmp_path):
+    """The export compares its answers with those of a fresh process, before it is written."""
     given = texts(16, seed=0)
     model = bk.classifier(folder, ["bad", "good"])
     model.compile(learning_rate=1e-3)
