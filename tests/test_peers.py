@@ -15,9 +15,11 @@ CASES = {
     "encoder-1x128": BOTH,
     "finetune-sst2": BOTH,
     "pretrain-32x128": BOTH,
+    "serving-1": BOTH,
     "answers": BOTH[1:],
     "features": BOTH,
     "tokenize": ("KerasHub", "tokenizers"),
+    "byte-bpe": ("KerasHub", "tokenizers"),
     "instances": ("plain Python",),
 }
 
