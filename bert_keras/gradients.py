@@ -1,4 +1,4 @@
-"""Gradients of our own for a training: they keep less in memory and take fewer operations than those that TensorFlow derives.
+"""Custom gradients for training: they keep less in memory and take fewer operations than those that TensorFlow derives.
 
 In: the tensors of an operation. Out: its result. TensorFlow only.
 
@@ -21,11 +21,19 @@ def _wide(x: Any) -> Any:
     return tf.cast(x, tf.float32) if x.dtype.size < 4 else x
 
 
-def _sums_of_rows(x: Any) -> Any:
-    """Float [N, width] -> [width]: a product adds up in float32, and takes less time than a sum."""
+def _sums_of_rows(x: Any, like: Any) -> Any:
+    """Float [..., width] -> the sums over all rows, [width], in the dtype of x.
+
+    like: float [width]
+    """
     import tensorflow as tf
 
-    return tf.matmul(tf.ones([1, tf.shape(x)[0]], x.dtype), x)[0]
+    # Of rank 2, whatever the rank of x in this graph: an optimizer may ask for the rank of a gradient.
+    rows = tf.reshape(x, tf.stack([-1, tf.size(like)]))
+    if x.dtype.size >= 4:
+        return tf.reduce_sum(rows, axis=0)
+    # A product adds up in float32, and takes less time than a sum.
+    return tf.matmul(tf.ones([1, tf.shape(rows)[0]], x.dtype), rows)[0]
 
 
 def _traced(function: Callable[..., Any], *arguments: Any) -> Any:
@@ -96,8 +104,7 @@ def _layer_norm_of(epsilon: float) -> Callable[..., Any]:
             product, scaled = upstream * normed, upstream * gamma
             along = tf.reduce_mean(product * gamma, axis=-1, keepdims=True)
             of_x = (scaled - tf.reduce_mean(scaled, axis=-1, keepdims=True) - normed * along) * scale
-            rows = tf.stack([-1, tf.size(gamma)])
-            of_gamma, of_beta = (_sums_of_rows(tf.reshape(one, rows)) for one in (product, upstream))
+            of_gamma, of_beta = (_sums_of_rows(one, gamma) for one in (product, upstream))
             return tf.cast(of_x, x.dtype), of_gamma, of_beta
 
         return tf.cast(centred * scale * gamma + beta, x.dtype), gradient
@@ -117,4 +124,4 @@ def _add_bias(x: Any, bias: Any) -> tuple[Any, Callable[[Any], Any]]:
     import tensorflow as tf
 
     # TensorFlow fuses a BiasAdd with the product before it.
-    return tf.nn.bias_add(x, bias), lambda upstream: (upstream, _sums_of_rows(upstream))
+    return tf.nn.bias_add(x, bias), lambda upstream: (upstream, _sums_of_rows(upstream, bias))

@@ -36,7 +36,7 @@ def plain_operations() -> Iterator[None]:
 def gelu_tanh(x: Any, *, training: bool = False) -> Any:
     """The gelu of google-research/bert modeling.py. Not `ops.gelu`, whose constants are float32 even where x is float64.
 
-    training: True has a gradient that keeps less in memory
+    training: True uses a gradient that needs less memory
     """
     if training and _has_gradients():
         return gradients.gelu_tanh(x)
@@ -47,7 +47,7 @@ def gelu_tanh(x: Any, *, training: bool = False) -> Any:
 def gelu_erf(x: Any, *, training: bool = False) -> Any:
     """x times the normal distribution function of x (Hendrycks and Gimpel 2016): what `gelu` means to Hugging Face.
 
-    training: True has a gradient that keeps less in memory
+    training: True uses a gradient that needs less memory
     """
     if training and _has_gradients():
         return gradients.gelu_erf(x)
@@ -109,7 +109,7 @@ def layer_norm(x: Any, gamma: Any, beta: Any, epsilon: float, *, dtype: str, tra
     """(x - mean) / sqrt(variance + epsilon) * gamma + beta over the last axis: float [..., width] -> the same shape.
 
     dtype: of the sums, float32 or wider
-    training: True has a gradient that keeps less in memory
+    training: True uses a gradient that needs less memory
     """
     if training and _has_gradients():
         return gradients.layer_norm(x, ops.cast(gamma, dtype), ops.cast(beta, dtype), epsilon)

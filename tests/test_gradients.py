@@ -101,6 +101,22 @@ def test_the_gradients_of_an_encoder_in_bfloat16_are_near_float32():
             assert np.linalg.norm(narrow - wide) < 0.05 * size, path
 
 
+@pytest.mark.parametrize("policy", ["float32", "mixed_bfloat16"])
+def test_gradients_of_a_graph_have_ranks(policy):
+    """Sums over micro-batches, and most of Keras' optimizers, need them."""
+    encoder = BertEncoder(small(), outputs=[SEQUENCE_OUTPUT], dtype=policy)
+
+    @tf.function(autograph=False)
+    def ranks(features):
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_sum(encoder(features, training=True)[SEQUENCE_OUTPUT])
+        made = tape.gradient(loss, encoder.trainable_variables)
+        return [tf.constant(tf.convert_to_tensor(one).shape.rank or 0) for one in made]
+
+    found = [int(one) for one in ranks(random_features(small(), seed=5, batch=2, length=4))]
+    assert found == [len(one.shape) for one in encoder.trainable_variables]
+
+
 def test_xla_compiles_them():
     inputs = [drawn(6, WIDTH), drawn(WIDTH, seed=2), drawn(WIDTH, seed=3)]
 

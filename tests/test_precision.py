@@ -161,6 +161,16 @@ def test_float16_scales_the_loss_with_every_form_of_training(options, checkpoint
     assert np.isfinite(results["history"][0]["loss"])
 
 
+@pytest.mark.parametrize("options", [{"micro_batch": 3}, {"optimizer": "rmsprop"}])
+def test_bfloat16_trains_in_micro_batches_and_with_keras_optimizers(options, checkpoint):
+    """Both need gradients of known ranks."""
+    model = bk.classifier(checkpoint, ["bad", "good"], dtype="mixed_bfloat16")
+    model.compile(**options)
+    given = ["a good film", "a bad film", "good", "bad"]
+    loss = model.fit(given, [1, 0, 1, 0], batch_size=4, epochs=1, verbose=0).history["loss"]
+    assert np.isfinite(loss).all()
+
+
 @pytest.fixture(scope="module")
 def trained(checkpoint, data, tmp_path_factory):
     folder = tmp_path_factory.mktemp("precision") / "run"
