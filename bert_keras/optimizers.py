@@ -216,7 +216,7 @@ class _TwoMoments(keras.optimizers.Optimizer):
     def _clip(self, grads: list[Any]) -> list[Any]:
         if self.clip_norm is None:
             return super()._clip_gradients(grads)
-        norm = ops.cast(ops.sqrt(sum(square_sum(grad) for grad in grads)), "float32")
+        norm = ops.sqrt(sum(ops.cast(square_sum(grad), "float32") for grad in grads))
         scale = self.clip_norm / ops.maximum(norm, self.clip_norm)
         return [grad * ops.cast(scale, grad.dtype) for grad in grads]
 

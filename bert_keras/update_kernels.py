@@ -1,7 +1,7 @@
 """Parts of an optimizer's step as kernels of TensorFlow, or as plain operations for other backends.
 
-In: gradients, and variables to change. A step of plain operations makes a copy of every gradient and variable: TensorFlow starts
-an operation of each variable before it goes on with the first one.
+In: gradients, and variables to change. With plain operations, all gradients and variables have a copy at the same time, because
+TensorFlow runs the first operation of each variable before the second operation of any.
 """
 
 from typing import Any

@@ -30,8 +30,7 @@ HEADS = {
 }
 # What the backward pass reads of a block, in values for each token (bert_keras/layers.py). Of hidden_size: query, key, value and
 # context; the input and the output of both norms; two masks of dropout, of one byte. Of intermediate_size: the slope of the
-# activation, or its input, and its output. Of heads x length: the probabilities, those after
-# dropout, and the mask.
+# activation, or its input, and its output. Of heads x length: the probabilities, those after dropout, and the mask.
 HIDDEN_VALUES = 8.5
 ACTIVATION_VALUES = {"gelu_tanh": 2, "gelu_erf": 2, "silu": 4, "relu": 2, "tanh": 2, "linear": 1}
 SCORE_VALUES = 2.25

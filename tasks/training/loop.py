@@ -45,10 +45,10 @@ class StepLogs(keras.callbacks.CallbackList):
 class StopOnDivergence(keras.callbacks.Callback):
     """Raises LossDiverged if the loss is not finite, at every LOSS_EVERY steps, and after an epoch if a weight is not finite.
 
-    The loss is a mean since the epoch began, so a later step shows a loss that was not finite. Callbacks that write something
-    between two of these steps call `check_loss` first. It must be the first callback, so that no other callback saves such
-    weights. All workers stop at the same step: the logged loss is summed over all of them, and they compare what they find in
-    their weights.
+    The loss is a mean since the epoch began, so a later step shows a loss that was not finite; the error names that later step.
+    Callbacks that write something between two of these steps call `check_loss` first. StopOnDivergence must come before all
+    callbacks that save weights. All workers stop at the same step: the logged loss is summed over all of them, and they compare
+    what they find in their weights.
     """
 
     def __init__(self, workers: Workers) -> None:
