@@ -20,7 +20,7 @@ import machine
 HERE = pathlib.Path(__file__).resolve().parent
 FIGURES, PAGE = HERE / "figures", HERE.parent / "docs" / "performance.md"
 PICTURES = PAGE.with_suffix("")
-OURS, FROZEN = "bert_keras", "bert_keras, frozen"
+OURS, FROZEN, PADDED = "bert_keras", "bert_keras, frozen", "bert_keras, padded"
 # Peer -> its colour and marker, the same in all pictures.
 STYLES = {
     OURS: ("#111111", "o"),
@@ -121,9 +121,11 @@ def slower(content: Content) -> str:
     lines = []
     for case in content["cases"]:
         best: dict[str, tuple[float, str]] = {}
-        for result in content["results"]:
-            same = result["ours"] not in LESS_WORK and not result["peer"].startswith(OURS)
-            if result["case"] == case and same:
+        results = [result for result in content["results"] if result["case"] == case]
+        # A training leaves out padding, unless its form is padded.
+        less = {*LESS_WORK, *([OURS] if PADDED in {result["ours"] for result in results} else [])}
+        for result in results:
+            if result["ours"] not in less and not result["peer"].startswith(OURS):
                 best[result["peer"]] = max(
                     best.get(result["peer"], (0.0, "")), (result["median"], result["ours"])
                 )
