@@ -67,7 +67,7 @@ def check_grid(hparams: Hparams, options: ProtocolOptions, *, defaults: Mapping[
             "dev_fraction does not apply to a protocol, because each seed would hold out other examples; give a dev split."
         )
     known = (Hparams(feature_layers=hparams.feature_layers).learning_rate, defaults.get("learning_rate"))
-    if hparams.learning_rate not in (*known, *(options.learning_rates or ())):
+    if options.learning_rates is None and hparams.learning_rate not in known:
         raise BertKerasError(
             f"learning_rate is {hparams.learning_rate:g}, and a grid has learning_rates of its own; give learning_rates=("
             f"{hparams.learning_rate:g},) instead."
