@@ -116,6 +116,43 @@ def test_workers_with_other_settings_say_in_which(given, named, folder):
     assert not (folder / "unlike").exists()
 
 
+SLOW_WORKER = """
+import contextlib, os, time
+from tasks.training import strategies, workers
+
+gather_of, second = workers._gather_of, '"index": 1' in os.environ["TF_CONFIG"]
+
+def slow_gather_of(distribution):
+    def gather(values):
+        gathered = gather_of(distribution)(values)
+        time.sleep(1.0 if second else 0.0)
+        print("gathered at", time.time(), flush=True)
+        return gathered
+    return gather
+
+workers._gather_of = slow_gather_of
+both = workers.Workers(strategies.strategy("multiworker"))
+with contextlib.suppress(workers.BertKerasError):
+    ACTION
+print("may end at", time.time(), flush=True)
+"""
+
+
+@pytest.mark.parametrize(
+    ("action", "needed"),
+    [
+        ("both.check_same({'index': second}, 'say so')", 2),
+        ("with both.writing(contextlib.nullcontext()): pass", 1),
+    ],
+)
+def test_no_worker_ends_while_another_one_waits_for_it(action, needed):
+    """The other one's operation fails then, and hides why both end."""
+    fast, slow = clusters.run(["-c", SLOW_WORKER.replace("ACTION", action)])
+    gathered = [float(line.split()[-1]) for line in slow.stdout.splitlines() if line.startswith("gathered")]
+    ended = float(fast.stdout.splitlines()[-1].removeprefix("may end at "))
+    assert ended > gathered[needed - 1]
+
+
 def test_workers_with_other_grids_say_so_before_any_run(folder):
     """Else each would answer questions of the other, about a run that it does not have."""
     output = folder / "unlike-grids"

@@ -13,7 +13,7 @@ from typing import Any
 import keras
 
 from bert_keras.console import shows_bars
-from bert_keras.errors import BertKerasError
+from bert_keras.errors import BertKerasError, LossDiverged
 from bert_keras.executions import WholeEpochs
 from bert_keras.signals import postponed
 from tasks.output_folder import Folder, Layout
@@ -123,6 +123,9 @@ def train(
             results = {**monitor.results(), "steps": saver.step, "seconds": round(seconds(), 1)}
         except KeyboardInterrupt as error:
             raise type(error)(_where_stopped(saver, plan.steps)) from None
+        except LossDiverged:  # in all workers
+            workers.wait_to_end()
+            raise
         _finish(folder, results, workers)
         if save_every is None:
             saver.remove()

@@ -197,6 +197,7 @@ class Saver(keras.callbacks.Callback):
             check_loss(logs, step=self.step)
             self._save()
         if stops:
+            self._workers.wait_to_end()
             raise self._stop.error
 
     def remove(self) -> None:

@@ -78,6 +78,15 @@ class Workers:
         """Returns when all workers are here."""
         self.values(0)
 
+    def wait_to_end(self) -> None:
+        """Returns when no other worker needs this one: after it, a process may end.
+
+        A worker that has left an operation over all workers may end while another one is still in it, which then fails. So all
+        meet once more; whoever fails here knows that the others had come.
+        """
+        with contextlib.suppress(*LOST):
+            self.wait()
+
     def check_same(self, facts: Mapping[str, Any], remedy: str) -> None:
         """Raises BertKerasError in all workers, with the names of the facts that differ, unless all give the same.
 
@@ -90,6 +99,7 @@ class Workers:
         # A fact that a worker lacks is a setting at its default.
         every_name = dict.fromkeys(name for one in everyones for name in one)
         if names := [name for name in every_name if len({one.get(name) for one in everyones}) > 1]:
+            self.wait_to_end()
             raise BertKerasError(f"the workers differ in {', '.join(names)}; {remedy}.")
 
     @property
@@ -102,6 +112,7 @@ class Workers:
         with lock if self.chief else contextlib.nullcontext():
             yield
             self.wait()
+            self.wait_to_end()
 
     @contextlib.contextmanager
     def folder(self, path: pathlib.Path) -> Iterator[pathlib.Path]:
