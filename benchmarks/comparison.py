@@ -7,7 +7,7 @@ import pathlib
 import statistics
 import sys
 import threading
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Mapping
 
 import numpy as np
 from cases import BOUNDS, COUNTS
@@ -104,10 +104,15 @@ def compare(ours: pathlib.Path, peer: pathlib.Path, *, bound: float) -> tuple[st
 
 
 class Workers:
-    """The worker of each library, started at its first use."""
+    """The worker of each library, started at its first use.
 
-    def __init__(self, folder: pathlib.Path, *, threads: int, clock: str) -> None:
-        self.folder, self.threads = folder, threads
+    interpreters: the Python of a library in an environment of its own
+    """
+
+    def __init__(
+        self, folder: pathlib.Path, *, threads: int, clock: str, interpreters: Mapping[str, str] | None = None
+    ) -> None:
+        self.folder, self.threads, self.interpreters = folder, threads, interpreters or {}
         self._clock = clock
         self._started: dict[str, Worker] = {}
         self._lock = threading.Lock()
@@ -116,7 +121,8 @@ class Workers:
         library = library_of(implementation)
         with self._lock:
             if library not in self._started:
-                command = [sys.executable, "-m", "peer_work.worker", library]
+                interpreter = self.interpreters.get(library, sys.executable)
+                command = [interpreter, "-m", "peer_work.worker", library]
                 command += ["--threads", str(self.threads), "--clock", self._clock]
                 log = self.folder / f"{library}.log"
                 self._started[library] = Worker(command, threads=self.threads, log=log, folder=HERE)
@@ -148,7 +154,7 @@ def measure(
     rates: measure the machine's rate of matrix products in every round of an encoder too
     """
     wanted = [name for name in implementations_of(case) if name not in without]
-    skipped = {name: why for name in wanted if (why := missing(case, name))}
+    skipped = {name: why for name in wanted if (why := missing(case, name, workers.interpreters))}
     names = [name for name in wanted if name not in skipped]
     outputs = {name: workers.folder / f"{case.name}-{i}.npz" for i, name in enumerate(names)}
     failed = _prepare(case, workers, outputs)

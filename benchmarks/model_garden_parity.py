@@ -5,7 +5,7 @@ is over the bound. It runs in an environment of its own, since tf-models-officia
 
     python -m venv garden
     garden/bin/pip install "tensorflow-cpu==2.20.*" "tensorflow-text==2.20.*" "tf-keras==2.20.*" keras \
-        tensorflow-hub "setuptools<82" gin-config sentencepiece scipy pyyaml
+        tensorflow-hub "setuptools<82" gin-config sentencepiece scipy pyyaml filelock safetensors
     garden/bin/pip install --no-deps "tf-models-official==2.20.*"
     PYTHONPATH=. garden/bin/python benchmarks/model_garden_parity.py
 """

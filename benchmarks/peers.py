@@ -29,7 +29,7 @@ from cases import BOUNDS, CASES, SIZES, WITHOUT_WEIGHTS, default_cases, encoder_
 from comparison import Measured, Result, Workers, measure
 from interleave import CLOCKS
 from peer_work import ROOT
-from peer_work.registry import OURS
+from peer_work.registry import MODEL_GARDEN, OURS
 from peer_work.work import Case
 from rich.console import Console
 from rich.table import Table
@@ -157,6 +157,11 @@ def arguments() -> argparse.Namespace:
         metavar="NAME",
         help="libraries and forms to leave out, by their names in the table, such as 'ONNX Runtime': all are in memory at once",
     )
+    parser.add_argument(
+        "--model-garden",
+        metavar="PYTHON",
+        help="the Python of an environment with tf-models-official (model_garden_parity.py says how to make it)",
+    )
     common_arguments(parser)
     return parser.parse_args()
 
@@ -247,7 +252,8 @@ def main() -> int:
     with tempfile.TemporaryDirectory() as temporary, console.status("writing weights and text") as status:
         folder = pathlib.Path(temporary)
         write_material(folder, cases, args, text=text)
-        workers = Workers(folder, threads=args.threads, clock=args.clock)
+        interpreters = {MODEL_GARDEN: args.model_garden} if args.model_garden else {}
+        workers = Workers(folder, threads=args.threads, clock=args.clock, interpreters=interpreters)
         try:
             for case in cases:
                 status.update(case.name)

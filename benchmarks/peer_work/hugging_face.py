@@ -89,16 +89,17 @@ def _optimizer(model: Any) -> Any:
     return torch.optim.AdamW(groups, lr=LEARNING_RATE, eps=EPSILON, fused=True)
 
 
-def _training(case: Case, model: Any, batches: Any) -> Callable[[], None]:
+def _training(case: Case, model: Any, batches: Any, *, compiled: bool) -> Callable[[], None]:
     """One pass over the batches, in a plain loop."""
     import torch
 
     optimizer = _optimizer(model)
+    call = torch.compile(model, dynamic=False) if compiled else model
 
     def train() -> None:
         for batch in batches:
             with _autocast(case):
-                loss = model(**batch).loss
+                loss = call(**batch).loss
             loss.backward()
             torch.nn.utils.clip_grad_norm_(model.parameters(), CLIP_NORM)
             optimizer.step()
@@ -117,12 +118,17 @@ def _inference(case: Case, model: Any, given: dict[str, Any]) -> Any:
     return found
 
 
-def finetune(case: Case, folder: pathlib.Path) -> Prepared:
-    """A plain loop over ready features, or over sentences that were tokenized beforehand, as `datasets.map` does it."""
+def finetune(case: Case, folder: pathlib.Path, *, compiled: bool = False) -> Prepared:
+    """A plain loop over ready features, or over sentences that were tokenized beforehand, as `datasets.map` does it.
+
+    compiled: the forward and backward pass by torch.compile, at this shape
+    """
     import torch
     import transformers
 
     model = transformers.BertForSequenceClassification.from_pretrained(folder / case.size, **TORCH)
+    # The first call would set it, and torch.compile would compile the second one again.
+    model.config.problem_type = "single_label_classification"
     if case.texts:
         tokenizer = transformers.BertTokenizerFast(str(folder / "vocab.txt"))
         texts, targets = examples(folder)
@@ -141,10 +147,10 @@ def finetune(case: Case, folder: pathlib.Path) -> Prepared:
         first = _features(case)
         batches = [first | {"labels": torch.from_numpy(labels(case)).long()}] * case.steps
     logits = _inference(case, model, first).logits.float().numpy()
-    return _training(case, model, batches), {"logits": logits}
+    return _training(case, model, batches, compiled=compiled), {"logits": logits}
 
 
-def pretrain(case: Case, folder: pathlib.Path) -> Prepared:
+def pretrain(case: Case, folder: pathlib.Path, *, compiled: bool = False) -> Prepared:
     """BertForPreTraining, which compares every position with the vocabulary; the loss reads the masked ones."""
     import torch
     import transformers
@@ -163,11 +169,14 @@ def pretrain(case: Case, folder: pathlib.Path) -> Prepared:
         "masked_lm": found.prediction_logits[rows, positions[:COMPARED]].float().numpy(),
         "next_sentence": found.seq_relationship_logits.float().numpy(),
     }
-    return _training(case, model, [batch] * case.steps), compared
+    return _training(case, model, [batch] * case.steps, compiled=compiled), compared
 
 
-def asker(case: Case, folder: pathlib.Path) -> Callable[[list[str]], np.ndarray]:
-    """The pipeline, which pads to the longest text of a request: sentences -> probabilities."""
+def asker(case: Case, folder: pathlib.Path, *, compiled: bool = False) -> Callable[[list[str]], np.ndarray]:
+    """The pipeline, which pads to the longest text of a request: sentences -> probabilities.
+
+    compiled: by torch.compile, for any length
+    """
     import torch
     import transformers
 
@@ -175,6 +184,8 @@ def asker(case: Case, folder: pathlib.Path) -> Callable[[list[str]], np.ndarray]
     model = transformers.BertForSequenceClassification.from_pretrained(path, dtype=stored(case), **TORCH)
     tokenizer = transformers.BertTokenizerFast(str(folder / "vocab.txt"), do_lower_case=True)
     pipe = transformers.pipeline("text-classification", model=model.eval(), tokenizer=tokenizer, device="cpu")
+    if compiled:
+        pipe.model.forward = torch.compile(pipe.model.forward, dynamic=True)
 
     @torch.inference_mode()
     def ask(texts: list[str]) -> np.ndarray:

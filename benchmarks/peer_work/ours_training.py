@@ -31,10 +31,11 @@ def optimizer() -> Any:
     return AdamW(schedule, weight_decay=WEIGHT_DECAY, clip_norm=CLIP_NORM)
 
 
-def finetune(case: Case, folder: pathlib.Path, *, padded: bool = False) -> Prepared:
+def finetune(case: Case, folder: pathlib.Path, *, padded: bool = False, xla: bool = False) -> Prepared:
     """`model.fit` of SST-2's task, on ready features or on sentences.
 
     padded: computes padding, as the peers do
+    xla: compiles the step with XLA, which computes padding too
     """
     import tensorflow as tf
 
@@ -50,8 +51,8 @@ def finetune(case: Case, folder: pathlib.Path, *, padded: bool = False) -> Prepa
     checkpoint = checkpoints.read(folder / case.size)
     encoder, model = network_of(task, checkpoint.config, dtype=training_policy(case.precision))
     checkpoints.assign(checkpoint, encoder, **heads_of(model))
-    encoder.unpadded = not padded
-    model.compile(optimizer(), loss=task.loss(), jit_compile=False)
+    encoder.unpadded = not (padded or xla)
+    model.compile(optimizer(), loss=task.loss(), jit_compile=xla)
     if case.texts:
         preprocess = Preprocessor(
             checkpoints.tokenizer_of(checkpoint), seq_length=case.length, pad_to_longest=True
@@ -69,10 +70,11 @@ def finetune(case: Case, folder: pathlib.Path, *, padded: bool = False) -> Prepa
     return lambda: model.fit(batches, verbose=0), {"logits": model(first, training=False).numpy()}
 
 
-def pretrain(case: Case, folder: pathlib.Path, *, padded: bool = False) -> Prepared:
+def pretrain(case: Case, folder: pathlib.Path, *, padded: bool = False, xla: bool = False) -> Prepared:
     """`Pretrainer.fit` of the masked LM and the next sentence. The vocabulary is compared with the masked positions only.
 
     padded: computes padding, as the peers do
+    xla: compiles the step with XLA, which computes padding too
     """
     import tensorflow as tf
 
@@ -83,11 +85,11 @@ def pretrain(case: Case, folder: pathlib.Path, *, padded: bool = False) -> Prepa
     encoder = BertEncoder(
         checkpoint.config, outputs=(SEQUENCE_OUTPUT, POOLED_OUTPUT), dtype=training_policy(case.precision)
     )
-    encoder.unpadded = not padded
+    encoder.unpadded = not (padded or xla)
     pieces = Pieces.of(checkpoints.tokenizer_of(checkpoint))
     model = Pretrainer(encoder, [MaskedLM(pieces=pieces), SentencePair()])
     checkpoints.assign(checkpoint, encoder, **model.heads)
-    model.compile(optimizer(), jit_compile=False)
+    model.compile(optimizer(), jit_compile=xla)
     positions, ids = masked(case)
     given = ready_features(case) | {MASKED_LM_POSITIONS: tf.constant(positions)}
     targets = {"masked_lm": ids, "next_sentence": labels(case)}

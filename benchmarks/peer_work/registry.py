@@ -8,7 +8,7 @@ import functools
 import importlib.util
 import pathlib
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import Any
 
 from bert_keras.features import POOLED_OUTPUT, SEQUENCE_OUTPUT
@@ -17,6 +17,7 @@ from peer_work import (
     hugging_face,
     hugging_face_text,
     keras_hub,
+    model_garden,
     ours,
     ours_text,
     ours_training,
@@ -28,6 +29,7 @@ from peer_work import (
 from peer_work.work import FRESH, Arrays, Case, Prepared
 
 OURS, KERAS_HUB, HUGGING_FACE = "bert_keras", "KerasHub", "Hugging Face"
+MODEL_GARDEN = "Model Garden"
 AUTOCAST, COMPILED, ONNX, OPENVINO = (
     f"{HUGGING_FACE}, autocast",
     f"{HUGGING_FACE}, compiled",
@@ -35,7 +37,7 @@ AUTOCAST, COMPILED, ONNX, OPENVINO = (
     "OpenVINO",
 )
 FROZEN, TWO_WORKERS, EXPORT = f"{OURS}, frozen", f"{OURS}, 2 workers", f"{OURS}, export"
-POOLED, PADDED = f"{OURS}, pooled only", f"{OURS}, padded"
+POOLED, PADDED, XLA = f"{OURS}, pooled only", f"{OURS}, padded", f"{OURS}, XLA"
 PLAIN = "plain Python"
 
 Prepare = Callable[[Case, pathlib.Path], Prepared]
@@ -102,6 +104,7 @@ IMPLEMENTATIONS: dict[str, dict[str, Prepare]] = {
         f"{OURS}, unpadded": functools.partial(ours.encoder, outputs=_BOTH, unpadded=True),
         POOLED: functools.partial(ours.encoder, outputs=(POOLED_OUTPUT,)),
         KERAS_HUB: keras_hub.encoder,
+        MODEL_GARDEN: model_garden.encoder,
         HUGGING_FACE: hugging_face.encoder,
         AUTOCAST: functools.partial(hugging_face.encoder, autocast=True),
         COMPILED: functools.partial(hugging_face.encoder, compiled=True),
@@ -111,20 +114,27 @@ IMPLEMENTATIONS: dict[str, dict[str, Prepare]] = {
     "finetune": {
         OURS: ours_training.finetune,
         PADDED: functools.partial(ours_training.finetune, padded=True),
+        XLA: functools.partial(ours_training.finetune, xla=True),
         KERAS_HUB: keras_hub.finetune,
+        MODEL_GARDEN: model_garden.finetune,
         HUGGING_FACE: hugging_face.finetune,
+        COMPILED: functools.partial(hugging_face.finetune, compiled=True),
     },
     "pretrain": {
         OURS: ours_training.pretrain,
         PADDED: functools.partial(ours_training.pretrain, padded=True),
+        XLA: functools.partial(ours_training.pretrain, xla=True),
         KERAS_HUB: keras_hub.pretrain,
+        MODEL_GARDEN: model_garden.pretrain,
         HUGGING_FACE: hugging_face.pretrain,
+        COMPILED: functools.partial(hugging_face.pretrain, compiled=True),
     },
     "serving": {
         OURS: functools.partial(work.serving, ours.export_asker),
         FROZEN: functools.partial(work.serving, functools.partial(ours.export_asker, freeze=True)),
         KERAS_HUB: functools.partial(work.serving, keras_hub.asker),
         HUGGING_FACE: functools.partial(work.serving, hugging_face.asker),
+        COMPILED: functools.partial(work.serving, functools.partial(hugging_face.asker, compiled=True)),
         ONNX: functools.partial(runtimes.serving, format="onnx"),
         OPENVINO: functools.partial(runtimes.serving, format="openvino"),
     },
@@ -161,7 +171,7 @@ IMPLEMENTATIONS: dict[str, dict[str, Prepare]] = {
     **{kind: _fresh(kind) for kind in FRESH},
 }
 # Our own forms that are compared with OURS too.
-AGAINST_OURS = (FROZEN, TWO_WORKERS)
+AGAINST_OURS = (FROZEN, TWO_WORKERS, XLA)
 # Of ours and a peer, those that compute different outputs.
 UNLIKE = {(POOLED, "ONNX Runtime"), (POOLED, "OpenVINO")}
 # The modules that a library or an implementation needs, besides our own dependencies.
@@ -179,13 +189,23 @@ def library_of(name: str) -> str:
 
 
 def implementations_of(case: Case) -> list[str]:
-    """The names of a case's implementations in its format. Autocast is one of a narrow format, ONNX Runtime of float32."""
-    left_out = ONNX if case.precision != "float32" else AUTOCAST
-    return [name for name in IMPLEMENTATIONS[case.kind] if name != left_out]
+    """The names of a case's implementations in its format. Autocast is one of a narrow format, ONNX Runtime of float32.
+
+    Trainings on text have batches of many lengths, for which no compiler is asked; Model Garden trains on ready features.
+    """
+    left_out = {ONNX if case.precision != "float32" else AUTOCAST}
+    if case.texts:
+        left_out |= {XLA, COMPILED, MODEL_GARDEN}
+    return [name for name in IMPLEMENTATIONS[case.kind] if name not in left_out]
 
 
-def missing(case: Case, name: str) -> str | None:
-    """The reason why an implementation cannot run a case here; None if it can."""
+def missing(case: Case, name: str, interpreters: Collection[str]) -> str | None:
+    """The reason why an implementation cannot run a case here; None if it can.
+
+    interpreters: the libraries with an environment of their own
+    """
+    if name == MODEL_GARDEN and name not in interpreters:
+        return "needs an environment of its own, given by --model-garden"
     needed = NEEDS.get(library_of(name), ())
     absent = [module for module in needed if importlib.util.find_spec(module) is None]
     if absent:
