@@ -42,6 +42,7 @@ FORMS: dict[str, dict[str, Any]] = {
     "onnx": {"format": "onnx"},
     "onnx --quantize int8": {"format": "onnx", "quantize": "int8"},
     "openvino": {"format": "openvino"},
+    "openvino --precision bfloat16": {"format": "openvino", "precision": "bfloat16"},
     "openvino --quantize int8": {"format": "openvino", "quantize": "int8"},
 }
 DEFAULT = "SavedModel"
@@ -52,8 +53,8 @@ CALLS = 8  # requests in a turn
 def written(run: Run, folder: pathlib.Path, form: dict[str, Any]) -> tuple[Ask, int]:
     """Exports a form. Returns a function that asks it, and the bytes of its model."""
     options = dict(form)
-    run = at_precision(run, options.pop("precision", None))
     if "format" not in options:
+        run = at_precision(run, options.pop("precision", None))
         version = export(run, folder, **options)
         serve = tf.saved_model.load(str(version)).signatures["serving_default"]
         names = [*run.task.signature()]

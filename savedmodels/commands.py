@@ -65,21 +65,19 @@ def _export_to_runtime(args: argparse.Namespace, options: ExportOptions) -> None
         raise BertKerasError(
             f"--target names a TensorFlow Serving, which does not load {options.format}; leave it out."
         )
-    if args.precision:
-        raise BertKerasError(
-            f"--precision applies only to a {SAVED_MODEL}; leave it out: {options.format} models are float32, or int8 with "
-            "--quantize."
-        )
     start()
     from bert_keras.atomic_folders import check_folder
     from bert_keras.paths import path_of
     from savedmodels.runtime_export import check_task, export_to
-    from savedmodels.runtimes import check_packages
+    from savedmodels.runtimes import check_packages, check_precision
 
+    precision = args.precision or "float32"
+    check_precision(options.format, precision)
     check_packages(options.format, quantize=options.quantize)  # before a long read
     check_folder(path_of(args.output))
     run = _run_to_export(args, options, check=check_task)
-    found = export_to(run, args.output, options.format, quantize=options.quantize)
+    slow_precision(precision)
+    found = export_to(run, args.output, options.format, quantize=options.quantize, precision=precision)
     print(
         f"{args.output}: {found['bytes'] / 1e6:.0f} MB; a fresh process without TensorFlow gave the run's outputs, "
         f"with differences up to {found['max_difference']:.1e}"

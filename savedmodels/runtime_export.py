@@ -32,7 +32,7 @@ from savedmodels.export import sample_inputs, servable_of
 from savedmodels.freezing import check_size, with_constants
 from savedmodels.manifest import CARD
 from savedmodels.model_card import example_of, measures_table, precision_of
-from savedmodels.runtimes import RUNTIMES, check_packages, write_model
+from savedmodels.runtimes import RUNTIMES, check_packages, check_precision, write_model
 from tasks.embedding import Embedding
 from tasks.glue.task import Glue
 from tasks.task import Problem, model_inputs
@@ -44,8 +44,8 @@ from tasks.training.task_model import encoder_of
 from tasks.training.unpadding import with_padding
 
 SETTINGS, SCRIPT = "settings.json", "example.py"
-# The difference that int8 may make, relative as in `relative`: a broken conversion, not a loss of digits.
-QUANTIZED = 0.25
+# The difference that int8 or bfloat16 may make, relative as in `relative`: more is a broken conversion, not a loss of digits.
+COARSE = 0.25
 LOGITS, EMBEDDING = "logits", "embedding"
 
 _CARD = """# {name}
@@ -74,22 +74,31 @@ _NO_TOKENIZER = (
 
 
 def export_to(
-    run: Run, directory: str | pathlib.Path, format: str, *, quantize: str | None = None
+    run: Run,
+    directory: str | pathlib.Path,
+    format: str,
+    *,
+    quantize: str | None = None,
+    precision: str = "float32",
 ) -> dict[str, Any]:
     """Writes a model of RUNTIMES to a new or empty folder, and returns the comparison with the run's own outputs.
 
     format: a key of RUNTIMES
     quantize: "int8" for int8 weights, by the runtime's own quantizer; None for float32
+    precision: the format that the folder's example.py has the runtime compute in; the file is the same. "bfloat16" is OpenVINO's,
+        where the processor has it
 
     A run in bfloat16 or float16, such as the `.keras` file of a mixed training, is exported in float32, with the same weights.
 
     Returns "max_difference", the largest difference of an example's logits, relative to the largest of them if that exceeds 1;
     and "bytes", the size of the model's files.
-    Raises MissingPackageError without the runtime's packages, BertKerasError for a task whose answers need the text or windows of
-    it, for a run whose weights have no float32 form, for an op that the converter cannot carry, and if the folder cannot be
-    written; ExportError if the model answers differently in a fresh process. The folder then stays unchanged.
+    Raises MissingPackageError without the runtime's packages, BertKerasError for a precision that the runtime lacks, for a task
+    whose answers need the text or windows of it, for a run whose weights have no float32 form, for an op that the converter
+    cannot carry, and if the folder cannot be written; ExportError if the model answers differently in a fresh process. The folder
+    then stays unchanged.
     """
     directory = path_of(directory)
+    check_precision(format, precision)
     check_packages(format, quantize=quantize)
     check_folder(directory)
     check_task(run.task)
@@ -104,14 +113,18 @@ def export_to(
     )
     expected = np.asarray(run.model(features, training=False))
     with publishing(directory, existing="refuse") as new:
-        settings = settings_of(run, format)
+        settings = settings_of(run, format, precision=precision)
         write_model(format, function, new, output=settings["output"], quantize=quantize)
         size = sum(file.stat().st_size for file in new.iterdir())
         write_beside(run, new, settings, name=directory.resolve().name, size=size, quantize=quantize)
         given = raw if settings["tokenizer"] else {k: v.numpy().tolist() for k, v in features.items()}
         answers = ask(new, given, script=new / SCRIPT)
         output = {settings["output"]: answers[settings["output"]]}
-        compare({settings["output"]: expected}, output, tolerance=QUANTIZED if quantize else ROUNDING)
+        compare(
+            {settings["output"]: expected},
+            output,
+            tolerance=COARSE if quantize or precision != "float32" else ROUNDING,
+        )
     difference = relative(expected, np.asarray(output[settings["output"]])).max()
     return {"max_difference": float(difference), "bytes": size}
 
@@ -143,7 +156,7 @@ def in_float32(run: Run, format: str) -> Run:
         ) from error
 
 
-def settings_of(run: Run, format: str) -> dict[str, Any]:
+def settings_of(run: Run, format: str, *, precision: str = "float32") -> dict[str, Any]:
     """The content of settings.json."""
     task, preprocess = run.task, run.preprocess
     special, pair = preprocess.tokenizer.special, preprocess.tokenizer.pair
@@ -151,6 +164,7 @@ def settings_of(run: Run, format: str) -> dict[str, Any]:
     label_type = task.row.label_type if isinstance(task, Glue) else None
     return {
         "runtime": format,
+        "precision": precision,
         "model": RUNTIMES[format].file,
         "inputs": [*task.signature()],
         "features": [*ENCODER_INPUTS],
@@ -192,11 +206,18 @@ def write_beside(
     runtime = RUNTIMES[settings["runtime"]]
     texts = settings["tokenizer"] is not None
     wanted = ("onnxruntime", "openvino", *(["tokenizers"] if texts else []))
-    facts = {"runtime": settings["runtime"], "weights": quantize or "float32", "size": f"{size / 1e6:.1f} MB"}
+    precision = settings["precision"]
+    facts = {
+        "runtime": settings["runtime"],
+        "weights": quantize or "float32",
+        "precision": precision,
+        "size": f"{size / 1e6:.1f} MB",
+    }
+    narrow = [name for name in (quantize, precision) if name not in (None, "float32")]
     card = _CARD.format(
         name=name,
         facts=fact_rows(facts_of(run) | facts),
-        measures=measures_table(run, rounded=quantize or ""),
+        measures=measures_table(run, rounded=" and ".join(map(str, narrow))),
         packages=" ".join(package for package in runtime.packages if package in wanted),
         arguments=" ".join(json.dumps(text) for text in example_of(run.task).values())
         if texts

@@ -25,6 +25,7 @@ class Runtime:
 
     file: the name of the model's file
     packages: modules that the conversion needs; quantizers: the modules that int8 needs too
+    precisions: the formats that it can compute a float32 model in
     convert: a concrete function, the name of its output and a path -> the written file
     quantize: the path of the float32 model and a path -> the written int8 model
     """
@@ -32,6 +33,7 @@ class Runtime:
     file: str
     packages: tuple[str, ...]
     quantizers: tuple[str, ...]
+    precisions: tuple[str, ...]
     convert: Callable[[Any, str, pathlib.Path], None]
     quantize: Callable[[pathlib.Path, pathlib.Path], None]
 
@@ -88,6 +90,7 @@ RUNTIMES = {
         file="model.onnx",
         packages=("onnx", "onnxruntime", "tf2onnx", "tokenizers"),
         quantizers=(),
+        precisions=("float32",),
         convert=_to_onnx,
         quantize=_onnx_int8,
     ),
@@ -95,6 +98,7 @@ RUNTIMES = {
         file="model.xml",
         packages=("openvino", "tokenizers"),
         quantizers=("nncf",),
+        precisions=("float32", "bfloat16"),
         convert=_to_openvino,
         quantize=_openvino_int8,
     ),
@@ -108,6 +112,15 @@ def check_packages(name: str, *, quantize: str | None = None) -> None:
     if lacking := [module for module in wanted if importlib.util.find_spec(module) is None]:
         raise MissingPackageError(
             f"an export for {name} needs {', '.join(lacking)}; pip install 'bert-keras[{name}]'."
+        )
+
+
+def check_precision(name: str, precision: str) -> None:
+    """Raises BertKerasError if a runtime does not compute in a format."""
+    if precision not in (known := RUNTIMES[name].precisions):
+        raise BertKerasError(
+            f"precision is {precision}, and a model for {name} computes in {' or '.join(known)}; give one of these, or export a "
+            "SavedModel."
         )
 
 

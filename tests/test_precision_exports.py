@@ -89,9 +89,3 @@ def test_the_precision_of_an_ensemble(sst2):
     both = dataclasses.replace(run, model=Ensemble([run.model, load_run(sst2.run).model]))
     assert precision_of(both.model) == "float32"
     assert precision_of(at_precision(both, "bfloat16").model) == "bfloat16"
-
-
-def test_a_precision_belongs_to_a_saved_model(tmp_path, capfd):
-    flags = ["--run", "r", "--output", tmp_path / "out", "--format", "onnx", "--precision", "bfloat16"]
-    code, _, err = run_command(capfd, "export", *flags)
-    assert code == 1 and "--precision applies only to a savedmodel" in err

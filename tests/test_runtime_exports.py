@@ -16,6 +16,7 @@ from runs import ROBERTA_TOKENS, contents, run_command, texts, write_roberta
 import bert_keras as bk
 from bert_keras import checkpoints
 from bert_keras.errors import BertKerasError
+from bert_keras.precision import slowness
 from bert_keras.text.preprocessing import Preprocessor
 from bert_keras.text.sentencepiece import SentencePiece, sentencepiece_texts
 from savedmodels import runtime_example, runtimes
@@ -202,6 +203,30 @@ def test_int8_weights_are_smaller_and_near(name, sst2, tmp_path):
     assert {*contents(tmp_path / "int8")} == {*contents(tmp_path / "float32")}
     card = (tmp_path / "int8" / "model_card.md").read_text()
     assert "| weights | int8 |" in card and "The export in int8 was not measured" in card
+
+
+@pytest.mark.long
+@WARNINGS
+def test_openvino_computes_in_bfloat16(sst2, tmp_path, capfd):
+    needs("openvino")
+    flags = ["--run", sst2.run, "--format", "openvino", "--precision", "bfloat16", "--output", tmp_path / "b"]
+    code, _, err = run_command(capfd, "export", *flags)
+    assert code == 0, err
+    export_to(load_run(sst2.run), tmp_path / "f", "openvino")
+    narrow, wide = (np.array(answers(tmp_path / name, {"sentence": TEXTS})["logits"]) for name in "bf")
+    np.testing.assert_allclose(narrow, wide, atol=0.05 * np.abs(wide).max())
+    can = not slowness("bfloat16", accelerated=False)
+    assert (np.abs(narrow - wide).max() > 1e-5) == can
+    assert (tmp_path / "b" / "model.bin").read_bytes() == (tmp_path / "f" / "model.bin").read_bytes()
+    card = (tmp_path / "b" / CARD).read_text()
+    assert "| precision | bfloat16 |" in card and "The export in bfloat16 was not measured" in card
+
+
+@pytest.mark.parametrize(("name", "precision"), [("onnx", "bfloat16"), ("openvino", "float16")])
+def test_a_format_that_a_runtime_does_not_compute_in(name, precision, tmp_path, capfd):
+    flags = ["--run", tmp_path / "no run", "--format", name, "--precision", precision]
+    code, _, err = run_command(capfd, "export", *flags, "--output", tmp_path / "out")
+    assert code == 1 and f"precision is {precision}, and a model for {name} computes in float32" in err
 
 
 def test_the_features_are_those_of_the_preprocessor(sst2, tmp_path, monkeypatch):
