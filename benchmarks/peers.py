@@ -29,7 +29,7 @@ from cases import BOUNDS, CASES, SIZES, WITHOUT_WEIGHTS, default_cases, encoder_
 from comparison import Measured, Result, Workers, measure
 from interleave import CLOCKS
 from peer_work import ROOT
-from peer_work.registry import MODEL_GARDEN, OURS
+from peer_work.registry import MODEL_GARDEN, ONE_THREAD, OURS
 from peer_work.work import Case
 from rich.console import Console
 from rich.table import Table
@@ -39,8 +39,8 @@ from bert_keras.config import BertConfig
 
 TEXT_SIZE, QUICK_TEXT_SIZE, SMOKE_TEXT_SIZE = 3_000_000, 500_000, 50_000  # characters
 TURN, QUICK_TURN = 0.5, 0.2  # the least seconds of a turn
-# They leave out work on purpose, so that the rate of an encoder's products would be wrong.
-LESS_WORK = (f"{OURS}, unpadded", f"{OURS}, pooled only")
+# The rate of their products says little: they leave out work on purpose, or have fewer threads than the machine's rate.
+UNRATED = (f"{OURS}, unpadded", f"{OURS}, pooled only", f"{ONE_THREAD}, frozen")
 VERSIONS = (
     *("tensorflow", "tensorflow-text", "keras", "keras-hub", "torch", "transformers", "tokenizers"),
     *("onnxruntime", "openvino"),
@@ -66,7 +66,7 @@ def gflops(measured: Measured) -> dict[str, float]:
     if measured.case.kind != "encoder":
         return {}
     gflop = encoder_gflop(measured.case, SIZES[measured.case.size])
-    return {name: gflop / measured.median(name) for name in measured.figures if name not in LESS_WORK}
+    return {name: gflop / measured.median(name) for name in measured.figures if name not in UNRATED}
 
 
 def case_json(measured: Measured, **conditions: Any) -> dict[str, Any]:

@@ -25,6 +25,7 @@ OURS, FROZEN, PADDED = "bert_keras", "bert_keras, frozen", "bert_keras, padded"
 STYLES = {
     OURS: ("#111111", "o"),
     "KerasHub": ("#d1495b", "s"),
+    "Model Garden": ("#c05a00", "<"),
     "Hugging Face": ("#e0a100", "D"),
     "Hugging Face, autocast": ("#b07d00", "d"),
     "Hugging Face, compiled": ("#7a8b00", "v"),
@@ -39,7 +40,7 @@ STYLES = {
 LESS_WORK = tuple(f"{OURS}, {form}" for form in ("unpadded", "pooled only", "offsets"))
 # The peers with a column in the tables; the others take part in few cases.
 COLUMNS = (
-    *("KerasHub", "Hugging Face", "Hugging Face, autocast", "Hugging Face, compiled"),
+    *("KerasHub", "Model Garden", "Hugging Face", "Hugging Face, autocast", "Hugging Face, compiled"),
     *("ONNX Runtime", "OpenVINO"),
 )
 WORDS = {

@@ -4,6 +4,7 @@ import pathlib
 from collections.abc import Callable
 from typing import Any
 
+import filelock
 import numpy as np
 
 from bert_keras.features import ENCODER_INPUTS, POOLED_OUTPUT, SEQUENCE_OUTPUT
@@ -93,8 +94,9 @@ def exported(case: Case, folder: pathlib.Path, *, freeze: bool) -> pathlib.Path:
 
     kind = "frozen" if freeze else "served"
     served = folder / f"{case.size}-{case.length}-{case.precision}-{kind}"
-    if not served.exists():
-        export(at_precision(classifier_run(case, folder), case.precision), served, freeze=freeze)
+    with filelock.FileLock(f"{served}.lock"):  # another process may ask for it too
+        if not served.exists():
+            export(at_precision(classifier_run(case, folder), case.precision), served, freeze=freeze)
     return served / "1"
 
 

@@ -36,6 +36,8 @@ AUTOCAST, COMPILED, ONNX, OPENVINO = (
     "ONNX Runtime",
     "OpenVINO",
 )
+# A library of its own, because TensorFlow's threads are a setting of the process.
+ONE_THREAD = f"{OURS} on one thread"
 FROZEN, TWO_WORKERS, EXPORT = f"{OURS}, frozen", f"{OURS}, 2 workers", f"{OURS}, export"
 POOLED, PADDED, XLA = f"{OURS}, pooled only", f"{OURS}, padded", f"{OURS}, XLA"
 PLAIN = "plain Python"
@@ -101,6 +103,7 @@ IMPLEMENTATIONS: dict[str, dict[str, Prepare]] = {
     "encoder": {
         OURS: functools.partial(ours.encoder, outputs=_BOTH),
         FROZEN: ours.frozen_encoder,
+        f"{ONE_THREAD}, frozen": ours.frozen_encoder,
         f"{OURS}, unpadded": functools.partial(ours.encoder, outputs=_BOTH, unpadded=True),
         POOLED: functools.partial(ours.encoder, outputs=(POOLED_OUTPUT,)),
         KERAS_HUB: keras_hub.encoder,
@@ -132,6 +135,9 @@ IMPLEMENTATIONS: dict[str, dict[str, Prepare]] = {
     "serving": {
         OURS: functools.partial(work.serving, ours.export_asker),
         FROZEN: functools.partial(work.serving, functools.partial(ours.export_asker, freeze=True)),
+        f"{ONE_THREAD}, frozen": functools.partial(
+            work.serving, functools.partial(ours.export_asker, freeze=True)
+        ),
         KERAS_HUB: functools.partial(work.serving, keras_hub.asker),
         HUGGING_FACE: functools.partial(work.serving, hugging_face.asker),
         COMPILED: functools.partial(work.serving, functools.partial(hugging_face.asker, compiled=True)),
@@ -191,9 +197,12 @@ def library_of(name: str) -> str:
 def implementations_of(case: Case) -> list[str]:
     """The names of a case's implementations in its format. Autocast is one of a narrow format, ONNX Runtime of float32.
 
-    Trainings on text have batches of many lengths, for which no compiler is asked; Model Garden trains on ready features.
+    Trainings on text have batches of many lengths, for which no compiler is asked; Model Garden trains on ready features. One
+    thread is for one text.
     """
     left_out = {ONNX if case.precision != "float32" else AUTOCAST}
+    if case.batch > 1:
+        left_out.add(f"{ONE_THREAD}, frozen")
     if case.texts:
         left_out |= {XLA, COMPILED, MODEL_GARDEN}
     return [name for name in IMPLEMENTATIONS[case.kind] if name not in left_out]

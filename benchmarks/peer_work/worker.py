@@ -14,7 +14,7 @@ from typing import Any
 import interleave
 import numpy as np
 
-from peer_work.registry import COMPILED, HUGGING_FACE, IMPLEMENTATIONS
+from peer_work.registry import COMPILED, HUGGING_FACE, IMPLEMENTATIONS, ONE_THREAD
 from peer_work.work import FRESH, WARM, Case
 
 MAY_FAIL = (COMPILED,)  # on a compiler that it does not know; the others must run
@@ -46,6 +46,7 @@ def set_threads(library: str, threads: int) -> None:
     elif library != "tokenizers":
         import tensorflow as tf
 
+        threads = 1 if library == ONE_THREAD else threads
         tf.config.threading.set_intra_op_parallelism_threads(threads)
         tf.config.threading.set_inter_op_parallelism_threads(threads)
 
