@@ -173,11 +173,16 @@ def _is_on_cpu() -> bool:
     return not tf.config.get_visible_devices("GPU") and not tf.config.list_logical_devices("TPU")
 
 
-def _fuses(x: Any) -> bool:
-    """True in a graph of TensorFlow on a CPU with oneDNN, which alone has the fused kernels."""
-    if keras.backend.backend() != "tensorflow" or not hasattr(x, "graph"):  # an eager tensor has none
+def fuses(dtype: str) -> bool:
+    """True where graphs of TensorFlow have the fused kernels of a type: on a CPU with oneDNN."""
+    if keras.backend.backend() != "tensorflow":
         return False
-    return not _PLAIN.get() and x.dtype.name in FUSED_TYPES and _is_on_cpu() and has_onednn()
+    return not _PLAIN.get() and dtype in FUSED_TYPES and _is_on_cpu() and has_onednn()
+
+
+def _fuses(x: Any) -> bool:
+    """True for a tensor of a graph that has the fused kernels of its type."""
+    return hasattr(x, "graph") and fuses(x.dtype.name)  # an eager tensor has no graph
 
 
 @functools.cache

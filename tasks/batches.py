@@ -8,6 +8,7 @@ A task with windows turns a batch of B examples into W windows: features, labels
 """
 
 import concurrent.futures
+import contextlib
 import functools
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
@@ -19,6 +20,7 @@ import tensorflow as tf
 from bert_keras.autotuning import without_autotuning
 from bert_keras.errors import BertKerasError
 from bert_keras.features import INPUT_MASK, WHOLE, Part
+from bert_keras.packed_weights import packed_weights
 from bert_keras.text.preprocessing import Preprocessor, own_rows, pad_batches
 from tasks.task import Arrays, Features, Problem, Raw, model_inputs
 from tasks.training.strategies import in_replicas, padded_for
@@ -258,24 +260,28 @@ def predict(
 
     progress: called with the number of examples done since its last call
     """
-    return predictor(task, preprocess, model)(examples, batch_size=batch_size, progress=progress)
+    return predictor(task, preprocess, model, fixed=True)(examples, batch_size=batch_size, progress=progress)
 
 
 def predictor(
-    task: Problem, preprocess: Preprocessor, model: keras.Model
+    task: Problem, preprocess: Preprocessor, model: keras.Model, *, fixed: bool = False
 ) -> Callable[..., tuple[Arrays, Arrays]]:
     """Returns a `predict` for several data sets, which traces features, model and decoding once for equal shapes.
+
+    fixed: True if the weights stay as they are between its calls
 
     Each replica of the model's strategy computes a share of each batch; all workers get all answers, so all must call it.
     """
     distribution = getattr(model, "distribute_strategy", tf.distribute.get_strategy())
     read = _featurizer(task, padded_for(distribution, preprocess), labelled=False)
     featurize = tf.function(read, autograph=False)
+    packed = fixed and distribution.num_replicas_in_sync == 1
 
     @functools.cache
     def forward(batch_size: int) -> Any:
         def network(inputs: Features) -> Any:
-            return model(inputs, training=False)
+            with packed_weights(model) if packed else contextlib.nullcontext():
+                return model(inputs, training=False)
 
         return tf.function(in_replicas(distribution, network, batch_size=batch_size), autograph=False)
 

@@ -267,7 +267,7 @@ def _records(
 
     from tasks.batches import predictor
 
-    predict = predictor(run.task, run.preprocess, run.model)
+    predict = predictor(run.task, run.preprocess, run.model, fixed=True)
     for chunk in iter(lambda: list(itertools.islice(examples, CHUNK)), []):
         raw = tf.data.Dataset.from_tensor_slices(
             {name: [example[name] for example in chunk] for name in run.task.signature()}

@@ -59,6 +59,7 @@ FLOORS = (
             "bert_keras.unpadding",
             "bert_keras.gradients",
             "bert_keras.kernels",
+            "bert_keras.packed_weights",
             "bert_keras.layers",
             "bert_keras.rematerialization",
             "bert_keras.encoder",
@@ -358,8 +359,9 @@ def test_columns_know_nothing_of_each_other(module):
     banned = BANNED[FLOORS[FLOOR_OF[module]][0]]
     # A remote path imports tf.io.gfile when it is read: paths on this machine need no TensorFlow.
     # The kernels have a form for TensorFlow and one for every backend; padding is left out on TensorFlow alone, which alone has
-    # gradients of our own.
-    own = {f"bert_keras.{name}" for name in ("remote_paths", "kernels", "gradients", "unpadding")}
+    # gradients of our own and packs weights.
+    names = ("remote_paths", "kernels", "packed_weights", "gradients", "unpadding")
+    own = {f"bert_keras.{name}" for name in names}
     nested = module not in own
     met = {name for name in imports(SOURCES[module], nested=nested) if name.partition(".")[0] in banned}
     assert not met, f"{module} imports {sorted(met)}"

@@ -26,6 +26,7 @@ from bert_keras.features import (
     WORD_INDEX,
 )
 from bert_keras.json_files import short
+from bert_keras.packed_weights import packed_weights
 from bert_keras.text.preprocessing import Preprocessor
 from tasks.features.layers import places_of
 from tasks.ner.word_splitting import TEXT, text_of, words_of
@@ -164,7 +165,8 @@ class Extractor:
 
     def _vectors_at(self, inputs: Features, positions: tf.Tensor) -> tf.Tensor:
         """Windows [W, S] and positions int64 [P, 2] -> [P, K, H]. Computes no block above the highest layer."""
-        outputs = self.encoder(inputs, training=False)
+        with packed_weights(self.encoder):
+            outputs = self.encoder(inputs, training=False)
         states = [outputs[EMBEDDING_OUTPUT], *outputs[ENCODER_OUTPUTS]]
         chosen = [tf.gather_nd(states[place], positions) for place in self.places]
         return tf.cast(tf.stack(chosen, axis=1), self.dtype)

@@ -18,6 +18,7 @@ from bert_keras import checkpoints
 from bert_keras.encoder import BertEncoder
 from bert_keras.errors import BertKerasError
 from bert_keras.features import EMBEDDING_OUTPUT, ENCODER_INPUTS, ENCODER_OUTPUTS, INPUT_MASK
+from bert_keras.packed_weights import packed_weights
 from tasks.features.cache import Cache, CacheReader, layers_in, writing_cache
 from tasks.features.extract import precision_of
 from tasks.features.parquet_file import VECTORS
@@ -67,7 +68,8 @@ class RowExtractor:
 
     def _vectors_of(self, inputs: Features) -> tf.Tensor:
         """[B, S] -> [B, S, K, H]. Computes no block above the highest layer."""
-        outputs = self.encoder(inputs, training=False)
+        with packed_weights(self.encoder):
+            outputs = self.encoder(inputs, training=False)
         states = [outputs[EMBEDDING_OUTPUT], *outputs[ENCODER_OUTPUTS]]
         return tf.cast(tf.stack([states[place] for place in self.places], axis=2), self.dtype)
 
