@@ -1,7 +1,9 @@
 """Killed runs that are resumed end with the bits of an uninterrupted run; changes that prevent it are named."""
 
 import json
+import os
 import random
+import signal
 import subprocess
 from pathlib import Path
 
@@ -12,6 +14,7 @@ import pytest
 import runs
 
 from bert_keras.errors import BertKerasError
+from bert_keras.signals import postponed
 from tasks.glue.data_sets import ROWS
 from tasks.glue.task import Glue
 from tasks.output_folder import Folder
@@ -19,6 +22,7 @@ from tasks.settings import Hparams
 from tasks.training.finetune import finetune
 from tasks.training.loop import RESULTS_FILE, RUN
 from tasks.training.saver import CHECKPOINTS, SETTINGS, Saver
+from tasks.training.workers import Workers
 
 TESTS = Path(__file__).parent
 KILLED = -9
@@ -46,7 +50,7 @@ def test_killed_runs_end_with_the_same_bits(tmp_path):
     assert whole.returncode == 0, whole.stderr
 
     draw = random.Random()
-    first, second = draw.randint(6, 12), draw.randint(13, 23)
+    first, second = draw.randint(6, 12), draw.randint(16, 23)  # the run before may have saved step 15
     assert start(tmp_path, f"pretrain:killed:{first}").returncode == KILLED
     assert start(tmp_path, "pretrain:killed:in-save").returncode == KILLED
     again = start(tmp_path, f"pretrain:killed:{second}")
@@ -131,6 +135,26 @@ def test_a_save_holds_everything(tmp_path):
         "ckpt-4.index",
         "ckpt-6.index",
     ]
+
+
+def test_a_signal_while_the_workers_compare_theirs_stops_the_next_step(tmp_path):
+    class Interrupted(Workers):
+        """Gets the signal when all workers have sent theirs."""
+
+        def greatest(self, value):
+            found = super().greatest(value)
+            if saver.step == 3 and value == 0:
+                os.kill(os.getpid(), signal.SIGINT)
+            return found
+
+    with postponed() as stop:
+        saver = Saver(
+            tmp_path, model := model_of(), every=100, remember=dict, stop=stop, workers=Interrupted()
+        )
+        with pytest.raises(KeyboardInterrupt):
+            fit(model, saver, 6)
+    assert saver.step == 4 and stop.signal == signal.SIGINT
+    assert (tmp_path / CHECKPOINTS / "ckpt-4.index").is_file()
 
 
 @pytest.mark.parametrize(("every", "kept"), [(4, 4.0), (6, 0.0)])

@@ -129,14 +129,20 @@ def train(
         _finish(folder, results, workers)
         if save_every is None:
             saver.remove()
-        stop.signal = _signal_at_the_end(folder, workers, stop.signal)
+        if signal := _signal_at_the_end(folder, workers, stop.signal):
+            stop.signal = signal
         if stop.signal is not None:  # after the last step
             raise type(stop.error)(f"stopped; {folder.path} is finished")
     return results
 
 
 def _finish(folder: Folder, results: Mapping[str, Any], workers: Workers) -> None:
-    workers.wait()  # the last point where a lost worker ends the others: after it, the run has its results
+    """The chief writes the results. A worker that is lost before ends the others; one that is lost after it ends nobody."""
+    try:
+        workers.wait()
+    except LOST:
+        if not folder.finished:
+            raise
     if workers.chief:
         folder.finish(results)
 

@@ -189,10 +189,11 @@ class Saver(keras.callbacks.Callback):
         self._save_or_stop(logs)
 
     def _save_or_stop(self, logs: Mapping[str, Any] | None) -> None:
-        self._stop.signal = (
-            self._workers.greatest(self._stop.signal or 0) or None
-        )  # all stop for the signal of one
-        stops = self._stop.signal is not None
+        # All stop for the signal of one. A signal that comes while they compare theirs counts after the next step.
+        signal = self._workers.greatest(self._stop.signal or 0)
+        stops = signal > 0
+        if stops:
+            self._stop.signal = signal
         if self._due or (stops and self._every != 0):
             check_loss(logs, step=self.step)
             self._save()
