@@ -303,6 +303,7 @@ def _run(
     for ran in run_cells(cells, workers=workers, log=log):
         found[ran.cell.path] = ran
         if ran.degenerate and "task" not in ran.cell.identity:
+            workers.wait_to_end()
             raise BertKerasError(
                 f"{ran.cell.path}: {ran.degenerate}; remove this folder and give a lower learning_rate."
             )

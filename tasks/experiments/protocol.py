@@ -257,6 +257,7 @@ def run_tasks(
     measured = [name for name in tasks if any(outcome.measures for outcome in found[name])]
     failed = [name for name in tasks if name not in measured]
     if not measured:
+        workers.wait_to_end()
         raise BertKerasError(f"{without_measures(failed)}; give lower learning rates.")
     for name in measured:  # before the first evaluation
         best = ranked(found[name], measure=tasks[name].measure)[0]

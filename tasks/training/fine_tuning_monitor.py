@@ -159,14 +159,16 @@ class FineTuningMonitor(Monitor):
         return {"epoch": len(self.history), "step": int(self._trained.optimizer.iterations.numpy())}
 
     def _check_kept(self, is_kept: Callable[[str], bool]) -> None:
-        """Raises BertKerasError if a file of the best epoch is missing or was changed."""
+        """Raises BertKerasError in all workers if a file of the best epoch is missing or was changed."""
         assert self.best is not None
-        for name in self.best[FILES]:
-            if not is_kept(name):
-                raise BertKerasError(
-                    f"{self._path / name}, part of the best epoch, is missing or was changed; remove {self._path} and "
-                    "train again."
-                )
+        lost = [name for name in self.best[FILES] if not is_kept(name)]
+        if not self._workers.greatest(len(lost)):
+            return
+        self._workers.wait_to_end()
+        where = self._path / lost[0] if lost else "a file of another worker"
+        raise BertKerasError(
+            f"{where}, part of the best epoch, is missing or was changed; remove {self._path} and train again."
+        )
 
 
 def _plain(measures: Mapping[str, Any]) -> dict[str, float]:
