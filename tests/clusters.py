@@ -8,6 +8,7 @@ In: a command. Out: the ended processes, the chief's first.
 import contextlib
 import json
 import os
+import random
 import socket
 import subprocess
 import sys
@@ -22,13 +23,19 @@ import runs
 SECONDS = 540  # after which a process hangs, on a busy machine too
 
 
+EPHEMERAL = Path("/proc/sys/net/ipv4/ip_local_port_range")
+
+
 def ports(count: int) -> list[int]:
-    """Free ports."""
-    with contextlib.ExitStack() as stack:
-        opened = [stack.enter_context(socket.socket()) for _ in range(count)]
-        for one in opened:
-            one.bind(("127.0.0.1", 0))
-        return [one.getsockname()[1] for one in opened]
+    """Free ports, which the system gives to nobody before the workers bind them."""
+    first = int(EPHEMERAL.read_text().split()[0]) if EPHEMERAL.exists() else 32768
+    found: list[int] = []
+    while len(found) < count:
+        port = random.randrange(10_000, first)
+        with socket.socket() as one, contextlib.suppress(OSError):
+            one.bind(("127.0.0.1", port))
+            found += [port] * (port not in found)
+    return found
 
 
 def environment(index: int, addresses: Sequence[str], **more: str) -> dict[str, str]:

@@ -94,6 +94,7 @@ def test_the_bytes_are_those_of_one_process(texts, written, tmp_path):
 
 
 @pytest.mark.long
+@pytest.mark.timeout(1000)
 @pytest.mark.parametrize(
     "flags",
     [
@@ -110,7 +111,7 @@ def test_the_bytes_depend_on_no_runner(texts, written, tmp_path, flags):
         "    beam(open_corpora(sys.argv[2:4]), sys.argv[1], *sys.argv[4:], range_bytes=5000)\n"
     )
     command = [sys.executable, "-c", code, str(tmp_path / "beam"), *texts, *flags]
-    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=250)
+    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=900)
     assert done.returncode == 0, done.stderr[-3000:]
     assert contents(tmp_path / "beam") == contents(written[0])
 

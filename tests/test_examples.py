@@ -25,7 +25,7 @@ def run(tmp_path):
 
     def run(name, *files, num_layers=1, **changes):
         runs.write_checkpoint(tmp_path / "checkpoint", num_layers=num_layers, **sizes)
-        code = EXAMPLES[name].read_text()
+        code = "import keras\nkeras.utils.set_random_seed(0)\n" + EXAMPLES[name].read_text()
         for old, new in changes.values():
             assert old in code
             code = code.replace(old, new)

@@ -92,10 +92,13 @@ def test_a_log_has_lines_for_epochs_and_steps(whole, place):
     lines = whole.out.splitlines()
     epochs = [line for line in lines if line.startswith("epoch ")]
     assert len(epochs) == 3 and all(
-        re.fullmatch(r"epoch \d/3: loss \d\.\d{4}, accuracy \d\.\d{4}, \d+ s", line) for line in epochs
+        re.fullmatch(r"epoch \d/3: loss \d\.\d{4}, accuracy \d\.\d{4}, (\d+ min )?\d+ s", line)
+        for line in epochs
     )
     steps = [line for line in lines if line.startswith("step ")]
-    pattern = r"step (\d+) of 18: loss \d\.\d{4}, learning rate [\d.e-]+, [\d.e+]+ steps/s, \d+ s left"
+    pattern = (
+        r"step (\d+) of 18: loss \d\.\d{4}, learning rate [\d.e-]+, [\d.e+]+ steps/s, (\d+ min )?\d+ s left"
+    )
     numbers = [int(re.fullmatch(pattern, line)[1]) for line in steps]
     assert numbers == [2, 3, 4, 5, 8, 9, 10, 11, 14, 15, 16, 17], (
         "all but the first, which traces, and the last"

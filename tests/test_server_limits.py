@@ -368,7 +368,7 @@ def test_32_clients_at_once(served):
                 client.sendall(HIDDEN)
             assert all(client.recv(100).startswith(b"HTTP/1.1 200") for client in clients)
             started = time.monotonic()  # with 32 connections that are kept alive
-        assert time.monotonic() - started < 1
+        assert time.monotonic() - started < 10  # an idle connection is kept for a minute
 
 
 def test_metadata_has_the_names_of_the_protos(server):
