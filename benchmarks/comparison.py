@@ -64,10 +64,10 @@ class Measured:
         return statistics.median(self.rates[precision])
 
     def results(self) -> Iterator[Result]:
-        """Each of ours against each peer, and some of ours against OURS."""
+        """Each of ours against each peer, and some of ours against another one of ours."""
         for ours in self.figures:
             for peer in self.figures:
-                is_peer = not peer.startswith(OURS) or (ours in AGAINST_OURS and peer == OURS)
+                is_peer = not peer.startswith(OURS) or AGAINST_OURS.get(ours) == peer
                 if ours.startswith(OURS) and is_peer and (ours, peer) not in UNLIKE:
                     bound = BOUNDS[self.case.precision]
                     agreement, agrees = compare(self.outputs[ours], self.outputs[peer], bound=bound)

@@ -18,6 +18,7 @@ import dataclasses
 import json
 import os
 import pathlib
+import subprocess
 import sys
 import tempfile
 from importlib import metadata
@@ -41,6 +42,7 @@ TEXT_SIZE, QUICK_TEXT_SIZE, SMOKE_TEXT_SIZE = 3_000_000, 500_000, 50_000  # char
 TURN, QUICK_TURN = 0.5, 0.2  # the least seconds of a turn
 # The rate of their products says little: they leave out work on purpose, or have fewer threads than the machine's rate.
 UNRATED = (f"{OURS}, unpadded", f"{OURS}, pooled only", f"{ONE_THREAD}, frozen")
+OF_MODEL_GARDEN = ("tf-models-official", "tf-keras", "tensorflow-cpu")
 VERSIONS = (
     *("tensorflow", "tensorflow-text", "keras", "keras-hub", "torch", "transformers", "tokenizers"),
     *("onnxruntime", "openvino"),
@@ -109,6 +111,13 @@ def installed(package: str) -> str | None:
     with contextlib.suppress(metadata.PackageNotFoundError):
         return metadata.version(package)
     return None
+
+
+def installed_elsewhere(interpreter: str, packages: tuple[str, ...]) -> dict[str, str]:
+    """The versions of packages in the environment of another Python."""
+    code = f"import json, importlib.metadata as m; print(json.dumps({{n: m.version(n) for n in {packages}}}))"
+    done = subprocess.run([interpreter, "-c", code], check=True, capture_output=True, text=True)
+    return json.loads(done.stdout)
 
 
 def common_arguments(parser: argparse.ArgumentParser) -> None:
@@ -253,6 +262,7 @@ def main() -> int:
         folder = pathlib.Path(temporary)
         write_material(folder, cases, args, text=text)
         interpreters = {MODEL_GARDEN: args.model_garden} if args.model_garden else {}
+        garden = installed_elsewhere(args.model_garden, OF_MODEL_GARDEN) if args.model_garden else {}
         workers = Workers(folder, threads=args.threads, clock=args.clock, interpreters=interpreters)
         try:
             for case in cases:
@@ -288,6 +298,7 @@ def main() -> int:
             "quick": args.quick or args.smoke,
             "machine": machine.name(),
             "versions": {package: installed(package) for package in VERSIONS},
+            **({"model_garden": garden} if garden else {}),
         }
         conditions = {"load": before, "quiet": quiet}
         found = {one.case.name: case_json(one, **conditions) for one in measured}

@@ -38,6 +38,8 @@ STYLES = {
 }
 # Ours that do less than the peers, or offsets besides.
 LESS_WORK = tuple(f"{OURS}, {form}" for form in ("unpadded", "pooled only", "offsets"))
+# A setting of threads that the peers have not.
+ONE_THREAD = f"{OURS} on one thread, frozen"
 # The peers with a column in the tables; the others take part in few cases.
 COLUMNS = (
     *("KerasHub", "Model Garden", "Hugging Face", "Hugging Face, autocast", "Hugging Face, compiled"),
@@ -124,7 +126,7 @@ def slower(content: Content) -> str:
         best: dict[str, tuple[float, str]] = {}
         results = [result for result in content["results"] if result["case"] == case]
         # A training leaves out padding, unless its form is padded.
-        less = {*LESS_WORK, *([OURS] if PADDED in {result["ours"] for result in results} else [])}
+        less = {*LESS_WORK, ONE_THREAD, *([OURS] if PADDED in {result["ours"] for result in results} else [])}
         for result in results:
             if result["ours"] not in less and not result["peer"].startswith(OURS):
                 best[result["peer"]] = max(
@@ -142,6 +144,7 @@ def machine_lines(machines: Machines) -> str:
     for content in runs_of(machines):
         most = max((case["others"] or 0.0 for case in content["cases"].values()), default=0.0)
         versions = ", ".join(f"{name} {version}" for name, version in content["versions"].items() if version)
+        others = ", ".join(f"{name} {version}" for name, version in content.get("model_garden", {}).items())
         lines.append(
             f"- {content['precision']}: {content['machine']}; {content['threads']} threads, {content['clock']} clock, "
             f"{content['rounds']} rounds; other processes took at most {most:.2f} CPU seconds a second"
@@ -152,6 +155,7 @@ def machine_lines(machines: Machines) -> str:
             )
             + ("; **a quick look, not a measurement**" if content["quick"] else "")
             + f". {versions}."
+            + (f" Model Garden: {others}." if others else "")
         )
     return "\n".join(lines)
 

@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 
+from bert_keras.autotuning import without_autotuning
 from bert_keras.features import (
     ENCODER_INPUTS,
     INPUT_MASK,
@@ -69,7 +70,7 @@ def _gelu(x: Any) -> Any:
 
 
 def _policy(case: Case) -> str:
-    """Its layers keep float32 weights in a narrow format."""
+    """Float32 weights in a narrow format, which each call casts: it has no form with narrow weights."""
     return "float32" if case.precision == "float32" else f"mixed_{case.precision}"
 
 
@@ -118,7 +119,7 @@ def finetune(case: Case, folder: pathlib.Path) -> Prepared:
     given = _features(case)
     batches = tf.data.Dataset.from_tensors((given, labels(case))).repeat(case.steps)
     logits = tf.cast(model(given, training=False), tf.float32).numpy()
-    return lambda: model.fit(batches, verbose=0), {"logits": logits}
+    return lambda: model.fit(without_autotuning(batches), verbose=0), {"logits": logits}
 
 
 def pretrain(case: Case, folder: pathlib.Path) -> Prepared:
@@ -167,4 +168,6 @@ def pretrain(case: Case, folder: pathlib.Path) -> Prepared:
     targets = {"masked_lm": ids, "next_sentence": labels(case)}
     batches = tf.data.Dataset.from_tensors((given, targets)).repeat(case.steps)
     predicted = {name: np.asarray(value) for name, value in model(given, training=False).items()}
-    return lambda: model.fit(batches, verbose=0), predicted | {"masked_lm": predicted["masked_lm"][:COMPARED]}
+    return lambda: model.fit(without_autotuning(batches), verbose=0), predicted | {
+        "masked_lm": predicted["masked_lm"][:COMPARED]
+    }

@@ -176,8 +176,8 @@ IMPLEMENTATIONS: dict[str, dict[str, Prepare]] = {
     },
     **{kind: _fresh(kind) for kind in FRESH},
 }
-# Our own forms that are compared with OURS too.
-AGAINST_OURS = (FROZEN, TWO_WORKERS, XLA)
+# Our own forms that are compared with another one of ours too: the one that does the same work.
+AGAINST_OURS = {FROZEN: OURS, TWO_WORKERS: OURS, XLA: PADDED}
 # Of ours and a peer, those that compute different outputs.
 UNLIKE = {(POOLED, "ONNX Runtime"), (POOLED, "OpenVINO")}
 # The modules that a library or an implementation needs, besides our own dependencies.
