@@ -165,9 +165,12 @@ class FineTuningMonitor(Monitor):
         if not self._workers.greatest(len(lost)):
             return
         self._workers.wait_to_end()
-        where = self._path / lost[0] if lost else "a file of another worker"
+        if self._workers.chief and lost:
+            raise BertKerasError(
+                f"{self._path / lost[0]}, part of the best epoch, is missing or was changed; remove {self._path} and train again."
+            )
         raise BertKerasError(
-            f"{where}, part of the best epoch, is missing or was changed; remove {self._path} and train again."
+            "a file of the best epoch is missing or was changed in a worker; remove the run's folder and train again."
         )
 
 

@@ -137,7 +137,7 @@ def train(
 
 
 def _finish(folder: Folder, results: Mapping[str, Any], workers: Workers) -> None:
-    """The chief writes the results. A worker that is lost before ends the others; one that is lost after it ends nobody."""
+    """The chief writes the results. A worker that is lost before ends the others; one that is lost after them ends nobody."""
     try:
         workers.wait()
     except LOST:
@@ -150,7 +150,9 @@ def _finish(folder: Folder, results: Mapping[str, Any], workers: Workers) -> Non
 def _signal_at_the_end(folder: Folder, workers: Workers, signal: int | None) -> int | None:
     """The signal to any worker. Waits for the results: a worker that ends earlier ends the others."""
     try:
-        return workers.greatest(signal or 0) or None
+        found = workers.greatest(signal or 0) or None
+        workers.wait_to_end()
+        return found
     except LOST:
         if not folder.finished:
             raise
