@@ -17,19 +17,18 @@ LARGEST = 2**30  # bytes of all weights: a graph holds them too, and is at most 
 def packed_weights(layer: keras.layers.Layer) -> contextlib.AbstractContextManager[Any]:
     """A context in which the weights of a layer are constants for a graph of TensorFlow, where an inference gains by it.
 
-    Enter it within the function that is traced. The graph keeps the values of this moment.
+    Enter it within the function that is traced. The graph keeps the values of this moment, and changes no state of the layer.
 
-    layer: built, with all that is called in the context
+    layer: all that is called in the context
     """
-    narrow = any(part.compute_dtype == "bfloat16" for part in layer._flatten_layers())
+    narrow = layer.built and any(part.compute_dtype == "bfloat16" for part in layer._flatten_layers())
     if not (narrow and fuses("bfloat16")):
         return contextlib.nullcontext()
     import tensorflow as tf
 
-    if tf.executing_eagerly():
+    size = sum(one.value.dtype.size * one.value.shape.num_elements() for one in layer.variables)
+    if tf.executing_eagerly() or size > LARGEST:
         return contextlib.nullcontext()
     with tf.init_scope():  # in the graph a variable has no value yet
         values = [(variable, variable.numpy()) for variable in layer.variables]
-    if sum(value.nbytes for _, value in values) > LARGEST:
-        return contextlib.nullcontext()
     return keras.StatelessScope([(variable, tf.constant(value)) for variable, value in values])

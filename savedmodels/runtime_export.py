@@ -86,7 +86,7 @@ def export_to(
     format: a key of RUNTIMES
     quantize: "int8" for int8 weights, by the runtime's own quantizer; None for float32
     precision: the format that the folder's example.py has the runtime compute in; the file is the same. "bfloat16" is OpenVINO's,
-        where the processor has it
+        on processors that have it
 
     A run in bfloat16 or float16, such as the `.keras` file of a mixed training, is exported in float32, with the same weights.
 

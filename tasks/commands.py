@@ -191,7 +191,7 @@ def _add_evaluate(parser: argparse.ArgumentParser) -> None:
 
 def _run_evaluate(args: argparse.Namespace) -> None:
     start_strategy(args.strategy, deterministic=False)
-    from tasks.batches import cardinality, predict
+    from tasks.batches import cardinality, predictor
     from tasks.training.evaluation_splits import splits_of
     from tasks.training.examples import check_labelled
     from tasks.training.run_card import describe
@@ -206,11 +206,10 @@ def _run_evaluate(args: argparse.Namespace) -> None:
             print(note, file=sys.stderr)
         task.check(run.preprocess, examples)
         check_labelled(task, run.preprocess, examples, split)
+    predict = predictor(task, run.preprocess, run.model, fixed=True)
     for split, examples, _ in splits:
         with progress(f"evaluating {split}", cardinality(examples)) as advance:
-            predictions, raw = predict(
-                task, run.preprocess, run.model, examples, batch_size=args.batch_size, progress=advance
-            )
+            predictions, raw = predict(examples, batch_size=args.batch_size, progress=advance)
         measured[split] = dict(task.evaluate(predictions, raw))
         tables += [one._replace(title=f"{split}: {one.title}") for one in task.report(predictions, raw)]
     if args.json:

@@ -1,15 +1,22 @@
 """Weights as constants of a graph: only where an inference gains, and with the outputs of the variables."""
 
+import contextlib
+
 import encoders
 import numpy as np
 import parity
 import pytest
+import runs
 import tensorflow as tf
 from parity import array
 
+import bert_keras as bk
 from bert_keras import kernels, packed_weights
 from bert_keras.encoder import BertEncoder
 from bert_keras.features import ENCODER_INPUTS, SEQUENCE_OUTPUT
+from tasks.batches import predictor
+from tasks.features.extract import Extractor, Pieces
+from tasks.features.token_vectors import RowExtractor
 
 ANY_SHAPE = {name: tf.TensorSpec([None, None], tf.int32) for name in ENCODER_INPUTS}
 
@@ -18,6 +25,7 @@ ANY_SHAPE = {name: tf.TensorSpec([None, None], tf.int32) for name in ENCODER_INP
 def with_onednn(monkeypatch):
     """On every processor; its kernels compute what the plain ones do."""
     monkeypatch.setattr(kernels, "has_onednn", lambda: True)
+    monkeypatch.setattr(kernels, "_is_on_cpu", lambda: True)
 
 
 def traced(encoder):
@@ -71,8 +79,35 @@ def test_variables_stay_where_constants_gain_nothing(change, monkeypatch):
 
 
 def test_an_eager_call_reads_the_variables():
-    encoder = BertEncoder(encoders.small(), outputs=(SEQUENCE_OUTPUT,), dtype="bfloat16")
-    features = parity.random_features(encoders.SMALL, seed=5, batch=3, length=7)
-    with packed_weights.packed_weights(encoder):
-        found = encoder(features, training=False)[SEQUENCE_OUTPUT]
-    tf.debugging.assert_equal(found, encoder(features, training=False)[SEQUENCE_OUTPUT])
+    encoder = BertEncoder(encoders.small(), dtype="bfloat16")
+    assert isinstance(packed_weights.packed_weights(encoder), contextlib.nullcontext)
+
+
+def test_a_layer_without_weights_yet_keeps_its_own():
+    layer = BertEncoder(encoders.small(), dtype="bfloat16")
+    layer.built = False
+    with tf.Graph().as_default():
+        assert isinstance(packed_weights.packed_weights(layer), contextlib.nullcontext)
+
+
+@pytest.mark.parametrize("fixed", [False, True])
+def test_a_prediction_follows_the_weights_unless_they_are_fixed(fixed, tmp_path):
+    """A training predicts after each epoch with the same function."""
+    runs.write_checkpoint(tmp_path / "checkpoint")
+    model = bk.classifier(tmp_path / "checkpoint", ["no", "yes"], seq_length=16, dtype="bfloat16")
+    run = model.as_run()
+    predict = predictor(run.task, run.preprocess, run.model, fixed=fixed)
+    rows = tf.data.Dataset.from_tensor_slices({"text": runs.texts(3, seed=1)})
+    before, _ = predict(rows, batch_size=2)
+    head = run.model.get_layer("classifier").dense.bias
+    head.assign([5.0, -5.0])
+    after, _ = predict(rows, batch_size=2)
+    assert np.array_equal(before["probabilities"], after["probabilities"]) == fixed
+
+
+def test_the_vectors_of_texts_are_made_with_packed_weights(tmp_path):
+    runs.write_checkpoint(tmp_path / "checkpoint")
+    made = Extractor(tmp_path / "checkpoint", units=Pieces(doc_stride=8), precision="bfloat16", seq_length=16)
+    rows = RowExtractor(made.encoder, places=[0, 1], dtype="float32")
+    for traced_once in (made._vectors, rows._vectors):
+        assert not reads(traced_once.get_concrete_function())

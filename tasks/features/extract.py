@@ -118,6 +118,8 @@ class Extractor:
     dtype: the type of the vectors, one of DTYPES
     precision: the format in which the encoder computes, one of bert_keras.precision.PRECISIONS
 
+    The weights of `encoder` must stay as they are from the first call on.
+
     Raises ValueError for arguments that do not fit the encoder.
     """
 

@@ -52,7 +52,7 @@ def distinct_rows(batches: Iterable[Features]) -> list[bytes]:
 class RowExtractor:
     """Computes the vectors of rows, in the form that `writing_cache` reads.
 
-    encoder: with its weights, and with the outputs of tasks/features/frozen.py
+    encoder: with its weights, which stay as they are from the first call on, and the outputs of tasks/features/frozen.py
     places: the layers, 0 is the embeddings
     dtype: of the vectors
     """
