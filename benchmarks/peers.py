@@ -298,9 +298,8 @@ def main() -> int:
             "quick": args.quick or args.smoke,
             "machine": machine.name(),
             "versions": {package: installed(package) for package in VERSIONS},
-            **({"model_garden": garden} if garden else {}),
         }
-        conditions = {"load": before, "quiet": quiet}
+        conditions = {"load": before, "quiet": quiet, **({"model_garden": garden} if garden else {})}
         found = {one.case.name: case_json(one, **conditions) for one in measured}
         write_json(args.json, settings, found, [result.to_json() for result in results])
     for failure in failures:

@@ -144,7 +144,8 @@ def machine_lines(machines: Machines) -> str:
     for content in runs_of(machines):
         most = max((case["others"] or 0.0 for case in content["cases"].values()), default=0.0)
         versions = ", ".join(f"{name} {version}" for name, version in content["versions"].items() if version)
-        others = ", ".join(f"{name} {version}" for name, version in content.get("model_garden", {}).items())
+        of_garden = (case.get("model_garden", {}) for case in content["cases"].values())
+        others = ", ".join({f"{name} {version}": None for one in of_garden for name, version in one.items()})
         lines.append(
             f"- {content['precision']}: {content['machine']}; {content['threads']} threads, {content['clock']} clock, "
             f"{content['rounds']} rounds; other processes took at most {most:.2f} CPU seconds a second"
