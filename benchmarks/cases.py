@@ -15,6 +15,8 @@ CASES = {
         Case(name="finetune-base-8x128", kind="finetune", size="base", batch=8, steps=1, default=False),
         Case(name="finetune-sst2", kind="finetune", texts=True, steps=8, rounds=3),
         Case(name="pretrain-32x128", kind="pretrain", steps=1),
+        Case(name="xla-finetune-32x128", kind="xla-finetune", steps=1),
+        Case(name="xla-pretrain-32x128", kind="xla-pretrain", steps=1),
         Case(name="serving-1", kind="serving", batch=1),
         Case(name="serving-32", kind="serving"),
         Case(name="answers", kind="answers", batch=4, length=384),
@@ -39,6 +41,8 @@ SIZES = {
 WITHOUT_WEIGHTS = ("tokenize", "byte-bpe", "instances", "import")  # kinds
 # On max |difference|, relative to the larger of 1 and max |ours|, by precision.
 BOUNDS = {"float32": 1e-4, "bfloat16": 0.1, "float16": 0.02}
+# The kinds with ready features, whose rows may be as short as one wants.
+READY = ("encoder", "finetune", "pretrain", "xla-finetune", "xla-pretrain", "memory")
 COUNTS = 0.1  # on the numbers of instances, whose random draws differ
 
 
@@ -49,7 +53,7 @@ def default_cases(precision: str) -> list[Case]:
 
 def smallest(case: Case) -> Case:
     """The case on a tiny model, two rows and little text: it shows that it runs, not how fast."""
-    length = 16 if case.kind in ("encoder", "finetune", "pretrain", "memory") else 96
+    length = 16 if case.kind in READY else 96
     return dataclasses.replace(
         case, size="tiny", batch=min(case.batch, 2), length=length, steps=1, characters=20_000, rounds=1
     )

@@ -21,14 +21,14 @@ import machine
 import numpy as np
 from cases import BOUNDS, LAYERS
 from comparison import Measured, Workers, measure
-from peer_work.registry import COMPILED, OURS, TWO_WORKERS, XLA
+from peer_work.registry import COMPILED, OURS, TWO_WORKERS
 from peer_work.work import Case
 from peers import SMOKE_TEXT_SIZE, TEXT_SIZE, UNRATED, common_arguments, write_material
 from rich.console import Console
 from rich.table import Table
 
 # torch.compile would compile for each value; the others do less work, or the same in another way.
-LEFT_OUT = (*UNRATED, COMPILED, XLA, TWO_WORKERS, f"{OURS}, offsets", "tokenizers, no offsets")
+LEFT_OUT = (*UNRATED, COMPILED, TWO_WORKERS, f"{OURS}, offsets", "tokenizers, no offsets")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

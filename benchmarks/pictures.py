@@ -49,6 +49,8 @@ WORDS = {
     "encoder": "encoder",
     "finetune": "fine-tuning step",
     "pretrain": "pre-training step",
+    "xla-finetune": "fine-tuning step by XLA",
+    "xla-pretrain": "pre-training step by XLA",
     "serving": "raw sentences served",
     "answers": "questions answered",
     "features": "hidden states of all layers",

@@ -40,6 +40,7 @@ def finetune(case: Case, folder: pathlib.Path, *, padded: bool = False, xla: boo
     import tensorflow as tf
 
     from bert_keras import checkpoints
+    from bert_keras.autotuning import without_autotuning
     from bert_keras.precision import training_policy
     from bert_keras.text.preprocessing import Preprocessor
     from tasks.batches import dataset
@@ -67,7 +68,9 @@ def finetune(case: Case, folder: pathlib.Path, *, padded: bool = False, xla: boo
         first = ready_features(case)
         one = (first, labels(case), np.ones(case.batch, "float32"))
         batches = tf.data.Dataset.from_tensors(one).repeat(case.steps)
-    return lambda: model.fit(batches, verbose=0), {"logits": model(first, training=False).numpy()}
+    # A plain Keras model: the one that `bert-keras finetune` trains turns autotuning off itself.
+    steady = without_autotuning(batches)
+    return lambda: model.fit(steady, verbose=0), {"logits": model(first, training=False).numpy()}
 
 
 def pretrain(case: Case, folder: pathlib.Path, *, padded: bool = False, xla: bool = False) -> Prepared:

@@ -117,7 +117,6 @@ IMPLEMENTATIONS: dict[str, dict[str, Prepare]] = {
     "finetune": {
         OURS: ours_training.finetune,
         PADDED: functools.partial(ours_training.finetune, padded=True),
-        XLA: functools.partial(ours_training.finetune, xla=True),
         KERAS_HUB: keras_hub.finetune,
         MODEL_GARDEN: model_garden.finetune,
         HUGGING_FACE: hugging_face.finetune,
@@ -126,11 +125,18 @@ IMPLEMENTATIONS: dict[str, dict[str, Prepare]] = {
     "pretrain": {
         OURS: ours_training.pretrain,
         PADDED: functools.partial(ours_training.pretrain, padded=True),
-        XLA: functools.partial(ours_training.pretrain, xla=True),
         KERAS_HUB: keras_hub.pretrain,
         MODEL_GARDEN: model_garden.pretrain,
         HUGGING_FACE: hugging_face.pretrain,
         COMPILED: functools.partial(hugging_face.pretrain, compiled=True),
+    },
+    "xla-finetune": {
+        PADDED: functools.partial(ours_training.finetune, padded=True),
+        XLA: functools.partial(ours_training.finetune, xla=True),
+    },
+    "xla-pretrain": {
+        PADDED: functools.partial(ours_training.pretrain, padded=True),
+        XLA: functools.partial(ours_training.pretrain, xla=True),
     },
     "serving": {
         OURS: functools.partial(work.serving, ours.export_asker),
@@ -204,7 +210,7 @@ def implementations_of(case: Case) -> list[str]:
     if case.batch > 1:
         left_out.add(f"{ONE_THREAD}, frozen")
     if case.texts:
-        left_out |= {XLA, COMPILED, MODEL_GARDEN}
+        left_out |= {COMPILED, MODEL_GARDEN}
     return [name for name in IMPLEMENTATIONS[case.kind] if name not in left_out]
 
 
