@@ -47,7 +47,7 @@ CASES = (
         data="squad/squad1.1_train_subset_11877.json",
         dev_data="squad/xquad.en.json",
         measure="f1",
-        flags="--epochs 1 --max-examples 3000 --batch-size 16",
+        flags="--epochs 2 --max-examples 3000 --batch-size 16",
     ),
     Case(
         task="conll2003",
