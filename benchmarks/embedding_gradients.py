@@ -47,7 +47,7 @@ def _scale(values: tf.Tensor) -> tf.Tensor:
 
 
 def dense_step(weights: tf.Variable, moments: Moments, slices: tf.IndexedSlices) -> None:
-    """What `bert_keras.optimizers.AdamW` does."""
+    """A step as `bert_keras.optimizers.AdamW` makes it."""
     gradient = dense(slices)
     adam(
         weights,
