@@ -21,6 +21,18 @@ def _start_with_a_slow_end():
     return _slow
 
 
+def _start_with_places():
+    return lambda number: (number, os.getpid())
+
+
+def _start_with_a_fault():
+    def fault(number):
+        if number == 3:
+            raise ValueError(f"no result for {number}")
+
+    return fault
+
+
 def _fail():
     raise RuntimeError("no function")
 
@@ -43,6 +55,26 @@ def test_closing_ends_calls_whose_results_nobody_wants():
 @pytest.mark.timeout(200)
 def test_nobody_waits_for_a_worker_whose_calls_are_done():
     assert list(in_order(_start_with_a_slow_end, [(0,), (1,), (0,)], workers=2)) == [0, 1, 0]
+    assert not multiprocessing.active_children()
+
+
+@pytest.mark.long
+@pytest.mark.timeout(200)
+def test_a_process_that_takes_part_calls_the_function_and_keeps_the_order():
+    results = list(in_order(_start_with_places, [(number,) for number in range(40)], workers=2, takes_part=True))
+    assert [number for number, _ in results] == [*range(40)]
+    processes = [process for _, process in results]
+    assert len({*processes}) == 2  # two workers are this process and another
+    # The other one still imports TensorFlow when this one begins.
+    assert processes[2:4] == [os.getpid()] * 2
+    assert not multiprocessing.active_children()
+
+
+@pytest.mark.long
+@pytest.mark.timeout(200)
+def test_an_error_in_a_process_that_takes_part_ends_the_others():
+    with pytest.raises(ValueError, match="no result for 3"):
+        list(in_order(_start_with_a_fault, [(number,) for number in range(9)], workers=2, takes_part=True))
     assert not multiprocessing.active_children()
 
 

@@ -3,6 +3,7 @@
 import collections
 import concurrent.futures.process
 import contextlib
+import functools
 import importlib
 import itertools
 import multiprocessing
@@ -48,15 +49,18 @@ def in_order(
     *,
     workers: int,
     interruptible: bool = True,
+    takes_part: bool = False,
 ) -> Iterator[Result]:
-    """The results of a function, in the order of its tasks. At most one task per worker waits.
+    """The results of a function, in the order of its tasks. At most one task waits for each process that was started.
 
     start: makes the function, once in each process; picklable, as arguments and results are, unless `workers` is 1
     tasks: the arguments of each call, read in this process
-    workers: processes, each with one thread of TensorFlow; 1 calls the function in this process
+    workers: processes; 1 calls the function in this process. Each process that is started has one thread of TensorFlow
     interruptible: True for calls that write files: Ctrl-C, which a terminal sends to all processes, reaches them, and closing the
         iterator waits for those that run. False where this process still needs results after Ctrl-C or SIGTERM: closing ends the
         processes
+    takes_part: True counts this process as a worker: it calls the function too while each of the others has a task that waits,
+        from the first moment on, when the others still import TensorFlow. Results then wait in memory for those before them
 
     Raises the function's errors, and ChildProcessError if a process ends.
     """
@@ -64,6 +68,7 @@ def in_order(
         yield from itertools.starmap(start(), tasks)
         return
     spawn, given = multiprocessing.get_context("spawn"), pickle.dumps(start)
+    others = workers - takes_part
     # Nothing is ever sent: a worker ends when this process closes its end, or ends. A lock shared with a dead worker would hang.
     end, own_end = spawn.Pipe(duplex=False)
     deferred = () if interruptible else _TO_ALL
@@ -71,15 +76,19 @@ def in_order(
         end,
         own_end,
         concurrent.futures.ProcessPoolExecutor(
-            workers, spawn, _start_worker, (given, deferred, end)
+            others, spawn, _start_worker, (given, deferred, end)
         ) as executor,
     ):
         pending: collections.deque[concurrent.futures.Future[Result]] = collections.deque()
+        own = functools.cache(start)
         try:
             for task in tasks:
-                with _blocked(deferred):  # a process that submit starts inherits it, until it can ignore them
-                    pending.append(executor.submit(_call, *task))
-                if len(pending) > workers:
+                if takes_part and sum(not one.done() for one in pending) >= 2 * others:
+                    pending.append(_finished(own()(*task)))
+                else:
+                    with _blocked(deferred):  # a process that submit starts inherits it, until it can ignore them
+                        pending.append(executor.submit(_call, *task))
+                while pending and (pending[0].done() or (not takes_part and len(pending) > others)):
                     yield pending.popleft().result()
             while pending:
                 yield pending.popleft().result()
@@ -93,6 +102,13 @@ def in_order(
             if not interruptible:
                 own_end.close()
             executor.shutdown(cancel_futures=True)
+
+
+def _finished(result: Result) -> concurrent.futures.Future[Result]:
+    """A future that has a result."""
+    made: concurrent.futures.Future[Result] = concurrent.futures.Future()
+    made.set_result(result)
+    return made
 
 
 @contextlib.contextmanager

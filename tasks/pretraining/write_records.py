@@ -57,8 +57,8 @@ def write_records(
     masking: writes static masks; None leaves masking to training, with new masks in every epoch
     segment: picklable; splits a line into words, for whole-word masking in languages without spaces. Files without masks have
         its `word_starts`
-    workers: processes that tokenize, sample, mask and write; the files do not depend on their number. With more than one, a
-        script must call this under `if __name__ == "__main__"`
+    workers: processes that tokenize, sample, mask and write, this one included; the files do not depend on their number. With
+        more than one, a script must call this under `if __name__ == "__main__"`
     compress: gzip
     shard_bytes, shard_documents: least text in a file; memory grows with them, not with the corpus
     progress: called with the number of documents done since its last call
@@ -120,7 +120,7 @@ def _write_missing(
             else:
                 yield number, texts
 
-    for shard in in_order(functools.partial(ShardWriter, job), missing(), workers=workers):
+    for shard in in_order(functools.partial(ShardWriter, job), missing(), workers=workers, takes_part=True):
         made.append(shard)
         folder.write(identity, made)
         progress(shard.documents)
