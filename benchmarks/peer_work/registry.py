@@ -40,6 +40,7 @@ AUTOCAST, COMPILED, ONNX, OPENVINO = (
 ONE_THREAD = f"{OURS} on one thread"
 FROZEN, TWO_WORKERS, EXPORT = f"{OURS}, frozen", f"{OURS}, 2 workers", f"{OURS}, export"
 POOLED, PADDED, XLA = f"{OURS}, pooled only", f"{OURS}, padded", f"{OURS}, XLA"
+ONNX_EXPORT, OPENVINO_EXPORT = f"{OURS}, {ONNX} export", f"{OURS}, {OPENVINO} export"
 PLAIN = "plain Python"
 
 Prepare = Callable[[Case, pathlib.Path], Prepared]
@@ -62,6 +63,10 @@ IN_A_FRESH_PROCESS: dict[str, dict[str, Callable[[Case, pathlib.Path], Arrays]]]
     "start": {
         OURS: functools.partial(work.first_answer, ours.export_asker),
         FROZEN: functools.partial(work.first_answer, functools.partial(ours.export_asker, freeze=True)),
+        ONNX_EXPORT: functools.partial(work.first_answer, functools.partial(runtimes.asker, format="onnx")),
+        OPENVINO_EXPORT: functools.partial(
+            work.first_answer, functools.partial(runtimes.asker, format="openvino")
+        ),
         KERAS_HUB: functools.partial(work.first_answer, keras_hub.asker),
         HUGGING_FACE: functools.partial(work.first_answer, hugging_face.asker),
     },
@@ -82,6 +87,8 @@ IN_A_FRESH_PROCESS: dict[str, dict[str, Callable[[Case, pathlib.Path], Arrays]]]
 _BEFORE: dict[tuple[str, str], Callable[[Case, pathlib.Path], Any]] = {
     ("start", OURS): functools.partial(ours.exported, freeze=False),
     ("start", FROZEN): functools.partial(ours.exported, freeze=True),
+    ("start", ONNX_EXPORT): functools.partial(runtimes.exported, format="onnx"),
+    ("start", OPENVINO_EXPORT): functools.partial(runtimes.exported, format="openvino"),
     ("start", KERAS_HUB): keras_hub.exported,
     ("memory", KERAS_HUB): keras_hub.prepare_memory,
 }
@@ -147,8 +154,8 @@ IMPLEMENTATIONS: dict[str, dict[str, Prepare]] = {
         KERAS_HUB: functools.partial(work.serving, keras_hub.asker),
         HUGGING_FACE: functools.partial(work.serving, hugging_face.asker),
         COMPILED: functools.partial(work.serving, functools.partial(hugging_face.asker, compiled=True)),
-        ONNX: functools.partial(runtimes.serving, format="onnx"),
-        OPENVINO: functools.partial(runtimes.serving, format="openvino"),
+        ONNX: functools.partial(work.serving, functools.partial(runtimes.asker, format="onnx")),
+        OPENVINO: functools.partial(work.serving, functools.partial(runtimes.asker, format="openvino")),
     },
     "tokenize": {
         OURS: functools.partial(ours.tokenize, method="tokenize"),
@@ -183,7 +190,7 @@ IMPLEMENTATIONS: dict[str, dict[str, Prepare]] = {
     **{kind: _fresh(kind) for kind in FRESH},
 }
 # Our own forms that are compared with another one of ours too: the one that does the same work.
-AGAINST_OURS = {FROZEN: OURS, TWO_WORKERS: OURS, XLA: PADDED}
+AGAINST_OURS = {FROZEN: OURS, TWO_WORKERS: OURS, XLA: PADDED, ONNX_EXPORT: OURS, OPENVINO_EXPORT: OURS}
 # Of ours and a peer, those that compute different outputs.
 UNLIKE = {(POOLED, "ONNX Runtime"), (POOLED, "OpenVINO")}
 # The modules that a library or an implementation needs, besides our own dependencies.
@@ -193,6 +200,7 @@ NEEDS = {
     ONNX: ("onnx", "onnxruntime", "tf2onnx", "tokenizers"),
     OPENVINO: ("openvino", "tokenizers"),
 }
+NEEDS |= {ONNX_EXPORT: NEEDS[ONNX], OPENVINO_EXPORT: NEEDS[OPENVINO]}
 
 
 def library_of(name: str) -> str:
@@ -221,7 +229,7 @@ def missing(case: Case, name: str, interpreters: Collection[str]) -> str | None:
     """
     if name == MODEL_GARDEN and name not in interpreters:
         return "needs an environment of its own, given by --model-garden"
-    needed = NEEDS.get(library_of(name), ())
+    needed = NEEDS.get(name) or NEEDS.get(library_of(name), ())
     absent = [module for module in needed if importlib.util.find_spec(module) is None]
     if absent:
         return f"needs {' and '.join(absent)}"

@@ -13,7 +13,7 @@ import numpy as np
 
 from bert_keras.features import SEQUENCE_OUTPUT
 from peer_work.ours import classifier_run, constant_encoder
-from peer_work.work import Arrays, Case, Prepared, encoded, features, in_turn, requests
+from peer_work.work import Arrays, Case, Prepared, encoded, features
 
 Model = Callable[[Arrays], np.ndarray]  # features -> the output
 OPENVINO_FORMATS = {"float32": "f32", "bfloat16": "bf16", "float16": "f16"}
@@ -66,13 +66,22 @@ def encoder(case: Case, folder: pathlib.Path, *, format: str) -> Prepared:
     return lambda: model(given), encoded(case, {SEQUENCE_OUTPUT: model(given)})
 
 
-def serving(case: Case, folder: pathlib.Path, *, format: str) -> Prepared:
-    """The export for this runtime: the tokenization and decoding of its example.py, and the model."""
-    from savedmodels.runtime_export import export_to
-
+def exported(case: Case, folder: pathlib.Path, *, format: str) -> pathlib.Path:
+    """The run of SST-2 exported for this runtime; written once."""
     written = folder / f"{case.size}-{case.length}-{format}-served"
     if not written.exists():
+        from savedmodels.runtime_export import export_to
+
         export_to(classifier_run(case, folder), written, format)
+    return written
+
+
+def asker(case: Case, folder: pathlib.Path, *, format: str) -> Callable[[list[str]], np.ndarray]:
+    """The export for this runtime: sentences -> probabilities. Needs no TensorFlow.
+
+    It tokenizes and decodes as the example.py of the export does.
+    """
+    written = exported(case, folder, format=format)
     example = _module(written / "example.py")
     settings = json.loads((written / "settings.json").read_text(encoding="utf-8"))
     model = _LOADERS[format](written / settings["model"], case, output=settings["output"])
@@ -81,8 +90,7 @@ def serving(case: Case, folder: pathlib.Path, *, format: str) -> Prepared:
         found = example.answers(settings, model(example.features(settings, [texts])))
         return np.array([answer["probabilities"] for answer in found])
 
-    asked = requests(case, folder)
-    return in_turn(ask, asked), {"probabilities": ask(asked[0])}
+    return ask
 
 
 @functools.cache
