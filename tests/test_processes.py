@@ -61,7 +61,9 @@ def test_nobody_waits_for_a_worker_whose_calls_are_done():
 @pytest.mark.long
 @pytest.mark.timeout(200)
 def test_a_process_that_takes_part_calls_the_function_and_keeps_the_order():
-    results = list(in_order(_start_with_places, [(number,) for number in range(40)], workers=2, takes_part=True))
+    results = list(
+        in_order(_start_with_places, [(number,) for number in range(40)], workers=2, takes_part=True)
+    )
     assert [number for number, _ in results] == [*range(40)]
     processes = [process for _, process in results]
     assert len({*processes}) == 2  # two workers are this process and another
