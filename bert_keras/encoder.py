@@ -21,6 +21,7 @@ from bert_keras.features import (
     ENCODER_OUTPUTS,
     INPUT_MASK,
     INPUT_WORD_IDS,
+    OUTPUT_POSITIONS,
     POOLED_OUTPUT,
     SEQUENCE_OUTPUT,
 )
@@ -84,7 +85,11 @@ class BertEncoder(keras.Model):
     Called on Features (`input_word_ids`, `input_mask`, `input_type_ids`: int32 [B, S]) it returns a dict of the outputs:
     `sequence_output` [B, S, H], `pooled_output` [B, H], `encoder_outputs` L x [B, S, H] (the last equals
     `sequence_output`, if no `bilstm` is on it), `embedding_output` [B, S, H], `attention_probabilities` L x [B, A, S, S].
-    Raises ValueError on an output of another name, a sequence longer than the positions or embeddings of other sizes.
+
+    With the feature `output_positions`, int32 [B, P], `sequence_output` has these positions alone, [B, P, H], and the last block
+    computes no others. They are positions of real tokens, or 0. The numbers are equal up to rounding.
+    Raises ValueError on an output of another name, a sequence longer than the positions or embeddings of other sizes; and on
+    `output_positions` with a `bilstm`, or beside outputs of all positions of the last block.
     """
 
     def __init__(
@@ -162,7 +167,7 @@ class BertEncoder(keras.Model):
         real = ops.cast(inputs[INPUT_MASK], "bool")
         layers = range(self.config.num_layers)
         masks = {
-            SEQUENCE_OUTPUT: real,
+            SEQUENCE_OUTPUT: None if OUTPUT_POSITIONS in inputs else real,
             EMBEDDING_OUTPUT: real,
             POOLED_OUTPUT: None,
             ENCODER_OUTPUTS: [real for _ in layers],
@@ -184,13 +189,13 @@ class BertEncoder(keras.Model):
             results[EMBEDDING_OUTPUT] = states
         if tokens is not None:
             states = drop_padding(ops.reshape(states, (-1, self.config.hidden_size)), tokens)
-        pooled_only = self.outputs_wanted == (POOLED_OUTPUT,) and self.bilstm is None
+        asked = self._asked_positions(features, position)
         for i in range(self.config.num_layers):
             queries, queries_mask = states, scores_mask
-            if pooled_only and i == self.config.num_layers - 1:
-                # No other position is read after the last block, and a causal query at the last real one sees all of them.
-                queries = self._asked(states, position, tokens, mask)
-                queries_mask = self._padding_mask(mask)
+            if asked is not None and i == self.config.num_layers - 1:
+                # No other position is read after the last block.
+                queries = self._asked(states, asked, tokens, mask)
+                queries_mask = self._queries_mask(mask, asked)
             block = self.blocks[0 if self.config.share_layers else i]
             states, probabilities = self._run_block(block, queries, states, queries_mask, training, tokens)
             if ENCODER_OUTPUTS in self.outputs_wanted:
@@ -198,25 +203,59 @@ class BertEncoder(keras.Model):
             if ATTENTION_PROBABILITIES in self.outputs_wanted:
                 results[ATTENTION_PROBABILITIES].append(probabilities)
             del probabilities  # before the next block makes its own, as large
-        if not pooled_only:
+        if asked is None:
             states = _padded(states, tokens, mask)
         if self.bilstm is not None:
             states = self.bilstm(states, mask=mask > 0)
-        results[SEQUENCE_OUTPUT] = states
         if POOLED_OUTPUT in self.outputs_wanted:
             first = (
-                states[:, 0] if pooled_only else gather_positions(states, ops.expand_dims(position, -1))[:, 0]
-            )
+                gather_positions(states, ops.expand_dims(position, -1)) if asked is None else states[:, :1]
+            )[:, 0]
             results[POOLED_OUTPUT] = ACTIVATIONS[self.config.pooler_activation](self.pooler(first))
+            if asked is not None:
+                states = states[:, 1:]
+        results[SEQUENCE_OUTPUT] = states
         return {name: results[name] for name in self.outputs_wanted}
 
-    def _asked(self, states: Any, position: Any, tokens: RealTokens | None, mask: Any) -> Any:
-        """The states of one position of each sequence: float [B, 1, H]. position: int32 [B]."""
+    def _asked_positions(self, features: Mapping[str, Any], position: Any) -> Any:
+        """The positions that the last block computes, int32 [B, P], that of the pooler first; None where it computes all.
+
+        position: int32 [B], of the pooler
+        """
+        pooled = [ops.expand_dims(position, -1)] if POOLED_OUTPUT in self.outputs_wanted else []
+        if OUTPUT_POSITIONS in features:
+            self._check_output_positions()
+            return ops.concatenate([*pooled, ops.cast(features[OUTPUT_POSITIONS], DTYPE)], axis=1)
+        return pooled[0] if self.outputs_wanted == (POOLED_OUTPUT,) and self.bilstm is None else None
+
+    def _check_output_positions(self) -> None:
+        """Raises BertKerasError where other outputs need all positions of the last block."""
+        if not self.takes_output_positions:
+            others = "a bilstm" if self.bilstm is not None else f"outputs {', '.join(self.outputs_wanted)}"
+            raise BertKerasError(
+                f"{OUTPUT_POSITIONS} was given to an encoder with {others}, which needs all positions; leave it out, or build "
+                f"the encoder with outputs {SEQUENCE_OUTPUT} and {POOLED_OUTPUT} alone."
+            )
+
+    @property
+    def takes_output_positions(self) -> bool:
+        """True where the encoder accepts the feature `output_positions`."""
+        return self.bilstm is None and {*self.outputs_wanted} <= {SEQUENCE_OUTPUT, POOLED_OUTPUT}
+
+    def _asked(self, states: Any, positions: Any, tokens: RealTokens | None, mask: Any) -> Any:
+        """The states of some positions of each sequence: float [B, P, H]. positions: int32 [B, P]."""
         if tokens is None:
-            return gather_positions(states, ops.expand_dims(position, -1))
+            return gather_positions(states, positions)
         batch, length = ops.shape(mask)
-        places = ops.arange(batch, dtype="int32") * length + position
-        return ops.expand_dims(ops.take(states, ops.take(tokens.rows, places), axis=0), 1)
+        places = ops.expand_dims(ops.arange(batch, dtype="int32") * length, -1) + positions
+        return ops.take(states, ops.take(tokens.rows, places), axis=0)
+
+    def _queries_mask(self, mask: Any, positions: Any) -> Any:
+        """`_scores_mask` for queries at positions, int32 [B, P]: float [B, 1, 1 or P, S]."""
+        if not self.config.causal:
+            return self._padding_mask(mask)
+        seen = ops.arange(ops.shape(mask)[1], dtype="int32") <= positions[:, None, :, None]
+        return (1.0 - ops.cast(seen & (mask[:, None, None, :] > 0), self.compute_dtype)) * MASKED_SCORE
 
     def _run_block(
         self,
@@ -292,8 +331,9 @@ class BertEncoder(keras.Model):
         self._check_length(length)
         config = self.config
         sequence, weights = (batch, length, config.hidden_size), (batch, config.num_heads, length, length)
+        asked = features[OUTPUT_POSITIONS].shape[1] if OUTPUT_POSITIONS in features else length
         shapes = {
-            SEQUENCE_OUTPUT: sequence,
+            SEQUENCE_OUTPUT: (batch, asked, config.hidden_size),
             EMBEDDING_OUTPUT: sequence,
             POOLED_OUTPUT: (batch, config.hidden_size),
             ENCODER_OUTPUTS: [sequence] * config.num_layers,

@@ -1,6 +1,6 @@
 """The heads of an encoder: each turns its outputs into logits, float32 or wider.
 
-MaskedLMHead        sequence [B, S, H], positions [B, P]  -> [B, P, V]
+MaskedLMHead        sequence [B, S, H], positions [B, P]  -> [B, P, V]      or sequence [B, P, H] alone
 NextSentenceHead    pooled [B, H]                         -> [B, 2]     0 = B follows A, 1 = random
 ClassifierHead      pooled [B, H]                         -> [B, C]
 ConcatClassifierHead  sequence [B, S, H], mask [B, S]       -> [B, C]
@@ -51,9 +51,12 @@ class MaskedLMHead(keras.layers.Layer):
     def compute_mask(self, inputs: Any, previous_mask: Any = None) -> None:
         """None: the logits are those of the asked positions, which the labels' weights tell from padding."""
 
-    def call(self, sequence: Any, positions: Any) -> Any:
-        """`sequence`: float [B, S, H], `positions`: int32 [B, P] -> float32 [B, P, V], rounded to the format of the product."""
-        x = self.dense(gather_positions(sequence, positions))
+    def call(self, sequence: Any, positions: Any = None) -> Any:
+        """`sequence`: float [B, S, H], `positions`: int32 [B, P] -> float32 [B, P, V], rounded to the format of the product.
+
+        Without positions, `sequence` has those alone: float [B, P, H].
+        """
+        x = self.dense(sequence if positions is None else gather_positions(sequence, positions))
         x = self.norm(ACTIVATIONS[self.config.activation](x))
         shape = ops.shape(x)
         table = ops.cast(self._encoder().embedding_table, self.compute_dtype)

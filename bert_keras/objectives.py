@@ -27,6 +27,7 @@ from bert_keras.features import (
     MASKED_LM_POSITIONS,
     MASKED_LM_WEIGHTS,
     NEXT_SENTENCE_LABEL,
+    OUTPUT_POSITIONS,
     POOLED_OUTPUT,
     SEQUENCE_OUTPUT,
     WHOLE,
@@ -104,6 +105,8 @@ class _PredictedTokens(Objective):
 
     def logits(self, head: keras.layers.Layer, outputs: Mapping[str, Any], features: Features) -> Any:
         """Float32 [B, P, V]: the vocabulary is compared with the predicted positions only."""
+        if OUTPUT_POSITIONS in features:
+            return head(outputs[SEQUENCE_OUTPUT])
         return head(outputs[SEQUENCE_OUTPUT], features[MASKED_LM_POSITIONS])
 
 
@@ -238,6 +241,16 @@ class ReplacedTokens(Objective):
 
     def baseline(self, labels: np.ndarray, weights: np.ndarray) -> None:
         """None: the generator makes the labels."""
+
+
+def reads_masked_positions(objectives: Sequence[Objective]) -> bool:
+    """True where nothing but the masked positions of `sequence_output` is read.
+
+    An objective of a user's own, or `logits` of a user's own, may read all positions.
+    """
+    readers = [one for one in objectives if one.reads == SEQUENCE_OUTPUT]
+    masked = [one for one in readers if isinstance(one, MaskedLM) and type(one).logits is MaskedLM.logits]
+    return bool(readers) and len(masked) == len(readers)
 
 
 def check_parts(objectives: Sequence[Objective], part: Part) -> None:

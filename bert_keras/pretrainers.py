@@ -23,11 +23,12 @@ from bert_keras.features import (
     MASKED_LM_IDS,
     MASKED_LM_POSITIONS,
     MASKED_LM_WEIGHTS,
+    OUTPUT_POSITIONS,
     POOLED_OUTPUT,
     SEQUENCE_OUTPUT,
 )
 from bert_keras.losses import GlobalMean, known_weights
-from bert_keras.objectives import Features, MaskedLM, Objective, ReplacedTokens
+from bert_keras.objectives import Features, MaskedLM, Objective, ReplacedTokens, reads_masked_positions
 from bert_keras.training_model import TrainingSteps
 
 
@@ -160,11 +161,19 @@ class Pretrainer(TrainingSteps, keras.Model):
 
     def call(self, features: Features, training: bool = False) -> dict[str, Any]:
         """Features -> {objective: logits}."""
+        features = self._at_masked_positions(features, self.encoder)
         outputs = self.encoder(features, training=training)
         return {
             objective.name: objective.logits(self.heads[objective.name], outputs, features)
             for objective in self.objectives
         }
+
+    def _at_masked_positions(self, features: Features, encoder: BertEncoder) -> Features:
+        """The features with `output_positions` where only the masked positions of an encoder's last block are read."""
+        readers = [one for one in self.objectives if self.encoders[one.name] is encoder]
+        if not (encoder.takes_output_positions and reads_masked_positions(readers)):
+            return features
+        return {**features, OUTPUT_POSITIONS: features[MASKED_LM_POSITIONS]}
 
     def compute_loss(
         self,
@@ -298,8 +307,9 @@ class ElectraPretrainer(Pretrainer):
     def call(self, features: Features, training: bool = False) -> dict[str, Any]:
         """Features -> logits by objective, and the labels of replaced tokens."""
         masked_lm, replaced_tokens = self.objectives
-        hidden = self.generator(features, training=training)
-        guesses = masked_lm.logits(self.heads[masked_lm.name], hidden, features)
+        masked = self._at_masked_positions(features, self.generator)
+        hidden = self.generator(masked, training=training)
+        guesses = masked_lm.logits(self.heads[masked_lm.name], hidden, masked)
         filled, replaced = self._fill(features, ops.stop_gradient(guesses))
         outputs = self.encoder(features | {INPUT_WORD_IDS: filled}, training=training)
         found = replaced_tokens.logits(self.heads[replaced_tokens.name], outputs, features)

@@ -133,12 +133,16 @@ class _Encoder:
     def activations(self, length: int, *, predictions: int, rows: int, rematerialize: bool) -> float:
         """Bytes that the backward pass reads. rematerialize: a block's input for each block, and all values of one block."""
         c = self.config
-        block = length * (
+        position = (
             HIDDEN_VALUES * c.hidden_size
             + ACTIVATION_VALUES[c.activation] * c.intermediate_size
             + SCORE_VALUES * c.num_heads * length
         )
-        blocks = c.num_layers * length * c.hidden_size + block if rematerialize else c.num_layers * block
+        # The last block has keys and values of all positions.
+        last = self._last_positions(length, predictions) * position + 2 * length * c.hidden_size
+        blocks = (c.num_layers - 1) * length * position + min(last, length * position)
+        if rematerialize:
+            blocks = c.num_layers * length * c.hidden_size + length * position
         embeddings = 4 * length * c.embedding_width
         logits = LOGIT_VALUES * predictions * c.vocab_size if self._predicts_tokens else 0
         return FLOAT * rows * (embeddings + blocks + logits)
@@ -147,11 +151,19 @@ class _Encoder:
     def _predicts_tokens(self) -> bool:
         return any(HEADS[objective][0] == "masked_lm" for objective in self.objectives)
 
+    def _last_positions(self, length: int, predictions: int) -> int:
+        """Positions that the last block computes: those that are read, if these are masked positions and the pooler's alone."""
+        if {"left_to_right", "replaced_token"} & {*self.objectives}:
+            return length
+        return (predictions if self._predicts_tokens else 0) + self.pools
+
     def flops(self, length: int, *, predictions: int, rematerialize: bool) -> float:
         """Operations of an instance, forward and backward, which is twice forward."""
         c = self.config
         h, e, i = c.hidden_size, c.embedding_width, c.intermediate_size
-        blocks = 2 * c.num_layers * length * (4 * h * h + 2 * h * i + 2 * length * h)
+        of_query, of_key = 2 * (2 * h * h + 2 * h * i + 2 * length * h), 2 * (2 * h * h)
+        queries = (c.num_layers - 1) * length + self._last_positions(length, predictions)
+        blocks = of_query * queries + of_key * c.num_layers * length
         rest = 2.0 * length * e * h if e != h else 0.0
         if self._predicts_tokens:
             rest += 2 * predictions * (h * e + e * c.vocab_size)
