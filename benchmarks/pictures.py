@@ -149,8 +149,8 @@ def machine_lines(machines: Machines) -> str:
         of_garden = (case.get("model_garden", {}) for case in content["cases"].values())
         others = ", ".join({f"{name} {version}": None for one in of_garden for name, version in one.items()})
         lines.append(
-            f"- {content['precision']}: {content['machine']}; {content['threads']} threads, {content['clock']} clock, "
-            f"{content['rounds']} rounds; other processes took at most {most:.2f} CPU seconds a second"
+            f"- `{content['name']}`, {content['precision']}: {content['machine']}; {content['threads']} threads, "
+            f"{content['clock']} clock, {content['rounds']} rounds; other processes took at most {most:.2f} CPU seconds a second"
             + (
                 f"; left out, because they took more: {', '.join(content['left_out'])}"
                 if content["left_out"]
@@ -164,8 +164,13 @@ def machine_lines(machines: Machines) -> str:
 
 
 def runs_of(machines: Machines) -> list[Content]:
-    """The contents of peers.py of all machines."""
-    return [content for run in machines.values() for content in run.values() if "cases" in content]
+    """The contents of peers.py of all machines, each with the name of its folder."""
+    return [
+        content | {"name": name}
+        for name, run in machines.items()
+        for content in run.values()
+        if "cases" in content
+    ]
 
 
 def rates_table(machines: Machines) -> str:
@@ -183,20 +188,15 @@ def rates_table(machines: Machines) -> str:
         shares = (one["gflops"].get(name) for name in names)
         cells = (f"{share / rates[content['precision']]:.0%}" if share else "" for share in shares)
         gain = f"{rates['bfloat16'] / rates['float32']:.1f}"
-        rows.append((processor(content), f"`{case}`", content["precision"], gain, *cells))
-    heading = ("processor", "case", "format", "bfloat16 over float32", *names)
+        rows.append((f"`{content['name']}`", f"`{case}`", content["precision"], gain, *cells))
+    heading = ("run", "case", "format", "bfloat16 over float32", *names)
     return rows_of(heading, rows, numbers=len(names) + 1)
-
-
-def processor(content: Content) -> str:
-    """The best instructions for matrices of the machine, such as `amx_bf16`."""
-    return content["machine"].split(", ")[-2]
 
 
 def memory_table(machines: Machines) -> str:
     """Peak resident sizes."""
     found = [
-        (processor(content), content["precision"], case, one["figures"])
+        (content["name"], content["precision"], case, one["figures"])
         for content in runs_of(machines)
         for case, one in content["cases"].items()
         if one["kind"] == "memory"
@@ -204,14 +204,14 @@ def memory_table(machines: Machines) -> str:
     names = [*dict.fromkeys(name for *_, figures in found for name in figures)]
     rows = [
         (
-            kind,
+            f"`{run}`",
             f"`{case}`",
             precision,
             *(f"{figures[name] / 2**20:,.0f} MiB" if name in figures else "" for name in names),
         )
-        for kind, precision, case, figures in found
+        for run, precision, case, figures in found
     ]
-    return rows_of(("processor", "case", "format", *names), rows, numbers=len(names))
+    return rows_of(("run", "case", "format", *names), rows, numbers=len(names))
 
 
 def cost_table(content: Content) -> str:
