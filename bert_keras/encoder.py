@@ -195,7 +195,7 @@ class BertEncoder(keras.Model):
             if asked is not None and i == self.config.num_layers - 1:
                 # No other position is read after the last block.
                 queries = self._asked(states, asked, tokens, mask)
-                queries_mask = self._queries_mask(mask, asked)
+                queries_mask = self._scores_mask(mask, asked)
             block = self.blocks[0 if self.config.share_layers else i]
             states, probabilities = self._run_block(block, queries, states, queries_mask, training, tokens)
             if ENCODER_OUTPUTS in self.outputs_wanted:
@@ -208,9 +208,8 @@ class BertEncoder(keras.Model):
         if self.bilstm is not None:
             states = self.bilstm(states, mask=mask > 0)
         if POOLED_OUTPUT in self.outputs_wanted:
-            first = (
-                gather_positions(states, ops.expand_dims(position, -1)) if asked is None else states[:, :1]
-            )[:, 0]
+            pooled = gather_positions(states, ops.expand_dims(position, -1)) if asked is None else states
+            first = pooled[:, 0]
             results[POOLED_OUTPUT] = ACTIVATIONS[self.config.pooler_activation](self.pooler(first))
             if asked is not None:
                 states = states[:, 1:]
@@ -249,13 +248,6 @@ class BertEncoder(keras.Model):
         batch, length = ops.shape(mask)
         places = ops.expand_dims(ops.arange(batch, dtype="int32") * length, -1) + positions
         return ops.take(states, ops.take(tokens.rows, places), axis=0)
-
-    def _queries_mask(self, mask: Any, positions: Any) -> Any:
-        """`_scores_mask` for queries at positions, int32 [B, P]: float [B, 1, 1 or P, S]."""
-        if not self.config.causal:
-            return self._padding_mask(mask)
-        seen = ops.arange(ops.shape(mask)[1], dtype="int32") <= positions[:, None, :, None]
-        return (1.0 - ops.cast(seen & (mask[:, None, None, :] > 0), self.compute_dtype)) * MASKED_SCORE
 
     def _run_block(
         self,
@@ -310,12 +302,16 @@ class BertEncoder(keras.Model):
         """Int32 [B, S] -> float [B, 1, 1, S], to be added to attention scores."""
         return (1.0 - ops.cast(mask[:, None, None, :], self.compute_dtype)) * MASKED_SCORE
 
-    def _scores_mask(self, mask: Any) -> Any:
-        """Int32 [B, S] -> float [B, 1, 1, S], or [B, 1, S, S] where attention is causal."""
+    def _scores_mask(self, mask: Any, positions: Any = None) -> Any:
+        """Int32 [B, S] -> float [B, 1, 1, S], or [B, 1, Q, S] where attention is causal.
+
+        positions: int32 [B, Q], of the queries; all unless given
+        """
         if not self.config.causal:
             return self._padding_mask(mask)
-        places = ops.arange(ops.shape(mask)[1])
-        seen = ops.expand_dims(places, 0) <= ops.expand_dims(places, 1)
+        places = ops.arange(ops.shape(mask)[1], dtype="int32")
+        asked = places[None] if positions is None else positions
+        seen = places <= asked[:, None, :, None]
         return (1.0 - ops.cast(seen & (mask[:, None, None, :] > 0), self.compute_dtype)) * MASKED_SCORE
 
     def _check_length(self, length: int | None) -> None:

@@ -86,9 +86,8 @@ def in_order(
                 if takes_part and sum(not one.done() for one in pending) >= 2 * others:
                     pending.append(_finished(own()(*task)))
                 else:
-                    with _blocked(
-                        deferred
-                    ):  # a process that submit starts inherits it, until it can ignore them
+                    # A process that `submit` starts inherits the block, until it can ignore the signals.
+                    with _blocked(deferred):
                         pending.append(executor.submit(_call, *task))
                 while pending and (pending[0].done() or (not takes_part and len(pending) > others)):
                     yield pending.popleft().result()
