@@ -78,13 +78,21 @@ def mask(
     """
     seeds = tf.unstack(tf.random.experimental.stateless_split(tf.cast(seed, tf.int64), 4), num=4)
     ids = features[INPUT_WORD_IDS]
-    chosen = _choose(features, seeds=seeds[:2], pieces=pieces, masking=masking, part=part)
-    draw = _uniform(ids, seeds[2], part)
-    hidden = tf.where(draw < 1 - masking.keep, _random_pieces(ids, seeds[3], pieces, masking, part), ids)
+    positions, chosen = _choose(features, seeds=seeds[:2], pieces=pieces, masking=masking, part=part)
+    originals = tf.where(chosen, _at(positions, ids), 0)
+    draw = _at(positions, _uniform(ids, seeds[2], part))
+    random = _at(positions, _random_pieces(ids, seeds[3], pieces, masking, part))
+    hidden = tf.where(draw < 1 - masking.keep, random, originals)
     hidden = tf.where(draw < masking.hide, pieces.special.mask, hidden)
+    places = tf.where(chosen)
+    at = tf.stack([places[:, 0], tf.cast(tf.gather_nd(positions, places), places.dtype)], axis=1)
     kept = {name: value for name, value in features.items() if name != WORD_STARTS}
-    labels = _labels(ids, chosen, most=masking.max_predictions)
-    return kept | {INPUT_WORD_IDS: tf.where(chosen, hidden, ids)} | labels
+    return kept | {
+        INPUT_WORD_IDS: tf.tensor_scatter_nd_update(ids, at, tf.gather_nd(hidden, places)),
+        MASKED_LM_POSITIONS: positions,
+        MASKED_LM_IDS: originals,
+        MASKED_LM_WEIGHTS: tf.cast(chosen, tf.float32),
+    }
 
 
 def ask_next(features: Features) -> Features:
@@ -109,21 +117,9 @@ def count_asked(lengths: tf.Tensor, masking: Masking) -> tf.Tensor:
     return tf.minimum(masking.max_predictions, tf.maximum(1, rounded))
 
 
-def _labels(ids: tf.Tensor, chosen: tf.Tensor, *, most: int) -> Features:
-    """Positions, ids and weights [B, P] of the chosen positions, bool [B, S]."""
-    length = tf.shape(ids)[1]
-    # The first `most` in order, for less than the cost of a sort.
-    found = tf.math.top_k(tf.where(chosen, -tf.range(length), -length), k=tf.minimum(most, length))
-    positions = -found.values
-    positions = tf.pad(positions, [[0, 0], [0, most - tf.shape(positions)[1]]], constant_values=length)
-    positions = tf.ensure_shape(positions, [None, most])
-    real = positions < length
-    positions = tf.where(real, positions, 0)
-    return {
-        MASKED_LM_POSITIONS: positions,
-        MASKED_LM_IDS: tf.where(real, tf.gather(ids, positions, batch_dims=1), 0),
-        MASKED_LM_WEIGHTS: tf.cast(real, tf.float32),
-    }
+def _at(positions: tf.Tensor, values: tf.Tensor) -> tf.Tensor:
+    """The values [B, S] at positions, int32 [B, P]: [B, P]."""
+    return tf.gather(values, positions, batch_dims=1)
 
 
 def _uniform(ids: tf.Tensor, seed: tf.Tensor, part: Part, limit: int | None = None) -> tf.Tensor:
@@ -148,8 +144,8 @@ def _random_pieces(
 
 def _choose(
     features: Features, *, seeds: Sequence[tf.Tensor], pieces: Pieces, masking: Masking, part: Part
-) -> tf.Tensor:
-    """Chooses the positions to predict: bool [B, S]."""
+) -> tuple[tf.Tensor, tf.Tensor]:
+    """Chooses the positions to predict: int32 [B, P], ascending, padded with 0, and bool [B, P], False on padding."""
     ids, real = features[INPUT_WORD_IDS], features[INPUT_MASK] > 0
     wanted = count_asked(tf.reduce_sum(tf.cast(real, tf.int32), axis=1), masking)
     if masking.max_ngram == 1 and not masking.whole_word:
@@ -165,26 +161,34 @@ def _choose(
     draw = _uniform(ids, seeds[1], part)
     shorter = 1 + tf.reduce_sum(tf.cast(draw[..., tf.newaxis] >= steps, tf.int32), axis=-1)
     lengths *= tf.sequence_mask(shorter, masking.max_ngram, tf.int32)
-    return _take(
-        starts,
-        lengths,
-        candidates=tf.reduce_sum(tf.cast(exists, tf.int32), axis=1),
-        wanted=wanted,
+    candidates = tf.reduce_sum(tf.cast(exists, tf.int32), axis=1)
+    taken = _take(starts, lengths, candidates=candidates, wanted=wanted)
+    length = tf.shape(ids)[1]
+    # The first ones in order, for less than the cost of a sort.
+    found = tf.math.top_k(
+        tf.where(taken, -tf.range(length), -length), k=tf.minimum(masking.max_predictions, length)
     )
+    return _padded(-found.values, length, masking.max_predictions)
 
 
 def _choose_tokens(
     features: Features, wanted: tf.Tensor, *, draw: tf.Tensor, pieces: Pieces, masking: Masking
-) -> tf.Tensor:
+) -> tuple[tf.Tensor, tf.Tensor]:
     """`_choose` where each token is a word: those with the least draws. wanted: int32 [B]; draw: float32 [B, S]."""
-    ids, exists = features[INPUT_WORD_IDS], _selectable(features, pieces)
-    draw = tf.where(exists, draw, 2.0)
-    most = tf.minimum(masking.max_predictions, tf.shape(ids)[1])
-    order = tf.math.top_k(-draw, k=most).indices  # of equal draws the first, as `argsort` has them
+    exists, length = _selectable(features, pieces), tf.shape(draw)[1]
+    most = tf.minimum(masking.max_predictions, length)
+    order = tf.math.top_k(-tf.where(exists, draw, 2.0), k=most).indices  # of equal draws the first
     taken = tf.minimum(wanted, tf.reduce_sum(tf.cast(exists, tf.int32), axis=1))
-    rows, places = tf.unstack(tf.where(tf.sequence_mask(taken, most)), axis=1)
-    at = tf.stack([rows, tf.cast(tf.gather_nd(order, tf.stack([rows, places], axis=1)), rows.dtype)], axis=1)
-    return tf.scatter_nd(at, tf.ones_like(rows, tf.int32), tf.shape(ids, rows.dtype)) > 0
+    positions = tf.sort(tf.where(tf.sequence_mask(taken, most), order, length), axis=1)
+    return _padded(positions, length, masking.max_predictions)
+
+
+def _padded(positions: tf.Tensor, length: tf.Tensor, most: int) -> tuple[tf.Tensor, tf.Tensor]:
+    """Ascending positions, int32 [B, at most P], `length` where there is none: int32 [B, P] and bool [B, P]."""
+    added = [[0, 0], [0, most - tf.shape(positions)[1]]]
+    positions = tf.ensure_shape(tf.pad(positions, added, constant_values=length), [None, most])
+    chosen = positions < length
+    return tf.where(chosen, positions, 0), chosen
 
 
 def _selectable(features: Features, pieces: Pieces) -> tf.Tensor:
