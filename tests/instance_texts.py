@@ -13,7 +13,7 @@ from bert_keras.features import (
 from bert_keras.settings import Masking
 from bert_keras.text.wordpiece import WordPiece
 from tasks.pretraining.read_records import read_records
-from tasks.pretraining.samplers import Document
+from tasks.pretraining.samplers import Documents
 from tasks.pretraining.write_records import write_records
 from tasks.settings import Sampling
 
@@ -23,15 +23,15 @@ DOCUMENT, SEGMENT = 1_000_000, 1_000  # an id tells where it comes from: documen
 def documents(count=200, *, seed=0, segments=(1, 20), pieces=(1, 40)):
     """Documents whose ids are all different and rise."""
     draw = random.Random(seed)
-    return [
-        Document.of(
+    return Documents.of(
+        [
             [
                 np.arange(draw.randint(*pieces), dtype="int32") + (d + 1) * DOCUMENT + s * SEGMENT
                 for s in range(draw.randint(*segments))
             ]
-        )
-        for d in range(count)
-    ]
+            for d in range(count)
+        ]
+    )
 
 
 def original_pairs(texts, *, seed, seq_length, short_seq_prob, passes):

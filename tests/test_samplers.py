@@ -6,7 +6,7 @@ import scipy.stats
 from instance_texts import DOCUMENT, SEGMENT, documents, original_pairs, whole
 
 from tasks.pretraining.instance_stream import shards
-from tasks.pretraining.samplers import SAMPLERS, make_instances
+from tasks.pretraining.samplers import SAMPLERS, make_instances, one_pass
 from tasks.settings import Sampling
 
 SEP = 0  # in the documents below, whose ids are from 1
@@ -59,9 +59,9 @@ def test_two_documents_are_enough():
 
 
 def sampled(name, texts, **settings):
-    """The output of a sampler, in order, before pairs are cut."""
+    """The instances of a sampler, in order, before pairs are cut."""
     settings = Sampling(sampler=name, **settings)
-    return list(SAMPLERS[name].sample(texts, np.random.default_rng(3), settings=settings, separator=SEP))
+    return list(one_pass(texts, np.random.default_rng(3), settings=settings, separator=SEP)[0])
 
 
 def test_unused_segments_are_put_back():
@@ -91,6 +91,7 @@ def test_strict_labels_are_even():
 
 def sentence_pairs(texts, draws, *, strict):
     """(A, B, label) one sentence at a time, as Liu et al. describe SENTENCE-PAIR; None for a sentence that is skipped."""
+    texts = [*texts]
     for mine, text in enumerate(texts):
         others = texts[mine + 1 :] + texts[:mine]
         waiting = list(text)
@@ -108,12 +109,14 @@ def sentence_pairs(texts, draws, *, strict):
 @pytest.mark.parametrize("strict", [False, True])
 def test_sentence_pairs_are_single_sentences(strict):
     texts = documents(300, segments=(1, 6))
-    ours = sampled("sentence_pair", texts, strict=strict)
-    theirs = list(sentence_pairs(texts, np.random.default_rng(3), strict=strict))
-    assert len(ours) == len(theirs) > 700 and (None in theirs) == strict
-    for one, wanted in zip(ours, theirs, strict=True):
-        found = None if one is None else (*(ids.tolist() for ids in one.segments), one.label)
-        assert found == (wanted and (wanted[0].tolist(), wanted[1].tolist(), wanted[2]))
+    settings = Sampling(sampler="sentence_pair", strict=strict)
+    ours, skipped = one_pass(texts, np.random.default_rng(3), settings=settings, separator=SEP)
+    made = list(sentence_pairs(texts, np.random.default_rng(3), strict=strict))
+    theirs = [one for one in made if one]
+    assert len(made) > 700 and skipped == len(made) - len(theirs) and (skipped > 0) == strict
+    for one, (first, second, label) in zip(ours, theirs, strict=True):
+        found = (*(ids.tolist() for ids in one.segments), one.label)
+        assert found == (first.tolist(), second.tolist(), label)
 
 
 def test_long_sentences_of_a_pair_are_cut():
@@ -141,7 +144,7 @@ def test_sentence_order_swaps_half():
     for first, second in (one.segments[:: -1 if one.label else 1] for one in instances):
         assert first[-1] < second[0] and first[0] // DOCUMENT == second[0] // DOCUMENT
     texts = documents(segments=(2, 20))
-    kept = [one.segments[:: -1 if one.label else 1] for one in sampled("sentence_order", texts) if one]
+    kept = [one.segments[:: -1 if one.label else 1] for one in sampled("sentence_order", texts)]
     assert set(np.concatenate([ids for pair in kept for ids in pair]).tolist()) <= set(whole(texts))
 
 

@@ -30,7 +30,14 @@ from bert_keras.features import (
 from bert_keras.text.preprocessing import Features, Preprocessor
 from bert_keras.text.tokenizer import BERT_PAIR, Tokenizer
 from tasks.pretraining.processes import check_sendable, in_order
-from tasks.pretraining.samplers import SAMPLERS, Document, Instance, check_documents, make_instances
+from tasks.pretraining.samplers import (
+    SAMPLERS,
+    Document,
+    Documents,
+    Instances,
+    check_documents,
+    make_instances,
+)
 from tasks.settings import Sampling
 
 ROWS = 1024  # instances to pack and mask together; lines to tokenize together
@@ -103,7 +110,7 @@ WORD_START = 1 << 30  # added to the id of a token that starts a segmenter's wor
 
 def tokenize_documents(
     documents: Iterable[Text], tokenizer: Tokenizer, *, segment: Segmenter | None = None
-) -> list[Document]:
+) -> Documents:
     """The ids of every document, without empty lines and documents.
 
     segment: splits a line into words; WORD_START is added to the id of a word's first token
@@ -117,7 +124,7 @@ def tokenize_documents(
     batches = (lines[start : start + ROWS] for start in range(0, len(lines), ROWS))
     made = [_ids_of(batch, tokenizer, segment) for batch in batches]
     if not made:
-        return []
+        return Documents(np.zeros(0, np.int32), [])
     ids = np.concatenate([ids for ids, _ in made])
     bounds = np.concatenate([[0], np.cumsum(np.concatenate([lengths for _, lengths in made]))])
     found = []
@@ -126,8 +133,8 @@ def tokenize_documents(
             *dict.fromkeys(bounds[last - count : last + 1].tolist())
         ]  # each line once that has ids
         if len(of_document) > 1:
-            found.append(Document(ids, of_document))
-    return found
+            found.append(Document(of_document))
+    return Documents(ids, found)
 
 
 def _ids_of(
@@ -179,9 +186,9 @@ class Packer:
                 features |= {INPUT_WORD_IDS: ids % WORD_START, WORD_STARTS: ids // WORD_START}
             return features | {NEXT_SENTENCE_LABEL: labels}
 
-        count = SAMPLERS[settings.sampler].segments
+        self._segments = SAMPLERS[settings.sampler].segments
         ids, lengths = tf.TensorSpec([None], tf.int32), tf.TensorSpec([None], tf.int64)
-        signature = [[ids] * count, [lengths] * count, ids]
+        signature = [[ids] * self._segments, [lengths] * self._segments, ids]
         self._pack = tf.function(pack, autograph=False, input_signature=signature)
 
     def specs(self) -> dict[str, tf.TensorSpec]:
@@ -189,16 +196,16 @@ class Packer:
         made = self._pack.get_concrete_function().structured_outputs
         return {name: tf.TensorSpec(one.shape, one.dtype) for name, one in made.items()}
 
-    def __call__(self, instances: Sequence[Instance]) -> Iterator[Features]:
+    def __call__(self, instances: Instances) -> Iterator[Features]:
         return (self.pack(instances[start : start + ROWS]) for start in range(0, len(instances), ROWS))
 
-    def pack(self, instances: Sequence[Instance]) -> Features:
+    def pack(self, instances: Instances) -> Features:
         """Makes one batch. instances: at least one."""
-        columns = [*zip(*(one.segments for one in instances), strict=True)]
+        segments, lengths = zip(*map(instances.segment, range(self._segments)), strict=True)
         features: Features = self._pack(
-            [tf.constant(np.concatenate(rows)) for rows in columns],
-            [tf.constant([len(row) for row in rows], tf.int64) for rows in columns],
-            tf.constant([one.label for one in instances], tf.int32),
+            [tf.constant(ids) for ids in segments],
+            [tf.constant(of_each) for of_each in lengths],
+            tf.constant(instances.labels),
         )
         return features
 
@@ -210,7 +217,7 @@ def instances_of(
     settings: Sampling,
     segment: Segmenter | None,
     seed: Sequence[int],
-) -> tuple[list[Instance], int]:
+) -> tuple[Instances, int]:
     """A shard's instances, and the number of skipped chunks."""
     documents = tokenize_documents(texts, tokenizer, segment=segment)
     # The samplers count one separator after each segment.
@@ -228,7 +235,7 @@ class _Sampler:
 
     def __call__(
         self, texts: Sequence[Text], seed: int, epoch: int, shard: int
-    ) -> tuple[tuple[int, int], list[Instance]]:
+    ) -> tuple[tuple[int, int], Instances]:
         return (epoch, shard), self._make(texts, seed=[seed, epoch, shard])[0]
 
 
@@ -246,10 +253,10 @@ class _Worker:
 
 
 def _packed_rows(
-    instances: Sequence[Instance], own: Callable[[int], bool], *, packer: Packer
+    instances: Instances, own: Callable[[int], bool], *, packer: Packer
 ) -> Generator[Features, None, int]:
     """Packs the instances of a shard whose numbers are `own`; returns the number of all."""
-    yield from packer([one for number, one in enumerate(instances) if own(number)])
+    yield from packer(instances[np.flatnonzero([own(number) for number in range(len(instances))])])
     return len(instances)
 
 

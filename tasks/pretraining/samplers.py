@@ -8,8 +8,9 @@ sec. 3.1.
 """
 
 import bisect
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import NamedTuple
+import itertools
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -20,34 +21,59 @@ from tasks.settings import Sampling
 
 
 class Document:
-    """A document as ids: its segments, int32 [T] each.
+    """A document: the places of its segments among the ids of all documents.
 
-    ids: of all segments, int32 [N]
-    bounds: where in the ids each segment starts, and the last one's end
+    bounds: where each segment starts, and where the last one ends
     """
 
-    def __init__(self, ids: np.ndarray, bounds: Sequence[int]) -> None:
-        self._ids, self._bounds = ids, bounds
-
-    @classmethod
-    def of(cls, segments: Sequence[np.ndarray]) -> "Document":
-        """Joins segments."""
-        return cls(np.concatenate(segments), [0, *np.cumsum([*map(len, segments)]).tolist()])
+    def __init__(self, bounds: Sequence[int]) -> None:
+        self.bounds = bounds
 
     def __len__(self) -> int:
-        return len(self._bounds) - 1
-
-    def __iter__(self) -> Iterator[np.ndarray]:
-        return (self.ids(start, start + 1) for start in range(len(self)))
-
-    def ids(self, start: int, end: int) -> np.ndarray:
-        """The ids from segment `start` to before segment `end`."""
-        return self._ids[self._bounds[start] : self._bounds[end]]
+        return len(self.bounds) - 1
 
     def fill(self, start: int, target: int) -> int:
         """The index after the segments from `start` that together reach the target, or the end of the document."""
-        bounds = self._bounds
+        bounds = self.bounds
         return min(bisect.bisect_left(bounds, bounds[start] + target, start + 1), len(bounds) - 1)
+
+
+class Documents:
+    """Documents as ids.
+
+    ids: int32 [N], of all documents
+    found: the documents
+    """
+
+    def __init__(self, ids: np.ndarray, found: Sequence[Document]) -> None:
+        self.ids, self.found = ids, found
+
+    @classmethod
+    def of(cls, texts: Sequence[Sequence[np.ndarray]]) -> "Documents":
+        """Joins documents that have the ids of each segment, int32 [T]."""
+        found, end = [], 0
+        for text in texts:
+            bounds = list(itertools.accumulate(map(len, text), initial=end))
+            found.append(Document(bounds))
+            end = bounds[-1]
+        return cls(np.concatenate([segment for text in texts for segment in text]), found)
+
+    def __len__(self) -> int:
+        return len(self.found)
+
+    def __iter__(self) -> Iterator[list[np.ndarray]]:
+        for one in self.found:
+            yield [self.ids[start:end] for start, end in itertools.pairwise(one.bounds)]
+
+    def joined(self, separator: int) -> "Documents":
+        """Documents whose ids follow each other in their order, with a separator between two."""
+        parts, found, shift = list[Any](), [], 0
+        for one in self.found:
+            first, last = one.bounds[0], one.bounds[-1]
+            found.append(Document([bound - first + shift for bound in one.bounds]))
+            parts += [self.ids[first:last], [separator]]
+            shift += last - first + 1
+        return Documents(np.concatenate(parts, dtype=np.int32), found)
 
 
 class Instance(NamedTuple):
@@ -57,7 +83,38 @@ class Instance(NamedTuple):
     label: int = 0
 
 
-# A sampler makes one pass over the documents. It yields instances, whose pairs may be too long, and None for a skipped chunk.
+class Instances:
+    """Instances as places in ids: a list of so many objects costs Python more time than making them.
+
+    ids: int32 [N]
+    places: int64 [I, K, 2], where each of an instance's K segments starts and ends
+    labels: int32 [I]
+    """
+
+    def __init__(self, ids: np.ndarray, places: np.ndarray, labels: np.ndarray) -> None:
+        self.ids, self.places, self.labels = ids, places, labels
+
+    def __len__(self) -> int:
+        return len(self.labels)
+
+    def __iter__(self) -> Iterator[Instance]:
+        for places, label in zip(self.places.tolist(), self.labels.tolist(), strict=True):
+            yield Instance(tuple(self.ids[start:end] for start, end in places), label)
+
+    def __getitem__(self, rows: slice | np.ndarray) -> "Instances":
+        return Instances(self.ids, self.places[rows], self.labels[rows])
+
+    def segment(self, number: int) -> tuple[np.ndarray, np.ndarray]:
+        """Of each instance, segment 0 or 1: the ids of all, int32 [M], and the number of ids of each, int64 [I]."""
+        starts, ends = self.places[:, number].T
+        lengths = ends - starts
+        before = np.cumsum(lengths) - lengths
+        return self.ids[np.arange(lengths.sum()) + np.repeat(starts - before, lengths)], lengths
+
+
+# A sampler makes one pass over documents. Of an instance, it yields the places where each segment starts and ends, and the label:
+# (start, end, label) or (start, end, start, end, label). It yields None for a skipped chunk. Pairs may be too long.
+Made = tuple[int, ...] | None
 
 
 def _target(rng: np.random.Generator, settings: Sampling) -> int:
@@ -72,15 +129,15 @@ def _another(documents: Sequence[Document], index: int, rng: np.random.Generator
 
 
 def next_sentence(
-    documents: Sequence[Document], rng: np.random.Generator, *, settings: Sampling, separator: int
-) -> Iterator[Instance | None]:
+    documents: Sequence[Document], rng: np.random.Generator, *, settings: Sampling
+) -> Iterator[Made]:
     """A and the segments after it (0), or A and segments from a random start in another document (1).
 
     With a random B, the next chunk starts with the segments after A. The other document is drawn uniformly from all other
     documents; google-research/bert draws from all documents, up to ten times, until it finds another.
     """
     for index, document in enumerate(documents):
-        target = _target(rng, settings)
+        bounds, target = document.bounds, _target(rng, settings)
         start = 0
         while start < len(document):
             end = document.fill(start, target)
@@ -90,105 +147,98 @@ def next_sentence(
                 start = end
                 continue
             split = end if alone else int(rng.integers(start + 1, end))
-            first = document.ids(start, split)
+            first, last = bounds[start], bounds[split]
             if alone or rng.random() < 0.5:
                 other = _another(documents, index, rng)
                 at = int(rng.integers(len(other)))
-                second = other.ids(at, other.fill(at, target - len(first)))
-                yield Instance((first, second), 1)
+                until = other.fill(at, target - (last - first))
+                yield first, last, other.bounds[at], other.bounds[until], 1
                 start = split
             else:
-                yield Instance((first, document.ids(split, end)), 0)
+                yield first, last, last, bounds[end], 0
                 start = end
 
 
 def sentence_pair(
-    documents: Sequence[Document], rng: np.random.Generator, *, settings: Sampling, separator: int
-) -> Iterator[Instance | None]:
+    documents: Sequence[Document], rng: np.random.Generator, *, settings: Sampling
+) -> Iterator[Made]:
     """A segment and the one after it (0), or a segment and a random one of another document (1): Liu et al.'s SENTENCE-PAIR.
 
     A segment is a natural sentence where the corpus has one in each line. With a random B, the segment after A is the next A. A
     document's last segment gets a random B; with `strict` it is skipped.
     """
     for index, document in enumerate(documents):
-        segments, start = [*document], 0
-        while start < len(segments):
-            last = start + 1 == len(segments)
-            if last and settings.strict:
+        bounds, start = document.bounds, 0
+        while start < len(document):
+            first, last = bounds[start : start + 2]
+            at_the_end = start + 1 == len(document)
+            if at_the_end and settings.strict:
                 yield None
                 start += 1
-            elif last or rng.random() < 0.5:
+            elif at_the_end or rng.random() < 0.5:
                 other = _another(documents, index, rng)
                 at = int(rng.integers(len(other)))
-                yield Instance((segments[start], other.ids(at, at + 1)), 1)
+                yield first, last, other.bounds[at], other.bounds[at + 1], 1
                 start += 1
             else:
-                yield Instance((segments[start], segments[start + 1]), 0)
+                yield first, last, last, bounds[start + 2], 0
                 start += 2
 
 
 def sentence_order(
-    documents: Sequence[Document], rng: np.random.Generator, *, settings: Sampling, separator: int
-) -> Iterator[Instance | None]:
+    documents: Sequence[Document], rng: np.random.Generator, *, settings: Sampling
+) -> Iterator[Made]:
     """A and the segments after it (0), or the two swapped (1). A chunk of one segment has no order and is skipped."""
     for document in documents:
-        target = _target(rng, settings)
+        bounds, target = document.bounds, _target(rng, settings)
         start = 0
         while start < len(document):
             end = document.fill(start, target)
             if end - start == 1:
                 yield None
             else:
-                split = int(rng.integers(start + 1, end))
-                parts = document.ids(start, split), document.ids(split, end)
-                swapped = int(rng.random() < 0.5)
-                yield Instance(parts[::-1] if swapped else parts, swapped)
+                split = bounds[int(rng.integers(start + 1, end))]
+                parts = (bounds[start], split), (split, bounds[end])
+                swapped = rng.random() < 0.5
+                (first, last), (second, until) = parts[::-1] if swapped else parts
+                yield first, last, second, until, int(swapped)
             start = end
 
 
 def full_sentences(
-    documents: Sequence[Document], rng: np.random.Generator, *, settings: Sampling, separator: int
-) -> Iterator[Instance | None]:
-    """Rows of whole segments across documents, with a separator between two documents."""
-    segments = ((index, segment) for index, document in enumerate(documents) for segment in document)
-    return _rows(segments, rng, settings=settings, separator=separator)
+    documents: Sequence[Document], rng: np.random.Generator, *, settings: Sampling
+) -> Iterator[Made]:
+    """Rows of whole segments across documents, which are joined, with a separator between two documents."""
+    return _rows(documents, rng, settings=settings)
 
 
 def contiguous(
-    documents: Sequence[Document], rng: np.random.Generator, *, settings: Sampling, separator: int
-) -> Iterator[Instance | None]:
+    documents: Sequence[Document], rng: np.random.Generator, *, settings: Sampling
+) -> Iterator[Made]:
     """Rows of whole segments, each row from one document."""
     for document in documents:
-        segments = ((0, segment) for segment in document)
-        yield from _rows(segments, rng, settings=settings, separator=separator)
+        yield from _rows([document], rng, settings=settings)
 
 
-def _rows(
-    segments: Iterable[tuple[int, np.ndarray]],
-    rng: np.random.Generator,
-    *,
-    settings: Sampling,
-    separator: int,
-) -> Iterator[Instance]:
+def _rows(documents: Sequence[Document], rng: np.random.Generator, *, settings: Sampling) -> Iterator[Made]:
     """Fills rows with whole segments up to the target. A longer segment gets its own row, or several if it exceeds the room.
 
-    segments: each with the number of its document
+    documents: where there are several, they are joined
     """
-    between = np.array([separator], np.int32)
-    row: list[np.ndarray] = []
-    used, target, last = 0, _target(rng, settings), None
-    for document, segment in segments:
-        for start in range(0, len(segment), settings.room):
-            part = segment[start : start + settings.room]
-            apart = [between] if row and document != last else []
-            if row and used + len(apart) + len(part) > target:
-                yield Instance((np.concatenate(row),))
-                row, used, apart, target = [], 0, [], _target(rng, settings)
-            row += [*apart, part]
-            used += len(apart) + len(part)
-            last = document
-    if row:
-        yield Instance((np.concatenate(row),))
+    first = last = 0  # of the row, which is empty where they are equal
+    target = _target(rng, settings)
+    for document in documents:
+        for start, end in itertools.pairwise(document.bounds):
+            for at in range(start, end, settings.room):
+                until = min(at + settings.room, end)
+                if first < last and until - first > target:
+                    yield first, last, 0
+                    first, target = at, _target(rng, settings)
+                elif first == last:
+                    first = at
+                last = until
+    if first < last:
+        yield first, last, 0
 
 
 class Sampler(NamedTuple):
@@ -197,12 +247,14 @@ class Sampler(NamedTuple):
     segments: number of segments in an instance; two have a label
     labels: the names of the labels 0 and 1
     documents: the least number of documents
+    joined: the documents of a pass are joined first
     """
 
-    sample: Callable[..., Iterator[Instance | None]]
+    sample: Callable[..., Iterator[Made]]
     segments: int
     documents: int = 1
     labels: tuple[str, ...] = ()
+    joined: bool = False
 
 
 SAMPLERS = {
@@ -213,14 +265,14 @@ SAMPLERS = {
         sentence_pair, segments=2, documents=2, labels=SENTENCE_PAIR_LABELS["next-sentence"]
     ),
     "sentence_order": Sampler(sentence_order, segments=2, labels=SENTENCE_PAIR_LABELS["sentence-order"]),
-    "full_sentences": Sampler(full_sentences, segments=1),
+    "full_sentences": Sampler(full_sentences, segments=1, joined=True),
     "contiguous": Sampler(contiguous, segments=1),
 }
 
 
 def make_instances(
-    documents: Sequence[Document], *, seed: Sequence[int], settings: Sampling, separator: int
-) -> tuple[list[Instance], int]:
+    documents: Documents, *, seed: Sequence[int], settings: Sampling, separator: int
+) -> tuple[Instances, int]:
     """The instances of a shard, in random order, and the number of skipped chunks. A pure function.
 
     documents: none of them, and none of their segments, is empty
@@ -229,18 +281,46 @@ def make_instances(
 
     Raises ValueError if the sampler needs more documents.
     """
-    sampler = SAMPLERS[settings.sampler]
     check_documents(len(documents), sampler=settings.sampler)
     rng = np.random.default_rng(seed)
-    made: list[Instance | None] = []
+    passes, skipped = [], 0
     for _ in range(settings.dupe_factor):
         order = rng.permutation(len(documents))
-        made += sampler.sample([documents[i] for i in order], rng, settings=settings, separator=separator)
-    instances = [instance for instance in made if instance is not None]
-    shuffled = [instances[i] for i in rng.permutation(len(instances))]
-    if sampler.segments == 2:
+        texts = Documents(documents.ids, [documents.found[i] for i in order])
+        made, without = one_pass(texts, rng, settings=settings, separator=separator)
+        passes.append(made)
+        skipped += without
+    instances = _together(passes)
+    shuffled = instances[rng.permutation(len(instances))]
+    if SAMPLERS[settings.sampler].segments == 2:
         shuffled = _cut(shuffled, rng, room=settings.room)
-    return shuffled, len(made) - len(instances)
+    return shuffled, skipped
+
+
+def one_pass(
+    documents: Documents, rng: np.random.Generator, *, settings: Sampling, separator: int
+) -> tuple[Instances, int]:
+    """The instances of one pass over documents, in order, whose pairs may be too long, and the number of skipped chunks."""
+    sampler = SAMPLERS[settings.sampler]
+    if sampler.joined:
+        documents = documents.joined(separator)
+    made = [*sampler.sample(documents.found, rng, settings=settings)]
+    kept = [one for one in made if one is not None]
+    width = 2 * sampler.segments + 1
+    numbers = np.fromiter(itertools.chain.from_iterable(kept), np.int64, len(kept) * width).reshape(-1, width)
+    places = numbers[:, :-1].reshape(len(kept), sampler.segments, 2)
+    return Instances(documents.ids, places, numbers[:, -1].astype(np.int32)), len(made) - len(kept)
+
+
+def _together(passes: Sequence[Instances]) -> Instances:
+    """The instances of all passes. Passes over documents that were joined have ids of their own."""
+    labels = np.concatenate([one.labels for one in passes])
+    first = passes[0].ids
+    if all(one.ids is first for one in passes):
+        return Instances(first, np.concatenate([one.places for one in passes]), labels)
+    shifts = itertools.accumulate((len(one.ids) for one in passes), initial=0)
+    places = [one.places + shift for one, shift in zip(passes, shifts, strict=False)]
+    return Instances(np.concatenate([one.ids for one in passes]), np.concatenate(places), labels)
 
 
 def check_documents(count: int, *, sampler: str) -> None:
@@ -252,15 +332,10 @@ def check_documents(count: int, *, sampler: str) -> None:
         )
 
 
-def _cut(instances: list[Instance], rng: np.random.Generator, *, room: int) -> list[Instance]:
+def _cut(instances: Instances, rng: np.random.Generator, *, room: int) -> Instances:
     """Cuts pairs to the room: the longer segment loses single tokens, from its start or its end at random."""
-    lengths = np.array([(len(first), len(second)) for (first, second), _ in instances], np.int32).reshape(
-        -1, 2
-    )
+    starts, ends = instances.places[..., 0], instances.places[..., 1]
+    lengths = (ends - starts).astype(np.int32)
     kept = np.stack(longest_first(lengths[:, 0], lengths[:, 1], room=room), axis=1)
-    starts = rng.binomial(lengths - kept, 0.5)
-    places = np.concatenate([starts, starts + kept], axis=1).tolist()
-    return [
-        Instance((first[a:c], second[b:d]), label)
-        for ((first, second), label), (a, b, c, d) in zip(instances, places, strict=True)
-    ]
+    starts = starts + rng.binomial(lengths - kept, 0.5)
+    return Instances(instances.ids, np.stack([starts, starts + kept], axis=-1), instances.labels)
