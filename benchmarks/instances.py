@@ -5,7 +5,7 @@
 Every row is a process with one thread. Its rate counts CPU seconds, so that other load on the machine changes it little. Its
 memory is the peak resident size less that before the text. The recipe is bert: 128 tokens, static masks, --passes over the
 text, a file of paragraphs, two and twenty times. `plan` only measures its documents, as the first step of Beam does; `send` reads
-them, groups them and pickles them, which is all that the first process does of `instances --workers N`; `stream` makes the
+them, groups them and pickles them, as the first process of `instances --workers N` does for the others; `stream` makes the
 instances of an epoch for a training, without masks and files.
 The last line applies the rates to the paper's corpus of 3.3 billion words (Devlin et al. 2019, sec. 3.1).
 """

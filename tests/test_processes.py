@@ -1,6 +1,7 @@
 """A function in several processes: closing the results ends the calls that run, and so does the end of a process."""
 
 import atexit
+import itertools
 import multiprocessing
 import os
 import signal
@@ -9,7 +10,7 @@ import time
 import pytest
 
 from bert_keras.errors import BertKerasError
-from tasks.pretraining.processes import check_sendable, in_order
+from tasks.pretraining.processes import RESULTS, check_sendable, in_order
 
 
 def _start():
@@ -22,7 +23,19 @@ def _start_with_a_slow_end():
 
 
 def _start_with_places():
-    return lambda number: (number, os.getpid())
+    def place(number):
+        time.sleep(0.01)
+        return number, os.getpid()
+
+    return place
+
+
+def _start_slow_elsewhere():
+    def place(parent):
+        time.sleep(0.01 if os.getpid() == parent else 3)
+        return os.getpid()
+
+    return place
 
 
 def _start_with_a_fault():
@@ -60,24 +73,59 @@ def test_nobody_waits_for_a_worker_whose_calls_are_done():
 
 @pytest.mark.long
 @pytest.mark.timeout(200)
-def test_a_process_that_takes_part_calls_the_function_and_keeps_the_order():
-    results = list(
-        in_order(_start_with_places, [(number,) for number in range(40)], workers=2, takes_part=True)
-    )
-    assert [number for number, _ in results] == [*range(40)]
-    processes = [process for _, process in results]
-    assert len({*processes}) == 2  # two workers are this process and another
-    # The other one still imports TensorFlow when this one begins.
-    assert processes[2:4] == [os.getpid()] * 2
+def test_a_process_that_takes_part_works_while_others_start_and_keeps_the_order():
+    results = in_order(_start_with_places, zip(itertools.count()), workers=2, takes_part=True)
+    found = [next(results) for _ in range(3)]
+    assert {place for _, place in found} == {os.getpid()}  # the other one still imports TensorFlow
+    while len({place for _, place in found}) < 2:
+        found.append(next(results))
+    found += [next(results) for _ in range(20)]
+    assert [number for number, _ in found] == [*range(len(found))]
+    results.close()
     assert not multiprocessing.active_children()
 
 
 @pytest.mark.long
 @pytest.mark.timeout(200)
-def test_an_error_in_a_process_that_takes_part_ends_the_others():
+def test_an_error_in_a_process_that_takes_part_has_its_turn():
+    results = in_order(_start_with_a_fault, [(number,) for number in range(9)], workers=2, takes_part=True)
+    assert [next(results) for _ in range(3)] == [None] * 3
     with pytest.raises(ValueError, match="no result for 3"):
-        list(in_order(_start_with_a_fault, [(number,) for number in range(9)], workers=2, takes_part=True))
+        next(results)
     assert not multiprocessing.active_children()
+
+
+@pytest.mark.long
+@pytest.mark.timeout(200)
+def test_few_results_wait_for_a_slow_process():
+    read, waited, elsewhere = [], [], 0
+
+    def tasks():
+        while True:
+            read.append(1)
+            yield (os.getpid(),)
+
+    results = in_order(_start_slow_elsewhere, tasks(), workers=2, takes_part=True)
+    while elsewhere < 2:
+        elsewhere += next(results) != os.getpid()
+        waited.append(len(read) - len(waited))
+    results.close()
+    assert RESULTS // 2 < max(waited) <= RESULTS + 1
+
+
+@pytest.mark.long
+@pytest.mark.timeout(200)
+def test_workers_have_tasks_while_a_result_is_used():
+    read = []
+
+    def tasks():
+        for number in range(12):
+            read.append(number)
+            yield (0.0,)
+
+    for number, _ in enumerate(in_order(_start, tasks(), workers=2)):
+        time.sleep(0.2)  # every call is done by now
+        assert len(read) == min(12, number + 3)
 
 
 @pytest.mark.long

@@ -17,6 +17,7 @@ from typing import Any, TypeVar
 
 from bert_keras.errors import BertKerasError
 
+RESULTS = 16  # of a process that takes part, which wait for those before them
 Result = TypeVar("Result")
 Function = Callable[..., Result]
 # The signals that a terminal, `timeout` or a scheduler sends to all processes of a command. Windows has no SIGHUP.
@@ -51,7 +52,7 @@ def in_order(
     interruptible: bool = True,
     takes_part: bool = False,
 ) -> Iterator[Result]:
-    """The results of a function, in the order of its tasks. At most one task waits for each process that was started.
+    """The results of a function, in the order of its tasks. At most one task waits for each process that is started.
 
     start: makes the function, once in each process; picklable, as arguments and results are, unless `workers` is 1
     tasks: the arguments of each call, read in this process
@@ -59,8 +60,8 @@ def in_order(
     interruptible: True for calls that write files: Ctrl-C, which a terminal sends to all processes, reaches them, and closing the
         iterator waits for those that run. False where this process still needs results after Ctrl-C or SIGTERM: closing ends the
         processes
-    takes_part: True counts this process as a worker: it calls the function too while each of the others has a task that waits,
-        from the first moment on, when the others still import TensorFlow. Results then wait in memory for those before them
+    takes_part: True counts this process as a worker: it calls the function too, while the others import TensorFlow and whenever
+        each of them has a task that waits. At most RESULTS of it then wait in memory for each of the others
 
     Raises the function's errors, and ChildProcessError if a process ends.
     """
@@ -80,16 +81,19 @@ def in_order(
         ) as executor,
     ):
         pending: collections.deque[concurrent.futures.Future[Result]] = collections.deque()
-        own = functools.cache(start)
+        own, most = functools.cache(start), RESULTS * others if takes_part else others
         try:
+            # A process that `submit` starts inherits the block, until it can ignore the signals.
+            with _blocked(deferred):
+                begun = [executor.submit(os.getpid) for _ in range(others if takes_part else 0)]
             for task in tasks:
-                if takes_part and sum(not one.done() for one in pending) >= 2 * others:
-                    pending.append(_finished(own()(*task)))
+                waits = sum(not one.done() for one in pending) >= 2 * others
+                if takes_part and (waits or not all(one.done() for one in begun)):
+                    pending.append(_called(own, task))
                 else:
-                    # A process that `submit` starts inherits the block, until it can ignore the signals.
                     with _blocked(deferred):
                         pending.append(executor.submit(_call, *task))
-                while pending and (pending[0].done() or (not takes_part and len(pending) > others)):
+                while len(pending) > most or (takes_part and pending and pending[0].done()):
                     yield pending.popleft().result()
             while pending:
                 yield pending.popleft().result()
@@ -105,10 +109,13 @@ def in_order(
             executor.shutdown(cancel_futures=True)
 
 
-def _finished(result: Result) -> concurrent.futures.Future[Result]:
-    """A future that has a result."""
+def _called(own: Callable[[], Function[Result]], task: tuple[Any, ...]) -> concurrent.futures.Future[Result]:
+    """The result of a call in this process, or its error, for its turn."""
     made: concurrent.futures.Future[Result] = concurrent.futures.Future()
-    made.set_result(result)
+    try:
+        made.set_result(own()(*task))
+    except Exception as error:
+        made.set_exception(error)
     return made
 
 

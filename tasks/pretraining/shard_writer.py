@@ -87,7 +87,8 @@ class ShardWriter:
         def finished(features: Features, seed: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
             """The records of a batch, the positions with tokens, and the labels that are 1."""
             if job.masking is not None:
-                features = mask(features, seed=seed, pieces=pieces, masking=job.masking)
+                with tf.device("CPU"):  # where all processes have the same kernels
+                    features = mask(features, seed=seed, pieces=pieces, masking=job.masking)
             records = serialize_examples({RECORD_NAMES[name]: value for name, value in features.items()})
             counted = (tf.reduce_sum(features[name]) for name in (INPUT_MASK, NEXT_SENTENCE_LABEL))
             return records, *counted
