@@ -238,8 +238,13 @@ class BertEncoder(keras.Model):
 
     @property
     def takes_output_positions(self) -> bool:
-        """True where the encoder accepts the feature `output_positions`."""
-        return self.bilstm is None and {*self.outputs_wanted} <= {SEQUENCE_OUTPUT, POOLED_OUTPUT}
+        """True where the encoder accepts the feature `output_positions`; a `call` of a user's own may need all positions."""
+        of_this_class = type(self).call is BertEncoder.call
+        return (
+            of_this_class
+            and self.bilstm is None
+            and {*self.outputs_wanted} <= {SEQUENCE_OUTPUT, POOLED_OUTPUT}
+        )
 
     def _asked(self, states: Any, positions: Any, tokens: RealTokens | None, mask: Any) -> Any:
         """The states of some positions of each sequence: float [B, P, H]. positions: int32 [B, P]."""
@@ -327,7 +332,10 @@ class BertEncoder(keras.Model):
         self._check_length(length)
         config = self.config
         sequence, weights = (batch, length, config.hidden_size), (batch, config.num_heads, length, length)
-        asked = features[OUTPUT_POSITIONS].shape[1] if OUTPUT_POSITIONS in features else length
+        asked = length
+        if OUTPUT_POSITIONS in features:
+            self._check_output_positions()
+            asked = features[OUTPUT_POSITIONS].shape[1]
         shapes = {
             SEQUENCE_OUTPUT: (batch, asked, config.hidden_size),
             EMBEDDING_OUTPUT: sequence,

@@ -244,13 +244,19 @@ class ReplacedTokens(Objective):
 
 
 def reads_masked_positions(objectives: Sequence[Objective]) -> bool:
-    """True where nothing but the masked positions of `sequence_output` is read.
+    """True where the objectives read no positions of `sequence_output` but the masked ones.
 
-    An objective of a user's own, or `logits` of a user's own, may read all positions.
+    An objective of a user's own may read all of them, and so may a `head` or `logits` of a user's own.
     """
-    readers = [one for one in objectives if one.reads == SEQUENCE_OUTPUT]
-    masked = [one for one in readers if isinstance(one, MaskedLM) and type(one).logits is MaskedLM.logits]
-    return bool(readers) and len(masked) == len(readers)
+    masked = [one for one in objectives if _reads_as(one, MaskedLM)]
+    pairs = [one for one in objectives if _reads_as(one, SentencePair)]
+    return bool(masked) and len(masked) + len(pairs) == len(objectives)
+
+
+def _reads_as(objective: Objective, kind: type[Objective]) -> bool:
+    """True where an objective has the head and logits of a kind of this module."""
+    own = type(objective)
+    return isinstance(objective, kind) and own.head is kind.head and own.logits is kind.logits
 
 
 def check_parts(objectives: Sequence[Objective], part: Part) -> None:

@@ -214,7 +214,7 @@ def implementations_of(case: Case) -> list[str]:
     Trainings on text have batches of many lengths, for which no compiler is asked; Model Garden trains on ready features. One
     thread is for one text.
     """
-    left_out = {ONNX if case.precision != "float32" else AUTOCAST}
+    left_out = {ONNX, ONNX_EXPORT} if case.precision != "float32" else {AUTOCAST}
     if case.batch > 1:
         left_out.add(f"{ONE_THREAD}, frozen")
     if case.texts:
