@@ -1,13 +1,18 @@
 """A Keras model's inference with its weights as constants of the graph, in place of variables.
 
-In: a model of features. Out: a function of TensorFlow with one trace, which holds every weight once. TensorFlow's kernels on CPU
-pack a constant matrix for their products once, a variable in every call.
+In: a model of features. Out: a function of TensorFlow with one trace, which holds every weight once.
+
+TensorFlow's kernels on CPU lay out a variable for their products in every call. They lay out a constant once, for the rows of the
+first call. In bfloat16 that layout fits any number of rows. In float32 there are several: on an EPYC with AVX-512, one for 7 to
+64 rows, and one for fewer and for more. A call with other rows than the first lays out each matrix again, and takes up to three
+times as long.
 """
 
 from collections.abc import Mapping
 from typing import Any
 
 import keras
+import numpy as np
 import tensorflow as tf
 
 from bert_keras.errors import BertKerasError
@@ -33,8 +38,11 @@ def check_size(model: keras.Model) -> None:
         )
 
 
-def with_constants(model: keras.Model, features: Mapping[str, tf.TensorSpec]) -> Any:
+def with_constants(model: keras.Model, features: Mapping[str, tf.TensorSpec], *, packed: bool = True) -> Any:
     """A concrete function from features of these shapes to the model's outputs without dropout; it has no variables.
+
+    packed: False keeps TensorFlow's kernels from laying out a matrix for the rows of the first call. A converter for another
+        runtime needs True
 
     Raises BertKerasError as `check_size`.
     """
@@ -45,9 +53,16 @@ def with_constants(model: keras.Model, features: Mapping[str, tf.TensorSpec]) ->
         for variables in (model.trainable_variables, model.non_trainable_variables)
     )
 
+    constant = tf.constant if packed else _as_default
+
     def infer(features: Features) -> Any:
-        values = [[tf.constant(value) for value in values] for values in (trainable, others)]
+        values = [[constant(value) for value in values] for values in (trainable, others)]
         outputs, _ = model.stateless_call(*values, features, training=False)
         return outputs
 
     return tf.function(infer, autograph=False).get_concrete_function(dict(features))
+
+
+def _as_default(value: np.ndarray) -> tf.Tensor:
+    """A constant that no optimization of the graph takes for one."""
+    return tf.compat.v1.placeholder_with_default(tf.constant(value), value.shape)

@@ -15,6 +15,7 @@ from bert_keras.features import ENCODER_INPUTS, INPUT_MASK
 from bert_keras.signals import tracing
 from bert_keras.text.preprocessing import Preprocessor
 from savedmodels.freezing import with_constants
+from savedmodels.model_card import precision_of
 from tasks.task import Features, Problem, Raw, model_inputs
 
 EXAMPLES = "examples"  # the signature for serialized tf.Example, and its input
@@ -61,7 +62,8 @@ class Servable(tf.Module):
         # All variables, including dropout seeds: without them a trace with training=True cannot be saved.
         self.variables = [variable.value for variable in model.variables]
         self.trainable_variables = [variable.value for variable in model.trainable_variables]
-        infer = with_constants(model, self.features_signature()) if frozen else None
+        packed = precision_of(model) == "bfloat16"
+        infer = with_constants(model, self.features_signature(), packed=packed) if frozen else None
         self._infer = lambda: infer or functools.partial(model, training=False)
         with tracing():
             self.functions()

@@ -19,6 +19,7 @@ from savedmodels.manifest import CARD, EXTRA, verify
 from savedmodels.model_card import tensors_of
 from tasks.training.ensemble import Ensemble
 from tasks.training.run_folder import load_run
+from tasks.training.run_precision import at_precision
 
 
 @pytest.fixture(scope="module")
@@ -61,6 +62,32 @@ def test_every_weight_is_a_constant_that_is_stored_once(exported, sst2):
     assert not [v for function in loaded.signatures.values() for v in function.variables]
     assert run.model.variables  # the run itself stays as it was
     verify(exported)
+
+
+def weights_of_products(servable) -> list[str]:
+    """The operations that give the matrices of a servable's products, without casts."""
+
+    def source(tensor) -> str:
+        return (
+            source(tensor.op.inputs[0])
+            if tensor.op.type in ("Cast", "Identity", "Reshape")
+            else tensor.op.type
+        )
+
+    graph = servable.signatures()["serving_default"].graph
+    bodies = [graph, *map(graph._get_function, graph._functions)]
+    operations = [op for body in bodies for op in getattr(body, "graph", body).get_operations()]
+    return [source(op.inputs[1]) for op in operations if op.type == "MatMul"]
+
+
+@pytest.mark.parametrize(
+    ("precision", "wanted"), [("float32", "PlaceholderWithDefault"), ("bfloat16", "Const")]
+)
+def test_kernels_lay_out_matrices_once_where_the_layout_fits_all_texts(precision, wanted, sst2):
+    """In float32, a text of other length than the first took up to three times as long."""
+    run = at_precision(load_run(sst2.run), precision)
+    found = weights_of_products(servable_of(run, frozen=True))
+    assert len(found) >= 6 * run.encoder.config.num_layers and {*found} == {wanted}
 
 
 @pytest.mark.hub

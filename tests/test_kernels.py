@@ -90,7 +90,7 @@ def test_the_kernels_of_exports_are_fused(dtype, frozen):
         inputs = encoder_inputs()
         model = keras.Model(inputs, made(inputs)[SEQUENCE_OUTPUT])
         specs = {name: tf.TensorSpec([None, None], tf.int32, name) for name in ENCODER_INPUTS}
-        call = with_constants(model, specs)
+        call = with_constants(model, specs, packed=dtype == "bfloat16")
     found = fused_kernels(call, features())
     expected = {
         "_FusedMatMul[BiasAdd, GeluApproximate]": BLOCKS,

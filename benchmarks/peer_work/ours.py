@@ -44,7 +44,9 @@ def encoder(
     return lambda: run(given), encoded(case, run(given))
 
 
-def constant_encoder(case: Case, folder: pathlib.Path, *, outputs: tuple[str, ...]) -> Any:
+def constant_encoder(
+    case: Case, folder: pathlib.Path, *, outputs: tuple[str, ...], packed: bool = True
+) -> Any:
     """A concrete function without variables: features -> the outputs, in their order. It computes padding too."""
     import keras
     import tensorflow as tf
@@ -59,14 +61,15 @@ def constant_encoder(case: Case, folder: pathlib.Path, *, outputs: tuple[str, ..
     found = [encoded_inputs[name] for name in outputs]
     model = keras.Model(inputs, found if len(found) > 1 else found[0])
     return with_constants(
-        model, {name: tf.TensorSpec([None, None], tf.int32, name) for name in ENCODER_INPUTS}
+        model, {name: tf.TensorSpec([None, None], tf.int32, name) for name in ENCODER_INPUTS}, packed=packed
     )
 
 
 def frozen_encoder(case: Case, folder: pathlib.Path) -> Prepared:
     """The weights are constants of the graph, as in `bert-keras export --freeze`."""
     names = (SEQUENCE_OUTPUT, POOLED_OUTPUT)
-    run, given = constant_encoder(case, folder, outputs=names), ready_features(case)
+    packed = case.precision == "bfloat16"
+    run, given = constant_encoder(case, folder, outputs=names, packed=packed), ready_features(case)
     return lambda: run(given), encoded(case, dict(zip(names, run(given), strict=True)))
 
 
