@@ -7,6 +7,7 @@ import shutil
 import subprocess
 import sys
 
+import keras
 import numpy as np
 import pytest
 import runs
@@ -30,6 +31,7 @@ from savedmodels.servable import Servable
 from tasks.batches import predict
 from tasks.glue.data_sets import ROWS
 from tasks.glue.task import Glue
+from tasks.training import loop
 from tasks.training.ensemble import load_runs
 from tasks.training.finetune import plan_finetuning
 from tasks.training.loop import StopOnDivergence
@@ -315,6 +317,15 @@ def test_the_host_reads_the_loss_every_ten_steps_and_before_saves(
     assert results["steps"] == 12 and results["history"][0]["loss"] > 0
     assert kinds == {tensor}
     assert read <= steps and steps - {12} <= read  # Keras reads the loss of an epoch
+
+
+@pytest.mark.parametrize(("seconds", "shown"), [(0.0, 12), (1e9, 0)])
+def test_a_progress_bar_reads_the_loss_only_when_it_is_due(seconds, shown, place, tmp_path, monkeypatch):
+    updates, bar = [], keras.callbacks.ProgbarLogger
+    monkeypatch.setattr(loop, "BAR_SECONDS", seconds)
+    monkeypatch.setattr(bar, "on_train_batch_end", lambda self, batch, logs=None: updates.append(logs["loss"]))
+    start(Glue(ROWS["sst2"], place / "reviews"), place, output=tmp_path / "run", verbose=1)
+    assert len(updates) == shown and all(map(tf.is_tensor, updates))
 
 
 def test_planning_trains_nothing(place, request):

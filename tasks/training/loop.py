@@ -25,6 +25,7 @@ from tasks.training.workers import LOST, SAME_IN_ALL, Workers
 
 RESULTS_FILE, LOGS, TASK_FILE = "results.json", "logs", "task.json"
 LOSS_EVERY = 10  # steps between two reads of the loss
+BAR_SECONDS = 0.2  # between two updates of a progress bar
 PROTOCOL_FILE = "protocol.json"  # a grid of runs writes it into a run's folder before the run begins
 RUN = Layout(
     name="a run",
@@ -40,6 +41,20 @@ class StepLogs(keras.callbacks.CallbackList):
     def on_train_batch_end(self, batch: int, logs: Mapping[str, Any] | None = None) -> None:
         for callback in self.callbacks:
             callback.on_train_batch_end(batch, logs=logs)
+
+
+class Bar(keras.callbacks.ProgbarLogger):
+    """Keras' progress bar, but it reads the logs a few times a second, and not in each step."""
+
+    def on_train_begin(self, logs: Mapping[str, Any] | None = None) -> None:
+        super().on_train_begin(logs)
+        self._shown = 0.0
+
+    def on_train_batch_end(self, batch: int, logs: Mapping[str, Any] | None = None) -> None:
+        now = time.monotonic()
+        if now - self._shown >= BAR_SECONDS:
+            self._shown = now
+            super().on_train_batch_end(batch, logs)
 
 
 class StopOnDivergence(keras.callbacks.Callback):
@@ -235,17 +250,15 @@ def _fit(
     while done < stage.total and not monitor.stopped:
         epoch, begun = divmod(done, stage.steps)
         last, steps = epoch + 1 if begun else stage.epochs, stage.steps - begun
-        those: Any = callbacks
-        if not verbose:  # the progress bar reads the logs of each step
-            how = {"model": model, "epochs": last, "steps": steps, "verbose": verbose}
-            those = StepLogs([WholeEpochs(), *callbacks], add_history=True, **how)
+        how = {"model": model, "epochs": last, "steps": steps, "verbose": verbose}
+        those = [WholeEpochs(), *callbacks, *([Bar()] if verbose else [])]
         with stage.reading():
             model.fit(
                 stage.batches(done),
                 initial_epoch=epoch,
                 epochs=last,
                 steps_per_epoch=steps,
-                callbacks=those,
+                callbacks=StepLogs(those, add_history=True, **how),
                 verbose=verbose,
                 shuffle=False,
             )
