@@ -23,7 +23,7 @@ CASES = {
         Case(name="features", kind="features"),
         Case(name="tokenize", kind="tokenize", narrow=False),
         Case(name="byte-bpe", kind="byte-bpe", characters=600_000, narrow=False),
-        Case(name="instances", kind="instances", characters=160_000_000, narrow=False, rounds=2),
+        Case(name="instances", kind="instances", characters=480_000_000, narrow=False, rounds=2),
         Case(name="import", kind="import", rounds=2, narrow=False),
         Case(name="start", kind="start", batch=1, rounds=2, narrow=False),
         Case(name="memory-8x128", kind="memory", batch=8, steps=2, rounds=1),

@@ -13,7 +13,7 @@ import numpy as np
 from cases import BOUNDS, COUNTS
 from interleave import Ratios, Worker, take_turns
 from machine import Others
-from peer_work.registry import AGAINST_OURS, OURS, UNLIKE, implementations_of, library_of, missing
+from peer_work.registry import AGAINST_OURS, ALONE, OURS, UNLIKE, implementations_of, library_of, missing
 from peer_work.work import Case
 
 HERE = pathlib.Path(__file__).resolve().parent
@@ -68,6 +68,7 @@ class Measured:
         for ours in self.figures:
             for peer in self.figures:
                 is_peer = not peer.startswith(OURS) or AGAINST_OURS.get(ours) == peer
+                is_peer &= ALONE not in peer or ALONE in ours
                 if ours.startswith(OURS) and is_peer and (ours, peer) not in UNLIKE:
                     bound = BOUNDS[self.case.precision]
                     agreement, agrees = compare(self.outputs[ours], self.outputs[peer], bound=bound)

@@ -5,13 +5,13 @@
 
 In: axes, and what peers.py reads. Out: for each axis and implementation the time of a call, as a multiple of ours at the smallest
 value, and its growth: the slope of a straight line through the logarithms of values and times. With a slope of 1 the time doubles
-where the value doubles; with less, large values are cheaper for each row. Every value is an interleaved run of peers.py.
+where the value doubles; with less, large values are cheaper for each row. Every value is an interleaved run of peers.py. `--axes`
+with the same file measures axes again: the file keeps the others.
 """
 
 import argparse
 import dataclasses
 import json
-import os
 import pathlib
 import sys
 import tempfile
@@ -21,14 +21,25 @@ import machine
 import numpy as np
 from cases import BOUNDS, LAYERS
 from comparison import Measured, Workers, measure
-from peer_work.registry import COMPILED, OURS, TWO_WORKERS
+from peer_work.registry import COMPILERS, HUGGING_FACE_ONE_THREAD, OURS, TWO_WORKERS
 from peer_work.work import Case
-from peers import SMOKE_TEXT_SIZE, TEXT_SIZE, UNRATED, common_arguments, write_material
+from peers import (
+    SMOKE_TEXT_SIZE,
+    TEXT_SIZE,
+    UNRATED,
+    common_arguments,
+    kept_of,
+    settings_of,
+    write_material,
+)
 from rich.console import Console
 from rich.table import Table
 
-# torch.compile would compile for each value; the others do less work, or the same in another way.
-LEFT_OUT = (*UNRATED, COMPILED, TWO_WORKERS, f"{OURS}, offsets", "tokenizers, no offsets")
+# torch.compile would compile for each value; the others do less work, or the same in another way, or run with one row alone.
+LEFT_OUT = (
+    *(*UNRATED, *COMPILERS, HUGGING_FACE_ONE_THREAD, TWO_WORKERS),
+    *(f"{OURS}, offsets", "tokenizers, no offsets"),
+)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -62,7 +73,7 @@ def _encoder(name: str) -> Case:
     return Case(name=name, kind="encoder", batch=8)
 
 
-_TEXT = (40_000, 160_000, 640_000, 2_560_000)
+_TEXT = (160_000, 640_000, 2_560_000, 10_240_000, 40_960_000)
 AXES = {
     "batch": Axis(
         case=_encoder("batch"),
@@ -95,7 +106,7 @@ AXES = {
     "instances": Axis(
         case=Case(name="instances", kind="instances"),
         field="characters",
-        values=tuple(size // 4 for size in _TEXT),
+        values=_TEXT,
         unit="characters to make instances of",
         smallest=(10_000, 20_000),
     ),
@@ -155,8 +166,7 @@ def main() -> int:
     at_least = 0.0 if args.smoke else 0.2 if args.quick else 0.5
     axes = {name: AXES[name] for name in args.axes}
     cases = {name: axis.cases(smoke=args.smoke) for name, axis in axes.items()}
-    console, found, agree, others = Console(), {}, True, [0.0]
-    load = os.getloadavg()[0]
+    console, found, agree = Console(), {}, True
     with tempfile.TemporaryDirectory() as temporary, console.status("writing weights and text") as status:
         folder = pathlib.Path(temporary)
         write_material(
@@ -180,28 +190,23 @@ def main() -> int:
                     workers.close()  # the next axis starts them again
                     continue
                 agree &= all(result.agrees for one in measured for result in one.results())
-                others += [one.others or 0.0 for one in measured]
                 values = axis.numbers(smoke=args.smoke)
-                found[name] = {"unit": axis.unit, "values": values, "growth": growth(values, measured)}
+                found[name] = {
+                    "unit": axis.unit,
+                    "values": values,
+                    "growth": growth(values, measured),
+                    "others": max(one.others or 0.0 for one in measured),
+                }
         finally:
             workers.close()
     _print(found, console)
-    quiet = load <= machine.BUSY_LOAD and max(others) <= machine.BUSY_OTHERS
-    if not quiet and args.clock == "wall":
-        console.print("The machine was not quiet. Do not quote these.")
+    busy = [name for name, axis in found.items() if axis["others"] > machine.BUSY_OTHERS]
+    if busy and args.clock == "wall":
+        console.print(f"The machine was not quiet during {', '.join(busy)}. Do not quote these.")
     if args.json:
-        content = {
-            "threads": args.threads,
-            "clock": args.clock,
-            "rounds": rounds,
-            "precision": args.precision,
-            "quick": args.quick or args.smoke,
-            "load": load,
-            "others": max(others),
-            "quiet": quiet,
-            "machine": machine.name(),
-            "axes": found,
-        }
+        settings = settings_of(args, rounds)
+        kept = kept_of(args.json, settings, ("axes",)).get("axes", {}) | found
+        content = {**settings, "axes": {name: kept[name] for name in AXES if name in kept}}
         args.json.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
     return 0 if agree else 1
 

@@ -20,6 +20,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
+import machine
 import numpy as np
 import tensorflow as tf
 from rich.console import Console
@@ -155,9 +156,17 @@ def main() -> int:
     )
     for name, row in rows.items():
         table.add_row(name, *(f"{value:.4g}" for value in row.values()))
-    Console().print(table)
+    console = Console()
+    Console(width=max(console.width, 140)).print(table)
     if args.json:
-        pathlib.Path(args.json).write_text(json.dumps({"clock": args.clock, "forms": rows}, indent=1))
+        content = {
+            "machine": machine.name(),
+            "clock": args.clock,
+            "task": run.task.name,
+            "examples": len(columns[0]),
+            "forms": rows,
+        }
+        pathlib.Path(args.json).write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
     return 0
 
 

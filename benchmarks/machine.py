@@ -8,8 +8,7 @@ import time
 from collections.abc import Callable, Iterable
 
 STAT, CPU_INFO = pathlib.Path("/proc/stat"), pathlib.Path("/proc/cpuinfo")
-BUSY_LOAD = 0.5  # a higher load average before the run means that other work disturbs it
-BUSY_OTHERS = 0.05  # as does a higher fraction of one core in other processes, during it
+BUSY_OTHERS = 0.05  # a higher fraction of one core in other processes means that they disturb a run
 _MATRIX = ("amx_bf16", "avx512_bf16", "avx512f", "avx2")  # the first that a processor has is its best
 
 

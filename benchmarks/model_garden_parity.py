@@ -3,11 +3,8 @@
 In: nothing; weights and tokens are random. Out: max |difference| for each output, and exit status 1 where one
 is over the bound. It runs in an environment of its own, since tf-models-official pins TensorFlow 2.20:
 
-    python -m venv garden
-    garden/bin/pip install "tensorflow-cpu==2.20.*" "tensorflow-text==2.20.*" "tf-keras==2.20.*" keras \
-        tensorflow-hub "setuptools<82" gin-config sentencepiece scipy pyyaml filelock safetensors
-    garden/bin/pip install --no-deps "tf-models-official==2.20.*"
-    PYTHONPATH=. garden/bin/python benchmarks/model_garden_parity.py
+    python3 -m venv .venv-model-garden && .venv-model-garden/bin/pip install -e ".[model-garden]"
+    .venv-model-garden/bin/python benchmarks/model_garden_parity.py
 """
 
 import dataclasses

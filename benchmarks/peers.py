@@ -42,7 +42,7 @@ TEXT_SIZE, QUICK_TEXT_SIZE, SMOKE_TEXT_SIZE = 3_000_000, 500_000, 50_000  # char
 TURN, QUICK_TURN = 0.5, 0.2  # the least seconds of a turn
 # The rate of their products says little: they leave out work on purpose, or have fewer threads than the machine's rate.
 UNRATED = (f"{OURS}, unpadded", f"{OURS}, pooled only", f"{ONE_THREAD}, frozen")
-OF_MODEL_GARDEN = ("tf-models-official", "tf-keras", "tensorflow-cpu")
+OF_MODEL_GARDEN = ("tf-models-official", "tf-keras", "tensorflow")
 VERSIONS = (
     *("tensorflow", "tensorflow-text", "keras", "keras-hub", "torch", "transformers", "tokenizers"),
     *("onnxruntime", "openvino"),
@@ -194,10 +194,9 @@ def print_machine(
     console: Console,
     measured: list[Measured],
     *,
-    load: float,
     args: argparse.Namespace,
-) -> bool:
-    """Prints what the machine gives, and whether it was quiet; returns True if it was."""
+) -> None:
+    """Prints what the machine gives, and whether it was quiet."""
     for one in measured:
         for name in one.rates:
             console.print(
@@ -209,16 +208,37 @@ def print_machine(
             console.print(f"{one.case.name}, of that rate in its products: {', '.join(shares)}")
     busy = {one.case.name: one.others for one in measured if (one.others or 0.0) > machine.BUSY_OTHERS}
     console.print(
-        f"load before: {load:.1f}; CPU seconds of other processes per second, at most: "
+        "CPU seconds of other processes per second, at most: "
         f"{max((one.others or 0.0 for one in measured), default=0.0):.2f}"
     )
-    quiet = load <= machine.BUSY_LOAD and not busy
-    if not quiet and args.clock == "wall":
+    if busy and args.clock == "wall":
         console.print(
-            f"The machine was not quiet{' during ' + ', '.join(busy) if busy else ''}: torch's threads wait in a loop and suffer "
-            "most. Do not quote these."
+            f"The machine was not quiet during {', '.join(busy)}: torch's threads wait in a loop and suffer most. Do not quote "
+            "these."
         )
-    return quiet
+
+
+def settings_of(args: argparse.Namespace, rounds: int) -> dict[str, Any]:
+    """What the figures of a file have in common."""
+    return {
+        "threads": args.threads,
+        "clock": args.clock,
+        "rounds": rounds,
+        "precision": args.precision,
+        "quick": args.quick or args.smoke,
+        "machine": machine.name(),
+        "versions": {package: installed(package) for package in VERSIONS},
+    }
+
+
+def kept_of(path: pathlib.Path, settings: dict[str, Any], figures: tuple[str, ...]) -> dict[str, Any]:
+    """The figures of a file that is there, if its settings are the same; else {}."""
+    try:
+        before = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        return {}
+    kept = {name: before.pop(name) for name in figures if name in before}
+    return kept if before == settings else {}
 
 
 def write_json(
@@ -228,13 +248,7 @@ def write_json(
     results: list[dict[str, Any]],
 ) -> None:
     """Writes the figures; a file of the same settings, machine and versions keeps its other cases."""
-    try:
-        before = json.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        before = {}
-    kept: dict[str, Any] = {"cases": {}, "results": []}
-    if {key: value for key, value in before.items() if key not in kept} == settings:
-        kept = before
+    kept = {"cases": {}, "results": []} | kept_of(path, settings, ("cases", "results"))
     every = {**kept["cases"], **cases}
     of_case = {name: [one for one in kept["results"] if one["case"] == name] for name in every}
     of_case |= {name: [one for one in results if one["case"] == name] for name in cases}
@@ -257,7 +271,6 @@ def main() -> int:
     console = Console(width=max(console.width, 120))  # a pipe has no width of its own
     measured: list[Measured] = []
     failures: list[str] = []
-    before = os.getloadavg()[0]
     with tempfile.TemporaryDirectory() as temporary, console.status("writing weights and text") as status:
         folder = pathlib.Path(temporary)
         write_material(folder, cases, args, text=text)
@@ -288,20 +301,11 @@ def main() -> int:
         console.print(f"skipped: {name}")
     title = f"times faster than the peer, {args.threads} thread(s), {args.clock} clock, {rounds} rounds, {args.precision}"
     console.print(table(results, title))
-    quiet = print_machine(console, measured, load=before, args=args)
+    print_machine(console, measured, args=args)
     if args.json:
-        settings = {
-            "threads": args.threads,
-            "clock": args.clock,
-            "rounds": rounds,
-            "precision": args.precision,
-            "quick": args.quick or args.smoke,
-            "machine": machine.name(),
-            "versions": {package: installed(package) for package in VERSIONS},
-        }
-        conditions = {"load": before, "quiet": quiet, **({"model_garden": garden} if garden else {})}
+        conditions = {"model_garden": garden} if garden else {}
         found = {one.case.name: case_json(one, **conditions) for one in measured}
-        write_json(args.json, settings, found, [result.to_json() for result in results])
+        write_json(args.json, settings_of(args, rounds), found, [result.to_json() for result in results])
     for failure in failures:
         print(failure, file=sys.stderr)
     return 0 if not failures and all(result.agrees for result in results) else 1

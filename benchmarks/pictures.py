@@ -16,6 +16,7 @@ import re
 from typing import Any
 
 import machine
+from precision import spelled
 
 HERE = pathlib.Path(__file__).resolve().parent
 FIGURES, PAGE = HERE / "figures", HERE.parent / "docs" / "performance.md"
@@ -63,6 +64,13 @@ WORDS = {
 }
 
 COST = "cost"
+# Of precision.py.
+TASKS = {
+    "sst2": ("SST-2, 6,000", "accuracy"),
+    "stsb": ("STS-B, all", "Spearman"),
+    "squad1.1": ("SQuAD v1.1, 3,000, two epochs", "F1"),
+    "conll2003": ("CoNLL-2003, 3,000", "F1"),
+}
 Content = dict[str, Any]
 Machines = dict[str, dict[str, Content]]  # machine -> the name of a file -> its content
 
@@ -225,17 +233,72 @@ def cost_table(content: Content) -> str:
     return rows_of(("what grows", *names), rows, numbers=len(names))
 
 
-def sections(machines: Machines) -> dict[str, str]:
+def growth_in_words(content: Content) -> str:
+    """A sentence for each axis: what twice the value costs us, and the cheapest and the dearest peer."""
+    lines = []
+    for axis in content["axes"].values():
+        costs = {name: 2 ** row["slope"] for name, row in axis["growth"].items()}
+        ours, peers = (
+            costs.pop(OURS),
+            {name: cost for name, cost in costs.items() if not name.startswith(OURS)},
+        )
+        least, most = min(peers, key=peers.__getitem__), max(peers, key=peers.__getitem__)
+        theirs = f"{most} {peers[most]:.2f} times"
+        if least != most:
+            theirs = f"{least}, the least of the peers, {peers[least]:.2f}, and {most}, the most, {peers[most]:.2f} times"
+        ends = f"{axis['values'][0]:,} to {axis['values'][-1]:,} {axis['unit']}"
+        lines.append(f"- {ends}: twice as much takes us {ours:.2f} times the time; it takes {theirs}.")
+    return "\n".join(lines)
+
+
+def precision_table(content: Content) -> str:
+    """The accuracy of both formats, from equal seeds, in percent."""
+    rows = []
+    for task, measures in content.items():
+        formats = [measures[name] for name in ("float32", "bfloat16")]
+        differences = [narrow - wide for wide, narrow in zip(*formats, strict=True)]
+        rows.append((*TASKS[task], *map(spelled, (*formats, differences))))
+    heading = ("task, training examples", "measure", "float32", "bfloat16", "difference, same seed")
+    return rows_of(heading, rows, numbers=3)
+
+
+def exports_table(content: Content) -> str:
+    """The forms of an export: size, answers, accuracy and speed beside the default SavedModel."""
+    rows = [
+        (
+            f"`{name}`",
+            f"{row['megabytes']:.1f}",
+            f"{row['max_difference']:.1e}",
+            f"{100 * row['equal_labels']:.1f}",
+            f"{100 * row['accuracy']:.2f}",
+            *(f"{row[size]:.2f}" for size in ("speed_1", "speed_32")),
+        )
+        for name, row in content["forms"].items()
+    ]
+    numbers = (
+        "MB",
+        "probabilities apart, at most",
+        "equal labels, %",
+        "accuracy, %",
+        "speed, 1 text",
+        "speed, 32 texts",
+    )
+    return rows_of(("form", *numbers), rows, numbers=len(numbers))
+
+
+def sections(machines: Machines, folder: pathlib.Path = FIGURES) -> dict[str, str]:
     """The text of each section of the page."""
     made = {
         "machine": machine_lines(machines),
         "rates": rates_table(machines),
         "memory": memory_table(machines),
+        "precision": precision_table(json.loads((folder / "precision.json").read_text(encoding="utf-8"))),
+        "exports": exports_table(json.loads((folder / "exports.json").read_text(encoding="utf-8"))),
     }
     for name, run in machines.items():
         for kind, content in run.items():
             if kind == COST:
-                made[f"{kind}-{name}"] = cost_table(content)
+                made[f"{kind}-{name}"] = f"{cost_table(content)}\n\n{growth_in_words(content)}"
             else:
                 made[f"{kind}-{name}"] = ratios_table(content)
                 made[f"slower-{kind}-{name}"] = slower(content)
@@ -256,11 +319,14 @@ def with_sections(page: str, made: dict[str, str]) -> str:
 
 
 def draw_ratios(content: Content, path: pathlib.Path) -> None:
-    """A row for each case: a mark for each peer at the median, a line over its rounds; hollow marks are our frozen form."""
+    """A row for each case: a mark for each peer at the median, a line over its rounds.
+
+    Hollow marks are our frozen form, and our padded one in a training.
+    """
     from matplotlib.figure import Figure
     from matplotlib.ticker import FuncFormatter, NullFormatter
 
-    forms = {OURS: against(content, OURS), FROZEN: against(content, FROZEN)}
+    forms = {form: against(content, form) for form in (OURS, FROZEN, PADDED)}
     cases = [case for case in content["cases"] if case in forms[OURS]]
     figure = Figure(figsize=(9, 0.52 * len(cases) + 1.8), layout="constrained")
     axes = figure.subplots()
@@ -300,7 +366,7 @@ def draw_ratios(content: Content, path: pathlib.Path) -> None:
     axes.set_ylim(-0.5, len(cases) - 0.5)
     axes.set_xlabel("times faster than the peer (memory: times less); left of 1, the peer is faster")
     axes.set_title(
-        f"bert_keras against other libraries, {content['precision']}; hollow: exported with --freeze"
+        f"bert_keras against other libraries, {content['precision']}\nhollow: exported with --freeze, or trained with padding"
     )
     axes.spines[["top", "right"]].set_visible(False)
     marks = dict(zip(*reversed(axes.get_legend_handles_labels()), strict=True))
@@ -331,7 +397,8 @@ def draw_costs(content: Content, path: pathlib.Path) -> None:
             shown.setdefault(name, line)
         panel.set_xscale("log", base=2)
         panel.set_yscale("log", base=2)
-        panel.set_xticks(axis["values"], [f"{value:,}" for value in axis["values"]], fontsize=7)
+        names = [f"{value / 1e6:g} M" if value >= 100_000 else f"{value:,}" for value in axis["values"]]
+        panel.set_xticks(axis["values"], names, fontsize=7)
         for direction in (panel.xaxis, panel.yaxis):
             direction.set_minor_formatter(NullFormatter())
         panel.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))

@@ -1,5 +1,6 @@
 """benchmarks/peers.py on tiny models: every kind of work runs in every library; docs/performance.md shows the figures."""
 
+import importlib.util
 import json
 import subprocess
 import sys
@@ -9,19 +10,26 @@ import pytest
 from runs import ROOT
 
 BENCHMARKS = ROOT / "benchmarks"
-# Cases that start few processes (`--smoke` alone runs all), and the peers that are installed with the extra `parity`.
+# A case of each kind (`--smoke` alone runs all), and the peers that are installed with the extra `parity`.
 BOTH = ("KerasHub", "Hugging Face")
 CASES = {
-    "encoder-1x128": BOTH,
+    "encoder-1x128": (*BOTH, "Hugging Face on one thread"),
+    "finetune-32x128": BOTH,
     "finetune-sst2": BOTH,
     "pretrain-32x128": BOTH,
+    "xla-finetune-32x128": (),
+    "xla-pretrain-32x128": (),
     "serving-1": BOTH,
     "answers": BOTH[1:],
     "features": BOTH,
     "tokenize": ("KerasHub", "tokenizers"),
     "byte-bpe": ("KerasHub", "tokenizers"),
     "instances": ("plain Python",),
+    "import": BOTH,
+    "start": BOTH,
+    "memory-8x128": BOTH,
 }
+RUNTIMES = {"onnxruntime": "ONNX Runtime", "openvino": "OpenVINO"}  # with the extras `onnx` and `openvino`
 
 
 @pytest.fixture
@@ -47,10 +55,18 @@ def test_every_library_computes_the_same(tmp_path):
     pytest.importorskip("torch")
     pytest.importorskip("transformers")
     code, found, output = smoke(tmp_path, "peers.py", "--cases", *CASES)
-    assert code == 0 and [*found["cases"]] == [*CASES], output[-3000:]
+    assert code == 0 and {*found["cases"]} == {*CASES}, output[-3000:]
     assert all(result["agrees"] for result in found["results"])
     compared = {(result["case"], result["peer"]) for result in found["results"]}
     assert {(case, peer) for case, peers in CASES.items() for peer in peers} <= compared
+    runtimes = [name for module, name in RUNTIMES.items() if importlib.util.find_spec(module)]
+    assert {(case, name) for case in ("encoder-1x128", "serving-1") for name in runtimes} <= compared
+
+
+def test_a_case_of_each_kind_runs(benchmarks):
+    from cases import CASES as ALL
+
+    assert {ALL[name].kind for name in CASES} == {case.kind for case in ALL.values()}
 
 
 @pytest.mark.parity

@@ -323,7 +323,9 @@ def test_the_host_reads_the_loss_every_ten_steps_and_before_saves(
 def test_a_progress_bar_reads_the_loss_only_when_it_is_due(seconds, shown, place, tmp_path, monkeypatch):
     updates, bar = [], keras.callbacks.ProgbarLogger
     monkeypatch.setattr(loop, "BAR_SECONDS", seconds)
-    monkeypatch.setattr(bar, "on_train_batch_end", lambda self, batch, logs=None: updates.append(logs["loss"]))
+    monkeypatch.setattr(
+        bar, "on_train_batch_end", lambda self, batch, logs=None: updates.append(logs["loss"])
+    )
     start(Glue(ROWS["sst2"], place / "reviews"), place, output=tmp_path / "run", verbose=1)
     assert len(updates) == shown and all(map(tf.is_tensor, updates))
 

@@ -36,8 +36,10 @@ AUTOCAST, COMPILED, ONNX, OPENVINO = (
     "ONNX Runtime",
     "OpenVINO",
 )
-# A library of its own, because TensorFlow's threads are a setting of the process.
-ONE_THREAD = f"{OURS} on one thread"
+# Libraries of their own, because threads are a setting of the process. For one text.
+ALONE = " on one thread"
+ONE_THREAD, HUGGING_FACE_ONE_THREAD = f"{OURS}{ALONE}", f"{HUGGING_FACE}{ALONE}"
+COMPILERS = (COMPILED, f"{HUGGING_FACE_ONE_THREAD}, compiled")
 FROZEN, TWO_WORKERS, EXPORT = f"{OURS}, frozen", f"{OURS}, 2 workers", f"{OURS}, export"
 POOLED, PADDED, XLA = f"{OURS}, pooled only", f"{OURS}, padded", f"{OURS}, XLA"
 ONNX_EXPORT, OPENVINO_EXPORT = f"{OURS}, {ONNX} export", f"{OURS}, {OPENVINO} export"
@@ -118,6 +120,8 @@ IMPLEMENTATIONS: dict[str, dict[str, Prepare]] = {
         HUGGING_FACE: hugging_face.encoder,
         AUTOCAST: functools.partial(hugging_face.encoder, autocast=True),
         COMPILED: functools.partial(hugging_face.encoder, compiled=True),
+        HUGGING_FACE_ONE_THREAD: hugging_face.encoder,
+        f"{HUGGING_FACE_ONE_THREAD}, compiled": functools.partial(hugging_face.encoder, compiled=True),
         ONNX: functools.partial(runtimes.encoder, format="onnx"),
         OPENVINO: functools.partial(runtimes.encoder, format="openvino"),
     },
@@ -154,6 +158,10 @@ IMPLEMENTATIONS: dict[str, dict[str, Prepare]] = {
         KERAS_HUB: functools.partial(work.serving, keras_hub.asker),
         HUGGING_FACE: functools.partial(work.serving, hugging_face.asker),
         COMPILED: functools.partial(work.serving, functools.partial(hugging_face.asker, compiled=True)),
+        HUGGING_FACE_ONE_THREAD: functools.partial(work.serving, hugging_face.asker),
+        f"{HUGGING_FACE_ONE_THREAD}, compiled": functools.partial(
+            work.serving, functools.partial(hugging_face.asker, compiled=True)
+        ),
         ONNX: functools.partial(work.serving, functools.partial(runtimes.asker, format="onnx")),
         OPENVINO: functools.partial(work.serving, functools.partial(runtimes.asker, format="openvino")),
     },
@@ -216,7 +224,7 @@ def implementations_of(case: Case) -> list[str]:
     """
     left_out = {ONNX, ONNX_EXPORT} if case.precision != "float32" else {AUTOCAST}
     if case.batch > 1:
-        left_out.add(f"{ONE_THREAD}, frozen")
+        left_out |= {name for name in IMPLEMENTATIONS[case.kind] if ALONE in name}
     if case.texts:
         left_out |= {COMPILED, MODEL_GARDEN}
     return [name for name in IMPLEMENTATIONS[case.kind] if name not in left_out]
@@ -229,11 +237,11 @@ def missing(case: Case, name: str, interpreters: Collection[str]) -> str | None:
     """
     if name == MODEL_GARDEN and name not in interpreters:
         return "needs an environment of its own, given by --model-garden"
-    needed = NEEDS.get(name) or NEEDS.get(library_of(name), ())
+    needed = NEEDS.get(name) or NEEDS.get(library_of(name).removesuffix(ALONE), ())
     absent = [module for module in needed if importlib.util.find_spec(module) is None]
     if absent:
         return f"needs {' and '.join(absent)}"
-    if name == COMPILED and not any(map(shutil.which, ("g++", "c++", "clang++"))):
+    if name in COMPILERS and not any(map(shutil.which, ("g++", "c++", "clang++"))):
         return "needs a C++ compiler"
     if case.kind in FRESH and not fresh.STATUS.exists():
         return "needs Linux's /proc"

@@ -123,7 +123,8 @@ def in_turn(ask: Callable[[list[str]], Any], asked: list[list[str]]) -> Callable
 
 def lines(case: Case, folder: pathlib.Path) -> list[str]:
     """The text that tokenizers read."""
-    return (folder / "lines.txt").read_text(encoding="utf-8")[: case.characters].split("\n")
+    text = (folder / "lines.txt").read_text(encoding="utf-8") + "\n"
+    return (text * _times(text, case))[: case.characters].rstrip("\n").split("\n")
 
 
 def questions(case: Case, folder: pathlib.Path) -> tuple[list[str], list[str]]:
@@ -140,17 +141,18 @@ def questions(case: Case, folder: pathlib.Path) -> tuple[list[str], list[str]]:
     return [" ".join(one[middle : middle + 6]) for one in contexts], [" ".join(one) for one in contexts]
 
 
-def documents(case: Case, folder: pathlib.Path) -> pathlib.Path:
-    """The file that instances are made of: a sentence on each line, an empty line after each document.
+def _times(text: str, case: Case) -> int:
+    """How often a text is repeated for the characters of a case: nothing in the libraries remembers a text."""
+    return -(-(case.characters or 0) // len(text)) or 1
 
-    The text is repeated up to the characters of the case: nothing in the libraries remembers a text.
-    """
+
+def documents(case: Case, folder: pathlib.Path) -> pathlib.Path:
+    """The file that instances are made of: a sentence on each line, an empty line after each document."""
     path = folder / f"documents-{case.characters}.txt"
     if not path.exists():
         text = (folder / "documents.txt").read_text(encoding="utf-8") + "\n\n"
-        times = -(-(case.characters or 0) // len(text)) or 1
         own = path.with_suffix(f".{os.getpid()}")
-        own.write_text((text * times)[: case.characters], encoding="utf-8")
+        own.write_text((text * _times(text, case))[: case.characters], encoding="utf-8")
         os.replace(own, path)  # another library may read it
     return path
 

@@ -14,11 +14,10 @@ from typing import Any
 import interleave
 import numpy as np
 
-from peer_work.registry import COMPILED, HUGGING_FACE, IMPLEMENTATIONS, ONE_THREAD
+from peer_work.registry import ALONE, COMPILERS, HUGGING_FACE, IMPLEMENTATIONS
 from peer_work.work import FRESH, WARM, Case
 
-MAY_FAIL = (COMPILED,)  # on a compiler that it does not know; the others must run
-
+MAY_FAIL = COMPILERS  # on a compiler that they do not know; the others must run
 
 MATRIX_SIZES = (1024, 2048)  # either may be faster, by the processor and the format
 
@@ -39,6 +38,8 @@ def matrix_rate(precision: str, *, clock: str) -> float:
 def set_threads(library: str, threads: int) -> None:
     """Limits the process to that many cores, and the library to as many threads."""
     interleave.hold_to(threads)
+    if library.endswith(ALONE):
+        library, threads = library.removesuffix(ALONE), 1
     if library == HUGGING_FACE:
         import torch
 
@@ -46,7 +47,6 @@ def set_threads(library: str, threads: int) -> None:
     elif library != "tokenizers":
         import tensorflow as tf
 
-        threads = 1 if library == ONE_THREAD else threads
         tf.config.threading.set_intra_op_parallelism_threads(threads)
         tf.config.threading.set_inter_op_parallelism_threads(threads)
 
