@@ -219,7 +219,7 @@ def print_machine(
 
 
 def settings_of(args: argparse.Namespace, rounds: int) -> dict[str, Any]:
-    """What the figures of a file have in common."""
+    """The settings that all figures of a file share."""
     return {
         "threads": args.threads,
         "clock": args.clock,

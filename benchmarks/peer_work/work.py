@@ -142,7 +142,7 @@ def questions(case: Case, folder: pathlib.Path) -> tuple[list[str], list[str]]:
 
 
 def _times(text: str, case: Case) -> int:
-    """How often a text is repeated for the characters of a case: nothing in the libraries remembers a text."""
+    """The copies of a text that a case of so many characters needs; no library caches a text."""
     return -(-(case.characters or 0) // len(text)) or 1
 
 
