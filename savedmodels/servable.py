@@ -62,8 +62,10 @@ class Servable(tf.Module):
         # All variables, including dropout seeds: without them a trace with training=True cannot be saved.
         self.variables = [variable.value for variable in model.variables]
         self.trainable_variables = [variable.value for variable in model.trainable_variables]
-        packed = precision_of(model) == "bfloat16"
-        infer = with_constants(model, self.features_signature(), packed=packed) if frozen else None
+        infer = None
+        if frozen:
+            packed = precision_of(model) == "bfloat16"
+            infer = with_constants(model, self.features_signature(), packed=packed)
         self._infer = lambda: infer or functools.partial(model, training=False)
         with tracing():
             self.functions()
