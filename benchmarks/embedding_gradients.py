@@ -20,7 +20,7 @@ import tensorflow as tf
 from rich.console import Console
 from rich.table import Table
 
-from bert_keras.update_kernels import adam, dense, square_sum
+from bert_keras.optimization.update_kernels import adam, dense, square_sum
 
 VOCABULARY, LENGTH = 30522, 128
 CASES = ((384, 8), (384, 32), (768, 8), (768, 32))  # width, rows of the batch
@@ -47,7 +47,7 @@ def _scale(values: tf.Tensor) -> tf.Tensor:
 
 
 def dense_step(weights: tf.Variable, moments: Moments, slices: tf.IndexedSlices) -> None:
-    """A step as `bert_keras.optimizers.AdamW` makes it."""
+    """A step as `bert_keras.optimization.optimizers.AdamW` makes it."""
     gradient = dense(slices)
     adam(
         weights,

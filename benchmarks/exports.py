@@ -27,11 +27,11 @@ from rich.console import Console
 from rich.table import Table
 
 from bert_keras.errors import MissingPackageError
-from savedmodels.export import export
-from savedmodels.runtime_export import export_to
-from tasks.batches import predict
-from tasks.training.run_folder import Run, load_run
-from tasks.training.run_precision import at_precision
+from bert_keras.savedmodels.export import export
+from bert_keras.savedmodels.runtime_export import export_to
+from bert_keras.tasks.batches import predict
+from bert_keras.tasks.runs.run_folder import Run, load_run
+from bert_keras.tasks.runs.run_precision import at_precision
 
 Ask = Callable[[list[list[str]]], np.ndarray]  # texts [B] for each input -> probabilities [B, C]
 # Name -> how `export` or `export_to` writes it.

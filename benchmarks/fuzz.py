@@ -242,7 +242,7 @@ def main() -> None:
         return replay(options.reader[0], options.replay)
     from fuzzed_readers import READERS
 
-    from bert_keras.console import table
+    from bert_keras.cli.console import table
 
     rows, findings = [], []
     for name in options.reader or READERS:

@@ -38,12 +38,17 @@ def measure(kind: str, copies: int, args: argparse.Namespace, output: str) -> No
     import tensorflow as tf
 
     from bert_keras import checkpoints
-    from tasks.pretraining.corpus import Corpora, Corpus
-    from tasks.pretraining.instance_stream import SHARD_BYTES, SHARD_DOCUMENTS, shards, stream
-    from tasks.pretraining.recipes import RECIPES
-    from tasks.pretraining.shard_plan import document_sizes, sources_of
-    from tasks.pretraining.shard_writer import Job
-    from tasks.pretraining.write_records import write_records
+    from bert_keras.tasks.pretraining.corpus import Corpora, Corpus
+    from bert_keras.tasks.pretraining.instance_stream import (
+        SHARD_BYTES,
+        SHARD_DOCUMENTS,
+        shards,
+        stream,
+    )
+    from bert_keras.tasks.pretraining.recipes import RECIPES
+    from bert_keras.tasks.pretraining.shard_plan import document_sizes, sources_of
+    from bert_keras.tasks.pretraining.shard_writer import Job
+    from bert_keras.tasks.pretraining.write_records import write_records
 
     tf.config.threading.set_intra_op_parallelism_threads(1)
     tf.config.threading.set_inter_op_parallelism_threads(1)
@@ -58,7 +63,7 @@ def measure(kind: str, copies: int, args: argparse.Namespace, output: str) -> No
         "compress": False,
     }
     if kind == "beam":
-        from tasks.pretraining.beam_records import write_records_with_beam
+        from bert_keras.tasks.pretraining.beam_records import write_records_with_beam
     before, start = resident("VmRSS"), time.process_time()
     if kind == "plan":
         for source in sources_of(corpora):

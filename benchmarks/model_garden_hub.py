@@ -21,7 +21,6 @@ from official.nlp.tools import export_tfhub_lib
 
 from bert_keras import checkpoints
 from bert_keras.config import BertConfig
-from bert_keras.encoder import BertEncoder
 from bert_keras.features import (
     ENCODER_INPUTS,
     ENCODER_OUTPUTS,
@@ -30,8 +29,9 @@ from bert_keras.features import (
     POOLED_OUTPUT,
     SEQUENCE_OUTPUT,
 )
-from bert_keras.heads import MaskedLMHead
-from bert_keras.hub_layer import HubLayer
+from bert_keras.model.encoder import BertEncoder
+from bert_keras.model.heads import MaskedLMHead
+from bert_keras.model.hub_layer import HubLayer
 from bert_keras.text.preprocessing import Preprocessor
 from bert_keras.text.wordpiece import WordPiece
 

@@ -21,7 +21,6 @@ from official.nlp import modeling
 from bert_keras import checkpoints
 from bert_keras.checkpoints.variables import Checkpoint, head_shapes, variable_shapes
 from bert_keras.config import BertConfig
-from bert_keras.encoder import BertEncoder
 from bert_keras.features import (
     EMBEDDING_OUTPUT,
     ENCODER_OUTPUTS,
@@ -32,7 +31,8 @@ from bert_keras.features import (
     POOLED_OUTPUT,
     SEQUENCE_OUTPUT,
 )
-from bert_keras.heads import MaskedLMHead
+from bert_keras.model.encoder import BertEncoder
+from bert_keras.model.heads import MaskedLMHead
 
 BOUND = 1e-5  # times max(1, max |reference|)
 CONFIGS = {

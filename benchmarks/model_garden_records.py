@@ -19,12 +19,12 @@ import numpy as np
 from official.nlp.data.pretrain_dataloader import BertPretrainDataConfig, BertPretrainDataLoader
 
 from bert_keras.features import NEXT_SENTENCE_LABEL
-from bert_keras.settings import Masking
+from bert_keras.fields import Masking
+from bert_keras.tasks.hparams import Sampling
+from bert_keras.tasks.pretraining.corpus import Corpus
+from bert_keras.tasks.pretraining.read_records import read_records
+from bert_keras.tasks.pretraining.write_records import write_records
 from bert_keras.text.wordpiece import WordPiece
-from tasks.pretraining.corpus import Corpus
-from tasks.pretraining.read_records import read_records
-from tasks.pretraining.write_records import write_records
-from tasks.settings import Sampling
 
 SEQ_LENGTH, PREDICTIONS, BATCH = 128, 20, 16
 THEIR_NAMES = {NEXT_SENTENCE_LABEL: "next_sentence_labels"}  # their names that differ from ours

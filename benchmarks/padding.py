@@ -22,16 +22,16 @@ from cases import SIZES
 import bert_keras as bk
 from bert_keras.config import BertConfig
 from bert_keras.features import INPUT_MASK
+from bert_keras.tasks.batches import featurized
+from bert_keras.tasks.finetuning.finetune import plan_finetuning
+from bert_keras.tasks.hparams import Hparams
+from bert_keras.tasks.pretraining.corpus import Corpus
+from bert_keras.tasks.pretraining.instance_sources import batches_of
+from bert_keras.tasks.pretraining.instance_stream import stream
+from bert_keras.tasks.pretraining.recipe_objectives import kinds_of, objectives_for
+from bert_keras.tasks.pretraining.recipes import RECIPES
+from bert_keras.tasks.runs.run_folder import open_task
 from bert_keras.text.tokenizer import Tokenizer
-from tasks.batches import featurized
-from tasks.pretraining.corpus import Corpus
-from tasks.pretraining.instance_sources import batches_of
-from tasks.pretraining.instance_stream import stream
-from tasks.pretraining.recipe_objectives import kinds_of, objectives_for
-from tasks.pretraining.recipes import RECIPES
-from tasks.settings import Hparams
-from tasks.training.finetune import plan_finetuning
-from tasks.training.run_folder import open_task
 
 LENGTHS, REQUESTS = (128, 512), (1, 8, 32)
 SAMPLED = ("bert", "albert", "roberta", "electra")  # a recipe for each way to sample instances

@@ -28,11 +28,11 @@ from collections.abc import Callable, Iterable, Iterator
 from rich.console import Console
 from rich.table import Table
 
-from savedmodels import demo
-from tasks import metrics
-from tasks.choice import Swag
-from tasks.squad.task import Squad
-from tasks.training.run_folder import TASKS, evaluate, load_run
+from bert_keras.savedmodels import demo
+from bert_keras.tasks import metrics
+from bert_keras.tasks.problems.choice import Swag
+from bert_keras.tasks.problems.question_answering import Squad
+from bert_keras.tasks.runs.run_folder import TASKS, evaluate, load_run
 
 CONLL_SENTENCES = 1_000
 XQUAD = "squad/xquad.en.json"

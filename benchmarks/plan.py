@@ -50,10 +50,10 @@ def measure(case: Case) -> None:
     import tensorflow as tf
 
     import bert_keras as bk
+    from bert_keras.tasks.pretraining.recipe_objectives import objectives_for
+    from bert_keras.tasks.pretraining.recipes import RECIPES
     from bert_keras.text.masking import Pieces
     from bert_keras.text.wordpiece import WordPiece
-    from tasks.pretraining.recipe_objectives import objectives_for
-    from tasks.pretraining.recipes import RECIPES
 
     _, length, batch, rows, _ = case
     recipe = RECIPES["bert"].changed(size=case.size, batch_size=batch)
@@ -87,8 +87,8 @@ def measure(case: Case) -> None:
 
 def main() -> None:
     """Prints a row for each case."""
-    from tasks.pretraining.estimate import estimate
-    from tasks.pretraining.recipes import RECIPES
+    from bert_keras.tasks.pretraining.estimate import estimate
+    from bert_keras.tasks.pretraining.recipes import RECIPES
 
     print(
         "size      length  batch   rows  again     parameters  exact  planned GiB  measured GiB   error  losses"

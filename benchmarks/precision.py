@@ -19,7 +19,7 @@ import sys
 from rich.console import Console
 from rich.table import Table
 
-from savedmodels import demo
+from bert_keras.savedmodels import demo
 
 FORMATS = ("float32", "bfloat16")
 

@@ -22,10 +22,10 @@ from rich.console import Console
 from rich.progress import track
 from rich.table import Table
 
-from savedmodels.export import export
-from tasks.batches import concatenated, predict
-from tasks.ner.word_splitting import TEXT, text_of
-from tasks.training.run_folder import load_run
+from bert_keras.savedmodels.export import export
+from bert_keras.tasks.batches import concatenated, predict
+from bert_keras.tasks.runs.run_folder import load_run
+from bert_keras.text.word_splitting import TEXT, text_of
 
 BATCH = 16
 # Output of a span's text -> its input, and the outputs with its start and end.

@@ -32,8 +32,8 @@ from rich.progress import track
 from rich.table import Table
 from tensorflow_serving.apis import predict_pb2, prediction_service_pb2_grpc
 
-from tasks.batches import predict
-from tasks.training.run_folder import load_run
+from bert_keras.tasks.batches import predict
+from bert_keras.tasks.runs.run_folder import load_run
 
 SEED = 1
 BOUND = 1e-5  # for probabilities

@@ -403,7 +403,7 @@ def main() -> None:
         # Imported before the forks, and nothing of it runs here: it would start threads.
         import tensorflow  # noqa: F401
 
-        import bert_keras.cli  # noqa: F401
+        import bert_keras.cli.main  # noqa: F401
 
         prepare = os.fork()  # Keras runs here, so in a process of its own
         if not prepare:

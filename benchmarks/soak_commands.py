@@ -191,7 +191,7 @@ def _fork(arguments: Sequence[str], log: pathlib.Path, before: Callable[[], obje
         for number, suffix in ((1, ".out"), (2, ".err")):
             os.dup2(os.open(log.with_suffix(suffix), os.O_WRONLY | os.O_CREAT | os.O_TRUNC), number)
         before()
-        from bert_keras.cli import main
+        from bert_keras.cli.main import main
 
         main(["bert-keras", *arguments])
         code = 0

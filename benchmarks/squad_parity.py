@@ -18,9 +18,9 @@ import numpy as np
 import tensorflow as tf
 
 from bert_keras.features import INPUT_MASK, INPUT_TYPE_IDS, INPUT_WORD_IDS
-from tasks.batches import predict
-from tasks.metrics import answer_scores
-from tasks.training.run_folder import Run, load_run
+from bert_keras.tasks.batches import predict
+from bert_keras.tasks.metrics import answer_scores
+from bert_keras.tasks.runs.run_folder import Run, load_run
 
 BATCH = 16
 

@@ -22,10 +22,10 @@ from rich.console import Console
 from rich.table import Table
 
 import bert_keras as bk
-from tasks.batches import predictor
-from tasks.settings import Hparams
-from tasks.training.finetune import finetune
-from tasks.training.run_folder import load_run, open_task
+from bert_keras.tasks.batches import predictor
+from bert_keras.tasks.finetuning.finetune import finetune
+from bert_keras.tasks.hparams import Hparams
+from bert_keras.tasks.runs.run_folder import load_run, open_task
 
 PASSES = 5
 

@@ -10,9 +10,9 @@ import argparse
 import pathlib
 import time
 
-from tasks.settings import Hparams
-from tasks.training.finetune import plan_finetuning
-from tasks.training.run_folder import open_task
+from bert_keras.tasks.finetuning.finetune import plan_finetuning
+from bert_keras.tasks.hparams import Hparams
+from bert_keras.tasks.runs.run_folder import open_task
 
 WARM_UP = 3  # batches, which trace the graphs
 

@@ -27,18 +27,18 @@ def measure(cores: list[int], rows: int, given: argparse.Namespace) -> None:
 
     tf.config.threading.set_intra_op_parallelism_threads(len(cores))
     tf.config.threading.set_inter_op_parallelism_threads(len(cores))
-    from tasks.training.strategies import strategy
-    from tasks.training.workers import Workers
+    from bert_keras.tasks.devices.strategies import strategy
+    from bert_keras.tasks.devices.workers import Workers
 
     distribution = strategy("multiworker" if "TF_CONFIG" in os.environ else "one")
     import keras
     import numpy as np
 
     import bert_keras as bk
-    from bert_keras.losses import GlobalMean, cross_entropy
-    from bert_keras.replicas import replica_sum
-    from bert_keras.training_model import TrainingModel
-    from tasks.task import classifier_model
+    from bert_keras.optimization.losses import GlobalMean, cross_entropy
+    from bert_keras.optimization.replicas import replica_sum
+    from bert_keras.optimization.training_model import TrainingModel
+    from bert_keras.tasks.task import classifier_model
 
     ids = np.random.default_rng(0).integers(5, 30522, (rows, given.length), dtype=np.int32)
     features = {"input_word_ids": ids, "input_mask": np.ones_like(ids), "input_type_ids": 0 * ids}

@@ -3,8 +3,7 @@
 import importlib
 from typing import Any
 
-from bert_keras.paths import check_own_packages
-from bert_keras.registration import CLASSES, register_with_keras
+from bert_keras.model.registered import CLASSES, register_with_keras
 
 _HOMES = {
     "bert_keras.errors": ("BertKerasError",),
@@ -13,20 +12,20 @@ _HOMES = {
     "bert_keras.text.sentencepiece": ("SentencePiece",),
     "bert_keras.text.wordpiece": ("WordPiece",),
     "bert_keras.text.preprocessing": ("Preprocessor", "pad_batches"),
-    "bert_keras.encoder": ("BertEncoder", "encoder_inputs"),
-    "bert_keras.heads": CLASSES["bert_keras.heads"],
-    "bert_keras.settings": ("Masking",),
+    "bert_keras.model.encoder": ("BertEncoder", "encoder_inputs"),
+    "bert_keras.model.heads": CLASSES["bert_keras.model.heads"],
+    "bert_keras.fields": ("Masking",),
     "bert_keras.text.masking": ("Pieces",),
-    "bert_keras.objectives": ("LeftToRight", "MaskedLM", "ReplacedTokens", "SentencePair"),
-    "bert_keras.pretrainers": ("ElectraPretrainer", "Pretrainer"),
-    "bert_keras.schedules": ("SlantedTriangular", "WarmupLinearDecay"),
-    "bert_keras.losses": ("GlobalMean", "cross_entropy", "squared_error"),
-    "bert_keras.optimizers": ("AdamW", "LAMB"),
+    "bert_keras.optimization.objectives": ("LeftToRight", "MaskedLM", "ReplacedTokens", "SentencePair"),
+    "bert_keras.optimization.pretrainers": ("ElectraPretrainer", "Pretrainer"),
+    "bert_keras.optimization.schedules": ("SlantedTriangular", "WarmupLinearDecay"),
+    "bert_keras.optimization.losses": ("GlobalMean", "cross_entropy", "squared_error"),
+    "bert_keras.optimization.optimizers": ("AdamW", "LAMB"),
     "bert_keras.checkpoints": ("load_encoder", "load_tokenizer"),
-    "bert_keras.hub_layer": ("HubLayer",),
-    "tasks.features.mix": ("LayerMix",),
-    "tasks.text_model": ("TextModel",),
-    "tasks.text_model_factories": (
+    "bert_keras.model.hub_layer": ("HubLayer",),
+    "bert_keras.model.layer_mix": ("LayerMix",),
+    "bert_keras.tasks.strings.text_model": ("TextModel",),
+    "bert_keras.tasks.strings.factories": (
         "chooser",
         "classifier",
         "embedder",
@@ -38,8 +37,9 @@ _HOMES = {
         "sentence_order",
         "tagger",
     ),
-    "bert_keras.preprocessor_layer": ("PreprocessorLayer",),
-    "bert_keras.pooling": ("MeanPooling",),
+    "bert_keras.model.preprocessor_layer": ("PreprocessorLayer",),
+    "bert_keras.model.pooling": ("MeanPooling",),
+    "bert_keras.savedmodels.export": ("export",),
 }
 _HOME_OF = {name: module for module, names in _HOMES.items() for name in names}
 
@@ -49,8 +49,6 @@ __all__ = sorted(_HOME_OF)
 def __getattr__(name: str) -> Any:
     if name not in _HOME_OF:
         raise AttributeError(f"module 'bert_keras' has no attribute {name!r}; it has {', '.join(__all__)}.")
-    if not _HOME_OF[name].startswith("bert_keras."):  # a user's own tasks.py could stand in its place
-        check_own_packages()
     return getattr(importlib.import_module(_HOME_OF[name]), name)
 
 

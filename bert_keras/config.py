@@ -5,10 +5,22 @@ import pathlib
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from bert_keras.config_files import GOOGLE, HUGGING_FACE, MODEL_TYPES, Form
+from bert_keras.config_files import (
+    GOOGLE,
+    HUGGING_FACE,
+    MODEL_TYPES,
+    Form,
+)
 from bert_keras.errors import BertKerasError, MissingFileError
-from bert_keras.json_files import is_finite, is_whole, or_null, read_object, short, whole
-from bert_keras.paths import path_of
+from bert_keras.io.json_files import (
+    is_finite,
+    is_whole,
+    or_null,
+    read_object,
+    short,
+    whole,
+)
+from bert_keras.io.paths import path_of
 
 ACTIVATIONS = ("gelu_tanh", "gelu_erf", "relu", "silu", "tanh", "linear")
 

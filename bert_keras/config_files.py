@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from bert_keras.errors import BertKerasError
-from bert_keras.json_files import is_whole, short
+from bert_keras.io.json_files import is_whole, short
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -13,7 +13,8 @@ from pathlib import Path
 from typing import Any
 
 import bert_keras
-from tasks import options, settings
+from bert_keras.tasks import hparams as settings
+from bert_keras.tasks import options
 
 PAGE = Path(__file__).with_name("api.md")
 HEAD = """# API
@@ -45,7 +46,7 @@ SECTIONS = {
         "MeanPooling",
         "HubLayer",
     ),
-    "Heads": bert_keras.registration.CLASSES["bert_keras.heads"],
+    "Heads": bert_keras.model.registered.CLASSES["bert_keras.model.heads"],
     "Training": (
         *("AdamW", "LAMB", "WarmupLinearDecay", "SlantedTriangular"),
         *("GlobalMean", "cross_entropy", "squared_error"),
@@ -61,14 +62,14 @@ FUNCTIONS = {
     "bert_keras.checkpoints": (
         *("read", "tokenizer_of", "assign", "collect", "write", "with_tokenizer", "with_vocab_size"),
     ),
-    "bert_keras.objectives": ("label",),
-    "tasks.training.run_folder": ("open_task", "load_run"),
-    "tasks.training.finetune": ("finetune",),
-    "tasks.pretraining.pretrain": ("pretrain",),
-    "tasks.features.cache": ("extract",),
-    "tasks.features.tagger": ("train_tagger", "load_tagger"),
-    "savedmodels.export": ("export",),
-    "savedmodels.runtime_export": ("export_to",),
+    "bert_keras.optimization.objectives": ("label",),
+    "bert_keras.tasks.runs.run_folder": ("open_task", "load_run"),
+    "bert_keras.tasks.finetuning.finetune": ("finetune",),
+    "bert_keras.tasks.pretraining.pretrain": ("pretrain",),
+    "bert_keras.tasks.frozen.cache": ("extract",),
+    "bert_keras.tasks.frozen.tagger": ("train_tagger", "load_tagger"),
+    "bert_keras.savedmodels.export": ("export",),
+    "bert_keras.savedmodels.runtime_export": ("export_to",),
 }
 # Keras calls these; users do not.
 KERAS_OWN = set(

@@ -9,8 +9,9 @@ import sys
 import tensorflow as tf
 
 import bert_keras as bk
-from bert_keras import atomic_folders, checkpoints
-from bert_keras.objectives import label
+from bert_keras import checkpoints
+from bert_keras.io import atomic_folders
+from bert_keras.optimization.objectives import label
 
 checkpoint, file, output = sys.argv[1:]
 atomic_folders.check_folder(pathlib.Path(output))  # before the training, not after it

@@ -13,10 +13,10 @@ from typing import Any, Literal
 
 import numpy as np
 
-from bert_keras.atomic_folders import whole_folder
 from bert_keras.errors import BertKerasError
-from bert_keras.paths import for_tensorflow, path_of
-from savedmodels import reload
+from bert_keras.io.atomic_folders import whole_folder
+from bert_keras.io.paths import for_tensorflow, path_of
+from bert_keras.savedmodels import reload
 
 # Both processes must give the same answers for these texts: plain, empty, accented, CJK, emoji and long.
 SAMPLES = (

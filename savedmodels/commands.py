@@ -13,11 +13,29 @@ import signal
 from collections.abc import Callable
 from typing import Any
 
-from bert_keras.console import PATH, SEVERAL, Command, say, start, table
+from bert_keras.cli.console import (
+    PATH,
+    SEVERAL,
+    Command,
+    say,
+    start,
+    table,
+)
 from bert_keras.errors import BertKerasError
-from bert_keras.settings import add_flags, given_settings
-from tasks.flags import CHECKPOINT_HELP, add_model, add_precision, add_pretrained_task, slow_precision
-from tasks.options import SAVED_MODEL, ExportOptions, HubOptions, ServerOptions
+from bert_keras.fields import add_flags, given_settings
+from bert_keras.tasks.commands.flags import (
+    CHECKPOINT_HELP,
+    add_model,
+    add_precision,
+    add_pretrained_task,
+    slow_precision,
+)
+from bert_keras.tasks.options import (
+    SAVED_MODEL,
+    ExportOptions,
+    HubOptions,
+    ServerOptions,
+)
 
 # -----------------------------------------------------------------------------------------------------------
 # export and hub
@@ -47,10 +65,10 @@ def _run_export(args: argparse.Namespace) -> None:
         _export_to_runtime(args, options)
         return
     start()
-    from bert_keras.paths import path_of
-    from savedmodels.export import check_export, export
-    from savedmodels.model_card import precision_of
-    from tasks.training.run_precision import at_precision
+    from bert_keras.io.paths import path_of
+    from bert_keras.savedmodels.export import check_export, export
+    from bert_keras.savedmodels.model_card import precision_of
+    from bert_keras.tasks.runs.run_precision import at_precision
 
     check_export(path_of(args.output), target=args.target)
     run = at_precision(_run_to_export(args, options), args.precision)
@@ -66,10 +84,10 @@ def _export_to_runtime(args: argparse.Namespace, options: ExportOptions) -> None
             f"--target names a TensorFlow Serving, which does not load {options.format}; leave it out."
         )
     start()
-    from bert_keras.atomic_folders import check_folder
-    from bert_keras.paths import path_of
-    from savedmodels.runtime_export import check_task, export_to
-    from savedmodels.runtimes import check_packages, check_precision
+    from bert_keras.io.atomic_folders import check_folder
+    from bert_keras.io.paths import path_of
+    from bert_keras.savedmodels.runtime_export import check_task, export_to
+    from bert_keras.savedmodels.runtimes import check_packages, check_precision
 
     precision = args.precision or "float32"
     check_precision(options.format, precision)
@@ -91,9 +109,14 @@ def _run_to_export(
 
     check: called with the task before any weights are read or downloaded; not for a `.keras` file, which is read as a whole
     """
-    from tasks.embedding import Embedding, WordEmbedding
-    from tasks.training.ensemble import load_runs
-    from tasks.training.run_folder import KERAS, pretrained_task, run_of, task_of
+    from bert_keras.tasks.problems.embedding import Embedding, WordEmbedding
+    from bert_keras.tasks.runs.ensemble import load_runs
+    from bert_keras.tasks.runs.run_folder import (
+        KERAS,
+        pretrained_task,
+        run_of,
+        task_of,
+    )
 
     of_vectors = {"--l2": options.l2, "--layers": options.layers}
     of_checkpoint = {
@@ -143,7 +166,7 @@ def _add_hub(parser: argparse.ArgumentParser) -> None:
 def _run_hub(args: argparse.Namespace) -> None:
     start()
     from bert_keras import checkpoints
-    from savedmodels.hub import write_pair
+    from bert_keras.savedmodels.hub import write_pair
 
     options = HubOptions(**given_settings(args, HubOptions))
     fresh = ("pooler",) if options.fresh_pooler else ()
@@ -178,8 +201,13 @@ def _add_serve(parser: argparse.ArgumentParser) -> None:
 
 def _run_serve(args: argparse.Namespace) -> None:
     start()
-    from savedmodels.server import Server
-    from savedmodels.server.served import HOST, Limits, example_of, load
+    from bert_keras.savedmodels.server import Server
+    from bert_keras.savedmodels.server.served import (
+        HOST,
+        Limits,
+        example_of,
+        load,
+    )
 
     options = ServerOptions(**given_settings(args, ServerOptions))
     limits = Limits(rows=options.max_rows, text_bytes=options.max_text, seconds=options.max_seconds)
@@ -227,7 +255,7 @@ def _run_info(args: argparse.Namespace) -> None:
 def _show_installation() -> None:
     tf = start()
     from bert_keras.config import SIZES, VARIANTS, BertConfig
-    from tasks.training.run_card import version_of
+    from bert_keras.tasks.runs.run_card import version_of
 
     names = ("bert-keras", "tensorflow", "tensorflow-text", "keras", "keras-nlp", "numpy")
     table(("package", "version"), [(name, version_of(name)) for name in names])
@@ -241,7 +269,7 @@ def _show_installation() -> None:
 
 
 def _show_export(path: str) -> None:
-    from savedmodels.manifest import verify
+    from bert_keras.savedmodels.manifest import verify
 
     files = verify(path)
     rows = [(name, f"{file['bytes']:,}", file["sha256"][:12]) for name, file in files.items()]
@@ -251,8 +279,8 @@ def _show_export(path: str) -> None:
 def _show_checkpoint(path: str) -> None:
     from bert_keras import checkpoints
     from bert_keras.checkpoints.letter_case import lower_cases
-    from tasks.training.run_card import describe
-    from tasks.training.run_folder import is_run, load_run
+    from bert_keras.tasks.runs.run_card import describe
+    from bert_keras.tasks.runs.run_folder import is_run, load_run
 
     model = checkpoints.resolve(path)
     checkpoint = checkpoints.read(model)
@@ -296,7 +324,7 @@ def _add_demo(parser: argparse.ArgumentParser) -> None:
 
 def _run_demo(args: argparse.Namespace) -> None:
     start(deterministic=True)
-    from savedmodels import demo
+    from bert_keras.savedmodels import demo
 
     demo.run(
         pathlib.Path(args.work),

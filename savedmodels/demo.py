@@ -19,19 +19,19 @@ from typing import Any
 import sklearn.model_selection
 
 from bert_keras import checkpoints
-from bert_keras.atomic_folders import whole_folder
-from bert_keras.console import say, table
+from bert_keras.cli.console import say, table
 from bert_keras.errors import BertKerasError
-from bert_keras.files import digest_of_file, write_json
-from bert_keras.json_files import read_object
-from bert_keras.paths import cache_folder
-from savedmodels.checked_write import ask
-from savedmodels.export import export
-from tasks.experiments.cells import Cell, run_cells
-from tasks.glue.task import Glue
-from tasks.settings import Hparams
-from tasks.training.finetune import finetune
-from tasks.training.run_folder import load_run
+from bert_keras.io.atomic_folders import whole_folder
+from bert_keras.io.files import digest_of_file, write_json
+from bert_keras.io.json_files import read_object
+from bert_keras.io.paths import cache_folder
+from bert_keras.savedmodels.checked_write import ask
+from bert_keras.savedmodels.export import export
+from bert_keras.tasks.finetuning.finetune import finetune
+from bert_keras.tasks.hparams import Hparams
+from bert_keras.tasks.problems.classification import Glue
+from bert_keras.tasks.runs.run_folder import load_run
+from bert_keras.tasks.study.cells import Cell, run_cells
 
 DEV_SHARE = 0.1
 # In the folder of a demo.

@@ -18,30 +18,48 @@ from typing import Any
 
 import tensorflow as tf
 
-from bert_keras.atomic_folders import check_folder
-from bert_keras.files import write_json
-from bert_keras.paths import path_of
-from bert_keras.tensorflow_errors import file_errors
+from bert_keras.io.atomic_folders import check_folder
+from bert_keras.io.files import write_json
+from bert_keras.io.paths import path_of
+from bert_keras.io.tensorflow_errors import file_errors
+from bert_keras.savedmodels import op_support
+from bert_keras.savedmodels.checked_write import (
+    NARROW,
+    ROUNDING,
+    SAMPLES,
+    TOLERANCE,
+    ask,
+    compare,
+    publishing,
+)
+from bert_keras.savedmodels.manifest import (
+    CARD,
+    EXAMPLE,
+    EXTRA,
+    write_manifest,
+)
+from bert_keras.savedmodels.model_card import example_of, model_card, precision_of
+from bert_keras.savedmodels.servable import Servable
+from bert_keras.savedmodels.server_config import server_files
+from bert_keras.savedmodels.warmup import WARMUP, write_warmup
+from bert_keras.tasks.runs.run_folder import Run, load_run
+from bert_keras.tasks.task import Raw, model_inputs
 from bert_keras.text.preprocessing import Preprocessor
-from savedmodels import op_support
-from savedmodels.checked_write import NARROW, ROUNDING, SAMPLES, TOLERANCE, ask, compare, publishing
-from savedmodels.manifest import CARD, EXAMPLE, EXTRA, write_manifest
-from savedmodels.model_card import example_of, model_card, precision_of
-from savedmodels.servable import Servable
-from savedmodels.server_config import server_files
-from savedmodels.warmup import WARMUP, write_warmup
-from tasks.task import Raw, model_inputs
-from tasks.training.run_folder import Run
 
 # Lengths are rounded up: a short text costs little, and an accelerator compiles few lengths.
 LENGTHS = 8  # tokens
 
 
 def export(
-    run: Run, directory: str | pathlib.Path, *, target: str | None = None, freeze: bool = False
+    run: Run | str | pathlib.Path,
+    directory: str | pathlib.Path,
+    *,
+    target: str | None = None,
+    freeze: bool = False,
 ) -> pathlib.Path:
     """Writes the next version below `directory` and returns its folder.
 
+    run: a Run, or the folder that a fine-tuning wrote
     target: a key of op_support.TARGETS, the server that must support all ops of the graph
     freeze: True writes the weights as constants of the graph, which run faster on CPU and cannot be trained
 
@@ -49,6 +67,7 @@ def export(
     the weights to freeze do not fit into one graph; ExportError if the reloaded model answers differently. The folder then stays
     unchanged.
     """
+    run = run if isinstance(run, Run) else load_run(run)
     directory = path_of(directory)
     check_export(directory, target=target)
     servable = servable_of(run, frozen=freeze)

@@ -16,7 +16,7 @@ import numpy as np
 import tensorflow as tf
 
 from bert_keras.errors import BertKerasError
-from tasks.task import Features
+from bert_keras.tasks.task import Features
 
 MAX_GRAPH = 2**31 - 1  # bytes of a protocol buffer, which saved_model.pb is
 ROOM = 64_000_000  # bytes for the rest of the graph: its ops, and the vocabulary

@@ -21,7 +21,6 @@ import tensorflow as tf
 
 from bert_keras import checkpoints
 from bert_keras.checkpoints.variables import Checkpoint
-from bert_keras.encoder import BertEncoder
 from bert_keras.errors import BertKerasError, TakenError
 from bert_keras.features import (
     DTYPE,
@@ -31,14 +30,20 @@ from bert_keras.features import (
     POOLED_OUTPUT,
     SEQUENCE_OUTPUT,
 )
-from bert_keras.heads import MaskedLMHead
-from bert_keras.paths import path_of
-from bert_keras.tensorflow_errors import file_errors
+from bert_keras.io.paths import path_of
+from bert_keras.io.tensorflow_errors import file_errors
+from bert_keras.model.encoder import BertEncoder
+from bert_keras.model.heads import MaskedLMHead
+from bert_keras.savedmodels.checked_write import (
+    SAMPLES,
+    ask,
+    compare,
+    publishing,
+)
+from bert_keras.tasks.options import HubOptions
 from bert_keras.text.preprocessing import MAX_SEGMENTS, Features, Preprocessor
 from bert_keras.text.tokenizer import Tokenizer
 from bert_keras.text.wordpiece import WordPiece
-from savedmodels.checked_write import SAMPLES, ask, compare, publishing
-from tasks.options import HubOptions
 
 PREPROCESS, ENCODER = "preprocess", "encoder"  # the two folders
 SENTENCES = "sentences"  # string [B], the preprocessor's input

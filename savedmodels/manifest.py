@@ -7,9 +7,14 @@ import pathlib
 from typing import Any
 
 from bert_keras.errors import BertKerasError, MissingFileError
-from bert_keras.files import digest_of_file, write_json
-from bert_keras.json_files import OBJECT, object_of, read_object, typed
-from bert_keras.paths import path_of
+from bert_keras.io.files import digest_of_file, write_json
+from bert_keras.io.json_files import (
+    OBJECT,
+    object_of,
+    read_object,
+    typed,
+)
+from bert_keras.io.paths import path_of
 
 EXTRA = "assets.extra"  # the folder of a version that TensorFlow's loader ignores
 MANIFEST, CARD, EXAMPLE = "manifest.json", "model_card.md", "example.json"  # in EXTRA

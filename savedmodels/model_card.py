@@ -12,7 +12,7 @@ from typing import Any
 
 import keras
 
-from bert_keras.json_files import (
+from bert_keras.io.json_files import (
     ANYTHING,
     MEASURE,
     OBJECT,
@@ -23,14 +23,14 @@ from bert_keras.json_files import (
     typed,
     whole,
 )
-from savedmodels.op_support import VERSIONS
-from savedmodels.server_config import BATCHING, MODELS
-from tasks.task import Problem
-from tasks.training.ensemble import Ensemble, members_of
-from tasks.training.loop import RESULTS_FILE
-from tasks.training.run_card import fact_rows, facts_of, measures_of
-from tasks.training.run_folder import Run
-from tasks.training.task_model import encoder_of
+from bert_keras.savedmodels.op_support import VERSIONS
+from bert_keras.savedmodels.server_config import BATCHING, MODELS
+from bert_keras.tasks.runs.ensemble import Ensemble, members_of
+from bert_keras.tasks.runs.run_card import fact_rows, facts_of, measures_of
+from bert_keras.tasks.runs.run_folder import Run
+from bert_keras.tasks.task import Problem
+from bert_keras.tasks.training.loop import RESULTS_FILE
+from bert_keras.tasks.training.task_model import encoder_of
 
 CARD_TEMPLATE = """# {name}
 

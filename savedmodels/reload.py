@@ -11,7 +11,7 @@ import os
 import sys
 
 KERNELS = ("_normalize_ops.so", "_fast_wordpiece_tokenizer.so", "_sentencepiece_tokenizer.so")
-FORBIDDEN = ("bert_keras", "tasks", "savedmodels", "keras", "tf_keras", "tensorflow_text")
+FORBIDDEN = ("bert_keras", "keras", "tf_keras", "tensorflow_text")
 
 
 def load_kernels() -> None:

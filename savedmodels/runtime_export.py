@@ -18,30 +18,41 @@ import numpy as np
 import tensorflow as tf
 
 from bert_keras import checkpoints
-from bert_keras.atomic_folders import check_folder
 from bert_keras.checkpoints.hugging_face_tokenizer import write_tokenizer
 from bert_keras.errors import BertKerasError
 from bert_keras.features import ENCODER_INPUTS
-from bert_keras.files import write_json
-from bert_keras.kernels import plain_operations
-from bert_keras.paths import path_of
+from bert_keras.io.atomic_folders import check_folder
+from bert_keras.io.files import write_json
+from bert_keras.io.paths import path_of
+from bert_keras.model.kernels import plain_operations
+from bert_keras.savedmodels import runtime_example
+from bert_keras.savedmodels.checked_write import (
+    ROUNDING,
+    ask,
+    compare,
+    publishing,
+    relative,
+)
+from bert_keras.savedmodels.export import sample_inputs, servable_of
+from bert_keras.savedmodels.freezing import check_size, with_constants
+from bert_keras.savedmodels.manifest import CARD
+from bert_keras.savedmodels.model_card import example_of, measures_table, precision_of
+from bert_keras.savedmodels.runtimes import (
+    RUNTIMES,
+    check_packages,
+    check_precision,
+    write_model,
+)
+from bert_keras.tasks.problems.classification import Glue
+from bert_keras.tasks.problems.embedding import Embedding
+from bert_keras.tasks.runs.ensemble import members_of
+from bert_keras.tasks.runs.run_card import fact_rows, facts_of
+from bert_keras.tasks.runs.run_folder import Run
+from bert_keras.tasks.runs.run_precision import at_precision
+from bert_keras.tasks.task import Problem, model_inputs
+from bert_keras.tasks.training.task_model import encoder_of
+from bert_keras.tasks.training.task_padding import with_padding
 from bert_keras.text.vocabulary_files import TOKENIZER_JSON, VOCAB_TXT, wordpiece_pipeline
-from savedmodels import runtime_example
-from savedmodels.checked_write import ROUNDING, ask, compare, publishing, relative
-from savedmodels.export import sample_inputs, servable_of
-from savedmodels.freezing import check_size, with_constants
-from savedmodels.manifest import CARD
-from savedmodels.model_card import example_of, measures_table, precision_of
-from savedmodels.runtimes import RUNTIMES, check_packages, check_precision, write_model
-from tasks.embedding import Embedding
-from tasks.glue.task import Glue
-from tasks.task import Problem, model_inputs
-from tasks.training.ensemble import members_of
-from tasks.training.run_card import fact_rows, facts_of
-from tasks.training.run_folder import Run
-from tasks.training.run_precision import at_precision
-from tasks.training.task_model import encoder_of
-from tasks.training.unpadding import with_padding
 
 SETTINGS, SCRIPT = "settings.json", "example.py"
 # The difference that int8 or bfloat16 may make, relative as in `relative`: more is a broken conversion, not a loss of digits.

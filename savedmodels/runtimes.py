@@ -1,6 +1,6 @@
 """The other runtimes that a model can be exported to: the conversion of each, its int8 quantizer, and the packages for both.
 
-In: a concrete function with constants, from `savedmodels.freezing`. Out: a model file. RUNTIMES has a row for each runtime.
+In: a concrete function with constants, from savedmodels/freezing.py. Out: a model file. RUNTIMES has a row for each runtime.
 """
 
 import contextlib

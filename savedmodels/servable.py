@@ -12,11 +12,16 @@ import keras
 import tensorflow as tf
 
 from bert_keras.features import ENCODER_INPUTS, INPUT_MASK
-from bert_keras.signals import tracing
+from bert_keras.io.signals import tracing
+from bert_keras.savedmodels.freezing import with_constants
+from bert_keras.savedmodels.model_card import precision_of
+from bert_keras.tasks.task import (
+    Features,
+    Problem,
+    Raw,
+    model_inputs,
+)
 from bert_keras.text.preprocessing import Preprocessor
-from savedmodels.freezing import with_constants
-from savedmodels.model_card import precision_of
-from tasks.task import Features, Problem, Raw, model_inputs
 
 EXAMPLES = "examples"  # the signature for serialized tf.Example, and its input
 WINDOWS = 32  # windows in one batch of the model; `decode` still gets the outputs of all windows of a text

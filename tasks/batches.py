@@ -17,13 +17,19 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from bert_keras.autotuning import without_autotuning
 from bert_keras.errors import BertKerasError
 from bert_keras.features import INPUT_MASK, WHOLE, Part
-from bert_keras.packed_weights import packed_weights
+from bert_keras.model.packed_weights import packed_weights
+from bert_keras.optimization.autotuning import without_autotuning
+from bert_keras.tasks.devices.strategies import in_replicas, padded_for
+from bert_keras.tasks.task import (
+    Arrays,
+    Features,
+    Problem,
+    Raw,
+    model_inputs,
+)
 from bert_keras.text.preprocessing import Preprocessor, own_rows, pad_batches
-from tasks.task import Arrays, Features, Problem, Raw, model_inputs
-from tasks.training.strategies import in_replicas, padded_for
 
 POOL = (
     50  # batches that are sorted by length together: enough for similar lengths, few enough for random order

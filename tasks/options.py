@@ -4,10 +4,10 @@ import dataclasses
 from collections.abc import Mapping
 from typing import Any
 
-from bert_keras.precision import PRECISIONS
-from bert_keras.settings import Checked, setting, wrong_setting
-from tasks.features.layers import LAYERS
-from tasks.settings import FEATURE_RATE, MAX_SEED
+from bert_keras.fields import Checked, setting, wrong_setting
+from bert_keras.model.layer_choices import LAYERS
+from bert_keras.model.precision import PRECISIONS
+from bert_keras.tasks.hparams import FEATURE_RATE, MAX_SEED
 
 MAX_OPTION = 1_000_000  # the upper bound for options that are counts
 MAX_CHOICES = 1_000

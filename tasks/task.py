@@ -15,7 +15,6 @@ import numpy as np
 import tensorflow as tf
 
 from bert_keras.checkpoints.variables import Checkpoint
-from bert_keras.encoder import BertEncoder, encoder_inputs
 from bert_keras.errors import BertKerasError
 from bert_keras.features import (
     ENCODER_INPUTS,
@@ -24,15 +23,16 @@ from bert_keras.features import (
     POOLED_OUTPUT,
     SEQUENCE_OUTPUT,
 )
-from bert_keras.heads import ClassifierHead, ConcatClassifierHead
-from bert_keras.json_files import Kind, one_of, typed
-from bert_keras.losses import GlobalMean, cross_entropy
+from bert_keras.io.json_files import Kind, one_of, typed
+from bert_keras.model.encoder import BertEncoder, encoder_inputs
+from bert_keras.model.heads import ClassifierHead, ConcatClassifierHead
+from bert_keras.optimization.losses import GlobalMean, cross_entropy
+from bert_keras.tasks.data.columns import columns_of
+from bert_keras.tasks.data.sources import Source
+from bert_keras.tasks.failed_runs import WHISKER
+from bert_keras.tasks.report_tables import Table, cell, plain
 from bert_keras.text.preprocessing import Preprocessor
 from bert_keras.text.tokenizer import Tokenizer
-from tasks.data_files import Source
-from tasks.degenerate import WHISKER
-from tasks.display import Table, cell, plain
-from tasks.text_columns import columns_of
 
 Features = dict[str, tf.Tensor]
 Raw = dict[str, tf.Tensor]
@@ -141,7 +141,7 @@ class Problem(Protocol):
         return {name: tf.TensorSpec([None], tf.string, name=name) for name in self.text}
 
     def given(self, x: Any) -> dict[str, np.ndarray]:
-        """The columns of raw examples [N] for texts in Python (tasks/text_columns.py); by default those of `signature`."""
+        """The columns of raw examples [N] for texts in Python (tasks/data/columns.py); by default those of `signature`."""
         shapes = {name: len(spec.shape) for name, spec in self.signature().items()}
         return columns_of(x, [*shapes], nested=[name for name, rank in shapes.items() if rank > 1])
 

@@ -16,7 +16,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from tasks.training.strategies import strategy
+from bert_keras.tasks.devices.strategies import strategy
 
 NAME, FOLDER, *JOBS = sys.argv[1:]
 DISTRIBUTION = strategy(NAME)  # before TensorFlow runs anything
@@ -25,18 +25,23 @@ tf.config.experimental.enable_op_determinism()
 import killed_runs  # noqa: E402
 import runs  # noqa: E402
 
-from bert_keras.console import one_line_errors  # noqa: E402
+from bert_keras.cli.console import one_line_errors  # noqa: E402
+from bert_keras.io.output_folder import Folder  # noqa: E402
+from bert_keras.tasks.data.glue_rows import ROWS  # noqa: E402
+from bert_keras.tasks.finetuning.finetune import finetune  # noqa: E402
+from bert_keras.tasks.hparams import Hparams  # noqa: E402
+from bert_keras.tasks.pretraining.pretrain import pretrain  # noqa: E402
+from bert_keras.tasks.pretraining.recipes import RECIPES  # noqa: E402
+from bert_keras.tasks.problems.classification import Glue  # noqa: E402
+from bert_keras.tasks.study.ablation_definitions import (  # noqa: E402
+    ABLATIONS,
+    SCALES,
+    Row,
+    Scale,
+)
+from bert_keras.tasks.study.ablations import run_ablation  # noqa: E402
+from bert_keras.tasks.training.saver import Saver  # noqa: E402
 from bert_keras.text.wordpiece import WordPiece  # noqa: E402
-from tasks.experiments.ablation_definitions import ABLATIONS, SCALES, Row, Scale  # noqa: E402
-from tasks.experiments.ablations import run_ablation  # noqa: E402
-from tasks.glue.data_sets import ROWS  # noqa: E402
-from tasks.glue.task import Glue  # noqa: E402
-from tasks.output_folder import Folder  # noqa: E402
-from tasks.pretraining.pretrain import pretrain  # noqa: E402
-from tasks.pretraining.recipes import RECIPES  # noqa: E402
-from tasks.settings import Hparams  # noqa: E402
-from tasks.training.finetune import finetune  # noqa: E402
-from tasks.training.saver import Saver  # noqa: E402
 
 HPARAMS = Hparams(epochs=2, batch_size=9, learning_rate=1e-3, seq_length=40, micro_batch=2)
 SAVE_EVERY = 2

@@ -20,8 +20,8 @@ import keras  # noqa: E402
 import runs  # noqa: E402
 
 import bert_keras as bk  # noqa: E402
-from bert_keras.training_model import TrainingModel  # noqa: E402
-from tasks.glue.task import Glue  # noqa: E402
+from bert_keras.optimization.training_model import TrainingModel  # noqa: E402
+from bert_keras.tasks.problems.classification import Glue  # noqa: E402
 
 keras.utils.set_random_seed(1)
 random.seed(os.getpid())  # decides the order of the texts: another number in each worker

@@ -22,7 +22,6 @@ tf.config.set_logical_device_configuration(
 )
 
 from bert_keras.config import BertConfig  # noqa: E402
-from bert_keras.encoder import BertEncoder  # noqa: E402
 from bert_keras.features import (  # noqa: E402
     ENCODER_INPUTS,
     INPUT_MASK,
@@ -30,18 +29,19 @@ from bert_keras.features import (  # noqa: E402
     POOLED_OUTPUT,
     SEQUENCE_OUTPUT,
 )
-from bert_keras.objectives import MaskedLM, SentencePair, label  # noqa: E402
-from bert_keras.optimizers import LAMB, AdamW  # noqa: E402
-from bert_keras.pretrainers import Pretrainer  # noqa: E402
-from bert_keras.settings import Masking  # noqa: E402
+from bert_keras.fields import Masking  # noqa: E402
+from bert_keras.model.encoder import BertEncoder  # noqa: E402
+from bert_keras.optimization.objectives import MaskedLM, SentencePair, label  # noqa: E402
+from bert_keras.optimization.optimizers import LAMB, AdamW  # noqa: E402
+from bert_keras.optimization.pretrainers import Pretrainer  # noqa: E402
+from bert_keras.tasks.devices.strategies import differ_between_replicas, rows_for, strategy  # noqa: E402
+from bert_keras.tasks.devices.workers import Workers  # noqa: E402
+from bert_keras.tasks.hparams import PretrainHparams  # noqa: E402
+from bert_keras.tasks.pretraining import monitor  # noqa: E402
+from bert_keras.tasks.training.saver import Saver  # noqa: E402
 from bert_keras.text.masking import Pieces  # noqa: E402
 from bert_keras.text.preprocessing import pad_batches  # noqa: E402
 from bert_keras.text.tokenizer import SpecialTokens  # noqa: E402
-from tasks.pretraining import monitor  # noqa: E402
-from tasks.settings import PretrainHparams  # noqa: E402
-from tasks.training.saver import Saver  # noqa: E402
-from tasks.training.strategies import differ_between_replicas, rows_for, strategy  # noqa: E402
-from tasks.training.workers import Workers  # noqa: E402
 
 CONFIG = BertConfig(
     vocab_size=60,

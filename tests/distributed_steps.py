@@ -24,14 +24,12 @@ if "TF_CONFIG" in os.environ:
         "CPU",
     )
 
-from tasks.training.strategies import differ_between_replicas, rows_for, strategy  # noqa: E402
+from bert_keras.tasks.devices.strategies import differ_between_replicas, rows_for, strategy  # noqa: E402
 
 NAME, OUTPUT, *JOBS = sys.argv[1:]
 DISTRIBUTION = strategy(NAME)  # before TensorFlow runs anything
 
-from bert_keras import pretrainers  # noqa: E402
 from bert_keras.config import BertConfig  # noqa: E402
-from bert_keras.encoder import BertEncoder  # noqa: E402
 from bert_keras.features import (  # noqa: E402
     ENCODER_INPUTS,
     INPUT_MASK,
@@ -39,19 +37,26 @@ from bert_keras.features import (  # noqa: E402
     POOLED_OUTPUT,
     SEQUENCE_OUTPUT,
 )
-from bert_keras.losses import GlobalMean, cross_entropy  # noqa: E402
-from bert_keras.objectives import MaskedLM, ReplacedTokens, SentencePair, label  # noqa: E402
-from bert_keras.optimizers import LAMB, AdamW  # noqa: E402
-from bert_keras.schedules import WarmupLinearDecay  # noqa: E402
-from bert_keras.settings import Masking  # noqa: E402
+from bert_keras.fields import Masking  # noqa: E402
+from bert_keras.model.encoder import BertEncoder  # noqa: E402
+from bert_keras.optimization import pretrainers  # noqa: E402
+from bert_keras.optimization.losses import GlobalMean, cross_entropy  # noqa: E402
+from bert_keras.optimization.objectives import (  # noqa: E402
+    MaskedLM,
+    ReplacedTokens,
+    SentencePair,
+    label,
+)
+from bert_keras.optimization.optimizers import LAMB, AdamW  # noqa: E402
+from bert_keras.optimization.schedules import WarmupLinearDecay  # noqa: E402
+from bert_keras.optimization.training_model import TrainingModel  # noqa: E402
+from bert_keras.tasks.devices.workers import Workers  # noqa: E402
+from bert_keras.tasks.problems.question_answering import Squad  # noqa: E402
+from bert_keras.tasks.problems.tagging import Conll  # noqa: E402
+from bert_keras.tasks.task import classifier_model  # noqa: E402
 from bert_keras.text.masking import Pieces  # noqa: E402
 from bert_keras.text.preprocessing import pad_batches  # noqa: E402
 from bert_keras.text.tokenizer import SpecialTokens  # noqa: E402
-from bert_keras.training_model import TrainingModel  # noqa: E402
-from tasks.ner.task import Conll  # noqa: E402
-from tasks.squad.task import Squad  # noqa: E402
-from tasks.task import classifier_model  # noqa: E402
-from tasks.training.workers import Workers  # noqa: E402
 
 CONFIG = BertConfig(
     vocab_size=60,

@@ -23,27 +23,28 @@ tf.config.set_logical_device_configuration(
     tf.config.list_physical_devices("CPU")[0], [tf.config.LogicalDeviceConfiguration()] * 2
 )
 
-from bert_keras import checkpoints, cli  # noqa: E402
+from bert_keras import checkpoints  # noqa: E402
+from bert_keras.cli.main import main as cli  # noqa: E402
 from bert_keras.config import BertConfig  # noqa: E402
-from bert_keras.encoder import BertEncoder  # noqa: E402
 from bert_keras.features import ENCODER_INPUTS  # noqa: E402
-from bert_keras.losses import GlobalMean, cross_entropy  # noqa: E402
-from bert_keras.optimizers import AdamW  # noqa: E402
-from bert_keras.schedules import WarmupLinearDecay  # noqa: E402
+from bert_keras.model.encoder import BertEncoder  # noqa: E402
+from bert_keras.optimization.losses import GlobalMean, cross_entropy  # noqa: E402
+from bert_keras.optimization.optimizers import AdamW  # noqa: E402
+from bert_keras.optimization.schedules import WarmupLinearDecay  # noqa: E402
+from bert_keras.optimization.training_model import TrainingModel  # noqa: E402
+from bert_keras.tasks.batches import dataset  # noqa: E402
+from bert_keras.tasks.data.glue_rows import ROWS  # noqa: E402
+from bert_keras.tasks.devices.strategies import differ_between_replicas, rows_for, strategy  # noqa: E402
+from bert_keras.tasks.finetuning.finetune import _compiled_model, finetune  # noqa: E402
+from bert_keras.tasks.finetuning.finetuning_monitor import GradualUnfreezing  # noqa: E402
+from bert_keras.tasks.hparams import Hparams  # noqa: E402
+from bert_keras.tasks.problems.choice import Swag  # noqa: E402
+from bert_keras.tasks.problems.classification import Glue  # noqa: E402
+from bert_keras.tasks.problems.tagging import Conll  # noqa: E402
+from bert_keras.tasks.runs.run_folder import evaluate, load_run  # noqa: E402
+from bert_keras.tasks.task import classifier_model  # noqa: E402
+from bert_keras.tasks.training.task_model import encoder_of  # noqa: E402
 from bert_keras.text.preprocessing import Preprocessor, pad_batches  # noqa: E402
-from bert_keras.training_model import TrainingModel  # noqa: E402
-from tasks.batches import dataset  # noqa: E402
-from tasks.choice import Swag  # noqa: E402
-from tasks.glue.data_sets import ROWS  # noqa: E402
-from tasks.glue.task import Glue  # noqa: E402
-from tasks.ner.task import Conll  # noqa: E402
-from tasks.settings import Hparams  # noqa: E402
-from tasks.task import classifier_model  # noqa: E402
-from tasks.training.fine_tuning_monitor import GradualUnfreezing  # noqa: E402
-from tasks.training.finetune import _compiled_model, finetune  # noqa: E402
-from tasks.training.run_folder import evaluate, load_run  # noqa: E402
-from tasks.training.strategies import differ_between_replicas, rows_for, strategy  # noqa: E402
-from tasks.training.task_model import encoder_of  # noqa: E402
 
 CONFIG = BertConfig(
     vocab_size=60,

@@ -5,9 +5,7 @@ import dataclasses
 import parity
 from parity import array
 
-from bert_keras.features import (
-    POOLED_OUTPUT,
-)
+from bert_keras.features import POOLED_OUTPUT
 
 SMALL = parity.GOLDEN_CONFIG
 

@@ -13,20 +13,20 @@ from typing import Any
 from runs import ROOT, write_checkpoint
 
 from bert_keras import checkpoints
+from bert_keras.savedmodels.export import servable_of
+from bert_keras.savedmodels.model_card import answers_of, signature_table
+from bert_keras.tasks.data.glue_rows import ROWS
+from bert_keras.tasks.problems.choice import Swag
+from bert_keras.tasks.problems.classification import Glue
+from bert_keras.tasks.problems.embedding import Embedding, WordEmbedding
+from bert_keras.tasks.problems.fill_mask import FillMask
+from bert_keras.tasks.problems.next_sentence import NextSentence
+from bert_keras.tasks.problems.question_answering import Squad
+from bert_keras.tasks.problems.tagging import Conll
+from bert_keras.tasks.runs.run_folder import Run
+from bert_keras.tasks.task import Task
+from bert_keras.tasks.training.task_model import network_of
 from bert_keras.text.preprocessing import Preprocessor
-from savedmodels.export import servable_of
-from savedmodels.model_card import answers_of, signature_table
-from tasks.choice import Swag
-from tasks.embedding import Embedding, WordEmbedding
-from tasks.fill_mask import FillMask
-from tasks.glue.data_sets import ROWS
-from tasks.glue.task import Glue
-from tasks.ner.task import Conll
-from tasks.next_sentence import NextSentence
-from tasks.squad.task import Squad
-from tasks.task import Task
-from tasks.training.run_folder import Run
-from tasks.training.task_model import network_of
 
 DOCUMENT = ROOT / "docs" / "serving.md"
 OPENS, CLOSES = "<!-- tables: tests/exports.py writes them -->\n", "<!-- end of tables -->\n"

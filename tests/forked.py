@@ -122,7 +122,7 @@ def run(script: str | Path, *arguments: str | Path, input: str = "", cwd: str | 
 @contextlib.contextmanager
 def publishing() -> Iterator[None]:
     """Exports are compared with the answers of a forked process meanwhile."""
-    from savedmodels import checked_write
+    from bert_keras.savedmodels import checked_write
 
     def forked(command, *, input, cwd, capture_output, text):
         return run(*command[1:], input=input, cwd=cwd)

@@ -18,12 +18,12 @@ import tensorflow as tf
 
 def graphs_made_and_left(folder: Path, strategy: str = "one", **how: Any) -> tuple[int, int]:
     """Fine-tunes a tiny encoder in a folder. how: fields of Hparams."""
-    from bert_keras.encoder import BertEncoder
-    from tasks.glue.data_sets import ROWS
-    from tasks.glue.task import Glue
-    from tasks.settings import Hparams
-    from tasks.training.finetune import finetune
-    from tasks.training.task_model import free_memory
+    from bert_keras.model.encoder import BertEncoder
+    from bert_keras.tasks.data.glue_rows import ROWS
+    from bert_keras.tasks.finetuning.finetune import finetune
+    from bert_keras.tasks.hparams import Hparams
+    from bert_keras.tasks.problems.classification import Glue
+    from bert_keras.tasks.training.task_model import free_memory
 
     graphs, call = list[weakref.ref](), BertEncoder.call
 

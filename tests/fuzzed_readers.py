@@ -34,19 +34,19 @@ from runs import VOCABULARY, learn_byte_bpe, texts
 from bert_keras import checkpoints
 from bert_keras.config import BertConfig
 from bert_keras.errors import BertKerasError
+from bert_keras.tasks.data.glue_rows import ROWS
+from bert_keras.tasks.pretraining.corpus import Corpus
+from bert_keras.tasks.pretraining.instance_sources import RecordFileSource, batches_of, check_data
+from bert_keras.tasks.pretraining.recipe_objectives import objectives_for
+from bert_keras.tasks.pretraining.vocabulary import learn_sentencepiece
+from bert_keras.tasks.problems.choice import Swag
+from bert_keras.tasks.problems.classification import Glue
+from bert_keras.tasks.problems.fill_mask import FillMask
+from bert_keras.tasks.problems.question_answering import Squad
+from bert_keras.tasks.problems.tagging import Conll
+from bert_keras.tasks.runs.run_folder import load_run
 from bert_keras.text.masking import Pieces
 from bert_keras.text.wordpiece import WordPiece
-from tasks.choice import Swag
-from tasks.fill_mask import FillMask
-from tasks.glue.data_sets import ROWS
-from tasks.glue.task import Glue
-from tasks.ner.task import Conll
-from tasks.pretraining.corpus import Corpus
-from tasks.pretraining.instance_sources import RecordFileSource, batches_of, check_data
-from tasks.pretraining.recipe_objectives import objectives_for
-from tasks.pretraining.vocabulary import learn_sentencepiece
-from tasks.squad.task import Squad
-from tasks.training.run_folder import load_run
 
 LONGEST = 3000  # characters of an error
 

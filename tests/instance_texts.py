@@ -6,16 +6,13 @@ import random
 import numpy as np
 import pytest
 
-from bert_keras.features import (
-    INPUT_WORD_IDS,
-    NEXT_SENTENCE_LABEL,
-)
-from bert_keras.settings import Masking
+from bert_keras.features import INPUT_WORD_IDS, NEXT_SENTENCE_LABEL
+from bert_keras.fields import Masking
+from bert_keras.tasks.hparams import Sampling
+from bert_keras.tasks.pretraining.read_records import read_records
+from bert_keras.tasks.pretraining.samplers import Documents
+from bert_keras.tasks.pretraining.write_records import write_records
 from bert_keras.text.wordpiece import WordPiece
-from tasks.pretraining.read_records import read_records
-from tasks.pretraining.samplers import Documents
-from tasks.pretraining.write_records import write_records
-from tasks.settings import Sampling
 
 DOCUMENT, SEGMENT = 1_000_000, 1_000  # an id tells where it comes from: document, segment and place
 

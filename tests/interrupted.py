@@ -87,7 +87,7 @@ def at_write(number: int, folder: Path, act: Callable[[], None]) -> None:
 
 
 def start(arguments: list[str]) -> None:
-    from bert_keras.cli import main
+    from bert_keras.cli.main import main
 
     main(["bert-keras", *arguments])
 
@@ -122,7 +122,7 @@ def keep_alive(waiting: list[list[str]]) -> None:
 def main() -> None:
     import tensorflow  # noqa: F401 (once, for all processes)
 
-    import bert_keras.cli  # noqa: F401
+    import bert_keras.cli.main  # noqa: F401
 
     folder = Path(sys.argv[1])
     for place in (KILLED, HALFWAY, ALIVE):

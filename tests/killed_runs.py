@@ -15,14 +15,14 @@ from pathlib import Path
 import runs
 import tensorflow as tf
 
+from bert_keras.tasks.data.glue_rows import ROWS
+from bert_keras.tasks.finetuning.finetune import finetune
+from bert_keras.tasks.hparams import Hparams
+from bert_keras.tasks.pretraining.pretrain import pretrain
+from bert_keras.tasks.pretraining.recipes import RECIPES
+from bert_keras.tasks.problems.classification import Glue
+from bert_keras.tasks.training.saver import Saver
 from bert_keras.text.wordpiece import WordPiece
-from tasks.glue.data_sets import ROWS
-from tasks.glue.task import Glue
-from tasks.pretraining.pretrain import pretrain
-from tasks.pretraining.recipes import RECIPES
-from tasks.settings import Hparams
-from tasks.training.finetune import finetune
-from tasks.training.saver import Saver
 
 STEPS, SAVE_EVERY = 24, 5
 SETTINGS = {

@@ -5,7 +5,7 @@ from pathlib import Path
 import numpy as np
 import tensorflow as tf
 
-from tasks.training.saver import CHECKPOINTS
+from bert_keras.tasks.training.saver import CHECKPOINTS
 
 
 def last_save(run: Path) -> tuple[int, dict[str, np.ndarray]]:

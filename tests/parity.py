@@ -11,7 +11,6 @@ import pathlib
 import numpy as np
 
 from bert_keras.config import BertConfig
-from bert_keras.encoder import BertEncoder
 from bert_keras.features import (
     ATTENTION_PROBABILITIES,
     EMBEDDING_OUTPUT,
@@ -22,7 +21,8 @@ from bert_keras.features import (
     POOLED_OUTPUT,
     SEQUENCE_OUTPUT,
 )
-from bert_keras.heads import MaskedLMHead, NextSentenceHead
+from bert_keras.model.encoder import BertEncoder
+from bert_keras.model.heads import MaskedLMHead, NextSentenceHead
 
 GOLDEN = pathlib.Path(__file__).parent / "golden" / "encoder.npz"
 GOLDEN_CONFIG = BertConfig(

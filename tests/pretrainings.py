@@ -17,11 +17,11 @@ from bert_keras.features import (
     NEXT_SENTENCE_LABEL,
     TFRECORD_NAMES,
 )
+from bert_keras.tasks.hparams import Sampling
+from bert_keras.tasks.pretraining.pretrain import plan_pretraining, pretrain
+from bert_keras.tasks.pretraining.recipes import RECIPES
+from bert_keras.tasks.pretraining.write_records import write_records
 from bert_keras.text.wordpiece import WordPiece
-from tasks.pretraining.pretrain import plan_pretraining, pretrain
-from tasks.pretraining.recipes import RECIPES
-from tasks.pretraining.write_records import write_records
-from tasks.settings import Sampling
 
 SMALL = {
     "hidden_size": 32,

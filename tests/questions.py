@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 from runs import VOCABULARY
 
+from bert_keras.tasks.problems.question_answering import Squad
 from bert_keras.text.wordpiece import WordPiece
-from tasks.squad.task import Squad
 
 NORMANS = "The Normans gave their name to Normandy, a region in France. Rollo led them."
 

@@ -12,7 +12,6 @@ import keras
 import numpy as np
 
 from bert_keras.config import BertConfig
-from bert_keras.encoder import BertEncoder, encoder_inputs
 from bert_keras.features import (
     ENCODER_INPUTS,
     INPUT_WORD_IDS,
@@ -22,12 +21,18 @@ from bert_keras.features import (
     POOLED_OUTPUT,
     SEQUENCE_OUTPUT,
 )
-from bert_keras.heads import ClassifierHead, SpanHead, TokenHead
-from bert_keras.losses import GlobalMean, cross_entropy
-from bert_keras.objectives import LeftToRight, MaskedLM, ReplacedTokens, SentencePair
-from bert_keras.optimizers import LAMB, AdamW
-from bert_keras.pretrainers import ElectraPretrainer, Pretrainer
-from bert_keras.schedules import WarmupLinearDecay
+from bert_keras.model.encoder import BertEncoder, encoder_inputs
+from bert_keras.model.heads import ClassifierHead, SpanHead, TokenHead
+from bert_keras.optimization.losses import GlobalMean, cross_entropy
+from bert_keras.optimization.objectives import (
+    LeftToRight,
+    MaskedLM,
+    ReplacedTokens,
+    SentencePair,
+)
+from bert_keras.optimization.optimizers import LAMB, AdamW
+from bert_keras.optimization.pretrainers import ElectraPretrainer, Pretrainer
+from bert_keras.optimization.schedules import WarmupLinearDecay
 
 ROWS, LENGTH, ASKED, BATCH = 40, 16, 4, 8
 CONFIG = BertConfig(

@@ -23,15 +23,15 @@ tf.config.set_logical_device_configuration(
     tf.config.list_physical_devices("CPU")[0], [tf.config.LogicalDeviceConfiguration()] * 2
 )
 
+from bert_keras.tasks.data.glue_rows import ROWS  # noqa: E402
+from bert_keras.tasks.finetuning.finetune import finetune  # noqa: E402
+from bert_keras.tasks.hparams import Hparams  # noqa: E402
+from bert_keras.tasks.pretraining.pretrain import pretrain  # noqa: E402
+from bert_keras.tasks.pretraining.recipes import RECIPES  # noqa: E402
+from bert_keras.tasks.problems.classification import Glue  # noqa: E402
+from bert_keras.tasks.problems.question_answering import Squad  # noqa: E402
+from bert_keras.tasks.training.saver import Saver  # noqa: E402
 from bert_keras.text.wordpiece import WordPiece  # noqa: E402
-from tasks.glue.data_sets import ROWS  # noqa: E402
-from tasks.glue.task import Glue  # noqa: E402
-from tasks.pretraining.pretrain import pretrain  # noqa: E402
-from tasks.pretraining.recipes import RECIPES  # noqa: E402
-from tasks.settings import Hparams  # noqa: E402
-from tasks.squad.task import Squad  # noqa: E402
-from tasks.training.finetune import finetune  # noqa: E402
-from tasks.training.saver import Saver  # noqa: E402
 
 HOW = {"strategy_name": "mirrored", "save_every": 2, "verbose": 0}
 HPARAMS = Hparams(

@@ -1,6 +1,6 @@
 """Runs that train in seconds, for tests of what reads a run, and the command line that makes and reads them.
 
-In: a row of tasks.glue.task. Out: a checkpoint folder, the row's TSV files, a run; what a command printed.
+In: a row of bert_keras.tasks.data.glue_rows. Out: a checkpoint folder, the row's TSV files, a run; what a command printed.
 """
 
 import contextlib
@@ -66,7 +66,7 @@ def write_checkpoint(folder: Path, **changes) -> Path:
 
     from bert_keras import checkpoints
     from bert_keras.config import BertConfig
-    from bert_keras.encoder import BertEncoder
+    from bert_keras.model.encoder import BertEncoder
 
     keras.utils.set_random_seed(0)  # a module's fixtures come before the seeds of its first test
     config = BertConfig(**(SIZES | changes))
@@ -104,8 +104,8 @@ def write_roberta(folder: Path, **changes) -> Path:
 
     from bert_keras import checkpoints
     from bert_keras.config import BertConfig
-    from bert_keras.encoder import BertEncoder
-    from bert_keras.heads import MaskedLMHead
+    from bert_keras.model.encoder import BertEncoder
+    from bert_keras.model.heads import MaskedLMHead
 
     keras.utils.set_random_seed(0)
     vocabulary, merges = learn_byte_bpe(texts(400, seed=7), size=400)
@@ -124,8 +124,8 @@ def write_distilbert(folder: Path, **changes) -> Path:
 
     from bert_keras import checkpoints
     from bert_keras.config import BertConfig
-    from bert_keras.encoder import BertEncoder
-    from bert_keras.heads import MaskedLMHead
+    from bert_keras.model.encoder import BertEncoder
+    from bert_keras.model.heads import MaskedLMHead
 
     keras.utils.set_random_seed(0)
     distilbert = {"type_vocab_size": 0, "activation": "gelu_erf", "pooler_activation": "relu"}
@@ -145,7 +145,7 @@ def texts(count: int, *, seed: int) -> list[str]:
 
 def write_data(folder: Path, name: str, *, count: int = 48) -> Path:
     """The files of a GLUE row that have labels; the first word of the last segment says the label."""
-    from tasks.glue.data_sets import ROWS
+    from bert_keras.tasks.data.glue_rows import ROWS
 
     folder.mkdir(parents=True)
     labels = ROWS[name].file_labels or ("0.0", "5.0")
@@ -192,7 +192,7 @@ def run_command(capfd, *arguments: str | Path) -> tuple[int, str, str]:
     """`bert-keras ...` in this process: exit code, standard output, standard error."""
     from tensorflow.python.framework import config as tensorflow_config
 
-    from bert_keras.cli import main
+    from bert_keras.cli.main import main
 
     capfd.readouterr()
     code = 0

@@ -9,16 +9,26 @@ import pytest
 from runs import VOCABULARY, no_training, texts, write_data
 
 from bert_keras import checkpoints
+from bert_keras.tasks.devices.workers import Workers
+from bert_keras.tasks.finetuning.examples import check_fits
+from bert_keras.tasks.hparams import Hparams
+from bert_keras.tasks.pretraining.recipes import RECIPES
+from bert_keras.tasks.problems.question_answering import Squad
+from bert_keras.tasks.study import ablations
+from bert_keras.tasks.study.ablation_definitions import (
+    ABLATIONS,
+    SCALES,
+    Row,
+    Scale,
+)
+from bert_keras.tasks.study.ablations import (
+    Outcome,
+    as_json,
+    run_ablation,
+    tables,
+)
+from bert_keras.tasks.study.cells import Outcome as CellOutcome
 from bert_keras.text.wordpiece import WordPiece
-from tasks.experiments import ablations
-from tasks.experiments.ablation_definitions import ABLATIONS, SCALES, Row, Scale
-from tasks.experiments.ablations import Outcome, as_json, run_ablation, tables
-from tasks.experiments.cells import Outcome as CellOutcome
-from tasks.pretraining.recipes import RECIPES
-from tasks.settings import Hparams
-from tasks.squad.task import Squad
-from tasks.training.examples import check_fits
-from tasks.training.workers import Workers
 
 pytestmark = pytest.mark.long
 
@@ -144,7 +154,7 @@ def test_a_batch_that_replicas_do_not_divide(tmp_path, small, monkeypatch):
     """Refused for all rows before the first is pre-trained."""
     write_data(tmp_path / "data", "sst2")
     three = types.SimpleNamespace(num_replicas_in_sync=3)
-    monkeypatch.setattr("tasks.experiments.ablations.strategy", lambda name: three)
+    monkeypatch.setattr("bert_keras.tasks.study.ablations.strategy", lambda name: three)
     with pytest.raises(ValueError, match=r"batch_size is \d+ and there are 3 replicas; give a multiple of 3"):
         run_ablation("steps", **arguments(tmp_path))
     assert not (tmp_path / "out").exists()

@@ -11,13 +11,13 @@ import runs
 import tensorflow as tf
 
 from bert_keras.config import BertConfig
-from bert_keras.encoder import BertEncoder
 from bert_keras.errors import BertKerasError
-from bert_keras.losses import GlobalMean, cross_entropy
-from bert_keras.optimizers import LAMB, AdamW
-from bert_keras.training_model import TrainingModel, _prepared
-from tasks.settings import Hparams
-from tasks.task import classifier_model
+from bert_keras.model.encoder import BertEncoder
+from bert_keras.optimization.losses import GlobalMean, cross_entropy
+from bert_keras.optimization.optimizers import LAMB, AdamW
+from bert_keras.optimization.training_model import TrainingModel, _prepared
+from bert_keras.tasks.hparams import Hparams
+from bert_keras.tasks.task import classifier_model
 
 SCRIPT = Path(__file__).with_name("distributed_steps.py")
 KINDS = ("classifier", "answers", "tagger", "pretraining", "lamb", "electra")

@@ -12,21 +12,26 @@ import scipy.stats
 import tensorflow as tf
 
 from bert_keras.errors import BertKerasError
-from tasks.batches import cardinality, take_examples
-from tasks.choice import Swag
-from tasks.experiments.approach_results import Results, Subject, as_json, tables
-from tasks.experiments.approach_rows import APPROACHES, Row
-from tasks.experiments.approaches import _rows, _subjects, run_approaches
-from tasks.experiments.paper_figures import figure_of
-from tasks.features.layers import LAYERS
-from tasks.features.token_vectors import RowExtractor
-from tasks.glue.data_sets import ROWS
-from tasks.glue.task import Glue
-from tasks.ner.task import Conll
-from tasks.options import APPROACHES as NAMES
-from tasks.squad.task import Squad
-from tasks.training.run_folder import load_run
-from tasks.training.workers import Workers
+from bert_keras.model.layer_choices import LAYERS
+from bert_keras.tasks.batches import cardinality, take_examples
+from bert_keras.tasks.data.glue_rows import ROWS
+from bert_keras.tasks.devices.workers import Workers
+from bert_keras.tasks.frozen.token_vectors import RowExtractor
+from bert_keras.tasks.options import APPROACHES as NAMES
+from bert_keras.tasks.problems.choice import Swag
+from bert_keras.tasks.problems.classification import Glue
+from bert_keras.tasks.problems.question_answering import Squad
+from bert_keras.tasks.problems.tagging import Conll
+from bert_keras.tasks.runs.run_folder import load_run
+from bert_keras.tasks.study.approach_results import (
+    Results,
+    Subject,
+    as_json,
+    tables,
+)
+from bert_keras.tasks.study.approach_rows import APPROACHES, Row
+from bert_keras.tasks.study.approaches import _rows, _subjects, run_approaches
+from bert_keras.tasks.study.paper_figures import figure_of
 
 # -----------------------------------------------------------------------------------------------------------
 # Rows and flags

@@ -33,8 +33,9 @@ sys.meta_path.insert(0, Blocked())
 """
 
 IMPORT_ALL = """
-import bert_keras.config, bert_keras.features, bert_keras.layers, bert_keras.encoder, bert_keras.heads
-import bert_keras.losses, bert_keras.objectives, bert_keras.optimizers, bert_keras.pretrainers, bert_keras.schedules
+import bert_keras.config, bert_keras.features, bert_keras.model.layers, bert_keras.model.encoder, bert_keras.model.heads
+import bert_keras.optimization.losses, bert_keras.optimization.objectives, bert_keras.optimization.optimizers
+import bert_keras.optimization.pretrainers, bert_keras.optimization.schedules
 """
 
 COMPARE = """
@@ -42,8 +43,8 @@ import pickle
 import keras
 import numpy as np
 import parity
-from bert_keras.encoder import BertEncoder, encoder_inputs
-from bert_keras.heads import ClassifierHead
+from bert_keras.model.encoder import BertEncoder, encoder_inputs
+from bert_keras.model.heads import ClassifierHead
 
 assert keras.backend.backend() == "jax"
 for activation in ("gelu_tanh", "gelu_erf"):

@@ -17,20 +17,20 @@ import runs
 import tensorflow as tf
 
 from bert_keras.errors import BertKerasError
-from bert_keras.files import write_json
-from bert_keras.paths import path_of
-from bert_keras.settings import Masking
+from bert_keras.fields import Masking
+from bert_keras.io.files import write_json
+from bert_keras.io.paths import path_of
+from bert_keras.tasks.hparams import Sampling
+from bert_keras.tasks.pretraining.corpus import open_corpora
+from bert_keras.tasks.pretraining.manifest import read_manifest
+from bert_keras.tasks.pretraining.read_records import read_records
+from bert_keras.tasks.pretraining.shard_plan import sources_of
+from bert_keras.tasks.pretraining.shard_writer import Job
+from bert_keras.tasks.pretraining.write_records import write_records
 from bert_keras.text.wordpiece import WordPiece
-from tasks.pretraining.corpus import open_corpora
-from tasks.pretraining.manifest import read_manifest
-from tasks.pretraining.read_records import read_records
-from tasks.pretraining.shard_plan import sources_of
-from tasks.pretraining.shard_writer import Job
-from tasks.pretraining.write_records import write_records
-from tasks.settings import Sampling
 
 pytest.importorskip("apache_beam", reason="needs the `beam` extra")
-from tasks.pretraining import beam_records  # noqa: E402
+from bert_keras.tasks.pretraining import beam_records  # noqa: E402
 
 ROOT = Path(__file__).parents[1]
 WORDS = "the a cat dog bird sat ran flew on in mat tree sky and . big small old red blue".split()
@@ -181,7 +181,7 @@ KILLED = """
 import os, signal, sys
 sys.path.insert(0, "tests")
 from test_beam import beam, open_corpora
-from tasks.pretraining.shard_writer import ShardWriter
+from bert_keras.tasks.pretraining.shard_writer import ShardWriter
 write = ShardWriter.__call__
 def killed(self, number, texts):
     if number == 3:

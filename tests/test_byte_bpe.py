@@ -15,11 +15,23 @@ import tokenizers
 from runs import learn_byte_bpe
 from tokenizers import AddedToken, models, pre_tokenizers, processors
 
-from bert_keras import ByteBPE, Preprocessor, PreprocessorLayer, checkpoints
+from bert_keras import (
+    ByteBPE,
+    Preprocessor,
+    PreprocessorLayer,
+    checkpoints,
+)
 from bert_keras.checkpoints.hugging_face_tokenizer import write_tokenizer
 from bert_keras.config import BertConfig
 from bert_keras.errors import BertKerasError
-from bert_keras.text.byte_level import LETTER, NUMBER, SPACE, WHITE, byte_alphabet, classes_of_code_points
+from bert_keras.text.byte_level import (
+    LETTER,
+    NUMBER,
+    SPACE,
+    WHITE,
+    byte_alphabet,
+    classes_of_code_points,
+)
 from bert_keras.text.tokenizer import BERT_PAIR
 
 SPECIAL = ("<s>", "</s>", "<pad>", "<unk>", "<mask>")

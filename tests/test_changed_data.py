@@ -10,16 +10,16 @@ from runs import Begun, no_training
 
 from bert_keras.checkpoints.hugging_face import SAFETENSORS
 from bert_keras.errors import BertKerasError
+from bert_keras.tasks.data.glue_rows import ROWS
+from bert_keras.tasks.finetuning.finetune import finetune
+from bert_keras.tasks.hparams import Hparams, Sampling
+from bert_keras.tasks.pretraining.pretrain import pretrain
+from bert_keras.tasks.pretraining.recipes import RECIPES
+from bert_keras.tasks.pretraining.write_records import write_records
+from bert_keras.tasks.problems.classification import Glue
+from bert_keras.tasks.study.ablation_definitions import SCALES, Row, Scale
+from bert_keras.tasks.study.ablations import run_ablation
 from bert_keras.text.wordpiece import WordPiece
-from tasks.experiments.ablation_definitions import SCALES, Row, Scale
-from tasks.experiments.ablations import run_ablation
-from tasks.glue.data_sets import ROWS
-from tasks.glue.task import Glue
-from tasks.pretraining.pretrain import pretrain
-from tasks.pretraining.recipes import RECIPES
-from tasks.pretraining.write_records import write_records
-from tasks.settings import Hparams, Sampling
-from tasks.training.finetune import finetune
 
 ROWS_READ = 1000  # by the digest that let changes behind them pass
 SIZES = {

@@ -17,12 +17,9 @@ from random_checkpoints import (
 )
 
 from bert_keras import checkpoints
-from bert_keras.atomic_folders import PARTIAL
-from bert_keras.encoder import BertEncoder
-from bert_keras.heads import (
-    ClassifierHead,
-    SpanHead,
-)
+from bert_keras.io.atomic_folders import PARTIAL
+from bert_keras.model.encoder import BertEncoder
+from bert_keras.model.heads import ClassifierHead, SpanHead
 
 
 def test_missing_checkpoints(tmp_path):

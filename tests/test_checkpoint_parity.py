@@ -13,7 +13,7 @@ from random_checkpoints import GOLDEN, PIECES, TINY, raises, random_checkpoint, 
 import bert_keras as bk
 from bert_keras import checkpoints
 from bert_keras.features import POOLED_OUTPUT, SEQUENCE_OUTPUT
-from bert_keras.heads import (
+from bert_keras.model.heads import (
     ChoiceHead,
     ClassifierHead,
     SpanHead,

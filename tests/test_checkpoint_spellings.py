@@ -19,10 +19,8 @@ from random_checkpoints import (
 
 from bert_keras import checkpoints
 from bert_keras.checkpoints.variables import numpy_dtype
-from bert_keras.encoder import BertEncoder
-from bert_keras.heads import (
-    MaskedLMHead,
-)
+from bert_keras.model.encoder import BertEncoder
+from bert_keras.model.heads import MaskedLMHead
 
 
 def test_old_names_no_prefix_buffers_and_repeated_tables(tmp_path):

@@ -9,13 +9,19 @@ from random_checkpoints import GOLDEN, KINDS, PIECES, TINY, assert_same, random_
 
 from bert_keras import checkpoints
 from bert_keras.checkpoints import FORMATS
-from bert_keras.checkpoints.variables import Checkpoint, Row, head_shapes, numpy_dtype, variable_shapes
+from bert_keras.checkpoints.variables import (
+    Checkpoint,
+    Row,
+    head_shapes,
+    numpy_dtype,
+    variable_shapes,
+)
 from bert_keras.config import BertConfig
 from bert_keras.config_files import MODEL_TYPES
-from bert_keras.encoder import BertEncoder
 from bert_keras.errors import BertKerasError
 from bert_keras.features import SEQUENCE_OUTPUT
-from bert_keras.heads import (
+from bert_keras.model.encoder import BertEncoder
+from bert_keras.model.heads import (
     ClassifierHead,
     ConcatClassifierHead,
     MaskedLMHead,

@@ -12,13 +12,14 @@ import pytest
 from runs import ROOT, run_command, write_checkpoint
 
 import bert_keras as bk
-from bert_keras import checkpoints, cli
-from bert_keras.encoder import BertEncoder
-from bert_keras.heads import MaskedLMHead
-from tasks.options import SquadOptions
-from tasks.pretraining.recipes import SETTINGS
-from tasks.settings import Hparams
-from tasks.training.optimizer import OPTIMIZER_SETTINGS
+from bert_keras import checkpoints
+from bert_keras.cli.main import main as cli
+from bert_keras.model.encoder import BertEncoder
+from bert_keras.model.heads import MaskedLMHead
+from bert_keras.tasks.hparams import Hparams
+from bert_keras.tasks.options import SquadOptions
+from bert_keras.tasks.pretraining.recipes import SETTINGS
+from bert_keras.tasks.training.finetuning_optimizer import OPTIMIZER_SETTINGS
 
 # Keras' variables under numpy 2.
 pytestmark = pytest.mark.filterwarnings("ignore:__array__ implementation doesn't accept a copy keyword")

@@ -11,7 +11,12 @@ from pathlib import Path
 import pytest
 
 from bert_keras.checkpoints.variables import variable_shapes
-from bert_keras.config import ACTIVATIONS, SIZES, VARIANTS, BertConfig
+from bert_keras.config import (
+    ACTIVATIONS,
+    SIZES,
+    VARIANTS,
+    BertConfig,
+)
 from bert_keras.config_files import MODEL_TYPES
 
 SMALL = BertConfig(
@@ -491,7 +496,7 @@ def test_another_published_model_has_exactly_its_parameters(config, count):
 
 @pytest.mark.parametrize("size", ["tiny", "mini"])
 def test_the_encoder_itself_has_them(size):
-    from bert_keras.encoder import BertEncoder
+    from bert_keras.model.encoder import BertEncoder
 
     assert BertEncoder(BertConfig.named(size)).count_params() == PUBLISHED[size]
 

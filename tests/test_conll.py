@@ -13,17 +13,22 @@ from seqeval.metrics import f1_score, precision_score, recall_score
 from seqeval.metrics.sequence_labeling import get_entities
 
 from bert_keras.features import EXAMPLE_INDEX, INPUT_MASK, WORD_INDEX
+from bert_keras.savedmodels.checked_write import ask, compare
+from bert_keras.savedmodels.servable import Servable
+from bert_keras.tasks.batches import dataset, predict
+from bert_keras.tasks.data.tag_schemes import (
+    SCHEMES,
+    convert,
+    entities_of,
+    tags_of,
+)
+from bert_keras.tasks.finetuning.finetune import finetune
+from bert_keras.tasks.hparams import Hparams
+from bert_keras.tasks.problems.tagging import Conll
+from bert_keras.tasks.runs.run_folder import evaluate, load_run
 from bert_keras.text.preprocessing import Preprocessor
+from bert_keras.text.word_splitting import split_text, split_tokens
 from bert_keras.text.wordpiece import WordPiece
-from savedmodels.checked_write import ask, compare
-from savedmodels.servable import Servable
-from tasks.batches import dataset, predict
-from tasks.ner.schemes import SCHEMES, convert, entities_of, tags_of
-from tasks.ner.task import Conll
-from tasks.ner.word_splitting import split_text, split_tokens
-from tasks.settings import Hparams
-from tasks.training.finetune import finetune
-from tasks.training.run_folder import evaluate, load_run
 
 LABELS = ("O", "B-LOC", "B-PER", "I-LOC", "I-PER")
 OF_WORD = {"actor": "PER", "plot": "LOC", "film": "LOC"}  # what the training file has to teach

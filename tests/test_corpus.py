@@ -12,10 +12,10 @@ import zipfile
 import pytest
 import tensorflow as tf
 
-from tasks.pretraining import corpus_files
-from tasks.pretraining.corpus import Corpus, open_corpora
-from tasks.pretraining.sentences import split_sentences
-from tasks.pretraining.wiki import wiki_paragraphs
+from bert_keras.tasks.pretraining import corpus_files
+from bert_keras.tasks.pretraining.corpus import Corpus, open_corpora
+from bert_keras.tasks.pretraining.sentences import split_sentences
+from bert_keras.tasks.pretraining.wiki import wiki_paragraphs
 
 TEXT = "Ann saw Dr. Bo. He ran.\nIt rained.\n\n\nA new one\ngoes on.\n"
 DOCUMENTS = {

@@ -25,8 +25,8 @@ from bert_keras.features import (
     NEXT_SENTENCE_LABEL,
     TFRECORD_NAMES,
 )
-from tasks.glue.task import Glue
-from tasks.pretraining.read_records import read_records
+from bert_keras.tasks.pretraining.read_records import read_records
+from bert_keras.tasks.problems.classification import Glue
 
 
 def damage(path, change, *, record=15):

@@ -6,18 +6,18 @@ import time
 import pytest
 import runs
 
-from bert_keras import paths
 from bert_keras.errors import BertKerasError
-from tasks import data_files
-from tasks.data_files import check_dev_split
-from tasks.experiments.ablation_definitions import SCALES
-from tasks.experiments.ablations import _open
-from tasks.experiments.approaches import _subjects
-from tasks.experiments.glue_protocol import _open_tasks
-from tasks.experiments.probe import run_probes
-from tasks.ner.files import read
-from tasks.pretraining.corpus import Corpus
-from tasks.training.run_folder import open_task
+from bert_keras.io import paths
+from bert_keras.tasks.data import sources as data_files
+from bert_keras.tasks.data.conll import read
+from bert_keras.tasks.data.sources import check_dev_split
+from bert_keras.tasks.pretraining.corpus import Corpus
+from bert_keras.tasks.runs.run_folder import open_task
+from bert_keras.tasks.study.ablation_definitions import SCALES
+from bert_keras.tasks.study.ablations import _open
+from bert_keras.tasks.study.approaches import _subjects
+from bert_keras.tasks.study.glue_protocol import _open_tasks
+from bert_keras.tasks.study.probe import run_probes
 
 MARK = "\ufeff"
 

@@ -7,7 +7,6 @@ import runs
 import tensorflow as tf
 
 from bert_keras.config import BertConfig
-from bert_keras.encoder import BertEncoder
 from bert_keras.features import (
     ENCODER_INPUTS,
     EXAMPLE_INDEX,
@@ -16,12 +15,20 @@ from bert_keras.features import (
     POOLED_OUTPUT,
     START_BYTES,
 )
+from bert_keras.model.encoder import BertEncoder
+from bert_keras.tasks.batches import (
+    batches,
+    cardinality,
+    dataset,
+    predict,
+    predictor,
+    take_examples,
+)
+from bert_keras.tasks.data.glue_rows import ROWS
+from bert_keras.tasks.hparams import Hparams
+from bert_keras.tasks.problems.classification import Glue
 from bert_keras.text.preprocessing import Preprocessor, pad_batches
 from bert_keras.text.wordpiece import WordPiece
-from tasks.batches import batches, cardinality, dataset, predict, predictor, take_examples
-from tasks.glue.data_sets import ROWS
-from tasks.glue.task import Glue
-from tasks.settings import Hparams
 
 SEQ_LENGTH = 32
 COUNT, BATCH = 1003, 8

@@ -13,7 +13,7 @@ import zipfile
 import pytest
 import runs
 
-from savedmodels import demo
+from bert_keras.savedmodels import demo
 
 
 @pytest.fixture

@@ -12,7 +12,7 @@ import keras
 import pytest
 import runs
 
-from bert_keras.cli import parser
+from bert_keras.cli.main import parser
 
 DOCUMENTS = [
     "README.md",
@@ -114,8 +114,8 @@ def test_a_wrong_flag_is_noticed(capsys):
 
 
 def test_documented_servers_start_after_the_install_of_the_readme_and_from_any_folder():
-    from savedmodels.commands import COMMANDS
-    from savedmodels.op_support import VERSIONS
+    from bert_keras.savedmodels.commands import COMMANDS
+    from bert_keras.savedmodels.op_support import VERSIONS
 
     lines = [line for document in DOCUMENTS for line in indented(document)]
     ours = [line for line in lines if line.startswith("bert-keras serve ")]

@@ -10,11 +10,9 @@ from encoders import SMALL, pooled, small
 from parity import array, random_features
 
 from bert_keras.config import BertConfig
-from bert_keras.encoder import BertEncoder, encoder_inputs
-from bert_keras.features import (
-    POOLED_OUTPUT,
-)
-from bert_keras.layers import Block, Embeddings, SelfAttention
+from bert_keras.features import POOLED_OUTPUT
+from bert_keras.model.encoder import BertEncoder, encoder_inputs
+from bert_keras.model.layers import Block, Embeddings, SelfAttention
 
 RATES = [(0.3, 0.0), (0.0, 0.3), (0.1, 0.4)]
 

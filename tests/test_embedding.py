@@ -6,11 +6,16 @@ import tensorflow as tf
 from exports import untrained
 from runs import texts, write_checkpoint
 
-from bert_keras.features import ENCODER_OUTPUTS, EXAMPLE_INDEX, INPUT_MASK, WORD_INDEX
-from tasks.batches import predict
-from tasks.embedding import Embedding, WordEmbedding
-from tasks.task import model_inputs
-from tasks.training.run_folder import run_of
+from bert_keras.features import (
+    ENCODER_OUTPUTS,
+    EXAMPLE_INDEX,
+    INPUT_MASK,
+    WORD_INDEX,
+)
+from bert_keras.tasks.batches import predict
+from bert_keras.tasks.problems.embedding import Embedding, WordEmbedding
+from bert_keras.tasks.runs.run_folder import run_of
+from bert_keras.tasks.task import model_inputs
 
 TEXTS = [*texts(4, seed=3), "", "good " * 60]
 

@@ -12,7 +12,6 @@ from keras import ops
 from parity import EVERY_OUTPUT, array, random_features
 
 from bert_keras.config import BertConfig
-from bert_keras.encoder import BertEncoder, encoder_inputs, gather_positions, pooled_position
 from bert_keras.features import (
     ATTENTION_PROBABILITIES,
     EMBEDDING_OUTPUT,
@@ -24,8 +23,19 @@ from bert_keras.features import (
     POOLED_OUTPUT,
     SEQUENCE_OUTPUT,
 )
-from bert_keras.heads import ClassifierHead, MaskedLMHead, NextSentenceHead
-from bert_keras.layers import ACTIVATIONS, Block, Dense, LayerNorm
+from bert_keras.model.encoder import (
+    BertEncoder,
+    encoder_inputs,
+    gather_positions,
+    pooled_position,
+)
+from bert_keras.model.heads import ClassifierHead, MaskedLMHead, NextSentenceHead
+from bert_keras.model.layers import (
+    ACTIVATIONS,
+    Block,
+    Dense,
+    LayerNorm,
+)
 
 
 def lively(config, **arguments):

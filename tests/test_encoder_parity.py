@@ -8,10 +8,7 @@ import pytest
 from parity import random_features
 
 from bert_keras.config import BertConfig
-from bert_keras.features import (
-    ENCODER_OUTPUTS,
-    POOLED_OUTPUT,
-)
+from bert_keras.features import ENCODER_OUTPUTS, POOLED_OUTPUT
 
 
 @pytest.mark.parametrize("activation", ["gelu_tanh", "gelu_erf"])
@@ -69,7 +66,7 @@ def test_equals_transformers_at_real_weights(activation):
     """MiniLM-L6 out of the demo's cache, with its own gelu (erf) and with the other; its heads are random."""
     pytest.importorskip("torch")
     pytest.importorskip("transformers")
-    from savedmodels import demo
+    from bert_keras.savedmodels import demo
 
     folder = demo.cache_folder() / f"{demo.WEIGHTS.name}-{demo.WEIGHTS.version}"
     if not (folder / "model.safetensors").is_file():

@@ -14,14 +14,14 @@ import runs
 import tensorflow as tf
 
 from bert_keras.config import BertConfig
-from bert_keras.encoder import BertEncoder
 from bert_keras.features import POOLED_OUTPUT
-from bert_keras.pretrainers import pretrainer_of
+from bert_keras.model.encoder import BertEncoder
+from bert_keras.optimization.pretrainers import pretrainer_of
+from bert_keras.tasks.pretraining.estimate import HEADS, Memory, estimate
+from bert_keras.tasks.pretraining.recipe_objectives import OBJECTIVES, kinds_of, objectives_for
+from bert_keras.tasks.pretraining.recipes import RECIPES
 from bert_keras.text.masking import Pieces
 from bert_keras.text.wordpiece import WordPiece
-from tasks.pretraining.estimate import HEADS, Memory, estimate
-from tasks.pretraining.recipe_objectives import OBJECTIVES, kinds_of, objectives_for
-from tasks.pretraining.recipes import RECIPES
 
 ROOT = Path(__file__).parents[1]
 SMALL = {"num_layers": 2, "hidden_size": 16, "num_heads": 4, "intermediate_size": 48, "max_positions": 40}
@@ -193,7 +193,7 @@ def test_a_setting_that_is_given_twice_is_refused_unless_the_values_are_equal(gi
 def test_no_tensorflow_is_needed():
     code = (
         "import sys; sys.modules.update(dict.fromkeys(['tensorflow', 'tensorflow_text', 'keras']));"
-        "from bert_keras import cli; cli.main(['bert-keras', 'plan', '--size', 'base', '--json'])"
+        "from bert_keras.cli.main import main; main(['bert-keras', 'plan', '--size', 'base', '--json'])"
     )
     done = subprocess.run(
         [sys.executable, "-c", code], cwd=ROOT, env=os.environ, capture_output=True, text=True

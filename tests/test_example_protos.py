@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from tasks.example_protos import serialize_examples
+from bert_keras.tasks.pretraining.example_protos import serialize_examples
 
 
 def by_protobuf(columns):

@@ -12,13 +12,13 @@ from killed_runs import SETTINGS, documents
 from trainings import QUICK, place, start  # noqa: F401
 
 from bert_keras.errors import BertKerasError, LossDiverged
+from bert_keras.optimization.training_model import TrainingModel
+from bert_keras.tasks.data.glue_rows import ROWS
+from bert_keras.tasks.pretraining.pretrain import pretrain
+from bert_keras.tasks.pretraining.recipes import RECIPES
+from bert_keras.tasks.problems.classification import Glue
+from bert_keras.tasks.training.saver import Saver
 from bert_keras.text.wordpiece import WordPiece
-from bert_keras.training_model import TrainingModel
-from tasks.glue.data_sets import ROWS
-from tasks.glue.task import Glue
-from tasks.pretraining.pretrain import pretrain
-from tasks.pretraining.recipes import RECIPES
-from tasks.training.saver import Saver
 
 HPARAMS = dataclasses.replace(QUICK, epochs=2, batch_size=14, learning_rate=3e-3)  # 7 steps in an epoch
 

@@ -19,28 +19,38 @@ from google.protobuf import text_format
 from runs import SIZES, VOCABULARY, contents, full_disk, run_command, texts
 from tensorflow.core.protobuf import saved_model_pb2
 
-from bert_keras.atomic_folders import PARTIAL
 from bert_keras.features import INPUT_MASK
+from bert_keras.io.atomic_folders import PARTIAL
+from bert_keras.savedmodels import op_support, reload
+from bert_keras.savedmodels.checked_write import (
+    SAMPLES,
+    ExportError,
+    ask,
+    compare,
+)
+from bert_keras.savedmodels.export import export, ops_of, servable_of
+from bert_keras.savedmodels.manifest import CARD, verify
+from bert_keras.savedmodels.model_card import model_card, tensors_of
+from bert_keras.savedmodels.server_config import BATCHING, MODELS, server_files
+from bert_keras.tasks.batches import predict
+from bert_keras.tasks.data.glue_rows import ROWS
+from bert_keras.tasks.pretraining.pretrain import pretrain
+from bert_keras.tasks.pretraining.recipes import RECIPES
+from bert_keras.tasks.problems.choice import Swag
+from bert_keras.tasks.problems.classification import Glue
+from bert_keras.tasks.problems.embedding import Embedding, WordEmbedding
+from bert_keras.tasks.problems.fill_mask import FillMask
+from bert_keras.tasks.problems.question_answering import Squad
+from bert_keras.tasks.runs.ensemble import load_runs
+from bert_keras.tasks.runs.run_card import facts_of
+from bert_keras.tasks.runs.run_folder import (
+    Run,
+    load_run,
+    run_of,
+    save_run,
+)
+from bert_keras.tasks.task import model_inputs
 from bert_keras.text.wordpiece import WordPiece
-from savedmodels import op_support, reload
-from savedmodels.checked_write import SAMPLES, ExportError, ask, compare
-from savedmodels.export import export, ops_of, servable_of
-from savedmodels.manifest import CARD, verify
-from savedmodels.model_card import model_card, tensors_of
-from savedmodels.server_config import BATCHING, MODELS, server_files
-from tasks.batches import predict
-from tasks.choice import Swag
-from tasks.embedding import Embedding, WordEmbedding
-from tasks.fill_mask import FillMask
-from tasks.glue.data_sets import ROWS
-from tasks.glue.task import Glue
-from tasks.pretraining.pretrain import pretrain
-from tasks.pretraining.recipes import RECIPES
-from tasks.squad.task import Squad
-from tasks.task import model_inputs
-from tasks.training.ensemble import load_runs
-from tasks.training.run_card import facts_of
-from tasks.training.run_folder import Run, load_run, run_of, save_run
 
 TEXTS = [*texts(20, seed=1), "", "Naïve ﬁlm: 真好 \N{GRINNING FACE}", "[SEP] good [MASK]", "bad " * 200]
 

@@ -13,10 +13,10 @@ from exports import CASES, untrained
 from runs import write_checkpoint
 from tensorflow.core.protobuf import saved_model_pb2
 
-from savedmodels import reload
-from savedmodels.checked_write import NARROW
-from savedmodels.export import save, servable_of
-from tasks.training.run_precision import at_precision
+from bert_keras.savedmodels import reload
+from bert_keras.savedmodels.checked_write import NARROW
+from bert_keras.savedmodels.export import save, servable_of
+from bert_keras.tasks.runs.run_precision import at_precision
 
 SOURCE = Path(__file__).with_name("export_from_c.c")
 TEXTS = {

@@ -11,9 +11,10 @@ from exports import CASES
 from runs import texts, write_distilbert, write_roberta
 
 import bert_keras as bk
-from bert_keras import Preprocessor, checkpoints, heads
-from bert_keras.encoder import BertEncoder
-from tasks.task import model_inputs
+from bert_keras import Preprocessor, checkpoints
+from bert_keras.model import heads
+from bert_keras.model.encoder import BertEncoder
+from bert_keras.tasks.task import model_inputs
 
 SENTENCES = [
     "the film is very good , and the plot isn't dull !",

@@ -12,21 +12,26 @@ import pytest
 import runs
 import tensorflow as tf
 
-import tasks.features.cache
+import bert_keras.tasks.frozen.cache
 from bert_keras import checkpoints
-from bert_keras.encoder import BertEncoder
 from bert_keras.errors import BertKerasError, LossDiverged
 from bert_keras.features import EMBEDDING_OUTPUT, ENCODER_INPUTS, ENCODER_OUTPUTS
+from bert_keras.model.encoder import BertEncoder
+from bert_keras.model.layer_choices import LAYERS, places_of
+from bert_keras.tasks.frozen.cache import extract, open_cache
+from bert_keras.tasks.frozen.extract import Extractor, Pieces, Words
+from bert_keras.tasks.frozen.extract_file import WRITERS, extract_file
+from bert_keras.tasks.frozen.parquet_file import read_groups, write_rows
+from bert_keras.tasks.frozen.tagger import (
+    ScalarMix,
+    load_tagger,
+    tagger_model,
+    train_tagger,
+)
+from bert_keras.tasks.hparams import TaggerHparams
+from bert_keras.tasks.metrics import entity_scores
+from bert_keras.tasks.problems.tagging import Conll
 from bert_keras.text.preprocessing import Preprocessor
-from tasks.features.cache import extract, open_cache
-from tasks.features.extract import Extractor, Pieces, Words
-from tasks.features.extract_file import WRITERS, extract_file
-from tasks.features.layers import LAYERS, places_of
-from tasks.features.parquet_file import read_groups, write_rows
-from tasks.features.tagger import ScalarMix, load_tagger, tagger_model, train_tagger
-from tasks.metrics import entity_scores
-from tasks.ner.task import Conll
-from tasks.settings import TaggerHparams
 
 LABELS = ("O", "B-LOC", "B-PER", "I-LOC", "I-PER")
 OF_WORD = {"actor": "B-PER", "plot": "B-LOC", "film": "B-LOC"}
@@ -226,7 +231,7 @@ def test_a_killed_first_write_and_a_second_process(checkpoint, task, tmp_path):
     made = extract(task, examples(3, seed=1), **settings)
     assert made.header == open_cache(tmp_path / "cache").header
     assert {path.name for path in made.path.iterdir()} == {"header.json", "00000.parquet", "results.json"}
-    code = "import pathlib, sys; from bert_keras.files import locked\n"
+    code = "import pathlib, sys; from bert_keras.io.files import locked\n"
     code += "with locked(pathlib.Path(sys.argv[1])): print(flush=True); input()"
     with subprocess.Popen(
         [sys.executable, "-c", code, made.path], stdin=subprocess.PIPE, stdout=subprocess.PIPE, cwd=runs.ROOT
@@ -359,7 +364,7 @@ def test_a_group_of_rows_is_in_memory_at_once(tmp_path):
 
 
 def test_an_example_over_the_limit_of_parquet(checkpoint, task, tmp_path, monkeypatch):
-    monkeypatch.setattr(tasks.features.cache, "MAX_BYTES", 100)
+    monkeypatch.setattr(bert_keras.tasks.frozen.cache, "MAX_BYTES", 100)
     with pytest.raises(
         BertKerasError, match=r"vectors of '.*' have [\d,]+ bytes, .*may have 100; cut the text"
     ):
@@ -555,7 +560,7 @@ def test_each_format_says_the_same(capfd, checkpoint, text, tmp_path):
 @pytest.mark.long
 def test_pieces_and_means(capfd, monkeypatch, checkpoint, text, tmp_path):
     monkeypatch.setenv("FORCE_COLOR", "1")
-    monkeypatch.setattr("bert_keras.console.shows_bars", lambda stream: True)  # as in a terminal
+    monkeypatch.setattr("bert_keras.cli.console.shows_bars", lambda stream: True)  # as in a terminal
     path = tmp_path / "out.jsonl"
     given = flags(checkpoint, text, path, level="piece", layers="weighted_sum_all", dtype="float16")
     code, _, err = runs.run_command(capfd, "features", *given)

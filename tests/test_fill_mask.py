@@ -12,7 +12,6 @@ import tensorflow as tf
 
 from bert_keras import checkpoints
 from bert_keras.config import BertConfig
-from bert_keras.encoder import BertEncoder
 from bert_keras.features import (
     INPUT_WORD_IDS,
     MASKED_LM_IDS,
@@ -20,14 +19,21 @@ from bert_keras.features import (
     MASKED_LM_WEIGHTS,
     VOCABULARY,
 )
-from bert_keras.heads import MaskedLMHead
+from bert_keras.model.encoder import BertEncoder
+from bert_keras.model.heads import MaskedLMHead
+from bert_keras.tasks.batches import dataset, predict
+from bert_keras.tasks.finetuning.finetune import finetune
+from bert_keras.tasks.hparams import Hparams
+from bert_keras.tasks.problems.fill_mask import FillMask, _ranks
+from bert_keras.tasks.runs.run_folder import (
+    TASKS,
+    Run,
+    evaluate,
+    load_run,
+    run_of,
+)
 from bert_keras.text.preprocessing import Preprocessor
 from bert_keras.text.wordpiece import WordPiece
-from tasks.batches import dataset, predict
-from tasks.fill_mask import FillMask, _ranks
-from tasks.settings import Hparams
-from tasks.training.finetune import finetune
-from tasks.training.run_folder import TASKS, Run, evaluate, load_run, run_of
 
 PIECES = "[PAD] [UNK] [CLS] [SEP] [MASK] the film is good bad ##ly dull [ ] mask ."
 TEXTS = ("the film is [MASK].", "[MASK] film is [MASK]", "no mask at all", "", "[mask] [CLS] [MASK]")

@@ -9,10 +9,15 @@ from pathlib import Path
 import pytest
 from runs import ROOT, contents
 
-from bert_keras.atomic_folders import PARTIAL, check_folder, refuse_partial, whole_folder
 from bert_keras.errors import BertKerasError, TakenError
-from bert_keras.files import LOCK, locked, whole_file
-from tasks.output_folder import Folder, Layout
+from bert_keras.io.atomic_folders import (
+    PARTIAL,
+    check_folder,
+    refuse_partial,
+    whole_folder,
+)
+from bert_keras.io.files import LOCK, locked, whole_file
+from bert_keras.io.output_folder import Folder, Layout
 
 FILES = {"a.txt": b"a", "b/c.txt": b"c", "d.txt": b"d"}
 
@@ -118,7 +123,7 @@ def test_a_neighbour_is_left_alone(tmp_path, there):
         output.mkdir()
     code = f"""
 import pathlib, sys
-from bert_keras.atomic_folders import whole_folder
+from bert_keras.io.atomic_folders import whole_folder
 with whole_folder(pathlib.Path({str(output)!r})) as new:
     (new / "a.txt").write_text("theirs")
     print("ready", flush=True)

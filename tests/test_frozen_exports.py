@@ -11,15 +11,20 @@ from runs import contents, run_command
 from tensorflow.core.protobuf import saved_model_pb2
 
 import bert_keras as bk
-from bert_keras.hub_layer import HubLayer
-from savedmodels import freezing
-from savedmodels.checked_write import ExportError, ask, compare, relative
-from savedmodels.export import export, sample_inputs, servable_of
-from savedmodels.manifest import CARD, EXTRA, verify
-from savedmodels.model_card import tensors_of
-from tasks.training.ensemble import Ensemble
-from tasks.training.run_folder import load_run
-from tasks.training.run_precision import at_precision
+from bert_keras.model.hub_layer import HubLayer
+from bert_keras.savedmodels import freezing
+from bert_keras.savedmodels.checked_write import (
+    ExportError,
+    ask,
+    compare,
+    relative,
+)
+from bert_keras.savedmodels.export import export, sample_inputs, servable_of
+from bert_keras.savedmodels.manifest import CARD, EXTRA, verify
+from bert_keras.savedmodels.model_card import tensors_of
+from bert_keras.tasks.runs.ensemble import Ensemble
+from bert_keras.tasks.runs.run_folder import load_run
+from bert_keras.tasks.runs.run_precision import at_precision
 
 
 @pytest.fixture(scope="module")
@@ -116,7 +121,7 @@ def test_a_graph_with_other_weights_is_not_published(sst2, tmp_path, monkeypatch
     servable = servable_of(run, frozen=True)
     for variable in run.model.trainable_variables:
         variable.assign(0.99 * variable)
-    monkeypatch.setattr("savedmodels.export.servable_of", lambda run, frozen: servable)
+    monkeypatch.setattr("bert_keras.savedmodels.export.servable_of", lambda run, frozen: servable)
     with pytest.raises(ExportError, match="label changed after|probabilities differs by .* 1e-05"):
         export(run, tmp_path / "served", freeze=True)  # which one depends on how near the labels are to a tie
     assert contents(tmp_path) == {}

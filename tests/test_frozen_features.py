@@ -15,25 +15,30 @@ import tensorflow as tf
 from runs import ROOT, run_command, texts, write_checkpoint
 
 import bert_keras as bk
-import tasks.features.token_vectors
+import bert_keras.tasks.frozen.token_vectors
 from bert_keras import checkpoints, encoder_inputs
-from bert_keras.encoder import BertEncoder
 from bert_keras.errors import BertKerasError
 from bert_keras.features import ENCODER_INPUTS, INPUT_MASK, POOLED_OUTPUT
-from savedmodels.export import export
-from tasks.batches import dataset, predict, predictor
-from tasks.experiments.protocol import run_protocol
-from tasks.features.cache import open_cache
-from tasks.features.frozen import FeatureBiLSTM, FeatureEncoder, FrozenNetwork, bilstm_of
-from tasks.features.layers import places_of
-from tasks.features.token_vectors import RowExtractor, RowVectors, distinct_rows
-from tasks.fill_mask import FillMask
-from tasks.settings import Hparams, hparams_of
-from tasks.text_data import raw_columns
-from tasks.training.feature_based import FOLDER
-from tasks.training.finetune import finetune
-from tasks.training.run_folder import load_run
-from tasks.training.saver import Saver
+from bert_keras.model.encoder import BertEncoder
+from bert_keras.model.feature_bilstm import (
+    FeatureBiLSTM,
+    FeatureEncoder,
+    FrozenNetwork,
+    bilstm_of,
+)
+from bert_keras.model.layer_choices import places_of
+from bert_keras.savedmodels.export import export
+from bert_keras.tasks.batches import dataset, predict, predictor
+from bert_keras.tasks.finetuning.finetune import finetune
+from bert_keras.tasks.frozen.cache import open_cache
+from bert_keras.tasks.frozen.feature_based import FOLDER
+from bert_keras.tasks.frozen.token_vectors import RowExtractor, RowVectors, distinct_rows
+from bert_keras.tasks.hparams import Hparams, hparams_of
+from bert_keras.tasks.problems.fill_mask import FillMask
+from bert_keras.tasks.runs.run_folder import load_run
+from bert_keras.tasks.strings.text_data import raw_columns
+from bert_keras.tasks.study.protocol import run_protocol
+from bert_keras.tasks.training.saver import Saver
 
 pytestmark = pytest.mark.filterwarnings("ignore:__array__ implementation doesn't accept a copy keyword")
 TEXTS = texts(24, seed=0)
@@ -186,7 +191,7 @@ class Stopped(Exception):
 @pytest.mark.long
 def test_a_stopped_training_is_resumed_to_the_same_bits(checkpoint, tmp_path, monkeypatch):
     """Stopped while vectors are computed, then in the second epoch. No step calls the encoder once they are there."""
-    monkeypatch.setattr(tasks.features.token_vectors, "SHARD_ROWS", 8)
+    monkeypatch.setattr(bert_keras.tasks.frozen.token_vectors, "SHARD_ROWS", 8)
     # With the same shards: TensorFlow's kernels may round a row in another way where a call has other rows.
     whole = trained("class", checkpoint, tmp_path / "whole", **MIXED)
     computed, late, extract, compute = [], [], RowExtractor.__call__, RowVectors.compute

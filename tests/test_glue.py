@@ -16,10 +16,10 @@ import tensorflow as tf
 from golden.make_metrics_golden import DEFINITIONS
 
 from bert_keras.features import POOLED_OUTPUT, SEQUENCE_OUTPUT
-from tasks.glue.custom import row_of
-from tasks.glue.data_sets import ROWS
-from tasks.glue.task import Glue, majority_label
-from tasks.options import ColumnOptions
+from bert_keras.tasks.data.custom_tables import row_of
+from bert_keras.tasks.data.glue_rows import ROWS
+from bert_keras.tasks.options import ColumnOptions
+from bert_keras.tasks.problems.classification import Glue, majority_label
 
 CLASSES = ColumnOptions(label_type="class")
 BINARY = {"0": 0, "1": 1}
@@ -291,7 +291,7 @@ def test_files_and_tensorflow_datasets_give_equal_examples(data_dir, tmp_path):
 def test_error_without_tensorflow_datasets():
     """If files cannot be stored or downloaded, one line says what to do instead."""
     pytest.importorskip("tensorflow_datasets")
-    code = "from tasks.glue.data_sets import ROWS\nfrom tasks.glue.task import Glue\n"
+    code = "from bert_keras.tasks.data.glue_rows import ROWS\nfrom bert_keras.tasks.problems.classification import Glue\n"
     code += "try: Glue(ROWS['rte']).examples('train')\nexcept OSError as e: print(e)"
     env = os.environ | {"TFDS_DATA_DIR": os.path.join(os.devnull, "none")}
     root = Path(__file__).parents[1]

@@ -10,17 +10,24 @@ import numpy as np
 import pytest
 import runs
 
-from tasks.batches import predict
-from tasks.degenerate import degenerate_scores
-from tasks.experiments import glue_protocol
-from tasks.experiments.cells import Cell, run_cells
-from tasks.experiments.glue_protocol import SCORED, SUBMISSION, as_json, glue_score, run_protocol, submit
-from tasks.experiments.protocol import summarize
-from tasks.experiments.summary import Outcome, Summary, tables
-from tasks.glue.data_sets import ROWS
-from tasks.glue.task import Glue
-from tasks.settings import Hparams
-from tasks.training.run_folder import evaluate, load_run
+from bert_keras.tasks.batches import predict
+from bert_keras.tasks.data.glue_rows import ROWS
+from bert_keras.tasks.failed_runs import degenerate_scores
+from bert_keras.tasks.hparams import Hparams
+from bert_keras.tasks.problems.classification import Glue
+from bert_keras.tasks.runs.run_folder import evaluate, load_run
+from bert_keras.tasks.study import glue_protocol
+from bert_keras.tasks.study.cells import Cell, run_cells
+from bert_keras.tasks.study.glue_protocol import (
+    SCORED,
+    SUBMISSION,
+    as_json,
+    glue_score,
+    run_protocol,
+    submit,
+)
+from bert_keras.tasks.study.protocol import summarize
+from bert_keras.tasks.study.summary import Outcome, Summary, tables
 
 HPARAMS = Hparams(epochs=1, batch_size=16, seq_length=40, seed=5)
 NAMES, RATES = ("mnli", "stsb"), (1e-3,)
@@ -580,7 +587,7 @@ def test_results_are_written_after_all_other_files(place, tmp_path, monkeypatch,
 
     monkeypatch.setattr(glue_protocol.protocol, "run_tasks", lambda *given, **how: ([MNLI], []))
     monkeypatch.setattr(glue_protocol, "submit", lambda *given, **how: [])
-    monkeypatch.setattr(f"tasks.experiments.glue_protocol.{part}", stops)
+    monkeypatch.setattr(f"bert_keras.tasks.study.glue_protocol.{part}", stops)
     with pytest.raises(KeyboardInterrupt):
         start(place, output=tmp_path)
     assert not (tmp_path / "results.json").exists()

@@ -6,9 +6,9 @@ import tensorflow as tf
 from encoders import small
 from parity import array, random_features
 
-from bert_keras import gradients, kernels
-from bert_keras.encoder import BertEncoder
 from bert_keras.features import SEQUENCE_OUTPUT
+from bert_keras.model import gradients, kernels
+from bert_keras.model.encoder import BertEncoder
 
 WIDTH = 24
 

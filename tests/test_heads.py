@@ -14,9 +14,9 @@ from parity import array
 
 import bert_keras
 from bert_keras.config import BertConfig
-from bert_keras.encoder import BertEncoder, encoder_inputs
 from bert_keras.features import MASKED_LM_POSITIONS, POOLED_OUTPUT, SEQUENCE_OUTPUT
-from bert_keras.heads import (
+from bert_keras.model.encoder import BertEncoder, encoder_inputs
+from bert_keras.model.heads import (
     ChoiceHead,
     ClassifierHead,
     ConcatClassifierHead,
@@ -27,9 +27,14 @@ from bert_keras.heads import (
     TokenHead,
     concat_pool,
 )
-from bert_keras.layers import ACTIVATIONS
-from bert_keras.objectives import LeftToRight, MaskedLM, ReplacedTokens, SentencePair
-from bert_keras.schedules import SCHEDULES
+from bert_keras.model.layers import ACTIVATIONS
+from bert_keras.optimization.objectives import (
+    LeftToRight,
+    MaskedLM,
+    ReplacedTokens,
+    SentencePair,
+)
+from bert_keras.optimization.schedules import SCHEDULES
 
 CONFIG = parity.GOLDEN_CONFIG  # V 67, H 32
 RNG = np.random.default_rng(0)

@@ -20,18 +20,18 @@ from tensorflow.core.protobuf import saved_model_pb2
 
 from bert_keras import checkpoints
 from bert_keras.checkpoints.variables import Checkpoint
-from bert_keras.cli import main
+from bert_keras.cli.main import main
 from bert_keras.config import BertConfig
-from bert_keras.encoder import BertEncoder
 from bert_keras.features import ENCODER_INPUTS, INPUT_WORD_IDS, MASKED_LM_POSITIONS
-from bert_keras.heads import MaskedLMHead
-from bert_keras.hub_layer import HubLayer
-from bert_keras.optimizers import AdamW
+from bert_keras.model.encoder import BertEncoder
+from bert_keras.model.heads import MaskedLMHead
+from bert_keras.model.hub_layer import HubLayer
+from bert_keras.optimization.optimizers import AdamW
+from bert_keras.savedmodels import hub, reload
+from bert_keras.savedmodels.checked_write import ask
+from bert_keras.tasks.pretraining.vocabulary import write_vocabulary
 from bert_keras.text.preprocessing import Preprocessor
 from bert_keras.text.wordpiece import WordPiece
-from savedmodels import hub, reload
-from savedmodels.checked_write import ask
-from tasks.pretraining.vocabulary import write_vocabulary
 
 SEQ_LENGTH = 24
 ROUNDING = 5e-6  # of hidden states up to 3: the fused kernels of a graph round otherwise than the eager pass

@@ -15,12 +15,17 @@ from bert_keras.features import (
     NEXT_SENTENCE_LABEL,
     WORD_STARTS,
 )
-from bert_keras.settings import Masking
+from bert_keras.fields import Masking
+from bert_keras.tasks.hparams import Sampling
+from bert_keras.tasks.pretraining.corpus import Corpus
+from bert_keras.tasks.pretraining.instance_stream import (
+    Place,
+    shards,
+    stream,
+    tokenize_documents,
+)
+from bert_keras.tasks.pretraining.samplers import make_instances
 from bert_keras.text.wordpiece import WordPiece
-from tasks.pretraining.corpus import Corpus
-from tasks.pretraining.instance_stream import Place, shards, stream, tokenize_documents
-from tasks.pretraining.samplers import make_instances
-from tasks.settings import Sampling
 
 # -----------------------------------------------------------------------------------------------------------
 # Without files

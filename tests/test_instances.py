@@ -30,17 +30,17 @@ from bert_keras.features import (
     NEXT_SENTENCE_LABEL,
     WORD_STARTS,
 )
-from bert_keras.settings import Masking
+from bert_keras.fields import Masking
+from bert_keras.tasks.hparams import Sampling
+from bert_keras.tasks.pretraining.corpus import Corpus
+from bert_keras.tasks.pretraining.instance_sources import check_batch
+from bert_keras.tasks.pretraining.instance_stream import name_of_segmenter, shards, tokenize_documents
+from bert_keras.tasks.pretraining.manifest import read_manifest
+from bert_keras.tasks.pretraining.read_records import read_records
+from bert_keras.tasks.pretraining.samplers import make_instances
+from bert_keras.tasks.pretraining.tfrecord import record_writer
+from bert_keras.tasks.pretraining.write_records import write_records
 from bert_keras.text.wordpiece import WordPiece
-from tasks.pretraining.corpus import Corpus
-from tasks.pretraining.instance_sources import check_batch
-from tasks.pretraining.instance_stream import name_of_segmenter, shards, tokenize_documents
-from tasks.pretraining.manifest import read_manifest
-from tasks.pretraining.read_records import read_records
-from tasks.pretraining.samplers import make_instances
-from tasks.pretraining.write_records import write_records
-from tasks.settings import Sampling
-from tasks.tfrecord import record_writer
 
 ROOT = Path(__file__).parents[1]
 
@@ -518,12 +518,12 @@ def test_real_articles(data_dir):
 
 MEASURE = """
 import functools, json, resource, sys
-from bert_keras.settings import Masking
+from bert_keras.fields import Masking
 from bert_keras.text.wordpiece import WordPiece
-from tasks.pretraining.corpus import Corpus
-from tasks.pretraining.write_records import write_records
-from tasks.settings import Sampling
-from tasks.tfrecord import record_writer
+from bert_keras.tasks.pretraining.corpus import Corpus
+from bert_keras.tasks.pretraining.write_records import write_records
+from bert_keras.tasks.hparams import Sampling
+from bert_keras.tasks.pretraining.tfrecord import record_writer
 if __name__ == "__main__":
     files, vocab, out = json.loads(sys.argv[1]), sys.argv[2], sys.argv[3]
     make = functools.partial(WordPiece.from_file, vocab)

@@ -9,11 +9,11 @@ from trainings import QUICK, place  # noqa: F401
 
 from bert_keras import checkpoints
 from bert_keras.errors import BertKerasError
-from tasks.glue.data_sets import ROWS
-from tasks.glue.task import Glue
-from tasks.ner.task import Conll
-from tasks.training.finetune import _compiled_model, plan_finetuning
-from tasks.training.task_model import heads_of
+from bert_keras.tasks.data.glue_rows import ROWS
+from bert_keras.tasks.finetuning.finetune import _compiled_model, plan_finetuning
+from bert_keras.tasks.problems.classification import Glue
+from bert_keras.tasks.problems.tagging import Conll
+from bert_keras.tasks.training.task_model import heads_of
 
 
 def with_head(source, *, labels, head="classifier", rows=1):

@@ -15,9 +15,10 @@ import runs
 import tensorflow as tf
 
 import bert_keras as bk
-from bert_keras import checkpoints, registration
+from bert_keras import checkpoints
 from bert_keras.features import ENCODER_INPUTS, POOLED_OUTPUT, SEQUENCE_OUTPUT
-from bert_keras.training_model import TrainingModel
+from bert_keras.model import registered as registration
+from bert_keras.optimization.training_model import TrainingModel
 
 # Keras' own Dense hands numpy a variable when it saves or quantizes.
 pytestmark = [
@@ -162,7 +163,8 @@ def test_every_registered_name_is_found_before_its_module_is_imported():
         for name in names
     }
     found = set()
-    for file in (file for folder in ("bert_keras", "tasks") for file in (runs.ROOT / folder).rglob("*.py")):
+    folders = (runs.ROOT / "bert_keras", runs.ROOT / "bert_keras" / "tasks")
+    for file in (file for folder in folders for file in folder.rglob("*.py")):
         module = ".".join(file.relative_to(runs.ROOT).with_suffix("").parts)
         pattern = r'(?m)^@keras\.saving\.register_keras_serializable\("bert_keras"\)\n(?:class|def) (\w+)'
         found |= {(module, name) for name in re.findall(pattern, file.read_text())}
@@ -687,8 +689,8 @@ import keras
 import numpy as np
 import tensorflow as tf
 import bert_keras
-from bert_keras.losses import binary_cross_entropy
-from bert_keras.training_model import TrainingModel
+from bert_keras.optimization.losses import binary_cross_entropy
+from bert_keras.optimization.training_model import TrainingModel
 
 cpu = tf.config.list_physical_devices("CPU")[0]
 tf.config.set_logical_device_configuration(cpu, [tf.config.LogicalDeviceConfiguration()] * 2)

@@ -11,14 +11,14 @@ from runs import run_command, texts, write_checkpoint, write_data
 import bert_keras as bk
 from bert_keras.errors import BertKerasError
 from bert_keras.features import EXAMPLE_INDEX, INPUT_MASK, INPUT_WORD_IDS
+from bert_keras.tasks.data.glue_rows import ROWS
+from bert_keras.tasks.finetuning.finetune import plan_finetuning
+from bert_keras.tasks.frozen.extract import Extractor, Words
+from bert_keras.tasks.hparams import Hparams
+from bert_keras.tasks.problems.classification import Glue
+from bert_keras.tasks.runs.run_folder import load_run
+from bert_keras.tasks.strings.text_data import text_batches
 from bert_keras.text.preprocessing import Preprocessor
-from tasks.features.extract import Extractor, Words
-from tasks.glue.data_sets import ROWS
-from tasks.glue.task import Glue
-from tasks.settings import Hparams
-from tasks.text_data import text_batches
-from tasks.training.finetune import plan_finetuning
-from tasks.training.run_folder import load_run
 
 pytestmark = [
     pytest.mark.long,

@@ -15,8 +15,13 @@ from bert_keras.features import (
     MASKED_LM_WEIGHTS,
     WORD_STARTS,
 )
-from bert_keras.settings import Masking
-from bert_keras.text.masking import Pieces, ask_next, count_asked, mask
+from bert_keras.fields import Masking
+from bert_keras.text.masking import (
+    Pieces,
+    ask_next,
+    count_asked,
+    mask,
+)
 from bert_keras.text.preprocessing import Preprocessor
 from bert_keras.text.wordpiece import WordPiece
 

@@ -11,7 +11,7 @@ import scipy.stats
 import seqeval.metrics
 from golden.make_metrics_golden import DEFINITIONS, MEASURES_OF, draw
 
-from tasks.metrics import (
+from bert_keras.tasks.metrics import (
     MEASURES,
     answer_scores,
     best_threshold,

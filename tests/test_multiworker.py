@@ -20,7 +20,7 @@ from test_accumulation import KINDS, made_by
 from test_accumulation import differences as of_steps
 
 from bert_keras.errors import BertKerasError
-from tasks.training.cluster import check_cluster
+from bert_keras.tasks.devices.cluster import check_cluster
 
 STEPS, RUN = (Path(__file__).with_name(name) for name in ("distributed_steps.py", "cluster_runs.py"))
 

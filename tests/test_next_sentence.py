@@ -12,14 +12,14 @@ import tensorflow as tf
 import bert_keras as bk
 from bert_keras import checkpoints
 from bert_keras.config import BertConfig
-from bert_keras.encoder import BertEncoder
 from bert_keras.errors import BertKerasError
-from bert_keras.heads import NextSentenceHead
-from tasks.batches import predict
-from tasks.next_sentence import ROWS, NextSentence
-from tasks.settings import Hparams
-from tasks.training.finetune import finetune
-from tasks.training.run_folder import TASKS, load_run, pretrained_run
+from bert_keras.model.encoder import BertEncoder
+from bert_keras.model.heads import NextSentenceHead
+from bert_keras.tasks.batches import predict
+from bert_keras.tasks.finetuning.finetune import finetune
+from bert_keras.tasks.hparams import Hparams
+from bert_keras.tasks.problems.next_sentence import ROWS, NextSentence
+from bert_keras.tasks.runs.run_folder import TASKS, load_run, pretrained_run
 
 PAIRS = [
     ("bad .", "! good"),

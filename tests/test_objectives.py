@@ -11,7 +11,6 @@ import tensorflow as tf
 
 from bert_keras import checkpoints
 from bert_keras.config import BertConfig
-from bert_keras.encoder import BertEncoder
 from bert_keras.errors import BertKerasError
 from bert_keras.features import (
     INPUT_MASK,
@@ -24,7 +23,9 @@ from bert_keras.features import (
     POOLED_OUTPUT,
     SEQUENCE_OUTPUT,
 )
-from bert_keras.objectives import (
+from bert_keras.fields import Masking
+from bert_keras.model.encoder import BertEncoder
+from bert_keras.optimization.objectives import (
     LeftToRight,
     MaskedLM,
     ReplacedTokens,
@@ -32,9 +33,14 @@ from bert_keras.objectives import (
     binary_cross_entropy,
     label,
 )
-from bert_keras.optimizers import AdamW
-from bert_keras.pretrainers import REPLACED, ElectraPretrainer, Pretrainer, generator_config, pretrainer_of
-from bert_keras.settings import Masking
+from bert_keras.optimization.optimizers import AdamW
+from bert_keras.optimization.pretrainers import (
+    REPLACED,
+    ElectraPretrainer,
+    Pretrainer,
+    generator_config,
+    pretrainer_of,
+)
 from bert_keras.text.masking import Pieces
 from bert_keras.text.tokenizer import SpecialTokens
 

@@ -12,13 +12,13 @@ import pytest
 import tensorflow as tf
 
 from bert_keras.config import BertConfig
-from bert_keras.encoder import BertEncoder
 from bert_keras.errors import BertKerasError
 from bert_keras.features import ENCODER_INPUTS
-from bert_keras.losses import GlobalMean, cross_entropy
-from bert_keras.optimizers import LAMB, AdamW, depths
-from bert_keras.schedules import WarmupLinearDecay
-from tasks.task import classifier_model
+from bert_keras.model.encoder import BertEncoder
+from bert_keras.optimization.losses import GlobalMean, cross_entropy
+from bert_keras.optimization.optimizers import LAMB, AdamW, depths
+from bert_keras.optimization.schedules import WarmupLinearDecay
+from bert_keras.tasks.task import classifier_model
 
 ROOT = Path(__file__).parents[1]
 
@@ -83,7 +83,7 @@ def test_ten_steps_are_the_formula():
 ON_JAX = """
 import keras
 import numpy as np
-from bert_keras.optimizers import AdamW
+from bert_keras.optimization.optimizers import AdamW
 weight = keras.Variable([[1.0, -2.0], [0.5, 3.0]], name="kernel")
 optimizer = AdamW(0.1)
 for step in range(3):

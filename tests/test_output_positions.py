@@ -10,8 +10,6 @@ import pytest
 import tensorflow as tf
 from parity import array
 
-from bert_keras import pretrainers
-from bert_keras.encoder import BertEncoder, encoder_inputs
 from bert_keras.errors import BertKerasError
 from bert_keras.features import (
     ENCODER_OUTPUTS,
@@ -23,9 +21,11 @@ from bert_keras.features import (
     POOLED_OUTPUT,
     SEQUENCE_OUTPUT,
 )
-from bert_keras.heads import MaskedLMHead
-from bert_keras.objectives import LeftToRight, MaskedLM, SentencePair
-from bert_keras.pretrainers import ElectraPretrainer, Pretrainer
+from bert_keras.model.encoder import BertEncoder, encoder_inputs
+from bert_keras.model.heads import MaskedLMHead
+from bert_keras.optimization import pretrainers
+from bert_keras.optimization.objectives import LeftToRight, MaskedLM, SentencePair
+from bert_keras.optimization.pretrainers import ElectraPretrainer, Pretrainer
 
 BOTH = (SEQUENCE_OUTPUT, POOLED_OUTPUT)
 LENGTHS = [7, 2, 4]  # real tokens in each row

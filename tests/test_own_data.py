@@ -13,12 +13,12 @@ import runs
 import tensorflow as tf
 
 from bert_keras.errors import BertKerasError
-from tasks.batches import hold_out
-from tasks.glue.task import Glue
-from tasks.settings import Hparams
-from tasks.training.finetune import finetune, plan_finetuning
-from tasks.training.identity import digest_of_examples
-from tasks.training.run_folder import load_run
+from bert_keras.tasks.batches import hold_out
+from bert_keras.tasks.finetuning.finetune import finetune, plan_finetuning
+from bert_keras.tasks.hparams import Hparams
+from bert_keras.tasks.problems.classification import Glue
+from bert_keras.tasks.runs.run_folder import load_run
+from bert_keras.tasks.training.identity import digest_of_examples
 
 ROWS = [('a "b", c\nd', "no"), ("", "yes"), ("ж\u2028x", "no")]
 
@@ -158,8 +158,8 @@ def test_names_that_no_line_repeats_are_a_header(tmp_path):
 
 
 def test_a_parquet_file_that_unpacks_to_far_more_than_its_size_is_refused(tmp_path, monkeypatch):
-    monkeypatch.setattr("tasks.table_files.MAX_UNPACKED_BYTES", 100_000)
-    monkeypatch.setattr("tasks.table_files.MAX_RATIO", 10)
+    monkeypatch.setattr("bert_keras.tasks.data.tables.MAX_UNPACKED_BYTES", 100_000)
+    monkeypatch.setattr("bert_keras.tasks.data.tables.MAX_RATIO", 10)
     bomb = as_parquet(text=["a" * 1000] * 4000, label=["x", "y"] * 2000)
     path = write(tmp_path, train_parquet=bomb) / "train.parquet"
     assert len(bomb) < 100_000
@@ -168,7 +168,7 @@ def test_a_parquet_file_that_unpacks_to_far_more_than_its_size_is_refused(tmp_pa
 
 
 def test_a_row_of_csv_is_bounded_where_a_quote_stays_open(tmp_path, monkeypatch):
-    monkeypatch.setattr("tasks.table_files.MAX_LINE_BYTES", 1000)
+    monkeypatch.setattr("bert_keras.tasks.data.tables.MAX_LINE_BYTES", 1000)
     path = write(tmp_path, train_csv='text,label\na,x\n"b,y\n' + "c,x\n" * 1000) / "train.csv"
     with pytest.raises(
         BertKerasError, match="train.csv, line 3: the row has over 1,000 bytes; close its quote"

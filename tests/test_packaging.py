@@ -71,7 +71,7 @@ def test_wheel_holds_the_three_packages_and_nothing_else(wheel, metadata):
 
 def test_wheel_has_the_command_and_the_license(wheel, metadata):
     info = f"bert_keras-{metadata['Version']}.dist-info"
-    assert "bert-keras = bert_keras.cli:main" in wheel.read(f"{info}/entry_points.txt").decode()
+    assert "bert-keras = bert_keras.cli.main:main" in wheel.read(f"{info}/entry_points.txt").decode()
     (license,) = (name for name in wheel.namelist() if name.startswith(info) and name.endswith("/LICENSE"))
     assert "Apache License" in wheel.read(license).decode()
     assert metadata["License-Expression"] == "Apache-2.0"

@@ -11,12 +11,12 @@ import tensorflow as tf
 from parity import array
 
 import bert_keras as bk
-from bert_keras import kernels, packed_weights
-from bert_keras.encoder import BertEncoder
 from bert_keras.features import ENCODER_INPUTS, SEQUENCE_OUTPUT
-from tasks.batches import predictor
-from tasks.features.extract import Extractor, Pieces
-from tasks.features.token_vectors import RowExtractor
+from bert_keras.model import kernels, packed_weights
+from bert_keras.model.encoder import BertEncoder
+from bert_keras.tasks.batches import predictor
+from bert_keras.tasks.frozen.extract import Extractor, Pieces
+from bert_keras.tasks.frozen.token_vectors import RowExtractor
 
 ANY_SHAPE = {name: tf.TensorSpec([None, None], tf.int32) for name in ENCODER_INPUTS}
 

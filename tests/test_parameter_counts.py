@@ -5,8 +5,8 @@ import dataclasses
 import pytest
 
 from bert_keras.config import SIZES, BertConfig
-from bert_keras.encoder import BertEncoder
-from bert_keras.heads import MaskedLMHead, NextSentenceHead
+from bert_keras.model.encoder import BertEncoder
+from bert_keras.model.heads import MaskedLMHead, NextSentenceHead
 
 # size, encoder with pooler, with the masked-LM and next-sentence heads
 PUBLISHED = [

@@ -8,12 +8,12 @@ import runs
 from trainings import NO_DROPOUT, QUICK, Counting, assert_same_weights, place, start, weights_of  # noqa: F401
 
 from bert_keras import checkpoints
-from tasks.glue.data_sets import ROWS
-from tasks.glue.task import Glue
-from tasks.settings import Hparams
-from tasks.training.finetune import _compiled_model
-from tasks.training.run_folder import load_run
-from tasks.training.saver import Saver
+from bert_keras.tasks.data.glue_rows import ROWS
+from bert_keras.tasks.finetuning.finetune import _compiled_model
+from bert_keras.tasks.hparams import Hparams
+from bert_keras.tasks.problems.classification import Glue
+from bert_keras.tasks.runs.run_folder import load_run
+from bert_keras.tasks.training.saver import Saver
 
 LORA = dataclasses.replace(QUICK, lora_rank=2, max_examples=24, epochs=2)
 

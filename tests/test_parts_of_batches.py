@@ -8,13 +8,13 @@ import runs
 import tensorflow as tf
 
 from bert_keras.features import INPUT_MASK, INPUT_WORD_IDS, Part
+from bert_keras.tasks.batches import dataset
+from bert_keras.tasks.data.glue_rows import ROWS
+from bert_keras.tasks.devices.strategies import divided
+from bert_keras.tasks.problems.classification import Glue
+from bert_keras.tasks.strings.text_data import text_batches
 from bert_keras.text.preprocessing import Preprocessor
 from bert_keras.text.wordpiece import WordPiece
-from tasks.batches import dataset
-from tasks.glue.data_sets import ROWS
-from tasks.glue.task import Glue
-from tasks.text_data import text_batches
-from tasks.training.strategies import divided
 
 COUNT, BATCH = 33, 8  # the last batch has one row
 PREPROCESS = Preprocessor(WordPiece(runs.VOCABULARY), seq_length=24, pad_to_longest=True)

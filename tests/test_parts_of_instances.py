@@ -7,15 +7,15 @@ import runs
 import tensorflow as tf
 
 from bert_keras.features import INPUT_WORD_IDS, WHOLE, Part
-from bert_keras.settings import Masking
+from bert_keras.fields import Masking
+from bert_keras.tasks.hparams import Sampling
+from bert_keras.tasks.pretraining import instance_stream
+from bert_keras.tasks.pretraining.instance_sources import Documents, RecordFileSource, batches_of
+from bert_keras.tasks.pretraining.read_records import read_records
+from bert_keras.tasks.pretraining.recipe_objectives import objectives_for
+from bert_keras.tasks.pretraining.recipes import RECIPES
 from bert_keras.text.masking import Pieces
 from bert_keras.text.wordpiece import WordPiece
-from tasks.pretraining import instance_stream
-from tasks.pretraining.instance_sources import Documents, RecordFileSource, batches_of
-from tasks.pretraining.read_records import read_records
-from tasks.pretraining.recipe_objectives import objectives_for
-from tasks.pretraining.recipes import RECIPES
-from tasks.settings import Sampling
 
 BATCH, STEPS = 8, 12
 TOKENIZER = WordPiece(runs.VOCABULARY)

@@ -10,16 +10,17 @@ import pytest
 import tensorflow as tf
 from runs import run_command, write_checkpoint
 
-from bert_keras import checkpoints, cli
+from bert_keras import checkpoints
+from bert_keras.cli.main import main as cli
 from bert_keras.config import BertConfig
-from bert_keras.hub_layer import HubLayer
-from bert_keras.paths import for_tensorflow
+from bert_keras.io.paths import for_tensorflow
+from bert_keras.model.hub_layer import HubLayer
+from bert_keras.savedmodels.checked_write import ask
+from bert_keras.savedmodels.server.served import load
+from bert_keras.tasks.pretraining.corpus import Corpus
+from bert_keras.tasks.runs.run_folder import load_run
+from bert_keras.tasks.training.saver import CHECKPOINTS, Saver
 from bert_keras.text.wordpiece import WordPiece
-from savedmodels.checked_write import ask
-from savedmodels.server.served import load
-from tasks.pretraining.corpus import Corpus
-from tasks.training.run_folder import load_run
-from tasks.training.saver import CHECKPOINTS, Saver
 
 PATTERNS = ["a[1]", "run*", "run?", "b\\c"]
 PATHS = {"data", "dev_data", "checkpoint", "output", "vocab", "records", "held_out", "run"}

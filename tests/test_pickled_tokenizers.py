@@ -7,7 +7,7 @@ import tensorflow as tf
 from runs import learn_byte_bpe
 
 from bert_keras import ByteBPE, WordPiece
-from tasks.pretraining.vocabulary import learn_sentencepiece
+from bert_keras.tasks.pretraining.vocabulary import learn_sentencepiece
 
 TEXTS = ["Hello  lower world", "[MASK] lowest café <mask>", "unaffable, low!"] * 40
 VOCABULARY = "[PAD] [UNK] [CLS] [SEP] [MASK] Hello hello world lower un ##aff ##able , !".split()

@@ -11,18 +11,18 @@ import tensorflow as tf
 from runs import run_command, texts, write_checkpoint, write_data
 
 import bert_keras as bk
-from bert_keras import precision
 from bert_keras.errors import BertKerasError, MissingFileError
-from bert_keras.layers import wide
-from tasks.features.extract_file import extract_file
-from tasks.pretraining.pretrain import plan_pretraining
-from tasks.settings import Hparams
-from tasks.training.ensemble import load_runs
-from tasks.training.finetune import finetune, plan_finetuning
-from tasks.training.run_card import measures_of
-from tasks.training.run_folder import load_run, open_task
-from tasks.training.run_precision import at_precision
-from tasks.training.task_model import encoder_of
+from bert_keras.model import precision
+from bert_keras.model.layers import wide
+from bert_keras.tasks.finetuning.finetune import finetune, plan_finetuning
+from bert_keras.tasks.frozen.extract_file import extract_file
+from bert_keras.tasks.hparams import Hparams
+from bert_keras.tasks.pretraining.pretrain import plan_pretraining
+from bert_keras.tasks.runs.ensemble import load_runs
+from bert_keras.tasks.runs.run_card import measures_of
+from bert_keras.tasks.runs.run_folder import load_run, open_task
+from bert_keras.tasks.runs.run_precision import at_precision
+from bert_keras.tasks.training.task_model import encoder_of
 
 NAMES = ["bad", "good"]
 TEXTS = texts(16, seed=0)

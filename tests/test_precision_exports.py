@@ -9,15 +9,20 @@ import tensorflow as tf
 from exports import CASES, untrained
 from runs import contents, run_command
 
-from savedmodels.checked_write import NARROW, ExportError, ask, relative
-from savedmodels.export import export, sample_inputs, servable_of
-from savedmodels.manifest import CARD, EXTRA
-from savedmodels.model_card import precision_of
-from tasks.glue.data_sets import ROWS
-from tasks.glue.task import Glue
-from tasks.training.ensemble import Ensemble
-from tasks.training.run_folder import load_run
-from tasks.training.run_precision import at_precision
+from bert_keras.savedmodels.checked_write import (
+    NARROW,
+    ExportError,
+    ask,
+    relative,
+)
+from bert_keras.savedmodels.export import export, sample_inputs, servable_of
+from bert_keras.savedmodels.manifest import CARD, EXTRA
+from bert_keras.savedmodels.model_card import precision_of
+from bert_keras.tasks.data.glue_rows import ROWS
+from bert_keras.tasks.problems.classification import Glue
+from bert_keras.tasks.runs.ensemble import Ensemble
+from bert_keras.tasks.runs.run_folder import load_run
+from bert_keras.tasks.runs.run_precision import at_precision
 
 
 def size_of_model(folder: Path) -> int:

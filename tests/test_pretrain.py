@@ -15,22 +15,20 @@ from pretrainings import SMALL, documents, given, planned_lines, refused, tokeni
 
 from bert_keras import checkpoints
 from bert_keras.config import BertConfig
-from bert_keras.features import (
-    INPUT_WORD_IDS,
-)
-from bert_keras.objectives import MaskedLM
-from bert_keras.settings import Masking
+from bert_keras.features import INPUT_WORD_IDS
+from bert_keras.fields import Masking
+from bert_keras.optimization.objectives import MaskedLM
+from bert_keras.tasks.data.glue_rows import ROWS
+from bert_keras.tasks.finetuning.finetune import finetune
+from bert_keras.tasks.hparams import Hparams, PretrainHparams, Sampling
+from bert_keras.tasks.pretraining import instance_sources, instance_stream, monitor
+from bert_keras.tasks.pretraining.pretrain import plan_pretraining, pretrain
+from bert_keras.tasks.pretraining.recipe_objectives import OBJECTIVES
+from bert_keras.tasks.pretraining.recipes import RECIPES, SETTINGS
+from bert_keras.tasks.problems.classification import Glue
+from bert_keras.tasks.training.saver import Saver
+from bert_keras.tasks.training.task_padding import leave_out_padding
 from bert_keras.text.wordpiece import WordPiece
-from tasks.glue.data_sets import ROWS
-from tasks.glue.task import Glue
-from tasks.pretraining import instance_sources, instance_stream, monitor
-from tasks.pretraining.pretrain import plan_pretraining, pretrain
-from tasks.pretraining.recipe_objectives import OBJECTIVES
-from tasks.pretraining.recipes import RECIPES, SETTINGS
-from tasks.settings import Hparams, PretrainHparams, Sampling
-from tasks.training.finetune import finetune
-from tasks.training.saver import Saver
-from tasks.training.unpadding import leave_out_padding
 
 # -----------------------------------------------------------------------------------------------------------
 # Recipes
@@ -351,7 +349,7 @@ def test_leaving_out_padding_changes_no_weight(name, tmp_path, monkeypatch):
     found, encoders = [], []
     for folder, leave_out in (("padded", lambda one: None), ("unpadded", leave_out_padding)):
         seen = lambda one, leave_out=leave_out: encoders.append(one) or leave_out(one)  # noqa: E731
-        monkeypatch.setattr("tasks.pretraining.pretrain.leave_out_padding", seen)
+        monkeypatch.setattr("bert_keras.tasks.pretraining.pretrain.leave_out_padding", seen)
         train(tmp_path / folder, name, changes=changes)
         found.append(checkpoints.read(tmp_path / folder).tensors)
     half = 2 if name == "electra" else 1

@@ -19,17 +19,17 @@ from bert_keras.features import (
     MASKED_LM_POSITIONS,
     MASKED_LM_WEIGHTS,
 )
-from bert_keras.objectives import MaskedLM
-from bert_keras.optimizers import AdamW
-from bert_keras.settings import Masking
+from bert_keras.fields import Masking
+from bert_keras.optimization.objectives import MaskedLM
+from bert_keras.optimization.optimizers import AdamW
+from bert_keras.tasks.hparams import PretrainHparams
+from bert_keras.tasks.pretraining.corpus import Corpus
+from bert_keras.tasks.pretraining.optimizer import longest_step, schedule
+from bert_keras.tasks.pretraining.pretrain import _held_out
+from bert_keras.tasks.pretraining.recipes import RECIPES
+from bert_keras.tasks.pretraining.written_records import check_written
 from bert_keras.text.masking import Pieces
 from bert_keras.text.wordpiece import WordPiece
-from tasks.pretraining.corpus import Corpus
-from tasks.pretraining.optimizer import longest_step, schedule
-from tasks.pretraining.pretrain import _held_out
-from tasks.pretraining.recipes import RECIPES
-from tasks.pretraining.written_records import check_written
-from tasks.settings import PretrainHparams
 
 
 def test_one_document(tmp_path):
@@ -50,7 +50,7 @@ def test_a_corpus_shorter_than_a_batch(tmp_path):
 
 def test_a_batch_that_replicas_do_not_divide(tmp_path, monkeypatch):
     three = types.SimpleNamespace(num_replicas_in_sync=3)
-    monkeypatch.setattr("tasks.pretraining.pretrain.strategy", lambda name: three)
+    monkeypatch.setattr("bert_keras.tasks.pretraining.pretrain.strategy", lambda name: three)
     match = "batch_size is 8 and there are 3 replicas; give a multiple of 3"
     refused(tmp_path, match, documents=iter(()))
 

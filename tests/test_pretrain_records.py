@@ -9,12 +9,10 @@ import runs
 from pretrainings import documents, train, write, write_google
 
 from bert_keras import checkpoints
-from bert_keras.features import (
-    INPUT_WORD_IDS,
-)
-from bert_keras.settings import Masking
-from tasks.pretraining.instance_sources import Share
-from tasks.pretraining.read_records import read_records
+from bert_keras.features import INPUT_WORD_IDS
+from bert_keras.fields import Masking
+from bert_keras.tasks.pretraining.instance_sources import Share
+from bert_keras.tasks.pretraining.read_records import read_records
 
 
 @pytest.mark.long

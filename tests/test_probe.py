@@ -10,7 +10,14 @@ from sklearn.linear_model import RidgeClassifier
 from sklearn.preprocessing import StandardScaler
 
 import bert_keras as bk
-from tasks.experiments.probe import CHECKPOINT, RANDOM, Examples, _drawn, run_probes, tables
+from bert_keras.tasks.study.probe import (
+    CHECKPOINT,
+    RANDOM,
+    Examples,
+    _drawn,
+    run_probes,
+    tables,
+)
 
 WORDS = runs._WORDS
 SMALL = {"max_examples": 60, "restarts": 2, "seq_length": 32}

@@ -10,7 +10,7 @@ import time
 import pytest
 
 from bert_keras.errors import BertKerasError
-from tasks.pretraining.processes import RESULTS, check_sendable, in_order
+from bert_keras.tasks.pretraining.processes import RESULTS, check_sendable, in_order
 
 
 def _start():

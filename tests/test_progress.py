@@ -17,8 +17,8 @@ import forked
 import pytest
 import runs
 
-from tasks.training import progress
-from tasks.training.progress import Pace, duration
+from bert_keras.tasks.training import progress
+from bert_keras.tasks.training.progress import Pace, duration
 
 TESTS = Path(__file__).parent
 CONTROL = re.compile(r"[\x00-\x09\x0b-\x1f\x7f]")
@@ -174,7 +174,7 @@ def test_downloads_show_no_bars_in_a_log(tmp_path):
     pytest.importorskip("tensorflow_datasets")
     script = tmp_path / "script.py"
     script.write_text(
-        "from bert_keras.console import reporting\n"
+        "from bert_keras.cli.console import reporting\n"
         "with reporting(quiet=False):\n"
         "    import tqdm, tqdm.auto\n"
         "    from huggingface_hub.utils import tqdm as hub\n"
@@ -307,11 +307,11 @@ def test_python_gets_keyboard_interrupt(place, tmp_path):
     script.write_text(
         "import os, signal\n"
         "signal.signal(signal.SIGINT, signal.default_int_handler)\n"
-        "from tasks.glue.data_sets import ROWS\n"
-        "from tasks.glue.task import Glue\n"
-        "from tasks.settings import Hparams\n"
-        "from tasks.training.finetune import finetune\n"
-        "from tasks.training.loop import StopOnDivergence\n"
+        "from bert_keras.tasks.data.glue_rows import ROWS\n"
+        "from bert_keras.tasks.problems.classification import Glue\n"
+        "from bert_keras.tasks.hparams import Hparams\n"
+        "from bert_keras.tasks.finetuning.finetune import finetune\n"
+        "from bert_keras.tasks.training.loop import StopOnDivergence\n"
         "StopOnDivergence.on_train_batch_end = lambda *_, **__: os.kill(os.getpid(), signal.SIGINT)\n"
         f"task, hparams = Glue(ROWS['sst2'], {str(place / 'glue' / 'SST-2')!r}), Hparams(batch_size=8, seq_length=40)\n"
         f"how = dict(checkpoint={str(place / 'checkpoint')!r}, output={str(tmp_path / 'run')!r}, hparams=hparams)\n"
@@ -368,7 +368,7 @@ def in_terminal(command: list, **options) -> tuple[subprocess.Popen, int]:
 
 PRINTS_BEFORE_IT_SAVES = """
 import pathlib, sys, time
-from bert_keras.signals import postponed, terminable
+from bert_keras.io.signals import postponed, terminable
 with terminable(), postponed() as stop:
     print("begun", flush=True)
     while stop.signal is None:

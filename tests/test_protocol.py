@@ -9,22 +9,28 @@ import pytest
 import runs
 import tensorflow as tf
 
-from tasks.batches import predict
-from tasks.choice import Swag
-from tasks.experiments.paper_figures import FIGURES, paper_table
-from tasks.experiments.protocol import RATES, _grid, check_grid, run_protocol, summarize
-from tasks.experiments.summary import tables
-from tasks.glue.data_sets import ROWS
-from tasks.glue.task import Glue
-from tasks.ner.task import Conll
-from tasks.options import ProtocolOptions
-from tasks.output_folder import check_equal
-from tasks.settings import Hparams, hparams_of
-from tasks.squad.task import Squad
-from tasks.training.ensemble import load_runs
-from tasks.training.finetune import finetune
-from tasks.training.run_folder import evaluate, load_run
-from tasks.training.workers import Workers
+from bert_keras.io.output_folder import check_equal
+from bert_keras.tasks.batches import predict
+from bert_keras.tasks.data.glue_rows import ROWS
+from bert_keras.tasks.devices.workers import Workers
+from bert_keras.tasks.finetuning.finetune import finetune
+from bert_keras.tasks.hparams import Hparams, hparams_of
+from bert_keras.tasks.options import ProtocolOptions
+from bert_keras.tasks.problems.choice import Swag
+from bert_keras.tasks.problems.classification import Glue
+from bert_keras.tasks.problems.question_answering import Squad
+from bert_keras.tasks.problems.tagging import Conll
+from bert_keras.tasks.runs.ensemble import load_runs
+from bert_keras.tasks.runs.run_folder import evaluate, load_run
+from bert_keras.tasks.study.paper_figures import FIGURES, paper_table
+from bert_keras.tasks.study.protocol import (
+    RATES,
+    _grid,
+    check_grid,
+    run_protocol,
+    summarize,
+)
+from bert_keras.tasks.study.summary import tables
 
 HPARAMS = Hparams(epochs=3, batch_size=16, seq_length=16, seed=5)
 

@@ -8,12 +8,12 @@ import pytest
 import tensorflow as tf
 
 from bert_keras.config import BertConfig
-from bert_keras.encoder import BertEncoder
 from bert_keras.features import ENCODER_INPUTS
-from bert_keras.losses import GlobalMean, cross_entropy
-from bert_keras.training_model import TrainingModel
-from tasks.settings import Hparams
-from tasks.task import classifier_model
+from bert_keras.model.encoder import BertEncoder
+from bert_keras.optimization.losses import GlobalMean, cross_entropy
+from bert_keras.optimization.training_model import TrainingModel
+from bert_keras.tasks.hparams import Hparams
+from bert_keras.tasks.task import classifier_model
 
 CONFIG = BertConfig(
     vocab_size=60,

@@ -16,23 +16,24 @@ import tensorflow as tf
 from random_checkpoints import random_checkpoint
 
 import bert_keras as bk
-from bert_keras import checkpoints, remote_paths
-from bert_keras.atomic_folders import whole_folder
+from bert_keras import checkpoints
 from bert_keras.errors import BertKerasError
-from bert_keras.paths import path_of
-from bert_keras.remote_paths import RemotePath
+from bert_keras.io import remote_paths
+from bert_keras.io.atomic_folders import whole_folder
+from bert_keras.io.output_folder import Folder
+from bert_keras.io.paths import path_of
+from bert_keras.io.remote_paths import RemotePath
+from bert_keras.tasks.hparams import Sampling
+from bert_keras.tasks.pretraining.corpus import Corpus, open_corpora
+from bert_keras.tasks.pretraining.instance_sources import _digest_of_files
+from bert_keras.tasks.pretraining.read_records import read_records
+from bert_keras.tasks.pretraining.vocabulary import write_vocabulary
+from bert_keras.tasks.pretraining.write_records import write_records
+from bert_keras.tasks.problems.classification import Glue
+from bert_keras.tasks.problems.question_answering import Squad
+from bert_keras.tasks.problems.tagging import Conll
+from bert_keras.tasks.training.loop import RUN
 from bert_keras.text.wordpiece import WordPiece
-from tasks.glue.task import Glue
-from tasks.ner.task import Conll
-from tasks.output_folder import Folder
-from tasks.pretraining.corpus import Corpus, open_corpora
-from tasks.pretraining.instance_sources import _digest_of_files
-from tasks.pretraining.read_records import read_records
-from tasks.pretraining.vocabulary import write_vocabulary
-from tasks.pretraining.write_records import write_records
-from tasks.settings import Sampling
-from tasks.squad.task import Squad
-from tasks.training.loop import RUN
 
 PIECES = "[PAD] [UNK] [CLS] [SEP] [MASK] a cat sat the dog ran far".split()
 TEXT = "\n\n".join("a cat sat\nthe dog ran\nfar" for _ in range(9)) + "\n"

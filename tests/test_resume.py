@@ -14,15 +14,15 @@ import pytest
 import runs
 
 from bert_keras.errors import BertKerasError
-from bert_keras.signals import postponed
-from tasks.glue.data_sets import ROWS
-from tasks.glue.task import Glue
-from tasks.output_folder import Folder
-from tasks.settings import Hparams
-from tasks.training.finetune import finetune
-from tasks.training.loop import RESULTS_FILE, RUN
-from tasks.training.saver import CHECKPOINTS, SETTINGS, Saver
-from tasks.training.workers import Workers
+from bert_keras.io.output_folder import Folder
+from bert_keras.io.signals import postponed
+from bert_keras.tasks.data.glue_rows import ROWS
+from bert_keras.tasks.devices.workers import Workers
+from bert_keras.tasks.finetuning.finetune import finetune
+from bert_keras.tasks.hparams import Hparams
+from bert_keras.tasks.problems.classification import Glue
+from bert_keras.tasks.training.loop import RESULTS_FILE, RUN
+from bert_keras.tasks.training.saver import CHECKPOINTS, SETTINGS, Saver
 
 TESTS = Path(__file__).parent
 KILLED = -9

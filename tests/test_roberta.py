@@ -6,7 +6,7 @@ import tensorflow as tf
 from runs import texts, write_roberta
 
 from bert_keras import ByteBPE, Preprocessor, checkpoints
-from tasks.fill_mask import FillMask
+from bert_keras.tasks.problems.fill_mask import FillMask
 
 SENTENCES = [
     "the film is very good , and the plot isn't dull !",
@@ -58,8 +58,8 @@ def test_an_answer_has_the_space_that_its_mask_takes(preprocess):
 
 
 def test_instances_of_two_segments_have_room_for_both_separators(preprocess):
-    from tasks.pretraining import instance_stream
-    from tasks.settings import Sampling
+    from bert_keras.tasks.hparams import Sampling
+    from bert_keras.tasks.pretraining import instance_stream
 
     documents = [texts(30, seed=seed) for seed in range(3)]
     settings = Sampling(seq_length=32, short_seq_prob=0.0, dupe_factor=1)

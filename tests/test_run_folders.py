@@ -19,17 +19,17 @@ from interrupted import ALIVE, KILLS
 from runs import Begun, contents, no_training, run_command
 from tensorflow.python.framework import config as tensorflow_config
 
-from bert_keras.atomic_folders import PARTIAL
 from bert_keras.checkpoints.hugging_face import SAFETENSORS
 from bert_keras.errors import BertKerasError
-from tasks.glue.data_sets import ROWS
-from tasks.glue.task import Glue
-from tasks.output_folder import check_equal
-from tasks.settings import Hparams
-from tasks.training.finetune import finetune
-from tasks.training.loop import RESULTS_FILE
-from tasks.training.run_folder import load_run
-from tasks.training.saver import CHECKPOINTS
+from bert_keras.io.atomic_folders import PARTIAL
+from bert_keras.io.output_folder import check_equal
+from bert_keras.tasks.data.glue_rows import ROWS
+from bert_keras.tasks.finetuning.finetune import finetune
+from bert_keras.tasks.hparams import Hparams
+from bert_keras.tasks.problems.classification import Glue
+from bert_keras.tasks.runs.run_folder import load_run
+from bert_keras.tasks.training.loop import RESULTS_FILE
+from bert_keras.tasks.training.saver import CHECKPOINTS
 
 pytestmark = pytest.mark.timeout(600)
 
@@ -406,7 +406,7 @@ WRITERS = ("pretrain", "instances", "features", "convert")
 @pytest.fixture(scope="module")
 def written(inputs, disk):
     """The folders of commands that have finished, by their names."""
-    from bert_keras.cli import main
+    from bert_keras.cli.main import main
 
     for arguments in (interrupted.commands(inputs, inputs / "written")[name] for name in WRITERS):
         Path(arguments[-1]).parent.mkdir(parents=True)

@@ -16,14 +16,12 @@ from runs import ROBERTA_TOKENS, contents, run_command, texts, write_roberta
 import bert_keras as bk
 from bert_keras import checkpoints
 from bert_keras.errors import BertKerasError
-from bert_keras.text.preprocessing import Preprocessor
-from bert_keras.text.sentencepiece import SentencePiece, sentencepiece_texts
-from savedmodels import runtime_example, runtimes
-from savedmodels.checked_write import SAMPLES, ExportError
-from savedmodels.manifest import CARD
-from savedmodels.model_card import precision_of
-from savedmodels.runtime_example import read_inputs
-from savedmodels.runtime_export import (
+from bert_keras.savedmodels import runtime_example, runtimes
+from bert_keras.savedmodels.checked_write import SAMPLES, ExportError
+from bert_keras.savedmodels.manifest import CARD
+from bert_keras.savedmodels.model_card import precision_of
+from bert_keras.savedmodels.runtime_example import read_inputs
+from bert_keras.savedmodels.runtime_export import (
     SCRIPT,
     SETTINGS,
     check_task,
@@ -32,14 +30,16 @@ from savedmodels.runtime_export import (
     settings_of,
     write_beside,
 )
-from savedmodels.runtimes import RUNTIMES, check_packages
-from tasks.batches import predict
-from tasks.glue.data_sets import ROWS
-from tasks.glue.task import Glue
-from tasks.pretraining.vocabulary import learn_sentencepiece
-from tasks.task import model_inputs
-from tasks.training.ensemble import Ensemble
-from tasks.training.run_folder import Run, load_run
+from bert_keras.savedmodels.runtimes import RUNTIMES, check_packages
+from bert_keras.tasks.batches import predict
+from bert_keras.tasks.data.glue_rows import ROWS
+from bert_keras.tasks.pretraining.vocabulary import learn_sentencepiece
+from bert_keras.tasks.problems.classification import Glue
+from bert_keras.tasks.runs.ensemble import Ensemble
+from bert_keras.tasks.runs.run_folder import Run, load_run
+from bert_keras.tasks.task import model_inputs
+from bert_keras.text.preprocessing import Preprocessor
+from bert_keras.text.sentencepiece import SentencePiece, sentencepiece_texts
 
 TEXTS = [
     *SAMPLES,
@@ -297,7 +297,7 @@ def test_the_answers_of_each_type_of_label():
     ],
 )
 def test_a_task_whose_answers_need_the_text(case, reason, sst2, tmp_path, monkeypatch):
-    monkeypatch.setattr("savedmodels.runtime_export.check_packages", lambda *args, **kwargs: None)
+    monkeypatch.setattr("bert_keras.savedmodels.runtime_export.check_packages", lambda *args, **kwargs: None)
     run = untrained(CASES[case], sst2.checkpoint)
     with pytest.raises(ValueError, match=f"^{reason}.*SavedModel"):
         export_to(run, tmp_path / "model", "onnx")
@@ -320,7 +320,7 @@ def test_a_classifier_of_windows_is_refused():
 def test_a_task_whose_answers_need_the_text_is_refused_before_weights_are_read(
     model, reason, tmp_path, capfd, monkeypatch
 ):
-    monkeypatch.setattr("savedmodels.runtimes.check_packages", lambda *args, **kwargs: None)
+    monkeypatch.setattr("bert_keras.savedmodels.runtimes.check_packages", lambda *args, **kwargs: None)
     task = {"kind": "squad", "task": CASES["Question answering"].to_json()}
     (tmp_path / "run").mkdir()
     (tmp_path / "run" / "task.json").write_text(
@@ -382,7 +382,7 @@ def test_a_missing_package_is_named_before_anything_is_read(tmp_path, capfd, mon
 def test_an_output_that_cannot_be_written_is_refused_before_the_run_is_read(
     format, output, message, tmp_path, capfd, monkeypatch
 ):
-    monkeypatch.setattr("savedmodels.runtimes.check_packages", lambda *args, **kwargs: None)
+    monkeypatch.setattr("bert_keras.savedmodels.runtimes.check_packages", lambda *args, **kwargs: None)
     (tmp_path / "file").write_text("")
     path = output if "://" in output else tmp_path / output
     code, _, err = run_command(
@@ -392,7 +392,7 @@ def test_an_output_that_cannot_be_written_is_refused_before_the_run_is_read(
 
 
 def test_a_full_folder_and_an_unknown_target_are_refused_before_the_run_is_read(tmp_path, capfd, monkeypatch):
-    monkeypatch.setattr("savedmodels.runtimes.check_packages", lambda *args, **kwargs: None)
+    monkeypatch.setattr("bert_keras.savedmodels.runtimes.check_packages", lambda *args, **kwargs: None)
     flags = ["--run", tmp_path / "no run", "--output", tmp_path]
     (tmp_path / "notes.txt").write_text("mine")
     code, _, err = run_command(capfd, "export", *flags, "--format", "onnx")
@@ -430,7 +430,7 @@ def test_a_narrow_model_becomes_float32(dtype, sst2):
 
 @pytest.mark.filterwarnings("ignore:__array__ implementation doesn't accept a copy keyword")
 def test_a_narrow_model_without_a_float32_form_is_refused(sst2, tmp_path, monkeypatch):
-    monkeypatch.setattr("savedmodels.runtime_export.check_packages", lambda *args, **kwargs: None)
+    monkeypatch.setattr("bert_keras.savedmodels.runtime_export.check_packages", lambda *args, **kwargs: None)
     run = bk.classifier(sst2.checkpoint, ["no", "yes"], seq_length=24, dtype="bfloat16").as_run()
     run.encoder.blocks[0].attention.query.quantize("int8")
     with pytest.raises(
@@ -446,7 +446,7 @@ def test_an_op_that_the_converter_refuses_is_named(sst2, tmp_path, monkeypatch):
 
     row = runtimes.dataclasses.replace(RUNTIMES["onnx"], convert=refuses)
     monkeypatch.setitem(RUNTIMES, "onnx", row)
-    monkeypatch.setattr("savedmodels.runtime_export.check_packages", lambda *args, **kwargs: None)
+    monkeypatch.setattr("bert_keras.savedmodels.runtime_export.check_packages", lambda *args, **kwargs: None)
     with pytest.raises(ValueError, match="converter for onnx cannot carry this model: 'OneOpMore'"):
         export_to(load_run(sst2.run), tmp_path / "model", "onnx")
     assert not list(tmp_path.iterdir())
@@ -457,14 +457,14 @@ def test_an_op_that_the_converter_refuses_is_named(sst2, tmp_path, monkeypatch):
 def test_a_model_with_other_weights_is_not_published(sst2, tmp_path, monkeypatch):
     needs("onnx")
     run = load_run(sst2.run)
-    from bert_keras.kernels import plain_operations
-    from savedmodels.freezing import with_constants
+    from bert_keras.model.kernels import plain_operations
+    from bert_keras.savedmodels.freezing import with_constants
 
     with plain_operations():
         function = with_constants(run.model, settings_features())
     for variable in run.model.trainable_variables:
         variable.assign(0.99 * variable)
-    monkeypatch.setattr("savedmodels.runtime_export.with_constants", lambda *args: function)
+    monkeypatch.setattr("bert_keras.savedmodels.runtime_export.with_constants", lambda *args: function)
     with pytest.raises(ExportError, match="logits differs by .* 1e-05"):
         export_to(run, tmp_path / "model", "onnx")
     assert not list(tmp_path.iterdir())

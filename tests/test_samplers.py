@@ -5,9 +5,9 @@ import pytest
 import scipy.stats
 from instance_texts import DOCUMENT, SEGMENT, documents, original_pairs, whole
 
-from tasks.pretraining.instance_stream import shards
-from tasks.pretraining.samplers import SAMPLERS, make_instances, one_pass
-from tasks.settings import Sampling
+from bert_keras.tasks.hparams import Sampling
+from bert_keras.tasks.pretraining.instance_stream import shards
+from bert_keras.tasks.pretraining.samplers import SAMPLERS, make_instances, one_pass
 
 SEP = 0  # in the documents below, whose ids are from 1
 

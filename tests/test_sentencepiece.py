@@ -15,18 +15,18 @@ from sentencepiece import sentencepiece_model_pb2
 
 from bert_keras import checkpoints
 from bert_keras.config import BertConfig
-from bert_keras.encoder import BertEncoder
-from bert_keras.heads import MaskedLMHead
+from bert_keras.model.encoder import BertEncoder
+from bert_keras.model.heads import MaskedLMHead
+from bert_keras.savedmodels.export import export
+from bert_keras.tasks.batches import predict
+from bert_keras.tasks.pretraining.corpus import Corpus
+from bert_keras.tasks.pretraining.vocabulary import learn_sentencepiece
+from bert_keras.tasks.problems.fill_mask import FillMask
+from bert_keras.tasks.runs.ensemble import load_runs
+from bert_keras.tasks.runs.run_folder import load_run, run_of, save_run
 from bert_keras.text.masking import Pieces
 from bert_keras.text.preprocessing import Preprocessor
 from bert_keras.text.sentencepiece import SPACE, SentencePiece, sentencepiece_texts
-from savedmodels.export import export
-from tasks.batches import predict
-from tasks.fill_mask import FillMask
-from tasks.pretraining.corpus import Corpus
-from tasks.pretraining.vocabulary import learn_sentencepiece
-from tasks.training.ensemble import load_runs
-from tasks.training.run_folder import load_run, run_of, save_run
 
 CASES = {"uncased": True, "cased": False}
 # Difficult input for normalizing, splitting and the rule for digits and commas.

@@ -19,17 +19,17 @@ from runs import ROOT, VOCABULARY, bare_environment, shell_command, texts, write
 from tensorflow.core.framework.tensor_pb2 import TensorProto
 
 from bert_keras import checkpoints
-from bert_keras.encoder import BertEncoder
+from bert_keras.model.encoder import BertEncoder
+from bert_keras.savedmodels.export import export
+from bert_keras.savedmodels.manifest import CARD, EXAMPLE, EXTRA
+from bert_keras.savedmodels.model_card import model_card
+from bert_keras.savedmodels.server import Server
+from bert_keras.savedmodels.server.served import example_of, load, reason_of
+from bert_keras.tasks.data.glue_rows import ROWS
+from bert_keras.tasks.problems.classification import Glue
+from bert_keras.tasks.problems.fill_mask import FillMask
+from bert_keras.tasks.runs.run_folder import Run
 from bert_keras.text.preprocessing import Preprocessor
-from savedmodels.export import export
-from savedmodels.manifest import CARD, EXAMPLE, EXTRA
-from savedmodels.model_card import model_card
-from savedmodels.server import Server
-from savedmodels.server.served import example_of, load, reason_of
-from tasks.fill_mask import FillMask
-from tasks.glue.data_sets import ROWS
-from tasks.glue.task import Glue
-from tasks.training.run_folder import Run
 
 ROWS_OF_TEXT = [
     {"premise": premise, "hypothesis": hypothesis}

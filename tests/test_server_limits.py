@@ -20,11 +20,18 @@ from tensorflow.core.framework.tensor_pb2 import TensorProto
 from tensorflow.core.framework.types_pb2 import DT_INT8, DT_STRING
 
 from bert_keras.errors import BertKerasError
-from savedmodels import reload
-from savedmodels.manifest import EXAMPLE, EXTRA
-from savedmodels.server import Server, rest
-from savedmodels.server.served import ROWS_AT_A_TIME, Call, Limits, RequestError, Served, load
-from tasks.options import MAX_TEXT
+from bert_keras.savedmodels import reload
+from bert_keras.savedmodels.manifest import EXAMPLE, EXTRA
+from bert_keras.savedmodels.server import Server, rest
+from bert_keras.savedmodels.server.served import (
+    ROWS_AT_A_TIME,
+    Call,
+    Limits,
+    RequestError,
+    Served,
+    load,
+)
+from bert_keras.tasks.options import MAX_TEXT
 
 SPEC = tf.TensorSpec([None], tf.string, name="text")
 PREDICT = "/v1/models/tiny:predict"

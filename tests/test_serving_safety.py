@@ -13,10 +13,10 @@ from exports import CASES, DOCUMENT, section, untrained, written
 from runs import ROOT, texts, write_checkpoint
 from tensorflow.core.protobuf import saved_model_pb2
 
-from savedmodels import op_support, reload
-from savedmodels.export import save, servable_of
-from tasks.batches import predict
-from tasks.task import model_inputs
+from bert_keras.savedmodels import op_support, reload
+from bert_keras.savedmodels.export import save, servable_of
+from bert_keras.tasks.batches import predict
+from bert_keras.tasks.task import model_inputs
 
 # Everything is asked at once, in the first test.
 pytestmark = [pytest.mark.long, pytest.mark.timeout(900)]

@@ -5,17 +5,26 @@ import dataclasses
 
 import pytest
 
-from bert_keras.schedules import SCHEDULES
-from bert_keras.settings import Masking, add_flags, check_settings, describe, given_settings, setting
-from tasks import embedding, options, settings
-from tasks.experiments.ablation_definitions import ABLATIONS, SCALES
-from tasks.features.extract import DTYPES
-from tasks.features.extract_file import WRITERS
-from tasks.pretraining.optimizer import OPTIMIZERS
-from tasks.pretraining.samplers import SAMPLERS
-from tasks.pretraining.vocabulary import KINDS
-from tasks.settings import Hparams, PretrainHparams, Sampling
-from tasks.task import POOLINGS
+from bert_keras.fields import (
+    Masking,
+    add_flags,
+    check_settings,
+    describe,
+    given_settings,
+    setting,
+)
+from bert_keras.optimization.schedules import SCHEDULES
+from bert_keras.tasks import hparams as settings
+from bert_keras.tasks import options
+from bert_keras.tasks.frozen.extract import DTYPES
+from bert_keras.tasks.frozen.extract_file import WRITERS
+from bert_keras.tasks.hparams import Hparams, PretrainHparams, Sampling
+from bert_keras.tasks.pretraining.optimizer import OPTIMIZERS
+from bert_keras.tasks.pretraining.samplers import SAMPLERS
+from bert_keras.tasks.pretraining.vocabulary import KINDS
+from bert_keras.tasks.problems import embedding
+from bert_keras.tasks.study.ablation_definitions import ABLATIONS, SCALES
+from bert_keras.tasks.task import POOLINGS
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -11,10 +11,15 @@ import zipfile
 
 import pytest
 
-from tasks.pretraining import corpus_files
-from tasks.pretraining.corpus import Corpora, Corpus
-from tasks.pretraining.instance_stream import bytes_of, shards
-from tasks.pretraining.shard_plan import document_sizes, planned_shards, read_spans, sources_of
+from bert_keras.tasks.pretraining import corpus_files
+from bert_keras.tasks.pretraining.corpus import Corpora, Corpus
+from bert_keras.tasks.pretraining.instance_stream import bytes_of, shards
+from bert_keras.tasks.pretraining.shard_plan import (
+    document_sizes,
+    planned_shards,
+    read_spans,
+    sources_of,
+)
 
 WORDS = "a cat sat. the dög ran. 東京 far! B".split()
 SIZES = (1, 2, 7, 40, 1000)
@@ -165,11 +170,11 @@ def test_planned_shards_are_those_of_one_process(corpora, parts, range_bytes):
 
 def test_beam_that_is_not_installed_is_named(monkeypatch):
     monkeypatch.setitem(sys.modules, "apache_beam", None)
-    monkeypatch.delitem(sys.modules, "tasks.pretraining.beam_records", raising=False)
+    monkeypatch.delitem(sys.modules, "bert_keras.tasks.pretraining.beam_records", raising=False)
     with pytest.raises(
         ImportError, match=r"Beam cannot be imported .*; pip install 'bert-keras\[beam\]'"
     ) as found:
-        importlib.import_module("tasks.pretraining.beam_records")
+        importlib.import_module("bert_keras.tasks.pretraining.beam_records")
     assert isinstance(found.value, ValueError), "the command line prints it in one line"
 
 
@@ -199,5 +204,5 @@ def test_a_shard_of_many_files_opens_few_at_once(tmp_path):
 def test_more_text_gives_larger_ranges(tmp_path, monkeypatch):
     (tmp_path / "text.txt").write_bytes(b"a\n\n" * 1000)
     corpora = Corpora((Corpus(tmp_path / "text.txt"),))
-    monkeypatch.setattr("tasks.pretraining.shard_plan.MAX_RANGES", 10)
+    monkeypatch.setattr("bert_keras.tasks.pretraining.shard_plan.MAX_RANGES", 10)
     assert len(sources_of(corpora, range_bytes=1)) == 10

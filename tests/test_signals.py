@@ -5,7 +5,13 @@ import signal
 
 import pytest
 
-from bert_keras.signals import HungUp, Terminated, interruptible, postponed, terminable
+from bert_keras.io.signals import (
+    HungUp,
+    Terminated,
+    interruptible,
+    postponed,
+    terminable,
+)
 
 
 def dropped(number):

@@ -16,7 +16,6 @@ from questions import NORMANS, question, read, small, write  # noqa: F401
 from runs import SIZES, write_checkpoint
 
 from bert_keras.config import BertConfig
-from bert_keras.encoder import BertEncoder
 from bert_keras.features import (
     END_BYTES,
     EXAMPLE_INDEX,
@@ -24,18 +23,19 @@ from bert_keras.features import (
     MAX_CONTEXT,
     START_BYTES,
 )
+from bert_keras.model.encoder import BertEncoder
+from bert_keras.savedmodels.export import export
+from bert_keras.tasks.batches import predict
+from bert_keras.tasks.data.squad_json import VERSIONS
+from bert_keras.tasks.finetuning.finetune import finetune
+from bert_keras.tasks.hparams import Hparams
+from bert_keras.tasks.problems.question_answering import PADDING_LOGIT, Squad
+from bert_keras.tasks.report_tables import plain
+from bert_keras.tasks.runs.ensemble import load_runs
+from bert_keras.tasks.runs.run_folder import Run, evaluate, load_run
+from bert_keras.tasks.task import model_inputs
+from bert_keras.tasks.training.loop import RESULTS_FILE, TASK_FILE
 from bert_keras.text.preprocessing import Preprocessor
-from savedmodels.export import export
-from tasks.batches import predict
-from tasks.display import plain
-from tasks.settings import Hparams
-from tasks.squad.data import VERSIONS
-from tasks.squad.task import PADDING_LOGIT, Squad
-from tasks.task import model_inputs
-from tasks.training.ensemble import load_runs
-from tasks.training.finetune import finetune
-from tasks.training.loop import RESULTS_FILE, TASK_FILE
-from tasks.training.run_folder import Run, evaluate, load_run
 
 # Model
 

@@ -6,8 +6,8 @@ import pytest
 import tensorflow as tf
 from questions import CHINESE, GOOD, NORMANS, question, read, write
 
-from tasks.squad.data import VERSIONS
-from tasks.squad.task import Squad
+from bert_keras.tasks.data.squad_json import VERSIONS
+from bert_keras.tasks.problems.question_answering import Squad
 
 
 @pytest.mark.parametrize(

@@ -16,10 +16,10 @@ from bert_keras.features import (
     INPUT_WORD_IDS,
     START_BYTES,
 )
+from bert_keras.tasks.batches import dataset
+from bert_keras.tasks.problems.question_answering import Squad
 from bert_keras.text.preprocessing import Preprocessor
 from bert_keras.text.wordpiece import WordPiece
-from tasks.batches import dataset
-from tasks.squad.task import Squad
 
 
 def pieces_of(tokenizer: WordPiece, context: str, start: int, end: int) -> list[int]:

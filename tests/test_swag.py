@@ -11,18 +11,24 @@ import tensorflow as tf
 
 from bert_keras import checkpoints
 from bert_keras.config import BertConfig
-from bert_keras.encoder import BertEncoder
-from bert_keras.features import ENCODER_INPUTS, INPUT_MASK, INPUT_TYPE_IDS, INPUT_WORD_IDS, POOLED_OUTPUT
+from bert_keras.features import (
+    ENCODER_INPUTS,
+    INPUT_MASK,
+    INPUT_TYPE_IDS,
+    INPUT_WORD_IDS,
+    POOLED_OUTPUT,
+)
+from bert_keras.model.encoder import BertEncoder
+from bert_keras.savedmodels.checked_write import ask
+from bert_keras.savedmodels.export import export
+from bert_keras.tasks.batches import dataset, predict
+from bert_keras.tasks.devices.strategies import strategy
+from bert_keras.tasks.finetuning.finetune import finetune
+from bert_keras.tasks.hparams import Hparams
+from bert_keras.tasks.problems.choice import Swag
+from bert_keras.tasks.runs.run_folder import load_run
 from bert_keras.text.preprocessing import Preprocessor
 from bert_keras.text.wordpiece import WordPiece
-from savedmodels.checked_write import ask
-from savedmodels.export import export
-from tasks.batches import dataset, predict
-from tasks.choice import Swag
-from tasks.settings import Hparams
-from tasks.training.finetune import finetune
-from tasks.training.run_folder import load_run
-from tasks.training.strategies import strategy
 
 HEADER = "video-id,fold-ind,startphrase,sent1,sent2,gold-source,ending0,ending1,ending2,ending3,label\n"
 FIRST = 'v,1,A film. It,"A ""good"" film, ok.",It,gold,is good,is bad,"ends,\rslowly",is dull,2\r\n'

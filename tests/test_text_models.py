@@ -19,16 +19,16 @@ from runs import ROOT, SIZES, contents, full_disk, run_command, texts, write_che
 
 import bert_keras as bk
 from bert_keras.errors import BertKerasError
-from bert_keras.layers import Dense
-from tasks.choice import Swag
-from tasks.glue.data_sets import ROWS
-from tasks.glue.task import Glue
-from tasks.settings import Hparams
-from tasks.text_columns import class_ids
-from tasks.text_data import _class_weights, text_batches
-from tasks.training.finetune import plan_finetuning
-from tasks.training.run_folder import open_task
-from tasks.truncation import cut_texts
+from bert_keras.model.layers import Dense
+from bert_keras.tasks.data.columns import class_ids
+from bert_keras.tasks.data.glue_rows import ROWS
+from bert_keras.tasks.finetuning.finetune import plan_finetuning
+from bert_keras.tasks.hparams import Hparams
+from bert_keras.tasks.problems.choice import Swag
+from bert_keras.tasks.problems.classification import Glue
+from bert_keras.tasks.runs.run_folder import open_task
+from bert_keras.tasks.strings.text_data import _class_weights, text_batches
+from bert_keras.tasks.strings.truncation import cut_texts
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore:__array__ implementation doesn't accept a copy keyword"),

@@ -27,18 +27,18 @@ from trainings import (
 )
 
 from bert_keras import checkpoints
-from savedmodels.servable import Servable
-from tasks.batches import predict
-from tasks.glue.data_sets import ROWS
-from tasks.glue.task import Glue
-from tasks.training import loop
-from tasks.training.ensemble import load_runs
-from tasks.training.finetune import plan_finetuning
-from tasks.training.loop import StopOnDivergence
-from tasks.training.run_folder import evaluate, load_run
-from tasks.training.strategies import in_replicas
-from tasks.training.task_model import encoder_of, heads_of
-from tasks.training.workers import Workers
+from bert_keras.savedmodels.servable import Servable
+from bert_keras.tasks.batches import predict
+from bert_keras.tasks.data.glue_rows import ROWS
+from bert_keras.tasks.devices.strategies import in_replicas
+from bert_keras.tasks.devices.workers import Workers
+from bert_keras.tasks.finetuning.finetune import plan_finetuning
+from bert_keras.tasks.problems.classification import Glue
+from bert_keras.tasks.runs.ensemble import load_runs
+from bert_keras.tasks.runs.run_folder import evaluate, load_run
+from bert_keras.tasks.training import loop
+from bert_keras.tasks.training.loop import StopOnDivergence
+from bert_keras.tasks.training.task_model import encoder_of, heads_of
 
 # Learning, and what is left of it
 
@@ -356,7 +356,7 @@ def test_an_evaluation_computes_no_more_rows_at_once_than_a_step(
 
         return in_replicas(distribution, counting, **how)
 
-    monkeypatch.setattr("tasks.batches.in_replicas", counted)
+    monkeypatch.setattr("bert_keras.tasks.batches.in_replicas", counted)
     planned = plan_finetuning(
         Glue(ROWS["sst2"], place / "reviews"),
         checkpoint=place / "checkpoint",

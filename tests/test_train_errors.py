@@ -15,16 +15,16 @@ from trainings import QUICK, learned, place, plan, reloaded, start, write_review
 
 from bert_keras import checkpoints
 from bert_keras.errors import LossDiverged, WorkerLost
-from tasks.glue.data_sets import ROWS
-from tasks.glue.task import Glue
-from tasks.training.finetune import plan_finetuning
-from tasks.training.identity import digest_of_examples
-from tasks.training.loop import train
-from tasks.training.replica_values import ReplicaValues
-from tasks.training.run_folder import load_run, save_run
-from tasks.training.saver import Saver
-from tasks.training.strategies import lines_about, strategy
-from tasks.training.workers import reports_lost_workers
+from bert_keras.tasks.data.glue_rows import ROWS
+from bert_keras.tasks.devices.replica_values import ReplicaValues
+from bert_keras.tasks.devices.strategies import lines_about, strategy
+from bert_keras.tasks.devices.workers import reports_lost_workers
+from bert_keras.tasks.finetuning.finetune import plan_finetuning
+from bert_keras.tasks.problems.classification import Glue
+from bert_keras.tasks.runs.run_folder import load_run, save_run
+from bert_keras.tasks.training.identity import digest_of_examples
+from bert_keras.tasks.training.loop import train
+from bert_keras.tasks.training.saver import Saver
 
 # Refused before any training
 
@@ -126,7 +126,7 @@ def test_a_plan_says_how_many_devices_a_strategy_has(monkeypatch):
     assert lines_about(strategy("one"), strategy_name="one", **how) == []
     four = types.SimpleNamespace(num_replicas_in_sync=4)
     assert lines_about(four, strategy_name="mirrored", **how) == ["strategy mirrored: 4 devices"]
-    monkeypatch.setattr("tasks.training.strategies.workers_of", lambda distribution: 2)
+    monkeypatch.setattr("bert_keras.tasks.devices.strategies.workers_of", lambda distribution: 2)
     assert lines_about(four, strategy_name="multiworker", **how) == [
         "strategy multiworker: 4 devices of 2 workers"
     ]
@@ -218,6 +218,6 @@ def test_only_a_process_that_has_joined_a_cluster_loses_workers(monkeypatch):
 
     with pytest.raises(tf.errors.InternalError, match="Blas GEMM"):
         failing()
-    monkeypatch.setattr("tasks.training.workers.has_joined", lambda: True)
+    monkeypatch.setattr("bert_keras.tasks.devices.workers.has_joined", lambda: True)
     with pytest.raises(WorkerLost, match="another worker has ended .*Blas GEMM"):
         failing()

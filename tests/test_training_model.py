@@ -11,13 +11,13 @@ import tensorflow as tf
 from parity import array
 
 from bert_keras.config import BertConfig
-from bert_keras.encoder import BertEncoder, encoder_inputs
 from bert_keras.errors import BertKerasError
 from bert_keras.features import POOLED_OUTPUT
-from bert_keras.heads import ClassifierHead
-from bert_keras.losses import GlobalMean, cross_entropy, squared_error
-from bert_keras.optimizers import AdamW
-from bert_keras.training_model import TrainingModel, check_order
+from bert_keras.model.encoder import BertEncoder, encoder_inputs
+from bert_keras.model.heads import ClassifierHead
+from bert_keras.optimization.losses import GlobalMean, cross_entropy, squared_error
+from bert_keras.optimization.optimizers import AdamW
+from bert_keras.optimization.training_model import TrainingModel, check_order
 
 pytestmark = pytest.mark.filterwarnings(
     "ignore:__array__ implementation doesn't accept a copy keyword", "ignore:Gradients do not exist"

@@ -7,9 +7,15 @@ import runs
 import tensorflow as tf
 
 from bert_keras.errors import BertKerasError
-from tasks.data_files import load_tfds
-from tasks.squad.task import Squad
-from tasks.squad.triviaqa import DATASET, READ, convert, find_answers, first_tokens
+from bert_keras.tasks.data.sources import load_tfds
+from bert_keras.tasks.data.triviaqa import (
+    DATASET,
+    READ,
+    convert,
+    find_answers,
+    first_tokens,
+)
+from bert_keras.tasks.problems.question_answering import Squad
 
 
 @pytest.mark.parametrize(
@@ -149,11 +155,11 @@ def test_a_file_that_finetune_would_refuse_is_not_written(triviaqa, tmp_path, mo
     convert("train", tmp_path / "train.json")
     size = (tmp_path / "train.json").stat().st_size
     for module in ("data", "triviaqa"):
-        monkeypatch.setattr(f"tasks.squad.{module}.MAX_FILE_BYTES", size)
+        monkeypatch.setattr(f"bert_keras.tasks.data.{module}.MAX_FILE_BYTES", size)
     convert("train", tmp_path / "again.json")
     assert len(list(Squad("squad1.1", tmp_path / "again.json").examples("train"))) == 4
     for module in ("data", "triviaqa"):
-        monkeypatch.setattr(f"tasks.squad.{module}.MAX_FILE_BYTES", size - 1)
+        monkeypatch.setattr(f"bert_keras.tasks.data.{module}.MAX_FILE_BYTES", size - 1)
     with pytest.raises(BertKerasError, match=f"more than {size - 1:,} bytes.*give fewer tokens, or a limit"):
         convert("train", tmp_path / "third.json")
     assert not (tmp_path / "third.json").exists()

@@ -8,7 +8,6 @@ from runs import texts, write_checkpoint
 
 import bert_keras as bk
 from bert_keras.config import BertConfig
-from bert_keras.encoder import ALL, BertEncoder
 from bert_keras.features import (
     ATTENTION_PROBABILITIES,
     EMBEDDING_OUTPUT,
@@ -17,6 +16,7 @@ from bert_keras.features import (
     POOLED_OUTPUT,
     SEQUENCE_OUTPUT,
 )
+from bert_keras.model.encoder import ALL, BertEncoder
 
 SIZES = {
     "vocab_size": 50,

@@ -21,36 +21,37 @@ import pytest
 import tensorflow as tf
 from runs import VOCABULARY, learn_byte_bpe, texts, write_checkpoint
 
-import tasks.data_files
-import tasks.options
-import tasks.pretraining.corpus_files
-import tasks.pretraining.wiki
-import tasks.table_files
-import tasks.task
-from bert_keras import checkpoints, config, json_files
+import bert_keras.tasks.data.sources
+import bert_keras.tasks.data.tables
+import bert_keras.tasks.options
+import bert_keras.tasks.pretraining.corpus_files
+import bert_keras.tasks.pretraining.wiki
+import bert_keras.tasks.task
+from bert_keras import checkpoints, config
 from bert_keras.config import BertConfig
 from bert_keras.errors import BertKerasError
+from bert_keras.io import json_files
+from bert_keras.io.output_folder import Folder
+from bert_keras.savedmodels.manifest import verify
+from bert_keras.tasks.data.glue_rows import ROWS
+from bert_keras.tasks.frozen.cache import open_cache
+from bert_keras.tasks.frozen.tagger import load_tagger
+from bert_keras.tasks.pretraining.corpus import Corpus
+from bert_keras.tasks.pretraining.manifest import read_manifest
+from bert_keras.tasks.pretraining.read_records import read_records
+from bert_keras.tasks.pretraining.vocabulary import learn_sentencepiece
+from bert_keras.tasks.problems.choice import Swag
+from bert_keras.tasks.problems.classification import Glue
+from bert_keras.tasks.problems.embedding import Embedding, WordEmbedding
+from bert_keras.tasks.problems.fill_mask import FillMask
+from bert_keras.tasks.problems.question_answering import Squad
+from bert_keras.tasks.problems.tagging import Conll
+from bert_keras.tasks.runs.run_folder import load_run
+from bert_keras.tasks.training.loop import RUN
 from bert_keras.text import vocabulary_files
 from bert_keras.text.bpe import ByteBPE
 from bert_keras.text.vocabulary_files import read_model, read_pieces
 from bert_keras.text.wordpiece import MAX_PIECE_BYTES, MAX_PIECES, WordPiece
-from savedmodels.manifest import verify
-from tasks.choice import Swag
-from tasks.embedding import Embedding, WordEmbedding
-from tasks.features.cache import open_cache
-from tasks.features.tagger import load_tagger
-from tasks.fill_mask import FillMask
-from tasks.glue.data_sets import ROWS
-from tasks.glue.task import Glue
-from tasks.ner.task import Conll
-from tasks.output_folder import Folder
-from tasks.pretraining.corpus import Corpus
-from tasks.pretraining.manifest import read_manifest
-from tasks.pretraining.read_records import read_records
-from tasks.pretraining.vocabulary import learn_sentencepiece
-from tasks.squad.task import Squad
-from tasks.training.loop import RUN
-from tasks.training.run_folder import load_run
 
 ROOT = Path(__file__).parents[1]
 DEEP = b"[" * 100_000
@@ -444,7 +445,7 @@ def packed(suffix: str, path: Path, data: bytes) -> Path:
 
 @pytest.mark.parametrize("suffix", ["", ".gz", ".bz2", ".xz", ".zip"])
 def test_a_line_over_the_limit_is_refused_before_it_is_in_memory(tmp_path, monkeypatch, suffix):
-    monkeypatch.setattr(tasks.data_files, "MAX_LINE_BYTES", 100_000)
+    monkeypatch.setattr(bert_keras.tasks.data.sources, "MAX_LINE_BYTES", 100_000)
     path = packed(suffix, tmp_path / "text.txt", b"good\n" + b"x" * LONG)
     call = lambda: refused(r"text.txt.*, line 2: .*over 100,000 bytes", list, Corpus(path))  # noqa: E731
     assert peak(call) < LONG
@@ -465,8 +466,8 @@ def test_packed_data_over_the_limit_is_refused_before_it_is_in_memory(
     tmp_path, monkeypatch, task, name, limit
 ):
     if task.kind == "squad":  # read as a whole
-        monkeypatch.setattr(tasks.squad.data, "MAX_FILE_BYTES", 100_000)
-    monkeypatch.setattr(tasks.data_files, limit, 100_000)
+        monkeypatch.setattr(bert_keras.tasks.data.squad_json, "MAX_FILE_BYTES", 100_000)
+    monkeypatch.setattr(bert_keras.tasks.data.sources, limit, 100_000)
     line = (
         b'{"startphrase": "a", "choices": ["a", "b", "c", "d"], "answer": 0}\n'
         if task.kind == "swag"
@@ -504,7 +505,7 @@ def test_an_xz_file_that_asks_for_a_large_dictionary(tmp_path):
 @pytest.mark.parametrize("text", [b"x" * LONG, b"<![CDATA[" + b"</revision>" * (LONG // 11) + b"]]>"])
 def test_a_dump_whose_revision_does_not_end(tmp_path, monkeypatch, text):
     pytest.importorskip("mwxml")
-    monkeypatch.setattr(tasks.pretraining.wiki, "MAX_REVISION_BYTES", 100_000)
+    monkeypatch.setattr(bert_keras.tasks.pretraining.wiki, "MAX_REVISION_BYTES", 100_000)
     page = b"<page><title>a</title><ns>0</ns><id>1</id><revision><id>1</id><text>%s</text></revision></page>"
     (tmp_path / "wiki.xml.gz").write_bytes(gzip.compress(b"<mediawiki><siteinfo></siteinfo>" + page % text))
     refused("wiki.xml: a revision has over 100,000 bytes", list, Corpus(tmp_path / "wiki.xml.gz"))
@@ -513,7 +514,7 @@ def test_a_dump_whose_revision_does_not_end(tmp_path, monkeypatch, text):
 def test_a_mask_over_one_is_refused_by_the_features_signature(untouched):
     from exports import untrained
 
-    from savedmodels.export import servable_of
+    from bert_keras.savedmodels.export import servable_of
 
     servable = servable_of(untrained(Glue(ROWS["sst2"]), untouched))
     ids = tf.constant(np.full((1, 4), 7, "int32"))
@@ -537,16 +538,16 @@ def test_the_limits_in_the_document_are_the_codes():
         "vocabulary_files.MAX_VOCABULARY_BYTES": vocabulary_files.MAX_VOCABULARY_BYTES,
         "wordpiece.MAX_PIECES": MAX_PIECES,
         "wordpiece.MAX_PIECE_BYTES": MAX_PIECE_BYTES,
-        "data_files.MAX_LINE_BYTES": tasks.data_files.MAX_LINE_BYTES,
-        "data_files.MAX_UNPACKED_BYTES": tasks.data_files.MAX_UNPACKED_BYTES,
-        "squad.data.MAX_FILE_BYTES": tasks.squad.data.MAX_FILE_BYTES,
-        "table_files.MAX_RATIO": tasks.table_files.MAX_RATIO,
-        "options.MAX_OPTION": tasks.options.MAX_OPTION,
-        "options.MAX_CHOICES": tasks.options.MAX_CHOICES,
-        "corpus_files.MAX_DOCUMENT": tasks.pretraining.corpus_files.MAX_DOCUMENT,
-        "wiki.MAX_REVISION_BYTES": tasks.pretraining.wiki.MAX_REVISION_BYTES,
-        "corpus_files.MAX_UNPACKER_BYTES": tasks.pretraining.corpus_files.MAX_UNPACKER_BYTES,
-        "corpus_files.MAX_WHOLE_BYTES": tasks.pretraining.corpus_files.MAX_WHOLE_BYTES,
+        "data_files.MAX_LINE_BYTES": bert_keras.tasks.data.sources.MAX_LINE_BYTES,
+        "data_files.MAX_UNPACKED_BYTES": bert_keras.tasks.data.sources.MAX_UNPACKED_BYTES,
+        "squad.data.MAX_FILE_BYTES": bert_keras.tasks.data.squad_json.MAX_FILE_BYTES,
+        "table_files.MAX_RATIO": bert_keras.tasks.data.tables.MAX_RATIO,
+        "options.MAX_OPTION": bert_keras.tasks.options.MAX_OPTION,
+        "options.MAX_CHOICES": bert_keras.tasks.options.MAX_CHOICES,
+        "corpus_files.MAX_DOCUMENT": bert_keras.tasks.pretraining.corpus_files.MAX_DOCUMENT,
+        "wiki.MAX_REVISION_BYTES": bert_keras.tasks.pretraining.wiki.MAX_REVISION_BYTES,
+        "corpus_files.MAX_UNPACKER_BYTES": bert_keras.tasks.pretraining.corpus_files.MAX_UNPACKER_BYTES,
+        "corpus_files.MAX_WHOLE_BYTES": bert_keras.tasks.pretraining.corpus_files.MAX_WHOLE_BYTES,
         **{f"config.{name}": most for name, most in config.LIMITS.items()},
     }
     assert table == {name: f"{value:,}" for name, value in constants.items()}

@@ -10,7 +10,6 @@ from parity import MLM_LOGITS, NSP_LOGITS, array, assert_equal
 from bert_keras import checkpoints
 from bert_keras.checkpoints.variables import variable_shapes
 from bert_keras.config import VARIANTS, BertConfig
-from bert_keras.encoder import ALL, BertEncoder
 from bert_keras.features import (
     EMBEDDING_OUTPUT,
     ENCODER_INPUTS,
@@ -21,7 +20,8 @@ from bert_keras.features import (
     POOLED_OUTPUT,
     SEQUENCE_OUTPUT,
 )
-from bert_keras.heads import MaskedLMHead, NextSentenceHead, ReplacedTokenHead
+from bert_keras.model.encoder import ALL, BertEncoder
+from bert_keras.model.heads import MaskedLMHead, NextSentenceHead, ReplacedTokenHead
 
 REPLACED_LOGITS = "replaced_logits"
 COMMON = {

@@ -11,11 +11,11 @@ import runs
 import tensorflow as tf
 
 from bert_keras import checkpoints
+from bert_keras.tasks.pretraining import vocabulary
+from bert_keras.tasks.pretraining.corpus import Corpus
+from bert_keras.tasks.pretraining.vocabulary import KINDS, learn_wordpiece, write_vocabulary
 from bert_keras.text.sentencepiece import SentencePiece
 from bert_keras.text.wordpiece import MAX_WORD_CHARACTERS, WordPiece, wordpiece_words
-from tasks.pretraining import vocabulary
-from tasks.pretraining.corpus import Corpus
-from tasks.pretraining.vocabulary import KINDS, learn_wordpiece, write_vocabulary
 
 SPECIAL = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
 STEMS = "low new wide small great cold warm bright quick slow".split()
@@ -84,7 +84,7 @@ def test_words_are_those_of_the_tokenizer():
 
 VOCAB = """
 import sys
-from bert_keras.cli import main
+from bert_keras.cli.main import main
 
 text, output, *kinds = sys.argv[1:]
 for kind in kinds:

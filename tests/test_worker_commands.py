@@ -107,7 +107,7 @@ def test_workers_with_other_settings_say_in_which(given, named, folder):
     arguments = command("finetune", folder, folder / "unlike", *flags)
     script = "import os, sys; second = '\"index\": 1' in os.environ['TF_CONFIG']; "
     script += f"sys.argv += {given} * second; "
-    script += "from bert_keras.cli import main; main()"
+    script += "from bert_keras.cli.main import main; main()"
     with clusters.started(["-c", script, *arguments[2:]]) as processes:
         both = clusters.ended(processes, seconds=SECONDS)
     for one in both:
@@ -118,7 +118,7 @@ def test_workers_with_other_settings_say_in_which(given, named, folder):
 
 SLOW_WORKER = """
 import contextlib, os, time
-from tasks.training import strategies, workers
+from bert_keras.tasks.training import strategies, workers
 
 gather_of, second = workers._gather_of, '"index": 1' in os.environ["TF_CONFIG"]
 
@@ -160,7 +160,7 @@ def test_workers_with_other_grids_say_so_before_any_run(folder):
     arguments = command("protocol", folder, output, *flags)
     script = "import os, sys; second = '\"index\": 1' in os.environ['TF_CONFIG']; "
     script += "sys.argv += ['--restarts', '2'] * second; "
-    script += "from bert_keras.cli import main; main()"
+    script += "from bert_keras.cli.main import main; main()"
     with clusters.started(["-c", script, *arguments[2:]]) as processes:
         both = clusters.ended(processes)
     for one in both:
@@ -177,7 +177,7 @@ def test_workers_with_checkpoints_of_other_sizes_say_so(changes, folder, tmp_pat
     arguments = command("finetune", folder, tmp_path / "output", *flags)
     script = "import os, sys; second = '\"index\": 1' in os.environ['TF_CONFIG']; "
     script += f"sys.argv += ['--checkpoint', {str(other)!r}] * second; "
-    script += "from bert_keras.cli import main; main()"
+    script += "from bert_keras.cli.main import main; main()"
     with clusters.started(["-c", script, *arguments[2:]]) as processes:
         both = clusters.ended(processes)
     for one in both:

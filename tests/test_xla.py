@@ -12,12 +12,12 @@ import tensorflow as tf
 from runs import VOCABULARY, texts, write_checkpoint
 
 import bert_keras as bk
-from bert_keras.encoder import BertEncoder
+from bert_keras.model.encoder import BertEncoder
+from bert_keras.tasks.pretraining.pretrain import plan_pretraining
+from bert_keras.tasks.pretraining.recipes import RECIPES
+from bert_keras.tasks.strings.text_data import one_batch
+from bert_keras.tasks.training.task_padding import with_padding
 from bert_keras.text.wordpiece import WordPiece
-from tasks.pretraining.pretrain import plan_pretraining
-from tasks.pretraining.recipes import RECIPES
-from tasks.text_data import one_batch
-from tasks.training.unpadding import with_padding
 
 pytestmark = pytest.mark.filterwarnings("ignore:__array__ implementation doesn't accept a copy keyword")
 TEXTS = texts(4, seed=0)

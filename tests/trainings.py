@@ -9,11 +9,11 @@ import pytest
 import runs
 
 from bert_keras import checkpoints
-from tasks.glue.data_sets import ROWS
-from tasks.glue.task import Glue
-from tasks.settings import Hparams
-from tasks.training.finetune import finetune, plan_finetuning
-from tasks.training.run_folder import load_run
+from bert_keras.tasks.data.glue_rows import ROWS
+from bert_keras.tasks.finetuning.finetune import finetune, plan_finetuning
+from bert_keras.tasks.hparams import Hparams
+from bert_keras.tasks.problems.classification import Glue
+from bert_keras.tasks.runs.run_folder import load_run
 
 TESTS = Path(__file__).parent
 

@@ -36,9 +36,9 @@ def before(owner: type, method: str, act: Callable[[object], None]) -> None:
 
 def watch_moments(left: list) -> None:
     """Sends the signals of `left` at the moments of a training that they name."""
-    import tasks.training.finetune as finetuning
-    from tasks.training.loop import StopOnDivergence
-    from tasks.training.saver import Saver
+    import bert_keras.tasks.finetuning.finetune as finetuning
+    from bert_keras.tasks.training.loop import StopOnDivergence
+    from bert_keras.tasks.training.saver import Saver
 
     steps = [0]
 
@@ -105,15 +105,15 @@ def copy(master: int, target: int) -> None:
 
 
 def main() -> None:
-    import tasks.training.progress
-    from bert_keras.cli import main as command
+    import bert_keras.tasks.training.progress
+    from bert_keras.cli.main import main as command
 
     signal.signal(signal.SIGINT, signal.default_int_handler)  # a parent may have it ignored
-    folder, codes, left, seconds = Path(sys.argv[1]), [], [], tasks.training.progress.SECONDS
+    folder, codes, left, seconds = Path(sys.argv[1]), [], [], bert_keras.tasks.training.progress.SECONDS
     watch_moments(left)
     for number, asked in enumerate(json.loads(sys.argv[2])):
         left[:] = asked.get("signals", ())
-        tasks.training.progress.SECONDS = asked.get("seconds", seconds)
+        bert_keras.tasks.training.progress.SECONDS = asked.get("seconds", seconds)
         with streams(folder / f"{number}.1", folder / f"{number}.2", asked.get("terminal")):
             try:
                 command(["bert-keras", *asked["arguments"]])

@@ -7,7 +7,13 @@ from typing import Any
 
 import numpy as np
 
-from bert_keras.features import INPUT_MASK, INPUT_TYPE_IDS, INPUT_WORD_IDS, POOLED_OUTPUT, SEQUENCE_OUTPUT
+from bert_keras.features import (
+    INPUT_MASK,
+    INPUT_TYPE_IDS,
+    INPUT_WORD_IDS,
+    POOLED_OUTPUT,
+    SEQUENCE_OUTPUT,
+)
 from peer_work.ours_training import COMPARED
 from peer_work.work import (
     CLIP_NORM,

@@ -7,8 +7,8 @@ from typing import Any
 
 import numpy as np
 
-from bert_keras.autotuning import without_autotuning
 from bert_keras.features import INPUT_MASK, INPUT_TYPE_IDS, INPUT_WORD_IDS
+from bert_keras.optimization.autotuning import without_autotuning
 from peer_work.ours import mapped
 from peer_work.ours_training import COMPARED
 from peer_work.work import (
@@ -109,7 +109,7 @@ def finetune(case: Case, folder: pathlib.Path) -> Prepared:
     """`fit` on ready features, or on sentences that `Dataset.map` tokenizes."""
     import tensorflow as tf
 
-    from bert_keras.precision import training_policy
+    from bert_keras.model.precision import training_policy
 
     model = _compiled(_classifier(folder / case.size, training_policy(case.precision)))
     if case.texts:
@@ -140,7 +140,7 @@ def pretrain(case: Case, folder: pathlib.Path) -> Prepared:
     import tensorflow as tf
 
     from bert_keras import checkpoints
-    from bert_keras.precision import training_policy
+    from bert_keras.model.precision import training_policy
 
     policy = training_policy(case.precision)
     backbone = keras_hub.models.BertBackbone.from_preset(_preset(folder / case.size), dtype=policy)

@@ -6,7 +6,6 @@ from typing import Any
 
 import numpy as np
 
-from bert_keras.autotuning import without_autotuning
 from bert_keras.features import (
     ENCODER_INPUTS,
     INPUT_MASK,
@@ -16,6 +15,7 @@ from bert_keras.features import (
     POOLED_OUTPUT,
     SEQUENCE_OUTPUT,
 )
+from bert_keras.optimization.autotuning import without_autotuning
 from peer_work.ours_training import COMPARED
 from peer_work.work import (
     CLIP_NORM,

@@ -53,7 +53,7 @@ def constant_encoder(
 
     from bert_keras import encoder_inputs
     from bert_keras.checkpoints import load_encoder
-    from savedmodels.freezing import with_constants
+    from bert_keras.savedmodels.freezing import with_constants
 
     loaded = load_encoder(folder / case.size, outputs=outputs, dtype=case.precision)
     inputs = encoder_inputs()
@@ -76,11 +76,11 @@ def frozen_encoder(case: Case, folder: pathlib.Path) -> Prepared:
 def classifier_run(case: Case, folder: pathlib.Path) -> Any:
     """A run of SST-2 with the weights of the folder."""
     from bert_keras import checkpoints
+    from bert_keras.tasks.data.glue_rows import ROWS
+    from bert_keras.tasks.problems.classification import Glue
+    from bert_keras.tasks.runs.run_folder import Run
+    from bert_keras.tasks.training.task_model import heads_of, network_of
     from bert_keras.text.preprocessing import Preprocessor
-    from tasks.glue.data_sets import ROWS
-    from tasks.glue.task import Glue
-    from tasks.training.run_folder import Run
-    from tasks.training.task_model import heads_of, network_of
 
     task, checkpoint = Glue(ROWS["sst2"]), checkpoints.read(folder / case.size)
     layers, model = network_of(task, checkpoint.config)
@@ -92,8 +92,8 @@ def classifier_run(case: Case, folder: pathlib.Path) -> Any:
 
 def exported(case: Case, folder: pathlib.Path, *, freeze: bool) -> pathlib.Path:
     """The exported version of that run, which takes raw strings; written once."""
-    from savedmodels.export import export
-    from tasks.training.run_precision import at_precision
+    from bert_keras.savedmodels.export import export
+    from bert_keras.tasks.runs.run_precision import at_precision
 
     kind = "frozen" if freeze else "served"
     served = folder / f"{case.size}-{case.length}-{case.precision}-{kind}"
@@ -158,7 +158,7 @@ def mapped(tokenize: Callable, text: list[str]) -> Callable[[], Any]:
     """One pass over all lines in `Dataset.map`; the results are discarded."""
     import tensorflow as tf
 
-    from bert_keras.autotuning import without_autotuning
+    from bert_keras.optimization.autotuning import without_autotuning
 
     batches = tf.data.Dataset.from_tensor_slices(text).batch(LINES_A_BATCH).cache()
     made = batches.map(tokenize, num_parallel_calls=tf.data.AUTOTUNE).prefetch(tf.data.AUTOTUNE)

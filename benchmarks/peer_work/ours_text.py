@@ -15,7 +15,7 @@ def _answerer(case: Case, folder: pathlib.Path) -> Any:
     """A model of strings with the head of the folder."""
     import bert_keras as bk
     from bert_keras import checkpoints
-    from tasks.training.task_model import heads_of
+    from bert_keras.tasks.training.task_model import heads_of
 
     checkpoint = checkpoints.read(folder / case.size)
     model = bk.question_answerer(
@@ -26,7 +26,7 @@ def _answerer(case: Case, folder: pathlib.Path) -> Any:
 
 
 def _compared(model: Any, texts: dict[str, list[str]]) -> Arrays:
-    from tasks.squad.task import PADDING_LOGIT
+    from bert_keras.tasks.problems.question_answering import PADDING_LOGIT
 
     logits = np.asarray(model(texts, training=False), "float32")
     return {"logits": np.where(logits == PADDING_LOGIT, 0, logits)}
@@ -44,8 +44,8 @@ def served_answers(case: Case, folder: pathlib.Path) -> Prepared:
     """The same model as an exported SavedModel, which does all of it in its graph."""
     import tensorflow as tf
 
-    from savedmodels.export import export
-    from tasks.training.run_folder import Run
+    from bert_keras.savedmodels.export import export
+    from bert_keras.tasks.runs.run_folder import Run
 
     model = _answerer(case, folder)
     run = Run(task=model.problem, preprocess=model.preprocess, model=model.network, path=folder / case.size)
@@ -59,8 +59,8 @@ def served_answers(case: Case, folder: pathlib.Path) -> Prepared:
 
 def features(case: Case, folder: pathlib.Path) -> Prepared:
     """The command `features`, without its file: every token of all layers."""
-    from tasks.features.extract import Extractor, Pieces
-    from tasks.ner.word_splitting import TEXT
+    from bert_keras.tasks.frozen.extract import Extractor, Pieces
+    from bert_keras.text.word_splitting import TEXT
 
     extractor = Extractor(
         folder / case.size,
@@ -82,9 +82,9 @@ def features(case: Case, folder: pathlib.Path) -> Prepared:
 def instances(case: Case, folder: pathlib.Path, *, workers: int) -> Prepared:
     """The command `instances`, with static masks."""
     from bert_keras import checkpoints
-    from tasks.pretraining.corpus import Corpus
-    from tasks.pretraining.recipes import RECIPES
-    from tasks.pretraining.write_records import write_records
+    from bert_keras.tasks.pretraining.corpus import Corpus
+    from bert_keras.tasks.pretraining.recipes import RECIPES
+    from bert_keras.tasks.pretraining.write_records import write_records
 
     corpus, recipe, number = Corpus(documents(case, folder)), RECIPES["bert"], itertools.count()
 

@@ -24,8 +24,8 @@ COMPARED = 2  # rows whose logits over the vocabulary are compared
 
 def optimizer() -> Any:
     """AdamW with a linear decay that is too long to be seen."""
-    from bert_keras.optimizers import AdamW
-    from bert_keras.schedules import WarmupLinearDecay
+    from bert_keras.optimization.optimizers import AdamW
+    from bert_keras.optimization.schedules import WarmupLinearDecay
 
     schedule = WarmupLinearDecay(LEARNING_RATE, total_steps=1_000_000, warmup_steps=0)
     return AdamW(schedule, weight_decay=WEIGHT_DECAY, clip_norm=CLIP_NORM)
@@ -40,13 +40,13 @@ def finetune(case: Case, folder: pathlib.Path, *, padded: bool = False, xla: boo
     import tensorflow as tf
 
     from bert_keras import checkpoints
-    from bert_keras.autotuning import without_autotuning
-    from bert_keras.precision import training_policy
+    from bert_keras.model.precision import training_policy
+    from bert_keras.optimization.autotuning import without_autotuning
+    from bert_keras.tasks.batches import dataset
+    from bert_keras.tasks.data.glue_rows import ROWS
+    from bert_keras.tasks.problems.classification import Glue
+    from bert_keras.tasks.training.task_model import heads_of, network_of
     from bert_keras.text.preprocessing import Preprocessor
-    from tasks.batches import dataset
-    from tasks.glue.data_sets import ROWS
-    from tasks.glue.task import Glue
-    from tasks.training.task_model import heads_of, network_of
 
     task = Glue(ROWS["sst2"])
     checkpoint = checkpoints.read(folder / case.size)
@@ -81,8 +81,15 @@ def pretrain(case: Case, folder: pathlib.Path, *, padded: bool = False, xla: boo
     """
     import tensorflow as tf
 
-    from bert_keras import BertEncoder, MaskedLM, Pieces, Pretrainer, SentencePair, checkpoints
-    from bert_keras.precision import training_policy
+    from bert_keras import (
+        BertEncoder,
+        MaskedLM,
+        Pieces,
+        Pretrainer,
+        SentencePair,
+        checkpoints,
+    )
+    from bert_keras.model.precision import training_policy
 
     checkpoint = checkpoints.read(folder / case.size)
     encoder = BertEncoder(

@@ -51,8 +51,8 @@ _LOADERS = {"onnx": _onnx, "openvino": _openvino}
 
 def encoder(case: Case, folder: pathlib.Path, *, format: str) -> Prepared:
     """The sequence output. The conversion is in float32; OpenVINO computes in the case's format."""
-    from bert_keras.kernels import plain_operations
-    from savedmodels.runtimes import RUNTIMES, write_model
+    from bert_keras.model.kernels import plain_operations
+    from bert_keras.savedmodels.runtimes import RUNTIMES, write_model
 
     written = folder / f"{case.size}-{format}"
     if not written.exists():
@@ -70,7 +70,7 @@ def exported(case: Case, folder: pathlib.Path, *, format: str) -> pathlib.Path:
     """The run of SST-2 exported for this runtime; written once."""
     written = folder / f"{case.size}-{case.length}-{format}-served"
     if not written.exists():
-        from savedmodels.runtime_export import export_to
+        from bert_keras.savedmodels.runtime_export import export_to
 
         export_to(classifier_run(case, folder), written, format)
     return written

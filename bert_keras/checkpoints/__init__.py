@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from bert_keras.atomic_folders import refuse_partial, whole_folder
 from bert_keras.checkpoints.assignment import (
     Report,
     assign,
@@ -32,16 +31,28 @@ from bert_keras.checkpoints.letter_case import lower_cases
 from bert_keras.checkpoints.model_garden import MODEL_GARDEN
 from bert_keras.checkpoints.parity import check_reference, differences
 from bert_keras.checkpoints.tensors import read_tensors, refuse_not_finite
-from bert_keras.checkpoints.variables import ARCHITECTURES, HEADS, Checkpoint, Format, variable_shapes
+from bert_keras.checkpoints.variables import (
+    ARCHITECTURES,
+    HEADS,
+    Checkpoint,
+    Format,
+    variable_shapes,
+)
 from bert_keras.config import BertConfig
 from bert_keras.errors import BertKerasError, MissingFileError, listed
-from bert_keras.paths import path_of
-from bert_keras.remote_paths import is_remote, refuse_remote_weights
-from bert_keras.text.vocabulary_files import SENTENCEPIECE, VOCAB_TXT, Vocabulary, read_vocabulary
+from bert_keras.io.atomic_folders import refuse_partial, whole_folder
+from bert_keras.io.paths import path_of
+from bert_keras.io.remote_paths import is_remote, refuse_remote_weights
+from bert_keras.text.vocabulary_files import (
+    SENTENCEPIECE,
+    VOCAB_TXT,
+    Vocabulary,
+    read_vocabulary,
+)
 
 # Keras and TensorFlow are imported by the functions that need them: reading a safetensors file needs neither.
 if TYPE_CHECKING:
-    from bert_keras.encoder import BertEncoder
+    from bert_keras.model.encoder import BertEncoder
     from bert_keras.text.tokenizer import Tokenizer
 
 __all__ = [
@@ -183,7 +194,7 @@ def load_encoder(
 
     Raises as `read`, `with_vocab_size` and `assign` do.
     """
-    from bert_keras.encoder import ALL, BertEncoder
+    from bert_keras.model.encoder import ALL, BertEncoder
 
     checkpoint = read(path)
     if vocab_size is not None:

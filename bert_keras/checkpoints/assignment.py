@@ -7,7 +7,12 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from bert_keras.checkpoints.variables import HEAD_ARCHITECTURES, HEADS, Checkpoint, numpy_dtype
+from bert_keras.checkpoints.variables import (
+    HEAD_ARCHITECTURES,
+    HEADS,
+    Checkpoint,
+    numpy_dtype,
+)
 from bert_keras.config import BertConfig
 from bert_keras.errors import BertKerasError, listed
 from bert_keras.features import POOLED_OUTPUT
@@ -28,7 +33,7 @@ _HEAD_WORDS = {
 if TYPE_CHECKING:
     import keras
 
-    from bert_keras.encoder import BertEncoder
+    from bert_keras.model.encoder import BertEncoder
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -144,7 +149,7 @@ def collect(config: BertConfig, encoder: "BertEncoder", **heads: "keras.layers.L
 
 def _denses(encoder: "BertEncoder", heads: Mapping[str, "keras.layers.Layer"]) -> dict[str, Any]:
     """Our name of each Dense layer -> the layer."""
-    from bert_keras.layers import denses_in
+    from bert_keras.model.layers import denses_in
 
     named = [(part.name, part) for part in encoder.parts] + [*heads.items()]
     return {

@@ -8,8 +8,8 @@ from typing import Any
 from bert_keras.checkpoints.letter_case import lower_cases
 from bert_keras.checkpoints.variables import Checkpoint
 from bert_keras.errors import BertKerasError
-from bert_keras.files import write_json
-from bert_keras.json_files import (
+from bert_keras.io.files import write_json
+from bert_keras.io.json_files import (
     FLAG,
     TEXT,
     Kind,

@@ -23,7 +23,7 @@ from bert_keras.checkpoints.variables import (
 )
 from bert_keras.config import BertConfig
 from bert_keras.errors import BertKerasError, MissingFileError, first_line
-from bert_keras.json_files import (
+from bert_keras.io.json_files import (
     FLAG,
     NUMBER,
     OBJECT,

@@ -14,9 +14,16 @@ from bert_keras.checkpoints.tensorflow_checkpoint import (
     load_config,
     open_checkpoint,
 )
-from bert_keras.checkpoints.variables import EINSUM, ORIGINAL, Checkpoint, Format, Names, slashed
-from bert_keras.files import write_json
-from bert_keras.tensorflow_errors import file_errors
+from bert_keras.checkpoints.variables import (
+    EINSUM,
+    ORIGINAL,
+    Checkpoint,
+    Format,
+    Names,
+    slashed,
+)
+from bert_keras.io.files import write_json
+from bert_keras.io.tensorflow_errors import file_errors
 
 _TABLE = {
     "embeddings/word_embeddings": "encoder/_embedding_layer/embeddings",

@@ -68,8 +68,8 @@ def _parts(checkpoint: Checkpoint) -> set[str]:
 
 
 def _our_outputs(checkpoint: Checkpoint, features: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
-    from bert_keras.encoder import ALL, BertEncoder
-    from bert_keras.heads import MaskedLMHead, NextSentenceHead, ReplacedTokenHead
+    from bert_keras.model.encoder import ALL, BertEncoder
+    from bert_keras.model.heads import MaskedLMHead, NextSentenceHead, ReplacedTokenHead
 
     parts = _parts(checkpoint)
     wanted = ALL if "pooler" in parts else tuple(name for name in ALL if name != POOLED_OUTPUT)

@@ -12,7 +12,7 @@ import numpy as np
 from bert_keras.checkpoints.variables import Source
 from bert_keras.config import BertConfig
 from bert_keras.errors import BertKerasError, MissingFileError, first_line
-from bert_keras.paths import for_tensorflow
+from bert_keras.io.paths import for_tensorflow
 
 TENSORFLOW_NAME = "bert_model.ckpt"
 _OBJECT_GRAPH = "_CHECKPOINTABLE_OBJECT_GRAPH"

@@ -17,8 +17,13 @@ import numpy as np
 import tensorflow as tf
 
 from bert_keras.errors import BertKerasError
-from bert_keras.json_files import short
-from bert_keras.text.byte_level import WHITE_SPACE, Words, WordSplitter, byte_alphabet
+from bert_keras.io.json_files import short
+from bert_keras.text.byte_level import (
+    WHITE_SPACE,
+    Words,
+    WordSplitter,
+    byte_alphabet,
+)
 from bert_keras.text.merges import Merges
 from bert_keras.text.ragged_ops import masked, masked_rows, rows_of
 from bert_keras.text.tokenizer import ROBERTA_PAIR, GraphTokenizer, SpecialTokens

@@ -28,7 +28,7 @@ from bert_keras.features import (
     WORD_STARTS,
     Part,
 )
-from bert_keras.settings import Masking
+from bert_keras.fields import Masking
 from bert_keras.text.tokenizer import SpecialTokens, Tokenizer
 
 Features = dict[str, tf.Tensor]

@@ -11,7 +11,7 @@ import numpy as np
 import tensorflow as tf
 
 from bert_keras.errors import BertKerasError
-from bert_keras.signals import tracing
+from bert_keras.io.signals import tracing
 
 # The special tokens of BERT's vocabularies.
 PADDING, UNKNOWN, START, END, MASK = "[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"

@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from bert_keras.errors import BertKerasError, MissingFileError
-from bert_keras.json_files import (
+from bert_keras.io.json_files import (
     OBJECT,
     TEXT,
     Kind,
@@ -24,7 +24,7 @@ from bert_keras.json_files import (
     short,
     typed,
 )
-from bert_keras.paths import path_of
+from bert_keras.io.paths import path_of
 
 MAX_VOCABULARY_BYTES = 100_000_000  # of a vocab.txt, a SentencePiece model or a merges.txt
 VOCAB_TXT, SENTENCEPIECE, TOKENIZER_JSON = "vocab.txt", "spiece.model", "tokenizer.json"

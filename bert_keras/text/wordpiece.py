@@ -20,7 +20,7 @@ import numpy as np
 import tensorflow as tf
 
 from bert_keras.errors import BertKerasError, first_line
-from bert_keras.json_files import short
+from bert_keras.io.json_files import short
 from bert_keras.text.normal_forms import (
     NOT_A_MARKER,
     SIMPLE_CASED,
@@ -30,7 +30,15 @@ from bert_keras.text.normal_forms import (
 )
 from bert_keras.text.ragged_ops import masked, masked_rows, rows_of
 from bert_keras.text.text_ops import tf_text
-from bert_keras.text.tokenizer import END, MASK, PADDING, START, UNKNOWN, Normalizer, SpecialTokens
+from bert_keras.text.tokenizer import (
+    END,
+    MASK,
+    PADDING,
+    START,
+    UNKNOWN,
+    Normalizer,
+    SpecialTokens,
+)
 from bert_keras.text.vocabulary_files import read_pieces
 
 CONTINUATION = "##"  # the prefix of every token that continues a word

@@ -17,8 +17,8 @@ from types import TracebackType
 from typing import Any, Self
 
 from bert_keras.errors import MissingPackageError
-from savedmodels.server.http import Http
-from savedmodels.server.served import HOST, Limits, Served
+from bert_keras.savedmodels.server.http import Http
+from bert_keras.savedmodels.server.served import HOST, Limits, Served
 
 WORKERS = 8  # requests decoded or encoded at the same time; the model runs one batch at a time
 
@@ -77,7 +77,7 @@ class Server:
 def _grpc(served: Served, port: int, limits: Limits, work: concurrent.futures.Executor) -> tuple[Any, int]:
     """A listening gRPC server, and its port."""
     try:
-        from savedmodels.server.grpc import serve
+        from bert_keras.savedmodels.server.grpc import serve
     except ImportError as error:
         raise MissingPackageError(
             "gRPC needs TensorFlow Serving's API; pip install 'bert-keras[serving]', or serve REST alone with --no-grpc."

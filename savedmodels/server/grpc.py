@@ -20,7 +20,14 @@ from tensorflow_serving.apis import (
     prediction_service_pb2_grpc,
 )
 
-from savedmodels.server.served import DEFAULT_SIGNATURE, MAX_ELEMENTS, Call, Limits, RequestError, Served
+from bert_keras.savedmodels.server.served import (
+    DEFAULT_SIGNATURE,
+    MAX_ELEMENTS,
+    Call,
+    Limits,
+    RequestError,
+    Served,
+)
 
 THREADS = 32  # the most requests that wait for an answer
 

@@ -16,8 +16,14 @@ from typing import Any
 
 from aiohttp import web
 
-from savedmodels.server import rest
-from savedmodels.server.served import HOST, Call, Limits, RequestError, Served
+from bert_keras.savedmodels.server import rest
+from bert_keras.savedmodels.server.served import (
+    HOST,
+    Call,
+    Limits,
+    RequestError,
+    Served,
+)
 
 HTTP_OF = {
     "INVALID_ARGUMENT": 400,

@@ -14,7 +14,14 @@ import tensorflow as tf
 from google.protobuf import json_format
 
 from bert_keras.errors import BertKerasError
-from savedmodels.server.served import DEFAULT_SIGNATURE, MAX_ELEMENTS, Call, Limits, RequestError, Served
+from bert_keras.savedmodels.server.served import (
+    DEFAULT_SIGNATURE,
+    MAX_ELEMENTS,
+    Call,
+    Limits,
+    RequestError,
+    Served,
+)
 
 MAX_DEPTH = 32  # levels of nested lists and objects, more than any tensor has
 MAX_LISTS = 100_000  # lists and objects in a body

@@ -22,10 +22,10 @@ from tensorflow.core.protobuf import meta_graph_pb2, saved_model_pb2
 from tensorflow.python.eager import cancellation  # private to TensorFlow; tests/test_server_limits.py pins it
 
 from bert_keras.errors import BertKerasError, MissingFileError
-from bert_keras.paths import did_you_mean, for_tensorflow, path_of
-from savedmodels.manifest import EXAMPLE, EXTRA
-from savedmodels.reload import load_kernels
-from tasks.options import MESSAGE_EXTRA, MESSAGE_PER_TEXT, ServerOptions
+from bert_keras.io.paths import did_you_mean, for_tensorflow, path_of
+from bert_keras.savedmodels.manifest import EXAMPLE, EXTRA
+from bert_keras.savedmodels.reload import load_kernels
+from bert_keras.tasks.options import MESSAGE_EXTRA, MESSAGE_PER_TEXT, ServerOptions
 
 HOST = "127.0.0.1"
 DEFAULT_SIGNATURE = "serving_default"

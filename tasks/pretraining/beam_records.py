@@ -17,12 +17,12 @@ from typing import Any
 import numpy as np
 
 from bert_keras.errors import BertKerasError, MissingPackageError, first_line
-from bert_keras.files import whole_file, write_json
-from bert_keras.remote_paths import is_remote
-from tasks.output_folder import check_equal
-from tasks.pretraining.corpus import Corpora
-from tasks.pretraining.instance_stream import digest_of_documents
-from tasks.pretraining.manifest import (
+from bert_keras.io.files import whole_file, write_json
+from bert_keras.io.output_folder import check_equal
+from bert_keras.io.remote_paths import is_remote
+from bert_keras.tasks.pretraining.corpus import Corpora
+from bert_keras.tasks.pretraining.instance_stream import digest_of_documents
+from bert_keras.tasks.pretraining.manifest import (
     WORK,
     InstancesFolder,
     Shard,
@@ -32,7 +32,7 @@ from tasks.pretraining.manifest import (
     summarize,
     summary_of,
 )
-from tasks.pretraining.shard_plan import (
+from bert_keras.tasks.pretraining.shard_plan import (
     RANGE_BYTES,
     Source,
     Span,
@@ -41,7 +41,7 @@ from tasks.pretraining.shard_plan import (
     read_spans,
     sources_of,
 )
-from tasks.pretraining.shard_writer import Job, ShardWriter
+from bert_keras.tasks.pretraining.shard_writer import Job, ShardWriter
 
 try:
     import apache_beam as beam

@@ -16,10 +16,10 @@ from pathlib import Path
 from typing import TypeVar
 
 from bert_keras.errors import BertKerasError, MissingFileError
-from bert_keras.paths import did_you_mean, path_of
-from bert_keras.remote_paths import files_below
-from tasks.data_files import load_tfds
-from tasks.pretraining.corpus_files import (
+from bert_keras.io.paths import did_you_mean, path_of
+from bert_keras.io.remote_paths import files_below
+from bert_keras.tasks.data.sources import load_tfds
+from bert_keras.tasks.pretraining.corpus_files import (
     LINES,
     Document,
     Range,
@@ -29,7 +29,7 @@ from tasks.pretraining.corpus_files import (
     parsed_already,
     ranges_of,
 )
-from tasks.pretraining.sentences import split_sentences
+from bert_keras.tasks.pretraining.sentences import split_sentences
 
 TFDS = "tfds:"  # prefix of a name in TensorFlow Datasets
 TFDS_TEXT = "text"  # the text field of most data sets in TensorFlow Datasets

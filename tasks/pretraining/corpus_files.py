@@ -19,8 +19,8 @@ from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple
 
 from bert_keras.errors import BertKerasError
-from tasks.data_files import bounded_lines, refuse_forms
-from tasks.pretraining.wiki import wiki_documents
+from bert_keras.tasks.data.sources import bounded_lines, refuse_forms
+from bert_keras.tasks.pretraining.wiki import wiki_documents
 
 Document = list[str]
 Unparsed = Callable[[], Document]  # gives the paragraphs of a document: parsing takes longer than reading

@@ -14,7 +14,7 @@ from typing import Any
 from bert_keras.checkpoints.variables import head_shapes, variable_shapes
 from bert_keras.config import BertConfig, generator_config
 from bert_keras.errors import BertKerasError
-from tasks.pretraining.recipes import Recipe
+from bert_keras.tasks.pretraining.recipes import Recipe
 
 FLOAT = 4  # bytes
 SLOTS = 2  # values that AdamW and LAMB keep for each parameter
@@ -28,7 +28,7 @@ HEADS = {
     "sentence_pair": ("next_sentence", True),
     "replaced_token": ("replaced_token", False),
 }
-# What the backward pass reads of a block, in values for each token (bert_keras/layers.py). Of hidden_size: query, key, value and
+# What the backward pass reads of a block, in values for each token (model/layers.py). Of hidden_size: query, key, value and
 # context; the input and the output of both norms; two masks of dropout, of one byte. Of intermediate_size: the slope of the
 # activation, or its input, and its output. Of heads x length: the probabilities, those after dropout, and the mask.
 HIDDEN_VALUES = 8.5

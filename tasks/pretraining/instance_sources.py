@@ -24,13 +24,9 @@ from bert_keras.features import (
     WHOLE,
     Part,
 )
-from bert_keras.files import digest, digest_of_file
-from bert_keras.objectives import (
-    Objective,
-    label,
-)
-from bert_keras.text.tokenizer import Tokenizer
-from tasks.pretraining.instance_stream import (
+from bert_keras.io.files import digest, digest_of_file
+from bert_keras.optimization.objectives import Objective, label
+from bert_keras.tasks.pretraining.instance_stream import (
     BEGINNING,
     Place,
     Segmenter,
@@ -39,11 +35,17 @@ from tasks.pretraining.instance_stream import (
     shards,
     stream,
 )
-from tasks.pretraining.manifest import MANIFEST
-from tasks.pretraining.read_records import RecordFiles, listed, manifest_of, read_records
-from tasks.pretraining.recipes import Recipe
-from tasks.pretraining.samplers import SAMPLERS
-from tasks.pretraining.written_records import check_lengths, check_written, name_of
+from bert_keras.tasks.pretraining.manifest import MANIFEST
+from bert_keras.tasks.pretraining.read_records import (
+    RecordFiles,
+    listed,
+    manifest_of,
+    read_records,
+)
+from bert_keras.tasks.pretraining.recipes import Recipe
+from bert_keras.tasks.pretraining.samplers import SAMPLERS
+from bert_keras.tasks.pretraining.written_records import check_lengths, check_written, name_of
+from bert_keras.text.tokenizer import Tokenizer
 
 SAMPLE = 1000  # instances to check before training
 SAMPLE_BYTES = 200_000  # the least bytes of text for this sample

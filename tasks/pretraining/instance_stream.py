@@ -17,7 +17,6 @@ from typing import Any, NamedTuple, TypeVar
 import numpy as np
 import tensorflow as tf
 
-from bert_keras.autotuning import without_autotuning
 from bert_keras.errors import BertKerasError
 from bert_keras.features import (
     ENCODER_INPUTS,
@@ -27,10 +26,10 @@ from bert_keras.features import (
     WORD_STARTS,
     Part,
 )
-from bert_keras.text.preprocessing import Features, Preprocessor
-from bert_keras.text.tokenizer import BERT_PAIR, Tokenizer
-from tasks.pretraining.processes import check_sendable, in_order
-from tasks.pretraining.samplers import (
+from bert_keras.optimization.autotuning import without_autotuning
+from bert_keras.tasks.hparams import Sampling
+from bert_keras.tasks.pretraining.processes import check_sendable, in_order
+from bert_keras.tasks.pretraining.samplers import (
     SAMPLERS,
     Document,
     Documents,
@@ -38,7 +37,8 @@ from tasks.pretraining.samplers import (
     check_documents,
     make_instances,
 )
-from tasks.settings import Sampling
+from bert_keras.text.preprocessing import Features, Preprocessor
+from bert_keras.text.tokenizer import BERT_PAIR, Tokenizer
 
 ROWS = 1024  # instances to pack and mask together; lines to tokenize together
 AHEAD = 4  # batches of ROWS that a stream prefetches

@@ -10,17 +10,17 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from bert_keras.files import whole_file
-from bert_keras.objectives import Objective
-from tasks.pretraining.instance_sources import HELD_OUT_SEED, Source
-from tasks.pretraining.optimizer import schedule
-from tasks.settings import PretrainHparams
-from tasks.training.loop import LOGS
-from tasks.training.plan import Monitor, steps_done
-from tasks.training.run_folder import FILES, ORIGIN, digests
-from tasks.training.saver import check_loss
-from tasks.training.strategies import drawing_from
-from tasks.training.workers import Workers
+from bert_keras.io.files import whole_file
+from bert_keras.optimization.objectives import Objective
+from bert_keras.tasks.devices.strategies import drawing_from
+from bert_keras.tasks.devices.workers import Workers
+from bert_keras.tasks.hparams import PretrainHparams
+from bert_keras.tasks.pretraining.instance_sources import HELD_OUT_SEED, Source
+from bert_keras.tasks.pretraining.optimizer import schedule
+from bert_keras.tasks.runs.run_folder import FILES, ORIGIN, digests
+from bert_keras.tasks.training.loop import LOGS
+from bert_keras.tasks.training.plan import Monitor, steps_done
+from bert_keras.tasks.training.saver import check_loss
 
 CURVES, SNAPSHOTS = "curves.png", "snapshots"
 HELD_OUT_LOSS = "held_out_loss"

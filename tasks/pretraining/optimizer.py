@@ -2,9 +2,9 @@
 
 import numpy as np
 
-from bert_keras.optimizers import LAMB, AdamW
-from bert_keras.schedules import WarmupLinearDecay
-from tasks.settings import PretrainHparams
+from bert_keras.optimization.optimizers import LAMB, AdamW
+from bert_keras.optimization.schedules import WarmupLinearDecay
+from bert_keras.tasks.hparams import PretrainHparams
 
 OPTIMIZERS = {"adamw": AdamW, "lamb": LAMB}
 LONG_STEP = 2.0  # times the learning rate: larger updates cause a warning

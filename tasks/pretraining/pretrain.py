@@ -24,18 +24,24 @@ import tensorflow as tf
 
 from bert_keras import checkpoints
 from bert_keras.config import BertConfig
-from bert_keras.encoder import BertEncoder
 from bert_keras.errors import BertKerasError
 from bert_keras.features import Part
-from bert_keras.objectives import Objective, check_parts
-from bert_keras.precision import training_policy
-from bert_keras.pretrainers import Pretrainer, pretrainer_of
-from bert_keras.text.masking import Pieces
-from bert_keras.text.preprocessing import Preprocessor, pad_batches
-from bert_keras.text.tokenizer import Tokenizer
-from tasks.batches import of_rows
-from tasks.output_folder import Folder
-from tasks.pretraining.instance_sources import (
+from bert_keras.io.output_folder import Folder
+from bert_keras.model.encoder import BertEncoder
+from bert_keras.model.precision import training_policy
+from bert_keras.optimization.objectives import Objective, check_parts
+from bert_keras.optimization.pretrainers import Pretrainer, pretrainer_of
+from bert_keras.tasks.batches import of_rows
+from bert_keras.tasks.devices.strategies import (
+    check_micro_batch,
+    divided,
+    lines_about,
+    rows_for,
+    strategy,
+)
+from bert_keras.tasks.devices.workers import SAME_IN_ALL, Workers, reports_lost_workers
+from bert_keras.tasks.hparams import PretrainHparams
+from bert_keras.tasks.pretraining.instance_sources import (
     HELD_OUT_SEED,
     Documents,
     RecordFileSource,
@@ -43,27 +49,32 @@ from tasks.pretraining.instance_sources import (
     batches_of,
     check_data,
 )
-from tasks.pretraining.instance_stream import Segmenter, Text, check_segments_are_read, name_of_segmenter
-from tasks.pretraining.monitor import Prepared, PretrainingMonitor
-from tasks.pretraining.optimizer import OPTIMIZERS, schedule, warnings_of
-from tasks.pretraining.processes import check_sendable, check_workers
-from tasks.pretraining.read_records import RecordFiles
-from tasks.pretraining.recipe_objectives import (
+from bert_keras.tasks.pretraining.instance_stream import (
+    Segmenter,
+    Text,
+    check_segments_are_read,
+    name_of_segmenter,
+)
+from bert_keras.tasks.pretraining.monitor import Prepared, PretrainingMonitor
+from bert_keras.tasks.pretraining.optimizer import OPTIMIZERS, schedule, warnings_of
+from bert_keras.tasks.pretraining.processes import check_sendable, check_workers
+from bert_keras.tasks.pretraining.read_records import RecordFiles
+from bert_keras.tasks.pretraining.recipe_objectives import (
     check_direction,
     check_settings_are_read,
     kinds_of,
     masks_whole_words,
     objectives_for,
 )
-from tasks.pretraining.recipes import Recipe
-from tasks.pretraining.weights import assign, read_start, save
-from tasks.settings import PretrainHparams
-from tasks.training.loop import RUN, check_save_every, train
-from tasks.training.plan import Plan, Stage
-from tasks.training.strategies import check_micro_batch, divided, lines_about, rows_for, strategy
-from tasks.training.task_model import check_sizes
-from tasks.training.unpadding import leave_out_padding
-from tasks.training.workers import SAME_IN_ALL, Workers, reports_lost_workers
+from bert_keras.tasks.pretraining.recipes import Recipe
+from bert_keras.tasks.pretraining.weights import assign, read_start, save
+from bert_keras.tasks.training.loop import RUN, check_save_every, train
+from bert_keras.tasks.training.plan import Plan, Stage
+from bert_keras.tasks.training.task_model import check_sizes
+from bert_keras.tasks.training.task_padding import leave_out_padding
+from bert_keras.text.masking import Pieces
+from bert_keras.text.preprocessing import Preprocessor, pad_batches
+from bert_keras.text.tokenizer import Tokenizer
 
 HELD_OUT_BATCH = 32
 # Defaults that are no part of a run's identity: a run of a version without the setting has them.

@@ -18,11 +18,17 @@ from bert_keras.features import (
     WHOLE,
     Part,
 )
-from bert_keras.paths import path_of
+from bert_keras.io.output_folder import check_equal
+from bert_keras.io.paths import path_of
+from bert_keras.tasks.pretraining.manifest import (
+    MANIFEST,
+    RECORD_NAMES,
+    read_manifest,
+    shard_name,
+    shards_of,
+)
 from bert_keras.text.preprocessing import Features, own_rows
 from bert_keras.text.tokenizer import Tokenizer
-from tasks.output_folder import check_equal
-from tasks.pretraining.manifest import MANIFEST, RECORD_NAMES, read_manifest, shard_name, shards_of
 
 FILES = 8  # files to read at the same time, in random order
 BLOCK = 10_000  # records to shuffle together

@@ -9,8 +9,8 @@ from typing import Any
 
 from bert_keras.config import BertConfig
 from bert_keras.errors import BertKerasError
-from bert_keras.settings import Masking
-from tasks.settings import PretrainHparams, Sampling
+from bert_keras.fields import Masking
+from bert_keras.tasks.hparams import PretrainHparams, Sampling
 
 # Setting -> the class that has the field. A phase sets `seq_length`; the last class here overrides `max_predictions` of Masking.
 FIELDS = {

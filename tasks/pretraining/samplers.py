@@ -15,9 +15,9 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from bert_keras.errors import BertKerasError
+from bert_keras.tasks.hparams import Sampling
+from bert_keras.tasks.options import SENTENCE_PAIR_LABELS
 from bert_keras.text.preprocessing import longest_first
-from tasks.options import SENTENCE_PAIR_LABELS
-from tasks.settings import Sampling
 
 
 class Document:

@@ -12,9 +12,9 @@ from typing import NamedTuple
 import numpy as np
 
 from bert_keras.errors import BertKerasError
-from tasks.pretraining.corpus import TFDS, Corpora, interleaved
-from tasks.pretraining.corpus_files import Document, Range, Unparsed
-from tasks.pretraining.instance_stream import bytes_of, shards
+from bert_keras.tasks.pretraining.corpus import TFDS, Corpora, interleaved
+from bert_keras.tasks.pretraining.corpus_files import Document, Range, Unparsed
+from bert_keras.tasks.pretraining.instance_stream import bytes_of, shards
 
 RANGE_BYTES = 16_000_000  # of a plain file that one process reads to find its documents
 MAX_RANGES = (

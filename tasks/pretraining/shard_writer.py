@@ -13,13 +13,11 @@ import tensorflow as tf
 
 from bert_keras.errors import BertKerasError
 from bert_keras.features import INPUT_MASK, NEXT_SENTENCE_LABEL
-from bert_keras.files import digest_of_file
-from bert_keras.settings import Masking
-from bert_keras.text.masking import Pieces, mask
-from bert_keras.text.preprocessing import Features
-from bert_keras.text.tokenizer import Tokenizer
-from tasks.example_protos import serialize_examples
-from tasks.pretraining.instance_stream import (
+from bert_keras.fields import Masking
+from bert_keras.io.files import digest_of_file
+from bert_keras.tasks.hparams import Sampling
+from bert_keras.tasks.pretraining.example_protos import serialize_examples
+from bert_keras.tasks.pretraining.instance_stream import (
     SHARD_BYTES,
     SHARD_DOCUMENTS,
     Packer,
@@ -30,9 +28,16 @@ from tasks.pretraining.instance_stream import (
     instances_of,
     name_of_segmenter,
 )
-from tasks.pretraining.manifest import FORMAT_VERSION, RECORD_NAMES, Shard, shard_name
-from tasks.settings import Sampling
-from tasks.tfrecord import record_writer
+from bert_keras.tasks.pretraining.manifest import (
+    FORMAT_VERSION,
+    RECORD_NAMES,
+    Shard,
+    shard_name,
+)
+from bert_keras.tasks.pretraining.tfrecord import record_writer
+from bert_keras.text.masking import Pieces, mask
+from bert_keras.text.preprocessing import Features
+from bert_keras.text.tokenizer import Tokenizer
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -13,17 +13,25 @@ import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
-from bert_keras.atomic_folders import whole_folder
 from bert_keras.checkpoints import with_tokenizer
 from bert_keras.checkpoints.hugging_face_tokenizer import write_tokenizer
 from bert_keras.checkpoints.variables import Checkpoint
 from bert_keras.config import BertConfig
 from bert_keras.errors import BertKerasError, MissingPackageError
-from bert_keras.paths import path_of
+from bert_keras.io.atomic_folders import whole_folder
+from bert_keras.io.paths import path_of
+from bert_keras.tasks.options import VocabularyOptions
 from bert_keras.text.sentencepiece import SENTENCEPIECE_TOKENS, SentencePiece, sentencepiece_texts
-from bert_keras.text.tokenizer import END, MASK, PADDING, START, UNKNOWN, Normalizer, Tokenizer
+from bert_keras.text.tokenizer import (
+    END,
+    MASK,
+    PADDING,
+    START,
+    UNKNOWN,
+    Normalizer,
+    Tokenizer,
+)
 from bert_keras.text.wordpiece import CONTINUATION, WordPiece, wordpiece_words
-from tasks.options import VocabularyOptions
 
 Document = Sequence[str]
 Progress = Callable[[int], None]

@@ -9,15 +9,15 @@ import keras
 
 from bert_keras import checkpoints
 from bert_keras.config import BertConfig
-from bert_keras.encoder import BertEncoder
-from bert_keras.pretrainers import Pretrainer, pretrainer_of
+from bert_keras.model.encoder import BertEncoder
+from bert_keras.optimization.pretrainers import Pretrainer, pretrainer_of
+from bert_keras.tasks.pretraining.recipe_objectives import kinds_of
+from bert_keras.tasks.pretraining.recipes import Recipe
+from bert_keras.tasks.pretraining.samplers import SAMPLERS
+from bert_keras.tasks.problems.fill_mask import FillMask
+from bert_keras.tasks.runs.run_folder import save_task, save_weights
+from bert_keras.tasks.training.identity import digest_of_tensors
 from bert_keras.text.preprocessing import Preprocessor
-from tasks.fill_mask import FillMask
-from tasks.pretraining.recipe_objectives import kinds_of
-from tasks.pretraining.recipes import Recipe
-from tasks.pretraining.samplers import SAMPLERS
-from tasks.training.identity import digest_of_tensors
-from tasks.training.run_folder import save_task, save_weights
 
 
 @dataclasses.dataclass(frozen=True)

@@ -8,11 +8,11 @@ import pathlib
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
-from bert_keras.paths import path_of
-from bert_keras.settings import Masking
-from bert_keras.text.tokenizer import Tokenizer
-from tasks.output_folder import check_equal
-from tasks.pretraining.instance_stream import (
+from bert_keras.fields import Masking
+from bert_keras.io.output_folder import check_equal
+from bert_keras.io.paths import path_of
+from bert_keras.tasks.hparams import Sampling
+from bert_keras.tasks.pretraining.instance_stream import (
     SHARD_BYTES,
     SHARD_DOCUMENTS,
     Segmenter,
@@ -20,16 +20,16 @@ from tasks.pretraining.instance_stream import (
     digest_of_documents,
     shards,
 )
-from tasks.pretraining.manifest import (
+from bert_keras.tasks.pretraining.manifest import (
     InstancesFolder,
     Shard,
     Summary,
     shard_name,
     summarize,
 )
-from tasks.pretraining.processes import check_workers, in_order
-from tasks.pretraining.shard_writer import Job, ShardWriter
-from tasks.settings import Sampling
+from bert_keras.tasks.pretraining.processes import check_workers, in_order
+from bert_keras.tasks.pretraining.shard_writer import Job, ShardWriter
+from bert_keras.text.tokenizer import Tokenizer
 
 Numbered = Iterable[tuple[int, list[Text]]]
 

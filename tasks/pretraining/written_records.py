@@ -6,13 +6,13 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 from bert_keras.errors import BertKerasError
-from bert_keras.json_files import short
-from bert_keras.settings import Masking, names_of
-from tasks.pretraining.manifest import MANIFEST, read_manifest
-from tasks.pretraining.read_records import RecordFiles, listed, manifest_of
-from tasks.pretraining.recipe_objectives import kinds_of
-from tasks.pretraining.recipes import FIELDS, Recipe
-from tasks.settings import Sampling
+from bert_keras.fields import Masking, names_of
+from bert_keras.io.json_files import short
+from bert_keras.tasks.hparams import Sampling
+from bert_keras.tasks.pretraining.manifest import MANIFEST, read_manifest
+from bert_keras.tasks.pretraining.read_records import RecordFiles, listed, manifest_of
+from bert_keras.tasks.pretraining.recipe_objectives import kinds_of
+from bert_keras.tasks.pretraining.recipes import FIELDS, Recipe
 
 SEGMENTS = ("sampler", "short_seq_prob", "strict")  # the length and the passes show in the records themselves
 WIDTH = "max_predictions"  # the user's value is checked; the recipe's is only a bound

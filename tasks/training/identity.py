@@ -8,7 +8,7 @@ import numpy as np
 import tensorflow as tf
 
 from bert_keras.checkpoints.variables import Checkpoint
-from bert_keras.files import digest
+from bert_keras.io.files import digest
 from bert_keras.text.tokenizer import Tokenizer
 
 BATCH = 1024  # examples that are read together

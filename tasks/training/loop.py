@@ -12,16 +12,27 @@ from typing import Any
 
 import keras
 
-from bert_keras.console import shows_bars
+from bert_keras.cli.console import shows_bars
 from bert_keras.errors import BertKerasError, LossDiverged
-from bert_keras.executions import WholeEpochs
-from bert_keras.signals import postponed
-from tasks.output_folder import Folder, Layout
-from tasks.training.plan import Monitor, Plan, Stage, steps_done
-from tasks.training.progress import Progress
-from tasks.training.saver import CHECKPOINTS, SETTINGS, Saver, check_finite, check_loss
-from tasks.training.strategies import differ_between_replicas
-from tasks.training.workers import LOST, SAME_IN_ALL, Workers
+from bert_keras.io.output_folder import Folder, Layout
+from bert_keras.io.signals import postponed
+from bert_keras.optimization.executions import WholeEpochs
+from bert_keras.tasks.devices.strategies import differ_between_replicas
+from bert_keras.tasks.devices.workers import LOST, SAME_IN_ALL, Workers
+from bert_keras.tasks.training.plan import (
+    Monitor,
+    Plan,
+    Stage,
+    steps_done,
+)
+from bert_keras.tasks.training.progress import Progress
+from bert_keras.tasks.training.saver import (
+    CHECKPOINTS,
+    SETTINGS,
+    Saver,
+    check_finite,
+    check_loss,
+)
 
 RESULTS_FILE, LOGS, TASK_FILE = "results.json", "logs", "task.json"
 LOSS_EVERY = 10  # steps between two reads of the loss

@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 import keras
 
-from tasks.training.plan import Stage, steps_done
+from bert_keras.tasks.training.plan import Stage, steps_done
 
 SECONDS, PARTS = 30.0, 100
 COUNTS = ("tokens",)  # logs that are no measures

@@ -22,13 +22,13 @@ import numpy as np
 import tensorflow as tf
 
 from bert_keras.errors import BertKerasError, LossDiverged
-from bert_keras.files import remove_temporary, sync
-from bert_keras.paths import for_tensorflow
-from bert_keras.signals import Stop
-from bert_keras.tensorflow_errors import file_errors
-from tasks.training.plan import steps_done
-from tasks.training.replica_values import ReplicaValues
-from tasks.training.workers import Workers
+from bert_keras.io.files import remove_temporary, sync
+from bert_keras.io.paths import for_tensorflow
+from bert_keras.io.signals import Stop
+from bert_keras.io.tensorflow_errors import file_errors
+from bert_keras.tasks.devices.replica_values import ReplicaValues
+from bert_keras.tasks.devices.workers import Workers
+from bert_keras.tasks.training.plan import steps_done
 
 CHECKPOINTS, SETTINGS = "checkpoints", "settings.json"
 LARGEST = 1e18  # the largest valid weight: the square of a larger float32 overflows

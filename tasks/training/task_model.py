@@ -11,13 +11,13 @@ from typing import Any
 import keras
 
 from bert_keras.config import BertConfig
-from bert_keras.encoder import BertEncoder
 from bert_keras.errors import BertKerasError, listed
 from bert_keras.features import POOLED_OUTPUT, SEQUENCE_OUTPUT
-from tasks.features.frozen import OUTPUTS, FeatureEncoder
-from tasks.features.layers import places_of
-from tasks.task import Problem
-from tasks.training.unpadding import leave_out_padding
+from bert_keras.model.encoder import BertEncoder
+from bert_keras.model.feature_bilstm import OUTPUTS, FeatureEncoder
+from bert_keras.model.layer_choices import places_of
+from bert_keras.tasks.task import Problem
+from bert_keras.tasks.training.task_padding import leave_out_padding
 
 
 def encoder_of(model: keras.Model) -> BertEncoder:

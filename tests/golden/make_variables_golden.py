@@ -16,7 +16,7 @@ import test_checkpoints  # noqa: E402
 
 from bert_keras import checkpoints  # noqa: E402
 from bert_keras.config import BertConfig  # noqa: E402
-from bert_keras.encoder import BertEncoder  # noqa: E402
+from bert_keras.model.encoder import BertEncoder  # noqa: E402
 
 
 def main() -> None:

@@ -1,0 +1,1 @@
+"""The command line: the parser of all commands, the terminal, and the commands of checkpoints."""

@@ -1,0 +1,118 @@
+"""Commands of checkpoints: convert and models.
+
+TensorFlow is imported when a command runs; flags and help need none.
+"""
+
+import argparse
+import itertools
+import json
+import os
+
+from bert_keras.cli.console import (
+    PATH,
+    Command,
+    start,
+    table,
+)
+
+MODELS_NOTES = """Every command that reads the weights of a checkpoint takes the path of a folder, a name or an address:
+  bert-base-uncased                   a model of this list
+  org/name, hf://org/name@revision    the Hugging Face Hub; a revision is a branch, a tag or a commit
+  google://NAME, model_garden://NAME  the archives that Google publishes
+  keras_hub://NAME                    a preset of KerasHub
+A path that exists comes first. Only plan, which reads a configuration alone, needs a path.
+
+"""
+
+
+def _add_convert(parser: argparse.ArgumentParser) -> None:
+    add = parser.add_argument
+    add(
+        "--from",
+        **PATH,
+        dest="source",
+        required=True,
+        help="the checkpoint: a folder, the prefix of a TensorFlow checkpoint, or a model's name",
+    )
+    add("--to", **PATH, dest="target", required=True, help="folder to write to, new or empty")
+    add(
+        "--format",
+        default="hugging-face",
+        help="hugging-face, google, keras-hub or model-garden (default: hugging-face)",
+    )
+    add(
+        "--check",
+        action="store_true",
+        help="compare each layer with the library of the source format, if it is installed",
+    )
+
+
+def _run_convert(args: argparse.Namespace) -> None:
+    start()
+    from bert_keras import checkpoints
+    from bert_keras.checkpoints.hugging_face import TOP
+    from bert_keras.io.atomic_folders import check_folder
+    from bert_keras.io.paths import path_of
+
+    checkpoints.format_named(args.format)
+    check_folder(path_of(args.target))
+    source = checkpoints.resolve(args.source)
+    form = checkpoints.format_of(source)
+    # Google and Model Garden have no library that runs here.
+    path, compared = (args.target, args.format) if form in ("google", "model-garden") else (source, form)
+    if args.check:
+        checkpoints.check_reference(compared)
+    checkpoint = checkpoints.read(source)
+    left = [*checkpoints.write(checkpoint, args.target, format=args.format), *checkpoint.unknown]
+    count = len(checkpoint.tensors.keys() - {*left})
+    print(f"{form} -> {args.format}: {count} tensors in {args.target}")
+    folder = source.path if source.path.is_dir() else source.path.parent
+    if (folder / TOP).is_file():
+        left.append(f"{TOP}, the BiLSTM and the head of a run with feature layers")
+    if left:
+        print(f"left out: {', '.join(left)}")
+    if args.check:
+        rows = [(name, f"{value:.1e}") for name, value in checkpoints.compare(path).items()]
+        table(
+            ("output", "max |difference|"),
+            rows,
+            title=f"{os.fspath(path)}: this package and the library of {compared}",
+        )
+
+
+def _add_models(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--json", action="store_true", help="print an array of objects instead of a table")
+
+
+def _run_models(args: argparse.Namespace) -> None:
+    from bert_keras.checkpoints.known_models import KNOWN
+
+    if args.json:
+        print(json.dumps([model.to_json() for model in KNOWN.values()]))
+        return
+    cased = {True: "yes", False: "no", None: ""}
+    for scheme, models in itertools.groupby(KNOWN.values(), lambda model: model.address.partition("://")[0]):
+        rows = [
+            (model.name, f"{model.parameters / 1e6:,.1f} M", cased[model.cased], model.licence[0])
+            for model in models
+        ]
+        table(("name", "parameters", "cased", "license"), rows, title=f"{scheme}://")
+    sources = dict.fromkeys(model.licence[1] for model in KNOWN.values())
+    print(f"licenses: {'; '.join(sources)}")
+
+
+COMMANDS = {
+    "convert": Command(
+        "convert a checkpoint to another format",
+        "--from uncased_L-12_H-768_A-12 --to bert-base --format hugging-face --check",
+        _add_convert,
+        _run_convert,
+    ),
+    "models": Command(
+        "list the published models that can be given by name",
+        "--json",
+        _add_models,
+        _run_models,
+        notes=MODELS_NOTES,
+    ),
+}

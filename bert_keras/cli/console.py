@@ -1,0 +1,219 @@
+"""The terminal side of every command: flags, tables, progress bars, the start of TensorFlow, and errors in one line."""
+
+import argparse
+import contextlib
+import io
+import os
+import sys
+import tempfile
+import warnings
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any, NamedTuple
+
+from absl import logging
+
+from bert_keras.errors import BertKerasError, MissingPackageError, WorkerLost
+from bert_keras.io.signals import exit_code
+
+PATH: dict[str, Any] = {"type": os.path.expanduser}  # a shell does not expand ~ after `=` or in quotes
+SEVERAL: dict[str, Any] = {
+    "nargs": "+",
+    "action": "extend",
+}  # several values after a flag, which may be repeated
+# Errors that are printed in one line. Any other error is a bug and keeps its traceback.
+EXPECTED = (BertKerasError, OSError)
+
+
+class Command(NamedTuple):
+    """One command.
+
+    help: a verb phrase
+    example: the arguments of an example
+    add_flags: adds its flags to an argparse parser
+    run: takes the parsed arguments; may import TensorFlow
+    notes: paragraphs below the flags in its help
+    trains: SIGTERM and SIGHUP stop it as Ctrl-C does
+    """
+
+    help: str
+    example: str
+    add_flags: Callable[[argparse.ArgumentParser], None]
+    run: Callable[[argparse.Namespace], None]
+    notes: str = ""
+    trains: bool = False
+
+
+def open_closed_streams() -> None:
+    """Opens the null device in place of closed standard streams; otherwise the next file opened could become stderr."""
+    for number, (name, mode) in enumerate((("stdin", "r"), ("stdout", "w"), ("stderr", "w"))):
+        try:
+            os.fstat(number)
+        except OSError:
+            opened = os.open(os.devnull, os.O_RDWR)
+            os.dup2(opened, number)  # inherited by workers
+            if opened != number:
+                os.close(opened)
+        if getattr(sys, name) is None:
+            setattr(sys, name, open(number, mode, closefd=False))
+
+
+def flush_streams() -> None:
+    """Flushes the standard streams; exits with 1 if that fails."""
+    # Python's own flush at the end would print a traceback and exit with 120.
+    for stream in (sys.stdout, sys.stderr):
+        try:
+            stream.flush()
+        except OSError:
+            _discard(stream)
+            sys.exit(1)
+
+
+def _discard(stream: Any) -> None:
+    """Sends the buffer of a stream and all later output to the null device."""
+    null = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(null, stream.fileno())
+    os.close(null)
+
+
+def show_warnings() -> None:
+    """Prints each warning in one line, and flushes standard output after each line: people read logs during training."""
+    warnings.showwarning = lambda message, *rest, **more: print(f"warning: {message}", file=sys.stderr)
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(line_buffering=True)
+
+
+@contextlib.contextmanager
+def one_line_errors(*, debug: bool) -> Iterator[None]:
+    """Prints EXPECTED errors in one line and exits with 1; with `debug`, raises them."""
+    try:
+        yield
+    except BrokenPipeError:  # the reader of the output has left, as `head` does
+        _discard(sys.stdout)
+        sys.exit(1)
+    except EXPECTED as error:
+        if debug:
+            raise
+        with contextlib.suppress(OSError):  # standard error may be closed too
+            print(f"bert-keras: error: {' '.join(str(error).split())}", file=sys.stderr)
+        if isinstance(error, WorkerLost):
+            # TensorFlow's threads may wait for the lost worker when Python ends.
+            flush_streams()
+            os._exit(1)
+        sys.exit(1)
+    except KeyboardInterrupt as error:
+        with contextlib.suppress(OSError):
+            print(f"bert-keras: {error if error.args else 'stopped'}", file=sys.stderr)
+        sys.exit(exit_code(error))
+
+
+# These hide the bars of tqdm, which TensorFlow Datasets, pooch and kagglehub show, and of huggingface_hub.
+_NO_BARS = {"TQDM_DISABLE": "1", "HF_HUB_DISABLE_PROGRESS_BARS": "1"}
+_quiet = False
+
+
+@contextlib.contextmanager
+def reporting(*, quiet: bool) -> Iterator[None]:
+    """Within it, `say` prints nothing if `quiet`, and no library shows a progress bar if `quiet` or in a log."""
+    global _quiet
+    _quiet, hidden, stdout = quiet, {}, sys.stdout
+    if not shows_bars(sys.stderr):
+        hidden = {name: value for name, value in _NO_BARS.items() if name not in os.environ}
+    os.environ.update(hidden)
+    try:
+        yield
+    finally:
+        _quiet, sys.stdout = False, stdout
+        for name in hidden:
+            os.environ.pop(name, None)
+
+
+def print_errors_only() -> None:
+    """Until the end of `reporting`, this process prints only warnings and errors: another one reports on the work of both."""
+    global _quiet
+    _quiet, sys.stdout = True, open(os.devnull, "w")
+
+
+def say(line: str) -> None:
+    """Prints a message about running work; with --quiet only a warning, on standard error."""
+    if not _quiet:
+        print(line)
+    elif line.startswith("warning: "):
+        print(line, file=sys.stderr)
+
+
+def note(line: str) -> None:
+    """Prints a message about the process itself on standard error; nothing with --quiet."""
+    if not _quiet:
+        print(line, file=sys.stderr, flush=True)
+
+
+def shows_bars(stream: Any) -> bool:
+    """True if a progress bar may be drawn on a stream: a terminal that can move its cursor, without --quiet."""
+    return not _quiet and stream.isatty() and os.environ.get("TERM") != "dumb"
+
+
+@contextlib.contextmanager
+def quiet_start() -> Iterator[None]:
+    """Hides TensorFlow's start-up lines. C++ writes them, so the file descriptor is redirected."""
+    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
+    # `export` starts a second process: the first must not take a GPU's whole memory.
+    os.environ.setdefault("TF_FORCE_GPU_ALLOW_GROWTH", "true")
+    sys.stderr.flush()
+    kept = os.dup(2)
+    with tempfile.TemporaryFile() as hidden:
+        os.dup2(hidden.fileno(), 2)
+        try:
+            yield
+        finally:
+            os.dup2(kept, 2)
+            os.close(kept)
+
+
+def start(*, deterministic: bool = False, join: Callable[[], Any] = lambda: None) -> Any:
+    """Imports TensorFlow without its start-up lines and returns it.
+
+    deterministic: make every op deterministic
+    join: called before TensorFlow makes its devices: a process joins a cluster then or never
+    """
+    with quiet_start():
+        try:
+            import tensorflow as tf
+        except ImportError as error:
+            raise MissingPackageError(f"{error}; pip install tensorflow.") from error
+
+        import bert_keras.text.text_ops  # noqa: F401 (tensorflow-text, or an error that names the package)
+
+        join()
+        tf.config.list_logical_devices()
+        tf.get_logger().setLevel("ERROR")
+        logging.set_verbosity(logging.ERROR)
+        if deterministic:
+            tf.config.experimental.enable_op_determinism()
+    return tf
+
+
+def table(columns: Sequence[str], rows: Iterable[Sequence[Any]], *, title: str | None = None) -> None:
+    """Prints a table; floats have four decimals. No cell is cut: on a narrow terminal it is folded."""
+    from rich.console import Console
+    from rich.table import Column, Table
+
+    made = Table(*(Column(name, overflow="fold") for name in columns), title=title, title_justify="left")
+    for row in rows:
+        made.add_row(*[f"{cell:.4f}" if isinstance(cell, float) else str(cell) for cell in row])
+    width = None if sys.stdout.isatty() else 1000  # a file has no width
+    Console(markup=False, emoji=False, highlight=False, width=width).print(made)
+
+
+@contextlib.contextmanager
+def progress(text: str, total: int | None) -> Iterator[Any]:
+    """Shows a progress bar on standard error if that `shows_bars`; yields the function that advances it."""
+    from rich.console import Console
+    from rich.progress import Progress
+
+    console = Console(stderr=True)
+    # Without the redirect, answers that are printed while the bar runs go to standard output.
+    with Progress(
+        console=console, disable=not shows_bars(sys.stderr), transient=True, redirect_stdout=False
+    ) as bar:
+        job = bar.add_task(text, total=total)
+        yield lambda done: bar.update(job, advance=done)

@@ -1,0 +1,131 @@
+"""The `bert-keras` command: finds a command's module by its name, reads the flags and runs it.
+
+COMMANDS names the module of each command, beside the code that it runs. No command imports TensorFlow before it runs.
+"""
+
+import argparse
+import contextlib
+import importlib
+import sys
+from collections.abc import Sequence
+
+from absl import app
+from absl.flags import argparse_flags
+
+from bert_keras.cli.console import (
+    Command,
+    flush_streams,
+    one_line_errors,
+    open_closed_streams,
+    reporting,
+    show_warnings,
+)
+from bert_keras.io.signals import interruptible, terminable
+
+# The modules of the commands, in the order of `--help`.
+COMMANDS = {
+    "finetune": "bert_keras.tasks.commands.finetuning",
+    "pretrain": "bert_keras.tasks.commands.pretraining",
+    "instances": "bert_keras.tasks.commands.instances",
+    "plan": "bert_keras.tasks.commands.pretraining",
+    "vocab": "bert_keras.tasks.commands.instances",
+    "triviaqa": "bert_keras.tasks.commands.triviaqa",
+    "ablate": "bert_keras.tasks.commands.study",
+    "probe": "bert_keras.tasks.commands.study",
+    "protocol": "bert_keras.tasks.commands.study",
+    "glue": "bert_keras.tasks.commands.study",
+    "evaluate": "bert_keras.tasks.commands.finetuning",
+    "predict": "bert_keras.tasks.commands.finetuning",
+    "fill-mask": "bert_keras.tasks.commands.finetuning",
+    "export": "bert_keras.savedmodels.commands",
+    "hub": "bert_keras.savedmodels.commands",
+    "serve": "bert_keras.savedmodels.commands",
+    "convert": "bert_keras.cli.checkpoint_commands",
+    "features": "bert_keras.tasks.commands.vectors",
+    "demo": "bert_keras.savedmodels.commands",
+    "info": "bert_keras.savedmodels.commands",
+    "models": "bert_keras.cli.checkpoint_commands",
+}
+
+# Flags of every command.
+COMMON = {
+    "--debug": "show the traceback of an error",
+    "--quiet": "print only results, warnings and errors, without progress",
+}
+
+EXAMPLES = """examples:
+  bert-keras demo --quick
+  bert-keras vocab --text corpus.txt --output vocab
+  bert-keras fill-mask --checkpoint bert-base-uncased 'The capital of France is [MASK].'
+  bert-keras pretrain --text corpus.txt --vocab vocab --size small --output runs/bert
+  bert-keras finetune --task sst2 --data glue/SST-2 --checkpoint bert-base-uncased --output runs/sst2
+  bert-keras evaluate --run runs/sst2 --data glue/SST-2
+  echo "a charming journey" | bert-keras predict --run runs/sst2
+  bert-keras export --run runs/sst2 --output served/sst2
+  bert-keras convert --from uncased_L-12_H-768_A-12 --to bert-base --format hugging-face --check
+"""
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    """The entry point of the console script; exits with 0, 1 (an error), 2 (a wrong flag) or 128 + a signal.
+
+    argv: like sys.argv, starts with the program's name
+    """
+    open_closed_streams()
+    try:
+        app.run(_run, argv=list(argv) if argv is not None else None, flags_parser=_parse)
+    except SystemExit:
+        flush_streams()
+        raise
+
+
+def _parse(argv: Sequence[str]) -> argparse.Namespace:
+    words = argv[1:]
+    with one_line_errors(debug="--debug" in words):
+        made = parser(words[:1] if words and words[0] in COMMANDS else tuple(COMMANDS))
+    return made.parse_args(words)
+
+
+def _run(args: argparse.Namespace) -> None:
+    show_warnings()
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(one_line_errors(debug=args.debug))
+        stack.enter_context(interruptible())
+        if args.trains:
+            stack.enter_context(terminable())
+        stack.enter_context(reporting(quiet=args.quiet))
+        args.run_command(args)
+        sys.stdout.flush()
+
+
+def parser(names: Sequence[str]) -> argparse.ArgumentParser:
+    """The parser of these commands; imports their modules."""
+    made = argparse_flags.ArgumentParser(
+        prog="bert-keras",
+        description="BERT for TensorFlow and Keras 3: pre-train, fine-tune, evaluate, predict, export and convert.",
+        epilog=EXAMPLES,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,  # absl's own --run_with_pdb would make --run ambiguous
+    )
+    for flag, text in COMMON.items():
+        made.add_argument(flag, action="store_true", help=text)
+    group = made.add_subparsers(dest="command", required=True, metavar="COMMAND")
+    for name in names:
+        command: Command = importlib.import_module(COMMANDS[name]).COMMANDS[name]
+        own = group.add_parser(
+            name,
+            help=command.help,
+            description=command.help[0].upper() + command.help[1:] + ".",
+            epilog=f"{command.notes}example:\n  bert-keras {name} {command.example}",
+            formatter_class=argparse.RawDescriptionHelpFormatter,
+            allow_abbrev=False,
+        )
+        for flag, text in COMMON.items():
+            own.add_argument(flag, action="store_true", default=argparse.SUPPRESS, help=text)
+        command.add_flags(own)
+        own.set_defaults(run_command=command.run, trains=command.trains)
+    return made
+
+
+if __name__ == "__main__":
+    main()

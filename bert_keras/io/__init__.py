@@ -1,0 +1,1 @@
+"""Files, folders, paths and signals: atomic writes, locks, folders that resume, limits on what is read."""

@@ -1,0 +1,199 @@
+"""Reads JSON files within limits, and checks the type of each field before it is used.
+
+In: a file, or text. Out: plain values, or BertKerasError in one line: the file, the field, the value found, the values wanted.
+"""
+
+import json
+import math
+import pathlib
+import re
+import reprlib
+from collections.abc import Callable, Collection, Mapping
+from typing import Any, NamedTuple
+
+from bert_keras.errors import BertKerasError, MissingFileError
+from bert_keras.io.paths import path_of
+
+MAX_JSON_BYTES = 50_000_000  # of one file; the largest published tokenizer.json has 33 million
+MAX_JSON_DEPTH = 64  # lists and objects inside each other
+_HALF = re.compile(rb"\\u[dD][89a-fA-F]")  # may be half a character, an unpaired surrogate
+_SHORT = reprlib.Repr()
+_SHORT.maxstring = _SHORT.maxother = 80
+
+
+def short(value: Any) -> str:
+    """A value for an error, cut to one line."""
+    return _SHORT.repr(value)
+
+
+def parse_json(text: str | bytes, *, source: object, form: str = "JSON") -> Any:
+    """The value of JSON text.
+
+    Raises BertKerasError, prefixed with `source`, for text that is not JSON or is nested too deep.
+    """
+    try:
+        text = text.decode("utf-8-sig") if isinstance(text, bytes) else text
+        value = json.loads(text)
+        _check_depth(value)
+    except RecursionError as error:
+        raise BertKerasError(
+            f"{source} is nested too deep; wanted at most {MAX_JSON_DEPTH} lists and objects inside each other."
+        ) from error
+    except ValueError as error:  # no UTF-8, no JSON, a number of over 4300 digits
+        raise BertKerasError(f"{source} is not {form}: {error}.") from error
+    return value
+
+
+def _check_depth(value: Any) -> None:
+    """Raises RecursionError over MAX_JSON_DEPTH."""
+    level = [value]
+    for _ in range(MAX_JSON_DEPTH + 1):
+        level = [one for one in level if isinstance(one, list | dict)]
+        level = [item for one in level for item in (one.values() if isinstance(one, dict) else one)]
+    if level:
+        raise RecursionError
+
+
+def read_json(path: str | pathlib.Path) -> Any:
+    """The value of a JSON file of at most MAX_JSON_BYTES. Raises FileNotFoundError, or BertKerasError."""
+    path = path_of(path)
+    if not path.is_file():
+        raise MissingFileError(f"there is no file {path}.")
+    raw = read_bounded(path, MAX_JSON_BYTES)
+    value = parse_json(raw, source=path, form="a JSON file in UTF-8")
+    try:
+        if _HALF.search(raw):
+            json.dumps(value, ensure_ascii=False).encode()
+    except UnicodeEncodeError as error:
+        half = f"\\u{ord(error.object[error.start]):04x}"
+        raise BertKerasError(f"{path}: {half} is half a character; wanted text.") from error
+    return value
+
+
+def read_bounded(path: pathlib.Path, limit: int) -> bytes:
+    """The bytes of a file. Raises BertKerasError, before it reads, for a file of more than `limit` bytes."""
+    if path.stat().st_size > limit:
+        raise BertKerasError(f"{path} has over {limit:,} bytes, which is the limit for such a file.")
+    return path.read_bytes()
+
+
+def read_object(path: str | pathlib.Path) -> dict[str, Any]:
+    """The object in a JSON file. Raises as `read_json`, and for a file that holds another type."""
+    value = read_json(path)
+    if not isinstance(value, dict):
+        raise BertKerasError(f"{path} holds {_named(value)}; wanted an object of named fields.")
+    return value
+
+
+_NAMES = {
+    dict: "an object",
+    list: "a list",
+    str: "text",
+    bool: "true or false",
+    int: "a number",
+    float: "a number",
+}
+
+
+def _named(value: Any) -> str:
+    return f"{_NAMES.get(type(value), 'null')}, {short(value)}"
+
+
+# -----------------------------------------------------------------------------------------------------------
+# Fields
+
+
+class Kind(NamedTuple):
+    """The values that a field may have: in words for an error, and as a test."""
+
+    wanted: str
+    accepts: Callable[[Any], bool]
+
+
+def is_whole(value: Any) -> bool:
+    """True for a whole number; a bool is not a number."""
+    return isinstance(value, int) and not isinstance(value, bool)
+
+
+def is_finite(value: Any) -> bool:
+    """True for a number that float32 can hold: no NaN, no infinity, not 1e308."""
+    if not isinstance(value, int | float) or isinstance(value, bool):
+        return False
+    return (isinstance(value, int) or math.isfinite(value)) and abs(value) <= 3.4e38
+
+
+TEXT = Kind("text", lambda value: isinstance(value, str))
+FLAG = Kind("true or false", lambda value: isinstance(value, bool))
+NUMBER = Kind("a finite number", is_finite)
+MEASURE = Kind(
+    "a number", lambda value: isinstance(value, int | float) and not isinstance(value, bool)
+)  # NaN too
+OBJECT = Kind("an object of named fields", lambda value: isinstance(value, dict))
+ANYTHING = Kind("a value", lambda value: True)
+
+
+def whole(least: int, most: int) -> Kind:
+    """Whole numbers in a range, both ends included."""
+    return Kind(
+        f"a whole number of at least {least:,} and at most {most:,}",
+        lambda value: is_whole(value) and least <= value <= most,
+    )
+
+
+def one_of(values: Collection[str]) -> Kind:
+    """One of several words."""
+    return Kind(
+        f"one of {', '.join(values)}", lambda value: isinstance(value, str) and value in tuple(values)
+    )
+
+
+def list_of(kind: Kind) -> Kind:
+    """A list, or one of our tuples, with values of one kind."""
+    return Kind(
+        f"a list, each item {kind.wanted}",
+        lambda value: isinstance(value, list | tuple) and all(map(kind.accepts, value)),
+    )
+
+
+def object_of(kind: Kind) -> Kind:
+    """An object whose values are of one kind."""
+    return Kind(
+        f"an object, each value {kind.wanted}",
+        lambda value: isinstance(value, dict) and all(map(kind.accepts, value.values())),
+    )
+
+
+def or_null(kind: Kind) -> Kind:
+    """The same kind, or null."""
+    return Kind(f"{kind.wanted}, or null", lambda value: value is None or kind.accepts(value))
+
+
+def typed(
+    fields: Any,
+    kinds: Mapping[str, Kind],
+    *,
+    where: object,
+    optional: Collection[str] = (),
+    others: bool = False,
+) -> dict[str, Any]:
+    """The fields of an object, each of its kind.
+
+    where: the prefix of the error: the file, or the part of it
+    optional: fields that may be missing
+    others: True ignores fields that `kinds` does not name
+
+    Raises BertKerasError at the first field that is missing, of another kind or unknown.
+    """
+    if not isinstance(fields, Mapping):
+        raise BertKerasError(f"{where} is {_named(fields)}; wanted an object of {', '.join(kinds)}.")
+    for name, kind in kinds.items():
+        if name not in fields:
+            if name not in optional:
+                raise BertKerasError(f"{where}: {name!r} is missing; wanted {kind.wanted}.")
+        elif not kind.accepts(fields[name]):
+            raise BertKerasError(f"{where}: {name} is {short(fields[name])}; wanted {kind.wanted}.")
+    if not others and (unknown := [name for name in fields if name not in kinds]):
+        raise BertKerasError(
+            f"{where}: unknown field {short(unknown[0])}; the fields are {', '.join(kinds)}."
+        )
+    return {name: fields[name] for name in kinds if name in fields}

@@ -1,0 +1,1 @@
+"""The tensor column: layers, encoder and heads, in Keras 3."""

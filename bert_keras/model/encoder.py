@@ -1,0 +1,381 @@
+"""BertEncoder: features in, hidden states and a pooled vector out.
+
+    Features int32 [B, S] -> embeddings -> L blocks -> sequence_output [B, S, H], pooled_output [B, H]
+
+Every variant is a BertConfig field; there is no encoder subclass.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import keras
+from keras import ops
+
+from bert_keras.config import BertConfig
+from bert_keras.errors import BertKerasError
+from bert_keras.features import (
+    ATTENTION_PROBABILITIES,
+    DTYPE,
+    EMBEDDING_OUTPUT,
+    ENCODER_INPUTS,
+    ENCODER_OUTPUTS,
+    INPUT_MASK,
+    INPUT_WORD_IDS,
+    OUTPUT_POSITIONS,
+    POOLED_OUTPUT,
+    SEQUENCE_OUTPUT,
+)
+from bert_keras.model.layers import (
+    ACTIVATIONS,
+    LORA_TARGETS,
+    MASKED_SCORE,
+    BiLSTM,
+    Block,
+    Dense,
+    Embeddings,
+    from_state_config,
+    state_config,
+)
+from bert_keras.model.rematerialization import rematerialized
+from bert_keras.model.unpadding import (
+    RealTokens,
+    drop_padding,
+    real_tokens,
+    restore_padding,
+)
+
+ALL = (SEQUENCE_OUTPUT, POOLED_OUTPUT, ENCODER_OUTPUTS, EMBEDDING_OUTPUT)
+_KNOWN = (*ALL, ATTENTION_PROBABILITIES)
+
+
+def pooled_position(mask: Any, *, causal: bool) -> Any:
+    """The position that stands for the whole sequence: int32 [B].
+
+    mask: int32 [B, S]. Position 0, or the last real one where attention is causal: there position 0 sees nothing of the text.
+    """
+    if not causal:
+        return ops.zeros_like(mask[:, 0], dtype="int32")
+    places = ops.arange(ops.shape(mask)[1], dtype="int32")
+    return ops.max(ops.cast(mask > 0, "int32") * ops.expand_dims(places, 0), axis=1)
+
+
+def gather_positions(states: Any, positions: Any) -> Any:
+    """Rows of each sequence: float [B, S, H] and int32 [B, P] -> float [B, P, H].
+
+    Whole rows of [B*S, H]: `take_along_axis` gathers number by number, seven times slower on CPU.
+    """
+    batch, length, width = ops.shape(states)
+    starts = ops.expand_dims(ops.arange(batch, dtype="int32") * length, -1)
+    return ops.take(ops.reshape(states, (-1, width)), starts + ops.cast(positions, "int32"), axis=0)
+
+
+def _padded(states: Any, tokens: RealTokens | None, mask: Any) -> Any:
+    """States with padding, float [B, S, H], as they are without `tokens`; with them, from [N, H], with zeros at padding."""
+    if tokens is None:
+        return states
+    padded = restore_padding(states, tokens, zeros=True)
+    return ops.reshape(padded, (*ops.shape(mask), states.shape[-1]))
+
+
+@keras.saving.register_keras_serializable("bert_keras")
+class BertEncoder(keras.Model):
+    """BERT's encoder with its pooler (Devlin et al. 2019, sec. 3; google-research/bert modeling.py BertModel).
+
+    config: BertConfig
+    outputs: which of `sequence_output`, `pooled_output`, `encoder_outputs`, `embedding_output` and
+        `attention_probabilities` to compute; all but the last by default. With `pooled_output` alone the last block runs
+        for one position only.
+    embeddings: of another encoder, whose tables and norm this one reads instead of its own. `get_config` leaves them out.
+
+    Called on Features (`input_word_ids`, `input_mask`, `input_type_ids`: int32 [B, S]) it returns a dict of the outputs:
+    `sequence_output` [B, S, H], `pooled_output` [B, H], `encoder_outputs` L x [B, S, H] (the last equals
+    `sequence_output`, if no `bilstm` is on it), `embedding_output` [B, S, H], `attention_probabilities` L x [B, A, S, S].
+
+    With the feature `output_positions`, int32 [B, P], `sequence_output` has these positions alone, [B, P, H], and the last block
+    computes no others. They are positions of real tokens, or 0. The numbers are equal up to rounding.
+    Raises ValueError on an output of another name, a sequence longer than the positions or embeddings of other sizes; and on
+    `output_positions` with a `bilstm`, or beside outputs of all positions of the last block.
+    """
+
+    def __init__(
+        self,
+        config: BertConfig,
+        *,
+        outputs: Sequence[str] = ALL,
+        embeddings: Embeddings | None = None,
+        name: str = "bert_encoder",
+        dtype: Any = None,
+    ) -> None:
+        super().__init__(name=name, dtype=dtype)
+        if unknown := [output for output in outputs if output not in _KNOWN] or not outputs:
+            raise BertKerasError(
+                f"outputs {unknown or list(outputs)} given; wanted one or more of {', '.join(_KNOWN)}."
+            )
+        self.config = config
+        self._rematerialize = False
+        self._unpadded = False
+        self.outputs_wanted = tuple(outputs)
+        self.embeddings = Embeddings(config, shared=embeddings, dtype=dtype)
+        self.blocks = [
+            Block(config, name=f"block_{i}", dtype=dtype)
+            for i in range(1 if config.share_layers else config.num_layers)
+        ]
+        self.bilstm = BiLSTM(config=config, dtype=dtype) if config.bilstm else None
+        self.pooler = Dense(config.hidden_size, config=config, name="pooler", dtype=dtype)
+        self.pooler.trainable = POOLED_OUTPUT in outputs  # without a gradient, Keras would warn
+        self.build()
+
+    def build(self, input_shape: Any = None) -> None:
+        """Makes every variable; the config knows all shapes."""
+        self.embeddings.build()
+        for block in self.blocks:
+            block.build((None, None, self.config.hidden_size))
+        if self.bilstm is not None:
+            self.bilstm.build((None, None, self.config.hidden_size))
+        self.pooler.build((None, self.config.hidden_size))
+        self.built = True
+
+    @property
+    def parts(self) -> tuple[keras.layers.Layer, ...]:
+        """The layers that hold the variables, from below."""
+        above = (self.pooler,) if self.bilstm is None else (self.bilstm, self.pooler)
+        return (self.embeddings, *self.blocks, *above)
+
+    @property
+    def embedding_table(self) -> keras.Variable:
+        """The word embeddings, [V, E], which the masked-LM head multiplies by."""
+        return self.embeddings.word_embeddings
+
+    def enable_lora(
+        self, rank: int, *, lora_alpha: float | None = None, targets: Sequence[str] = LORA_TARGETS
+    ) -> None:
+        """Freezes the encoder but for new matrices of rank `rank` in every block: see `Block.enable_lora`.
+
+        Call it after the weights are loaded and before the model is compiled. `.keras` files and checkpoints hold the merged
+        kernels. Raises ValueError as `Block.enable_lora` does.
+        """
+        if self.lora_enabled:
+            raise BertKerasError(f"{self.name} has LoRA already; it is enabled once.")
+        self.trainable = True  # else no layer inside could train
+        for part in self.parts:
+            part.trainable = False
+        for block in self.blocks:
+            block.enable_lora(rank, lora_alpha=lora_alpha, targets=targets)
+
+    @property
+    def lora_enabled(self) -> bool:
+        """True after `enable_lora`."""
+        return any(block.lora_enabled for block in self.blocks)
+
+    def compute_mask(self, inputs: Mapping[str, Any], previous_mask: Any = None) -> dict[str, Any]:
+        """Keras' padding mask, bool [B, S], of each output with a position for each token; None for the others."""
+        real = ops.cast(inputs[INPUT_MASK], "bool")
+        layers = range(self.config.num_layers)
+        masks = {
+            SEQUENCE_OUTPUT: None if OUTPUT_POSITIONS in inputs else real,
+            EMBEDDING_OUTPUT: real,
+            POOLED_OUTPUT: None,
+            ENCODER_OUTPUTS: [real for _ in layers],
+            ATTENTION_PROBABILITIES: [None for _ in layers],
+        }
+        return {name: masks[name] for name in self.outputs_wanted}
+
+    def call(self, features: Mapping[str, Any], training: bool = False) -> dict[str, Any]:
+        """Features -> the outputs asked for, by name."""
+        word_ids, mask, type_ids = (ops.cast(features[name], DTYPE) for name in ENCODER_INPUTS)
+        self._check_length(word_ids.shape[1])
+        position = pooled_position(mask, causal=self.config.causal)
+        scores_mask = self._scores_mask(mask)
+        states = self.embeddings(word_ids, type_ids, training=training)
+        tokens = real_tokens(mask) if self.unpadded else None
+        # Held here, a tensor stays in memory to the end of an eager call.
+        results: dict[str, Any] = {name: [] for name in (ENCODER_OUTPUTS, ATTENTION_PROBABILITIES)}
+        if EMBEDDING_OUTPUT in self.outputs_wanted:
+            results[EMBEDDING_OUTPUT] = states
+        if tokens is not None:
+            states = drop_padding(ops.reshape(states, (-1, self.config.hidden_size)), tokens)
+        asked = self._asked_positions(features, position)
+        for i in range(self.config.num_layers):
+            queries, queries_mask = states, scores_mask
+            if asked is not None and i == self.config.num_layers - 1:
+                # No other position is read after the last block.
+                queries = self._asked(states, asked, tokens, mask)
+                queries_mask = self._scores_mask(mask, asked)
+            block = self.blocks[0 if self.config.share_layers else i]
+            states, probabilities = self._run_block(block, queries, states, queries_mask, training, tokens)
+            if ENCODER_OUTPUTS in self.outputs_wanted:
+                results[ENCODER_OUTPUTS].append(_padded(states, tokens, mask))
+            if ATTENTION_PROBABILITIES in self.outputs_wanted:
+                results[ATTENTION_PROBABILITIES].append(probabilities)
+            del probabilities  # before the next block makes its own, as large
+        if asked is None:
+            states = _padded(states, tokens, mask)
+        if self.bilstm is not None:
+            states = self.bilstm(states, mask=mask > 0)
+        if POOLED_OUTPUT in self.outputs_wanted:
+            pooled = gather_positions(states, ops.expand_dims(position, -1)) if asked is None else states
+            first = pooled[:, 0]
+            results[POOLED_OUTPUT] = ACTIVATIONS[self.config.pooler_activation](self.pooler(first))
+            if asked is not None:
+                states = states[:, 1:]
+        results[SEQUENCE_OUTPUT] = states
+        return {name: results[name] for name in self.outputs_wanted}
+
+    def _asked_positions(self, features: Mapping[str, Any], position: Any) -> Any:
+        """The positions that the last block computes, int32 [B, P], that of the pooler first; None where it computes all.
+
+        position: int32 [B], of the pooler
+        """
+        pooled = [ops.expand_dims(position, -1)] if POOLED_OUTPUT in self.outputs_wanted else []
+        if OUTPUT_POSITIONS in features:
+            self._check_output_positions()
+            return ops.concatenate([*pooled, ops.cast(features[OUTPUT_POSITIONS], DTYPE)], axis=1)
+        return pooled[0] if self.outputs_wanted == (POOLED_OUTPUT,) and self.bilstm is None else None
+
+    def _check_output_positions(self) -> None:
+        """Raises BertKerasError where other outputs need all positions of the last block."""
+        if not self.takes_output_positions:
+            others = "a bilstm" if self.bilstm is not None else f"outputs {', '.join(self.outputs_wanted)}"
+            raise BertKerasError(
+                f"{OUTPUT_POSITIONS} was given to an encoder with {others}, which needs all positions; leave it out, or build "
+                f"the encoder with outputs {SEQUENCE_OUTPUT} and {POOLED_OUTPUT} alone."
+            )
+
+    @property
+    def takes_output_positions(self) -> bool:
+        """True where the encoder accepts the feature `output_positions`; a `call` of a user's own may need all positions."""
+        of_this_class = type(self).call is BertEncoder.call
+        return (
+            of_this_class
+            and self.bilstm is None
+            and {*self.outputs_wanted} <= {SEQUENCE_OUTPUT, POOLED_OUTPUT}
+        )
+
+    def _asked(self, states: Any, positions: Any, tokens: RealTokens | None, mask: Any) -> Any:
+        """The states of some positions of each sequence: float [B, P, H]. positions: int32 [B, P]."""
+        if tokens is None:
+            return gather_positions(states, positions)
+        batch, length = ops.shape(mask)
+        places = ops.expand_dims(ops.arange(batch, dtype="int32") * length, -1) + positions
+        return ops.take(states, ops.take(tokens.rows, places), axis=0)
+
+    def _run_block(
+        self,
+        block: Block,
+        queries: Any,
+        states: Any,
+        scores_mask: Any,
+        training: bool,
+        tokens: RealTokens | None,
+    ) -> tuple[Any, Any]:
+        if not (training and self.rematerialize):
+            return block(queries, states, scores_mask, training=training, tokens=tokens)
+        wanted = ATTENTION_PROBABILITIES in self.outputs_wanted
+        return rematerialized(block, queries, states, scores_mask, tokens=tokens, probabilities=wanted)
+
+    @property
+    def unpadded(self) -> bool:
+        """True where the blocks compute the real tokens alone, without the rows of padding.
+
+        It saves about the share of padding in a batch. The outputs are equal up to rounding, and 0 at padding, but for the first
+        position and for rows of padding alone, which are computed. Set it before the first call. Attention probabilities keep
+        their shape. XLA cannot compile it, so `jit_compile="auto"` does not.
+        Raises ValueError on another backend than TensorFlow. No file holds it.
+        """
+        return self._unpadded
+
+    @unpadded.setter
+    def unpadded(self, value: bool) -> None:
+        if value and keras.backend.backend() != "tensorflow":
+            raise BertKerasError(f"unpadded needs the backend tensorflow; this is {keras.backend.backend()}.")
+        self._unpadded = value
+        self.supports_jit = not value
+
+    @property
+    def rematerialize(self) -> bool:
+        """True where training keeps only the inputs of each block and computes the block again for its gradient.
+
+        It takes about a third more computation; the gradients are equal up to rounding. Set it before the first step.
+        Raises ValueError on another backend than TensorFlow. No file holds it.
+        """
+        return self._rematerialize
+
+    @rematerialize.setter
+    def rematerialize(self, value: bool) -> None:
+        if value and keras.backend.backend() != "tensorflow":
+            raise BertKerasError(
+                f"rematerialize needs the backend tensorflow; this is {keras.backend.backend()}."
+            )
+        self._rematerialize = value
+
+    def _padding_mask(self, mask: Any) -> Any:
+        """Int32 [B, S] -> float [B, 1, 1, S], to be added to attention scores."""
+        return (1.0 - ops.cast(mask[:, None, None, :], self.compute_dtype)) * MASKED_SCORE
+
+    def _scores_mask(self, mask: Any, positions: Any = None) -> Any:
+        """Int32 [B, S] -> float [B, 1, 1, S], or [B, 1, Q, S] where attention is causal.
+
+        positions: int32 [B, Q], of the queries; all unless given
+        """
+        if not self.config.causal:
+            return self._padding_mask(mask)
+        places = ops.arange(ops.shape(mask)[1], dtype="int32")
+        asked = places[None] if positions is None else positions
+        seen = places <= asked[:, None, :, None]
+        return (1.0 - ops.cast(seen & (mask[:, None, None, :] > 0), self.compute_dtype)) * MASKED_SCORE
+
+    def _check_length(self, length: int | None) -> None:
+        if length is not None and length > self.config.max_length:
+            raise BertKerasError(
+                f"a sequence of {length} tokens was given; this encoder has {self.config.max_length} positions: "
+                f"preprocess with seq_length={self.config.max_length} or less."
+            )
+
+    def compute_output_spec(self, features: Mapping[str, Any], training: bool = False) -> dict[str, Any]:
+        """Shapes without running, so that `keras.Input` with an unknown length works on any backend."""
+        batch, length = features[INPUT_WORD_IDS].shape
+        self._check_length(length)
+        config = self.config
+        sequence, weights = (batch, length, config.hidden_size), (batch, config.num_heads, length, length)
+        asked = length
+        if OUTPUT_POSITIONS in features:
+            self._check_output_positions()
+            asked = features[OUTPUT_POSITIONS].shape[1]
+        shapes = {
+            SEQUENCE_OUTPUT: (batch, asked, config.hidden_size),
+            EMBEDDING_OUTPUT: sequence,
+            POOLED_OUTPUT: (batch, config.hidden_size),
+            ENCODER_OUTPUTS: [sequence] * config.num_layers,
+            ATTENTION_PROBABILITIES: [weights] * config.num_layers,
+        }
+        specs = {
+            name: [keras.KerasTensor(one, self.compute_dtype) for one in shape]
+            if isinstance(shape, list)
+            else keras.KerasTensor(shape, self.compute_dtype)
+            for name, shape in shapes.items()
+        }
+        return {name: specs[name] for name in self.outputs_wanted}
+
+    def get_config(self) -> dict[str, Any]:
+        """The arguments from which `from_config` rebuilds the encoder."""
+        return {
+            "config": self.config.to_dict(),
+            "outputs": list(self.outputs_wanted),
+            "name": self.name,
+            "dtype": keras.dtype_policies.serialize(self.dtype_policy),
+            **state_config(self),
+        }
+
+    @classmethod
+    def from_config(cls, config: dict[str, Any], custom_objects: Any = None) -> "BertEncoder":
+        """The inverse of `get_config`."""
+        return from_state_config(cls, config | {"config": BertConfig.from_dict(config["config"])})
+
+
+def encoder_inputs(*, seq_length: int | None = None, prefix: str = "") -> dict[str, keras.KerasTensor]:
+    """Symbolic Features for the functional API: int32 [B, S], S unknown unless `seq_length` fixes it.
+
+    prefix: begins the inputs' own names, which must differ within a model: "question_" makes `question_input_word_ids`. The keys
+        of the dict are the features' names either way.
+    """
+    return {name: keras.Input((seq_length,), dtype=DTYPE, name=f"{prefix}{name}") for name in ENCODER_INPUTS}

@@ -1,0 +1,216 @@
+"""A BiLSTM on the layers of a frozen encoder, which stands in for the encoder in every task.
+
+    inputs -> BertEncoder -> vectors [B, S, K, H] -> FeatureBiLSTM -> states [B, S, W] -> a task's head
+
+`FrozenNetwork` cuts a task's model at the vectors: they are computed once, and only the part above them is trained.
+
+Source: Devlin et al. 2019, sec. 5.3.
+"""
+
+import dataclasses
+from collections.abc import Mapping
+from typing import Any
+
+import keras
+from keras import ops
+
+from bert_keras.config import BertConfig
+from bert_keras.features import (
+    EMBEDDING_OUTPUT,
+    ENCODER_OUTPUTS,
+    INPUT_MASK,
+    POOLED_OUTPUT,
+    SEQUENCE_OUTPUT,
+)
+from bert_keras.model.encoder import BertEncoder
+from bert_keras.model.layer_choices import check_layers, is_mixed, places_of
+from bert_keras.model.layer_mix import ScalarMix
+from bert_keras.model.layers import wide
+
+VECTORS = "vectors"  # the feature of a data set whose vectors were computed before
+OUTPUTS = (EMBEDDING_OUTPUT, ENCODER_OUTPUTS)  # of an encoder under a FeatureEncoder
+
+
+@keras.saving.register_keras_serializable("bert_keras")
+class FeatureBiLSTM(keras.layers.Layer):
+    """Combines the chosen layers of an encoder, then reads them with BiLSTM layers; padding is passed over.
+
+    feature_layers: a row of the paper's Table 7, or numbers of layers, such as "9,10,11,12"
+    lstm_layers: 0 only combines the layers
+    lstm_units: of each direction
+    lstm_dropout: before each BiLSTM
+    """
+
+    def __init__(
+        self,
+        *,
+        feature_layers: str,
+        lstm_layers: int,
+        lstm_units: int,
+        lstm_dropout: float,
+        name: str = "feature_bilstm",
+        dtype: Any = None,
+        trainable: bool = True,
+    ) -> None:
+        super().__init__(name=name, dtype=dtype, trainable=trainable)
+        check_layers(feature_layers)
+        self.feature_layers = feature_layers
+        self.lstm_layers, self.lstm_units, self.lstm_dropout = lstm_layers, lstm_units, lstm_dropout
+        self.mix = ScalarMix(name="scalar_mix", dtype=dtype) if is_mixed(feature_layers) else None
+        self.dropouts, self.bilstms = [], []
+        for i in range(lstm_layers):
+            # float32: a cell adds to its state, and its gradients add up, over all tokens of a text.
+            self.dropouts.append(keras.layers.Dropout(lstm_dropout, name=f"dropout_{i}", dtype=wide(dtype)))
+            # cuDNN's op has no CPU kernel: an export that was traced on a GPU would run nowhere else.
+            lstm = keras.layers.LSTM(
+                lstm_units, return_sequences=True, use_cudnn=False, name="lstm", dtype=wide(dtype)
+            )
+            self.bilstms.append(keras.layers.Bidirectional(lstm, name=f"bilstm_{i}", dtype=wide(dtype)))
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        """The fields of Hparams that this layer was made with."""
+        return {
+            "feature_layers": self.feature_layers,
+            "lstm_layers": self.lstm_layers,
+            "lstm_units": self.lstm_units,
+            "lstm_dropout": self.lstm_dropout,
+        }
+
+    @property
+    def described(self) -> str:
+        """The layers and the BiLSTM in words."""
+        layers = f"layers {self.feature_layers}"
+        if not self.lstm_layers:
+            return layers
+        return f"{layers}, {self.lstm_layers} x BiLSTM of 2 x {self.lstm_units}"
+
+    @property
+    def weights_of_layers(self) -> dict[str, Any] | None:
+        """The learned weights of a weighted sum, which sum to 1, and gamma; None where layers are concatenated."""
+        if self.mix is None:
+            return None
+        weights = ops.convert_to_numpy(ops.softmax(self.mix.weight)).tolist()
+        return {"weights": weights, "gamma": float(self.mix.gamma)}
+
+    def build(self, vectors_shape: Any, mask_shape: Any = None) -> None:
+        """Creates every variable."""
+        if self.mix is not None:
+            self.mix.build(vectors_shape)
+        width = self._combined_width(vectors_shape)
+        for bilstm in self.bilstms:
+            bilstm.build((*vectors_shape[:2], width))
+            width = 2 * self.lstm_units
+        self.built = True
+
+    def call(self, vectors: Any, mask: Any, training: bool = False) -> Any:
+        """Float [B, S, K, H] of K layers, bool [B, S] -> float [B, S, W]."""
+        if self.mix is not None:
+            states = self.mix(vectors)
+        else:
+            batch, length = ops.shape(vectors)[:2]
+            states = ops.reshape(vectors, (batch, length, self._combined_width(vectors.shape)))
+        for dropout, bilstm in zip(self.dropouts, self.bilstms, strict=True):
+            states = bilstm(dropout(states, training=training), mask=mask, training=training)
+        return states
+
+    def compute_output_shape(self, vectors_shape: Any, mask_shape: Any = None) -> tuple[Any, ...]:
+        """[B, S, K, H] -> [B, S, W]."""
+        width = 2 * self.lstm_units if self.lstm_layers else self._combined_width(vectors_shape)
+        return (*vectors_shape[:2], width)
+
+    def _combined_width(self, vectors_shape: Any) -> int:
+        return vectors_shape[-1] * (1 if self.mix is not None else vectors_shape[-2])
+
+    def get_config(self) -> dict[str, Any]:
+        """The constructor's arguments."""
+        policy = keras.dtype_policies.serialize(self.dtype_policy)
+        return {**self.settings, "name": self.name, "dtype": policy, "trainable": self.trainable}
+
+
+class FeatureEncoder:
+    """A frozen encoder with a FeatureBiLSTM on it, in the form in which `Problem.model` reads an encoder.
+
+    encoder: made with OUTPUTS; it is frozen here
+    settings: the arguments of FeatureBiLSTM
+
+    The head has the dropout `lstm_dropout`. Raises BertKerasError for layers that the encoder lacks.
+    """
+
+    def __init__(self, encoder: BertEncoder, **settings: Any) -> None:
+        encoder.trainable = False
+        self.encoder, self.dtype_policy = encoder, encoder.dtype_policy
+        config = encoder.config
+        self.places = places_of(settings["feature_layers"], num_layers=config.num_layers)
+        self.bilstm = FeatureBiLSTM(**settings, dtype=encoder.dtype_policy)
+        width = self.bilstm.compute_output_shape((None, None, len(self.places), config.hidden_size))[-1]
+        # Heads read the width of the states, the dropout and `causal`.
+        self.config = dataclasses.replace(
+            config,
+            hidden_size=width,
+            num_heads=1,
+            embedding_size=None,
+            bilstm=False,
+            classifier_dropout=settings["lstm_dropout"],
+        )
+
+    def __call__(self, inputs: Mapping[str, Any]) -> dict[str, Any]:
+        """Symbolic Features -> sequence_output [B, S, W] and pooled_output [B, W], the maximum over a text's tokens.
+
+        Conneau et al. 2017 (InferSent, sec. 4) found the maximum over a BiLSTM's states better than their mean. For a row
+        without a token, it is 0.
+        """
+        outputs = self.encoder(inputs)
+        every = [outputs[EMBEDDING_OUTPUT], *outputs[ENCODER_OUTPUTS]]
+        vectors = ops.stack([every[place] for place in self.places], axis=2)
+        real = inputs[INPUT_MASK] > 0
+        states = self.bilstm(vectors, real)
+        pooled = ops.max(ops.where(ops.expand_dims(real, -1), states, float("-inf")), axis=1)
+        pooled = ops.where(ops.any(real, axis=1, keepdims=True), pooled, 0)
+        return {SEQUENCE_OUTPUT: states, POOLED_OUTPUT: pooled}
+
+
+def bilstm_parameters(config: BertConfig, features: Mapping[str, Any]) -> int:
+    """The number of weights of the BiLSTM layers that `features` describe."""
+    places = places_of(features["feature_layers"], num_layers=config.num_layers)
+    width = config.hidden_size * (1 if is_mixed(features["feature_layers"]) else len(places))
+    units, count = features["lstm_units"], 0
+    for _ in range(features["lstm_layers"]):
+        count += 2 * 4 * units * (width + units + 1)
+        width = 2 * units
+    return count
+
+
+def bilstm_of(network: keras.Model) -> FeatureBiLSTM | None:
+    """The FeatureBiLSTM of a task's model; None where the task is fine-tuned."""
+    return next((layer for layer in network.layers if isinstance(layer, FeatureBiLSTM)), None)
+
+
+class FrozenNetwork:
+    """A task's model on a FeatureEncoder, in two parts that share its layers: up to the vectors, and above them.
+
+    A plain object: Keras would count the layers of both parts again.
+    """
+
+    def __init__(self, network: keras.Model) -> None:
+        found = []
+
+        def call(layer: keras.layers.Layer, *args: Any, **kwargs: Any) -> Any:
+            if isinstance(layer, FeatureBiLSTM):
+                found.append(args[0])
+            return layer(*args, **kwargs)
+
+        # A second graph of the same layers: after a cut, Keras could not save the first one.
+        twin = keras.models.clone_model(network, clone_function=lambda layer: layer, call_function=call)
+        self._names = [one.name for one in twin.inputs]
+        self._below = keras.Model(twin.inputs, found[0])
+        self._above = keras.Model([*twin.inputs, found[0]], twin.outputs[0])
+
+    def __call__(self, inputs: Mapping[str, Any], training: bool = False) -> Any:
+        """Features, with "vectors" [..., S, K, H] or without -> the network's outputs; only the upper part is in training."""
+        features = [inputs[name] for name in self._names]
+        if VECTORS not in inputs:
+            return self._above([*features, self._below(features, training=False)], training=training)
+        vectors = ops.convert_to_tensor(inputs[VECTORS])
+        rows = ops.reshape(vectors, (-1, ops.shape(vectors)[-3], *vectors.shape[-2:]))
+        return self._above([*features, rows], training=training)

@@ -1,0 +1,189 @@
+"""A SavedModel in TensorFlow Hub's form as a Keras 3 layer, without tensorflow_hub.
+
+In: the folder of a text preprocessor, of an encoder, or of anything else that `tf.saved_model.load` makes callable. Out: a layer
+whose weights are the module's own variables: Keras counts, trains, freezes and saves them.
+
+Source: TensorFlow Hub, "Reusable SavedModels" and "Common SavedModel APIs for text tasks".
+"""
+
+import atexit
+import contextlib
+import inspect
+import pathlib
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+# Not public: True while a model is loaded in safe mode. keras.layers.TFSMLayer uses it too.
+from keras.src.saving.serialization_lib import in_safe_mode
+
+import bert_keras.text.text_ops  # noqa: F401 (TensorFlow Text's ops, which preprocessors are made of)
+from bert_keras.errors import BertKerasError, MissingFileError
+from bert_keras.io.paths import for_tensorflow, path_of
+
+
+@keras.saving.register_keras_serializable("bert_keras")
+class HubLayer(keras.layers.Layer):
+    """Calls a SavedModel, and trains it.
+
+    path: folder of the SavedModel, which can run any code: load only folders that you trust
+    endpoint: the function to call: "__call__", the module itself; one of its parts ("tokenize", "bert_pack_inputs", "mlm"); or
+        one of its signatures ("serving_default"), which have no training mode
+    outputs: the key of one output, or several keys for a dict of outputs; None returns the module's own result
+    arguments: keywords of every call, such as {"seq_length": 64}
+    trainable: False freezes the module's variables and, as hub.KerasLayer does, its dropout
+
+    The layer has the module's inputs and outputs: a preprocessor takes strings [B], an encoder takes Features. `module` is the
+    loaded object with all its parts.
+    Raises ValueError on a backend other than TensorFlow and for an unknown endpoint or output, FileNotFoundError if the folder
+    has no SavedModel.
+    """
+
+    def __init__(
+        self,
+        path: str | pathlib.Path,
+        *,
+        endpoint: str = "__call__",
+        outputs: str | Sequence[str] | None = None,
+        arguments: Mapping[str, Any] | None = None,
+        trainable: bool = True,
+        name: str | None = None,
+        dtype: Any = None,
+    ) -> None:
+        if keras.backend.backend() != "tensorflow":
+            raise BertKerasError(
+                f"Keras runs on {keras.backend.backend()}; a SavedModel needs TensorFlow: set KERAS_BACKEND=tensorflow."
+            )
+        super().__init__(name=name, dtype=dtype)
+        self.supports_jit = False  # XLA takes no strings, and the module's other ops are unknown
+        self.module_path, self.endpoint = str(path_of(path)), endpoint
+        self.outputs_wanted = outputs if outputs is None or isinstance(outputs, str) else tuple(outputs)
+        self.arguments = dict(arguments or {})
+        self.module = _load(self.module_path)
+        part, self._function = _endpoint(self.module, endpoint, self.module_path)
+        self._trains = "training" in inspect.signature(self._function).parameters
+        self._regularization_losses = list(getattr(part, "regularization_losses", ()))
+        with keras.name_scope(self.name):
+            self.module_variables = _keras_variables(part)
+        self.trainable = trainable  # sets the variables too, now that they exist
+        self.built = True
+
+    def call(self, inputs: Any, training: bool = False) -> Any:
+        """The module's inputs -> its outputs, or the requested ones."""
+        mode = {"training": bool(training) and self.trainable} if self._trains else {}
+        results = self._function(inputs, **self.arguments, **mode)
+        if self.trainable:
+            for loss in self._regularization_losses:
+                self.add_loss(loss())
+        if self.outputs_wanted is None:
+            return results
+        self._check_outputs(results)
+        if isinstance(self.outputs_wanted, str):
+            return results[self.outputs_wanted]
+        return {key: results[key] for key in self.outputs_wanted}
+
+    def compute_output_spec(self, inputs: Any, training: bool = False) -> Any:
+        """Shapes, without running the module. Keras' own method does not support ragged tensors, which tokenizers return."""
+        specs = keras.tree.map_structure(_tensor_spec, inputs)
+        with keras.StatelessScope():
+            traced = tf.function(lambda given: self.call(given, training=training), autograph=False)
+            return keras.tree.map_structure(
+                _keras_tensor, traced.get_concrete_function(specs).structured_outputs
+            )
+
+    def _check_outputs(self, results: Any) -> None:
+        wanted = self.outputs_wanted
+        keys = (wanted,) if isinstance(wanted, str) else wanted or ()
+        there = list(results) if isinstance(results, Mapping) else []
+        if lacking := [key for key in keys if key not in there]:
+            given = f"outputs {', '.join(there)}" if there else "outputs without keys"
+            raise BertKerasError(
+                f"{self.endpoint} of {self.module_path} has {given}; wanted {', '.join(lacking)}."
+            )
+
+    def get_config(self) -> dict[str, Any]:
+        """The arguments from which `from_config` rebuilds the layer: the path, without weights."""
+        return super().get_config() | {
+            "path": self.module_path,
+            "endpoint": self.endpoint,
+            "outputs": self.outputs_wanted,
+            "arguments": self.arguments,
+        }
+
+    @classmethod
+    def from_config(cls, config: dict[str, Any]) -> "HubLayer":
+        """The inverse of `get_config`. Raises ValueError during a load in safe mode, which must not run a SavedModel."""
+        if in_safe_mode():
+            raise BertKerasError(
+                f"the saved model loads the SavedModel at {config['path']}, which can run any code; if you trust both, "
+                "load it with safe_mode=False."
+            )
+        return cls(**config)
+
+
+def _load(path: str) -> Any:
+    if not tf.saved_model.contains_saved_model(path):
+        raise MissingFileError(
+            f"no SavedModel at {path}; give the folder that holds its saved_model.pb, and keep it there as long as "
+            "saved Keras models name it."
+        )
+    # The module keeps only the paths of its assets, so that the links must last as long as the process.
+    links = contextlib.ExitStack()
+    atexit.register(links.close)
+    return tf.saved_model.load(str(links.enter_context(for_tensorflow(path_of(path)))))
+
+
+def _endpoint(module: Any, name: str, path: str) -> tuple[Any, Callable[..., Any]]:
+    """The object that owns the variables, and the function to call."""
+    parts = {key: part for key, part in vars(module).items() if callable(part) and not key.startswith("_")}
+    if callable(module):
+        parts = {"__call__": module} | parts
+    signatures = dict(getattr(module, "signatures", {}))
+    if name in parts:
+        return parts[name], parts[name].__call__
+    if name in signatures:
+        return signatures[name], _by_keyword(signatures[name])
+    there = ", ".join([*parts, *signatures]) or "nothing that can be called"
+    raise BertKerasError(f"no endpoint {name} in {path}; it has {there}.")
+
+
+def _tensor_spec(tensor: keras.KerasTensor) -> tf.TypeSpec:
+    if tensor.ragged:
+        return tf.RaggedTensorSpec(tensor.shape, tensor.dtype, tensor.ragged_rank)
+    return tf.TensorSpec(tensor.shape, tensor.dtype)
+
+
+def _keras_tensor(tensor: tf.Tensor | tf.RaggedTensor) -> keras.KerasTensor:
+    ragged = (
+        {"ragged": True, "ragged_rank": tensor.ragged_rank} if isinstance(tensor, tf.RaggedTensor) else {}
+    )
+    return keras.KerasTensor(tensor.shape, tensor.dtype, **ragged)
+
+
+def _by_keyword(signature: Callable[..., Any]) -> Callable[..., Any]:
+    """A signature that takes what a layer takes: a dict of its inputs, or its only input."""
+    _, specs = signature.structured_input_signature  # type: ignore[attr-defined]
+
+    def call(inputs: Any) -> Any:
+        return signature(**(inputs if isinstance(inputs, Mapping) else dict.fromkeys(specs, inputs)))
+
+    return call
+
+
+def _keras_variables(part: Any) -> list[keras.Variable]:
+    """The variables of a loaded object as Keras sees them, each under its own path; no number is copied."""
+    trainable = list(getattr(part, "trainable_variables", ()))
+    ids = {id(variable) for variable in trainable}
+    others = [variable for variable in getattr(part, "variables", ()) if id(variable) not in ids]
+    found = []
+    for variable in (*trainable, *others):
+        *scopes, name = variable.name.split(":")[0].split("/")
+        with contextlib.ExitStack() as stack:
+            for scope in scopes:
+                stack.enter_context(keras.name_scope(scope))
+            found.append(
+                keras.Variable(variable, dtype=variable.dtype, trainable=id(variable) in ids, name=name)
+            )
+    return found

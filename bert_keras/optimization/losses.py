@@ -1,0 +1,234 @@
+"""A loss for each label, and its weighted mean over all replicas.
+
+In: labels, outputs and weights of one replica. Out: the loss that one device would compute on the whole batch.
+"""
+
+import contextlib
+import contextvars
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any
+
+import keras
+from keras import ops
+from keras.src.backend import get_keras_mask
+
+from bert_keras.errors import BertKerasError
+from bert_keras.optimization.replicas import replica_context, replica_sum
+
+# For each GlobalMean, the weight of the whole batch, while a micro-batch of it is computed. Each replica has its own thread.
+_WHOLE: contextvars.ContextVar[dict[Any, Any] | None] = contextvars.ContextVar("whole", default=None)
+
+
+@contextlib.contextmanager
+def micro_batches(terms: Iterable[tuple["GlobalMean", Any, Any]]) -> Iterator[None]:
+    """Within it, a GlobalMean of a micro-batch returns the micro-batch's part of the mean over the global batch.
+
+    The parts of all micro-batches and replicas add up to that mean, and no part reads another replica.
+
+    terms: each loss with the labels and the weights, or None, of the replica's whole batch
+    """
+    terms = list(terms)
+    weights = replica_sum([loss.weight(labels, sample_weight) for loss, labels, sample_weight in terms])
+    token = _WHOLE.set({id(loss): weight for (loss, _, _), weight in zip(terms, weights, strict=True)})
+    try:
+        yield
+    finally:
+        _WHOLE.reset(token)
+
+
+@keras.saving.register_keras_serializable("bert_keras")
+class GlobalMean(keras.losses.Loss):
+    """sum(weight * loss) over all replicas / sum(weight) over all replicas.
+
+    loss: a function of (labels, outputs) that returns one loss for each label, for example `cross_entropy`, which gives
+        weight 0 to a negative label
+
+    Keras' own reduction averages over each replica's labels, then over the replicas. The result differs whenever weights differ.
+    """
+
+    def __init__(self, loss: Callable[[Any, Any], Any], *, name: str = "loss") -> None:
+        super().__init__(name=name, reduction=None)
+        self._loss = loss
+
+    def call(self, y_true: Any, y_pred: Any) -> Any:
+        """One loss for each label."""
+        return self._loss(y_true, y_pred)
+
+    def __call__(self, y_true: Any, y_pred: Any, sample_weight: Any = None) -> Any:
+        """Labels and float outputs [B, ...], weights [B, ...] -> a scalar, 0 where no weight is over 0.
+
+        Weights [B] apply to all labels of their rows; a last axis of 1 is dropped. Where the outputs have
+        Keras' mask of padding, as those of TokenHead, masked labels have weight 0. Raises BertKerasError for weights with more
+        axes than the losses; in micro-batches, for masked outputs without a weight for each label.
+        On N replicas, each returns the global mean / N, which Keras sums and logs. Its gradient is that of its own labels.
+        """
+        losses = self.call(y_true, y_pred)
+        weights, mask = self._weights(losses, y_true, sample_weight), _mask(y_pred, losses)
+        if (whole := _WHOLE.get()) is not None:
+            _check_one_loss_a_label(y_true, losses)
+            _check_masked_labels(mask, weights, sample_weight)
+            return ops.divide_no_nan(ops.sum(losses * weights), whole[id(self)])
+        weights = weights if mask is None else ops.where(mask, weights, 0.0)
+        loss_sum, weight_sum = ops.sum(losses * weights), ops.sum(weights)
+        context = replica_context()
+        if context is None:
+            return ops.divide_no_nan(loss_sum, weight_sum)
+        all_losses, all_weights = replica_sum([loss_sum, weight_sum])
+        own = ops.divide_no_nan(loss_sum, all_weights)
+        mean = ops.divide_no_nan(all_losses, all_weights)
+        return own + ops.stop_gradient(mean / context.num_replicas_in_sync - own)
+
+    def weight(self, y_true: Any, sample_weight: Any = None) -> Any:
+        """The sum of the weights of one replica's labels [B, ...]: what the mean divides by. The outputs are not needed."""
+        like = ops.ones(ops.shape(y_true), "float32")
+        return ops.sum(self._weights(like, y_true, sample_weight))
+
+    def _weights(self, like: Any, y_true: Any, sample_weight: Any) -> Any:
+        """A weight for each loss, in the shape of `like`."""
+        weights = ops.ones_like(like)
+        if sample_weight is not None:
+            given = _row_or_label_weights(ops.cast(sample_weight, like.dtype), like)
+            slots = (1,) * (len(like.shape) - len(given.shape))
+            weights = weights * ops.reshape(given, (*ops.shape(given), *slots))
+        return known_weights(y_true, weights) if self._loss is cross_entropy else weights
+
+    def get_config(self) -> dict[str, Any]:
+        """The constructor's arguments."""
+        return {"loss": keras.saving.serialize_keras_object(self._loss), "name": self.name}
+
+    @classmethod
+    def from_config(cls, config: dict[str, Any]) -> "GlobalMean":
+        """The inverse of `get_config`."""
+        loss = keras.saving.deserialize_keras_object(config["loss"])
+        if (
+            getattr(loss, "__module__", None) == __name__
+        ):  # or a stand-in for it: bert_keras/model/registered.py
+            loss = globals()[loss.__name__]
+        return cls(**(config | {"loss": loss}))
+
+
+def _row_or_label_weights(weights: Any, losses: Any) -> Any:
+    """Weights with at most the axes of the losses: a last axis of 1, as in a column of a table, is dropped."""
+    shape, wanted = _shape(weights), _shape(losses)
+    if len(shape) <= len(wanted):
+        return weights
+    if len(shape) > len(wanted) + 1 or shape[-1] not in (1, None):
+        raise BertKerasError(
+            f"sample_weight has the shape {shape} and the losses {wanted}; give a weight for each row or for each label."
+        )
+    return ops.reshape(weights, ops.shape(weights)[:-1] if shape[-1] == 1 else ops.shape(losses))
+
+
+def _one_for_each(labels: Any, outputs: Any) -> Any:
+    """Labels in the shape of the outputs: a last axis of 1 is dropped. Raises BertKerasError where they do not fit.
+
+    Without it, labels [B, 1] and outputs [B] would broadcast to [B, B].
+    """
+    shape, wanted = _shape(labels), _shape(outputs)
+    if not _fits(shape, wanted):
+        raise BertKerasError(
+            f"the labels have the shape {shape} and the outputs {wanted}; give one label for each output."
+        )
+    return labels if len(shape) == len(wanted) else ops.reshape(labels, ops.shape(outputs))
+
+
+def _fits(shape: tuple[int | None, ...], wanted: tuple[int | None, ...]) -> bool:
+    """True where both shapes may be equal, but for a last axis of 1 in the first."""
+    if len(shape) == len(wanted) + 1 and shape[-1] in (1, None):
+        shape = shape[:-1]
+    return len(shape) == len(wanted) and all(
+        None in pair or len({*pair}) == 1 for pair in zip(shape, wanted, strict=True)
+    )
+
+
+def _shape(values: Any) -> tuple[int | None, ...]:
+    return tuple(values.shape)
+
+
+def _mask(outputs: Any, losses: Any) -> Any:
+    """Keras' mask of the outputs, bool, with the axes of the losses; None where there is none, or one of other axes."""
+    mask = get_keras_mask(outputs)
+    if mask is None:
+        return None
+    shape, wanted = _shape(mask), _shape(losses)
+    if len(shape) > len(wanted) or not _fits(shape, wanted[: len(shape)]):
+        return None
+    return ops.reshape(mask, (*ops.shape(mask), *[1] * (len(wanted) - len(shape))))
+
+
+def _check_masked_labels(mask: Any, weights: Any, given: Any) -> None:
+    """Raises an error for masked labels that `GlobalMean.weight` counted: it knows no outputs, and so no mask.
+
+    BertKerasError without a weight for each label; where a masked label has a weight, TensorFlow's, since the step runs by then.
+    """
+    if mask is None:
+        return
+    if given is None or len(given.shape) < len(mask.shape):
+        raise BertKerasError(
+            "the outputs have a padding mask, which micro_batch does not know before it computes them; give sample_weight with a "
+            "weight for each label, 0 at padding."
+        )
+    import tensorflow as tf
+
+    counted = tf.reduce_any(tf.logical_not(mask) & (weights > 0))
+    tf.debugging.assert_equal(
+        counted, False, "micro_batch: labels at padding have weights; give them weight 0."
+    )
+
+
+def _check_one_loss_a_label(labels: Any, losses: Any) -> None:
+    """Raises BertKerasError for labels such as one-hot vectors: `GlobalMean.weight` counts labels, before there are losses."""
+    shape, wanted = _shape(labels), _shape(losses)
+    if not _fits(shape, wanted):
+        raise BertKerasError(
+            f"the labels have the shape {shape} and their losses {wanted}; micro_batch needs one loss for each label: give class "
+            "ids in place of one-hot labels."
+        )
+
+
+@keras.saving.register_keras_serializable("bert_keras")
+def cross_entropy(labels: Any, logits: Any) -> Any:
+    """Softmax cross-entropy: int [...], float [..., C] -> float32 [...].
+
+    A negative label, such as Hugging Face's -100, names no class: its loss is 0, and GlobalMean does not count it. Keras' metrics
+    count it: pass them `sample_weight` too.
+    """
+    classes = ops.maximum(ops.cast(labels, "int32"), 0)
+    losses = keras.losses.sparse_categorical_crossentropy(
+        classes, ops.cast(logits, "float32"), from_logits=True
+    )
+    return known_weights(labels, losses)
+
+
+@keras.saving.register_keras_serializable("bert_keras")
+def binary_cross_entropy(labels: Any, logits: Any) -> Any:
+    """Sigmoid cross-entropy of each slot: labels of 0 and 1, float [...] -> float32 [...].
+
+    A last axis of 1 that only labels or only logits have is dropped. Raises BertKerasError for other shapes that differ.
+    """
+    labels, logits = ops.cast(labels, "float32"), ops.cast(logits, "float32")
+    if len(logits.shape) == len(labels.shape) + 1 and logits.shape[-1] == 1:
+        logits = logits[..., 0]
+    labels = _one_for_each(labels, logits)
+    return ops.softplus(logits) - labels * logits
+
+
+def known_weights(labels: Any, weights: Any) -> Any:
+    """Class ids and float weights [...] -> the weights, 0 where a label is negative."""
+    labels = ops.convert_to_tensor(labels)
+    if len(labels.shape) > len(weights.shape):  # Keras takes labels [B, 1] for [B]
+        labels = ops.reshape(labels, ops.shape(weights))
+    return ops.where(labels >= 0, weights, 0.0)
+
+
+@keras.saving.register_keras_serializable("bert_keras")
+def squared_error(labels: Any, outputs: Any) -> Any:
+    """Float [B] or [B, 1], float [B, 1] or [B] -> float32 [B]. Raises BertKerasError for other shapes."""
+    labels, outputs = ops.cast(labels, "float32"), ops.cast(outputs, "float32")
+    if len(outputs.shape) > 1:
+        if outputs.shape[-1] != 1:
+            raise BertKerasError(
+                f"squared_error got outputs of the shape {_shape(outputs)}; give a network with one output for each row."
+            )
+        outputs = outputs[..., 0]
+    return ops.square(_one_for_each(labels, outputs) - outputs)

@@ -1,0 +1,398 @@
+"""The model that trains: one step for every strategy, on the TensorFlow backend.
+
+In: batches (features, labels, weights). Out: updates, and logs over all replicas. The forms of a step (micro-batches, precision,
+strategies) belong here and nowhere else.
+"""
+
+import contextlib
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+import keras
+
+from bert_keras.errors import BertKerasError
+from bert_keras.optimization.autotuning import without_autotuning
+from bert_keras.optimization.executions import WholeEpochs, function_of, with_callback
+from bert_keras.optimization.logit_checks import warn_of_probabilities
+from bert_keras.optimization.losses import GlobalMean, micro_batches
+from bert_keras.optimization.optimizers import ACCUMULATION
+from bert_keras.optimization.replicas import replica_context, replica_sum
+
+
+class TrainingSteps:
+    """The steps of `fit` and `evaluate`, for a model that lists this class before `keras.Model`.
+
+    A step logs the results of the metrics over all replicas. Keras' own step logs the mean of the replicas' results. To build a
+    model under a strategy, Keras reads a first batch: it fails where the replicas' parts differ in size, and the data's
+    order moves on.
+    Other backends keep Keras' steps.
+    """
+
+    micro_batch: int | None = None
+    steps_left: int | None = None  # in the epoch; None where that is not known
+
+    def compile(self: Any, *arguments: Any, micro_batch: int | None = None, **keywords: Any) -> None:
+        """As Keras does; scales the loss of float16 layers, and warns of a loss of probabilities on the logits of a head.
+
+        micro_batch: rows of a batch that a replica computes at once; None computes its whole part of the batch. The update is
+            that of the whole batch: one gradient, divided by the weights of the whole batch, summed over the replicas, clipped
+            and applied once
+
+        Raises BertKerasError for micro_batch with a loss that is no GlobalMean, for an optimizer with Keras'
+        gradient_accumulation_steps, and for one that scales the loss, as float16 needs, under several replicas.
+        """
+        if micro_batch is not None and keywords.get("jit_compile", "auto") == "auto":
+            keywords["jit_compile"] = False  # batches of any size
+        super().compile(*arguments, **keywords)  # type: ignore[misc]
+        self.micro_batch = micro_batch
+        if keywords.get("auto_scale_loss", True):
+            _scale_loss(self)
+        _check_scaling(self)
+        _check_accumulation(self)
+        given = [*arguments[3:5], keywords.get("metrics"), keywords.get("weighted_metrics")]
+        warn_of_probabilities(self, given)
+
+    def get_compile_config(self: Any) -> Any:
+        """The arguments of `compile`."""
+        config = super().get_compile_config()  # type: ignore[misc]
+        return config | {"micro_batch": self.micro_batch} if config and self.micro_batch else config
+
+    def compile_from_config(self: Any, config: dict[str, Any]) -> None:
+        """Compiles a loaded model as `get_compile_config` says."""
+        self.compile(**keras.saving.deserialize_keras_object(config))
+        if self.optimizer is not None and self.built:
+            self.optimizer.build(self.trainable_variables)
+
+    def fit(self: Any, *arguments: Any, **keywords: Any) -> Any:
+        """As Keras does; under several workers, each batch of a data set is divided among all replicas.
+
+        A data set is not autotuned, unless its options say so: `bert_keras.optimization.autotuning` says why.
+        """
+        self._initial_epoch = None  # a BackupAndRestore of an earlier `fit` left its epoch here
+        if keras.backend.backend() == "tensorflow" and workers_of(self.distribute_strategy) > 1:
+            x = keywords.get("x", arguments[0] if arguments else None)
+            check_order(x, shuffle=keywords.get("shuffle", True))
+        given: Sequence[Any] = arguments
+        if self.steps_per_execution > 1 and keras.backend.backend() == "tensorflow":
+            given, keywords = with_callback(WholeEpochs(), arguments, keywords)
+        keywords = {name: _prepared(value) for name, value in keywords.items()}
+        return super().fit(*map(_prepared, given), **keywords)  # type: ignore[misc]
+
+    def evaluate(self: Any, *arguments: Any, **keywords: Any) -> Any:
+        """As Keras does; batches are divided as in `fit`."""
+        keywords = {name: _prepared(value) for name, value in keywords.items()}
+        return super().evaluate(*map(_prepared, arguments), **keywords)  # type: ignore[misc]
+
+    def predict(self: Any, *arguments: Any, **keywords: Any) -> Any:
+        """As Keras does; batches are divided as in `fit`, so that the answers are in the order of the data."""
+        keywords = {name: _prepared(value) for name, value in keywords.items()}
+        return super().predict(*map(_prepared, arguments), **keywords)  # type: ignore[misc]
+
+    def train_step(self: Any, *data: Any) -> Any:
+        """One update from one replica's part of a batch, (x, y) or (x, y, sample_weight)."""
+        if keras.backend.backend() != "tensorflow":
+            return super().train_step(*data)  # type: ignore[misc]
+        x, y, sample_weight = keras.utils.unpack_x_y_sample_weight(*data)
+        made = self._gradients if self.micro_batch is None else self._accumulated
+        loss, gradients = made(x, y, sample_weight)
+        self.optimizer.apply(gradients, self.trainable_weights)
+        self._count_loss(loss, x, sample_weight)
+        return self.get_metrics_result()
+
+    def test_step(self: Any, *data: Any) -> Any:
+        """One replica's part of a batch, measured."""
+        if keras.backend.backend() != "tensorflow":
+            return super().test_step(*data)  # type: ignore[misc]
+        x, y, sample_weight = keras.utils.unpack_x_y_sample_weight(*data)
+        y_pred = self(x, training=False)
+        loss = self._compute_loss(x, y, y_pred, sample_weight, training=False)
+        self._count_loss(loss, x, sample_weight)
+        return self.compute_metrics(x, y, y_pred, sample_weight)
+
+    def loss_terms(self: Any, y: Any, sample_weight: Any) -> Iterator[tuple[GlobalMean, Any, Any]]:
+        """Each loss with its labels and its weights, or None.
+
+        Raises BertKerasError unless each output with a loss has labels, and weights where the others have some.
+        """
+        names = getattr(self, "output_names", None) or ()
+
+        def in_order(values: Any) -> list[Any]:
+            """Values by name in the order of the outputs, since lists are in that order too."""
+            if isinstance(values, Mapping) and {*values} <= {*names}:
+                values = [values[name] for name in names if name in values]
+            return keras.tree.flatten(values)
+
+        outputs = in_order(self.loss)
+
+        def with_loss(values: Any) -> list[Any]:
+            found = in_order(values)
+            if len(found) != len(outputs):  # only those of the outputs with a loss
+                return found
+            return [one for one, loss in zip(found, outputs, strict=True) if loss is not None]
+
+        losses, labels, weights = with_loss(self.loss), with_loss(y), with_loss(sample_weight)
+        if not keras.tree.is_nested(sample_weight):  # None, or the weights of all outputs
+            weights = [sample_weight] * len(losses)
+        for name, found in (("labels", labels), ("weights", weights)):
+            if len(found) != len(losses):
+                raise BertKerasError(
+                    f"micro_batch is {self.micro_batch}, with {len(losses)} GlobalMeans and {len(found)} {name}; "
+                    f"compile with a GlobalMean or None for each output, and give {name} for each GlobalMean."
+                )
+        yield from zip(losses, labels, weights, strict=True)
+
+    def _gradients(self: Any, x: Any, y: Any, sample_weight: Any) -> tuple[Any, list[Any]]:
+        """The loss of some rows and its gradients, scaled as the optimizer wants; counts the rows in the metrics."""
+        import tensorflow as tf
+
+        with tf.GradientTape() as tape:
+            y_pred = self(x, training=True)
+            # Keras' wrapper, since a subclass's compute_loss may not take `training`.
+            loss = self._compute_loss(x, y, y_pred, sample_weight, training=True)
+            scaled = self.optimizer.scale_loss(loss)
+        gradients = tape.gradient(scaled, self.trainable_weights)
+        self.compute_metrics(x, y, y_pred, sample_weight)
+        return loss, gradients
+
+    def _accumulated(self: Any, x: Any, y: Any, sample_weight: Any) -> tuple[Any, list[Any]]:
+        """`_gradients`, from one micro-batch after the other: the last one may have fewer rows."""
+        import tensorflow as tf
+
+        variables, missing = self.trainable_weights, set[int]()
+        count = keras.ops.shape(keras.tree.flatten(x)[0])[0]
+        even = isinstance(count, int) and count % self.micro_batch == 0
+        if self.jit_compile and not (even or self.run_eagerly):
+            raise BertKerasError(
+                f"micro_batch is {self.micro_batch} and jit_compile=True, which needs batches of a known number of rows that "
+                f"{self.micro_batch} divides; compile with jit_compile=False."
+            )
+
+        def add(start: Any, loss_sum: Any, sums: list[Any]) -> tuple[Any, ...]:
+            size = self.micro_batch if even else tf.minimum(self.micro_batch, count - start)
+            rows = keras.tree.map_structure(lambda one: _rows(one, start, size), (x, y, sample_weight))
+            loss, gradients = self._gradients(*rows)
+            if self.losses:
+                raise BertKerasError(
+                    f"micro_batch is {self.micro_batch} and layers add losses of their own, such as regularizers; leave one out."
+                )
+            missing.update(i for i, one in enumerate(gradients) if one is None)
+            sums = [
+                total if one is None else total + tf.cast(one, total.dtype)
+                for total, one in zip(sums, gradients, strict=True)
+            ]
+            return start + size, loss_sum + loss, sums
+
+        begin = (tf.constant(0), tf.constant(0.0), [tf.zeros(one.shape, one.dtype) for one in variables])
+        parts = keras.ops.ceil(count / self.micro_batch)
+        with (
+            _one_update(self._metrics_of_outputs(x, y, sample_weight), parts),
+            micro_batches(self.loss_terms(y, sample_weight)),
+        ):
+            _, loss, sums = tf.while_loop(lambda start, *_: start < count, add, begin, parallel_iterations=1)
+        if (context := replica_context()) is not None:
+            loss = replica_sum(loss) / context.num_replicas_in_sync
+        return loss, [None if i in missing else one for i, one in enumerate(sums)]
+
+    def _metrics_of_outputs(self: Any, x: Any, y: Any, sample_weight: Any) -> list[keras.metrics.Mean]:
+        """Keras' means of the loss of each output; none for a model with one output."""
+        losses = self._compile_loss
+        if losses is not None and not losses.built and len(keras.tree.flatten(self.loss)) > 1:
+            self._symbolic_build(data_batch=(x, y, sample_weight))
+        return [] if losses is None else losses.metrics
+
+    def _count_loss(self: Any, loss: Any, x: Any, sample_weight: Any) -> None:
+        """Counts a step in the mean loss; `loss` is this replica's share of the sum over all replicas."""
+        # The mean over all weights of an epoch: rows of weight 0, which fill batches up, do not count.
+        count = keras.ops.shape(keras.tree.flatten(x)[0])[0]
+        # Keras' own losses divide by the rows, whatever their weights are.
+        losses = [one for one in keras.tree.flatten(self.loss) if one is not None]
+        means = bool(losses) and all(isinstance(one, GlobalMean) for one in losses)
+        weight = keras.ops.sum(sample_weight) if means and keras.ops.is_tensor(sample_weight) else count
+        for metric in self.metrics:
+            if metric.name == "loss":
+                metric.update_state(
+                    loss * self.distribute_strategy.num_replicas_in_sync, sample_weight=weight
+                )
+
+    def make_train_function(self: Any, force: bool = False) -> Callable[..., Any]:
+        """Makes the function that `fit` calls with an iterator: it runs `steps_per_execution` steps."""
+        if keras.backend.backend() != "tensorflow":
+            return super().make_train_function(force)  # type: ignore[misc]
+        if self.train_function is None or force:
+            self.train_function = function_of(self, self.train_step, left=lambda: self.steps_left)
+        return self.train_function
+
+    def make_test_function(self: Any, force: bool = False) -> Callable[..., Any]:
+        """Makes the function that `evaluate` calls with an iterator."""
+        if keras.backend.backend() != "tensorflow":
+            return super().make_test_function(force)  # type: ignore[misc]
+        if self.test_function is None or force:
+            self.test_function = function_of(self, self.test_step)
+        return self.test_function
+
+    def _maybe_symbolic_build(self: Any, iterator: Any = None, data_batch: Any = None) -> None:
+        """Builds the metrics from the data's specification, where Keras reads and averages the replicas' first batches."""
+        if keras.backend.backend() == "tensorflow":
+            if self._distribute_strategy is None:  # Keras builds in the trace
+                return
+            if iterator is not None:
+                data_batch, iterator = _like(iterator.data_adapter.get_tf_dataset().element_spec), None
+        super()._maybe_symbolic_build(iterator, data_batch)  # type: ignore[misc]
+
+
+def _scale_loss(model: Any) -> None:
+    """Wraps the optimizer if a layer computes in float16. Keras looks at the policy of the model, not of its layers."""
+    narrow = any(
+        one.compute_dtype == "float16" and one.variable_dtype != "float16" for one in model._flatten_layers()
+    )
+    scaled = keras.optimizers.LossScaleOptimizer
+    if narrow and model.optimizer is not None and not isinstance(model.optimizer, scaled):
+        model.optimizer = scaled(model.optimizer, name="loss_scale_optimizer")
+
+
+def _check_scaling(model: Any) -> None:
+    """Raises BertKerasError for float16 under several replicas: each would judge by its own gradients if a step is skipped."""
+    scales = isinstance(model.optimizer, keras.optimizers.LossScaleOptimizer)
+    if (
+        scales
+        and keras.backend.backend() == "tensorflow"
+        and model.distribute_strategy.num_replicas_in_sync > 1
+    ):
+        raise BertKerasError(
+            "the optimizer scales the loss, as float16 needs, and there are several replicas, which cannot agree on a scale; "
+            "take the policy mixed_bfloat16 or float32, or one device."
+        )
+
+
+def _check_accumulation(model: Any) -> None:
+    """Raises BertKerasError where a model cannot accumulate gradients as `compile` asks."""
+    inner = getattr(model.optimizer, "inner_optimizer", model.optimizer)  # of a LossScaleOptimizer
+    if getattr(inner, "gradient_accumulation_steps", None):
+        raise BertKerasError(ACCUMULATION)
+    if model.micro_batch is None:
+        return
+    if model.micro_batch < 1:
+        raise BertKerasError(f"micro_batch is {model.micro_batch}; give at least 1 row.")
+    if keras.backend.backend() != "tensorflow":
+        raise BertKerasError(
+            f"micro_batch is {model.micro_batch} on the backend {keras.backend.backend()}; it needs tensorflow."
+        )
+    losses = [loss for loss in keras.tree.flatten(model.loss) if loss is not None]
+    if len({*map(id, losses)}) < len(losses):
+        raise BertKerasError(
+            f"micro_batch is {model.micro_batch} and two outputs have one GlobalMean object; give each output its own."
+        )
+    for loss in losses:
+        if not isinstance(loss, GlobalMean):
+            name = getattr(loss, "name", None) or getattr(loss, "__name__", loss)
+            raise BertKerasError(
+                f"micro_batch is {model.micro_batch} and the loss is {name}, whose mean over a batch is not known from its "
+                "micro-batches; give bert_keras' GlobalMean."
+            )
+
+
+@contextlib.contextmanager
+def _one_update(means: Sequence[keras.metrics.Mean], parts: Any) -> Iterator[None]:
+    """Within it, the `parts` updates of each mean, which add up to one number, count as one update."""
+    before = [one.count + 0 for one in means]  # a tensor: convert_to_tensor gives the variable, which changes
+    yield
+    for one, count in zip(means, before, strict=True):
+        added = one.count - count
+        one.count.assign(count + keras.ops.divide_no_nan(added, keras.ops.cast(parts, added.dtype)))
+
+
+def _prepared(value: Any) -> Any:
+    """A data set without autotuning, that every worker reads whole, to train on its rows of each batch; other values stay.
+
+    By default, TensorFlow gives each worker other files of a data set: the batches are then not those of one device.
+    """
+    if keras.backend.backend() != "tensorflow":
+        return value
+    import tensorflow as tf
+
+    if not isinstance(value, tf.data.Dataset):
+        return value
+    value = without_autotuning(value)
+    if chooses_parts(value):
+        return value
+    options = tf.data.Options()
+    options.experimental_distribute.auto_shard_policy = tf.data.experimental.AutoShardPolicy.DATA
+    return value.with_options(options)
+
+
+def workers_of(strategy: Any) -> int:
+    """The number of processes of a strategy."""
+    import tensorflow as tf
+
+    if (
+        not isinstance(strategy, tf.distribute.MultiWorkerMirroredStrategy)
+        or strategy.cluster_resolver is None
+    ):
+        return 1
+    addresses = strategy.cluster_resolver.cluster_spec().as_dict()
+    return sum(len(addresses.get(kind, ())) for kind in ("chief", "worker")) or 1
+
+
+def check_order(data: Any, *, shuffle: Any) -> None:
+    """Raises BertKerasError for training data that each of several workers would shuffle in another order.
+
+    Each worker trains on its rows of each batch, so all must have the same batches. shuffle: as in `fit`, for arrays
+    """
+    import tensorflow as tf
+
+    if isinstance(data, tf.data.Dataset):
+        if not chooses_parts(data) and _shuffles_without_seed(data):
+            raise BertKerasError(
+                "the data set is shuffled without a seed, so each worker would have other batches; give Dataset.shuffle the same "
+                "seed in all workers."
+            )
+        return
+    arrays = all(hasattr(one, "__array__") for one in keras.tree.flatten(data))
+    if arrays and shuffle and tf.compat.v1.get_seed(None)[0] is None:
+        raise BertKerasError(
+            "fit shuffles arrays, in each worker in another order; call keras.utils.set_random_seed with the same number in all "
+            "workers, or give shuffle=False."
+        )
+
+
+def _shuffles_without_seed(data: Any) -> bool:
+    """True if a shuffle on the way to a tf.data.Dataset had no seed and TensorFlow no global one when it was made."""
+    if type(data).__name__ == "_ShuffleDataset" and not (int(data._seed) or int(data._seed2)):
+        return True
+    return any(map(_shuffles_without_seed, data._inputs()))
+
+
+def chooses_parts(data: Any) -> bool:
+    """True for a tf.data.Dataset whose user chose what each worker reads of it."""
+    import tensorflow as tf
+
+    options = data.options().experimental_distribute
+    return bool(options.auto_shard_policy != tf.data.experimental.AutoShardPolicy.AUTO)
+
+
+def _rows(values: Any, start: Any, size: Any) -> Any:
+    """`size` rows of a tensor [B, ...] from `start` on; None stays None."""
+    import tensorflow as tf
+
+    if values is None:
+        return None
+    values = tf.convert_to_tensor(values)
+    others = len(values.shape) - 1
+    rows = tf.slice(values, [start, *[0] * others], [size, *[-1] * others])
+    return tf.ensure_shape(rows, [None, *values.shape[1:]])  # a loss may ask for more than the rank
+
+
+def _like(spec: Any) -> Any:
+    """Zeros of a data set's shapes and types; a dimension that is not known is 2: Keras warns of a softmax over one number.
+
+    Where a process has several replicas, a data set that was divided before `fit` has a specification for each of them.
+    """
+    import tensorflow as tf
+
+    spec = keras.tree.map_structure(lambda one: getattr(one, "_value_specs", (one,))[0], spec)
+    return keras.tree.map_structure(lambda one: tf.zeros([size or 2 for size in one.shape], one.dtype), spec)
+
+
+@keras.saving.register_keras_serializable("bert_keras")
+class TrainingModel(TrainingSteps, keras.Model):
+    """A `keras.Model` of the functional form, TrainingModel(inputs, outputs), that trains by TrainingSteps."""

@@ -1,0 +1,1 @@
+"""The commands of tasks, each a row of COMMANDS beside its flags."""

@@ -1,0 +1,394 @@
+"""Commands of tasks: finetune, evaluate, predict and fill-mask.
+
+TensorFlow is imported when a command runs; flags and help need none.
+"""
+
+import argparse
+import dataclasses
+import itertools
+import json
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+from bert_keras.cli.console import (
+    PATH,
+    Command,
+    progress,
+    say,
+    start,
+    table,
+)
+from bert_keras.errors import BertKerasError, MissingFileError, listed
+from bert_keras.fields import add_flags, given_settings
+from bert_keras.io.paths import path_of
+from bert_keras.tasks.commands.flags import (
+    CHECKPOINT_HELP,
+    DATA_HELP,
+    SAVE_HELP,
+    add_batch_size,
+    add_feature_cache,
+    add_model,
+    add_precision,
+    add_pretrained_task,
+    add_strategy,
+    add_task,
+    add_task_options,
+    default_notes,
+    slow_precision,
+    start_strategy,
+)
+from bert_keras.tasks.data.example_files import FORMATS_NOTES, STANDARD_INPUT, read_examples
+from bert_keras.tasks.hparams import Hparams, hparams_of
+from bert_keras.tasks.options import TASK_OPTIONS, FillMaskOptions
+
+CHUNK = 4096  # examples that `predict` holds at a time
+
+
+# -----------------------------------------------------------------------------------------------------------
+# finetune
+
+
+def _add_finetune(parser: argparse.ArgumentParser) -> None:
+    add = parser.add_argument
+    add_task(parser)
+    add("--checkpoint", **PATH, required=True, help=CHECKPOINT_HELP)
+    add(
+        "--keep-head",
+        action="store_true",
+        help="load the head from the checkpoint too; the checkpoint must name its labels",
+    )
+    add("--output", **PATH, required=True, help="folder for the run, new or empty")
+    add(
+        "--random-weights",
+        action="store_true",
+        help="start from random weights, with the checkpoint's sizes and vocabulary",
+    )
+    add(
+        "--dev-split",
+        help="the split that selects the best epoch (default: the task's first validation split)",
+    )
+    add_strategy(parser)
+    add("--save-every", type=int, help=f"{SAVE_HELP} (default: one save at the end of each epoch)")
+    add_feature_cache(parser)
+    add_flags(parser, Hparams)
+    add_task_options(parser)
+
+
+def _check_dev(
+    data: str | None, dev_data: str | None, fraction: float | None, *, holds_out: bool = True
+) -> None:
+    """Raises BertKerasError unless one flag at most says where the dev split comes from, and a file has one."""
+    if dev_data is not None and fraction is not None:
+        raise BertKerasError("--dev-data and --dev-fraction were given; give one of them.")
+    if data is None and (dev_data is not None or fraction is not None):
+        flag = "--dev-fraction" if dev_data is None else "--dev-data"
+        raise BertKerasError(f"{flag} was given without --data; give the training file as --data.")
+    if data is not None and dev_data is None and fraction is None and path_of(data).is_file():
+        instead = ", or --dev-fraction 0.1 to hold out a tenth of this file" if holds_out else ""
+        raise BertKerasError(
+            f"{data} is one file, without a dev split; give the dev split's file as --dev-data{instead}."
+        )
+
+
+def _check_no_dev_split(task: Any, folder: str) -> None:
+    try:
+        task.examples(task.validation_splits[0])
+    except MissingFileError:
+        return
+    raise BertKerasError(
+        f"{folder} has a dev split; leave --dev-fraction out, or give the training file as --data."
+    )
+
+
+def open_given_task(args: argparse.Namespace, *, holds_out: bool = True) -> tuple[Any, Hparams]:
+    """The task of the flags of `add_task`, and its hyperparameters with those that were given. holds_out: as there."""
+    from bert_keras.tasks.runs.run_folder import open_task
+
+    fraction = getattr(args, "dev_fraction", None)
+    _check_dev(args.data, args.dev_data, fraction, holds_out=holds_out)
+    source = {"train": args.data, "validation": args.dev_data} if args.dev_data else args.data
+    task = open_task(args.task, source, **given_settings(args, *TASK_OPTIONS))
+    if fraction is not None and path_of(args.data).is_dir():
+        _check_no_dev_split(task, args.data)
+    return task, hparams_of(task.defaults, given_settings(args, Hparams))
+
+
+def _run_finetune(args: argparse.Namespace) -> None:
+    start_strategy(args.strategy)
+    from bert_keras import checkpoints
+    from bert_keras.tasks.finetuning.finetune import finetune
+    from bert_keras.tasks.finetuning.finetuning_monitor import DEGENERATE
+
+    task, hparams = open_given_task(args)
+    checkpoint = checkpoints.read(args.checkpoint)
+    if args.random_weights:
+        checkpoint = dataclasses.replace(checkpoint, tensors={})
+    if task.columns and args.data:
+        labels = f"labels: {listed(task.label_names)}" if task.label_names else "label: a score"
+        say(f"text: {', '.join(task.columns.values())}; {labels}")
+    results = finetune(
+        task,
+        checkpoint=checkpoint,
+        output=args.output,
+        hparams=hparams,
+        strategy_name=args.strategy,
+        keep_head=args.keep_head,
+        feature_cache=args.feature_cache,
+        save_every=args.save_every,
+        dev_split=args.dev_split,
+        log=say,
+    )
+    rows = [(name.removeprefix("val_"), value) for name, value in results["measures"].items()]
+    table(
+        ("measure", f"dev, epoch {results['best_epoch']} of {len(results['history'])}"),
+        rows,
+        title=f"{task.name}, {hparams.keep} epoch",
+    )
+    if results.get(DEGENERATE):
+        print(
+            f"warning: the model did not learn: {results[DEGENERATE]}; give more examples, more epochs or another --seed",
+            file=sys.stderr,
+        )
+    print(f"the run is in {args.output}")
+
+
+# -----------------------------------------------------------------------------------------------------------
+# evaluate and predict
+
+
+def model_of(args: argparse.Namespace, *, data: str | None = None) -> Any:
+    """Loads the runs of --run, or the checkpoint for the task. Raises BertKerasError unless the flags name one of them."""
+    from bert_keras.tasks.devices.strategies import strategy
+    from bert_keras.tasks.runs.ensemble import load_runs, members_of
+    from bert_keras.tasks.runs.run_folder import pretrained_run
+    from bert_keras.tasks.runs.run_precision import at_precision
+    from bert_keras.tasks.training.task_model import encoder_of
+
+    if bool(args.run) == bool(args.checkpoint or args.task) or bool(args.checkpoint) != bool(args.task):
+        raise BertKerasError("give --run alone, or --checkpoint with --task; a run has its own task.")
+    with strategy(args.strategy).scope():
+        if args.run:
+            run = load_runs(args.run, data=data)
+        else:
+            run = pretrained_run(args.task, args.checkpoint, data=data)
+        run = at_precision(run, args.precision)
+    slow_precision(encoder_of(members_of(run.model)[0]).compute_dtype)  # a .keras file may be in bfloat16
+    return run
+
+
+def _add_evaluate(parser: argparse.ArgumentParser) -> None:
+    add = parser.add_argument
+    add_model(parser)
+    add_pretrained_task(parser)
+    add("--data", **PATH, help=DATA_HELP)
+    add(
+        "--split",
+        help="split to measure; held-out is the part of the training file that --dev-fraction held out (default: held-out if "
+        "--data is that file, else every validation split)",
+    )
+    add_batch_size(parser)
+    add_strategy(parser, trains=False)
+    add_precision(parser)
+    add("--json", action="store_true", help="print JSON instead of a table")
+
+
+def _run_evaluate(args: argparse.Namespace) -> None:
+    start_strategy(args.strategy, deterministic=False)
+    from bert_keras.tasks.batches import cardinality, predictor
+    from bert_keras.tasks.finetuning.examples import check_labelled
+    from bert_keras.tasks.runs.evaluation_splits import splits_of
+    from bert_keras.tasks.runs.run_card import describe
+
+    run = model_of(args, data=args.data)
+    task, measured, tables = run.task, {}, []
+    splits = list(
+        splits_of(run, args.run or (), args.split)
+    )  # all files are read before any of them is measured
+    for split, examples, note in splits:
+        if note:
+            print(note, file=sys.stderr)
+        task.check(run.preprocess, examples)
+        check_labelled(task, run.preprocess, examples, split)
+    predict = predictor(task, run.preprocess, run.model, fixed=True)
+    for split, examples, _ in splits:
+        with progress(f"evaluating {split}", cardinality(examples)) as advance:
+            predictions, raw = predict(examples, batch_size=args.batch_size, progress=advance)
+        measured[split] = dict(task.evaluate(predictions, raw))
+        tables += [one._replace(title=f"{split}: {one.title}") for one in task.report(predictions, raw)]
+    if args.json:
+        print(json.dumps(measured))
+        return
+    rows = [(split, name, value) for split, values in measured.items() for name, value in values.items()]
+    features = f" ({about})" if (about := describe(run)) else ""
+    of = " ".join(args.run or [args.checkpoint])
+    table(("split", "measure", "value"), rows, title=f"{task.name}: {of}{features}")
+    for title, columns, rows in tables:
+        table(columns, rows, title=title)
+
+
+def _add_predict(parser: argparse.ArgumentParser) -> None:
+    add = parser.add_argument
+    add_model(parser)
+    add_pretrained_task(parser)
+    add(
+        "--input",
+        "--data",
+        **PATH,
+        default=STANDARD_INPUT,
+        help="a file (see below), or - for lines of standard input (default: -)",
+    )
+    add("--format", choices=("table", "jsonl"), help="default: a table on a terminal, JSON lines elsewhere")
+    add_batch_size(parser)
+    add_strategy(parser, trains=False)
+    add_precision(parser)
+
+
+def _run_predict(args: argparse.Namespace) -> None:
+    start_strategy(args.strategy, deterministic=False)
+    run = model_of(args)
+    signature = run.task.signature()
+    lists = {name: spec.shape[1] for name, spec in signature.items() if len(spec.shape) > 1}
+    as_table = (args.format or ("table" if sys.stdout.isatty() else "jsonl")) == "table"
+    shown: list[dict[str, str]] = []
+    examples = read_examples(args.input, tuple(signature), lists, run.task.columns)
+    with progress("predicting", None) as advance:
+        for example, record in _records(run, examples, batch_size=args.batch_size, progress=advance):
+            if as_table:
+                shown.append(run.task.show(example, record))
+            else:
+                print(json.dumps(example | record, ensure_ascii=False))
+    if shown:
+        table(tuple(shown[0]), [tuple(cells.values()) for cells in shown])
+
+
+def _records(
+    run: Any, examples: Iterator[dict[str, Any]], *, batch_size: int, progress: Callable[[int], None]
+) -> Iterator[tuple[dict[str, Any], dict[str, Any]]]:
+    """Yields each example with the run's prediction."""
+    import tensorflow as tf
+
+    from bert_keras.tasks.batches import predictor
+
+    predict = predictor(run.task, run.preprocess, run.model, fixed=True)
+    for chunk in iter(lambda: list(itertools.islice(examples, CHUNK)), []):
+        raw = tf.data.Dataset.from_tensor_slices(
+            {name: [example[name] for example in chunk] for name in run.task.signature()}
+        )
+        answers, _ = predict(raw, batch_size=batch_size, progress=progress)
+        for i, example in enumerate(chunk):
+            yield example, run.task.record({name: value[i] for name, value in answers.items()})
+        sys.stdout.flush()
+
+
+# -----------------------------------------------------------------------------------------------------------
+# fill-mask
+
+FILL_MASK_NOTES = """Each [MASK], or <mask>, in a text is filled independently of the others. A token that starts with ##
+continues the word before it. In RoBERTa's vocabulary, a token that starts with Ġ starts a word, and other tokens continue it.
+
+"""
+
+
+def _add_fill_mask(parser: argparse.ArgumentParser) -> None:
+    add = parser.add_argument
+    add("text", nargs="*", help="texts with [MASK] (default: lines of standard input)")
+    add(
+        "--checkpoint",
+        **PATH,
+        required=True,
+        help="a checkpoint with a masked LM head, by path or name, or a run of pretrain",
+    )
+    add_flags(parser, FillMaskOptions)
+    add("--json", action="store_true", help="print one JSON object per line instead of tables")
+    add_batch_size(parser)
+
+
+def _run_fill_mask(args: argparse.Namespace) -> None:
+    start()
+    from bert_keras import checkpoints
+    from bert_keras.tasks.problems.fill_mask import TEXT, FillMask, count_masks
+    from bert_keras.tasks.runs.run_folder import is_run, load_run, run_of
+    from bert_keras.text.tokenizer import MASK
+
+    if unmasked := [text for text in args.text if not count_masks(text)]:
+        raise BertKerasError(
+            f"there is no {MASK} in {unmasked[0]!r}; write it in place of the word to predict."
+        )
+    model, options = checkpoints.resolve(args.checkpoint), given_settings(args, FillMaskOptions)
+    if is_run(model):
+        run = load_run(model)
+        if not isinstance(run.task, FillMask):
+            raise BertKerasError(
+                f"{model.path} is a run of {run.task.name}; give a checkpoint with a masked LM head."
+            )
+        run = dataclasses.replace(run, task=FillMask(**options))
+    else:
+        run = run_of(FillMask(**options), model)
+    given = iter([{TEXT: text} for text in args.text])
+    examples = given if args.text else read_examples(STANDARD_INPUT, (TEXT,))
+    with progress("filling", None) as advance:
+        for example, record in _records(run, examples, batch_size=args.batch_size, progress=advance):
+            _warn_of_masks(example[TEXT], record["masks"], run.preprocess.seq_length)
+            if args.json:
+                print(json.dumps(example | record, ensure_ascii=False))
+            else:
+                _show_masks(example[TEXT], record["masks"])
+
+
+def _warn_of_masks(text: str, masks: Sequence[Mapping[str, Any]], seq_length: int) -> None:
+    cut = sum(not mask["tokens"] for mask in masks)
+    if not masks:
+        print(f"warning: there is no [MASK] in {text[:60]!r}", file=sys.stderr)
+    elif cut:
+        about = (
+            f"{cut} of {len(masks)} [MASK] in {text[:60]!r} were cut off: the model reads {seq_length} tokens"
+        )
+        print(f"warning: {about}", file=sys.stderr)
+
+
+def _show_masks(text: str, masks: Sequence[Mapping[str, Any]]) -> None:
+    """Prints the text with its masks marked, then the tokens for each mask with their probabilities as bars."""
+    from rich.console import Console
+    from rich.table import Table
+    from rich.text import Text
+
+    console = Console(markup=False, emoji=False, highlight=False)
+    marked = Text(text)
+    marked.highlight_words(["[MASK]", "<mask>"], "bold reverse")
+    console.print(marked)
+    answered = Table("mask", "token", "probability", "")
+    for number, answers in enumerate(masks, start=1):
+        for rank, (token, score) in enumerate(zip(answers["tokens"], answers["scores"], strict=True)):
+            answered.add_row("" if rank else str(number), token, f"{score:.4f}", "█" * round(40 * score))
+        answered.add_section()
+    console.print(answered)
+
+
+COMMANDS = {
+    "finetune": Command(
+        "fine-tune a checkpoint on a task and keep the best epoch",
+        "--task mrpc --data glue/MRPC --checkpoint bert-base-uncased --output runs/mrpc --learning-rate 2e-5",
+        _add_finetune,
+        _run_finetune,
+        notes=default_notes(),
+        trains=True,
+    ),
+    "evaluate": Command(
+        "measure a run on a split", "--run runs/mrpc --data glue/MRPC", _add_evaluate, _run_evaluate
+    ),
+    "predict": Command(
+        "label raw text from a file or standard input",
+        "--run runs/sst2 --input reviews.txt",
+        _add_predict,
+        _run_predict,
+        notes=FORMATS_NOTES,
+    ),
+    "fill-mask": Command(
+        "predict the token for each [MASK] in a text",
+        "--checkpoint bert-base-uncased 'The capital of France is [MASK].'",
+        _add_fill_mask,
+        _run_fill_mask,
+        notes=FILL_MASK_NOTES,
+    ),
+}

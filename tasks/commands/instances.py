@@ -1,0 +1,218 @@
+"""Commands that make the data of pre-training: instances and vocab.
+
+TensorFlow is imported when a command runs; flags and help need none.
+"""
+
+import argparse
+import functools
+import os
+import sys
+from typing import Any
+
+from bert_keras.cli.console import (
+    PATH,
+    SEVERAL,
+    Command,
+    progress,
+    start,
+    table,
+)
+from bert_keras.errors import BertKerasError
+from bert_keras.fields import (
+    Masking,
+    add_flags,
+    describe,
+    given_settings,
+    names_of,
+)
+from bert_keras.io.paths import path_of
+from bert_keras.tasks.commands.text_flags import (
+    TEXT_HELP,
+    TEXT_NOTES,
+    VOCAB_HELP,
+    WITH_LENGTH,
+    add_set,
+    segmenter,
+    settings_of,
+)
+from bert_keras.tasks.hparams import Sampling
+from bert_keras.tasks.options import VocabularyOptions
+from bert_keras.tasks.pretraining.recipes import RECIPES
+
+BERT = RECIPES["bert"]
+
+
+# -----------------------------------------------------------------------------------------------------------
+# instances
+
+INSTANCES_NOTES = f"""settings, NAME=VALUE; VALUE is JSON or a plain word (defaults: those of the recipe bert):
+  instances
+{describe(BERT.sampling(128), without=WITH_LENGTH)}
+  masks
+{describe(BERT.masking(128))}
+The files do not depend on the number of processes, nor on Beam. Rerun the same command to resume. pretrain --records, and the
+scripts of Google and Model Garden, read the folder.
+
+--beam runs an Apache Beam pipeline (the `beam` extra). Flags of Beam and its runner follow `--`; without --runner, the pipeline
+runs in this process. Workers on other machines need bert-keras, and text, vocabulary and output that all of them can reach:
+  bert-keras instances --text gs://BUCKET/text --vocab gs://BUCKET/vocab --output gs://BUCKET/instances \\
+      --beam -- --runner=DataflowRunner --project=PROJECT --region=REGION --temp_location=gs://BUCKET/tmp
+
+"""
+
+
+def _add_instances(parser: argparse.ArgumentParser) -> None:
+    add = parser.add_argument
+    add("--text", **PATH, **SEVERAL, required=True, help=TEXT_HELP)
+    add("--vocab", **PATH, required=True, help=VOCAB_HELP)
+    add(
+        "--output",
+        **PATH,
+        required=True,
+        help="folder for the files: new, empty, or with the same command's unfinished files",
+    )
+    add(
+        "--recipe",
+        default="bert",
+        choices=tuple(RECIPES),
+        help="instances and masks of a paper (default: bert)",
+    )
+    add_flags(parser, Sampling, without=[name for name in names_of(Sampling) if name not in WITH_LENGTH])
+    add(
+        "--masks",
+        action="store_true",
+        help="write static masks (default: new masks in every epoch of training)",
+    )
+    add_set(parser)
+    add("--seed", type=int, default=12345, help="seed of all draws (default: 12345)")
+    add("--workers", type=int, help="processes (default: one for each core)")
+    add("--gzip", action="store_true", help="compress the files")
+    add("--beam", action="store_true", help="run as an Apache Beam pipeline (see below)")
+    add(
+        "beam_options",
+        nargs="*",
+        metavar="-- BEAM_OPTION",
+        help="flags of Beam and its runner, after --beam --",
+    )
+
+
+def _run_instances(args: argparse.Namespace) -> None:
+    if args.beam_options and not args.beam:
+        raise BertKerasError(
+            f"{args.beam_options[0]} is no flag of instances; flags of Beam follow --beam --."
+        )
+    if args.beam and args.workers is not None:
+        raise BertKerasError(
+            "--workers does not apply to --beam; give the flags of its runner after --beam --."
+        )
+    start()
+    from bert_keras import checkpoints
+    from bert_keras.tasks.pretraining.corpus import open_corpora
+
+    settings = settings_of(args.set)
+    known = {*names_of(Sampling), *names_of(Masking)} - {*WITH_LENGTH}
+    if unknown := [name for name in settings if name not in known]:
+        raise BertKerasError(
+            f"unknown setting {', '.join(unknown)}; instances accepts {', '.join(sorted(known))}."
+        )
+    if not args.masks and (unread := [name for name in settings if name in names_of(Masking)]):
+        raise BertKerasError(
+            f"{unread[0]} applies only to static masks; give --masks, or set {unread[0]} in pretrain."
+        )
+    length = given_settings(args, Sampling).get("seq_length", Sampling.seq_length)
+    recipe = RECIPES[args.recipe].changed(**settings)
+    lower_case = checkpoints.load_tokenizer(args.vocab).lower_case  # once, so that workers need not guess it
+    corpora = open_corpora(args.text)
+    options: dict[str, Any] = {
+        "make_tokenizer": functools.partial(checkpoints.load_tokenizer, args.vocab, lower_case=lower_case),
+        "settings": recipe.sampling(length),
+        "masking": recipe.masking(length) if args.masks else None,
+        "segment": args.segmenter and segmenter(args.segmenter),
+        "seed": args.seed,
+        "compress": args.gzip,
+    }
+    if args.beam:
+        from bert_keras.tasks.pretraining.beam_records import write_records_with_beam
+        from bert_keras.tasks.pretraining.shard_writer import Job
+
+        job = Job(path=path_of(args.output), **options)
+        summary = write_records_with_beam(
+            corpora, job, options=args.beam_options, vocabulary=path_of(args.vocab)
+        )
+    else:
+        from bert_keras.tasks.pretraining.write_records import write_records
+
+        workers = (os.cpu_count() or 1) if args.workers is None else args.workers
+        with progress("documents", None) as advance:
+            summary = write_records(corpora, args.output, workers=workers, progress=advance, **options)
+    rows = [
+        ("documents", f"{summary.documents:,}"),
+        ("instances", f"{summary.instances:,}"),
+        ("labels that are 1", "-" if summary.label_rate is None else f"{summary.label_rate:.1%}"),
+        ("mean length", f"{summary.mean_length:.1f}"),
+        ("padding", f"{summary.padding:.1%}"),
+        ("chunks skipped", f"{summary.skipped:,}"),
+    ]
+    table(("fact", "value"), rows, title=str(args.output))
+    for warning in summary.warnings:
+        print(f"warning: {warning}", file=sys.stderr)
+
+
+# -----------------------------------------------------------------------------------------------------------
+# vocab
+
+VOCAB_NOTES = """The folder has vocab.txt, or ALBERT's spiece.model, and tokenizer_config.json; use it as `pretrain --vocab`. The
+same text gives the same bytes. WordPiece needs the `vocabulary` extra, and memory for the distinct words of the text.
+
+"""
+
+
+def _add_vocab(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--text", **PATH, **SEVERAL, required=True, help=TEXT_HELP)
+    parser.add_argument("--output", **PATH, required=True, help="folder for the vocabulary, new or empty")
+    add_flags(parser, VocabularyOptions)
+
+
+def _run_vocab(args: argparse.Namespace) -> None:
+    start()
+    from bert_keras.tasks.pretraining.corpus import open_corpora
+    from bert_keras.tasks.pretraining.vocabulary import write_vocabulary
+
+    given = given_settings(args, VocabularyOptions)
+    options = VocabularyOptions(**given)
+    settings = {name: given[name] for name in ("unused", "alphabet") if name in given}
+    if settings and options.kind != "wordpiece":
+        raise BertKerasError(
+            f"--{next(iter(settings))} applies only to WordPiece vocabularies; leave it out."
+        )
+    with progress("reading documents", None) as advance:
+        tokenizer, documents = write_vocabulary(
+            open_corpora(args.text),
+            args.output,
+            kind=options.kind,
+            size=options.size,
+            lower_case=not options.cased,
+            progress=advance,
+            **settings,
+        )
+    print(f"{args.output}: {tokenizer.vocab_size:,} tokens, learned from {documents:,} documents")
+    if tokenizer.vocab_size < options.size:
+        print(f"warning: the text has too few words for {options.size:,} tokens", file=sys.stderr)
+
+
+COMMANDS = {
+    "instances": Command(
+        "write pre-training instances as TFRecord files with Google's feature names",
+        "--text corpus.txt --vocab vocab --seq-length 128 --output instances/128 --masks --set dupe_factor=10",
+        _add_instances,
+        _run_instances,
+        notes=TEXT_NOTES + INSTANCES_NOTES,
+    ),
+    "vocab": Command(
+        "learn a WordPiece or SentencePiece vocabulary from text",
+        "--text corpus.txt --output vocab --size 30522",
+        _add_vocab,
+        _run_vocab,
+        notes=TEXT_NOTES + VOCAB_NOTES,
+    ),
+}

@@ -1,0 +1,163 @@
+"""Reads named entities in CoNLL's format: one word and its tag per line, from files or TensorFlow Datasets.
+
+Ada   NNP I-NP I-PER     the word is the first column, its tag the last
+wrote VBD I-VP O         a blank line ends a sentence, -DOCSTART- starts a document
+"""
+
+import re
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+from bert_keras.errors import BertKerasError
+from bert_keras.io.json_files import short
+from bert_keras.io.paths import path_of
+from bert_keras.tasks.data.sources import (
+    Source,
+    load_tfds,
+    numbered_lines,
+    refuse_forms,
+    split_file,
+)
+from bert_keras.tasks.data.tag_schemes import OUTSIDE, SCHEMES, convert
+
+DOCSTART = "-DOCSTART-"
+FILES = {
+    "train": ("eng.train", "eng.train.gz", "train.txt", "train.txt.gz"),
+    "validation": ("eng.testa", "eng.testa.gz", "valid.txt", "dev.txt", "valid.txt.gz", "dev.txt.gz"),
+    "test": ("eng.testb", "eng.testb.gz", "test.txt", "test.txt.gz"),
+}
+TFDS_SPLITS = {"train": "train", "validation": "dev", "test": "test"}
+_TAG = re.compile(
+    rf"{OUTSIDE}|[{''.join({prefix for scheme in SCHEMES.values() for prefix in scheme if prefix})}]-\S+"
+)
+
+
+class Sentence(NamedTuple):
+    """Words with their tags.
+
+    source: the file, for errors
+    number: the line of the first word
+    """
+
+    words: list[str]
+    tags: list[str]
+    source: str
+    number: int
+
+    def where(self, word: int) -> str:
+        """The file and the line of a word, for errors."""
+        return f"{self.source} {self.number + word}"
+
+
+class Corpus(NamedTuple):
+    """Documents of sentences.
+
+    marked: True where the file marks the start of each document
+    """
+
+    documents: list[list[Sentence]]
+    marked: bool
+
+
+def corpus_of(source: Source | None, split: str) -> Corpus:
+    """The corpus of a split, from files or from TensorFlow Datasets."""
+    return from_tfds(split) if source is None else read(split_file(source, split, FILES))
+
+
+def read(path: str | Path, *, column: int = -1, least: int = 2, most: int | None = None) -> Corpus:
+    """Reads a plain or gzipped file with columns separated by spaces or tabs.
+
+    column: the place of the tags; CoNLL-2003 has parts of speech in 1, chunks in 2 and entities in the last
+    least, most: the least and the largest number of columns
+
+    A line before a sentence that starts with "# " and does not end in a tag is a comment, and is left out.
+
+    Raises BertKerasError for a line without a tag, or with more or fewer columns than the first line.
+    """
+    refuse_forms(
+        path_of(path),
+        (".csv", ".json", ".jsonl", ".parquet"),
+        "tags are read from text of one word and its tag a line (.txt), with a blank line after each sentence; write that, or "
+        "give lists of words and of tags to fit of bert_keras.tagger in Python",
+    )
+    documents: list[list[Sentence]] = [[]]
+    marked, expected, open_sentence = False, 0, False
+    source = f"{path}, line"
+    for number, line in numbered_lines(path_of(path)):
+        columns = re.split("[ \t]+", line.strip(" \t\r"))
+        if columns == [""]:
+            open_sentence = False
+        elif not open_sentence and columns[0] == "#" and not _TAG.fullmatch(columns[-1]):
+            continue
+        elif columns[0] == DOCSTART:
+            marked, open_sentence = True, False
+            documents.append([])
+        else:
+            expected = expected or len(columns)
+            if most is not None and len(columns) > most:
+                raise BertKerasError(
+                    f"{source} {number}: {len(columns)} columns, expected at most {most}: word, part of speech, chunk, entity; "
+                    "remove the others."
+                )
+            if len(columns) < least or len(columns) != expected:
+                wanted = "a word first, its tag last" if least == 2 else "word, part of speech, chunk, entity"
+                raise BertKerasError(
+                    f"{source} {number}: {len(columns)} column(s), expected {max(expected, least)}: {wanted}."
+                )
+            if not open_sentence:
+                documents[-1].append(Sentence([], [], source, number))
+                open_sentence = True
+            documents[-1][-1].words.append(columns[0])
+            documents[-1][-1].tags.append(columns[column])
+    documents = [document for document in documents if document]
+    if not documents:
+        raise BertKerasError(f"{path} has no words; give a word and its tag on each line.")
+    return Corpus(documents, marked)
+
+
+def from_tfds(split: str) -> Corpus:
+    """A split of conll2003 in TensorFlow Datasets, which does not mark documents."""
+    if split not in TFDS_SPLITS:
+        raise BertKerasError(f"there is no split {split!r}; the splits are {', '.join(TFDS_SPLITS)}.")
+    examples, info = load_tfds("conll2003", TFDS_SPLITS[split], instead="a folder of its files (--data)")
+    names = info.features["ner"].feature.names
+    source, number, sentences = f"conll2003/{TFDS_SPLITS[split]}, word", 1, []
+    for example in examples.as_numpy_iterator():
+        words = [word.decode() for word in example["tokens"]]
+        if bad := next((word for word in words if re.search("[ \n]", word) or not word), None):
+            raise BertKerasError(
+                f"{source} {number}: the word {short(bad)} is blank or contains a blank; give words without blanks."
+            )
+        if words:
+            tags = [names[tag] for tag in example["ner"]]
+            sentences.append(Sentence(words, tags, source, number))
+            number += len(words)
+    return Corpus([sentences], False)
+
+
+def check_tags(sentences: Iterable[Sentence], scheme: str) -> None:
+    """Raises BertKerasError for a tag that is not in the scheme, with its line."""
+    known = {prefix for prefix in SCHEMES[scheme] if prefix}
+    for sentence in sentences:
+        for word, tag in enumerate(sentence.tags):
+            prefix, _, kind = tag.partition("-")
+            if tag != OUTSIDE and not (prefix in known and kind):
+                expected = ", ".join(f"{prefix}-TYPE" for prefix in sorted(known))
+                raise BertKerasError(
+                    f"{sentence.where(word)}: unknown tag {short(tag)}; {scheme}, the scheme of the training file, has O, "
+                    f"{expected}."
+                )
+
+
+def misfits(sentences: Iterable[Sentence], scheme: str) -> Iterator[str]:
+    """Yields the lines of tags that differ from the scheme's tags for the same entities."""
+    for sentence in sentences:
+        for word, expected in enumerate(convert(sentence.tags, scheme)):
+            if sentence.tags[word] != expected:
+                yield sentence.where(word)
+
+
+def detect_scheme(sentences: Sequence[Sentence]) -> str:
+    """The scheme of SCHEMES that fits most tags."""
+    return min(SCHEMES, key=lambda scheme: sum(1 for _ in misfits(sentences, scheme)))

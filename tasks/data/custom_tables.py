@@ -1,0 +1,199 @@
+"""A user's own table as a row of GLUE: its text columns, its label column and the labels in it."""
+
+import contextlib
+import dataclasses
+import re
+from collections.abc import Sequence
+from pathlib import Path
+
+from bert_keras.errors import BertKerasError, MissingFileError, listed
+from bert_keras.io.json_files import short
+from bert_keras.tasks.data.glue_files import (
+    COLUMN_ADVICE,
+    check_source,
+    is_folder,
+    label_of,
+    labels_of,
+    number_of,
+    split_path,
+)
+from bert_keras.tasks.data.glue_rows import (
+    CUSTOM,
+    IDX,
+    LABEL,
+    ROWS,
+    GlueRow,
+    SplitFile,
+    check_row,
+    names_a_text,
+    standard_splits,
+)
+from bert_keras.tasks.data.label_types import LABEL_TYPES
+from bert_keras.tasks.data.sources import Source
+from bert_keras.tasks.data.tables import Row, column_names, read_rows
+from bert_keras.tasks.options import ColumnOptions
+
+# Columns that are no text, in any case: pandas writes an index without a name, reads it as one of the last, and in Parquet writes
+# the other.
+NO_TEXT = (IDX, "index", "id", "", "unnamed: 0", "__index_level_0__")
+
+ENOUGH_ROWS = 20  # with another word in each row, a column holds the names of the rows
+
+
+def row_of(name: str, source: Source | None, options: ColumnOptions | None = None) -> GlueRow:
+    """The row named `name`; for "custom", the training file defines the row. Options replace the columns.
+
+    Raises BertKerasError for an unreadable file, with its line, and MissingFileError for a missing one.
+    """
+    options = options or ColumnOptions()
+    if source is None and name != CUSTOM and options != ColumnOptions():
+        raise BertKerasError(
+            "text_column and label_column are columns of files; give the files too (--data)."
+        )
+    if name != CUSTOM:
+        return _with_columns(ROWS[name], options)
+    if source is None:
+        raise BertKerasError(
+            "custom reads its labels from files; give a training file, or a folder that holds train.tsv and dev.tsv."
+        )
+    check_source(source)
+    return _own_row(source, options)
+
+
+def _with_columns(row: GlueRow, options: ColumnOptions) -> GlueRow:
+    """A row of GLUE for files with other columns."""
+    if options.label_type is not None:
+        raise BertKerasError(f"label_type applies only to custom; {row.name} has its own type of labels.")
+    if options.text_column is not None and len(options.text_column) != len(row.text):
+        raise BertKerasError(
+            f"text_column is {', '.join(options.text_column)}; {row.name} reads {len(row.text)}: {', '.join(row.text)}."
+        )
+    splits = {
+        split: dataclasses.replace(
+            file,
+            text=tuple(options.text_column or file.text),
+            label=file.label and (options.label_column or file.label),
+        )
+        for split, file in row.splits.items()
+    }
+    return dataclasses.replace(row, splits=splits)
+
+
+def _own_row(source: Source, options: ColumnOptions) -> GlueRow:
+    label = options.label_column or LABEL
+    empty = GlueRow(
+        name=CUSTOM,
+        folder="",
+        text=(),
+        labels=(),
+        file_labels=(),
+        measures=(),
+        splits=standard_splits("text", label=label),
+    )
+    train = split_path(empty, "train", source)
+    columns = column_names(train)
+    text = _text_columns(train, columns, label, options)
+    rows = list(read_rows(train, [*text, label], advice=COLUMN_ADVICE))
+    if not rows:
+        raise BertKerasError(f"{train} has no examples; give at least one line under the header.")
+    if options.text_column is None and len(text) == 2:
+        _check_both_are_texts(train, text, rows)
+    rows = [row._replace(values=row.values[-1:]) for row in rows]
+    label_type = options.label_type or _guessed_type(train, label, rows)
+    labels = _labels(train, label, rows, label_type)
+    row = dataclasses.replace(
+        empty,
+        text=_text_names(text),
+        labels=labels,
+        file_labels=labels,
+        measures=LABEL_TYPES[label_type].measures,
+        splits=_splits(empty, source, text, label),
+        multi=label_type == "multi",
+    )
+    check_row(row)
+    return row
+
+
+def _text_columns(path: Path, columns: Sequence[str], label: str, options: ColumnOptions) -> tuple[str, ...]:
+    if options.text_column is not None:
+        if label in options.text_column:
+            raise BertKerasError(f"the column {label!r} is the label and a text; give different columns.")
+        return tuple(options.text_column)
+    text = tuple(column for column in columns if column != label and column.casefold() not in NO_TEXT)
+    if label in columns and len(text) not in (1, 2):
+        raise BertKerasError(
+            f"{path} has the text columns {listed(map(short, text))}; name one or two with --text-column."
+        )
+    return text
+
+
+def _check_both_are_texts(path: Path, text: Sequence[str], rows: Sequence[Row]) -> None:
+    """Raises BertKerasError if one of two columns that nobody named is numbers, names of rows, or the label in other words."""
+    *columns, labels = zip(*([str(value).strip() for value in row.values] for row in rows), strict=True)
+    for name, values in zip(text, columns, strict=True):
+        count = len({*values})
+        same = count == len({*labels}) == len({*zip(values, labels, strict=True)}) and 2 * count <= len(rows)
+        named = count == len(rows) >= ENOUGH_ROWS and not any(re.search(r"\s", value) for value in values)
+        reasons = {
+            "says the same as the label": same,
+            "holds only numbers": all(number_of(value) is not None for value in values),
+            "has another word in each row": named,
+        }
+        if found := next((reason for reason, applies in reasons.items() if applies), None):
+            raise BertKerasError(
+                f"{path}: the column {name!r} {found}; name the text, or both texts of a pair, with --text-column."
+            )
+
+
+def _text_names(columns: Sequence[str]) -> tuple[str, ...]:
+    """The names of the texts in examples and signatures: the columns' names, as ASCII letters, digits and _."""
+    names = []
+    for column in columns:
+        name = re.sub(r"[^A-Za-z0-9_]+", "_", column).strip("_")
+        names.append(name if names_a_text(name) else f"text_{name}".rstrip("_"))
+    if len({*names}) < len(names):
+        return tuple(f"{name}_{i}" for i, name in enumerate(names, start=1))
+    return tuple(names)
+
+
+def _guessed_type(path: Path, label: str, rows: Sequence[Row]) -> str:
+    """The type of labels that are lists, or texts. Numbers may be classes or scores, so they are an error."""
+    values = [row.values[0] for row in rows]
+    if any(isinstance(value, list) for value in values):
+        return "multi"
+    if all(number_of(value) is not None for value in values):
+        found = listed(sorted({str(value).strip() for value in values}), 5)
+        raise BertKerasError(
+            f"{path}: all labels in the column {label!r} are numbers ({found}); give --label-type class if each number "
+            "stands for a class, or --label-type score if the model must predict the number."
+        )
+    return "class"
+
+
+def _labels(path: Path, label: str, rows: Sequence[Row], label_type: str) -> tuple[str, ...]:
+    """The labels in a training file, sorted; none for scores."""
+    if label_type == "score":
+        return ()
+    found = set[str]()
+    for where, _, (value,) in rows:
+        names = labels_of(value, where) if label_type == "multi" else [label_of(value, where)]
+        if "" in names:
+            raise BertKerasError(f"{where}: the label is empty; give every line a label.")
+        found.update(names)
+    if len(found) < (1 if label_type == "multi" else 2):
+        wanted = "one" if label_type == "multi" else "two"
+        raise BertKerasError(
+            f"{path} has the labels {', '.join(map(repr, found)) or '(none)'} in the column {label!r}; give {wanted} or more."
+        )
+    return tuple(sorted(found))
+
+
+def _splits(row: GlueRow, source: Source, text: Sequence[str], label: str) -> dict[str, SplitFile]:
+    """The standard splits; a folder may have a test file, with or without labels."""
+    splits = standard_splits(*text, label=label)
+    test = splits.pop("test")
+    if is_folder(source):
+        with contextlib.suppress(MissingFileError):
+            labelled = label in column_names(split_path(row, "test", source))
+            splits["test"] = dataclasses.replace(test, label=label if labelled else None)
+    return splits

@@ -1,0 +1,303 @@
+"""Reads tables of text: CSV, TSV, JSON lines and Parquet files, by the ends of their names.
+
+.csv      a header; commas; quotes as in RFC 4180, so that a quoted field may hold commas, line ends and doubled quotes
+.tsv      a header; tabs; quotes are text, as in GLUE's files
+.jsonl    one object per line
+.parquet  columns of strings, numbers or lists
+
+Files of text are UTF-8, with or without a byte order mark, and may be gzipped (.csv.gz); blank lines are skipped.
+"""
+
+import contextlib
+import csv
+import itertools
+import sys
+import warnings
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from bert_keras.errors import (
+    BertKerasError,
+    MissingFileError,
+    first_line,
+    listed,
+)
+from bert_keras.io.json_files import parse_json, short
+from bert_keras.io.paths import did_you_mean
+from bert_keras.io.remote_paths import is_remote
+from bert_keras.tasks.data.sources import (
+    MAX_LINE_BYTES,
+    MAX_UNPACKED_BYTES,
+    ended_lines,
+    listing,
+    nonblank_lines,
+)
+
+ENDINGS = (".tsv", ".csv", ".jsonl", ".parquet")
+PACKED = ".gz"
+SAMPLE = 1_000  # lines that are compared with the header
+MAX_RATIO = 100  # of a Parquet file's content to its size, over MAX_UNPACKED_BYTES
+_SEPARATED = {".tsv": "tab-separated ", ".csv": "comma-separated "}
+_SEPARATOR = {".tsv": "tabs", ".csv": "commas"}
+
+
+class Row(NamedTuple):
+    """One row of a table.
+
+    where: the file and the line from 1, or the row of Parquet from 1, for errors
+    idx: the position among the rows, from 0; a row that is skipped counts
+    values: strings; in JSON and Parquet, any values
+    """
+
+    where: str
+    idx: int
+    values: list[Any]
+
+
+def ending_of(path: Path) -> str | None:
+    """The member of ENDINGS that a file's name ends in, before ".gz"; None for another name."""
+    name = path.name.lower().removesuffix(PACKED)
+    return next((ending for ending in ENDINGS if name.endswith(ending)), None)
+
+
+def find_table(folder: Path, stems: Sequence[str]) -> Path:
+    """The only table in a folder with one of these names. Raises MissingFileError for none, BertKerasError for several."""
+    names = [stem + ending + packed for stem in stems for ending in ENDINGS for packed in ("", PACKED)]
+    found = [folder / name for name in names if (folder / name).is_file()]
+    if not found:
+        expected = f"{stems[0]}{ENDINGS[0]}, {', '.join(ENDINGS[1:-1])} or {ENDINGS[-1]}"
+        raise MissingFileError(f"{folder} has no {expected}; it has {listing(folder)}.")
+    if len(found) > 1:
+        named = " and ".join(path.name for path in found)
+        raise BertKerasError(f"{folder} has {named}, which may differ; give the one to read as a file.")
+    return found[0]
+
+
+def column_names(path: Path) -> list[str]:
+    """The names of the columns: those of the first line, of the first JSON object or of the Parquet schema.
+
+    Raises MissingFileError for a missing file, BertKerasError for an empty one and for another ending.
+    """
+    ending = _checked_ending(path)
+    if ending == ".parquet":
+        with _opened(path) as file:
+            return list(file.schema_arrow.names)
+    first = next(_records(path, ending), None)
+    if first is None:
+        wanted = "one object per line" if ending == ".jsonl" else f"{_SEPARATED[ending]}lines under a header"
+        raise BertKerasError(f"{path} is empty; give {wanted}.")
+    return list(first[1])
+
+
+def read_rows(
+    path: Path,
+    columns: Sequence[str],
+    *,
+    header: Sequence[str] | None = None,
+    skip_short_lines: bool = False,
+    advice: str = "",
+) -> Iterator[Row]:
+    """Yields the rows with the values of these columns, in this order.
+
+    header: the names of a .tsv whose first line has none of these columns, and so is no header
+    skip_short_lines: skip lines with too few columns, with one warning
+    advice: what to do about a missing column, for its error
+
+    Raises as `column_names`; BertKerasError, with the line, for a missing or repeated column, a line with another number of
+    columns, an unclosed quote, and text that is neither JSON nor UTF-8.
+    """
+    ending, names = _checked_ending(path), column_names(path)
+    headerless = header is not None and ending == ".tsv" and not {*columns} & {*names}
+    if header is not None and headerless:
+        names = list(header)
+    for column in columns:
+        if names.count(column) != 1:
+            many, there = "more than one" if column in names else "no", listed(map(short, names), 30)
+            hints = [] if headerless else [*_doubts(path, ending, names)]
+            hints += [advice] if advice else []
+            raise BertKerasError(
+                f"{path} has {many} column {column!r}; the {_SEPARATED.get(ending, '')}columns are {there}"
+                f"{''.join(f'; {hint}' for hint in hints)}."
+            )
+    if ending == ".parquet":
+        return _parquet_rows(path, columns)
+    if ending == ".jsonl":
+        return _json_rows(path, columns)
+    records = _records(path, ending)
+    if not headerless:
+        next(records)
+    places = [names.index(column) for column in columns]
+    return _fitting_rows(path, records, names, places, skip_short_lines=skip_short_lines)
+
+
+def _doubts(path: Path, ending: str, names: Sequence[str]) -> Iterator[str]:
+    """Yields reasons to doubt the names in the first line of a file of text: another separator, or data in place of names."""
+    if ending not in _SEPARATED:
+        return
+    if len(names) == 1 and any(mark in names[0] for mark in ",;\t"):
+        yield f"separate columns by {_SEPARATOR[ending]}"
+    elif _is_data(path, ending, names):
+        yield "is the first line a header? It looks like data: write the names of the columns above it"
+
+
+def _is_data(path: Path, ending: str, names: Sequence[str]) -> bool:
+    """True if a name in the first line is a number, has more than three words, or is a value of its column too."""
+    if any(len(name.split()) > 3 or name.replace(".", "", 1).isdecimal() for name in names):
+        return True
+    with contextlib.suppress(BertKerasError):  # of a later line
+        for _, values in itertools.islice(_records(path, ending), 1, SAMPLE):
+            if any(name and name == value for name, value in zip(names, values, strict=False)):
+                return True
+    return False
+
+
+def _checked_ending(path: Path) -> str:
+    """Raises BertKerasError for another ending, MissingFileError, with the files of the folder, for a missing file."""
+    ending = ending_of(path)
+    if ending is None:
+        raise BertKerasError(f"{path} does not end in {', '.join(ENDINGS)}; give such a file.")
+    if not path.is_file():
+        there = f"; it has {listing(path.parent)}" if path.parent.is_dir() else ""
+        raise MissingFileError(f"{path.parent} has no {path.name}{did_you_mean(path) or there}.")
+    return ending
+
+
+# -----------------------------------------------------------------------------------------------------------
+# Text
+
+
+def _records(path: Path, ending: str) -> Iterator[tuple[int, Any]]:
+    """The number of its first line and the values of each record: a list, or a dict in JSON lines."""
+    if ending == ".csv":
+        return _csv_records(path)
+    if ending == ".jsonl":
+        return _json_records(path)
+    return ((number, line.split("\t")) for number, line in nonblank_lines(path, spaces=False))
+
+
+def _csv_records(path: Path) -> Iterator[tuple[int, list[str]]]:
+    csv.field_size_limit(sys.maxsize)
+    start, size = 1, 0
+
+    def lines() -> Iterator[str]:
+        nonlocal size
+        for _, line in ended_lines(path):
+            size += len(line)
+            if size > MAX_LINE_BYTES:
+                raise BertKerasError(
+                    f"{path}, line {start}: the row has over {MAX_LINE_BYTES:,} bytes; close its quote, or give shorter texts."
+                )
+            yield line
+
+    reader = csv.reader(lines(), strict=True)
+    while True:
+        start, size = reader.line_num + 1, 0
+        try:
+            values = next(reader)
+        except StopIteration:
+            return
+        except csv.Error as error:
+            message = next((ours for theirs, ours in _CSV_ERRORS.items() if theirs in str(error)), error)
+            raise BertKerasError(f"{path}, line {start}: {message}.") from error
+        if values:
+            yield start, values
+
+
+# Parts of Python's messages -> our words.
+_CSV_ERRORS = {
+    "unexpected end of data": "a quote is opened in this row and not closed; close it, or double a quote that is text",
+    "new-line character": "there is a carriage return outside quotes; save the file with newlines",
+    "',' expected after '\"'": "there is text after a closing quote; double a quote that is text, inside a quoted field",
+}
+
+
+def _fitting_rows(
+    path: Path,
+    records: Iterator[tuple[int, list[str]]],
+    names: Sequence[str],
+    places: Sequence[int],
+    *,
+    skip_short_lines: bool,
+) -> Iterator[Row]:
+    """Yields the rows that have as many values as there are names; others are an error, or skipped."""
+    short = []  # a skipped line keeps its idx, as in TensorFlow Datasets
+    for idx, (number, values) in enumerate(records):
+        if len(values) == len(names):
+            yield Row(f"{path}, line {number}", idx, [values[place] for place in places])
+        elif skip_short_lines and len(values) < len(names):
+            short.append(number)
+        else:
+            separator = _SEPARATOR[ending_of(path) or ""]
+            raise BertKerasError(
+                f"{path}, line {number}: {len(values)} column(s), expected {len(names)}, separated by {separator}: "
+                f"{', '.join(names)}."
+            )
+    if short:
+        warnings.warn(
+            f"{path}: skipped {len(short)} lines with fewer than {len(names)} columns, first line {short[0]}",
+            stacklevel=2,
+        )
+
+
+def _json_records(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
+    for number, line in nonblank_lines(path):
+        where = f"{path}, line {number}"
+        value = parse_json(line, source=where)
+        if not isinstance(value, dict):
+            raise BertKerasError(f"{where}: a JSON {type(value).__name__}; give one object per line.")
+        yield number, value
+
+
+def _json_rows(path: Path, columns: Sequence[str]) -> Iterator[Row]:
+    for idx, (number, record) in enumerate(_json_records(path)):
+        where = f"{path}, line {number}"
+        if missing := [column for column in columns if column not in record]:
+            there = ", ".join(map(repr, record)) or "none"
+            raise BertKerasError(f"{where}: no {missing[0]!r}; the fields are {there}.")
+        yield Row(where, idx, [record[column] for column in columns])
+
+
+# -----------------------------------------------------------------------------------------------------------
+# Parquet
+
+
+def _opened(path: Path) -> Any:
+    """The open file of a Parquet table. Raises BertKerasError for another file."""
+    import pyarrow.parquet  # slow to import, and not needed otherwise
+
+    try:
+        file = pyarrow.parquet.ParquetFile(path.open("rb") if is_remote(path) else path)
+        _ = file.schema_arrow  # the names of the columns, which may not be UTF-8
+        return file
+    except (pyarrow.ArrowException, OSError, UnicodeDecodeError) as error:
+        raise BertKerasError(
+            f"{path} is not a Parquet file ({first_line(error)}); write it again."
+        ) from error
+
+
+def _parquet_rows(path: Path, columns: Sequence[str]) -> Iterator[Row]:
+    import pyarrow
+
+    limit, unpacked, idx = max(MAX_UNPACKED_BYTES, MAX_RATIO * path.stat().st_size), 0, 0
+    with _opened(path) as file:
+        batches = file.iter_batches(batch_size=1024, columns=list(columns))
+        while True:
+            try:
+                batch = next(batches, None)
+                if batch is None:
+                    return
+                unpacked += batch.nbytes
+                if unpacked > limit:
+                    raise BertKerasError(
+                        f"{path} unpacks to over {limit:,} bytes; write it as .csv, if you trust it."
+                    )
+                fields = [batch.schema.get_field_index(column) for column in columns]
+                values = [batch.column(field).to_pylist() for field in fields]
+            except (pyarrow.ArrowException, OSError, UnicodeDecodeError) as error:
+                raise BertKerasError(
+                    f"{path} cannot be read ({first_line(error)}); write it again."
+                ) from error
+            for row in zip(*values, strict=True):
+                yield Row(f"{path}, row {idx + 1}", idx, list(row))
+                idx += 1

@@ -1,0 +1,1 @@
+"""Devices and processes: strategies of tf.distribute and the workers of a cluster."""

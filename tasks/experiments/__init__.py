@@ -1,1 +1,0 @@
-"""Many trainings by one protocol: a grid of runs and its tables."""

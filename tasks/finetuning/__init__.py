@@ -1,0 +1,1 @@
+"""Fine-tuning: examples, the plan, and the monitor that measures each epoch."""

@@ -1,0 +1,321 @@
+"""Fine-tuning: a task, a checkpoint and settings in; a plan out, or a run directory from `finetune`."""
+
+import dataclasses
+import functools
+import pathlib
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from bert_keras import checkpoints
+from bert_keras.errors import BertKerasError
+from bert_keras.features import POOLED_OUTPUT, Part
+from bert_keras.io.output_folder import Folder
+from bert_keras.model.encoder import BertEncoder
+from bert_keras.model.feature_bilstm import bilstm_of
+from bert_keras.model.precision import training_policy
+from bert_keras.tasks.batches import count, dataset
+from bert_keras.tasks.devices.strategies import (
+    check_micro_batch,
+    divided,
+    lines_about,
+    padded_for,
+    rows_for,
+    strategy,
+)
+from bert_keras.tasks.devices.workers import SAME_IN_ALL, Workers, reports_lost_workers
+from bert_keras.tasks.finetuning.examples import Examples, read_examples
+from bert_keras.tasks.finetuning.finetuning_monitor import FineTuningMonitor
+from bert_keras.tasks.frozen.feature_based import (
+    check_feature_based,
+    computed,
+    folder_of,
+    vectors_of,
+)
+from bert_keras.tasks.frozen.token_vectors import RowVectors
+from bert_keras.tasks.hparams import Hparams
+from bert_keras.tasks.strings.text_model import TextModel
+from bert_keras.tasks.strings.truncation import CUT_SAMPLE, cut_texts
+from bert_keras.tasks.task import Task, check_stride
+from bert_keras.tasks.training.finetuning_optimizer import optimizer_of
+from bert_keras.tasks.training.identity import identity_of_checkpoint
+from bert_keras.tasks.training.loop import RUN, check_save_every, train
+from bert_keras.tasks.training.plan import Plan, Stage
+from bert_keras.tasks.training.task_model import check_sizes, heads_of, network_of
+from bert_keras.text.preprocessing import Preprocessor
+from bert_keras.text.tokenizer import Tokenizer
+
+# Checkpoints may lack them: pre-training with only the masked LM trains no pooler, and a BiLSTM is added later.
+NEW_PARTS = ("pooler", "bilstm")
+
+
+def _in_order_of(task: Task, source: checkpoints.Checkpoint, heads: Sequence[str]) -> checkpoints.Checkpoint:
+    """The checkpoint, with the label rows of its heads in the task's order.
+
+    Raises ValueError unless the checkpoint names the task's labels, in upper or lower case; else their order is unknown.
+    """
+    wanted, there = task.label_names, source.labels or ()
+    if not wanted or not any(
+        name.split("/")[0] in heads for name in source.tensors
+    ):  # `assign` raises an error
+        return source
+    places = {label.casefold(): place for place, label in enumerate(there)}
+    order = [places.get(label.casefold(), -1) for label in wanted]
+    if sorted(order) != list(range(len(there))):
+        named = f"labels are {', '.join(there)} and" if there else "labels have no names;"
+        convert = "" if source.format in ("", "hugging-face") else "convert it to hugging-face and "
+        raise BertKerasError(
+            f"the checkpoint's {named} the labels of {task.name} are {', '.join(wanted)}; leave keep_head out, or "
+            f"{convert}name them in config.json's id2label as the task does, in the head's order."
+        )
+    tensors = {
+        name: value[..., order]
+        if name.split("/")[0] in heads and value.shape[-1] == len(order)  # else `assign` raises an error
+        else value
+        for name, value in source.tensors.items()
+    }
+    return dataclasses.replace(source, tensors=tensors, labels=tuple(wanted))
+
+
+def _assigned(
+    task: Task, source: checkpoints.Checkpoint, model: TextModel, *, keep_head: bool
+) -> checkpoints.Report:
+    """Assigns the checkpoint's weights to the model."""
+    heads = heads_of(model)
+    if keep_head:
+        ordered = _in_order_of(task, source, list(heads))
+        return checkpoints.assign(ordered, model.encoder, fresh=NEW_PARTS, **heads)
+    kept = heads if task.pretrained_head else {}
+    return checkpoints.assign(source, model.encoder, fresh=(*NEW_PARTS, *heads), **kept)
+
+
+def _new_parts(
+    task: Task, encoder: BertEncoder, report: checkpoints.Report | None
+) -> list[keras.layers.Layer]:
+    """The parts of an encoder that the checkpoint lacks and the task reads: frozen, they would stay at random weights."""
+    if report is None:
+        return []  # the whole encoder is random, as a baseline
+    names = {name.split("/")[0] for name in report.fresh}
+    read = {"bilstm": encoder.bilstm} | ({"pooler": encoder.pooler} if POOLED_OUTPUT in task.outputs else {})
+    return [part for name, part in read.items() if name in names and part is not None]
+
+
+def _compiled_model(
+    task: Task,
+    source: checkpoints.Checkpoint,
+    hparams: Hparams,
+    *,
+    total_steps: int,
+    keep_head: bool,
+    log: Callable[[str], None],
+    preprocess: Preprocessor | None = None,
+) -> TextModel:
+    """The task's model with the checkpoint's weights and BERT's optimizer; call it in the strategy's scope."""
+    policy = training_policy(hparams.precision)
+    encoder, network = network_of(task, source.config, hparams.features, dtype=policy)
+    model = TextModel(task, preprocess, network)
+    report = _assigned(task, source, model, keep_head=keep_head) if source.tensors else None
+    log("weights: random" if report is None else str(report))
+    if (bilstm := bilstm_of(network)) is not None:
+        log(f"training on {bilstm.described}; the encoder is frozen")
+    encoder.trainable = hparams.freeze != "encoder" and hparams.features is None
+    encoder.rematerialize = hparams.rematerialize
+    if hparams.lora_rank is not None:
+        encoder.enable_lora(hparams.lora_rank)
+    frozen = hparams.freeze is not None or hparams.lora_rank is not None
+    for part in _new_parts(task, encoder, report) if frozen and hparams.features is None else ():
+        part.trainable = True
+        log(f"the checkpoint has no {part.name}: it is trained too")
+    if POOLED_OUTPUT not in task.outputs:  # without a gradient, Keras would warn
+        encoder.pooler.trainable = False
+    optimizer = optimizer_of(hparams, total_steps=total_steps)
+    # XLA is not faster on CPU, and fails under MirroredStrategy.
+    model.compile(
+        optimizer=optimizer,
+        loss=task.loss(),
+        micro_batch=hparams.micro_batch,
+        steps_per_execution=hparams.steps_per_execution,
+        jit_compile=False,
+    )
+    # In `fit`, it would trace the step twice. In float16, Keras has put an optimizer that scales the loss around ours.
+    model.optimizer.build(model.trainable_variables)
+    return model
+
+
+def _batches_of(
+    task: Task,
+    preprocess: Preprocessor,
+    examples: tf.data.Dataset,
+    hparams: Hparams,
+    distribution: tf.distribute.Strategy,
+) -> Callable[..., tf.data.Dataset]:
+    """Makes the batches of an epoch, or a part of their rows, a new data set at each call."""
+    return functools.partial(
+        dataset,
+        task,
+        preprocess,
+        examples,
+        batch_size=hparams.batch_size,
+        seed=hparams.seed,
+        multiple_of=rows_for(distribution, hparams.batch_size),
+    )
+
+
+def _checked_tokenizer(
+    task: Task, source: checkpoints.Checkpoint, hparams: Hparams, *, keep_head: bool
+) -> Tokenizer:
+    """The checkpoint's tokenizer. Raises BertKerasError unless checkpoint, task and settings fit together."""
+    if source.tensors:
+        task.check_checkpoint(source)
+    elif keep_head:
+        raise BertKerasError(
+            "keep_head and random weights were given; a head is kept from a checkpoint's weights."
+        )
+    tokenizer = checkpoints.tokenizer_of(source)
+    check_sizes(source.config, vocab_size=tokenizer.vocab_size, seq_length=hparams.seq_length)
+    check_stride(task, tokenizer, seq_length=hparams.seq_length)
+    return tokenizer
+
+
+def _lines_about(
+    task: Task, preprocess: Preprocessor, examples: Examples, *, steps: int, hparams: Hparams
+) -> list[str]:
+    """The lines about the data of a plan."""
+    cut = cut_texts(task, preprocess, next(iter(examples.train.batch(CUT_SAMPLE))))
+    counts = f"{examples.train_count:,} examples, {steps:,} steps; dev {examples.dev_count:,} examples"
+    how = [] if hparams.precision == "float32" else [hparams.precision]
+    how += [] if hparams.micro_batch is None else [f"micro-batches of {hparams.micro_batch}"]
+    how += [] if hparams.steps_per_execution == 1 else [f"{hparams.steps_per_execution} steps at once"]
+    how += ["rematerialized blocks"] if hparams.rematerialize else []
+    settings = f"; with {', '.join(how)}" if how else ""
+    return [*([cut] if cut else []), f"training {task.name} on {counts}{settings}"]
+
+
+def _from_step(
+    batches: Callable[..., tf.data.Dataset],
+    vectors: RowVectors | None,
+    distribution: tf.distribute.Strategy,
+) -> Callable[[int], Any]:
+    """Step -> the batches of all epochs from there on, with their vectors."""
+
+    def from_step(done: int) -> Any:
+        def made(part: Part) -> tf.data.Dataset:
+            # A new data set each time: an epoch's order depends on the seed and the number of epochs before it.
+            those = batches(part=part).repeat().skip(done)
+            return those if vectors is None else vectors.attached(those)
+
+        return divided(distribution, made)
+
+    return from_step
+
+
+def plan_finetuning(
+    task: Task,
+    *,
+    checkpoint: str | pathlib.Path | checkpoints.Checkpoint,
+    hparams: Hparams,
+    strategy_name: str = "one",
+    dev_split: str | None = None,
+    keep_head: bool = False,
+    feature_cache: str | pathlib.Path | None = None,
+    output: str | pathlib.Path | None = None,
+) -> Plan:
+    """Reads and checks everything and builds the model, without training. Arguments and errors: those of `finetune`."""
+    distribution = strategy(strategy_name)
+    check_micro_batch(distribution, batch_size=hparams.batch_size, micro_batch=hparams.micro_batch)
+    source = checkpoint if isinstance(checkpoint, checkpoints.Checkpoint) else checkpoints.read(checkpoint)
+    tokenizer = _checked_tokenizer(task, source, hparams, keep_head=keep_head)
+    check_feature_based(task, source.config, hparams, keep_head=keep_head, feature_cache=feature_cache)
+    keras.utils.set_random_seed(hparams.seed)  # also decides which examples are drawn, and their order
+    preprocess = Preprocessor(tokenizer, seq_length=hparams.seq_length, pad_to_longest=True)
+    examples = read_examples(task, preprocess, hparams, dev_split)
+    batches = _batches_of(task, padded_for(distribution, preprocess), examples.train, hparams, distribution)
+    steps = count(batches())
+    identity = {
+        "task": {"kind": task.kind, **task.to_json()},
+        **hparams.identity(),
+        **{"keep_head": keep_head, "strategy": strategy_name},
+        **examples.about,
+        **identity_of_checkpoint(source, tokenizer),
+    }
+    # Before the variables: workers that create them in other shapes fail, and the error names no setting.
+    Workers(distribution).check_same(identity, SAME_IN_ALL)
+    lines = lines_about(distribution, strategy_name=strategy_name, precision=hparams.precision)
+    with distribution.scope():
+        model = _compiled_model(
+            task,
+            source,
+            hparams,
+            total_steps=steps * hparams.epochs,
+            keep_head=keep_head,
+            log=lines.append,
+            preprocess=preprocess,
+        )
+    vectors = vectors_of(model, preprocess, examples.train, examples.dev, hparams)
+    if vectors is not None and output is not None:
+        vectors.check_room(folder_of(output, feature_cache))
+    stage = Stage(steps=steps, epochs=hparams.epochs, batches=_from_step(batches, vectors, distribution))
+    lines += _lines_about(task, preprocess, examples, steps=stage.total, hparams=hparams)
+    monitor = functools.partial(
+        FineTuningMonitor,
+        trained=model,
+        examples=examples,
+        hparams=hparams,
+        strategy_name=strategy_name,
+        origin=source.origin if source.tensors else {},
+        vectors=vectors,
+    )
+    plan = Plan(identity=identity, model=model, stages=[stage], monitor=monitor, lines=lines)
+    if vectors is not None:
+        plan = dataclasses.replace(plan, prepared=functools.partial(computed, vectors, feature_cache))
+    return plan
+
+
+@reports_lost_workers()
+def finetune(
+    task: Task,
+    *,
+    checkpoint: str | pathlib.Path | checkpoints.Checkpoint,
+    output: str | pathlib.Path,
+    hparams: Hparams,
+    strategy_name: str = "one",
+    dev_split: str | None = None,
+    keep_head: bool = False,
+    feature_cache: str | pathlib.Path | None = None,
+    save_every: int | None = None,
+    verbose: int | str = "auto",
+    log: Callable[[str], None] = print,
+) -> dict[str, Any]:
+    """Trains `task` from `checkpoint`, keeps the best epoch in the run directory `output`, returns the content of results.json.
+
+    An unfinished run in `output` is resumed from its last save if everything else is the same.
+
+    checkpoint: a path or a name for `checkpoints.read`, or a Checkpoint; without tensors, the weights start at random
+    dev_split: evaluated after every epoch; None takes the task's first validation split
+    keep_head: start the head from the checkpoint too, for example to train on a second question-answering set. The checkpoint
+        must name the head's labels (`id2label` in config.json); they are reordered for the task
+    feature_cache: with hparams.feature_layers, a folder that keeps the vectors for further trainings on the same examples, layers
+        and checkpoint; None keeps them in `output` until the training is finished
+    save_every: steps between two saves in `checkpoints/`, each three times the size of the weights; None saves at the end of each
+        epoch, 0 never
+    verbose: 0 for no lines inside epochs, 1 for a progress bar, 2 for lines inside long epochs; "auto" is 1 in a terminal, else 2
+    log: receives progress messages: the loaded weights, each epoch's loss and measures
+
+    Ctrl-C stops after the running step and saves it; a second one stops at once. KeyboardInterrupt says from which step the same
+    call resumes. Raises BertKerasError or MissingFileError, before any training, for wrong data, sizes or folders; LossDiverged.
+    """
+    check_save_every(save_every)
+    Folder(output, RUN).check()
+    plan = plan_finetuning(
+        task,
+        checkpoint=checkpoint,
+        hparams=hparams,
+        strategy_name=strategy_name,
+        dev_split=dev_split,
+        keep_head=keep_head,
+        feature_cache=feature_cache,
+        output=output,
+    )
+    return train(plan, output, save_every=save_every, verbose=verbose, log=log)

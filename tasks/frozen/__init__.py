@@ -1,0 +1,1 @@
+"""Vectors of a frozen encoder: extracted once, cached, written, and trained on."""

@@ -1,0 +1,191 @@
+"""The vectors of a text file's words or tokens: text file -> extract_file -> JSONL, NPZ or Parquet."""
+
+import itertools
+import json
+import math
+import os
+import pathlib
+import shutil
+import zipfile
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import numpy as np
+
+from bert_keras import checkpoints
+from bert_keras.errors import BertKerasError, MissingFileError
+from bert_keras.io.files import sync, whole_file
+from bert_keras.io.paths import did_you_mean, path_of
+from bert_keras.model.layer_choices import is_mixed
+from bert_keras.tasks.data.sources import listing, refuse_forms
+from bert_keras.tasks.frozen.cache import Cache, Example, writing_cache
+from bert_keras.tasks.frozen.extract import Extractor, Pieces, Words
+from bert_keras.tasks.frozen.parquet_file import write_rows
+from bert_keras.tasks.options import FeatureOptions
+from bert_keras.text.word_splitting import TEXT
+
+
+def extract_file(
+    source: str | pathlib.Path,
+    output: str | pathlib.Path,
+    *,
+    checkpoint: str | pathlib.Path | checkpoints.Checkpoint,
+    shard_examples: int = 256,
+    progress: Callable[[int], None] = lambda done: None,
+    **settings: Any,
+) -> int:
+    """Writes the vectors of every word or token of a UTF-8 text, one example per line; returns the number of examples.
+
+    settings: fields of FeatureOptions, by name
+
+    Unfinished work is a cache named `output` + ".part"; the same call resumes it.
+    Raises BertKerasError if `output` exists, if another process writes it, if the unfinished work has other arguments, and for a
+    setting outside its bounds.
+    """
+    options = FeatureOptions(**settings)
+    source, output = path_of(source), path_of(output)
+    part = output.with_name(output.name + ".part")
+    _check_paths(source, output, part)
+    if not isinstance(checkpoint, checkpoints.Checkpoint):
+        checkpoint = checkpoints.read(checkpoint)
+    units = (Words if options.level == "word" else Pieces)(doc_stride=options.doc_stride)
+    extractor = Extractor(
+        checkpoint,
+        units=units,
+        layers=[options.layers],
+        dtype=options.dtype,
+        precision=options.precision,
+        seq_length=min(checkpoint.config.max_length, 512)
+        if options.seq_length is None
+        else options.seq_length,
+        batch_size=options.batch_size,
+    )
+    with writing_cache(
+        part,
+        extractor,
+        lambda: _lines(source),
+        shard_examples=shard_examples,
+        about={},
+        progress=progress,
+    ) as cache:
+        made, vocabulary = part / f"made.{options.format}", extractor.preprocess.tokenizer.vocabulary
+        with whole_file(made) as temporary:
+            WRITERS[options.format](temporary, lambda: _spoken(cache, options.layers, vocabulary))
+        os.replace(made, output)
+        sync(output.parent)
+        shutil.rmtree(part)
+    return sum(cache.header["shards"])
+
+
+_TABLES = (".csv", ".tsv", ".json", ".jsonl", ".ndjson", ".parquet")
+
+
+def _check_paths(source: pathlib.Path, output: pathlib.Path, part: pathlib.Path) -> None:
+    if output.exists():
+        left = f" A killed call left {part}, which nothing reads; remove it." if part.exists() else ""
+        raise BertKerasError(f"{output} already exists; give another name, or remove it first.{left}")
+    if not source.is_file():
+        there = f", which is a folder with {listing(source)}" if source.is_dir() else did_you_mean(source)
+        raise MissingFileError(f"no file at {source}{there}; give a file of text.")
+    refuse_forms(source, _TABLES, "each line is read as a text; write the texts alone, one a line")
+
+
+def _lines(path: pathlib.Path) -> Iterator[Example]:
+    """Yields a text file's lines without their ends. Raises ValueError for a line that is not UTF-8, with its number."""
+    with path.open("rb") as file:
+        for number, line in enumerate(file, start=1):
+            text = line.removesuffix(b"\n").removesuffix(b"\r")
+            text = text.removeprefix(b"\xef\xbb\xbf") if number == 1 else text
+            try:
+                text.decode()
+            except UnicodeDecodeError as error:
+                raise BertKerasError(
+                    f"{path}, line {number}: 0x{text[error.start]:02x} is not UTF-8; save it as UTF-8."
+                ) from error
+            yield {TEXT: text}
+
+
+def _spoken(cache: Cache, layers: str, vocabulary: Sequence[str]) -> Iterator[dict[str, Any]]:
+    """Yields each example's text, its words or tokens, their byte offsets and their vectors [N, D]."""
+    for record in cache.rows():
+        text, vectors = record[TEXT], record["vectors"]
+        if "ids" in record:
+            tokens = [vocabulary[id_] for id_ in record["ids"]]
+        else:
+            tokens = [
+                text[start:end].decode() for start, end in zip(record["starts"], record["ends"], strict=True)
+            ]
+        if is_mixed(layers):
+            vectors = vectors.mean(axis=1, dtype=np.float32).astype(vectors.dtype)
+        yield {
+            "text": text.decode(),
+            "tokens": tokens,
+            "starts": record["starts"],
+            "ends": record["ends"],
+            "vectors": vectors.reshape(len(tokens), math.prod(vectors.shape[1:])),
+        }
+
+
+Records = Callable[[], Iterator[dict[str, Any]]]
+
+
+def _write_jsonl(path: pathlib.Path, records: Records) -> None:
+    """One object per line; each number has the fewest digits that keep its exact value."""
+    with path.open("w", encoding="utf-8") as file:
+        for record in records():
+            vectors = [[float(str(value)) for value in row] for row in record["vectors"]]
+            line = record | {
+                "starts": record["starts"].tolist(),
+                "ends": record["ends"].tolist(),
+                "vectors": vectors,
+            }
+            file.write(json.dumps(line, ensure_ascii=False) + "\n")
+
+
+def _write_npz(path: pathlib.Path, records: Records) -> None:
+    """All examples, concatenated: "vectors" [T, D], "starts" and "ends" int64 [T]; "row_splits" int64 [N + 1].
+
+    Example i, line i of the text counted from 0, has the rows from row_splits[i] to row_splits[i + 1].
+    """
+    splits, width, dtype = [0], 0, np.dtype("float32")
+    for record in records():
+        splits.append(splits[-1] + len(record["starts"]))
+        width, dtype = record["vectors"].shape[1], record["vectors"].dtype
+    columns: dict[str, tuple[np.dtype, tuple[int, ...]]] = {"vectors": (dtype, (splits[-1], width))}
+    columns |= dict.fromkeys(("starts", "ends"), (np.dtype("int64"), (splits[-1],)))
+    with zipfile.ZipFile(path, "w") as archive:
+        # Written one by one: all vectors together may not fit in memory.
+        for name, (kind, shape) in columns.items():
+            with archive.open(f"{name}.npy", "w", force_zip64=True) as file:
+                header = {"descr": kind.str, "fortran_order": False, "shape": shape}
+                np.lib.format.write_array_header_1_0(file, header)
+                for record in records():
+                    file.write(record[name].tobytes())
+        with archive.open("row_splits.npy", "w") as file:
+            np.lib.format.write_array(file, np.array(splits, np.int64))
+
+
+def _write_parquet(path: pathlib.Path, records: Records) -> None:
+    """One row per example."""
+    import pyarrow  # slow to import, and not needed otherwise
+
+    rows = records()
+    first = next(rows)
+    number = pyarrow.from_numpy_dtype(first["vectors"].dtype)
+    schema = pyarrow.schema(
+        {
+            "text": pyarrow.string(),
+            "tokens": pyarrow.list_(pyarrow.string()),
+            "starts": pyarrow.list_(pyarrow.int64()),
+            "ends": pyarrow.list_(pyarrow.int64()),
+            "vectors": pyarrow.list_(pyarrow.list_(number)),
+        }.items()
+    )
+    write_rows(path, schema, itertools.chain([first], rows), value_of=list)
+
+
+WRITERS: dict[str, Callable[[pathlib.Path, Records], None]] = {
+    "jsonl": _write_jsonl,
+    "npz": _write_npz,
+    "parquet": _write_parquet,
+}

@@ -1,0 +1,401 @@
+"""SQuAD 1.1 and 2.0, and other data in this format: a question, a context, and the answer as a span of the context.
+
+In: examples of data/squad_json.py. Out: the best answer to each question, cut from the original context. A context longer than
+the encoder's limit is cut into windows, [W, S].
+Source: Devlin et al. 2019, sec. 4.2 and 4.3; google-research/bert run_squad.py.
+"""
+
+import collections
+import copy
+import json
+import warnings
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import keras
+import numpy as np
+import tensorflow as tf
+from keras import ops
+
+from bert_keras.errors import BertKerasError
+from bert_keras.features import (
+    END_BYTES,
+    EXAMPLE_INDEX,
+    INPUT_MASK,
+    MAX_CONTEXT,
+    SEQUENCE_OUTPUT,
+    START_BYTES,
+)
+from bert_keras.fields import names_of
+from bert_keras.io.json_files import (
+    NUMBER,
+    one_of,
+    typed,
+    whole,
+)
+from bert_keras.model.encoder import BertEncoder, encoder_inputs
+from bert_keras.model.heads import SpanHead
+from bert_keras.tasks.batches import count
+from bert_keras.tasks.data.sources import Source, split_file
+from bert_keras.tasks.data.squad_json import (
+    ANSWER_END,
+    ANSWER_START,
+    ANSWERS,
+    CONTEXT,
+    QUESTION,
+    VERSIONS,
+    columns_of,
+    columns_of_answers,
+    from_json,
+    from_tfds,
+)
+from bert_keras.tasks.failed_runs import no_better, one_answer
+from bert_keras.tasks.metrics import answer_scores, best_threshold
+from bert_keras.tasks.options import MAX_OPTION, TASK_DEFAULTS, SquadOptions
+from bert_keras.tasks.problems.span_decoding import (
+    END_BYTE,
+    START_BYTE,
+    answer_or_none,
+    best_answer,
+    best_spans,
+    nbest_of,
+)
+from bert_keras.tasks.report_tables import (
+    ERRORS_SHOWN,
+    Table,
+    most_confident,
+    plain,
+)
+from bert_keras.tasks.task import (
+    Arrays,
+    Features,
+    Raw,
+    Task,
+)
+from bert_keras.text.preprocessing import Preprocessor
+
+# The logit of padding: its softmax is 0 in float32, so no answer depends on the padding of its batch. Unlike an infinity, it
+# stays a number in means, in losses and in JSON.
+PADDING_LOGIT = -1e4
+SHOWN = 40  # characters of context on each side of an answer
+
+
+class Squad(Task):
+    """The task of one version.
+
+    source: the JSON files; None for TensorFlow Datasets
+    doc_stride: tokens from the start of one window to the start of the next
+    max_query_length: longest question in tokens; longer questions are truncated, and `check` warns about them
+    max_answer_length: longest answer in tokens
+    n_best: the number of answers that `decode` returns for each question
+    tau: in SQuAD 2.0, the best span answers a question where its score exceeds the null score + tau; Google's
+        null_score_diff_threshold is -tau
+
+    Raises BertKerasError for an unknown name, or a setting under 1 or over MAX_OPTION.
+    """
+
+    kind = "squad"
+    names = tuple(VERSIONS)
+    options = names_of(SquadOptions)
+    text = (QUESTION, CONTEXT)
+    outputs = (SEQUENCE_OUTPUT,)
+    measure = "f1"
+    windowed = True
+    lists = {"nbest": "nbest_starts"}
+
+    def __init__(
+        self,
+        name: str,
+        source: Source | None = None,
+        *,
+        doc_stride: int = SquadOptions.doc_stride,
+        max_query_length: int = SquadOptions.max_query_length,
+        max_answer_length: int = SquadOptions.max_answer_length,
+        n_best: int = SquadOptions.n_best,
+        tau: float = 0.0,
+    ) -> None:
+        if name not in VERSIONS:
+            raise BertKerasError(f"there is no {name!r}; give one of {', '.join(VERSIONS)}.")
+        self.name, self.source = name, source
+        self.version = VERSIONS[name]
+        self.defaults = TASK_DEFAULTS[name]
+        self.calibrated = ("tau",) if self.version.unanswerable else ()
+        self.doc_stride, self.max_query_length = doc_stride, max_query_length
+        self.max_answer_length, self.n_best = max_answer_length, n_best
+        self.tau = tau
+        SquadOptions(**{option: getattr(self, option) for option in self.options})
+
+    @classmethod
+    def open(cls, name: str, source: Source | None, **options: Any) -> "Squad":
+        return cls(name, source, **options)
+
+    def examples(self, split: str) -> tf.data.Dataset:
+        """Questions in the order of the file, with scalar features.
+
+        The training split skips questions whose first answer is blank or does not start at its `answer_start`, with one warning.
+        Other splits keep them, because measures compare the texts of answers only.
+        Raises BertKerasError for an unreadable file, with the question, and MissingFileError for a missing one.
+        """
+        if self.source is None:
+            where, questions = self.version.dataset, from_tfds(self.version.dataset, split)
+        else:
+            path = split_file(self.source, split, self.version.files)
+            where, questions = str(path), from_json(path)
+        return tf.data.Dataset.from_tensor_slices(
+            columns_of(questions, where, version=self.version, train=split == "train")
+        )
+
+    def targets(self, y: Any, columns: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+        """The answers: {"text": ..., "answer_start": ...} for each question, in characters of its context, or None for no answer.
+
+        Text and start may be lists of several answers. A dict or data frame of the columns "text" and "answer_start" will do.
+        """
+        return columns_of_answers(columns[QUESTION], columns[CONTEXT], y, version=self.version)
+
+    def check(self, preprocess: Preprocessor, examples: tf.data.Dataset) -> None:
+        """Warns about questions longer than `max_query_length`, which are truncated."""
+        tokenizer = preprocess.tokenizer
+
+        def longer(questions: tf.Tensor) -> tf.Tensor:
+            lengths = tokenizer.tokenize(questions).row_lengths()
+            return tf.math.count_nonzero(lengths > self.max_query_length)
+
+        questions = examples.map(lambda raw: raw[QUESTION]).batch(1024)
+        counted = questions.map(longer, num_parallel_calls=tf.data.AUTOTUNE).as_numpy_iterator()
+        found = int(sum(counted))
+        if found:
+            warnings.warn(
+                f"{found} of {count(examples)} questions are longer than max_query_length, {self.max_query_length} tokens, "
+                "and are truncated; give a higher max_query_length to keep them",
+                stacklevel=2,
+            )
+
+    def features(self, preprocess: Preprocessor, raw: Raw) -> Features:
+        """`Preprocessor.windows` of context and question, [W, S]."""
+        return preprocess.windows(
+            raw[CONTEXT],
+            question=raw[QUESTION],
+            doc_stride=self.doc_stride,
+            max_query_length=self.max_query_length,
+        )
+
+    def labels(self, raw: Raw, features: Features) -> tuple[tf.Tensor, tf.Tensor]:
+        """Start and end positions int32 [W, 2]; weights float32 [W, 2].
+
+        The weights are 0 where the position of the answer is unknown or no token covers it. Windows without the whole answer, and
+        all windows of a question without an answer, are labelled with position 0, [CLS].
+        """
+        window = features[EXAMPLE_INDEX]
+        starts, ends = tf.gather(raw[ANSWER_START], window), tf.gather(raw[ANSWER_END], window)
+        inside = (features[START_BYTES] < ends[:, tf.newaxis]) & (features[END_BYTES] > starts[:, tf.newaxis])
+        held = tf.reduce_sum(tf.cast(inside, tf.int32), axis=1)  # the answer's tokens in this window
+        # Every token has maximum context in exactly one window, so this counts each token once.
+        once = tf.reduce_sum(tf.cast(inside, tf.int32) * features[MAX_CONTEXT], axis=1)
+        tokens = tf.math.unsorted_segment_sum(once, window, tf.size(raw[ANSWER_START]))
+        whole = (held > 0) & (held == tf.gather(tokens, window))
+        first = tf.argmax(inside, axis=1, output_type=tf.int32)
+        labels = tf.where(whole[:, tf.newaxis], tf.stack([first, first + held - 1], axis=1), 0)
+        placed = (starts >= 0) & (tf.gather(tokens, window) > 0)
+        known = placed | (tf.gather(raw[ANSWERS], window) == "[]")
+        return labels, tf.repeat(tf.cast(known, tf.float32)[:, tf.newaxis], 2, axis=1)
+
+    def model(self, encoder: BertEncoder) -> keras.Model:
+        """Features -> start and end logits float32 [W, 2, S]."""
+        inputs = encoder_inputs()
+        head = SpanHead(config=encoder.config, dtype=encoder.dtype_policy)
+        logits = ops.stack(head(encoder(inputs)[SEQUENCE_OUTPUT]), axis=1)
+        real = ops.expand_dims(inputs[INPUT_MASK], axis=1) > 0
+        return keras.Model(inputs, ops.where(real, logits, PADDING_LOGIT), name="span_model")
+
+    def decode(self, outputs: tf.Tensor, features: Features, raw: Raw) -> dict[str, tf.Tensor]:
+        """Logits float32 [W, 2, S] -> the answer to each question, [B], and its N = n_best best answers, [B, N].
+
+        "answer" string [B], "start_byte", "end_byte" int32 [B]: the text, and its bytes in the context, the end exclusive
+        "score" float32 [B]: the probability of the answer, or of no answer
+        "nbest_answers" string, "nbest_starts", "nbest_ends" int32, "nbest_probabilities" float32 [B, N], by falling score;
+            padded with "", -1 and 0.0
+
+        and for SQuAD 2.0:
+
+        "null_odds" float32 [B], the null score minus the score of the best span; 1e9 without a span
+        "no_answer_probability" float32 [B], sigmoid(null_odds + tau)
+
+        The score of a span is the sum of its start and end logits. The null score is the lowest such sum at position 0 over the
+        windows. Probabilities are a softmax over the n best answers and, in SQuAD 2.0, no answer. The answer is "" and -1 if the
+        context has no tokens and, in SQuAD 2.0, unless the score of the best span exceeds the null score + tau.
+        """
+        context = raw[CONTEXT]
+        spans = best_spans(
+            outputs,
+            features,
+            count=tf.size(context),
+            n_best=self.n_best,
+            max_answer_length=self.max_answer_length,
+        )
+        null_scores = None
+        if self.version.unanswerable:
+            null_scores = tf.math.unsorted_segment_min(
+                outputs[:, 0, 0] + outputs[:, 1, 0], features[EXAMPLE_INDEX], tf.size(context)
+            )
+        nbest = nbest_of(spans, context, null_scores)
+        return self._answered(nbest) | nbest
+
+    def _answered(self, nbest: Mapping[str, Any]) -> dict[str, tf.Tensor]:
+        return answer_or_none(nbest, tau=self.tau) if self.version.unanswerable else best_answer(nbest)
+
+    def evaluate(self, predictions: Arrays, raw: Arrays) -> Iterator[tuple[str, float]]:
+        """Yields exact_match and f1 in percent; for SQuAD 2.0 also the other figures of its official scorer.
+
+        HasAns_*, NoAns_*: the measures of the questions with and without an answer
+        best_exact, best_f1: the measures at the best threshold of `null_odds`, which has the sign of null_score_diff_threshold
+        best_exact_thresh, best_f1_thresh: that threshold
+        """
+        scores = self._scores(predictions["answer"], raw)
+        for name, values in scores.items():
+            yield name, 100 * float(values.mean())
+        if not self.version.unanswerable:
+            return
+        has_answer = _has_answer(raw)
+        short = {"exact_match": "exact", "f1": "f1"}
+        for group, chosen in (("HasAns", has_answer), ("NoAns", ~has_answer)):
+            for name, values in scores.items():
+                if chosen.any():
+                    yield f"{group}_{short[name]}", 100 * float(values[chosen].mean())
+        for name, values in self._scores(predictions["nbest_answers"][:, 0], raw).items():
+            best, threshold = best_threshold(values, ~has_answer, predictions["null_odds"])
+            yield f"best_{short[name]}", 100 * best
+            yield f"best_{short[name]}_thresh", threshold
+
+    def degenerate(self, predictions: Arrays, raw: Arrays) -> str | None:
+        """One answer for nearly all questions, or an F1 no better than that of no answer at all, which is 0 for SQuAD 1.1."""
+        if why := one_answer(
+            predictions["answer"].astype(bytes), name=lambda text: plain(text) or "no answer"
+        ):
+            return why
+        unanswerable = float(np.mean(~_has_answer(raw))) if self.version.unanswerable else 0.0
+        f1 = float(self._scores(predictions["answer"], raw)["f1"].mean())
+        return no_better(f1, unanswerable, measure="f1 / 100", by="no answer at all")
+
+    def baseline(self, raw: Arrays) -> float:
+        """F1 in percent of no answer, or of the most common gold answer, whichever is higher."""
+        counts = collections.Counter(gold for golds in raw[ANSWERS] for gold in json.loads(golds))
+        texts = ["", *[text for text, _ in counts.most_common(1)]]
+        count = len(raw[ANSWERS])
+        return max(
+            100 * float(self._scores(np.array([text.encode()] * count, object), raw)["f1"].mean())
+            for text in texts
+        )
+
+    def _scores(self, answers: np.ndarray, raw: Arrays) -> dict[str, np.ndarray]:
+        """Exact match and F1 of each question, float64 [N], 0 to 1."""
+        texts = [answer.decode("utf-8", "replace") for answer in answers]
+        golds = [json.loads(gold) for gold in raw[ANSWERS]]
+        exact, f1 = answer_scores(texts, golds, unanswerable=self.version.unanswerable)
+        return {"exact_match": exact, "f1": f1}
+
+    def calibrate(self, predictions: Arrays, raw: Arrays) -> tuple["Squad", Arrays]:
+        """A task with the tau of the best F1, and its predictions. SQuAD 1.1 has no tau.
+
+        `best_threshold` tries a tau between any two neighbouring null odds; if several are best, it takes the nearest to 0.
+        """
+        if not self.version.unanswerable:
+            return self, predictions
+        f1 = self._scores(predictions["nbest_answers"][:, 0], raw)["f1"]
+        _, threshold = best_threshold(f1, ~_has_answer(raw), predictions["null_odds"])
+        task = copy.copy(self)
+        task.tau = -threshold
+        answers = {name: value.numpy() for name, value in task._answered(predictions).items()}
+        return task, {**predictions, **answers}
+
+    def record(self, decoded: Arrays) -> dict[str, Any]:
+        """{"answer", "score", "start", "end", "nbest": [{"answer", "probability", "start", "end"}, ...]}, offsets in bytes.
+
+        SQuAD 2.0 adds "no_answer_probability".
+        """
+        names = {
+            "answer": "nbest_answers",
+            "probability": "nbest_probabilities",
+            "start": "nbest_starts",
+            "end": "nbest_ends",
+        }
+        columns = [decoded[name].tolist() for name in names.values()]
+        nbest = [dict(zip(names, span, strict=True)) for span in zip(*columns, strict=True)]
+        found: dict[str, Any] = {
+            "answer": plain(decoded["answer"]),
+            "score": float(decoded["score"]),
+            "start": int(decoded[START_BYTE]),
+            "end": int(decoded[END_BYTE]),
+        }
+        if self.version.unanswerable:
+            found["no_answer_probability"] = float(decoded["no_answer_probability"])
+        return found | {
+            "nbest": [span | {"answer": plain(span["answer"])} for span in nbest if span["start"] >= 0]
+        }
+
+    def show(self, example: Mapping[str, Any], record: Mapping[str, Any]) -> dict[str, str]:
+        """The question, the answer in brackets with the context around it, and its probability."""
+        start, end = record["start"], record["end"]
+        if start < 0:
+            probability = record.get("no_answer_probability", 1.0)
+            return {QUESTION: example[QUESTION], "answer": "(none)", "probability": f"{probability:.4f}"}
+        context = example[CONTEXT].encode()
+        before, answer, after = (
+            " ".join(part.decode("utf-8", "replace").split("\n"))
+            for part in (context[:start], context[start:end], context[end:])
+        )
+        before = f"… {before[-SHOWN:]}" if len(before) > SHOWN else before
+        after = f"{after[:SHOWN]} …" if len(after) > SHOWN else after
+        return {
+            QUESTION: example[QUESTION],
+            "answer": f"{before}[{answer}]{after}",
+            "probability": f"{record['nbest'][0]['probability']:.4f}",
+        }
+
+    def report(self, predictions: Arrays, raw: Arrays) -> Iterator[Table]:
+        """Measures by answerability or by the first word of the question, and the most confident errors."""
+        scores = self._scores(predictions["answer"], raw)
+        if self.version.unanswerable:
+            groups = np.where(_has_answer(raw), "answerable", "unanswerable")
+        else:
+            groups = np.array([_first_word(question) for question in raw[QUESTION]])
+        rows = []
+        for group, size in collections.Counter(groups.tolist()).most_common(ERRORS_SHOWN):
+            chosen = groups == group
+            rows.append((group, size, *(100 * float(values[chosen].mean()) for values in scores.values())))
+        title = "by kind of question" if self.version.unanswerable else "by first word"
+        yield Table(title, ("questions", "count", "exact match", "f1"), rows)
+        yield self._errors(np.flatnonzero(scores["exact_match"] == 0), predictions, raw)
+
+    def _errors(self, wrong: np.ndarray, predictions: Arrays, raw: Arrays) -> Table:
+        """The most confident wrong answers. wrong: the rows of all wrong answers."""
+        confidence = predictions["nbest_probabilities"][:, 0]
+        if self.version.unanswerable:
+            withheld = predictions[START_BYTE] < 0
+            confidence = np.where(withheld, predictions["no_answer_probability"], confidence)
+        rows = [
+            (
+                plain(raw[QUESTION][i]),
+                next(iter(json.loads(raw[ANSWERS][i])), "(none)"),
+                plain(predictions["answer"][i]) or "(none)",
+                float(confidence[i]),
+            )
+            for i in most_confident(wrong, confidence)
+        ]
+        return Table("most confident errors", (QUESTION, "gold", "predicted", "probability"), rows)
+
+    def to_json(self) -> dict[str, Any]:
+        options = {option: getattr(self, option) for option in self.options}
+        return {"name": self.name, **options, "tau": self.tau}
+
+    @classmethod
+    def from_json(cls, kept: Mapping[str, Any], source: Source | None = None) -> "Squad":
+        kinds = {"name": one_of(VERSIONS), **dict.fromkeys(cls.options, whole(1, MAX_OPTION)), "tau": NUMBER}
+        return cls(source=source, **typed(kept, kinds, where="task", optional=(*cls.options, "tau")))
+
+
+def _has_answer(raw: Arrays) -> np.ndarray:
+    return np.array([bool(json.loads(answers)) for answers in raw[ANSWERS]], bool)
+
+
+def _first_word(question: bytes) -> str:
+    return next(iter(plain(question).lower().split()), "").rstrip("?,.:;")

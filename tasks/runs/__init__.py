@@ -1,0 +1,1 @@
+"""Runs on disk: the folder that a training writes, and its readers."""

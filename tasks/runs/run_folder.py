@@ -1,0 +1,397 @@
+"""A run on disk: the folder that a training writes, and that evaluate, predict, features and export read.
+
+`config.json`, `vocab.txt`, `model.safetensors` (Hugging Face's names), `tokenizer_config.json`, `task.json` (the task, its labels
+and preprocessing), `results.json` (measures, history and the files' SHA-256), `logs/` for TensorBoard and `checkpoints/`
+(tasks/training/saver.py). A BiLSTM on frozen features and its head are in `top.safetensors`.
+"""
+
+import dataclasses
+import os
+import pathlib
+import zipfile
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import keras
+
+from bert_keras import checkpoints
+from bert_keras.checkpoints.hugging_face import TOP
+from bert_keras.config import LIMITS, BertConfig
+from bert_keras.errors import BertKerasError, MissingFileError
+from bert_keras.io.files import digest_of_file, write_json
+from bert_keras.io.json_files import (
+    MAX_JSON_BYTES,
+    NUMBER,
+    OBJECT,
+    TEXT,
+    list_of,
+    object_of,
+    one_of,
+    read_bounded,
+    read_object,
+    typed,
+    whole,
+)
+from bert_keras.io.paths import did_you_mean, path_of
+from bert_keras.io.remote_paths import refuse_remote_weights
+from bert_keras.model.encoder import BertEncoder
+from bert_keras.model.feature_bilstm import bilstm_of, bilstm_parameters
+from bert_keras.tasks.batches import predict
+from bert_keras.tasks.data.sources import Source
+from bert_keras.tasks.hparams import Hparams
+from bert_keras.tasks.options import MAX_OPTION
+from bert_keras.tasks.problems.choice import Swag
+from bert_keras.tasks.problems.classification import Glue
+from bert_keras.tasks.problems.fill_mask import FillMask
+from bert_keras.tasks.problems.next_sentence import NextSentence
+from bert_keras.tasks.problems.question_answering import Squad
+from bert_keras.tasks.problems.tagging import Conll
+from bert_keras.tasks.task import Task
+from bert_keras.tasks.training.loop import LOGS, RESULTS_FILE, TASK_FILE
+from bert_keras.tasks.training.task_model import (
+    check_sizes,
+    encoder_of,
+    freeze,
+    heads_of,
+    network_of,
+)
+from bert_keras.tasks.training.weights_file import paths_of, read_weights, write_weights
+from bert_keras.text.preprocessing import TRUNCATION, Preprocessor
+from bert_keras.text.tokenizer import Tokenizer
+from bert_keras.text.vocabulary_files import (
+    MERGES_TXT,
+    SENTENCEPIECE,
+    VOCAB_JSON,
+    VOCAB_TXT,
+)
+
+# task.json's "kind" -> the task. A new task needs a line here.
+TASKS: dict[str, type[Task]] = {
+    task.kind: task for task in (Glue, Squad, Swag, Conll, FillMask, NextSentence)
+}
+# Keys in results.json: file name -> SHA-256; the model that the run started from (`Checkpoint.origin`).
+FILES, ORIGIN = "files", "origin"
+FROZEN = "frozen"  # a key in task.json: the paths of layers that do not train
+FEATURES = "features"  # a key in task.json: the settings of a BiLSTM on frozen features
+KERAS = ".keras"
+_NOT_A_RUN = f"{{}} is not the {TASK_FILE} of a run"
+CHECKED = ("model.safetensors", TOP, VOCAB_TXT, SENTENCEPIECE, VOCAB_JSON, MERGES_TXT)
+
+
+def task_type(name: str) -> type[Task]:
+    """The class of the task named `name`. Raises BertKerasError for an unknown name."""
+    task = next((task for task in TASKS.values() if name in task.names), None)
+    if task is None:
+        listed = ", ".join(name for task in TASKS.values() for name in task.names)
+        raise BertKerasError(f"no task named {name!r}; the tasks are {listed}.")
+    return task
+
+
+def open_task(name: str, source: Source | None, **options: Any) -> Task:
+    """Opens the task named `name`. Raises BertKerasError for an unknown name, or an option that the task does not have."""
+    task = task_type(name)
+    if unknown := [f"--{option.replace('_', '-')}" for option in options if option not in task.options]:
+        raise BertKerasError(f"{', '.join(unknown)} does not apply to the task {name}; leave it out.")
+    return task.open(name, source, **options)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Run:
+    """A trained task, ready to predict, evaluate or export."""
+
+    task: Task
+    preprocess: Preprocessor
+    model: keras.Model
+    path: pathlib.Path
+
+    @property
+    def encoder(self) -> BertEncoder:
+        """The encoder inside the model."""
+        return encoder_of(self.model)
+
+
+def save_weights(
+    path: pathlib.Path,
+    tokenizer: Tokenizer,
+    encoder: BertEncoder,
+    heads: Mapping[str, keras.layers.Layer],
+    *,
+    without: Sequence[str] = (),
+    labels: Sequence[str] = (),
+    problem_type: str | None = None,
+) -> None:
+    """Writes an encoder with its heads, config and vocabulary.
+
+    without: untrained parts to leave out
+    labels: the names of a classifier's classes, in the order of its logits
+    problem_type: see `Checkpoint`
+
+    Raises OSError if the disk is full; earlier files stay. Raises BertKerasError if a weight is not finite.
+    """
+    checkpoint = checkpoints.collect(encoder.config, encoder, **heads)
+    kept = {name: value for name, value in checkpoint.tensors.items() if name.split("/")[0] not in without}
+    checkpoint = dataclasses.replace(
+        checkpoint, tensors=kept, labels=tuple(labels) or None, problem_type=problem_type
+    )
+    checkpoint = checkpoints.with_tokenizer(checkpoint, tokenizer)
+    checkpoints.write(checkpoint, path, format="hugging-face", overwrite=True)
+
+
+def save_run(
+    path: pathlib.Path,
+    task: Task,
+    preprocess: Preprocessor,
+    model: keras.Model,
+    *,
+    frozen: Sequence[str] = (),
+) -> None:
+    """Writes weights, config, vocabulary and task.json. Raises as `save_weights`.
+
+    frozen: paths of layers that `load_run` freezes
+    """
+    encoder, heads = encoder_of(model), heads_of(model)
+    bilstm = bilstm_of(model)
+    if bilstm is None:
+        save_weights(
+            path,
+            preprocess.tokenizer,
+            encoder,
+            heads,
+            labels=task.label_names,
+            problem_type=task.problem_type,
+        )
+    else:
+        save_weights(path, preprocess.tokenizer, encoder, {})
+        write_weights(path / TOP, paths_of(heads.values()))
+    save_task(path, task, preprocess, frozen=frozen, features=bilstm.settings if bilstm else None)
+
+
+def save_task(
+    path: pathlib.Path,
+    task: Task,
+    preprocess: Preprocessor,
+    *,
+    frozen: Sequence[str] = (),
+    features: Mapping[str, Any] | None = None,
+) -> None:
+    """Writes the task.json of a run."""
+    content: dict[str, Any] = {"kind": task.kind, "task": task.to_json()}
+    content |= {"seq_length": preprocess.seq_length, "truncation": preprocess.truncation}
+    content |= {FEATURES: dict(features)} if features else {}
+    write_json(path / TASK_FILE, content | ({FROZEN: [*frozen]} if frozen else {}))
+
+
+def digests(path: pathlib.Path) -> dict[str, str]:
+    """The SHA-256 of a run's weights and vocabulary, by file name."""
+    return {name: digest_of_file(path / name) for name in CHECKED if (path / name).is_file()}
+
+
+def is_run(path: str | os.PathLike[str]) -> bool:
+    """True if a folder is a run. KerasHub's presets have a task.json too, which names a registered class."""
+    file = path_of(path) / TASK_FILE
+    return file.is_file() and b'"registered_name"' not in read_bounded(file, MAX_JSON_BYTES)
+
+
+def _recorded(results: pathlib.Path) -> dict[str, Any]:
+    """From the results of a run: the SHA-256 of its files, and the name of its task if it was fine-tuned."""
+    kinds = {FILES: object_of(TEXT), "task": TEXT}
+    return typed(read_object(results), kinds, where=results, optional=kinds, others=True)
+
+
+def check_finished(path: pathlib.Path, *, without: Sequence[str] = ()) -> None:
+    """Raises BertKerasError if a run is unfinished, or if a file was changed after training.
+
+    without: names of files that were removed on purpose
+    """
+    results = path / RESULTS_FILE
+    if not results.is_file():
+        if (path / LOGS).is_dir():
+            raise BertKerasError(
+                f"{path} is an unfinished run: it has no {RESULTS_FILE}; rerun its training command to finish it."
+            )
+        return  # a snapshot, or an ELECTRA's generator
+    recorded = _recorded(results)
+    if "task" in recorded and not is_run(path):
+        raise MissingFileError(f"{path} has no {TASK_FILE}; train again.")
+    for name, wanted in recorded.get(FILES, {}).items():
+        if name in without:
+            continue
+        if not (path / name).is_file():
+            raise MissingFileError(f"{path} has no {name}; train again.")
+        if digest_of_file(path / name) != wanted:
+            raise BertKerasError(
+                f"{path / name} was changed after training (its SHA-256 differs from {RESULTS_FILE}); train again, or remove "
+                f"{FILES!r} from {RESULTS_FILE} if you changed it yourself."
+            )
+
+
+def load_file(path: pathlib.Path, *, compile: bool = True) -> Any:
+    """The Keras model of a `.keras` file; arguments as Keras' `load_model`.
+
+    Raises MissingFileError if there is none, BertKerasError for a damaged one.
+    """
+    refuse_remote_weights(path)
+    if not path.is_file():
+        raise MissingFileError(f"no such file: {path}{did_you_mean(path)}.")
+    if not zipfile.is_zipfile(path):
+        raise BertKerasError(f"{path} is no Keras file, or is cut short; save the model again.")
+    return keras.saving.load_model(path, compile=compile)
+
+
+def _run_of_file(path: pathlib.Path, data: str | pathlib.Path | None) -> Run:
+    """The run of a TextModel's `.keras` file. Raises as `load_file`, and for a model of another class."""
+    model = load_file(path, compile=False)
+    if not hasattr(model, "as_run"):
+        raise BertKerasError(
+            f"{path} holds a {type(model).__name__}, and a run is a TextModel; give a file that a model of bert_keras wrote, "
+            "such as bert_keras.classifier, or the folder of a run."
+        )
+    run: Run = model.as_run(path)
+    return dataclasses.replace(run, task=type(run.task).from_json(run.task.to_json(), data))
+
+
+def task_of(path: str | os.PathLike[str], *, data: str | pathlib.Path | None = None) -> Task:
+    """The task of a run's folder, without its weights, which may be large. Raises as `load_run`."""
+    return _task_in(path_of(path), data)[0]
+
+
+def _task_in(path: pathlib.Path, data: str | pathlib.Path | None) -> tuple[Task, dict[str, Any]]:
+    """The task of a run's folder, and the content of its task.json."""
+    file = path / TASK_FILE
+    if not is_run(path):
+        close = "" if path.exists() else did_you_mean(path)
+        raise MissingFileError(
+            f"no {TASK_FILE} in {path}{close}; give the folder that `bert-keras finetune --output` wrote."
+        )
+    kinds = {
+        "kind": one_of(TASKS),
+        "task": OBJECT,
+        "seq_length": whole(1, LIMITS["max_positions"]),
+        "truncation": one_of(TRUNCATION),
+        FROZEN: list_of(TEXT),
+        FEATURES: OBJECT,
+    }
+    where = _NOT_A_RUN.format(file)
+    content = typed(read_object(file), kinds, where=where, optional=(FROZEN, FEATURES), others=True)
+    try:
+        task = TASKS[content["kind"]].from_json(content["task"], data)
+    except FileNotFoundError:  # of the data
+        raise
+    except BertKerasError as error:
+        raise BertKerasError(f"{where}: {error}") from error
+    return task, content
+
+
+def load_run(path: str | os.PathLike[str], *, data: str | pathlib.Path | None = None) -> Run:
+    """Loads a run that `finetune` wrote, with the task's examples in `data` (None: TensorFlow Datasets).
+
+    path: its folder, or the `.keras` file of a TextModel
+
+    Raises FileNotFoundError or ValueError for a missing or wrong file, with its name.
+    """
+    path = path_of(path)
+    refuse_remote_weights(path)
+    if path.suffix == KERAS:
+        return _run_of_file(path, data)
+    task, content = _task_in(path, data)
+    check_finished(path)
+    where = _NOT_A_RUN.format(path / TASK_FILE)
+    features = _features_in(content[FEATURES], where=where) if FEATURES in content else None
+    sizes = {name: content[name] for name in ("seq_length", "truncation")}
+    try:
+        run = run_of(task, path, **sizes, features=features)
+    except BertKerasError as error:
+        if str(path) in str(error):
+            raise
+        raise BertKerasError(f"{path / TASK_FILE}: {error}") from error  # about one of its settings
+    freeze(run.model, content.get(FROZEN, ()))
+    return run
+
+
+_OF_FEATURES = {
+    "feature_layers": TEXT,
+    "lstm_layers": whole(0, MAX_OPTION),
+    "lstm_units": whole(1, MAX_OPTION),
+    "lstm_dropout": NUMBER,
+}
+
+
+def _features_in(content: Mapping[str, Any], *, where: str) -> dict[str, Any] | None:
+    """The settings of a BiLSTM in task.json. Raises BertKerasError for a wrong one."""
+    given = typed(content, _OF_FEATURES, where=f"{where}: {FEATURES}")
+    try:
+        return Hparams(**given).features
+    except BertKerasError as error:
+        raise BertKerasError(f"{where}: {FEATURES}: {error}") from error
+
+
+def _check_size(file: pathlib.Path, config: BertConfig, features: Mapping[str, Any]) -> None:
+    """Raises an error if a file has too few bytes for its BiLSTM, before any memory is allocated for it."""
+    if not file.is_file():
+        raise MissingFileError(f"no {file.name} in {file.parent}; train again.")
+    needed, there = 2 * bilstm_parameters(config, features), file.stat().st_size  # 2 bytes: float16
+    if needed > there:
+        raise BertKerasError(
+            f"{file} has {there:,} bytes, and the BiLSTM in {TASK_FILE} needs {needed:,}; train again."
+        )
+
+
+def run_of(
+    task: Task,
+    path: str | os.PathLike[str],
+    *,
+    seq_length: int | None = None,
+    truncation: str = "longest_first",
+    features: Mapping[str, Any] | None = None,
+) -> Run:
+    """Makes a run from a task and a checkpoint's weights, including heads, without training.
+
+    path: a path or a name for `checkpoints.read`
+    seq_length: in tokens; None takes all positions of the encoder
+    features: the settings of a BiLSTM on frozen features, whose weights are in the folder's TOP
+
+    Raises FileNotFoundError or ValueError for a missing or wrong file, with its name.
+    """
+    model = checkpoints.resolve(path)
+    checkpoint = checkpoints.read(model)
+    task.check_checkpoint(checkpoint)
+    tokenizer = checkpoints.tokenizer_of(checkpoint)
+    seq_length = checkpoint.config.max_length if seq_length is None else seq_length
+    check_sizes(checkpoint.config, vocab_size=tokenizer.vocab_size, seq_length=seq_length)
+    if features is not None:
+        _check_size(model.path / TOP, checkpoint.config, features)
+    encoder, made = network_of(task, checkpoint.config, features)
+    if features is None:
+        checkpoints.assign(checkpoint, encoder, **heads_of(made))
+    else:
+        checkpoints.assign(checkpoint, encoder)
+        read_weights(model.path / TOP, paths_of(heads_of(made).values()), wanted_by=TASK_FILE)
+    preprocess = Preprocessor(tokenizer, seq_length=seq_length, truncation=truncation, pad_to_longest=True)
+    return Run(task=task, preprocess=preprocess, model=made, path=model.path)
+
+
+def pretrained_run(
+    name: str,
+    path: str | os.PathLike[str],
+    *,
+    data: Source | None = None,
+    seq_length: int | None = None,
+) -> Run:
+    """A run of a pre-trained checkpoint: the task of one of PRETRAINED_TASKS, by the checkpoint's own head. Raises as `run_of`.
+
+    data: the task's examples; None to predict without
+    """
+    return run_of(pretrained_task(name, data=data), path, seq_length=seq_length)
+
+
+def pretrained_task(name: str, *, data: Source | None = None) -> Task:
+    """The task of one of PRETRAINED_TASKS, with its examples in `data`."""
+    return task_type(name).from_json({"name": name}, data)
+
+
+def evaluate(run: Run, split: str, *, batch_size: int = 32) -> dict[str, float]:
+    """The task's measures on one split, from what `decode` returns."""
+    examples = run.task.examples(split)
+    run.task.check(run.preprocess, examples)
+    predictions, raw = predict(run.task, run.preprocess, run.model, examples, batch_size=batch_size)
+    return dict(run.task.evaluate(predictions, raw))

@@ -1,0 +1,1 @@
+"""Studies: grids of runs, the paper's ablations and protocol, probes."""
