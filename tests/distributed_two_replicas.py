@@ -24,7 +24,7 @@ tf.config.set_logical_device_configuration(
 )
 
 from bert_keras import checkpoints  # noqa: E402
-from bert_keras.cli.main import main as cli  # noqa: E402
+from bert_keras.cli import main as cli  # noqa: E402
 from bert_keras.config import BertConfig  # noqa: E402
 from bert_keras.features import ENCODER_INPUTS  # noqa: E402
 from bert_keras.model.encoder import BertEncoder  # noqa: E402

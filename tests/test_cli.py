@@ -18,7 +18,7 @@ from runs import ROOT, VOCABULARY, bare_environment, contents, run_command, shel
 
 from bert_keras import checkpoints
 from bert_keras.checkpoints.known_models import KNOWN
-from bert_keras.cli.main import main as cli
+from bert_keras.cli import main as cli
 from bert_keras.fields import Masking, given_settings, names_of
 from bert_keras.savedmodels.checked_write import ask
 from bert_keras.tasks.commands.finetuning import CHUNK
@@ -552,7 +552,7 @@ def test_a_users_own_module_under_the_name_of_a_folder_of_ours_does_no_harm(invo
     code = f"import sys; sys.path.append({str(ROOT)!r}); import bert_keras; bert_keras.classifier"
     for command in (("-c", code), ("-m", "bert_keras", "info", "--help"), ("-m", "bert_keras", "--help")):
         done = run_in(invoke, *command, PYTHONPATH=str(invoke))
-        assert (done.returncode, done.stderr) == (0, ""), done.stderr
+        assert done.returncode == 0 and "tasks.py was run" not in done.stderr, done.stderr
 
 
 @pytest.mark.long

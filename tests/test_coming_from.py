@@ -13,7 +13,7 @@ from runs import ROOT, run_command, write_checkpoint
 
 import bert_keras as bk
 from bert_keras import checkpoints
-from bert_keras.cli.main import main as cli
+from bert_keras.cli import main as cli
 from bert_keras.model.encoder import BertEncoder
 from bert_keras.model.heads import MaskedLMHead
 from bert_keras.tasks.hparams import Hparams

@@ -11,7 +11,7 @@ import tensorflow as tf
 from runs import run_command, write_checkpoint
 
 from bert_keras import checkpoints
-from bert_keras.cli.main import main as cli
+from bert_keras.cli import main as cli
 from bert_keras.config import BertConfig
 from bert_keras.io.paths import for_tensorflow
 from bert_keras.model.hub_layer import HubLayer
