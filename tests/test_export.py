@@ -22,8 +22,8 @@ from tensorflow.core.protobuf import saved_model_pb2
 from bert_keras.features import INPUT_MASK
 from bert_keras.io.atomic_folders import PARTIAL
 from bert_keras.savedmodels import op_support, reload
-from bert_keras.savedmodels.export import BATCHING, MODELS, export, ops_of, servable_of, server_files
-from bert_keras.savedmodels.model_card import model_card, tensors_of
+from bert_keras.savedmodels.export import export, ops_of, servable_of
+from bert_keras.savedmodels.model_card import BATCHING, MODELS, model_card, server_files, tensors_of
 from bert_keras.savedmodels.verify import (
     CARD,
     SAMPLES,
