@@ -28,7 +28,7 @@ from rich.table import Table
 
 from bert_keras.errors import MissingPackageError
 from bert_keras.savedmodels.export import export
-from bert_keras.savedmodels.runtime_export import export_to
+from bert_keras.savedmodels.runtimes import export_to
 from bert_keras.tasks.batches import predict
 from bert_keras.tasks.runs.run_folder import Run, load_run
 from bert_keras.tasks.runs.run_precision import at_precision

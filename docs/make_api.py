@@ -69,7 +69,7 @@ FUNCTIONS = {
     "bert_keras.tasks.frozen.cache": ("extract",),
     "bert_keras.tasks.frozen.tagger": ("train_tagger", "load_tagger"),
     "bert_keras.savedmodels.export": ("export",),
-    "bert_keras.savedmodels.runtime_export": ("export_to",),
+    "bert_keras.savedmodels.runtimes": ("export_to",),
 }
 # Keras calls these; users do not.
 KERAS_OWN = set(

@@ -86,8 +86,7 @@ def _export_to_runtime(args: argparse.Namespace, options: ExportOptions) -> None
     start()
     from bert_keras.io.atomic_folders import check_folder
     from bert_keras.io.paths import path_of
-    from bert_keras.savedmodels.runtime_export import check_task, export_to
-    from bert_keras.savedmodels.runtimes import check_packages, check_precision
+    from bert_keras.savedmodels.runtimes import check_packages, check_precision, check_task, export_to
 
     precision = args.precision or "float32"
     check_precision(options.format, precision)
@@ -269,9 +268,9 @@ def _show_installation() -> None:
 
 
 def _show_export(path: str) -> None:
-    from bert_keras.savedmodels.manifest import verify
+    from bert_keras.savedmodels.verify import verify_files
 
-    files = verify(path)
+    files = verify_files(path)
     rows = [(name, f"{file['bytes']:,}", file["sha256"][:12]) for name, file in files.items()]
     table(("file", "bytes", "SHA-256"), rows, title=f"{path}: all files are unchanged")
 

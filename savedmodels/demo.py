@@ -25,8 +25,8 @@ from bert_keras.io.atomic_folders import whole_folder
 from bert_keras.io.files import digest_of_file, write_json
 from bert_keras.io.json_files import read_object
 from bert_keras.io.paths import cache_folder
-from bert_keras.savedmodels.checked_write import ask
 from bert_keras.savedmodels.export import export
+from bert_keras.savedmodels.verify import ask
 from bert_keras.tasks.finetuning.finetune import finetune
 from bert_keras.tasks.hparams import Hparams
 from bert_keras.tasks.problems.classification import Glue

@@ -34,7 +34,7 @@ from bert_keras.io.paths import path_of
 from bert_keras.io.tensorflow_errors import file_errors
 from bert_keras.model.encoder import BertEncoder
 from bert_keras.model.heads import MaskedLMHead
-from bert_keras.savedmodels.checked_write import (
+from bert_keras.savedmodels.verify import (
     SAMPLES,
     ask,
     compare,

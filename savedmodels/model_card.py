@@ -1,4 +1,4 @@
-"""The model card of an exported version, in Markdown: the task, its measures, the signatures, and example requests.
+"""The model card of an exported version, in Markdown, and the configuration files for a server beside it.
 
 In: a Run and its signatures. Out: the text of assets.extra/model_card.md, and the example in its requests.
 """
@@ -24,13 +24,14 @@ from bert_keras.io.json_files import (
     whole,
 )
 from bert_keras.savedmodels.op_support import VERSIONS
-from bert_keras.savedmodels.server_config import BATCHING, MODELS
 from bert_keras.tasks.runs.ensemble import Ensemble, members_of
 from bert_keras.tasks.runs.run_card import fact_rows, facts_of, measures_of
 from bert_keras.tasks.runs.run_folder import Run
 from bert_keras.tasks.task import Problem
 from bert_keras.tasks.training.loop import RESULTS_FILE
 from bert_keras.tasks.training.task_model import encoder_of
+
+MODELS, BATCHING = "models.config", "batching_parameters.txt"
 
 CARD_TEMPLATE = """# {name}
 
@@ -199,3 +200,36 @@ def measures_table(run: Run, *, rounded: str = "") -> str:
     if not found or not rounded:
         return found
     return f"{found}These are the measures of the run. The export in {rounded} was not measured.\n"
+
+
+# -----------------------------------------------------------------------------------------------------------
+# Configuration files of tensorflow_model_server, beside the versions: models.config (--model_config_file, where the model is
+# mounted at /models/NAME) and batching_parameters.txt (--batching_parameters_file)
+
+MODELS_CONFIG = """# base_path is a place in the container of model_card.md.
+# Mount this folder there, or change base_path to the folder's absolute path.
+model_config_list {{
+  config {{
+    name: {name}
+    base_path: {path}
+    model_platform: "tensorflow"
+  }}
+}}
+"""
+
+BATCHING_PARAMETERS = """# Requests that arrive together run as one batch, padded to its longest text.
+max_batch_size { value: 32 }
+batch_timeout_micros { value: 1000 }
+max_enqueued_batches { value: 100 }
+# Batches that run at the same time: start with the number of the server's cores.
+num_batch_threads { value: 4 }
+"""
+
+
+def server_files(name: str) -> dict[str, str]:
+    """The texts of the files next to the versions, by file name."""
+    quoted = {
+        key: json.dumps(value, ensure_ascii=False)
+        for key, value in {"name": name, "path": f"/models/{name}"}.items()
+    }
+    return {MODELS: MODELS_CONFIG.format(**quoted), BATCHING: BATCHING_PARAMETERS}

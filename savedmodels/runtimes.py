@@ -1,20 +1,58 @@
-"""The other runtimes that a model can be exported to: the conversion of each, its int8 quantizer, and the packages for both.
+"""Exports the tensor part of a run to another runtime, with its tokenizer beside it; a fresh process checks it.
 
-In: a concrete function with constants, from savedmodels/freezing.py. Out: a model file. RUNTIMES has a row for each runtime.
+In: a Run and a new folder; RUNTIMES has a row for each runtime. Out:
+
+    OUT/model.onnx, or model.xml and model.bin    features -> logits, or vectors
+    OUT/tokenizer.json                            for the tokenizers library; vocab.txt and the other files for this package
+    OUT/settings.json                             how texts become features, and logits answers
+    OUT/example.py                                does both, without TensorFlow: savedmodels/runtime_example.py
+    OUT/model_card.md
 """
 
 import contextlib
 import dataclasses
 import importlib.util
 import io
+import json
 import logging
 import pathlib
+import shutil
 from collections.abc import Callable, Iterator
 from typing import Any
 
+import numpy as np
 import tensorflow as tf
 
+from bert_keras import checkpoints
+from bert_keras.checkpoints.hugging_face_tokenizer import write_tokenizer
 from bert_keras.errors import BertKerasError, MissingPackageError
+from bert_keras.features import ENCODER_INPUTS
+from bert_keras.io.atomic_folders import check_folder
+from bert_keras.io.files import write_json
+from bert_keras.io.paths import path_of
+from bert_keras.model.kernels import plain_operations
+from bert_keras.savedmodels import runtime_example
+from bert_keras.savedmodels.export import sample_inputs, servable_of
+from bert_keras.savedmodels.model_card import example_of, measures_table, precision_of
+from bert_keras.savedmodels.servable import check_size, with_constants
+from bert_keras.savedmodels.verify import (
+    CARD,
+    ROUNDING,
+    ask,
+    compare,
+    publishing,
+    relative,
+)
+from bert_keras.tasks.problems.classification import Glue
+from bert_keras.tasks.problems.embedding import Embedding
+from bert_keras.tasks.runs.ensemble import members_of
+from bert_keras.tasks.runs.run_card import fact_rows, facts_of
+from bert_keras.tasks.runs.run_folder import Run
+from bert_keras.tasks.runs.run_precision import at_precision
+from bert_keras.tasks.task import Problem, model_inputs
+from bert_keras.tasks.training.task_model import encoder_of
+from bert_keras.tasks.training.task_padding import with_padding
+from bert_keras.text.vocabulary_files import TOKENIZER_JSON, VOCAB_TXT, wordpiece_pipeline
 
 OPSET = 18  # of ONNX; ONNX Runtime reads it from 1.14 on
 
@@ -171,3 +209,190 @@ def write_model(
     if quantize:
         for file in folder.glob(f"{whole.stem}.*"):
             file.unlink()
+
+
+# -----------------------------------------------------------------------------------------------------------
+# The folder
+
+SETTINGS, SCRIPT = "settings.json", "example.py"
+# The difference that int8 or bfloat16 may make, relative as in `relative`: more is a broken conversion, not a loss of digits.
+COARSE = 0.25
+LOGITS, EMBEDDING = "logits", "embedding"
+
+_CARD = """# {name}
+
+| | |
+|---|---|
+{facts}
+
+{measures}
+## Use
+
+    pip install numpy {packages}
+    python example.py {arguments}
+
+{tokenizer}
+"""
+_TOKENIZERS = (
+    "`example.py` is all that a program needs: it has no TensorFlow in it. `tokenizer.json` is read by the library tokenizers, "
+    "version 0.21 or newer."
+)
+_NO_TOKENIZER = (
+    "`example.py` has no TensorFlow in it. It takes features, not texts, because the library tokenizers does not compute the ids "
+    "of this SentencePiece vocabulary. Compute {features} with `bert_keras.Preprocessor` and write them to features.json, each "
+    "as a list of equally long rows."
+)
+
+
+def export_to(
+    run: Run,
+    directory: str | pathlib.Path,
+    format: str,
+    *,
+    quantize: str | None = None,
+    precision: str = "float32",
+) -> dict[str, Any]:
+    """Writes a model of RUNTIMES to a new or empty folder, and returns the comparison with the run's own outputs.
+
+    format: a key of RUNTIMES
+    quantize: "int8" for int8 weights, by the runtime's own quantizer; None for float32
+    precision: the format that the folder's example.py has the runtime compute in; the file is the same. "bfloat16" is OpenVINO's,
+        on processors that have it
+
+    A run in bfloat16 or float16, such as the `.keras` file of a mixed training, is exported in float32, with the same weights.
+
+    Returns "max_difference", the largest difference of an example's logits, relative to the largest of them if that exceeds 1;
+    and "bytes", the size of the model's files.
+    Raises MissingPackageError without the runtime's packages, BertKerasError for a precision that the runtime lacks, for a task
+    whose answers need the text or windows of it, for a run whose weights have no float32 form, for an op that the converter
+    cannot carry, and if the folder cannot be written; ExportError if the model answers differently in a fresh process. The folder
+    then stays unchanged.
+    """
+    directory = path_of(directory)
+    check_precision(format, precision)
+    check_packages(format, quantize=quantize)
+    check_folder(directory)
+    check_task(run.task)
+    run = in_float32(run, format)
+    check_size(run.model)
+    servable = servable_of(run)
+    with with_padding(run.model), plain_operations():
+        function = with_constants(run.model, servable.features_signature())
+    raw = sample_inputs(run.task.signature())
+    features = model_inputs(
+        run.task.features(servable.preprocess, {k: tf.constant(v) for k, v in raw.items()})
+    )
+    expected = np.asarray(run.model(features, training=False))
+    with publishing(directory, existing="refuse") as new:
+        settings = settings_of(run, format, precision=precision)
+        write_model(format, function, new, output=settings["output"], quantize=quantize)
+        size = sum(file.stat().st_size for file in new.iterdir())
+        write_beside(run, new, settings, name=directory.resolve().name, size=size, quantize=quantize)
+        given = raw if settings["tokenizer"] else {k: v.numpy().tolist() for k, v in features.items()}
+        answers = ask(new, given, script=new / SCRIPT)
+        output = {settings["output"]: answers[settings["output"]]}
+        compare(
+            {settings["output"]: expected},
+            output,
+            tolerance=COARSE if quantize or precision != "float32" else ROUNDING,
+        )
+    difference = relative(expected, np.asarray(output[settings["output"]])).max()
+    return {"max_difference": float(difference), "bytes": size}
+
+
+def check_task(task: Problem) -> None:
+    """Raises BertKerasError for a task whose answers need more than the logits: call it before a long read."""
+    if task.windowed:
+        reason = "cuts texts into windows and puts the answers together from the text"
+    elif not isinstance(task, (Glue, Embedding)):
+        reason = "finds its answers in the text"
+    else:
+        return
+    raise BertKerasError(
+        f"{task.name} {reason}, which only a SavedModel does: leave --format out, or export a classifier, a score or vectors."
+    )
+
+
+def in_float32(run: Run, format: str) -> Run:
+    """The run with its weights, in a model that computes in float32. Raises BertKerasError for weights that have no such form."""
+    precision = precision_of(run.model)
+    if precision == "float32":
+        return run
+    try:
+        return at_precision(run, "float32")
+    except BertKerasError as error:
+        raise BertKerasError(
+            f"the run computes in {precision} and cannot be converted to float32, in which a model for {format} computes: train "
+            "it in float32, or export a SavedModel."
+        ) from error
+
+
+def settings_of(run: Run, format: str, *, precision: str = "float32") -> dict[str, Any]:
+    """The content of settings.json."""
+    task, preprocess = run.task, run.preprocess
+    special, pair = preprocess.tokenizer.special, preprocess.tokenizer.pair
+    pairs = len(task.signature()) > 1
+    label_type = task.row.label_type if isinstance(task, Glue) else None
+    return {
+        "runtime": format,
+        "precision": precision,
+        "model": RUNTIMES[format].file,
+        "inputs": [*task.signature()],
+        "features": [*ENCODER_INPUTS],
+        "output": LOGITS if label_type else EMBEDDING,
+        "answer": label_type or EMBEDDING,
+        "labels": list(task.label_names),
+        "tokenizer": None if is_sentencepiece(run) else TOKENIZER_JSON,
+        "seq_length": preprocess.seq_length,
+        "truncation": preprocess.truncation if pairs else getattr(task, "truncation", None) or "head",
+        "padding": special.padding,
+        "start": special.start,
+        "end": special.end,
+        "separators": pair.separators,
+        "second_type": pair.second_type,
+    }
+
+
+def is_sentencepiece(run: Run) -> bool:
+    """True if the tokenizer is ALBERT's, which the library tokenizers does not compute in the same way."""
+    from bert_keras.text.sentencepiece import SentencePiece
+
+    return isinstance(run.preprocess.tokenizer, SentencePiece)
+
+
+def write_beside(
+    run: Run, folder: pathlib.Path, settings: dict[str, Any], *, name: str, size: int, quantize: str | None
+) -> None:
+    """Writes the files beside the model: tokenizer, settings, example and card."""
+    tokenizer = run.preprocess.tokenizer
+    encoder = encoder_of(members_of(run.model)[0])
+    checkpoint = checkpoints.Checkpoint(config=encoder.config, tensors={})
+    write_tokenizer(checkpoints.with_tokenizer(checkpoint, tokenizer), folder)
+    if (folder / VOCAB_TXT).exists():
+        write_json(
+            folder / TOKENIZER_JSON, wordpiece_pipeline(tokenizer.vocabulary, lower_case=tokenizer.lower_case)
+        )
+    write_json(folder / SETTINGS, settings)
+    shutil.copyfile(runtime_example.__file__, folder / SCRIPT)
+    runtime = RUNTIMES[settings["runtime"]]
+    texts = settings["tokenizer"] is not None
+    wanted = ("onnxruntime", "openvino", *(["tokenizers"] if texts else []))
+    precision = settings["precision"]
+    facts = {
+        "runtime": settings["runtime"],
+        "weights": quantize or "float32",
+        "precision": precision,
+        "size": f"{size / 1e6:.1f} MB",
+    }
+    narrow = [name for name in (quantize, precision) if name not in (None, "float32")]
+    card = _CARD.format(
+        name=name,
+        facts=fact_rows(facts_of(run) | facts),
+        measures=measures_table(run, rounded=" and ".join(map(str, narrow))),
+        packages=" ".join(package for package in runtime.packages if package in wanted),
+        arguments=" ".join(json.dumps(text) for text in example_of(run.task).values())
+        if texts
+        else "< features.json",
+        tokenizer=_TOKENIZERS if texts else _NO_TOKENIZER.format(features=", ".join(settings["features"])),
+    )
+    (folder / CARD).write_text(card, encoding="utf-8")

@@ -5,15 +5,16 @@ vocabulary and the text processing, so its SavedModel is complete. A frozen one 
 """
 
 import functools
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import keras
+import numpy as np
 import tensorflow as tf
 
+from bert_keras.errors import BertKerasError
 from bert_keras.features import ENCODER_INPUTS, INPUT_MASK
 from bert_keras.io.signals import tracing
-from bert_keras.savedmodels.freezing import with_constants
 from bert_keras.savedmodels.model_card import precision_of
 from bert_keras.tasks.task import (
     Features,
@@ -25,6 +26,20 @@ from bert_keras.text.preprocessing import Preprocessor
 
 EXAMPLES = "examples"  # the signature for serialized tf.Example, and its input
 WINDOWS = 32  # windows in one batch of the model; `decode` still gets the outputs of all windows of a text
+
+
+class _Untracked:
+    """Objects that TensorFlow does not track, because the class is plain.
+
+    So the SavedModel has the variables only once, without a Keras model, and no function twice: `tf.saved_model.save` traces
+    every tf.function that is an attribute again, and keeps both traces.
+
+    infer: features -> the model's outputs, without dropout
+    """
+
+    def __init__(self, task: Problem, model: keras.Model, traced: Mapping[str, Any]) -> None:
+        self.task, self.model, self.traced = task, model, traced
+        self.infer: Callable[[Features], Any] = functools.partial(model, training=False)
 
 
 class Servable(tf.Module):
@@ -49,9 +64,6 @@ class Servable(tf.Module):
     ) -> None:
         super().__init__(name="servable")
         self.frozen = frozen
-        # Hidden in functions, so that the SavedModel has the variables only once, without a Keras model.
-        self._task, self._model = lambda: task, lambda: model
-        # Hidden too: `tf.saved_model.save` traces every tf.function that is an attribute again, and keeps both traces.
         traced = {
             function.__name__: tf.function(function, autograph=False)
             for function in (
@@ -62,16 +74,14 @@ class Servable(tf.Module):
                 self._serve_ragged,
             )
         }
-        self._traced = lambda: traced
+        self._untracked = _Untracked(task, model, traced)
         self.preprocess = preprocess
         # All variables, including dropout seeds: without them a trace with training=True cannot be saved.
         self.variables = [variable.value for variable in model.variables]
         self.trainable_variables = [variable.value for variable in model.trainable_variables]
-        infer = None
         if frozen:
             packed = precision_of(model) == "bfloat16"
-            infer = with_constants(model, self.features_signature(), packed=packed)
-        self._infer = lambda: infer or functools.partial(model, training=False)
+            self._untracked.infer = with_constants(model, self.features_signature(), packed=packed)
         with tracing():
             self.functions()
 
@@ -87,29 +97,29 @@ class Servable(tf.Module):
     @tf.function(autograph=False)
     def __call__(self, raw: Raw, training: bool = False) -> Any:
         """Raw strings [B] by name -> the model's outputs, before `decode`."""
-        features = self._traced()["_features"](**_of_one_size(raw))
-        return self._model()(model_inputs(features), training=training)
+        features = self._untracked.traced["_features"](**_of_one_size(raw))
+        return self._untracked.model(model_inputs(features), training=training)
 
     def serve(self, **raw: tf.Tensor) -> Raw:
         """Strings [B] by name -> the decoded outputs [B, ...] by name."""
-        return self._traced()["_serve"](**raw)
+        return self._untracked.traced["_serve"](**raw)
 
     def serve_features(self, **features: tf.Tensor) -> Raw:
         """Features int32 [B, S], or [B, K, S] for choices -> the outputs that need no text."""
-        return self._traced()["_serve_features"](**features)
+        return self._untracked.traced["_serve_features"](**features)
 
     def _features(self, **raw: tf.Tensor) -> Features:
         """The task's features; a function of its own, so that all that read texts share one trace of the text processing."""
-        return self._task().features(self.preprocess, raw)
+        return self._untracked.task.features(self.preprocess, raw)
 
     def _serve(self, **raw: tf.Tensor) -> Raw:
-        task, raw = self._task(), _of_one_size(raw)
-        features = self._traced()["_features"](**raw)
+        task, raw = self._untracked.task, _of_one_size(raw)
+        features = self._untracked.traced["_features"](**raw)
         run = self._in_groups if task.windowed else self._run
         return task.decode(run(model_inputs(features)), features, raw)
 
     def _run(self, features: Features) -> Any:
-        return self._infer()(features)
+        return self._untracked.infer(features)
 
     def _in_groups(self, features: Features) -> tf.Tensor:
         """The model's outputs for any number of windows, WINDOWS at a time."""
@@ -137,7 +147,7 @@ class Servable(tf.Module):
             examples = tf.identity(examples)
         columns = {
             name: tf.io.FixedLenFeature(spec.shape[1:], spec.dtype)
-            for name, spec in self._task().signature().items()
+            for name, spec in self._untracked.task.signature().items()
         }
         return self.serve(**tf.io.parse_example(examples, columns))
 
@@ -153,12 +163,12 @@ class Servable(tf.Module):
         )
         with tf.control_dependencies(checked):
             features = {name: tf.identity(value) for name, value in features.items()}
-        return self._task().decode_features(self._run(features))
+        return self._untracked.task.decode_features(self._run(features))
 
     def _serve_ragged(self, **raw: tf.Tensor) -> Raw:
         """Like `serve`, but lists [B, N] are concatenated to [M], with NAME_row_splits int64 [B + 1]."""
         answers = self.serve(**raw)
-        for prefix, filling in self._task().lists.items():
+        for prefix, filling in self._untracked.task.lists.items():
             real = answers[filling] >= 0
             for name in [name for name in answers if name.startswith(f"{prefix}_")]:
                 answers[name] = tf.boolean_mask(answers[name], real)
@@ -169,7 +179,7 @@ class Servable(tf.Module):
     def functions(self) -> list[Any]:
         """The traces to save: the signatures and, if it can be trained, the calls with and without dropout."""
         calls = [
-            self.__call__.get_concrete_function(self._task().signature(), training=training)
+            self.__call__.get_concrete_function(self._untracked.task.signature(), training=training)
             for training in (() if self.frozen else (False, True))
         ]
         return [*calls, *self.signatures().values()]
@@ -177,7 +187,9 @@ class Servable(tf.Module):
     def features_signature(self) -> dict[str, tf.TensorSpec]:
         """The features that the model reads, by name."""
         read = (
-            self._traced()["_features"].get_concrete_function(**self._task().signature()).structured_outputs
+            self._untracked.traced["_features"]
+            .get_concrete_function(**self._untracked.task.signature())
+            .structured_outputs
         )
         return {
             name: tf.TensorSpec(value.shape, value.dtype, name=name)
@@ -186,7 +198,7 @@ class Servable(tf.Module):
 
     def signatures(self) -> dict[str, Any]:
         """The signatures of the SavedModel, by name."""
-        task, traced = self._task(), self._traced()
+        task, traced = self._untracked.task, self._untracked.traced
         text, features = task.signature(), self.features_signature()
         made = {
             "serving_default": traced["_serve"].get_concrete_function(**text),
@@ -211,3 +223,61 @@ def _of_one_size(tensors: Mapping[str, tf.Tensor], *, whole: bool = False) -> di
     checked = tf.debugging.Assert(equal, [f"{', '.join(tensors)} differ in shape", *shapes])
     with tf.control_dependencies([checked]):
         return {name: tf.identity(value) for name, value in tensors.items()}
+
+
+# -----------------------------------------------------------------------------------------------------------
+# Weights as constants of the graph, in place of variables
+#
+# TensorFlow's kernels on CPU lay out a variable for their products in every call. They lay out a constant once, for the rows of
+# the first call. In bfloat16 that layout fits any number of rows. In float32 there are several: on an EPYC with AVX-512, one
+# for 7 to 64 rows, and one for fewer and for more. A call with other rows than the first lays out each matrix again, and takes
+# up to three times as long.
+
+MAX_GRAPH = 2**31 - 1  # bytes of a protocol buffer, which saved_model.pb is
+ROOM = 64_000_000  # bytes for the rest of the graph: its ops, and the vocabulary
+
+
+def bytes_of(model: keras.Model) -> int:
+    """The bytes of all weights of a model."""
+    return sum(
+        variable.value.dtype.size * variable.value.shape.num_elements() for variable in model.variables
+    )
+
+
+def check_size(model: keras.Model) -> None:
+    """Raises BertKerasError for a model whose weights do not fit into one graph."""
+    if (size := bytes_of(model)) > MAX_GRAPH - ROOM:
+        raise BertKerasError(
+            f"the weights take {size / 1e6:,.0f} MB, and a graph that holds them as constants is a file of at most "
+            f"{(MAX_GRAPH - ROOM) / 1e6:,.0f} MB; export a SavedModel without --freeze."
+        )
+
+
+def with_constants(model: keras.Model, features: Mapping[str, tf.TensorSpec], *, packed: bool = True) -> Any:
+    """A concrete function from features of these shapes to the model's outputs without dropout; it has no variables.
+
+    packed: False keeps TensorFlow's kernels from laying out a matrix for the rows of the first call. A converter for another
+        runtime needs True
+
+    Raises BertKerasError as `check_size`.
+    """
+    check_size(model)
+    # Read here: inside of the trace a variable has no value.
+    trainable, others = (
+        [variable.numpy() for variable in variables]
+        for variables in (model.trainable_variables, model.non_trainable_variables)
+    )
+
+    constant = tf.constant if packed else _as_default
+
+    def infer(features: Features) -> Any:
+        values = [[constant(value) for value in values] for values in (trainable, others)]
+        outputs, _ = model.stateless_call(*values, features, training=False)
+        return outputs
+
+    return tf.function(infer, autograph=False).get_concrete_function(dict(features))
+
+
+def _as_default(value: np.ndarray) -> tf.Tensor:
+    """A constant that no optimization of the graph takes for one."""
+    return tf.compat.v1.placeholder_with_default(tf.constant(value), value.shape)

@@ -122,13 +122,13 @@ def run(script: str | Path, *arguments: str | Path, input: str = "", cwd: str | 
 @contextlib.contextmanager
 def publishing() -> Iterator[None]:
     """Exports are compared with the answers of a forked process meanwhile."""
-    from bert_keras.savedmodels import checked_write
+    from bert_keras.savedmodels import verify
 
     def forked(command, *, input, cwd, capture_output, text):
         return run(*command[1:], input=input, cwd=cwd)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(checked_write, "subprocess", SimpleNamespace(run=forked))
+        patch.setattr(verify, "subprocess", SimpleNamespace(run=forked))
         yield
 
 

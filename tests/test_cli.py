@@ -20,7 +20,7 @@ from bert_keras import checkpoints
 from bert_keras.checkpoints.known_models import KNOWN
 from bert_keras.cli import main as cli
 from bert_keras.fields import Masking, given_settings, names_of
-from bert_keras.savedmodels.checked_write import ask
+from bert_keras.savedmodels.verify import ask
 from bert_keras.tasks.commands.finetuning import CHUNK
 from bert_keras.tasks.data.example_files import read_examples
 from bert_keras.tasks.hparams import (

@@ -13,8 +13,8 @@ from seqeval.metrics import f1_score, precision_score, recall_score
 from seqeval.metrics.sequence_labeling import get_entities
 
 from bert_keras.features import EXAMPLE_INDEX, INPUT_MASK, WORD_INDEX
-from bert_keras.savedmodels.checked_write import ask, compare
 from bert_keras.savedmodels.servable import Servable
+from bert_keras.savedmodels.verify import ask, compare
 from bert_keras.tasks.batches import dataset, predict
 from bert_keras.tasks.data.tag_schemes import (
     SCHEMES,

@@ -22,16 +22,16 @@ from tensorflow.core.protobuf import saved_model_pb2
 from bert_keras.features import INPUT_MASK
 from bert_keras.io.atomic_folders import PARTIAL
 from bert_keras.savedmodels import op_support, reload
-from bert_keras.savedmodels.checked_write import (
+from bert_keras.savedmodels.export import export, ops_of, servable_of
+from bert_keras.savedmodels.model_card import BATCHING, MODELS, model_card, server_files, tensors_of
+from bert_keras.savedmodels.verify import (
+    CARD,
     SAMPLES,
     ExportError,
     ask,
     compare,
+    verify_files,
 )
-from bert_keras.savedmodels.export import export, ops_of, servable_of
-from bert_keras.savedmodels.manifest import CARD, verify
-from bert_keras.savedmodels.model_card import model_card, tensors_of
-from bert_keras.savedmodels.server_config import BATCHING, MODELS, server_files
 from bert_keras.tasks.batches import predict
 from bert_keras.tasks.data.glue_rows import ROWS
 from bert_keras.tasks.pretraining.pretrain import pretrain
@@ -258,7 +258,7 @@ def test_newer_ops_are_ops():
 
 
 def test_the_manifest_holds(exported, tmp_path):
-    files = verify(exported.folder)
+    files = verify_files(exported.folder)
     assert {path: len(data) for path, data in contents(exported.folder).items()} == {
         **{path: file["bytes"] for path, file in files.items()},
         "assets.extra/manifest.json": (exported.folder / "assets.extra" / "manifest.json").stat().st_size,
@@ -270,9 +270,9 @@ def test_the_manifest_holds(exported, tmp_path):
     (changed / "variables" / "variables.index").unlink()
     (changed / "new").write_text("")
     with pytest.raises(ValueError, match="new, saved_model.pb, variables/variables.index missing, changed"):
-        verify(changed)
+        verify_files(changed)
     with pytest.raises(FileNotFoundError, match="has no assets.extra/manifest.json; give the folder"):
-        verify(tmp_path)
+        verify_files(tmp_path)
 
 
 def test_info_verifies(exported, capfd, tmp_path):

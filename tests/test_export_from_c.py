@@ -14,8 +14,8 @@ from runs import write_checkpoint
 from tensorflow.core.protobuf import saved_model_pb2
 
 from bert_keras.savedmodels import reload
-from bert_keras.savedmodels.checked_write import NARROW
 from bert_keras.savedmodels.export import save, servable_of
+from bert_keras.savedmodels.verify import NARROW
 from bert_keras.tasks.runs.run_precision import at_precision
 
 SOURCE = Path(__file__).with_name("export_from_c.c")

@@ -12,16 +12,18 @@ from tensorflow.core.protobuf import saved_model_pb2
 
 import bert_keras as bk
 from bert_keras.model.hub_layer import HubLayer
-from bert_keras.savedmodels import freezing
-from bert_keras.savedmodels.checked_write import (
+from bert_keras.savedmodels import servable
+from bert_keras.savedmodels.export import export, sample_inputs, servable_of
+from bert_keras.savedmodels.model_card import tensors_of
+from bert_keras.savedmodels.verify import (
+    CARD,
+    EXTRA,
     ExportError,
     ask,
     compare,
     relative,
+    verify_files,
 )
-from bert_keras.savedmodels.export import export, sample_inputs, servable_of
-from bert_keras.savedmodels.manifest import CARD, EXTRA, verify
-from bert_keras.savedmodels.model_card import tensors_of
 from bert_keras.tasks.runs.ensemble import Ensemble
 from bert_keras.tasks.runs.run_folder import load_run
 from bert_keras.tasks.runs.run_precision import at_precision
@@ -66,7 +68,7 @@ def test_every_weight_is_a_constant_that_is_stored_once(exported, sst2):
     loaded = tf.saved_model.load(str(exported))
     assert not [v for function in loaded.signatures.values() for v in function.variables]
     assert run.model.variables  # the run itself stays as it was
-    verify(exported)
+    verify_files(exported)
 
 
 def weights_of_products(servable) -> list[str]:
@@ -129,10 +131,10 @@ def test_a_graph_with_other_weights_is_not_published(sst2, tmp_path, monkeypatch
 
 def test_weights_that_do_not_fit_into_one_graph_are_refused_first(sst2, tmp_path, monkeypatch):
     run = load_run(sst2.run)
-    assert freezing.bytes_of(run.model) == sum(np.asarray(v).nbytes for v in run.model.variables)
-    size = freezing.bytes_of(run.model)
-    monkeypatch.setattr(freezing, "MAX_GRAPH", freezing.ROOM + size)
-    freezing.check_size(run.model)
+    assert servable.bytes_of(run.model) == sum(np.asarray(v).nbytes for v in run.model.variables)
+    size = servable.bytes_of(run.model)
+    monkeypatch.setattr(servable, "MAX_GRAPH", servable.ROOM + size)
+    servable.check_size(run.model)
     both = dataclasses.replace(run, model=Ensemble([run.model, load_run(sst2.run).model]))
     with pytest.raises(ValueError, match=f"{2 * size / 1e6:,.0f} MB.* --freeze") as error:
         export(both, tmp_path / "served", freeze=True)

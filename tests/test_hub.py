@@ -28,7 +28,7 @@ from bert_keras.model.heads import MaskedLMHead
 from bert_keras.model.hub_layer import HubLayer
 from bert_keras.optimization.optimizers import AdamW
 from bert_keras.savedmodels import hub, reload
-from bert_keras.savedmodels.checked_write import ask
+from bert_keras.savedmodels.verify import ask
 from bert_keras.tasks.pretraining.vocabulary import write_vocabulary
 from bert_keras.text.preprocessing import Preprocessor
 from bert_keras.text.wordpiece import WordPiece

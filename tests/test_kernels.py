@@ -15,7 +15,7 @@ from bert_keras.features import ENCODER_INPUTS, SEQUENCE_OUTPUT
 from bert_keras.model import kernels
 from bert_keras.model.encoder import BertEncoder, encoder_inputs
 from bert_keras.model.layers import LayerNorm
-from bert_keras.savedmodels.freezing import with_constants
+from bert_keras.savedmodels.servable import with_constants
 
 BLOCKS = 2
 ANY_SHAPE = {name: tf.TensorSpec([None, None], tf.int32) for name in ENCODER_INPUTS}

@@ -15,8 +15,8 @@ from bert_keras.cli import main as cli
 from bert_keras.config import BertConfig
 from bert_keras.io.paths import for_tensorflow
 from bert_keras.model.hub_layer import HubLayer
-from bert_keras.savedmodels.checked_write import ask
 from bert_keras.savedmodels.server.served import load
+from bert_keras.savedmodels.verify import ask
 from bert_keras.tasks.pretraining.corpus import Corpus
 from bert_keras.tasks.runs.run_folder import load_run
 from bert_keras.tasks.training.saver import CHECKPOINTS, Saver

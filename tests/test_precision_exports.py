@@ -9,15 +9,16 @@ import tensorflow as tf
 from exports import CASES, untrained
 from runs import contents, run_command
 
-from bert_keras.savedmodels.checked_write import (
+from bert_keras.savedmodels.export import export, sample_inputs, servable_of
+from bert_keras.savedmodels.model_card import precision_of
+from bert_keras.savedmodels.verify import (
+    CARD,
+    EXTRA,
     NARROW,
     ExportError,
     ask,
     relative,
 )
-from bert_keras.savedmodels.export import export, sample_inputs, servable_of
-from bert_keras.savedmodels.manifest import CARD, EXTRA
-from bert_keras.savedmodels.model_card import precision_of
 from bert_keras.tasks.data.glue_rows import ROWS
 from bert_keras.tasks.problems.classification import Glue
 from bert_keras.tasks.runs.ensemble import Ensemble

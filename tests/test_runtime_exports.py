@@ -17,20 +17,20 @@ import bert_keras as bk
 from bert_keras import checkpoints
 from bert_keras.errors import BertKerasError
 from bert_keras.savedmodels import runtime_example, runtimes
-from bert_keras.savedmodels.checked_write import SAMPLES, ExportError
-from bert_keras.savedmodels.manifest import CARD
 from bert_keras.savedmodels.model_card import precision_of
 from bert_keras.savedmodels.runtime_example import read_inputs
-from bert_keras.savedmodels.runtime_export import (
+from bert_keras.savedmodels.runtimes import (
+    RUNTIMES,
     SCRIPT,
     SETTINGS,
+    check_packages,
     check_task,
     export_to,
     in_float32,
     settings_of,
     write_beside,
 )
-from bert_keras.savedmodels.runtimes import RUNTIMES, check_packages
+from bert_keras.savedmodels.verify import CARD, SAMPLES, ExportError
 from bert_keras.tasks.batches import predict
 from bert_keras.tasks.data.glue_rows import ROWS
 from bert_keras.tasks.pretraining.vocabulary import learn_sentencepiece
@@ -297,7 +297,7 @@ def test_the_answers_of_each_type_of_label():
     ],
 )
 def test_a_task_whose_answers_need_the_text(case, reason, sst2, tmp_path, monkeypatch):
-    monkeypatch.setattr("bert_keras.savedmodels.runtime_export.check_packages", lambda *args, **kwargs: None)
+    monkeypatch.setattr("bert_keras.savedmodels.runtimes.check_packages", lambda *args, **kwargs: None)
     run = untrained(CASES[case], sst2.checkpoint)
     with pytest.raises(ValueError, match=f"^{reason}.*SavedModel"):
         export_to(run, tmp_path / "model", "onnx")
@@ -430,7 +430,7 @@ def test_a_narrow_model_becomes_float32(dtype, sst2):
 
 @pytest.mark.filterwarnings("ignore:__array__ implementation doesn't accept a copy keyword")
 def test_a_narrow_model_without_a_float32_form_is_refused(sst2, tmp_path, monkeypatch):
-    monkeypatch.setattr("bert_keras.savedmodels.runtime_export.check_packages", lambda *args, **kwargs: None)
+    monkeypatch.setattr("bert_keras.savedmodels.runtimes.check_packages", lambda *args, **kwargs: None)
     run = bk.classifier(sst2.checkpoint, ["no", "yes"], seq_length=24, dtype="bfloat16").as_run()
     run.encoder.blocks[0].attention.query.quantize("int8")
     with pytest.raises(
@@ -446,7 +446,7 @@ def test_an_op_that_the_converter_refuses_is_named(sst2, tmp_path, monkeypatch):
 
     row = runtimes.dataclasses.replace(RUNTIMES["onnx"], convert=refuses)
     monkeypatch.setitem(RUNTIMES, "onnx", row)
-    monkeypatch.setattr("bert_keras.savedmodels.runtime_export.check_packages", lambda *args, **kwargs: None)
+    monkeypatch.setattr("bert_keras.savedmodels.runtimes.check_packages", lambda *args, **kwargs: None)
     with pytest.raises(ValueError, match="converter for onnx cannot carry this model: 'OneOpMore'"):
         export_to(load_run(sst2.run), tmp_path / "model", "onnx")
     assert not list(tmp_path.iterdir())
@@ -458,13 +458,13 @@ def test_a_model_with_other_weights_is_not_published(sst2, tmp_path, monkeypatch
     needs("onnx")
     run = load_run(sst2.run)
     from bert_keras.model.kernels import plain_operations
-    from bert_keras.savedmodels.freezing import with_constants
+    from bert_keras.savedmodels.servable import with_constants
 
     with plain_operations():
         function = with_constants(run.model, settings_features())
     for variable in run.model.trainable_variables:
         variable.assign(0.99 * variable)
-    monkeypatch.setattr("bert_keras.savedmodels.runtime_export.with_constants", lambda *args: function)
+    monkeypatch.setattr("bert_keras.savedmodels.runtimes.with_constants", lambda *args: function)
     with pytest.raises(ExportError, match="logits differs by .* 1e-05"):
         export_to(run, tmp_path / "model", "onnx")
     assert not list(tmp_path.iterdir())

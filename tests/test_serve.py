@@ -21,10 +21,10 @@ from tensorflow.core.framework.tensor_pb2 import TensorProto
 from bert_keras import checkpoints
 from bert_keras.model.encoder import BertEncoder
 from bert_keras.savedmodels.export import export
-from bert_keras.savedmodels.manifest import CARD, EXAMPLE, EXTRA
 from bert_keras.savedmodels.model_card import model_card
 from bert_keras.savedmodels.server import Server
 from bert_keras.savedmodels.server.served import example_of, load, reason_of
+from bert_keras.savedmodels.verify import CARD, EXAMPLE, EXTRA
 from bert_keras.tasks.data.glue_rows import ROWS
 from bert_keras.tasks.problems.classification import Glue
 from bert_keras.tasks.problems.fill_mask import FillMask

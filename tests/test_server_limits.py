@@ -21,7 +21,6 @@ from tensorflow.core.framework.types_pb2 import DT_INT8, DT_STRING
 
 from bert_keras.errors import BertKerasError
 from bert_keras.savedmodels import reload
-from bert_keras.savedmodels.manifest import EXAMPLE, EXTRA
 from bert_keras.savedmodels.server import Server, rest
 from bert_keras.savedmodels.server.served import (
     ROWS_AT_A_TIME,
@@ -31,6 +30,7 @@ from bert_keras.savedmodels.server.served import (
     Served,
     load,
 )
+from bert_keras.savedmodels.verify import EXAMPLE, EXTRA
 from bert_keras.tasks.options import MAX_TEXT
 
 SPEC = tf.TensorSpec([None], tf.string, name="text")

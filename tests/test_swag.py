@@ -19,8 +19,8 @@ from bert_keras.features import (
     POOLED_OUTPUT,
 )
 from bert_keras.model.encoder import BertEncoder
-from bert_keras.savedmodels.checked_write import ask
 from bert_keras.savedmodels.export import export
+from bert_keras.savedmodels.verify import ask
 from bert_keras.tasks.batches import dataset, predict
 from bert_keras.tasks.devices.strategies import strategy
 from bert_keras.tasks.finetuning.finetune import finetune

@@ -32,7 +32,7 @@ from bert_keras.config import BertConfig
 from bert_keras.errors import BertKerasError
 from bert_keras.io import json_files
 from bert_keras.io.output_folder import Folder
-from bert_keras.savedmodels.manifest import verify
+from bert_keras.savedmodels.verify import verify_files
 from bert_keras.tasks.data.glue_rows import ROWS
 from bert_keras.tasks.frozen.cache import open_cache
 from bert_keras.tasks.frozen.tagger import load_tagger
@@ -380,7 +380,7 @@ OURS = [
     ("header.json", HEADER | {"shards": [-1]}, open_cache, "shards is"),
     ("tagger.json", {"layers": "last", "hparams": 5, "made_with": {}}, load_tagger, "hparams is 5"),
     ("checkpoints/settings.json", 5, lambda path: Folder(path, RUN).begin({}).__enter__(), "holds a number, 5"),
-    ("assets.extra/manifest.json", {"files": [1]}, verify, r"files is \[1\]; wanted an object"),
+    ("assets.extra/manifest.json", {"files": [1]}, verify_files, r"files is \[1\]; wanted an object"),
 ]  # fmt: skip
 
 

@@ -53,7 +53,7 @@ def constant_encoder(
 
     from bert_keras import encoder_inputs
     from bert_keras.checkpoints import load_encoder
-    from bert_keras.savedmodels.freezing import with_constants
+    from bert_keras.savedmodels.servable import with_constants
 
     loaded = load_encoder(folder / case.size, outputs=outputs, dtype=case.precision)
     inputs = encoder_inputs()

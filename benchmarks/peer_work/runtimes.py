@@ -70,7 +70,7 @@ def exported(case: Case, folder: pathlib.Path, *, format: str) -> pathlib.Path:
     """The run of SST-2 exported for this runtime; written once."""
     written = folder / f"{case.size}-{case.length}-{format}-served"
     if not written.exists():
-        from bert_keras.savedmodels.runtime_export import export_to
+        from bert_keras.savedmodels.runtimes import export_to
 
         export_to(classifier_run(case, folder), written, format)
     return written

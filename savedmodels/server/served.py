@@ -23,8 +23,8 @@ from tensorflow.python.eager import cancellation  # private to TensorFlow; tests
 
 from bert_keras.errors import BertKerasError, MissingFileError
 from bert_keras.io.paths import did_you_mean, for_tensorflow, path_of
-from bert_keras.savedmodels.manifest import EXAMPLE, EXTRA
 from bert_keras.savedmodels.reload import load_kernels
+from bert_keras.savedmodels.verify import EXAMPLE, EXTRA
 from bert_keras.tasks.options import MESSAGE_EXTRA, MESSAGE_PER_TEXT, ServerOptions
 
 HOST = "127.0.0.1"

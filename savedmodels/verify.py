@@ -1,4 +1,4 @@
-"""Gives SavedModels their names only after a fresh process has given the same answers.
+"""Gives SavedModels their names only after a fresh process has given the same answers, and keeps the checksums of their files.
 
 In: a folder, and example inputs with the answers of this process. Out: the complete folder, or an error and an unchanged folder.
 """
@@ -13,8 +13,15 @@ from typing import Any, Literal
 
 import numpy as np
 
-from bert_keras.errors import BertKerasError
+from bert_keras.errors import BertKerasError, MissingFileError
 from bert_keras.io.atomic_folders import whole_folder
+from bert_keras.io.files import digest_of_file, write_json
+from bert_keras.io.json_files import (
+    OBJECT,
+    object_of,
+    read_object,
+    typed,
+)
 from bert_keras.io.paths import for_tensorflow, path_of
 from bert_keras.savedmodels import reload
 
@@ -117,3 +124,43 @@ def relative(value: np.ndarray, answer: np.ndarray) -> np.ndarray:
         return np.zeros(len(value))
     differences = np.abs(rows - answer.reshape(rows.shape)).max(axis=1)
     return differences / np.maximum(1, np.abs(rows).max(axis=1))
+
+
+# -----------------------------------------------------------------------------------------------------------
+# The manifest of a version: the size and SHA-256 of every other file
+
+EXTRA = "assets.extra"  # the folder of a version that TensorFlow's loader ignores
+MANIFEST, CARD, EXAMPLE = "manifest.json", "model_card.md", "example.json"  # in EXTRA
+
+
+def write_manifest(folder: pathlib.Path) -> None:
+    """Writes the size and SHA-256 of every file of a version."""
+    write_json(folder / EXTRA / MANIFEST, {"files": _described(folder)})
+
+
+def verify_files(folder: str | pathlib.Path) -> dict[str, Any]:
+    """Compares a version with its manifest. Returns its files, {path: {"bytes", "sha256"}}.
+
+    Raises MissingFileError without a manifest, BertKerasError if files are missing, changed or added, with their names.
+    """
+    folder = path_of(folder)
+    path = folder / EXTRA / MANIFEST
+    if not path.is_file():
+        raise MissingFileError(f"{folder} has no {EXTRA}/{MANIFEST}; give the folder of an exported version.")
+    wanted = typed(read_object(path), {"files": object_of(OBJECT)}, where=path, others=True)["files"]
+    found = _described(folder)
+    if wrong := sorted(name for name in wanted | found if wanted.get(name) != found.get(name)):
+        raise BertKerasError(
+            f"{folder} differs from its manifest: {', '.join(wrong)} missing, changed or added; export again."
+        )
+    return wanted
+
+
+def _described(folder: pathlib.Path) -> dict[str, Any]:
+    """The bytes and SHA-256 of every file except the manifest, by path."""
+    paths = {path.relative_to(folder).as_posix(): path for path in folder.rglob("*") if path.is_file()}
+    return {
+        name: {"bytes": path.stat().st_size, "sha256": digest_of_file(path)}
+        for name, path in sorted(paths.items())
+        if name != f"{EXTRA}/{MANIFEST}"
+    }
