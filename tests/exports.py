@@ -13,6 +13,7 @@ from typing import Any
 from runs import ROOT, write_checkpoint
 
 from bert_keras import checkpoints
+from bert_keras.features import ENCODER_INPUTS
 from bert_keras.savedmodels.export import servable_of
 from bert_keras.savedmodels.model_card import answers_of, signature_table
 from bert_keras.tasks.data.glue_rows import ROWS
@@ -30,6 +31,9 @@ from bert_keras.text.preprocessing import Preprocessor
 
 DOCUMENT = ROOT / "docs" / "serving.md"
 OPENS, CLOSES = "<!-- tables: tests/exports.py writes them -->\n", "<!-- end of tables -->\n"
+# Rows that docs/serving.md says once.
+EXAMPLES = "| `examples` | output |"
+FEATURES = [f"| `features` | input | `{name}` | int32 | [?, ?] |" for name in ENCODER_INPUTS]
 SPANS = {"doc_stride": 16, "max_query_length": 8, "max_answer_length": 4, "n_best": 4}
 
 # Every kind of answer that is served, under the heading of its table.
@@ -57,8 +61,20 @@ def untrained(task: Task, checkpoint: Path) -> Run:
 
 
 def section(title: str, signatures: Mapping[str, Any]) -> str:
-    """The meaning of a case's outputs, and its signatures."""
-    return f"### {title}\n\n{answers_of(CASES[title])}\n\n{signature_table(signatures)}\n\n"
+    """The meaning of a case's outputs, and the part of its signatures that differs from case to case."""
+    meaning = answers_of(CASES[title])
+    first = next(name for name, task in CASES.items() if answers_of(task) == meaning)
+    if first != title:
+        meaning = f"The outputs are those of [{first}](#{first.lower().replace(' ', '-')})."
+    rows = signature_table(signatures).splitlines()
+    outputs = [
+        row.replace("| `examples` |", "| `serving_default` |") for row in rows if row.startswith(EXAMPLES)
+    ]
+    assert outputs and {*outputs} <= {*rows}, (
+        "docs/serving.md says that both signatures have the same outputs"
+    )
+    table = "\n".join(row for row in rows if not row.startswith("| `examples` |") and row not in FEATURES)
+    return f"### {title}\n\n{meaning}\n\n{table}\n\n"
 
 
 def written(document: str) -> str:
