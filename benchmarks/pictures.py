@@ -173,21 +173,23 @@ def slower_lines(machines: Machines) -> str:
 
 def machine_lines(machines: Machines) -> str:
     """The machine and the settings of each run, and the versions of all."""
-    lines, versions = [], set()
+    lines = []
+    versions: dict[str, None] = {}
+    garden: dict[str, None] = {}
     for content in runs_of(machines):
         most = max((case["others"] or 0.0 for case in content["cases"].values()), default=0.0)
-        names = [f"{name} {version}" for name, version in content["versions"].items() if version]
+        versions |= {f"{name} {version}": None for name, version in content["versions"].items() if version}
         of_garden = (case.get("model_garden", {}) for case in content["cases"].values())
-        garden = {f"{name} {version}": None for one in of_garden for name, version in one.items()}
-        versions.add(", ".join(names) + (f"; Model Garden with {', '.join(garden)}" if garden else ""))
+        garden |= {f"{name} {version}": None for one in of_garden for name, version in one.items()}
         left_out = f"; left out, because they took more: {', '.join(content['left_out'])}"
         lines.append(
-            f"- `{content['name']}`, {content['precision']}: {content['machine']}; {content['threads']} threads, "
-            f"{content['clock']} clock, {content['rounds']} rounds; other processes took at most {most:.2f} CPU seconds a second"
+            f"- `{content['name']}`, {content['precision']}: {content['machine']}, {content['threads']} threads, "
+            f"{content['clock']} clock, {content['rounds']} rounds; {most:.2f} CPU seconds a second for other processes at most"
             + (left_out if content["left_out"] else "")
             + ("; **a quick look, not a measurement**." if content["quick"] else ".")
         )
-    return "\n".join([*lines, *(f"- versions: {one}." for one in sorted(versions))])
+    lines.append(f"- versions: {', '.join(versions)}; Model Garden with {', '.join(garden)}.")
+    return "\n".join(lines)
 
 
 def runs_of(machines: Machines) -> list[Content]:
