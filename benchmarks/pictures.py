@@ -1,22 +1,25 @@
-"""Writes the pictures and the tables of docs/performance.md from the JSON files of peers.py and cost.py.
+"""Writes the pictures, the table and the CSV files of docs/performance.md from the JSON files of peers.py and cost.py.
 
     python benchmarks/peers.py --json benchmarks/figures/MACHINE/float32.json
     python benchmarks/peers.py --precision bfloat16 --json benchmarks/figures/MACHINE/bfloat16.json
     python benchmarks/cost.py --json benchmarks/figures/MACHINE/cost.json
     python benchmarks/pictures.py
 
-In: the folder `figures`, with a folder for each machine. Out: docs/performance/*.png, and every section of docs/performance.md
-between the lines `<!-- figures: NAME -->` and `<!-- end of figures -->`, where NAME is a key of what `sections` returns.
+In: the folder `figures`, with a folder for each machine. Out: docs/performance/*.png; the CSV files of `csv_files`, beside the
+JSON files; and every section of docs/performance.md between the lines `<!-- figures: NAME -->` and `<!-- end of figures -->`,
+where NAME is a key of what `sections` returns.
 """
 
 import argparse
+import csv
+import io
 import json
 import pathlib
 import re
+import statistics
 from typing import Any
 
 import machine
-from precision import spelled
 
 HERE = pathlib.Path(__file__).resolve().parent
 FIGURES, PAGE = HERE / "figures", HERE.parent / "docs" / "performance.md"
@@ -41,7 +44,7 @@ STYLES = {
 LESS_WORK = tuple(f"{OURS}, {form}" for form in ("unpadded", "pooled only", "offsets"))
 # A setting of threads that the peers have not.
 ONE_THREAD = f"{OURS} on one thread, frozen"
-# The peers with a column in the tables; the others take part in few cases.
+# The peers with a column in the table; the others take part in few cases.
 COLUMNS = (
     *("KerasHub", "Model Garden", "Hugging Face", "Hugging Face, autocast", "Hugging Face, compiled"),
     *("ONNX Runtime", "OpenVINO"),
@@ -64,6 +67,10 @@ WORDS = {
 }
 
 COST = "cost"
+# Kinds of cases whose default form has a line beside that of the form that is compared.
+DEFAULT_TOO = ("finetune", "pretrain", "instances", "start")
+# The machine of the table on the page; the CSV files have all machines.
+MACHINE = "epyc-avx512"
 # Of precision.py.
 TASKS = {
     "sst2": ("SST-2, 6,000", "accuracy"),
@@ -91,7 +98,53 @@ def median(values: list[float]) -> float:
 
 
 # -----------------------------------------------------------------------------------------------------------
-# Tables
+# The page
+
+
+def like_for_like(content: Content, case: str) -> dict[str, tuple[float, str]]:
+    """Peer -> its ratio to the fastest of our forms that do the same work, and that form."""
+    results = [result for result in content["results"] if result["case"] == case]
+    # A training leaves out padding, unless its form is padded.
+    less = {*LESS_WORK, ONE_THREAD, *([OURS] if PADDED in {result["ours"] for result in results} else [])}
+    best: dict[str, tuple[float, str]] = {}
+    for result in results:
+        if result["ours"] not in less and not result["peer"].startswith(OURS):
+            ratio = (result["median"], result["ours"])
+            best[result["peer"]] = max(best.get(result["peer"], (0.0, "")), ratio)
+    return best
+
+
+def ratios_table(run: dict[str, Content]) -> str:
+    """A line for each case: how many times faster we are than each peer, in float32 / bfloat16.
+
+    Where the default does other work than the form that is compared, as a training without padding, it has a line of its own.
+    """
+    formats = [run[name] for name in ("float32", "bfloat16") if name in run]
+    rows = []
+    for case, about in formats[0]["cases"].items():
+        best = [like_for_like(one, case) for one in formats]
+        if not best[0]:  # XLA, beside our own form
+            continue
+        if about["kind"] in DEFAULT_TOO:
+            ratios = [
+                {peer: median(r) for peer, r in against(one, OURS).get(case, {}).items()} for one in formats
+            ]
+            rows.append((f"`{case}`", "default", *cells(ratios)))
+        used = [form for found in best for _, form in found.values()]
+        forms = dict.fromkeys(form.removeprefix(f"{OURS}, ").replace(OURS, "default") for form in used)
+        ratios = [{peer: ratio for peer, (ratio, _) in found.items()} for found in best]
+        rows.append((f"`{case}`", ", ".join(forms), *cells(ratios)))
+    return rows_of(("case", "our form", *COLUMNS, "others"), rows, numbers=len(COLUMNS) + 1)
+
+
+def cells(formats: list[dict[str, float]]) -> list[str]:
+    """The ratios to each peer with a column, and those to the others in one cell."""
+    both = {
+        peer: " / ".join(f"{ratios[peer]:.2f}" if peer in ratios else "-" for ratios in formats if ratios)
+        for peer in {peer: None for ratios in formats for peer in ratios}
+    }
+    others = [f"{peer} {ratio}" for peer, ratio in both.items() if peer not in COLUMNS]
+    return [*(both.get(peer, "") for peer in COLUMNS), "; ".join(others)]
 
 
 def rows_of(heading: tuple[str, ...], rows: list[tuple[str, ...]], *, numbers: int) -> str:
@@ -100,74 +153,42 @@ def rows_of(heading: tuple[str, ...], rows: list[tuple[str, ...]], *, numbers: i
     return "\n".join(f"| {' | '.join(row)} |" for row in (heading, tuple(rule), *rows))
 
 
-def ratios_table(content: Content) -> str:
-    """A line for each case and form of ours: how many times faster than each peer, and the range."""
-    peers = [*dict.fromkeys(result["peer"] for result in content["results"])]
-    columns = [peer for peer in COLUMNS if peer in peers]
-    lines: dict[tuple[str, str], dict[str, Content]] = {}
-    for result in content["results"]:
-        lines.setdefault((result["case"], result["ours"]), {})[result["peer"]] = result
-    rows = []
-    for (case, ours), found in lines.items():
-        cells = [ratio_of(found[peer]) if peer in found else "" for peer in columns]
-        others = [f"{peer} {ratio_of(result)}" for peer, result in found.items() if peer not in columns]
-        apart = [result["agreement"] for peer, result in found.items() if result["agreement"]]
-        rows.append((f"`{case}`", ours, *cells, "; ".join(others), widest(apart)))
-    heading = ("case", "ours", *columns, "also against", "outputs apart, at most")
-    return rows_of(heading, rows, numbers=len(columns) + 2)
-
-
-def ratio_of(result: Content) -> str:
-    """The median, and the range of the rounds."""
-    low, high = min(result["rounds"]), max(result["rounds"])
-    return f"{result['median']:.2f} ({low:.2f} to {high:.2f})" if len(result["rounds"]) > 1 else f"{low:.2f}"
-
-
-def widest(agreements: list[str]) -> str:
-    """The largest difference; counts as they are."""
-    numbers = [text for text in agreements if re.fullmatch(r"[\d.e+-]+", text)]
-    return max(numbers, key=float) if numbers else ", ".join(dict.fromkeys(agreements))
-
-
 def slower(content: Content) -> str:
     """The cases in which a peer is faster than the best of our forms that do the same work."""
     lines = []
     for case in content["cases"]:
-        best: dict[str, tuple[float, str]] = {}
-        results = [result for result in content["results"] if result["case"] == case]
-        # A training leaves out padding, unless its form is padded.
-        less = {*LESS_WORK, ONE_THREAD, *([OURS] if PADDED in {result["ours"] for result in results} else [])}
-        for result in results:
-            if result["ours"] not in less and not result["peer"].startswith(OURS):
-                best[result["peer"]] = max(
-                    best.get(result["peer"], (0.0, "")), (result["median"], result["ours"])
-                )
-        behind = [f"{peer} ({ratio:.2f}, {ours})" for peer, (ratio, ours) in best.items() if ratio < 0.97]
+        best = like_for_like(content, case)
+        behind = [f"{peer} {ratio:.2f}" for peer, (ratio, _) in best.items() if ratio < 0.97]
         if behind:
-            lines.append(f"- `{case}`: {', '.join(behind)}")
-    return "\n".join(lines) or "None."
+            lines.append(f"`{case}`: {', '.join(behind)}")
+    return "; ".join(lines) or "none"
+
+
+def slower_lines(machines: Machines) -> str:
+    """The cases in which a peer is faster, for each run."""
+    return "\n".join(
+        f"- `{content['name']}`, {content['precision']}. {slower(content)}." for content in runs_of(machines)
+    )
 
 
 def machine_lines(machines: Machines) -> str:
-    """The machine, the settings and the versions of each run."""
+    """The machine and the settings of each run, and the versions of all."""
     lines = []
+    versions: dict[str, None] = {}
+    garden: dict[str, None] = {}
     for content in runs_of(machines):
         most = max((case["others"] or 0.0 for case in content["cases"].values()), default=0.0)
-        versions = ", ".join(f"{name} {version}" for name, version in content["versions"].items() if version)
+        versions |= {f"{name} {version}": None for name, version in content["versions"].items() if version}
         of_garden = (case.get("model_garden", {}) for case in content["cases"].values())
-        others = ", ".join({f"{name} {version}": None for one in of_garden for name, version in one.items()})
+        garden |= {f"{name} {version}": None for one in of_garden for name, version in one.items()}
+        left_out = f"; left out, because they took more: {', '.join(content['left_out'])}"
         lines.append(
-            f"- `{content['name']}`, {content['precision']}: {content['machine']}; {content['threads']} threads, "
-            f"{content['clock']} clock, {content['rounds']} rounds; other processes took at most {most:.2f} CPU seconds a second"
-            + (
-                f"; left out, because they took more: {', '.join(content['left_out'])}"
-                if content["left_out"]
-                else ""
-            )
-            + ("; **a quick look, not a measurement**" if content["quick"] else "")
-            + f". {versions}."
-            + (f" Model Garden: {others}." if others else "")
+            f"- `{content['name']}`, {content['precision']}: {content['machine']}, {content['threads']} threads, "
+            f"{content['clock']} clock, {content['rounds']} rounds; {most:.2f} CPU seconds a second for other processes at most"
+            + (left_out if content["left_out"] else "")
+            + ("; **a quick look, not a measurement**." if content["quick"] else ".")
         )
+    lines.append(f"- versions: {', '.join(versions)}; Model Garden with {', '.join(garden)}.")
     return "\n".join(lines)
 
 
@@ -181,128 +202,13 @@ def runs_of(machines: Machines) -> list[Content]:
     ]
 
 
-def rates_table(machines: Machines) -> str:
-    """The share of the matrix rate that each implementation reaches in an encoder's products."""
-    found = [
-        (content, case, one)
-        for content in runs_of(machines)
-        for case, one in content["cases"].items()
-        if one["gflops"]
-    ]
-    names = [*dict.fromkeys(name for _, _, one in found for name in one["gflops"])]
-    rows = []
-    for content, case, one in found:
-        rates = one["matrix_gflops"]
-        shares = (one["gflops"].get(name) for name in names)
-        cells = (f"{share / rates[content['precision']]:.0%}" if share else "" for share in shares)
-        gain = f"{rates['bfloat16'] / rates['float32']:.1f}"
-        rows.append((f"`{content['name']}`", f"`{case}`", content["precision"], gain, *cells))
-    heading = ("run", "case", "format", "bfloat16 over float32", *names)
-    return rows_of(heading, rows, numbers=len(names) + 1)
-
-
-def memory_table(machines: Machines) -> str:
-    """Peak resident sizes."""
-    found = [
-        (content["name"], content["precision"], case, one["figures"])
-        for content in runs_of(machines)
-        for case, one in content["cases"].items()
-        if one["kind"] == "memory"
-    ]
-    names = [*dict.fromkeys(name for *_, figures in found for name in figures)]
-    rows = [
-        (
-            f"`{run}`",
-            f"`{case}`",
-            precision,
-            *(f"{figures[name] / 2**20:,.0f} MiB" if name in figures else "" for name in names),
-        )
-        for run, precision, case, figures in found
-    ]
-    return rows_of(("run", "case", "format", *names), rows, numbers=len(names))
-
-
-def cost_table(content: Content) -> str:
-    """The slopes of all axes."""
-    names = [*dict.fromkeys(name for axis in content["axes"].values() for name in axis["growth"])]
-    rows = []
-    for axis in content["axes"].values():
-        slopes = (axis["growth"].get(name) for name in names)
-        ends = f"{axis['values'][0]:,} to {axis['values'][-1]:,} {axis['unit']}"
-        rows.append((ends, *(f"{row['slope']:.2f}" if row else "" for row in slopes)))
-    return rows_of(("what grows", *names), rows, numbers=len(names))
-
-
-def growth_in_words(content: Content) -> str:
-    """A sentence for each axis: what twice the value costs us, and the cheapest and the dearest peer."""
-    lines = []
-    for axis in content["axes"].values():
-        costs = {name: 2 ** row["slope"] for name, row in axis["growth"].items()}
-        ours, peers = (
-            costs.pop(OURS),
-            {name: cost for name, cost in costs.items() if not name.startswith(OURS)},
-        )
-        least, most = min(peers, key=peers.__getitem__), max(peers, key=peers.__getitem__)
-        theirs = f"{most} {peers[most]:.2f} times"
-        if least != most:
-            theirs = f"{least}, the least of the peers, {peers[least]:.2f}, and {most}, the most, {peers[most]:.2f} times"
-        ends = f"{axis['values'][0]:,} to {axis['values'][-1]:,} {axis['unit']}"
-        lines.append(f"- {ends}: twice as much takes us {ours:.2f} times the time; it takes {theirs}.")
-    return "\n".join(lines)
-
-
-def precision_table(content: Content) -> str:
-    """The accuracy of both formats, from equal seeds, in percent."""
-    rows = []
-    for task, measures in content.items():
-        formats = [measures[name] for name in ("float32", "bfloat16")]
-        differences = [narrow - wide for wide, narrow in zip(*formats, strict=True)]
-        rows.append((*TASKS[task], *map(spelled, (*formats, differences))))
-    heading = ("task, training examples", "measure", "float32", "bfloat16", "difference, same seed")
-    return rows_of(heading, rows, numbers=3)
-
-
-def exports_table(content: Content) -> str:
-    """The forms of an export: size, answers, accuracy and speed beside the default SavedModel."""
-    rows = [
-        (
-            f"`{name}`",
-            f"{row['megabytes']:.1f}",
-            f"{row['max_difference']:.1e}",
-            f"{100 * row['equal_labels']:.1f}",
-            f"{100 * row['accuracy']:.2f}",
-            *(f"{row[size]:.2f}" for size in ("speed_1", "speed_32")),
-        )
-        for name, row in content["forms"].items()
-    ]
-    numbers = (
-        "MB",
-        "probabilities apart, at most",
-        "equal labels, %",
-        "accuracy, %",
-        "speed, 1 text",
-        "speed, 32 texts",
-    )
-    return rows_of(("form", *numbers), rows, numbers=len(numbers))
-
-
-def sections(machines: Machines, folder: pathlib.Path = FIGURES) -> dict[str, str]:
+def sections(machines: Machines) -> dict[str, str]:
     """The text of each section of the page."""
-    made = {
+    return {
         "machine": machine_lines(machines),
-        "rates": rates_table(machines),
-        "memory": memory_table(machines),
-        "precision": precision_table(json.loads((folder / "precision.json").read_text(encoding="utf-8"))),
-        "exports": exports_table(json.loads((folder / "exports.json").read_text(encoding="utf-8"))),
+        "table": ratios_table(machines[MACHINE]),
+        "slower": slower_lines(machines),
     }
-    for name, run in machines.items():
-        for kind, content in run.items():
-            if kind == COST:
-                made[f"{kind}-{name}"] = f"{cost_table(content)}\n\n{growth_in_words(content)}"
-            else:
-                made[f"{kind}-{name}"] = ratios_table(content)
-                made[f"slower-{kind}-{name}"] = slower(content)
-    return made
 
 
 def with_sections(page: str, made: dict[str, str]) -> str:
@@ -312,6 +218,133 @@ def with_sections(page: str, made: dict[str, str]) -> str:
         lambda found: f"{found[1]}{made[found[2]]}\n{found[3]}",
         page,
     )
+
+
+# -----------------------------------------------------------------------------------------------------------
+# CSV files
+
+Rows = list[dict[str, Any]]
+
+
+def ratios_rows(content: Content) -> Rows:
+    """A row for each case, form of ours and peer: how many times faster, and the range of the rounds."""
+    return [
+        {
+            "case": result["case"],
+            "ours": result["ours"],
+            "peer": result["peer"],
+            "peer over ours": f"{result['median']:.2f}",
+            "lowest": f"{min(result['rounds']):.2f}",
+            "highest": f"{max(result['rounds']):.2f}",
+            "outputs apart": result["agreement"],
+        }
+        for result in content["results"]
+    ]
+
+
+def rates_rows(machines: Machines) -> Rows:
+    """The part of TensorFlow's own rate that each implementation reaches in an encoder's products."""
+    return [
+        {
+            "run": content["name"],
+            "case": case,
+            "format": content["precision"],
+            "bfloat16 over float32": f"{one['matrix_gflops']['bfloat16'] / one['matrix_gflops']['float32']:.1f}",
+            "library": library,
+            "percent of the matrix rate": f"{100 * rate / one['matrix_gflops'][content['precision']]:.0f}",
+        }
+        for content in runs_of(machines)
+        for case, one in content["cases"].items()
+        for library, rate in (one["gflops"] or {}).items()
+    ]
+
+
+def memory_rows(machines: Machines) -> Rows:
+    """Peak resident sizes."""
+    return [
+        {
+            "run": content["name"],
+            "case": case,
+            "format": content["precision"],
+            "library": library,
+            "MiB": f"{size / 2**20:.0f}",
+        }
+        for content in runs_of(machines)
+        for case, one in content["cases"].items()
+        if one["kind"] == "memory"
+        for library, size in one["figures"].items()
+    ]
+
+
+def cost_rows(content: Content) -> Rows:
+    """The slopes of all axes."""
+    return [
+        {
+            "what grows": axis["unit"],
+            "from": axis["values"][0],
+            "to": axis["values"][-1],
+            "library": library,
+            "slope": f"{row['slope']:.2f}",
+            "time of twice as much": f"{2 ** row['slope']:.2f}",
+        }
+        for axis in content["axes"].values()
+        for library, row in axis["growth"].items()
+    ]
+
+
+def precision_rows(content: Content) -> Rows:
+    """The measures of both formats in percent, and their differences, from equal seeds."""
+    rows = []
+    for task, measures in content.items():
+        formats = {name: measures[name] for name in ("float32", "bfloat16")}
+        formats["difference, same seed"] = [
+            narrow - wide for wide, narrow in zip(*formats.values(), strict=True)
+        ]
+        for name, values in formats.items():
+            range_ = {"lowest": f"{min(values):.2f}", "highest": f"{max(values):.2f}"}
+            task_and_measure = dict(zip(("task, training examples", "measure"), TASKS[task], strict=True))
+            mean = {"format": name, "mean": f"{statistics.mean(values):.2f}"}
+            rows.append({**task_and_measure, **mean, **range_})
+    return rows
+
+
+def exports_rows(content: Content) -> Rows:
+    """The forms of an export: size, answers, accuracy and speed beside the default SavedModel."""
+    return [
+        {
+            "form": name,
+            "MB": f"{row['megabytes']:.1f}",
+            "probabilities apart, at most": f"{row['max_difference']:.1e}",
+            "equal labels, %": f"{100 * row['equal_labels']:.1f}",
+            "accuracy, %": f"{100 * row['accuracy']:.2f}",
+            "speed, 1 text": f"{row['speed_1']:.2f}",
+            "speed, 32 texts": f"{row['speed_32']:.2f}",
+        }
+        for name, row in content["forms"].items()
+    ]
+
+
+def csv_files(machines: Machines, folder: pathlib.Path = FIGURES) -> dict[str, str]:
+    """The name of each CSV file under `figures`, and its text."""
+    made: dict[str, Rows] = {
+        "rates": rates_rows(machines),
+        "memory": memory_rows(machines),
+        "precision": precision_rows(json.loads((folder / "precision.json").read_text(encoding="utf-8"))),
+        "exports": exports_rows(json.loads((folder / "exports.json").read_text(encoding="utf-8"))),
+    }
+    for name, run in machines.items():
+        for kind, content in run.items():
+            made[f"{name}/{kind}"] = cost_rows(content) if kind == COST else ratios_rows(content)
+    return {f"{name}.csv": as_csv(rows) for name, rows in made.items()}
+
+
+def as_csv(rows: Rows) -> str:
+    """Rows as the text of a CSV file, with a header."""
+    text = io.StringIO()
+    writer = csv.DictWriter(text, [*rows[0]], lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(rows)
+    return text.getvalue()
 
 
 # -----------------------------------------------------------------------------------------------------------
@@ -432,7 +465,7 @@ def quiet_cases(content: Content) -> Content:
 
 
 def main() -> None:
-    """Draws the pictures and writes the tables."""
+    """Draws the pictures, and writes the CSV files and the page."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -443,6 +476,8 @@ def main() -> None:
     for name, run in machines.items():
         for kind, content in run.items():
             (draw_costs if kind == COST else draw_ratios)(content, PICTURES / f"{kind}-{name}.png")
+    for file, text in csv_files(machines, args.figures).items():
+        (args.figures / file).write_text(text, encoding="utf-8")
     page = PAGE.read_text(encoding="utf-8")
     PAGE.write_text(with_sections(page, sections(machines)), encoding="utf-8")
 

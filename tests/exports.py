@@ -13,6 +13,7 @@ from typing import Any
 from runs import ROOT, write_checkpoint
 
 from bert_keras import checkpoints
+from bert_keras.features import ENCODER_INPUTS
 from bert_keras.savedmodels.export import servable_of
 from bert_keras.savedmodels.model_card import answers_of, signature_table
 from bert_keras.tasks.data.glue_rows import ROWS
@@ -30,6 +31,8 @@ from bert_keras.text.preprocessing import Preprocessor
 
 DOCUMENT = ROOT / "docs" / "serving.md"
 OPENS, CLOSES = "<!-- tables: tests/exports.py writes them -->\n", "<!-- end of tables -->\n"
+# The inputs that docs/serving.md names once.
+FEATURES = sorted(f"`{name}` int32 [?, ?]" for name in ENCODER_INPUTS)
 SPANS = {"doc_stride": 16, "max_query_length": 8, "max_answer_length": 4, "n_best": 4}
 
 # Every kind of answer that is served, under the heading of its table.
@@ -57,8 +60,24 @@ def untrained(task: Task, checkpoint: Path) -> Run:
 
 
 def section(title: str, signatures: Mapping[str, Any]) -> str:
-    """The meaning of a case's outputs, and its signatures."""
-    return f"### {title}\n\n{answers_of(CASES[title])}\n\n{signature_table(signatures)}\n\n"
+    """The meaning of a case's outputs, and the part of its signatures that differs from case to case."""
+    meaning = answers_of(CASES[title])
+    first = next(name for name, task in CASES.items() if answers_of(task) == meaning)
+    if first != title:
+        meaning = f"The outputs are those of [{first}](#{first.lower().replace(' ', '-')})."
+    values: dict[str, dict[str, list[str]]] = {}
+    for row in signature_table(signatures).splitlines()[2:]:
+        signature, side, *value = row.strip("| ").split(" | ")
+        values.setdefault(signature, {"input": [], "output": []})[side].append(" ".join(value))
+    assert values["`examples`"]["output"] == values["`serving_default`"]["output"], "docs/serving.md says so"
+    del values["`examples`"]
+    if values["`features`"]["input"] == FEATURES:
+        values["`features`"]["input"] = ["the usual three"]
+    rows = [
+        f"| {name} | {'; '.join(one['input'])} | {'; '.join(one['output'])} |" for name, one in values.items()
+    ]
+    table = "\n".join(["| signature | inputs | outputs |", "|---|---|---|", *rows])
+    return f"### {title}\n\n{meaning}\n\n{table}\n\n"
 
 
 def written(document: str) -> str:

@@ -116,6 +116,7 @@ def test_nothing_imports_a_folder_of_ours_under_a_second_name():
     assert not [str(path) for path in files if second.search(path.read_text())]
 
 
+@pytest.mark.skipif("TEST_SRCDIR" in os.environ, reason="Bazel's runfiles have links to files alone")
 @pytest.mark.parametrize("name", ["tasks", "savedmodels"])
 def test_the_folders_at_the_top_are_linked_into_the_package(name):
     assert (ROOT / "bert_keras" / name).is_symlink() and (ROOT / "bert_keras" / name).samefile(ROOT / name)

@@ -105,12 +105,25 @@ def test_a_slope_is_the_power_of_the_growth(benchmarks):
     assert slope([1, 2, 4], [1.0, 4.0, 16.0]) == pytest.approx(2.0)
 
 
-def test_the_page_shows_the_committed_figures(benchmarks):
+def test_the_page_and_the_csv_files_show_the_committed_figures(benchmarks):
     import pictures
 
     page = pictures.PAGE.read_text(encoding="utf-8")
-    made = pictures.sections(pictures.read(pictures.FIGURES))
+    machines = pictures.read(pictures.FIGURES)
+    made = pictures.sections(machines)
     assert all(f"<!-- figures: {name} -->\n" in page for name in made)
-    assert pictures.with_sections(page, made) == page, (
-        "docs/performance.md is old: python benchmarks/pictures.py"
+    old = [
+        name
+        for name, text in pictures.csv_files(machines).items()
+        if text != text_of(pictures.FIGURES / name)
+    ]
+    assert pictures.with_sections(page, made) == page and not old, (
+        "docs/performance.md or its figures are old: python benchmarks/pictures.py"
     )
+    rows = [line for line in made["table"].splitlines() if line.startswith("| `")]
+    assert len(rows) <= 25, "the page has one short table; the CSV files have the rest"
+
+
+def text_of(path):
+    """The text of a file, "" where it is missing."""
+    return path.read_text(encoding="utf-8") if path.is_file() else ""
