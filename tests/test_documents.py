@@ -220,7 +220,6 @@ def test_readme_runs(reader, capfd):
 @pytest.mark.parametrize("document", ["docs/recipes.md", "docs/keras.md"])
 def test_python_runs(document, reader, capfd):
     run_python(document)
-    assert document != "docs/recipes.md" or (reader / "runs/bilstm/results.json").is_file()
 
 
 @pytest.mark.slow
