@@ -172,10 +172,6 @@ def folder(tmp_path_factory):
         (folder / name).symlink_to("minilm")
     runs.write_data(folder / "glue" / "SST-2", "sst2")
     (folder / "reviews.txt").write_text("a good film\na dull plot\n")
-    (folder / "conll2003").mkdir()
-    sentence = "the DT O O\nactor NN O I-PER\nis VBZ O O\ngood JJ O O\n\n"
-    for name in ("train.txt", "valid.txt"):
-        (folder / "conll2003" / name).write_text(f"-DOCSTART- -X- O O\n\n{sentence * 6}")
     return folder
 
 
