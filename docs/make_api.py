@@ -55,6 +55,7 @@ SECTIONS = {
         *("Pretrainer", "ElectraPretrainer", "MaskedLM", "LeftToRight", "ReplacedTokens", "SentencePair"),
         *("Masking", "Pieces"),
     ),
+    "Exports": ("export",),
     "Errors": ("BertKerasError",),
 }
 # What is imported from its module.
@@ -68,7 +69,6 @@ FUNCTIONS = {
     "bert_keras.tasks.pretraining.pretrain": ("pretrain",),
     "bert_keras.tasks.frozen.cache": ("extract",),
     "bert_keras.tasks.frozen.tagger": ("train_tagger", "load_tagger"),
-    "bert_keras.savedmodels.export": ("export",),
     "bert_keras.savedmodels.runtimes": ("export_to",),
 }
 # Keras calls these; users do not.
