@@ -31,7 +31,7 @@ from bert_keras.tasks.finetuning.finetune import finetune
 from bert_keras.tasks.hparams import Hparams
 from bert_keras.tasks.problems.classification import Glue
 from bert_keras.tasks.runs.run_folder import load_run
-from bert_keras.tasks.study.cells import Cell, run_cells
+from bert_keras.tasks.study.grid import Cell, run_cells
 
 DEV_SHARE = 0.1
 # In the folder of a demo.
@@ -188,12 +188,11 @@ def run(work: pathlib.Path, *, scale: str, seed: int) -> dict[str, float]:
         Cell(
             name=name,
             path=folder / path,
-            identity=settings | {"model": name},
             train=functools.partial(finetune, task, checkpoint=start, hparams=hparams, log=say),
         )
         for name, (path, start) in starts.items()
     ]
-    accuracies = {ran.cell.name: ran.measures["accuracy"] for ran in run_cells(cells, log=say)}
+    accuracies = {ran.name: ran.measures["accuracy"] for ran in run_cells(cells, log=say)}
     say("export and serve")
     run = load_run(folder / PRETRAINED, data=folder / "reviews")
     model = export(run, folder / SERVED)

@@ -33,13 +33,13 @@ from bert_keras.tasks.hparams import Hparams  # noqa: E402
 from bert_keras.tasks.pretraining.pretrain import pretrain  # noqa: E402
 from bert_keras.tasks.pretraining.recipes import RECIPES  # noqa: E402
 from bert_keras.tasks.problems.classification import Glue  # noqa: E402
-from bert_keras.tasks.study.ablation_definitions import (  # noqa: E402
+from bert_keras.tasks.study.ablations import run_ablation  # noqa: E402
+from bert_keras.tasks.study.rows import (  # noqa: E402
     ABLATIONS,
     SCALES,
     Row,
     Scale,
 )
-from bert_keras.tasks.study.ablations import run_ablation  # noqa: E402
 from bert_keras.tasks.training.saver import Saver  # noqa: E402
 from bert_keras.text.wordpiece import WordPiece  # noqa: E402
 
@@ -83,14 +83,14 @@ def ablate_into(output: Path) -> dict:
     SCALES["tiny"] = Scale(
         pretraining=killed_runs.SETTINGS | {"num_layers": 4, "steps": 4, "phases": ((32, 1.0),)},
         finetuning={"seq_length": 32, "epochs": 1, "batch_size": 8},
-        tagging={"units": 8, "epochs": 1},
+        features={"lstm_units": 8, "epochs": 1},
         options={"conll2003": {"context": "sentence"}},
         restarts=1,
         rows={"steps": (Row(name="masked LM"),)},
         tasks={"steps": ("sst2", "conll2003-features")},
     )
     ABLATIONS["steps"] = ABLATIONS["steps"]._replace(pairs=())
-    (outcome,) = run_ablation(
+    found = run_ablation(
         "steps",
         documents=killed_runs.documents(),
         tokenizer=WordPiece(runs.VOCABULARY),
@@ -100,7 +100,7 @@ def ablate_into(output: Path) -> dict:
         strategy_name=NAME,
         verbose=0,
     )
-    return {"steps": 4, "measures": outcome.measures}
+    return {"steps": 4, "measures": found.values}
 
 
 KINDS = {

@@ -12,7 +12,7 @@ import resource
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -224,6 +224,34 @@ def no_training() -> Iterator[None]:
         yield
     finally:
         keras.Model.fit = kept
+
+
+@contextlib.contextmanager
+def refused(message: str, *, output: Path) -> Iterator[None]:
+    """Something is refused before any training, and leaves no folder."""
+    with no_training(), pytest.raises((ValueError, FileNotFoundError), match=message):
+        yield
+    assert not output.exists()
+
+
+class Compared(Exception):
+    """The facts that a worker compares with those of the others."""
+
+
+def unlike(monkeypatch, start: Callable[..., object], changes: dict) -> set[str]:
+    """The names of the facts in which a worker with changed arguments would differ from another one; it writes nothing."""
+    from bert_keras.tasks.devices.workers import Workers
+
+    def raised(self, facts, remedy):
+        raise Compared(json.dumps(facts))
+
+    monkeypatch.setattr(Workers, "check_same", raised)
+    found = []
+    for settings in ({}, changes):
+        with pytest.raises(Compared) as error:
+            start(**settings)
+        found.append(json.loads(str(error.value)))
+    return {name for name in found[0] if found[0][name] != found[1][name]}
 
 
 @contextlib.contextmanager

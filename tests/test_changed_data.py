@@ -17,8 +17,8 @@ from bert_keras.tasks.pretraining.pretrain import pretrain
 from bert_keras.tasks.pretraining.recipes import RECIPES
 from bert_keras.tasks.pretraining.write_records import write_records
 from bert_keras.tasks.problems.classification import Glue
-from bert_keras.tasks.study.ablation_definitions import SCALES, Row, Scale
 from bert_keras.tasks.study.ablations import run_ablation
+from bert_keras.tasks.study.rows import SCALES, Row, Scale
 from bert_keras.text.wordpiece import WordPiece
 
 ROWS_READ = 1000  # by the digest that let changes behind them pass

@@ -13,11 +13,9 @@ from bert_keras.tasks.data.conll import read
 from bert_keras.tasks.data.sources import check_dev_split
 from bert_keras.tasks.pretraining.corpus import Corpus
 from bert_keras.tasks.runs.run_folder import open_task
-from bert_keras.tasks.study.ablation_definitions import SCALES
-from bert_keras.tasks.study.ablations import _open
-from bert_keras.tasks.study.approaches import _subjects
-from bert_keras.tasks.study.glue_protocol import _open_tasks
+from bert_keras.tasks.study.grid import opened
 from bert_keras.tasks.study.probe import run_probes
+from bert_keras.tasks.study.protocol import _open_tasks
 
 MARK = "\ufeff"
 
@@ -156,8 +154,7 @@ def test_one_file_has_no_dev_split(tmp_path):
         lambda: check_dev_split(str(file)),
         lambda: run_probes({"sst2": file}, checkpoint=tmp_path, output=tmp_path / "new"),
         lambda: _open_tasks(["sst2"], file, pooling="pooled"),
-        lambda: _subjects(["sst2"], [], {"sst2": file}, {}),
-        lambda: _open("sst2", {"sst2": file}, SCALES["small"]),
+        lambda: opened("sst2", {"sst2": file}),
     ):
         with pytest.raises(BertKerasError, match=r"train\.tsv is one file, without a dev split"):
             refuse()

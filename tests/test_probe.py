@@ -13,7 +13,7 @@ import bert_keras as bk
 from bert_keras.tasks.study.probe import (
     CHECKPOINT,
     RANDOM,
-    Examples,
+    Example,
     _drawn,
     run_probes,
     tables,
@@ -120,9 +120,9 @@ def test_a_text_s_measure_is_that_of_a_classifier_on_the_mean_of_its_vectors(pla
 
 
 def test_restarts_learn_from_different_examples():
-    examples = Examples([{"text": b"%d" % i} for i in range(10)], [["a"]] * 10)
+    examples = [Example({"text": b"%d" % i}, ["a"]) for i in range(10)]
     parts = _drawn(examples, count=3, parts=3, seed=1, name="pos")
-    texts = [raw["text"] for part in parts for raw in part.raw]
+    texts = [one.raw["text"] for part in parts for one in part]
     assert len({*texts}) == 9
     with pytest.raises(ValueError, match="pos has 10 training examples, and 4 restarts of 3 read 12"):
         _drawn(examples, count=3, parts=4, seed=1, name="pos")

@@ -23,7 +23,7 @@ from bert_keras.tasks.pretraining.optimizer import OPTIMIZERS
 from bert_keras.tasks.pretraining.samplers import SAMPLERS
 from bert_keras.tasks.pretraining.vocabulary import KINDS
 from bert_keras.tasks.problems import embedding
-from bert_keras.tasks.study.ablation_definitions import ABLATIONS, SCALES
+from bert_keras.tasks.study.rows import ABLATIONS, SCALES
 from bert_keras.tasks.task import POOLINGS
 
 

@@ -118,7 +118,7 @@ def _run_finetune(args: argparse.Namespace) -> None:
     start_strategy(args.strategy)
     from bert_keras import checkpoints
     from bert_keras.tasks.finetuning.finetune import finetune
-    from bert_keras.tasks.finetuning.finetuning_monitor import DEGENERATE
+    from bert_keras.tasks.runs.run_folder import DEGENERATE
 
     task, hparams = open_given_task(args)
     checkpoint = checkpoints.read(args.checkpoint)

@@ -46,7 +46,7 @@ from bert_keras.tasks.options import (
     ProbeOptions,
     ProtocolOptions,
 )
-from bert_keras.tasks.study.approach_rows import NOT_IN_APPROACHES
+from bert_keras.tasks.study.rows import NOT_IN_APPROACHES, SCORED
 
 OUTPUT_HELP = "folder for all runs; finished runs in it are not repeated"
 
@@ -139,6 +139,11 @@ def _sources(args: argparse.Namespace) -> dict[str, Any]:
     return data
 
 
+def _print(tables: Iterable[Any]) -> None:
+    for title, columns, rows in tables:
+        table(columns, rows, title=title)
+
+
 def _run_ablate(args: argparse.Namespace) -> None:
     _check_kind(args)
     data = _sources(args)
@@ -150,18 +155,19 @@ def _run_ablate(args: argparse.Namespace) -> None:
         "strategy_name": args.strategy,
         "log": say,
     }
-    made = (_approaches if args.ablation in APPROACHES else _pretrained)(args, how)
-    for title, columns, rows in made:
-        table(columns, rows, title=title)
+    found = (_approaches if args.ablation in APPROACHES else _pretrained)(args, how)
+    from bert_keras.tasks.study.report import comparison_tables
+
+    _print(comparison_tables(found))
     print(f"the runs are in {args.output}")
 
 
-def _pretrained(args: argparse.Namespace, how: Mapping[str, Any]) -> Iterable[Any]:
+def _pretrained(args: argparse.Namespace, how: Mapping[str, Any]) -> Any:
     from bert_keras import checkpoints
     from bert_keras.tasks.pretraining.corpus import open_corpora
-    from bert_keras.tasks.study import ablations
+    from bert_keras.tasks.study.ablations import run_ablation
 
-    outcomes = ablations.run_ablation(
+    return run_ablation(
         args.ablation,
         documents=open_corpora(args.text),
         tokenizer=checkpoints.load_tokenizer(args.vocab),
@@ -169,14 +175,12 @@ def _pretrained(args: argparse.Namespace, how: Mapping[str, Any]) -> Iterable[An
         **how,
         **given_settings(args, AblationOptions),
     )
-    return ablations.tables(args.ablation, outcomes)
 
 
-def _approaches(args: argparse.Namespace, how: Mapping[str, Any]) -> Iterable[Any]:
-    from bert_keras.tasks.study.approach_results import tables
+def _approaches(args: argparse.Namespace, how: Mapping[str, Any]) -> Any:
     from bert_keras.tasks.study.approaches import run_approaches
 
-    results = run_approaches(
+    return run_approaches(
         args.ablation,
         checkpoint=args.checkpoint,
         settings=given_settings(args, Hparams),
@@ -185,7 +189,6 @@ def _approaches(args: argparse.Namespace, how: Mapping[str, Any]) -> Iterable[An
         **how,
         **given_settings(args, AblationOptions, ApproachOptions),
     )
-    return tables(results)
 
 
 def _add_probe(parser: argparse.ArgumentParser) -> None:
@@ -214,8 +217,7 @@ def _run_probe(args: argparse.Namespace) -> None:
         log=say,
         **given_settings(args, ProbeOptions),
     )
-    for title, columns, rows in tables(results):
-        table(columns, rows, title=title)
+    _print(tables(results))
     print(f"the results are in {args.output}")
 
 
@@ -234,7 +236,7 @@ def _add_protocol(parser: argparse.ArgumentParser) -> None:
 def _run_protocol(args: argparse.Namespace) -> None:
     start_strategy(args.strategy)
     from bert_keras.tasks.study.protocol import run_protocol
-    from bert_keras.tasks.study.summary import tables
+    from bert_keras.tasks.study.report import summary_tables
 
     task, hparams = open_given_task(args, holds_out=False)
     summary = run_protocol(
@@ -248,8 +250,7 @@ def _run_protocol(args: argparse.Namespace) -> None:
         log=say,
         **given_settings(args, ProtocolOptions),
     )
-    for title, columns, rows in tables([summary], title=f"{task.name}: {args.output}"):
-        table(columns, rows, title=title)
+    _print(summary_tables([summary], title=f"{task.name}: {args.output}"))
     print(f"the best run is in {summary.best.path}")
 
 
@@ -268,11 +269,11 @@ def _add_glue(parser: argparse.ArgumentParser) -> None:
 
 def _run_glue(args: argparse.Namespace) -> None:
     start_strategy(args.strategy)
-    from bert_keras.tasks.study import glue_protocol
-    from bert_keras.tasks.study.summary import tables
+    from bert_keras.tasks.study.protocol import glue_score, run_glue
+    from bert_keras.tasks.study.report import summary_tables
 
-    summaries = glue_protocol.run_protocol(
-        args.tasks or glue_protocol.SCORED,
+    summaries = run_glue(
+        args.tasks or SCORED,
         data=args.data,
         checkpoint=args.checkpoint,
         output=args.output,
@@ -282,10 +283,9 @@ def _run_glue(args: argparse.Namespace) -> None:
         log=say,
         **given_settings(args, ProtocolOptions, ClassifierOptions, GlueOptions),
     )
-    for title, columns, rows in tables(summaries, title="GLUE"):
-        table(columns, rows, title=title)
-    score, tasks = glue_protocol.glue_score(summaries), len(glue_protocol.SCORED)
-    print(f"GLUE score on dev: {score:.4f}, the mean of {len(summaries)} of {tasks} tasks")
+    _print(summary_tables(summaries, title="GLUE"))
+    score = glue_score(summaries)
+    print(f"GLUE score on dev: {score:.4f}, the mean of {len(summaries)} of {len(SCORED)} tasks")
     print(f"the runs are in {args.output}")
 
 

@@ -3,7 +3,7 @@
 import dataclasses
 import functools
 import pathlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import keras
@@ -211,6 +211,25 @@ def _from_step(
     return from_step
 
 
+def identity_of_finetuning(
+    task: Task,
+    hparams: Hparams,
+    *,
+    start: Mapping[str, Any],
+    examples: Mapping[str, Any],
+    strategy_name: str,
+    keep_head: bool = False,
+) -> dict[str, Any]:
+    """Everything that decides the result. start: of `identity_of_checkpoint`; examples: `Examples.about`."""
+    return {
+        "task": {"kind": task.kind, **task.to_json()},
+        **hparams.identity(),
+        **{"keep_head": keep_head, "strategy": strategy_name},
+        **examples,
+        **start,
+    }
+
+
 def plan_finetuning(
     task: Task,
     *,
@@ -233,13 +252,14 @@ def plan_finetuning(
     examples = read_examples(task, preprocess, hparams, dev_split)
     batches = _batches_of(task, padded_for(distribution, preprocess), examples.train, hparams, distribution)
     steps = count(batches())
-    identity = {
-        "task": {"kind": task.kind, **task.to_json()},
-        **hparams.identity(),
-        **{"keep_head": keep_head, "strategy": strategy_name},
-        **examples.about,
-        **identity_of_checkpoint(source, tokenizer),
-    }
+    identity = identity_of_finetuning(
+        task,
+        hparams,
+        start=identity_of_checkpoint(source, tokenizer),
+        examples=examples.about,
+        strategy_name=strategy_name,
+        keep_head=keep_head,
+    )
     # Before the variables: workers that create them in other shapes fail, and the error names no setting.
     Workers(distribution).check_same(identity, SAME_IN_ALL)
     lines = lines_about(distribution, strategy_name=strategy_name, precision=hparams.precision)

@@ -17,6 +17,7 @@ from bert_keras.tasks.frozen.token_vectors import RowVectors
 from bert_keras.tasks.hparams import Hparams
 from bert_keras.tasks.runs.run_card import CARD, run_card
 from bert_keras.tasks.runs.run_folder import (
+    DEGENERATE,
     FILES,
     ORIGIN,
     digests,
@@ -27,7 +28,6 @@ from bert_keras.tasks.training.loop import LOGS
 from bert_keras.tasks.training.plan import Monitor
 from bert_keras.tasks.training.progress import counter
 
-DEGENERATE = "degenerate"  # a key in results.json: the reason why the kept epoch did not learn, or null
 MIX = "mix"  # a key in results.json: the learned weights of a weighted sum of layers
 
 

@@ -27,6 +27,7 @@ from bert_keras.io.json_files import (
     list_of,
     object_of,
     one_of,
+    or_null,
     read_bounded,
     read_object,
     typed,
@@ -69,8 +70,9 @@ from bert_keras.text.vocabulary_files import (
 TASKS: dict[str, type[Task]] = {
     task.kind: task for task in (Glue, Squad, Swag, Conll, FillMask, NextSentence)
 }
-# Keys in results.json: file name -> SHA-256; the model that the run started from (`Checkpoint.origin`).
-FILES, ORIGIN = "files", "origin"
+# Keys in results.json: file name -> SHA-256; the model that the run started from (`Checkpoint.origin`); the reason why the kept
+# epoch did not learn, or null. A run of a grid whose loss diverged has only the reason.
+FILES, ORIGIN, DEGENERATE = "files", "origin", "degenerate"
 FROZEN = "frozen"  # a key in task.json: the paths of layers that do not train
 FEATURES = "features"  # a key in task.json: the settings of a BiLSTM on frozen features
 KERAS = ".keras"
@@ -193,16 +195,13 @@ def is_run(path: str | os.PathLike[str]) -> bool:
 
 
 def _recorded(results: pathlib.Path) -> dict[str, Any]:
-    """From the results of a run: the SHA-256 of its files, and the name of its task if it was fine-tuned."""
-    kinds = {FILES: object_of(TEXT), "task": TEXT}
+    """From the results of a run: the SHA-256 of its files, the name of its task if it was fine-tuned, why it did not learn."""
+    kinds = {FILES: object_of(TEXT), "task": TEXT, DEGENERATE: or_null(TEXT)}
     return typed(read_object(results), kinds, where=results, optional=kinds, others=True)
 
 
-def check_finished(path: pathlib.Path, *, without: Sequence[str] = ()) -> None:
-    """Raises BertKerasError if a run is unfinished, or if a file was changed after training.
-
-    without: names of files that were removed on purpose
-    """
+def check_finished(path: pathlib.Path) -> None:
+    """Raises BertKerasError if a run is unfinished, if its loss diverged, or if a file was changed after training."""
     results = path / RESULTS_FILE
     if not results.is_file():
         if (path / LOGS).is_dir():
@@ -211,11 +210,13 @@ def check_finished(path: pathlib.Path, *, without: Sequence[str] = ()) -> None:
             )
         return  # a snapshot, or an ELECTRA's generator
     recorded = _recorded(results)
+    if {*recorded} == {DEGENERATE}:
+        raise BertKerasError(
+            f"{path} has no trained model: {recorded[DEGENERATE]}; train again with a lower learning rate."
+        )
     if "task" in recorded and not is_run(path):
         raise MissingFileError(f"{path} has no {TASK_FILE}; train again.")
     for name, wanted in recorded.get(FILES, {}).items():
-        if name in without:
-            continue
         if not (path / name).is_file():
             raise MissingFileError(f"{path} has no {name}; train again.")
         if digest_of_file(path / name) != wanted:

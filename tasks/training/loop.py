@@ -37,12 +37,11 @@ from bert_keras.tasks.training.saver import (
 RESULTS_FILE, LOGS, TASK_FILE = "results.json", "logs", "task.json"
 LOSS_EVERY = 10  # steps between two reads of the loss
 BAR_SECONDS = 0.2  # between two updates of a progress bar
-PROTOCOL_FILE = "protocol.json"  # a grid of runs writes it into a run's folder before the run begins
 RUN = Layout(
     name="a run",
     identity=f"{CHECKPOINTS}/{SETTINGS}",
     results=RESULTS_FILE,
-    early=(LOGS, CHECKPOINTS, PROTOCOL_FILE),
+    early=(LOGS, CHECKPOINTS),
 )
 
 

@@ -1,12 +1,22 @@
-"""The paper's ablations as tables of rows, and the scales to run them at.
+"""The rows of the studies: pre-trainings with their scales, approaches to one checkpoint, and the settings of a protocol.
 
-Sources: Devlin et al. 2019, tables 5, 6 and 8, and figure 5 (appendix C.1); Wettig et al. 2023, "Should you mask 15% in masked
+Sources: Devlin et al. 2019, tables 5 to 8, and figure 5 (appendix C.1); Wettig et al. 2023, "Should you mask 15% in masked
 language modeling?"; Liu et al. 2019 (RoBERTa), table 2.
 """
 
 import dataclasses
-from collections.abc import Iterator, Mapping
+import itertools
+import re
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
+
+from bert_keras.errors import BertKerasError
+from bert_keras.model.layer_choices import LAYERS, check_layers
+from bert_keras.tasks.hparams import FEATURE_RATE, OF_FEATURES, Hparams
+from bert_keras.tasks.options import TAGGING_DEFAULTS, ProtocolOptions
+
+# -----------------------------------------------------------------------------------------------------------
+# Ablations with pre-training
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -43,7 +53,7 @@ class Ablation(NamedTuple):
 
 
 SHARES = (1.0, 0.75, 0.5, 0.25)
-RATES = (5, 10, 15, 20, 30, 40, 80)
+MASKING_RATES = (5, 10, 15, 20, 30, 40, 80)
 ABLATIONS = {
     "tasks": Ablation(
         "pre-training tasks (table 5)",
@@ -83,7 +93,10 @@ ABLATIONS = {
     # In a large model, 40 % is better than 15 %, and 80 % keeps 95 % of the performance (the paper's abstract).
     "masking-rate": Ablation(
         "masking rate in percent (Wettig et al. 2023)",
-        ((RATES.index(40), RATES.index(15)), (RATES.index(15), RATES.index(80))),
+        (
+            (MASKING_RATES.index(40), MASKING_RATES.index(15)),
+            (MASKING_RATES.index(15), MASKING_RATES.index(80)),
+        ),
     ),
     # F1 of SQuAD; RACE, the table's fifth column, is left out.
     "input-format": Ablation(
@@ -98,7 +111,7 @@ ABLATIONS = {
     ),
 }
 
-FEATURES = "-features"  # suffix of a tagging task's name: use the feature-based approach
+FEATURES = "-features"  # suffix of a task's name: use the feature-based approach
 FEATURE_LAYERS = "concat_last_four"  # table 8
 
 
@@ -121,10 +134,10 @@ def _shares(name: str, recipe: str) -> Iterator[Row]:
 
 
 def _rates(**settings: Any) -> tuple[Row, ...]:
-    """A row for each of RATES. There is no next-sentence prediction, as in the paper."""
+    """A row for each of MASKING_RATES. There is no next-sentence prediction, as in the paper."""
     return tuple(
         Row(name=f"{rate} %", recipe="bert-no-nsp", settings={"share": rate / 100, **settings})
-        for rate in RATES
+        for rate in MASKING_RATES
     )
 
 
@@ -183,7 +196,7 @@ class Scale:
     """The size of the ablations.
 
     pretraining: settings for every row's recipe
-    finetuning, tagging: fields of Hparams and TaggerHparams, which override a task's defaults
+    finetuning, features: fields of Hparams, which override a task's defaults; features only where a task's name has FEATURES
     options: task options, by task name
     restarts: seeds for each fine-tuning
     rows, tasks: by ablation
@@ -191,7 +204,7 @@ class Scale:
 
     pretraining: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     finetuning: Mapping[str, Any] = dataclasses.field(default_factory=dict)
-    tagging: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    features: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     options: Mapping[str, Mapping[str, Any]] = dataclasses.field(default_factory=dict)
     restarts: int
     rows: Mapping[str, tuple[Row, ...]]
@@ -216,7 +229,7 @@ SCALES = {
             "held_out_instances": 500,
         },
         finetuning={"seq_length": 64, "learning_rate": 1e-4, "epochs": 3, "max_examples": 3000},
-        tagging={"units": 128, "epochs": 5},
+        features={"lstm_units": 128, "epochs": 5},
         # A question may take 24 of the 64 tokens.
         options={
             "conll2003": {"context": "sentence"},
@@ -241,6 +254,7 @@ SCALES = {
     ),
     # As in the paper: BERT base, its recipe and its tasks.
     "paper": Scale(
+        features={"epochs": 10},
         restarts=5,
         rows=_ROWS
         | {
@@ -256,3 +270,172 @@ SCALES = {
         | {"masking-rate": ("mnli", "squad1.1")},
     ),
 }
+
+
+# -----------------------------------------------------------------------------------------------------------
+# Ablations of one checkpoint
+
+# Settings that the rows decide, that apply only to some of them, or that take the dev split from the training file.
+NOT_IN_APPROACHES = ("feature_layers", "freeze", "lora_rank", "unfreeze", "layer_decay", "dev_fraction")
+# Settings that rows with layers do not read: they have a rate of their own, and their encoder has no gradient.
+OF_FINE_TUNING = ("learning_rate", "rematerialize")
+FINE_TUNING = "fine-tuning"
+RANDOM = "random-"  # prefix of a row: its weights start at random
+
+
+class Approaches(NamedTuple):
+    """An ablation. tasks: None takes those with data."""
+
+    title: str
+    rows: tuple[str, ...]
+    tasks: tuple[str, ...] | None
+
+
+APPROACHES = {
+    "layers": Approaches(
+        "layers for the feature-based approach (table 7)",
+        (FINE_TUNING, *LAYERS, f"{RANDOM}{FINE_TUNING}", f"{RANDOM}last"),
+        ("conll2003",),
+    ),
+    "approaches": Approaches(
+        "fine-tuning, features and random weights",
+        (FINE_TUNING, "concat_last_four", f"{RANDOM}{FINE_TUNING}"),
+        None,
+    ),
+}
+_APPROACH = re.compile(rf"({RANDOM})?(?:({'|'.join(TAGGING_DEFAULTS)})-)?(.*)")
+
+
+class Approach(NamedTuple):
+    """One way to train a task from a checkpoint.
+
+    random: all weights start at random
+    context: the context of tags; None for that of the task
+    layers: of the frozen encoder; None for fine-tuning
+    """
+
+    name: str
+    random: bool
+    context: str | None
+    layers: str | None
+
+
+def approach_of(name: str) -> Approach:
+    """The approach of a row's name: FINE_TUNING or layers as `--feature-layers` takes them, after RANDOM and "<context>-" or not.
+
+    Raises BertKerasError for other names.
+    """
+    found = _APPROACH.fullmatch(name)
+    assert found is not None
+    random, context, layers = found.groups()
+    if layers != FINE_TUNING:
+        try:
+            check_layers(layers)
+        except BertKerasError:
+            raise BertKerasError(
+                f"unknown row {name!r}; give {FINE_TUNING}, {', '.join(LAYERS)}, or numbers of layers such as 9 or 9,10,11,12; "
+                f"with {RANDOM} before it for random weights, document- or sentence- for the context of tags."
+            ) from None
+    return Approach(name, random is not None, context, None if layers == FINE_TUNING else layers)
+
+
+def check_settings(rows: Sequence[Approach], settings: Mapping[str, Any], options: Collection[str]) -> None:
+    """Raises BertKerasError for settings that do not apply to an ablation, and for those that none of its rows reads.
+
+    settings: fields of Hparams; options: the names of the fields of ApproachOptions that were given
+    """
+    given = [name for name, value in settings.items() if value is not None]
+    refused = [
+        name for name in given if name in NOT_IN_APPROACHES and settings[name] != getattr(Hparams, name)
+    ]
+    if refused:
+        raise BertKerasError(
+            f"{', '.join(refused)} does not apply to an ablation, whose rows name the layers and share all other settings; leave "
+            f"{'it' if len(refused) == 1 else 'them'} out."
+        )
+    unread = set[str]()
+    if all(row.layers is not None for row in rows):
+        reader = f"the row {FINE_TUNING}"
+        unread = {*OF_FINE_TUNING} | ({"epochs"} if "feature_epochs" in options else set())
+    if all(row.layers is None for row in rows):
+        reader = "a row with layers, such as last"
+        unread = {*OF_FEATURES, "feature_learning_rate", "feature_epochs"}
+    if flags := [f"--{name.replace('_', '-')}" for name in (*given, *options) if name in unread]:
+        raise BertKerasError(
+            f"no row of {', '.join(row.name for row in rows)} reads {', '.join(flags)}; leave "
+            f"{'it' if len(flags) == 1 else 'them'} out, or add {reader}."
+        )
+
+
+# -----------------------------------------------------------------------------------------------------------
+# Protocols
+
+# Of fine-tuning (Devlin et al. 2019, sec. 4.1).
+LEARNING_RATES = (5e-5, 4e-5, 3e-5, 2e-5)
+VARIED = ("learning_rate", "batch_size", "epochs", "seed")  # the settings that a protocol varies
+
+
+def check_grid(hparams: Hparams, options: ProtocolOptions, *, defaults: Mapping[str, Any]) -> None:
+    """Raises BertKerasError for values that are given twice or not at all, and for settings that do not fit a grid.
+
+    defaults: the settings of the task's paper, whose learning rate the grid replaces
+    """
+    for name in ("learning_rates", "batch_sizes", "epoch_counts"):
+        values = getattr(options, name)
+        if values is not None and (not values or len({f"{value:g}" for value in values}) < len(values)):
+            raise BertKerasError(f"{name} is {values}; give at least one value, each once.")
+    if hparams.dev_fraction is not None:
+        raise BertKerasError(
+            "dev_fraction does not apply to a protocol, because each seed would hold out other examples; give a dev split."
+        )
+    known = (Hparams(feature_layers=hparams.feature_layers).learning_rate, defaults.get("learning_rate"))
+    if options.learning_rates is None and hparams.learning_rate not in known:
+        raise BertKerasError(
+            f"learning_rate is {hparams.learning_rate:g}, and a grid has learning_rates of its own; give learning_rates=("
+            f"{hparams.learning_rate:g},) instead."
+        )
+    runs = len([*protocol_runs(hparams, options)])
+    if options.ensemble is not None and options.ensemble > runs:
+        raise BertKerasError(
+            f"the ensemble has {options.ensemble} members and the grid {runs} run(s); give fewer members or more restarts."
+        )
+
+
+def protocol_runs(hparams: Hparams, options: ProtocolOptions) -> Iterator[tuple[str, Hparams]]:
+    """The name and the settings of each run of a task, in order."""
+    rates = LEARNING_RATES if hparams.feature_layers is None else (FEATURE_RATE,)
+    for rate, batch_size, epochs, seed in itertools.product(
+        options.learning_rates or rates,
+        options.batch_sizes or (hparams.batch_size,),
+        options.epoch_counts or (hparams.epochs,),
+        range(hparams.seed, hparams.seed + options.restarts),
+    ):
+        # The task's own values have no part in the name, so that a wider grid finds the runs of a narrower one.
+        parts = [f"lr-{rate:g}"]
+        parts += [f"batch-{batch_size}"] if batch_size != hparams.batch_size else []
+        parts += [f"epochs-{epochs}"] if epochs != hparams.epochs else []
+        yield (
+            "_".join([*parts, f"seed-{seed}"]),
+            dataclasses.replace(hparams, learning_rate=rate, batch_size=batch_size, epochs=epochs, seed=seed),
+        )
+
+
+# The GLUE score is the mean over these tasks.
+SCORED = ("cola", "sst2", "mrpc", "stsb", "qqp", "mnli", "qnli", "rte", "wnli")
+
+# Task, split, and the leaderboard's file name.
+SUBMISSION = (
+    ("cola", "test", "CoLA"),
+    ("sst2", "test", "SST-2"),
+    ("mrpc", "test", "MRPC"),
+    ("stsb", "test", "STS-B"),
+    ("qqp", "test", "QQP"),
+    ("mnli", "test_matched", "MNLI-m"),
+    ("mnli", "test_mismatched", "MNLI-mm"),
+    ("qnli", "test", "QNLI"),
+    ("rte", "test", "RTE"),
+    ("wnli", "test", "WNLI"),
+    ("ax", "test", "AX"),
+)
+WNLI, MAJORITY = "wnli", "majority"
+PREDICTED_BY = {"ax": "mnli"}  # ax has no training data
