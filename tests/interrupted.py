@@ -51,7 +51,7 @@ def commands(folder: Path, output: Path) -> dict[str, list[str]]:
 
 
 # The write at which a command of ALIVE stands still, where not the first: at that, what is there is refused for other reasons.
-WRITES = {"instances": 2, "features": 2, "ablate": 2, "glue": 2}
+WRITES = {"instances": 2, "features": 2, "ablate": 2}
 
 
 def at_write(number: int, folder: Path, act: Callable[[], None]) -> None:

@@ -278,6 +278,11 @@ def mounted(folder: Path, *, size: int) -> Iterator[Path]:
         subprocess.run(["umount", str(folder)], check=True)
 
 
+def results(folder: Path) -> dict:
+    """The content of results.json in a folder."""
+    return json.loads((folder / "results.json").read_text())
+
+
 def contents(folder: Path) -> dict[str, bytes]:
     """Every file below a folder, by its path there."""
     files = sorted(file for file in folder.rglob("*") if file.is_file())

@@ -24,12 +24,7 @@ from bert_keras.tasks.problems.classification import Glue
 from bert_keras.tasks.problems.question_answering import Squad
 from bert_keras.tasks.problems.tagging import Conll
 from bert_keras.tasks.runs.run_folder import load_run
-from bert_keras.tasks.study.approaches import (
-    _approaches,
-    _open_contexts,
-    compared_approaches,
-    run_approaches,
-)
+from bert_keras.tasks.study.approaches import _approaches, _open_contexts, compared_approaches, run_approaches
 from bert_keras.tasks.study.grid import Outcome
 from bert_keras.tasks.study.report import comparison_json, comparison_tables, figure_of
 from bert_keras.tasks.study.rows import APPROACHES, approach_of
@@ -370,15 +365,13 @@ def test_rows_share_examples_and_one_pass_of_the_encoder_and_are_run_once(place,
     }
     assert digests == {3}
     for row, rate in (("fine-tuning", 5e-5), ("last", 1e-3)):
-        used = json.loads((tmp_path / "out" / "sst2" / f"{row}_seed-4" / "results.json").read_text())[
-            "hparams"
-        ]
+        used = runs.results(tmp_path / "out" / "sst2" / f"{row}_seed-4")["hparams"]
         assert (used["learning_rate"], used["seed"]) == (rate, 4)
-    content = json.loads((tmp_path / "out" / "results.json").read_text())
+    content = runs.results(tmp_path / "out")
     assert content == json.loads(json.dumps(comparison_json(results)))
     for row in content["tasks"][0]["rows"]:
         assert row["measures"] == [
-            100 * json.loads((folder / "results.json").read_text())["measures"]["val_accuracy"]
+            100 * runs.results(folder)["measures"]["val_accuracy"]
             for folder in sorted((tmp_path / "out" / "sst2").glob(f"{row['row'].replace(',', '-')}_*"))
         ]
     assert (tmp_path / "out" / "results.png").stat().st_size > 1000
@@ -403,7 +396,7 @@ def test_vectors_of_more_layers_train_the_same_model(place, tmp_path):
     for row, folder in (("0,2", "0-2"),):
         run_sst2(place, tmp_path / row, rows=(row,), restarts=1)
         files = [
-            json.loads((top / "sst2" / f"{folder}_seed-3" / "results.json").read_text())["files"]
+            runs.results(top / "sst2" / f"{folder}_seed-3")["files"]
             for top in (tmp_path / "together", tmp_path / row)
         ]
         assert files[0] == files[1]
@@ -418,7 +411,7 @@ def test_the_command_takes_several_tasks(place, tmp_path, capfd):
     rows = ["--rows", "last", "--context", "sentence", "--pooling", "concat"]
     code, out, err = runs.run_command(capfd, "ablate", *arguments, *rows)
     assert code == 0, err
-    content = json.loads((tmp_path / "out" / "results.json").read_text())
+    content = runs.results(tmp_path / "out")
     assert [(task["task"], task["measure"]) for task in content["tasks"]] == [
         ("conll2003", "f1"),
         ("sst2", "accuracy"),

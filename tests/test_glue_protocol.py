@@ -65,6 +65,15 @@ def done(place):
     return start(place)
 
 
+def copy_run(place, output, name, *, rate=1e-3):
+    """A finished run of a task in the folder of another grid, as if it had another rate."""
+    run = output / name / f"lr-{rate:g}_seed-5"
+    shutil.copytree(place / "runs" / name / "lr-0.001_seed-5", run)
+    settings = run / "checkpoints" / "settings.json"
+    settings.write_text(json.dumps(json.loads(settings.read_text()) | {"learning_rate": rate}))
+    return run
+
+
 @pytest.mark.long
 def test_folders(place, done):
     """One run directory for each learning rate and seed, as `finetune` leaves it."""
@@ -75,7 +84,7 @@ def test_folders(place, done):
     assert made == {f"{name}/lr-0.001_seed-5" for name in NAMES}
     for path in made:
         asked = json.loads((place / "runs" / path / "checkpoints" / "settings.json").read_text())
-        results = json.loads((place / "runs" / path / "results.json").read_text())
+        results = runs.results(place / "runs" / path)
         assert {name: asked.get(name, "best") for name in results["hparams"]} == results["hparams"]
         assert asked["seed"] == 5 and str(place) not in json.dumps(asked)
         (found,) = (
@@ -91,10 +100,7 @@ def test_summaries_are_those_of_the_runs(place, done):
     assert [summary.task for summary in summaries] == list(NAMES)
     for summary in summaries:
         main = summary.measure
-        measured = [
-            json.loads((one.path / "results.json").read_text())["measures"][f"val_{main}"]
-            for one in summary.outcomes
-        ]
+        measured = [runs.results(one.path)["measures"][f"val_{main}"] for one in summary.outcomes]
         assert [one.measures[main] for one in summary.outcomes] == measured
         assert [one.place["learning_rate"] for one in summary.outcomes] == list(RATES)
     mnli, stsb = summaries
@@ -102,7 +108,7 @@ def test_summaries_are_those_of_the_runs(place, done):
     run = load_run(mnli.best.path, data=place / "glue")
     assert mnli.measures["validation_mismatched"] == evaluate(run, "validation_mismatched")
     assert set(stsb.measures["validation"]) == {"spearman", "pearson"}  # both
-    assert json.loads((place / "runs" / "results.json").read_text()) == glue_json(summaries) | {"failed": []}
+    assert runs.results(place / "runs") == glue_json(summaries) | {"failed": []}
 
 
 @pytest.mark.long
@@ -134,18 +140,11 @@ def test_submission_files(place, done):
 @pytest.mark.long
 def test_wnli_is_answered_with_its_majority_label(place, done, tmp_path):
     """Without a run of it, as in the paper's submission; STS-B's finished run is read."""
-    shutil.copytree(
-        place / "runs" / "stsb" / "lr-0.001_seed-5", tmp_path / "runs" / "stsb" / "lr-0.001_seed-5"
-    )
+    copy_run(place, tmp_path / "runs", "stsb")
     shutil.copytree(place / "glue", tmp_path / "glue")
-    runs.write_data(tmp_path / "glue" / "WNLI", "wnli")
-    rows = [
-        line.split("\t")[-1]
-        for line in (tmp_path / "glue" / "WNLI" / "train.tsv").read_text().splitlines()[1:]
-    ]
-    (tmp_path / "glue" / "WNLI" / "test.tsv").write_text(
-        "index\tsentence1\tsentence2\n7\tgood\tbad\n8\ta\tplot\n"
-    )
+    data = runs.write_data(tmp_path / "glue" / "WNLI", "wnli")
+    rows = [line.split("\t")[-1] for line in (data / "train.tsv").read_text().splitlines()[1:]]
+    (data / "test.tsv").write_text("index\tsentence1\tsentence2\n7\tgood\tbad\n8\ta\tplot\n")
     settings = {"names": ("stsb", "wnli"), "data": tmp_path / "glue", "output": tmp_path / "runs"}
     with runs.no_training():
         summaries, _ = start(place, wnli="majority", **settings)
@@ -192,18 +191,16 @@ def test_finished_runs_are_read(place, done):
 @pytest.mark.long
 def test_restarts_and_a_run_cut_short(place, done, tmp_path):
     """Seed 5 has finished; the run of seed 6 is killed as it begins, and resumed. The weights of the better one are left."""
-    finished, half = (Path("stsb", f"lr-0.001_seed-{seed}") for seed in (5, 6))
-    shutil.copytree(place / "runs" / finished, tmp_path / finished)
+    finished = copy_run(place, tmp_path, "stsb")
+    half = finished.with_name("lr-0.001_seed-6")
     settings = {"names": ("stsb",), "output": tmp_path, "restarts": 2, "best_only": True}
     with runs.no_training(), pytest.raises(runs.Begun):
         start(place, **settings)
-    assert (tmp_path / half / "checkpoints" / "settings.json").is_file() and not (
-        tmp_path / half / "results.json"
-    ).exists()
+    assert (half / "checkpoints" / "settings.json").is_file() and not (half / "results.json").exists()
     ((summary,), lines) = start(place, **settings)
     assert sum("is finished already" in line for line in lines) == 1
     assert [one.place["seed"] for one in summary.outcomes] == [5, 6]
-    assert summary.outcomes[0] == replace(done[0][1].outcomes[0], path=tmp_path / finished)
+    assert summary.outcomes[0] == replace(done[0][1].outcomes[0], path=finished)
     assert summary.outcomes[0].measures != summary.outcomes[1].measures  # another head, another order
     (kept,) = [one for one in summary.outcomes if (one.path / "model.safetensors").exists()]
     assert kept == summary.best
@@ -215,33 +212,28 @@ def test_restarts_and_a_run_cut_short(place, done, tmp_path):
         start(place, **settings | alone)
 
 
-def as_if_asked(folder, **hparams):
-    """Makes a finished run one of other settings."""
-    file = folder / "checkpoints" / "settings.json"
-    file.write_text(json.dumps(json.loads(file.read_text()) | hparams))
-
-
 @pytest.mark.long
 def test_a_run_whose_loss_is_nan(place, done, tmp_path):
     """It is degenerate, the others go on, and a second start does not repeat it."""
-    lost = Path("stsb", "lr-1e+30_seed-5")
-    shutil.copytree(place / "runs" / "mnli" / "lr-0.001_seed-5", tmp_path / "mnli" / lost.name)
-    as_if_asked(tmp_path / "mnli" / lost.name, learning_rate=1e30)
+    lost = tmp_path / "stsb" / copy_run(place, tmp_path, "mnli", rate=1e30).name
     settings = {"output": tmp_path, "learning_rates": (1e30,)}
     for finished in (1, 2):
         ((mnli,), lines) = start(place, names=("stsb", "mnli"), **settings)
         assert sum("is finished already" in line for line in lines) == finished
         assert any(line.startswith("degenerate: the loss is nan at step ") for line in lines)
         assert lines[-1].startswith("stsb has no measures: the loss of every run")
-        results = json.loads((tmp_path / "results.json").read_text())
+        results = runs.results(tmp_path)
         assert results["failed"] == ["stsb"] and [*results["tasks"]] == ["mnli"] == [mnli.task]
+    assert [*runs.results(lost)] == ["degenerate"]
+    with pytest.raises(
+        ValueError, match="has no trained model: the loss is nan at step .* lower learning rate"
+    ):
+        load_run(lost)
     shutil.copytree(tmp_path / "stsb", tmp_path / "alone" / "stsb")
     alone = {"output": tmp_path / "alone"}
     with pytest.raises(ValueError, match=r"^stsb has no measures: .*; give lower learning rates\.$"):
         start(place, names=("stsb",), **settings | alone)
-    shutil.copytree(
-        place / "runs" / "stsb" / "lr-0.001_seed-5", tmp_path / "alone" / "stsb" / "lr-0.001_seed-5"
-    )
+    copy_run(place, tmp_path / "alone", "stsb")
     rates = {"learning_rates": (1e30, 1e-3)}
     ((summary,), lines) = start(place, names=("stsb",), **settings | alone | rates, best_only=True)
     assert sum("is finished already" in line for line in lines) == 2
@@ -258,10 +250,7 @@ def test_a_run_whose_loss_is_nan(place, done, tmp_path):
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        (
-            {"hparams": Hparams(epochs=2, batch_size=8, seq_length=40, seed=5)},
-            "another batch_size: 16, not 8",
-        ),
+        ({"hparams": replace(HPARAMS, batch_size=8)}, "another batch_size: 16, not 8"),
         ({"pooling": "concat"}, "another task: "),
         ({"strategy_name": "mirrored"}, 'another strategy: "one", not "mirrored"'),
     ],
@@ -304,10 +293,7 @@ def test_no_cell_is_trained_where_the_folder_of_a_later_one_cannot_be_used(tmp_p
         ({"learning_rates": ()}, "learning_rates is .*; give at least one value, each once"),
         ({"restarts": 0}, "restarts is 0; restarts must be at least 1"),
         ({"names": ("mnli", "qnli")}, "has no train.tsv"),
-        (
-            {"wnli": "majority"},
-            "wnli is 'majority', and wnli is not among the tasks mnli, stsb; ",
-        ),
+        ({"wnli": "majority"}, "wnli is 'majority', and wnli is not among the tasks mnli, stsb; "),
     ],
 )
 def test_refused_before_any_training(place, tmp_path, settings, message):

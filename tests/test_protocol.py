@@ -3,6 +3,7 @@
 import csv
 import functools
 import json
+import shutil
 from dataclasses import replace
 
 import numpy as np
@@ -22,6 +23,7 @@ from bert_keras.tasks.problems.question_answering import Squad
 from bert_keras.tasks.problems.tagging import Conll
 from bert_keras.tasks.runs.ensemble import load_runs
 from bert_keras.tasks.runs.run_folder import evaluate, load_run
+from bert_keras.tasks.study.grid import Cell, run_cells
 from bert_keras.tasks.study.protocol import run_protocol, summarize
 from bert_keras.tasks.study.report import FIGURES, paper_table, summary_tables
 from bert_keras.tasks.study.rows import LEARNING_RATES, check_grid, protocol_runs
@@ -54,11 +56,13 @@ def start(place, output, **settings):
     return summary, lines
 
 
+GRID = {"batch_sizes": (16, 32), "restarts": 2, "ensemble": 2}
+
+
 @pytest.fixture(scope="module")
 def done(place):
     """Two batch sizes by two seeds, and an ensemble of two."""
-    grid = {"batch_sizes": (16, 32), "restarts": 2, "ensemble": 2, "best_only": True}
-    return start(place, place / "runs", **grid)[0]
+    return start(place, place / "runs", **GRID, best_only=True)[0]
 
 
 @pytest.mark.long
@@ -69,14 +73,10 @@ def test_every_combination_is_one_run(place, done):
     assert sorted(path.name for path in (place / "runs" / "custom").iterdir()) == sorted(names)
     assert [one.path.name for one in done.outcomes] == names
     for one in done.outcomes:
-        used = json.loads((one.path / "results.json").read_text())["hparams"]
-        assert {name: used[name] for name in one.place} == one.place
-        assert (
-            one.measures["accuracy"]
-            == json.loads((one.path / "results.json").read_text())["measures"]["val_accuracy"]
-        )
-    best = done.best
-    assert best.measures["accuracy"] == max(one.measures["accuracy"] for one in done.outcomes)
+        found = runs.results(one.path)
+        assert {name: found["hparams"][name] for name in one.place} == one.place
+        assert one.measures["accuracy"] == found["measures"]["val_accuracy"]
+    assert done.best.measures["accuracy"] == max(one.measures["accuracy"] for one in done.outcomes)
 
 
 @pytest.mark.long
@@ -89,7 +89,7 @@ def test_an_ensemble_is_measured_beside_its_members(place, done):
     first, second = summary_tables([done])[:2]
     assert first.columns[4] == "rate, batch, seed"
     assert second.rows[0][:2] == ("custom", 2)
-    kept = json.loads((place / "runs" / "results.json").read_text())["tasks"]["custom"]
+    kept = runs.results(place / "runs")["tasks"]["custom"]
     assert kept["ensemble"]["measures"] == together.measures
 
 
@@ -102,7 +102,7 @@ def test_the_ensemble_keeps_its_weights(done):
 @pytest.mark.long
 def test_a_finished_protocol_trains_nothing(place, done):
     with runs.no_training():
-        again, lines = start(place, place / "runs", batch_sizes=(16, 32), restarts=2, ensemble=2)
+        again, lines = start(place, place / "runs", **GRID)
     assert again == done and sum("is finished already" in line for line in lines) == 4
 
 
@@ -122,7 +122,7 @@ def test_a_damaged_run_of_a_finished_protocol_is_refused(place, done, damaged, m
     file.write_bytes(before[:-1]) if damaged == "vocab.txt" else file.unlink()
     try:
         with runs.no_training(), pytest.raises(ValueError, match=f"{done.best.path}.*{message}"):
-            start(place, place / "runs", batch_sizes=(16, 32), restarts=2, ensemble=2)
+            start(place, place / "runs", **GRID)
     finally:
         file.write_bytes(before)
 
@@ -133,6 +133,20 @@ def alone(outcome):
         "hparams": replace(HPARAMS, seed=outcome.place["seed"]),
         "batch_sizes": (outcome.place["batch_size"],),
     }
+
+
+@pytest.mark.long
+def test_a_run_killed_between_its_card_and_its_results_is_resumed(place, done, tmp_path):
+    """It still has its saves; a finished run has none, and lost its results if it has none of both."""
+    run = shutil.copytree(done.best.path, tmp_path / "run")
+    (run / "results.json").unlink()
+    (run / "checkpoints" / "ckpt-9.index").touch()
+
+    def train(output):
+        raise runs.Begun
+
+    with pytest.raises(runs.Begun):
+        next(run_cells([Cell(name="run", path=run, train=train)]))
 
 
 @pytest.mark.long
@@ -154,7 +168,7 @@ def test_a_wider_grid_reads_the_runs_of_a_narrower_one(place, done, tmp_path):
         summary, lines = start(place, place / "runs", **alone(done.best))
     assert [one.path for one in summary.outcomes] == [done.best.path]
     with runs.no_training():  # the results as the other tests read them
-        start(place, place / "runs", batch_sizes=(16, 32), restarts=2, ensemble=2)
+        start(place, place / "runs", **GRID)
 
 
 def test_an_ensemble_of_too_few_runs_that_learned_is_left_out(place, done, tmp_path):

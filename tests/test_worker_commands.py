@@ -207,7 +207,7 @@ def test_a_grid_without_a_worker_ends_and_resumes_at_its_finished_cells(folder):
         "all",
     ]
     assert (first / "results.json").read_bytes() == before
-    results = json.loads((output / "results.json").read_text())
+    results = runs.results(output)
     assert [one["seed"] for one in results["tasks"]["sst2"]["runs"]] == [*SEEDS]
     assert (output / "results.png").is_file()
 
@@ -304,6 +304,6 @@ def test_an_ablation_of_layers_on_two_workers(folder):
         ["-m", "bert_keras", "ablate", "approaches", *command("", folder, output, *flags)[3:]]
     )
     assert "orderings" in chief.stdout and other.stdout == ""
-    rows = json.loads((output / "results.json").read_text())["tasks"][0]["rows"]
+    rows = runs.results(output)["tasks"][0]["rows"]
     assert [len(row["measures"]) for row in rows] == [1, 1]
     assert not (output / "vectors").exists()

@@ -33,12 +33,7 @@ from bert_keras.io.paths import path_of
 from bert_keras.tasks.data.conll import FILES, read
 from bert_keras.tasks.data.glue_rows import LABEL, ROWS
 from bert_keras.tasks.data.sources import check_dev_split, split_file
-from bert_keras.tasks.frozen.extract import (
-    Extractor,
-    Pieces,
-    Units,
-    Words,
-)
+from bert_keras.tasks.frozen.extract import Extractor, Pieces, Units, Words
 from bert_keras.tasks.metrics import accuracy, entity_scores
 from bert_keras.tasks.options import ProbeOptions
 from bert_keras.tasks.problems.classification import Glue

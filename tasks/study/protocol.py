@@ -42,13 +42,7 @@ from bert_keras.tasks.runs.ensemble import load_runs
 from bert_keras.tasks.runs.run_folder import Run, load_run
 from bert_keras.tasks.study import grid
 from bert_keras.tasks.study.grid import Cell, Outcome
-from bert_keras.tasks.study.report import (
-    Ensemble,
-    Summary,
-    ranked,
-    summaries_json,
-    write_summaries,
-)
+from bert_keras.tasks.study.report import Ensemble, Summary, ranked, summaries_json, write_summaries
 from bert_keras.tasks.study.rows import (
     MAJORITY,
     PREDICTED_BY,

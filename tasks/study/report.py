@@ -179,14 +179,13 @@ def _measures(measures: Mapping[str, float]) -> str:
     return ", ".join(f"{name} {value:.4f}" for name, value in measures.items())
 
 
-def _labels(outcomes: Sequence[Outcome], *, seed: bool = True) -> tuple[Callable[[Outcome], str], str]:
-    """Outcome -> the settings that vary in the grid as text, and their names; always the rate, and the seed if it is wanted."""
+def _labels(outcomes: Sequence[Outcome]) -> tuple[Callable[[Outcome], str], str]:
+    """Outcome -> the settings that vary in the grid as text, and their names; always the rate and the seed."""
     names = {"learning_rate": "rate", "batch_size": "batch", "epochs": "epochs", "seed": "seed"}
-    always = ("learning_rate", "seed") if seed else ("learning_rate",)
     varied = [
         name
-        for name in (names if seed else [*names][:-1])
-        if name in always or len({outcome.place[name] for outcome in outcomes}) > 1
+        for name in names
+        if name in ("learning_rate", "seed") or len({outcome.place[name] for outcome in outcomes}) > 1
     ]
 
     def label(outcome: Outcome) -> str:
@@ -197,17 +196,16 @@ def _labels(outcomes: Sequence[Outcome], *, seed: bool = True) -> tuple[Callable
 
 
 def write_summaries(summaries: Sequence[Summary], output: pathlib.Path, content: Mapping[str, Any]) -> None:
-    """Writes results.png, a plot of all runs that have a measure with a row for each setting, and then results.json."""
-    label, settings = _labels([outcome for summary in summaries for outcome in summary.outcomes], seed=False)
+    """Writes results.png, a plot of all runs that have a measure, and then results.json. The seeds of a setting are one row."""
     panels: dict[str, dict[str, list[Dot]]] = {}
     for summary in summaries:
         rows = panels.setdefault(f"{summary.task}, {summary.measure}", {})
         for one in summary.outcomes:
-            dots = rows.setdefault(label(one), [])
+            dots = rows.setdefault(one.path.name.rpartition("_seed-")[0], [])
             if one.measures:
                 best = one is summary.best
                 dots.append(Dot(one.measures[summary.measure], one.degenerate is not None, best))
-    draw(panels, output / PICTURE, label=f"dev, by {settings}")
+    draw(panels, output / PICTURE, label="dev")
     write_json(output / RESULTS_FILE, content)
 
 

@@ -158,9 +158,7 @@ def _formats(*, pair_batch: int | None = None, **settings: Any) -> tuple[Row, ..
             settings={"sampler": "full_sentences", **rows, **settings},
         ),
         Row(
-            name="DOC-SENTENCES",
-            recipe="bert-no-nsp",
-            settings={"sampler": "contiguous", **rows, **settings},
+            name="DOC-SENTENCES", recipe="bert-no-nsp", settings={"sampler": "contiguous", **rows, **settings}
         ),
     )
 
