@@ -26,7 +26,6 @@ from bert_keras.fields import add_flags, given_settings
 from bert_keras.tasks.commands.flags import (
     CHECKPOINT_HELP,
     add_model,
-    add_precision,
     add_pretrained_task,
     slow_precision,
 )
@@ -34,6 +33,7 @@ from bert_keras.tasks.options import (
     SAVED_MODEL,
     ExportOptions,
     HubOptions,
+    InferenceOptions,
     ServerOptions,
 )
 
@@ -49,7 +49,7 @@ def _add_export(parser: argparse.ArgumentParser) -> None:
     others = [field.name for field in dataclasses.fields(ExportOptions) if field.name != "embedding"]
     add_flags(form, ExportOptions, without=others)
     add_flags(parser, ExportOptions, without=("embedding",))
-    add_precision(parser)
+    add_flags(parser, InferenceOptions, only=("precision",))
     add(
         "--output",
         **PATH,
@@ -71,7 +71,7 @@ def _run_export(args: argparse.Namespace) -> None:
     from bert_keras.tasks.runs.run_precision import at_precision
 
     check_export(path_of(args.output), target=args.target)
-    run = at_precision(_run_to_export(args, options), args.precision)
+    run = at_precision(_run_to_export(args, options), getattr(args, "precision", None))
     slow_precision(precision_of(run.model))
     folder = export(run, args.output, target=args.target, freeze=options.freeze)
     size = sum(file.stat().st_size for file in folder.rglob("*") if file.is_file()) / 1e6
@@ -88,7 +88,7 @@ def _export_to_runtime(args: argparse.Namespace, options: ExportOptions) -> None
     from bert_keras.io.paths import path_of
     from bert_keras.savedmodels.runtimes import check_packages, check_precision, check_task, export_to
 
-    precision = args.precision or "float32"
+    precision = getattr(args, "precision", None) or "float32"
     check_precision(options.format, precision)
     check_packages(options.format, quantize=options.quantize)  # before a long read
     check_folder(path_of(args.output))

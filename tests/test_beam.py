@@ -271,7 +271,7 @@ def test_command(tmp_path, capfd):
     (tmp_path / "text.txt").write_text(text_of())
     (tmp_path / "vocab.txt").write_text("\n".join(PIECES) + "\n")
     command = ["instances", "--text", tmp_path / "text.txt", "--vocab", tmp_path / "vocab.txt"]
-    command += ["--seq-length", "32", "--masks", "--set", "max_predictions=5", "--output"]
+    command += ["--seq-length", "32", "--masks", "--max-predictions", "5", "--output"]
     code, out, err = runs.run_command(
         capfd, *command, tmp_path / "beam", "--beam", "--", "--direct_num_workers=1"
     )

@@ -461,7 +461,7 @@ def test_bad_input_of_the_tagger(tagger, caches, checkpoint, task, tmp_path):
         train_tagger(train, last, layers="concat_last_four", output=tmp_path / "new")
     with pytest.raises(FileNotFoundError, match=r"no tagger\.json"):
         load_tagger(tmp_path)
-    with pytest.raises(ValueError, match="units is 0; units must be at least 1"):
+    with pytest.raises(ValueError, match="units is 0; units must be a whole number of at least 1"):
         TaggerHparams(units=0)
 
 

@@ -392,8 +392,11 @@ def test_the_default_rate_is_that_of_a_bilstm_unless_one_is_given():
         ({"feature_layers": "last", "lora_rank": 2}, "lora_rank must be None if feature_layers is set"),
         ({"feature_layers": "last", "unfreeze": "gradual"}, "unfreeze must be None if feature_layers is set"),
         ({"feature_layers": "last", "layer_decay": 0.9}, "layer_decay must be 1.0 if feature_layers is set"),
-        ({"feature_layers": "last", "lstm_units": 0}, "lstm_units must be at least 1"),
-        ({"feature_layers": "last", "lstm_dropout": 1.0}, "lstm_dropout must be at least 0, below 1"),
+        ({"feature_layers": "last", "lstm_units": 0}, "lstm_units must be a whole number of at least 1"),
+        (
+            {"feature_layers": "last", "lstm_dropout": 1.0},
+            "lstm_dropout must be a finite number of at least 0 and below 1",
+        ),
     ],
 )
 def test_settings_of_features_that_make_no_sense(changes, match):

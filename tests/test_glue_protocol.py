@@ -320,7 +320,7 @@ def test_no_cell_is_trained_where_the_folder_of_a_later_one_cannot_be_used(tmp_p
         ({"names": ()}, ValueError, "at least one, each once"),
         ({"learning_rates": (1e-3, 1e-3)}, ValueError, "learning_rates is .*0.001, 0.001"),
         ({"learning_rates": ()}, ValueError, "learning_rates is .*; give at least one value, each once"),
-        ({"restarts": 0}, ValueError, "restarts is 0; restarts must be at least 1"),
+        ({"restarts": 0}, ValueError, "restarts is 0; restarts must be a whole number of at least 1"),
         ({"names": ("mnli", "qnli")}, FileNotFoundError, "has no train.tsv"),
         (
             {"wnli": "majority"},

@@ -442,7 +442,7 @@ def test_one_document_has_no_random_next(tmp_path, vocab):
 @pytest.mark.parametrize(
     ("wrong", "message"),
     [
-        (("--seed", "-1"), "seed is -1; seed must be at least 0"),
+        (("--seed", "-1"), "seed is -1; seed must be a whole number of at least 0"),
         (("--workers", "-1"), "workers is -1; give a number of processes, 1 or more"),
         (("--workers", "0"), "workers is 0; give a number of processes, 1 or more"),
     ],
@@ -565,7 +565,7 @@ def test_command(tmp_path, vocab, capfd, monkeypatch):
     text, output = tmp_path / "text.txt", tmp_path / "out"
     text.write_text("\n\n".join("\n".join(runs.texts(6, seed=i)) for i in range(40)))
     command = ["instances", "--text", text, "--vocab", vocab, "--seq-length", "32", "--workers", "1"]
-    settings = ["--masks", "--set", "dupe_factor=2", "max_predictions=5"]
+    settings = ["--masks", "--dupe-factor", "2", "--max-predictions", "5"]
     code, out, err = runs.run_command(capfd, *command, "--output", output, *settings)
     assert code == 0, err
     rows = rows_of(output)
@@ -579,10 +579,10 @@ def test_command(tmp_path, vocab, capfd, monkeypatch):
     row = rows_of(tmp_path / "segmented")[0]
     framed = np.isin(row[INPUT_WORD_IDS], (2, 3))
     assert (row[WORD_STARTS] == row[INPUT_MASK] - framed).all(), "every letter is a word"
-    code, _, err = runs.run_command(capfd, *other, "--set", "num_layers=2")
-    assert code == 1 and "unknown setting num_layers; instances accepts" in err
-    code, _, err = runs.run_command(capfd, *other, "--set", "dupe_factor=2", "share=0.3")
-    assert code == 1 and "share applies only to static masks; give --masks, or set share in pretrain" in err
+    code, _, err = runs.run_command(capfd, *other, "--num-layers", "2")
+    assert code == 2 and "unrecognized arguments: --num-layers 2" in err
+    code, _, err = runs.run_command(capfd, *other, "--dupe-factor", "2", "--share", "0.3")
+    assert code == 1 and "--share applies only to static masks; give --masks, or give --share to" in err
     code, _, err = runs.run_command(capfd, *other[:-1], "letters:none")
     assert code == 1 and "has no attribute 'none'" in err and "give MODULE:FUNCTION" in err
 

@@ -155,10 +155,13 @@ def test_ulmfit_settings_reach_the_optimizer(place):
 @pytest.mark.parametrize(
     ("changes", "match"),
     [
-        ({"layer_decay": 0.0}, "layer_decay is 0.0; layer_decay must be over 0, at most 1"),
+        (
+            {"layer_decay": 0.0},
+            "layer_decay is 0.0; layer_decay must be a finite number over 0 and at most 1",
+        ),
         ({"layer_decay": 2.6}, "layer_decay is 2.6"),
         ({"schedule": "cosine"}, "schedule must be one of linear, slanted_triangular"),
-        ({"unfreeze": "all"}, "unfreeze is 'all'; unfreeze must be 'gradual'"),
+        ({"unfreeze": "all"}, "unfreeze is 'all'; unfreeze must be one of gradual"),
         ({"unfreeze": "gradual", "freeze": "encoder"}, "must be None if freeze is set"),
         ({"lora_rank": 0}, "lora_rank is 0"),
         ({"lora_rank": 4, "freeze": "encoder"}, "must be None if freeze is set"),

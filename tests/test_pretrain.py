@@ -16,7 +16,7 @@ from pretrainings import SMALL, documents, given, planned_lines, refused, tokeni
 from bert_keras import checkpoints
 from bert_keras.config import BertConfig
 from bert_keras.features import INPUT_WORD_IDS
-from bert_keras.fields import Masking
+from bert_keras.fields import Masking, flag_of
 from bert_keras.optimization.objectives import MaskedLM
 from bert_keras.tasks.data.glue_rows import ROWS
 from bert_keras.tasks.finetuning.finetune import finetune
@@ -136,7 +136,7 @@ def test_recipes_are_the_papers():
     ("changes", "match"),
     [
         ({"lr": 1}, "there is no setting lr; the settings are activation, attention_dropout, "),
-        ({"steps": 0}, "steps is 0; steps must be at least 1"),
+        ({"steps": 0}, "steps is 0; steps must be a whole number of at least 1"),
         ({"steps": "many"}, "steps is 'many'; give int"),
         ({"causal": 1}, "causal is 1; give bool"),
         ({"clip_norm": "no"}, "clip_norm is 'no'; give float or nothing"),
@@ -424,14 +424,13 @@ def test_command(tmp_path, capfd):
         "--size",
         "tiny",
     ]
-    settings = [f"{name}={value}" for name, value in SMALL.items() if name not in ("steps", "seq_length")]
-    settings += ["steps=6", "phases=[[24, 0.5], [32, 0.5]]"]
-    code, out, err = runs.run_command(capfd, *command, "--held-out", "0.2", "--set", *settings)
+    settings = ["--steps", "6", "--phases", "[[24, 0.5], [32, 0.5]]"]
+    for name, value in SMALL.items():
+        if name not in ("steps", "seq_length"):
+            settings += [flag_of(name), value]
+    code, out, err = runs.run_command(capfd, *command, "--held-out", "0.2", *settings)
     assert code == 0, err
     assert "held_out_masked_lm_accuracy" in out and "the run is in" in out
     assert "step 6, held out: loss " in out, "a line where there is no terminal for a progress bar"
-    code, _, err = runs.run_command(capfd, *command, "--held-out", "0.2", "--set", *settings)
+    code, _, err = runs.run_command(capfd, *command, "--held-out", "0.2", *settings)
     assert code == 1 and "already holds a run" in err
-    again = ["--set", "stepss=6", "--set", "batch_size=8"]
-    code, _, err = runs.run_command(capfd, *command[:-2], *again)
-    assert code == 1 and "there is no setting stepss; the settings are" in err

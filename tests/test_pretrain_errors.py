@@ -55,17 +55,6 @@ def test_a_batch_that_replicas_do_not_divide(tmp_path, monkeypatch):
     refused(tmp_path, match, documents=iter(()))
 
 
-@pytest.mark.parametrize(
-    ("flag", "value", "other"), [("--size", "base", "tiny"), ("--precision", "bfloat16", "float32")]
-)
-def test_a_flag_that_a_setting_contradicts(flag, value, other, tmp_path, capfd):
-    text = tmp_path / "text.txt"
-    text.write_text("\n".join(runs.texts(20, seed=0)))
-    given = ["--text", text, "--output", tmp_path / "run", flag, value, "--set", f"{flag[2:]}={other}"]
-    code, _, err = runs.run_command(capfd, "pretrain", *given)
-    assert code == 1 and f"{flag[2:]} is given as {value} and as {other}; give it once" in err
-
-
 def test_held_out_batches_are_padded(tokenizer):
     """For three replicas: 40 instances in batches of 32, whose labels and weights are those of one device."""
     rows = tf.data.Dataset.from_tensors(

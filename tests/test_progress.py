@@ -22,7 +22,10 @@ from bert_keras.tasks.training.progress import Pace, duration
 
 TESTS = Path(__file__).parent
 CONTROL = re.compile(r"[\x00-\x09\x0b-\x1f\x7f]")
-PRETRAINING = "num_layers=1 hidden_size=32 num_heads=2 intermediate_size=64 seq_length=32 batch_size=8 steps=12 eval_every=6"
+PRETRAINING = (
+    "--num-layers 1 --hidden-size 32 --num-heads 2 --intermediate-size 64 --seq-length 32 --batch-size 8 "
+    "--steps 12 --eval-every 6"
+)
 
 
 @pytest.fixture(scope="module")
@@ -45,7 +48,7 @@ def finetuning(place, *more):
 
 def pretraining(place, *more):
     text, vocab = place / "text.txt", place / "checkpoint"
-    flags = ["--text", text, "--vocab", vocab, "--held-out", "0.2", "--set", *PRETRAINING.split()]
+    flags = ["--text", text, "--vocab", vocab, "--held-out", "0.2", *PRETRAINING.split()]
     return ["pretrain", *map(str, flags), *map(str, more)]
 
 
@@ -152,8 +155,8 @@ def test_a_terminal_shows_a_bar_unless_it_is_dumb(place, tmp_path):
 @pytest.mark.long
 def test_quiet_prints_only_results_and_warnings(place, tmp_path):
     evaluation = ["--run", str(tmp_path / "run"), "--json", "--data", str(place / "glue" / "SST-2")]
-    short = pretraining(place, "--output", tmp_path / "pre", "--quiet", "--set", "warmup_proportion=0.1")
-    short[short.index("steps=12")] = "steps=200"
+    short = pretraining(place, "--output", tmp_path / "pre", "--quiet", "--warmup-proportion", "0.1")
+    short[short.index("--steps") + 1] = "200"
     tuned, shown, warned = watch(
         (finetuning(place, "--output", tmp_path / "run", "--quiet"), SECONDS),
         (["--quiet", "evaluate", *evaluation], {"terminal": "xterm"}),

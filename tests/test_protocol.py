@@ -228,7 +228,7 @@ def test_runs_of_a_version_without_keep_have_the_same_identity():
         ({"ensemble": 3, "restarts": 2}, "has 3 members and the grid 2 run"),
         ({"batch_sizes": (8, 8)}, "batch_sizes is .*each once"),
         ({"epoch_counts": ()}, "epoch_counts is"),
-        ({"ensemble": 1}, "ensemble must be at least 2"),
+        ({"ensemble": 1}, "ensemble must be a whole number of at least 2"),
         (
             {"hparams": replace(HPARAMS, dev_fraction=0.1)},
             "each seed would hold out other examples; give a dev",

@@ -253,13 +253,8 @@ def test_a_run_resumes_from_the_newest_whole_save(tmp_path, inputs, killed, stat
 def one_step(name: str, inputs: Path, output: Path) -> list:
     """A command whose only step is at a rate that no weight survives; its loss is that before the step."""
     arguments = interrupted.commands(inputs, output)[name]
-    if name == "pretrain":
-        settings = arguments.index("--set") + 1
-        return [
-            *arguments[:settings],
-            *("learning_rate=1e38", "steps=1", "warmup_proportion=0"),
-            *(one for one in arguments[settings:] if not one.startswith("steps=")),
-        ]
+    if name == "pretrain":  # the last value of a flag counts
+        return [*arguments, *"--learning-rate 1e38 --steps 1 --warmup-proportion 0".split()]
     instead = {"--batch-size": "48", "--learning-rate": "1e38"}
     return [instead.get(flag, one) for flag, one in zip(["", *arguments], arguments, strict=False)]
 

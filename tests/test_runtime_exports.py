@@ -404,7 +404,7 @@ def test_a_full_folder_and_an_unknown_target_are_refused_before_the_run_is_read(
 @pytest.mark.parametrize(
     ("flags", "message"),
     [
-        (["--seq-length", "0"], "seq_length is 0; seq_length must be at least 1"),
+        (["--seq-length", "0"], "seq_length is 0; seq_length must be a whole number of at least 1"),
         (["--seq-length", "8"], "give --run alone"),
         (["--format", "onnx", "--freeze"], "freeze must be False for onnx"),
         (["--quantize", "int8"], "quantize must be None for a savedmodel"),

@@ -135,7 +135,7 @@ def test_bad_settings(tmp_path):
     with pytest.raises(ValueError, match="there is no 'squad3'; .* squad1.1, squad2.0"):
         Squad("squad3")
     for option in Squad.options:
-        with pytest.raises(ValueError, match=f"{option} is 0; {option} must be at least 1"):
+        with pytest.raises(ValueError, match=f"{option} is 0; {option} must be a whole number of at least 1"):
             Squad("squad1.1", **{option: 0})
     with pytest.raises(FileNotFoundError, match="train-v1.1.json or train.json.* no files"):
         Squad("squad1.1", tmp_path).examples("train")

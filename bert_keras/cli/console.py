@@ -43,6 +43,31 @@ class Command(NamedTuple):
     trains: bool = False
 
 
+# Flags of every command.
+COMMON = {
+    "--debug": "show the traceback of an error",
+    "--quiet": "print only results, warnings and errors, without progress",
+}
+
+
+def add_parser(group: Any, name: str, help: str, *, epilog: str = "") -> argparse.ArgumentParser:
+    """Adds a parser with the flags of every command.
+
+    group: of subparsers; epilog: follows the flags in its help
+    """
+    made = group.add_parser(
+        name,
+        help=help,
+        description=help[0].upper() + help[1:] + ".",
+        epilog=epilog,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
+    for flag, text in COMMON.items():
+        made.add_argument(flag, action="store_true", default=argparse.SUPPRESS, help=text)
+    return made
+
+
 def open_closed_streams() -> None:
     """Opens the null device in place of closed standard streams; otherwise the next file opened could become stderr."""
     for number, (name, mode) in enumerate((("stdin", "r"), ("stdout", "w"), ("stderr", "w"))):

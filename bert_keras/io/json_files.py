@@ -5,6 +5,7 @@ In: a file, or text. Out: plain values, or BertKerasError in one line: the file,
 
 import json
 import math
+import operator
 import pathlib
 import re
 import reprlib
@@ -124,6 +125,7 @@ def is_finite(value: Any) -> bool:
 
 TEXT = Kind("text", lambda value: isinstance(value, str))
 FLAG = Kind("true or false", lambda value: isinstance(value, bool))
+WHOLE = Kind("a whole number", is_whole)
 NUMBER = Kind("a finite number", is_finite)
 MEASURE = Kind(
     "a number", lambda value: isinstance(value, int | float) and not isinstance(value, bool)
@@ -131,13 +133,30 @@ MEASURE = Kind(
 OBJECT = Kind("an object of named fields", lambda value: isinstance(value, dict))
 ANYTHING = Kind("a value", lambda value: True)
 
+_BOUNDS: dict[str, tuple[str, Callable[[float, float], bool]]] = {
+    "at_least": ("of at least", operator.ge),
+    "over": ("over", operator.gt),
+    "at_most": ("at most", operator.le),
+    "below": ("below", operator.lt),
+}
+
+
+def within(kind: Kind, **bounds: float | None) -> Kind:
+    """Numbers of a kind inside bounds. bounds: keys of _BOUNDS; None is no bound."""
+    known = {name: bound for name, bound in bounds.items() if bound is not None}
+    words = [
+        f"{_BOUNDS[name][0]} {f'{bound:,}' if isinstance(bound, int) else f'{bound:,g}'}"
+        for name, bound in known.items()
+    ]
+    return Kind(
+        " ".join([kind.wanted, " and ".join(words)]).strip(),
+        lambda value: kind.accepts(value) and all(_BOUNDS[name][1](value, known[name]) for name in known),
+    )
+
 
 def whole(least: int, most: int) -> Kind:
     """Whole numbers in a range, both ends included."""
-    return Kind(
-        f"a whole number of at least {least:,} and at most {most:,}",
-        lambda value: is_whole(value) and least <= value <= most,
-    )
+    return within(WHOLE, at_least=least, at_most=most)
 
 
 def one_of(values: Collection[str]) -> Kind:
@@ -155,6 +174,18 @@ def list_of(kind: Kind) -> Kind:
     )
 
 
+def row_of(*kinds: Kind) -> Kind:
+    """A list, or one of our tuples, with one value of each kind."""
+    return Kind(
+        f"a list of {' and '.join(kind.wanted for kind in kinds)}",
+        lambda value: (
+            isinstance(value, list | tuple)
+            and len(value) == len(kinds)
+            and all(kind.accepts(item) for kind, item in zip(kinds, value, strict=True))
+        ),
+    )
+
+
 def object_of(kind: Kind) -> Kind:
     """An object whose values are of one kind."""
     return Kind(
@@ -163,9 +194,9 @@ def object_of(kind: Kind) -> Kind:
     )
 
 
-def or_null(kind: Kind) -> Kind:
-    """The same kind, or null."""
-    return Kind(f"{kind.wanted}, or null", lambda value: value is None or kind.accepts(value))
+def or_null(kind: Kind, null: str = "null") -> Kind:
+    """The same kind, or null. null: its name in an error."""
+    return Kind(f"{kind.wanted}, or {null}", lambda value: value is None or kind.accepts(value))
 
 
 def typed(

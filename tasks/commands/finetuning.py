@@ -26,10 +26,8 @@ from bert_keras.tasks.commands.flags import (
     CHECKPOINT_HELP,
     DATA_HELP,
     SAVE_HELP,
-    add_batch_size,
     add_feature_cache,
     add_model,
-    add_precision,
     add_pretrained_task,
     add_strategy,
     add_task,
@@ -40,7 +38,7 @@ from bert_keras.tasks.commands.flags import (
 )
 from bert_keras.tasks.data.example_files import FORMATS_NOTES, STANDARD_INPUT, read_examples
 from bert_keras.tasks.hparams import Hparams, hparams_of
-from bert_keras.tasks.options import TASK_OPTIONS, FillMaskOptions
+from bert_keras.tasks.options import TASK_OPTIONS, FillMaskOptions, InferenceOptions
 
 CHUNK = 4096  # examples that `predict` holds at a time
 
@@ -157,6 +155,11 @@ def _run_finetune(args: argparse.Namespace) -> None:
 # evaluate and predict
 
 
+def inference_of(args: argparse.Namespace) -> InferenceOptions:
+    """The options of the flags that a command has."""
+    return InferenceOptions(**given_settings(args, InferenceOptions))
+
+
 def model_of(args: argparse.Namespace, *, data: str | None = None) -> Any:
     """Loads the runs of --run, or the checkpoint for the task. Raises BertKerasError unless the flags name one of them."""
     from bert_keras.tasks.devices.strategies import strategy
@@ -172,7 +175,7 @@ def model_of(args: argparse.Namespace, *, data: str | None = None) -> Any:
             run = load_runs(args.run, data=data)
         else:
             run = pretrained_run(args.task, args.checkpoint, data=data)
-        run = at_precision(run, args.precision)
+        run = at_precision(run, inference_of(args).precision)
     slow_precision(encoder_of(members_of(run.model)[0]).compute_dtype)  # a .keras file may be in bfloat16
     return run
 
@@ -187,13 +190,14 @@ def _add_evaluate(parser: argparse.ArgumentParser) -> None:
         help="split to measure; held-out is the part of the training file that --dev-fraction held out (default: held-out if "
         "--data is that file, else every validation split)",
     )
-    add_batch_size(parser)
+    add_flags(parser, InferenceOptions, only=("batch_size",))
     add_strategy(parser, trains=False)
-    add_precision(parser)
+    add_flags(parser, InferenceOptions, only=("precision",))
     add("--json", action="store_true", help="print JSON instead of a table")
 
 
 def _run_evaluate(args: argparse.Namespace) -> None:
+    batch_size = inference_of(args).batch_size
     start_strategy(args.strategy, deterministic=False)
     from bert_keras.tasks.batches import cardinality, predictor
     from bert_keras.tasks.finetuning.examples import check_labelled
@@ -213,7 +217,7 @@ def _run_evaluate(args: argparse.Namespace) -> None:
     predict = predictor(task, run.preprocess, run.model, fixed=True)
     for split, examples, _ in splits:
         with progress(f"evaluating {split}", cardinality(examples)) as advance:
-            predictions, raw = predict(examples, batch_size=args.batch_size, progress=advance)
+            predictions, raw = predict(examples, batch_size=batch_size, progress=advance)
         measured[split] = dict(task.evaluate(predictions, raw))
         tables += [one._replace(title=f"{split}: {one.title}") for one in task.report(predictions, raw)]
     if args.json:
@@ -239,12 +243,13 @@ def _add_predict(parser: argparse.ArgumentParser) -> None:
         help="a file (see below), or - for lines of standard input (default: -)",
     )
     add("--format", choices=("table", "jsonl"), help="default: a table on a terminal, JSON lines elsewhere")
-    add_batch_size(parser)
+    add_flags(parser, InferenceOptions, only=("batch_size",))
     add_strategy(parser, trains=False)
-    add_precision(parser)
+    add_flags(parser, InferenceOptions, only=("precision",))
 
 
 def _run_predict(args: argparse.Namespace) -> None:
+    batch_size = inference_of(args).batch_size
     start_strategy(args.strategy, deterministic=False)
     run = model_of(args)
     signature = run.task.signature()
@@ -253,7 +258,7 @@ def _run_predict(args: argparse.Namespace) -> None:
     shown: list[dict[str, str]] = []
     examples = read_examples(args.input, tuple(signature), lists, run.task.columns)
     with progress("predicting", None) as advance:
-        for example, record in _records(run, examples, batch_size=args.batch_size, progress=advance):
+        for example, record in _records(run, examples, batch_size=batch_size, progress=advance):
             if as_table:
                 shown.append(run.task.show(example, record))
             else:
@@ -301,10 +306,11 @@ def _add_fill_mask(parser: argparse.ArgumentParser) -> None:
     )
     add_flags(parser, FillMaskOptions)
     add("--json", action="store_true", help="print one JSON object per line instead of tables")
-    add_batch_size(parser)
+    add_flags(parser, InferenceOptions, only=("batch_size",))
 
 
 def _run_fill_mask(args: argparse.Namespace) -> None:
+    batch_size = inference_of(args).batch_size
     start()
     from bert_keras import checkpoints
     from bert_keras.tasks.problems.fill_mask import TEXT, FillMask, count_masks
@@ -328,7 +334,7 @@ def _run_fill_mask(args: argparse.Namespace) -> None:
     given = iter([{TEXT: text} for text in args.text])
     examples = given if args.text else read_examples(STANDARD_INPUT, (TEXT,))
     with progress("filling", None) as advance:
-        for example, record in _records(run, examples, batch_size=args.batch_size, progress=advance):
+        for example, record in _records(run, examples, batch_size=batch_size, progress=advance):
             _warn_of_masks(example[TEXT], record["masks"], run.preprocess.seq_length)
             if args.json:
                 print(json.dumps(example | record, ensure_ascii=False))

@@ -23,7 +23,7 @@ import numpy as np
 import tensorflow as tf
 
 from bert_keras import checkpoints
-from bert_keras.config import LIMITS, BertConfig
+from bert_keras.config import MAX_LAYERS, BertConfig
 from bert_keras.errors import BertKerasError, MissingFileError, first_line
 from bert_keras.io.files import digest, whole_file
 from bert_keras.io.json_files import (
@@ -175,7 +175,7 @@ def _read_header(path: pathlib.Path) -> dict[str, Any]:
             f"{path} is a cache of format_version {short(version)}, and this version of the package reads {FORMAT_VERSION}; "
             "remove the folder, or give another one, and extract again."
         )
-    place = whole(0, LIMITS["num_layers"])
+    place = whole(0, MAX_LAYERS)
     kinds = {
         "config": OBJECT,
         "texts": list_of(WORD),

@@ -15,16 +15,15 @@ import numpy as np
 import tensorflow as tf
 from keras import ops
 
-from bert_keras.config import LIMITS, BertConfig
+from bert_keras.config import BertConfig
 from bert_keras.errors import BertKerasError, MissingFileError
+from bert_keras.fields import field_types
 from bert_keras.io.files import digest_of_file, write_json
 from bert_keras.io.json_files import (
-    NUMBER,
     OBJECT,
     TEXT,
     read_object,
     typed,
-    whole,
 )
 from bert_keras.io.output_folder import Folder, check_equal
 from bert_keras.io.paths import path_of
@@ -36,7 +35,6 @@ from bert_keras.tasks import metrics
 from bert_keras.tasks.batches import count
 from bert_keras.tasks.frozen.cache import Cache
 from bert_keras.tasks.hparams import TaggerHparams
-from bert_keras.tasks.options import MAX_OPTION
 from bert_keras.tasks.problems.tagging import TAGS, Conll
 from bert_keras.tasks.training.loop import RUN, check_save_every
 from bert_keras.tasks.training.loop import train as run_plan
@@ -284,19 +282,6 @@ def _tagger(layers: str, hparams: TaggerHparams, made_with: Mapping[str, Any]) -
     return Tagger(model=model, layers=layers, hparams=hparams, made_with=made_with)
 
 
-_COUNT = whole(1, MAX_OPTION)
-_HPARAMS = {
-    "units": whole(1, LIMITS["hidden_size"]),
-    "layers": whole(1, LIMITS["num_layers"]),
-    "dropout": NUMBER,
-    "learning_rate": NUMBER,
-    "clip_norm": NUMBER,
-    "batch_size": _COUNT,
-    "epochs": _COUNT,
-    "seed": whole(0, 2**32 - 1),
-}
-
-
 def load_tagger(path: str | pathlib.Path) -> Tagger:
     """Loads a tagger that `train_tagger` wrote. Raises FileNotFoundError if the folder has none."""
     path = path_of(path)
@@ -308,7 +293,7 @@ def load_tagger(path: str | pathlib.Path) -> Tagger:
         where=path / TAGGER,
     )
     made_with = typed(kept["made_with"], {"config": OBJECT, "task": OBJECT}, where=path / TAGGER, others=True)
-    hparams = typed(kept["hparams"], _HPARAMS, where=f"{path / TAGGER}: hparams")
+    hparams = typed(kept["hparams"], field_types(TaggerHparams), where=f"{path / TAGGER}: hparams")
     try:
         BertConfig.from_dict(made_with["config"])
         Conll.from_json(made_with["task"])

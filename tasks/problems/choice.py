@@ -18,13 +18,12 @@ from keras import ops
 
 from bert_keras.errors import BertKerasError, listed
 from bert_keras.features import DTYPE, ENCODER_INPUTS, POOLED_OUTPUT
-from bert_keras.fields import names_of
+from bert_keras.fields import field_types, names_of
 from bert_keras.io.json_files import (
     one_of,
     parse_json,
     short,
     typed,
-    whole,
 )
 from bert_keras.model.encoder import BertEncoder
 from bert_keras.model.heads import ChoiceHead
@@ -37,7 +36,7 @@ from bert_keras.tasks.data.sources import (
 )
 from bert_keras.tasks.failed_runs import degenerate_classes
 from bert_keras.tasks.metrics import accuracy
-from bert_keras.tasks.options import MAX_CHOICES, TASK_DEFAULTS, ChoiceOptions
+from bert_keras.tasks.options import TASK_DEFAULTS, ChoiceOptions
 from bert_keras.tasks.report_tables import Table, most_confident
 from bert_keras.tasks.task import (
     Arrays,
@@ -92,7 +91,7 @@ class Swag(Task):
     kind = "swag"
     names = tuple(FILES)
     options = names_of(ChoiceOptions)
-    kinds = {"num_choices": whole(2, MAX_CHOICES)}
+    kinds = field_types(ChoiceOptions)
     measure = "accuracy"
     defaults = TASK_DEFAULTS["swag"]
 

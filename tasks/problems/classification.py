@@ -15,8 +15,7 @@ import tensorflow as tf
 
 from bert_keras.errors import BertKerasError
 from bert_keras.features import EXAMPLE_INDEX
-from bert_keras.fields import names_of
-from bert_keras.io.json_files import one_of, or_null, whole
+from bert_keras.fields import field_types, names_of
 from bert_keras.model.encoder import BertEncoder
 from bert_keras.optimization.losses import GlobalMean
 from bert_keras.tasks.data.custom_tables import row_of
@@ -36,7 +35,7 @@ from bert_keras.tasks.data.label_types import LABEL_TYPES, LABELS
 from bert_keras.tasks.data.sources import Source
 from bert_keras.tasks.failed_runs import degenerate_classes, degenerate_scores, one_answer
 from bert_keras.tasks.metrics import MEASURES
-from bert_keras.tasks.options import MAX_OPTION, ClassifierOptions, ColumnOptions
+from bert_keras.tasks.options import ClassifierOptions, ColumnOptions
 from bert_keras.tasks.report_tables import Table, most_confident, plain
 from bert_keras.tasks.task import (
     POOLINGS,
@@ -46,7 +45,7 @@ from bert_keras.tasks.task import (
     Task,
     classifier_model,
 )
-from bert_keras.text.preprocessing import ENDS, Preprocessor
+from bert_keras.text.preprocessing import Preprocessor
 
 
 class Glue(Task):
@@ -273,9 +272,8 @@ class Glue(Task):
 
     @classmethod
     def from_json(cls, kept: Mapping[str, Any], source: Source | None = None) -> "Glue":
-        kinds = {"pooling": one_of(POOLINGS), "doc_stride": or_null(whole(1, MAX_OPTION))}
-        kinds["truncation"] = or_null(one_of(ENDS))
-        row, options = row_from_json({"doc_stride": None, "truncation": None, **kept}, **kinds)
+        kept = {"doc_stride": None, "truncation": None, **kept}
+        row, options = row_from_json(kept, **field_types(ClassifierOptions))
         return cls(row, source, **options)
 
 

@@ -19,7 +19,8 @@ from bert_keras.features import (
     INPUT_MASK,
     WORD_INDEX,
 )
-from bert_keras.io.json_files import FLAG, one_of, whole
+from bert_keras.fields import field_types
+from bert_keras.io.json_files import FLAG, one_of
 from bert_keras.io.json_files import TEXT as STRING
 from bert_keras.model.encoder import (
     BertEncoder,
@@ -30,7 +31,7 @@ from bert_keras.model.encoder import (
 from bert_keras.model.layer_choices import check_layers, is_mixed, places_of
 from bert_keras.model.pooling import mean_of_tokens
 from bert_keras.tasks.data.sources import Source
-from bert_keras.tasks.options import MAX_OPTION, FeatureOptions
+from bert_keras.tasks.options import FeatureOptions, WindowOptions
 from bert_keras.tasks.task import Features, Raw, Task
 from bert_keras.text.preprocessing import Preprocessor
 from bert_keras.text.word_splitting import TEXT, text_of, words_of
@@ -156,7 +157,7 @@ class WordEmbedding(_Vectors):
     name = kind
     windowed = True
     lists = {"word": "word_start_byte"}
-    kinds = {"layers": STRING, "doc_stride": whole(1, MAX_OPTION)}
+    kinds = {"layers": STRING, **field_types(WindowOptions)}
 
     def __init__(
         self, *, layers: str = FeatureOptions.layers, doc_stride: int = FeatureOptions.doc_stride

@@ -26,8 +26,8 @@ from bert_keras.features import (
     VOCABULARY,
     VOCABULARY_TEXTS,
 )
-from bert_keras.fields import names_of
-from bert_keras.io.json_files import parse_json, typed, whole
+from bert_keras.fields import field_types, names_of
+from bert_keras.io.json_files import parse_json, typed
 from bert_keras.model.encoder import BertEncoder, encoder_inputs
 from bert_keras.model.heads import MaskedLMHead
 from bert_keras.tasks.batches import count
@@ -39,7 +39,7 @@ from bert_keras.tasks.data.sources import (
     split_file,
 )
 from bert_keras.tasks.data.tables import column_names, read_rows
-from bert_keras.tasks.options import MAX_OPTION, FillMaskOptions
+from bert_keras.tasks.options import FillMaskOptions
 from bert_keras.tasks.report_tables import Table, most_confident, plain
 from bert_keras.tasks.task import (
     Arrays,
@@ -78,7 +78,7 @@ class FillMask(Task):
     kind = "fill-mask"
     names = (kind,)
     options = names_of(FillMaskOptions)
-    kinds = {"top_k": whole(1, MAX_OPTION)}
+    kinds = field_types(FillMaskOptions)
     name = kind
     outputs = (SEQUENCE_OUTPUT,)
     measure = "accuracy"

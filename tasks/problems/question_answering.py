@@ -26,12 +26,11 @@ from bert_keras.features import (
     SEQUENCE_OUTPUT,
     START_BYTES,
 )
-from bert_keras.fields import names_of
+from bert_keras.fields import field_types, names_of
 from bert_keras.io.json_files import (
     NUMBER,
     one_of,
     typed,
-    whole,
 )
 from bert_keras.model.encoder import BertEncoder, encoder_inputs
 from bert_keras.model.heads import SpanHead
@@ -51,7 +50,7 @@ from bert_keras.tasks.data.squad_json import (
 )
 from bert_keras.tasks.failed_runs import no_better, one_answer
 from bert_keras.tasks.metrics import answer_scores, best_threshold
-from bert_keras.tasks.options import MAX_OPTION, TASK_DEFAULTS, SquadOptions
+from bert_keras.tasks.options import TASK_DEFAULTS, SquadOptions
 from bert_keras.tasks.problems.span_decoding import (
     END_BYTE,
     START_BYTE,
@@ -91,7 +90,7 @@ class Squad(Task):
     tau: in SQuAD 2.0, the best span answers a question where its score exceeds the null score + tau; Google's
         null_score_diff_threshold is -tau
 
-    Raises BertKerasError for an unknown name, or a setting under 1 or over MAX_OPTION.
+    Raises BertKerasError for an unknown name, or a setting outside the bounds of SquadOptions.
     """
 
     kind = "squad"
@@ -389,7 +388,7 @@ class Squad(Task):
 
     @classmethod
     def from_json(cls, kept: Mapping[str, Any], source: Source | None = None) -> "Squad":
-        kinds = {"name": one_of(VERSIONS), **dict.fromkeys(cls.options, whole(1, MAX_OPTION)), "tau": NUMBER}
+        kinds = {"name": one_of(VERSIONS), **field_types(SquadOptions), "tau": NUMBER}
         return cls(source=source, **typed(kept, kinds, where="task", optional=(*cls.options, "tau")))
 
 

@@ -15,14 +15,13 @@ import tensorflow as tf
 
 from bert_keras.errors import BertKerasError
 from bert_keras.features import EXAMPLE_INDEX, SEQUENCE_OUTPUT, WORD_INDEX
-from bert_keras.fields import names_of
+from bert_keras.fields import field_types, names_of
 from bert_keras.io.json_files import TEXT as WORD
 from bert_keras.io.json_files import (
     list_of,
     one_of,
     short,
     typed,
-    whole,
 )
 from bert_keras.model.encoder import BertEncoder, encoder_inputs
 from bert_keras.model.heads import TokenHead
@@ -44,7 +43,7 @@ from bert_keras.tasks.data.tag_schemes import (
     convert,
     entities_of,
 )
-from bert_keras.tasks.options import MAX_OPTION, TAGGING_DEFAULTS, TaggingOptions
+from bert_keras.tasks.options import TAGGING_DEFAULTS, TaggingOptions
 from bert_keras.tasks.problems.tag_decoding import (
     Letters,
     decode_entities,
@@ -303,8 +302,7 @@ class Conll(Task):
             "name": one_of(cls.names),
             "labels": list_of(WORD),
             "scheme": one_of(SCHEMES),
-            "context": one_of(tuple(TAGGING_DEFAULTS)),
-            "doc_stride": whole(1, MAX_OPTION),
+            **field_types(TaggingOptions),
         }
         kept = typed(kept, kinds, where="task")
         labels = [OUTSIDE, *(label for label in kept["labels"] if re.fullmatch("[BI]-.+", label, re.DOTALL))]

@@ -16,12 +16,12 @@ import keras
 
 from bert_keras import checkpoints
 from bert_keras.checkpoints.hugging_face import TOP
-from bert_keras.config import LIMITS, BertConfig
+from bert_keras.config import BertConfig
 from bert_keras.errors import BertKerasError, MissingFileError
+from bert_keras.fields import field_types
 from bert_keras.io.files import digest_of_file, write_json
 from bert_keras.io.json_files import (
     MAX_JSON_BYTES,
-    NUMBER,
     OBJECT,
     TEXT,
     list_of,
@@ -30,7 +30,6 @@ from bert_keras.io.json_files import (
     read_bounded,
     read_object,
     typed,
-    whole,
 )
 from bert_keras.io.paths import did_you_mean, path_of
 from bert_keras.io.remote_paths import refuse_remote_weights
@@ -38,8 +37,7 @@ from bert_keras.model.encoder import BertEncoder
 from bert_keras.model.feature_bilstm import bilstm_of, bilstm_parameters
 from bert_keras.tasks.batches import predict
 from bert_keras.tasks.data.sources import Source
-from bert_keras.tasks.hparams import Hparams
-from bert_keras.tasks.options import MAX_OPTION
+from bert_keras.tasks.hparams import BILSTM_SETTINGS, Hparams
 from bert_keras.tasks.problems.choice import Swag
 from bert_keras.tasks.problems.classification import Glue
 from bert_keras.tasks.problems.fill_mask import FillMask
@@ -266,7 +264,7 @@ def _task_in(path: pathlib.Path, data: str | pathlib.Path | None) -> tuple[Task,
     kinds = {
         "kind": one_of(TASKS),
         "task": OBJECT,
-        "seq_length": whole(1, LIMITS["max_positions"]),
+        "seq_length": field_types(Hparams)["seq_length"],
         "truncation": one_of(TRUNCATION),
         FROZEN: list_of(TEXT),
         FEATURES: OBJECT,
@@ -308,17 +306,11 @@ def load_run(path: str | os.PathLike[str], *, data: str | pathlib.Path | None = 
     return run
 
 
-_OF_FEATURES = {
-    "feature_layers": TEXT,
-    "lstm_layers": whole(0, MAX_OPTION),
-    "lstm_units": whole(1, MAX_OPTION),
-    "lstm_dropout": NUMBER,
-}
-
-
 def _features_in(content: Mapping[str, Any], *, where: str) -> dict[str, Any] | None:
     """The settings of a BiLSTM in task.json. Raises BertKerasError for a wrong one."""
-    given = typed(content, _OF_FEATURES, where=f"{where}: {FEATURES}")
+    kinds = field_types(Hparams)
+    kinds = {"feature_layers": TEXT, **{name: kinds[name] for name in BILSTM_SETTINGS}}
+    given = typed(content, kinds, where=f"{where}: {FEATURES}")
     try:
         return Hparams(**given).features
     except BertKerasError as error:

@@ -1,4 +1,4 @@
-"""Commands that make the data of pre-training: instances and vocab.
+"""Commands that make files from text: instances, vocab, triviaqa and features.
 
 TensorFlow is imported when a command runs; flags and help need none.
 """
@@ -6,6 +6,7 @@ TensorFlow is imported when a command runs; flags and help need none.
 import argparse
 import functools
 import os
+import pathlib
 import sys
 from typing import Any
 
@@ -18,40 +19,28 @@ from bert_keras.cli.console import (
     table,
 )
 from bert_keras.errors import BertKerasError
-from bert_keras.fields import (
-    Masking,
-    add_flags,
-    describe,
-    given_settings,
-    names_of,
-)
+from bert_keras.fields import Masking, add_flags, flag_of, given_settings, names_of
 from bert_keras.io.paths import path_of
-from bert_keras.tasks.commands.text_flags import (
+from bert_keras.tasks.commands.flags import (
+    CHECKPOINT_HELP,
     TEXT_HELP,
     TEXT_NOTES,
     VOCAB_HELP,
-    WITH_LENGTH,
-    add_set,
+    add_recipe,
+    add_recipe_settings,
+    add_segmenter,
     segmenter,
-    settings_of,
+    slow_precision,
 )
-from bert_keras.tasks.hparams import Sampling
-from bert_keras.tasks.options import VocabularyOptions
+from bert_keras.tasks.hparams import PretrainHparams, Sampling
+from bert_keras.tasks.options import FeatureOptions, TriviaQaOptions, VocabularyOptions
 from bert_keras.tasks.pretraining.recipes import RECIPES
-
-BERT = RECIPES["bert"]
-
 
 # -----------------------------------------------------------------------------------------------------------
 # instances
 
-INSTANCES_NOTES = f"""settings, NAME=VALUE; VALUE is JSON or a plain word (defaults: those of the recipe bert):
-  instances
-{describe(BERT.sampling(128), without=WITH_LENGTH)}
-  masks
-{describe(BERT.masking(128))}
-The files do not depend on the number of processes, nor on Beam. Rerun the same command to resume. pretrain --records, and the
-scripts of Google and Model Garden, read the folder.
+INSTANCES_NOTES = """The files do not depend on the number of processes, nor on Beam. Rerun the same command to resume. pretrain
+--records, and the scripts of Google and Model Garden, read the folder.
 
 --beam runs an Apache Beam pipeline (the `beam` extra). Flags of Beam and its runner follow `--`; without --runner, the pipeline
 runs in this process. Workers on other machines need bert-keras, and text, vocabulary and output that all of them can reach:
@@ -71,20 +60,14 @@ def _add_instances(parser: argparse.ArgumentParser) -> None:
         required=True,
         help="folder for the files: new, empty, or with the same command's unfinished files",
     )
-    add(
-        "--recipe",
-        default="bert",
-        choices=tuple(RECIPES),
-        help="instances and masks of a paper (default: bert)",
-    )
-    add_flags(parser, Sampling, without=[name for name in names_of(Sampling) if name not in WITH_LENGTH])
+    add_recipe(parser)
     add(
         "--masks",
         action="store_true",
         help="write static masks (default: new masks in every epoch of training)",
     )
-    add_set(parser)
-    add("--seed", type=int, default=12345, help="seed of all draws (default: 12345)")
+    add_segmenter(parser)
+    add_flags(parser, PretrainHparams, only=("seed",))
     add("--workers", type=int, help="processes (default: one for each core)")
     add("--gzip", action="store_true", help="compress the files")
     add("--beam", action="store_true", help="run as an Apache Beam pipeline (see below)")
@@ -94,6 +77,7 @@ def _add_instances(parser: argparse.ArgumentParser) -> None:
         metavar="-- BEAM_OPTION",
         help="flags of Beam and its runner, after --beam --",
     )
+    add_recipe_settings(parser, ("instances", "masks"))
 
 
 def _run_instances(args: argparse.Namespace) -> None:
@@ -109,17 +93,12 @@ def _run_instances(args: argparse.Namespace) -> None:
     from bert_keras import checkpoints
     from bert_keras.tasks.pretraining.corpus import open_corpora
 
-    settings = settings_of(args.set)
-    known = {*names_of(Sampling), *names_of(Masking)} - {*WITH_LENGTH}
-    if unknown := [name for name in settings if name not in known]:
+    settings = given_settings(args, Sampling, Masking)
+    if not args.masks and (unread := [flag_of(name) for name in settings if name in names_of(Masking)]):
         raise BertKerasError(
-            f"unknown setting {', '.join(unknown)}; instances accepts {', '.join(sorted(known))}."
+            f"{unread[0]} applies only to static masks; give --masks, or give {unread[0]} to pretrain."
         )
-    if not args.masks and (unread := [name for name in settings if name in names_of(Masking)]):
-        raise BertKerasError(
-            f"{unread[0]} applies only to static masks; give --masks, or set {unread[0]} in pretrain."
-        )
-    length = given_settings(args, Sampling).get("seq_length", Sampling.seq_length)
+    length = settings.pop("seq_length", Sampling.seq_length)
     recipe = RECIPES[args.recipe].changed(**settings)
     lower_case = checkpoints.load_tokenizer(args.vocab).lower_case  # once, so that workers need not guess it
     corpora = open_corpora(args.text)
@@ -128,7 +107,7 @@ def _run_instances(args: argparse.Namespace) -> None:
         "settings": recipe.sampling(length),
         "masking": recipe.masking(length) if args.masks else None,
         "segment": args.segmenter and segmenter(args.segmenter),
-        "seed": args.seed,
+        "seed": PretrainHparams(**given_settings(args, PretrainHparams)).seed,
         "compress": args.gzip,
     }
     if args.beam:
@@ -200,10 +179,81 @@ def _run_vocab(args: argparse.Namespace) -> None:
         print(f"warning: the text has too few words for {options.size:,} tokens", file=sys.stderr)
 
 
+# -----------------------------------------------------------------------------------------------------------
+# triviaqa
+
+TRIVIAQA_NOTES = """The BERT paper fine-tunes on this data before SQuAD: a paragraph is the first 400 tokens of a Wikipedia
+document, if one of the question's possible answers is in them. TensorFlow Datasets fetches trivia_qa/rc. Use the file as
+`finetune --task squad1.1 --data`, with SQuAD's dev file as `--dev-data`.
+
+"""
+
+
+def _add_triviaqa(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--output", **PATH, required=True, help="the file to write; it must not exist")
+    add_flags(parser, TriviaQaOptions)
+
+
+def _run_triviaqa(args: argparse.Namespace) -> None:
+    start()
+    from bert_keras.tasks.data.triviaqa import convert
+
+    options = TriviaQaOptions(**given_settings(args, TriviaQaOptions))
+    with progress("questions", None) as advance:
+        counts = convert(
+            options.split, args.output, tokens=options.tokens, limit=options.limit, progress=advance
+        )
+    print(
+        f"{args.output}: {counts.paragraphs:,} of {counts.documents:,} documents have an answer, for {counts.answered:,} of "
+        f"{counts.questions:,} questions"
+    )
+
+
+# -----------------------------------------------------------------------------------------------------------
+# features
+
+FEATURES_NOTES = """formats:
+  jsonl     one object per line: text, tokens, starts and ends (bytes of the line), vectors
+  parquet   the same columns, one row per line
+  npz       vectors, starts and ends of all lines, concatenated; line i has rows row_splits[i] to row_splits[i + 1]
+A word gets the vector of its first token. Longer lines are read in windows that overlap. Unfinished work is in OUTPUT.part:
+rerun the same command to resume.
+
+"""
+
+
+def _add_features(parser: argparse.ArgumentParser) -> None:
+    add = parser.add_argument
+    add("--checkpoint", **PATH, required=True, help=CHECKPOINT_HELP)
+    add("--input", **PATH, required=True, help="text in UTF-8, one example per line")
+    add("--output", **PATH, required=True, help="the file to write; it must not exist")
+    add_flags(parser, FeatureOptions)
+
+
+def _run_features(args: argparse.Namespace) -> None:
+    start()
+    from bert_keras.tasks.frozen.extract_file import extract_file
+
+    slow_precision(getattr(args, "precision", None))
+    total = None
+    if pathlib.Path(args.input).is_file():  # else `extract_file` raises an error
+        with open(args.input, "rb") as lines:
+            total = sum(1 for _ in lines)
+    with progress("extracting", total) as advance:
+        count = extract_file(
+            args.input,
+            args.output,
+            checkpoint=args.checkpoint,
+            progress=advance,
+            **given_settings(args, FeatureOptions),
+        )
+    print(f"{args.output}: vectors of {count:,} lines")
+
+
 COMMANDS = {
     "instances": Command(
         "write pre-training instances as TFRecord files with Google's feature names",
-        "--text corpus.txt --vocab vocab --seq-length 128 --output instances/128 --masks --set dupe_factor=10",
+        "--text corpus.txt --vocab vocab --seq-length 128 --output instances/128 --masks --dupe-factor 10",
         _add_instances,
         _run_instances,
         notes=TEXT_NOTES + INSTANCES_NOTES,
@@ -214,5 +264,19 @@ COMMANDS = {
         _add_vocab,
         _run_vocab,
         notes=TEXT_NOTES + VOCAB_NOTES,
+    ),
+    "triviaqa": Command(
+        "write TriviaQA's Wikipedia paragraphs as a SQuAD 1.1 file",
+        "--output triviaqa/train-v1.1.json",
+        _add_triviaqa,
+        _run_triviaqa,
+        notes=TRIVIAQA_NOTES,
+    ),
+    "features": Command(
+        "write a frozen encoder's vectors for every word or token of a text",
+        "--checkpoint bert-base-uncased --input corpus.txt --output corpus.parquet --format parquet",
+        _add_features,
+        _run_features,
+        notes=FEATURES_NOTES,
     ),
 }
