@@ -5,12 +5,7 @@ import pathlib
 from collections.abc import Mapping
 from typing import Any
 
-from bert_keras.config_files import (
-    GOOGLE,
-    HUGGING_FACE,
-    MODEL_TYPES,
-    Form,
-)
+from bert_keras.config_files import GOOGLE, HUGGING_FACE, MODEL_TYPES, Form
 from bert_keras.errors import BertKerasError, MissingFileError
 from bert_keras.fields import Checked, names_of, setting
 from bert_keras.io.json_files import read_object, short

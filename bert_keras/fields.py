@@ -170,11 +170,7 @@ def _form(annotation: Any, choices: tuple[str, ...], *, negatable: bool) -> dict
     if isinstance(annotation, types.UnionType):
         form = _form(_without_none(annotation), choices, negatable=negatable)
         if choices:
-            return {
-                "type": _or_none(str),
-                "choices": (*choices, None),
-                "metavar": f"{{{','.join(choices)}}}",
-            }
+            return {"type": _or_none(str), "choices": (*choices, None), "metavar": f"{{{','.join(choices)}}}"}
         return form | {"type": _or_none(form["type"])} if form.get("type") in (int, float) else form
     if annotation is bool:
         return {"action": argparse.BooleanOptionalAction if negatable else "store_true"}

@@ -20,13 +20,7 @@ STRATEGIES = ("one", "mirrored", "multiworker", "tpu")
 # and a common choice for BiLSTM taggers.
 FINE_TUNING_RATE, FEATURE_RATE = 5e-5, 1e-3
 # The samplers of pre-training, and the number of segments in an instance; two segments have a label.
-SEGMENTS = {
-    "next_sentence": 2,
-    "sentence_pair": 2,
-    "sentence_order": 2,
-    "full_sentences": 1,
-    "contiguous": 1,
-}
+SEGMENTS = {"next_sentence": 2, "sentence_pair": 2, "sentence_order": 2, "full_sentences": 1, "contiguous": 1}
 STRICT = ("next_sentence", "sentence_pair")  # the samplers that have a strict form
 # Fields of Hparams that apply only with feature_layers: first those of the model.
 BILSTM_SETTINGS = ("lstm_layers", "lstm_units", "lstm_dropout")

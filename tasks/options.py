@@ -115,10 +115,7 @@ class FillMaskOptions(Checked):
 
 
 # The labels of the two heads on sentence pairs, by the name of the task; label 0 is a second text that follows the first.
-SENTENCE_PAIR_LABELS = {
-    "next-sentence": ("is_next", "not_next"),
-    "sentence-order": ("in_order", "swapped"),
-}
+SENTENCE_PAIR_LABELS = {"next-sentence": ("is_next", "not_next"), "sentence-order": ("in_order", "swapped")}
 # The tasks that a pre-trained checkpoint can do without fine-tuning.
 PRETRAINED_TASKS = ("fill-mask", *SENTENCE_PAIR_LABELS)
 
@@ -330,10 +327,7 @@ class ProbeOptions(Checked):
         help="training examples of each restart, and at most as many dev examples",
     )
     restarts: int = like(
-        ProtocolOptions,
-        "restarts",
-        default=3,
-        help="probes of each layer, each on its own random examples",
+        ProtocolOptions, "restarts", default=3, help="probes of each layer, each on its own random examples"
     )
     seq_length: int = like(Hparams, "seq_length", help="tokens in a window")
     seed: int = like(Hparams, "seed", help="seed of the examples that are drawn")

@@ -8,12 +8,7 @@ import itertools
 import json
 import os
 
-from bert_keras.cli.console import (
-    PATH,
-    Command,
-    start,
-    table,
-)
+from bert_keras.cli.console import PATH, Command, start, table
 
 MODELS_NOTES = """Every command that reads the weights of a checkpoint takes the path of a folder, a name or an address:
   bert-base-uncased                   a model of this list

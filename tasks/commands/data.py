@@ -10,14 +10,7 @@ import pathlib
 import sys
 from typing import Any
 
-from bert_keras.cli.console import (
-    PATH,
-    SEVERAL,
-    Command,
-    progress,
-    start,
-    table,
-)
+from bert_keras.cli.console import PATH, SEVERAL, Command, progress, start, table
 from bert_keras.errors import BertKerasError
 from bert_keras.fields import Masking, add_flags, flag_of, given_settings, names_of
 from bert_keras.io.paths import path_of

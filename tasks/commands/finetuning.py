@@ -11,14 +11,7 @@ import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
-from bert_keras.cli.console import (
-    PATH,
-    Command,
-    progress,
-    say,
-    start,
-    table,
-)
+from bert_keras.cli.console import PATH, Command, progress, say, start, table
 from bert_keras.errors import BertKerasError, MissingFileError, listed
 from bert_keras.fields import add_flags, given_settings
 from bert_keras.io.paths import path_of

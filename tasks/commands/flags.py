@@ -10,25 +10,14 @@ import sys
 from collections.abc import Iterable
 from typing import Any
 
-from bert_keras.cli.console import (
-    PATH,
-    SEVERAL,
-    note,
-    print_errors_only,
-    start,
-)
+from bert_keras.cli.console import PATH, SEVERAL, note, print_errors_only, start
 from bert_keras.config import BertConfig
 from bert_keras.errors import BertKerasError
 from bert_keras.fields import add_flags, flag_of, names_of, spelled
 from bert_keras.model.precision import slowness
 from bert_keras.tasks.devices.cluster import CLUSTER, check_cluster, other_workers
 from bert_keras.tasks.hparams import STRATEGIES, Hparams
-from bert_keras.tasks.options import (
-    PRETRAINED_TASKS,
-    TAGGING_DEFAULTS,
-    TASK_DEFAULTS,
-    TASK_OPTIONS,
-)
+from bert_keras.tasks.options import PRETRAINED_TASKS, TAGGING_DEFAULTS, TASK_DEFAULTS, TASK_OPTIONS
 from bert_keras.tasks.pretraining.recipes import RECIPES, Shorthands
 
 CHECKPOINT_HELP = (
@@ -125,11 +114,7 @@ def add_task(parser: argparse.ArgumentParser, *, holds_out: bool = True) -> None
         "conll2003, fill-mask, next-sentence or sentence-order",
     )
     add("--data", **PATH, help=DATA_HELP)
-    add(
-        "--dev-data",
-        **PATH,
-        help=f"file of the dev split, if --data is the training file{instead}",
-    )
+    add("--dev-data", **PATH, help=f"file of the dev split, if --data is the training file{instead}")
 
 
 def add_task_options(parser: argparse.ArgumentParser) -> None:

@@ -8,13 +8,7 @@ import json
 from collections.abc import Sequence
 from typing import Any
 
-from bert_keras.cli.console import (
-    PATH,
-    SEVERAL,
-    Command,
-    say,
-    table,
-)
+from bert_keras.cli.console import PATH, SEVERAL, Command, say, table
 from bert_keras.errors import BertKerasError
 from bert_keras.fields import add_flags, given_settings
 from bert_keras.io.paths import path_of

@@ -7,15 +7,7 @@ import argparse
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from bert_keras.cli.console import (
-    PATH,
-    SEVERAL,
-    Command,
-    add_parser,
-    say,
-    start,
-    table,
-)
+from bert_keras.cli.console import PATH, SEVERAL, Command, add_parser, say, start, table
 from bert_keras.errors import BertKerasError
 from bert_keras.fields import add_flags, given_settings
 from bert_keras.tasks.commands.finetuning import open_given_task
