@@ -85,7 +85,8 @@ class Form:
     def _activation(self, theirs: Any) -> str:
         if not isinstance(theirs, str) or theirs not in self.activations:
             raise BertKerasError(
-                f"{self._key_of('activation')} is {short(theirs)} in a {self.name}; wanted one of {', '.join(self.activations)}."
+                f"{self._key_of('activation')} is {short(theirs)} in a {self.name}; "
+                f"wanted one of {', '.join(self.activations)}."
             )
         return self.activations[theirs]
 

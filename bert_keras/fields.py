@@ -20,13 +20,13 @@ from bert_keras.io.json_files import (
     FLAG,
     NUMBER,
     TEXT,
-    WHOLE,
+    INTEGER,
     Kind,
     list_of,
     one_of,
     or_null,
     parse_json,
-    row_of,
+    fixed_list,
     short,
     within,
 )
@@ -79,10 +79,10 @@ def _field_type(annotation: Any, rule: Any) -> Kind:
         items = typing.get_args(annotation)
         if items[-1] is Ellipsis:
             return list_of(_field_type(items[0], rule))
-        return row_of(*(_field_type(item, rule) for item in items))
+        return fixed_list(*(_field_type(item, rule) for item in items))
     if rule["choices"]:
         return one_of(rule["choices"])
-    kind = {bool: FLAG, str: TEXT, int: WHOLE, float: NUMBER}[annotation]
+    kind = {bool: FLAG, str: TEXT, int: INTEGER, float: NUMBER}[annotation]
     return within(kind, **rule["bounds"])
 
 

@@ -144,8 +144,8 @@ def _byte_level(found: Vocabulary, folder: pathlib.Path, settings: Mapping[str, 
     unmerged = unmerged_tokens(found.pieces or (), found.merges or ())
     if lost := [token for token in unmerged if token not in added]:
         raise BertKerasError(
-            f"{found.file}: no merge makes {len(lost)} of the tokens, {short(lost[0])} the first; the merges are cut short, or "
-            f"another model's: download the tokenizer again, or list tokens that were added to it in an {ADDED_TOKENS}."
+            f"{found.file}: no merge makes {len(lost)} of the tokens, {short(lost[0])} the first; the merges are cut short, "
+            f"or another model's: download the tokenizer again, or list tokens that were added to it in an {ADDED_TOKENS}."
         )
     _warn_of_added_tokens(folder, added - {*BYTE_LEVEL_SPECIAL})
     return found

@@ -125,7 +125,7 @@ def is_finite(value: Any) -> bool:
 
 TEXT = Kind("text", lambda value: isinstance(value, str))
 FLAG = Kind("true or false", lambda value: isinstance(value, bool))
-WHOLE = Kind("a whole number", is_whole)
+INTEGER = Kind("a whole number", is_whole)
 NUMBER = Kind("a finite number", is_finite)
 MEASURE = Kind(
     "a number", lambda value: isinstance(value, int | float) and not isinstance(value, bool)
@@ -156,7 +156,7 @@ def within(kind: Kind, **bounds: float | None) -> Kind:
 
 def whole(least: int, most: int) -> Kind:
     """Whole numbers in a range, both ends included."""
-    return within(WHOLE, at_least=least, at_most=most)
+    return within(INTEGER, at_least=least, at_most=most)
 
 
 def one_of(values: Collection[str]) -> Kind:
@@ -174,7 +174,7 @@ def list_of(kind: Kind) -> Kind:
     )
 
 
-def row_of(*kinds: Kind) -> Kind:
+def fixed_list(*kinds: Kind) -> Kind:
     """A list, or one of our tuples, with one value of each kind."""
     return Kind(
         f"a list of {' and '.join(kind.wanted for kind in kinds)}",

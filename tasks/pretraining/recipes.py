@@ -49,14 +49,14 @@ class Recipe:
             raise BertKerasError(
                 f"there is no setting {', '.join(unknown)}; the settings are {', '.join(SETTINGS)}."
             )
-        typed = {name: checked_value(FIELDS[name], name, value) for name, value in changes.items()}
-        if (length := typed.pop("seq_length", None)) is not None:
-            if "phases" in typed:
+        given = {name: checked_value(FIELDS[name], name, value) for name, value in changes.items()}
+        if (length := given.pop("seq_length", None)) is not None:
+            if "phases" in given:
                 raise BertKerasError(
                     "seq_length is one phase of that length; give seq_length or phases, not both."
                 )
-            typed["phases"] = ((length, 1.0),)
-        found = dataclasses.replace(self, changes={**self.changes, **typed})
+            given["phases"] = ((length, 1.0),)
+        found = dataclasses.replace(self, changes={**self.changes, **given})
         _ = found.hparams, found.sampling(128), found.masking(128)  # which raise on a wrong value
         return found
 

@@ -51,8 +51,8 @@ def _model_at(problem: Problem, model: keras.Model, precision: str) -> keras.Mod
     values = _values(model)
     if others := {*values} ^ {one.path for one in made.weights}:
         raise BertKerasError(
-            f"the network has layers of its own ({listed(sorted(others))}), whose precision is fixed; leave precision out, or "
-            f"make the model with dtype={precision!r}."
+            f"the network has layers of its own ({listed(sorted(others))}), whose precision is fixed; leave precision out, "
+            f"or make the model with dtype={precision!r}."
         )
     for variable in made.weights:
         variable.assign(keras.ops.cast(values[variable.path], variable.dtype))
