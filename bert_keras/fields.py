@@ -10,6 +10,7 @@ A setting is declared once. Its check, its flag and help (`add_flags`) and its t
 import argparse
 import dataclasses
 import functools
+import numbers
 import types
 import typing
 from collections.abc import Callable, Sequence
@@ -93,10 +94,12 @@ def _without_none(annotation: Any) -> Any:
 
 
 def checked_value(settings: type, name: str, value: Any) -> Any:
-    """The value of a field in its own type: lists as tuples, whole numbers as floats where the field is a float.
+    """The value of a field in its own type: lists as tuples, numbers of numpy as Python's, floats where the field is a float.
 
     Raises BertKerasError for a value of another type, or outside its choices or bounds.
     """
+    if isinstance(value, numbers.Real) and not isinstance(value, bool):
+        value = int(value) if isinstance(value, numbers.Integral) else float(value)
     if not field_types(settings)[name].accepts(value):
         raise BertKerasError(
             f"{name} is {short(value)}; {name} must be {field_types(settings)[name].wanted}."

@@ -3,6 +3,7 @@
 import argparse
 import dataclasses
 
+import numpy as np
 import pytest
 
 from bert_keras.config import BertConfig
@@ -80,6 +81,8 @@ def test_a_json_file_is_held_to_the_fields(change, message):
 def test_values_take_the_types_of_their_fields():
     made = Example(rates=[1, 2.5], pairs=[[128, 1]], limit=2)
     assert (made.rates, made.pairs, made.limit) == ((1.0, 2.5), ((128, 1.0),), 2.0)
+    given = Example(count=np.int64(2), rate=np.float32(0.5))
+    assert (type(given.count), type(given.rate)) == (int, float)
     assert {type(made.rates[0]), type(made.pairs[0][1]), type(made.limit)} == {float}
 
 
