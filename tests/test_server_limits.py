@@ -423,11 +423,11 @@ def test_the_command_ends_cleanly(folder, capfd, monkeypatch, name):
 @pytest.mark.parametrize(
     ("flag", "value", "wanted"),
     [
-        ("--max-rows", "0", "over 0"),
-        ("--port", "70000", "at least 0, at most 65,535"),
-        ("--grpc-port", "-1", "at least 0, at most 65,535"),
-        ("--max-text", "268427264", "over 0, at most 268,427,263"),
-        ("--max-seconds", "1e10", "over 0, at most 86,400.0"),
+        ("--max-rows", "0", "a whole number over 0"),
+        ("--port", "70000", "a whole number of at least 0 and at most 65,535"),
+        ("--grpc-port", "-1", "a whole number of at least 0 and at most 65,535"),
+        ("--max-text", "268427264", "a whole number over 0 and at most 268,427,263"),
+        ("--max-seconds", "1e10", "a finite number over 0 and at most 86,400"),
     ],
 )
 def test_the_command_refuses_what_no_server_can_have(folder, capfd, flag, value, wanted):
