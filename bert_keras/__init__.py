@@ -25,7 +25,7 @@ _HOMES = {
     "bert_keras.model.hub_layer": ("HubLayer",),
     "bert_keras.model.layer_mix": ("LayerMix",),
     "bert_keras.tasks.strings.text_model": ("TextModel",),
-    "bert_keras.tasks.strings.factories": (
+    "bert_keras.tasks.strings.models": (
         "chooser",
         "classifier",
         "embedder",

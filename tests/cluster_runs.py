@@ -32,7 +32,7 @@ from bert_keras.tasks.finetuning.finetune import finetune  # noqa: E402
 from bert_keras.tasks.hparams import Hparams  # noqa: E402
 from bert_keras.tasks.pretraining.pretrain import pretrain  # noqa: E402
 from bert_keras.tasks.pretraining.recipes import RECIPES  # noqa: E402
-from bert_keras.tasks.problems.classification import Glue  # noqa: E402
+from bert_keras.tasks.problems.classification import TextClassification  # noqa: E402
 from bert_keras.tasks.study.ablation_definitions import (  # noqa: E402
     ABLATIONS,
     SCALES,
@@ -48,7 +48,7 @@ SAVE_EVERY = 2
 
 
 def finetune_into(output: Path) -> dict:
-    task = Glue(ROWS["sst2"], Path(FOLDER) / "data")
+    task = TextClassification(ROWS["sst2"], Path(FOLDER) / "data")
     return finetune(
         task,
         checkpoint=Path(FOLDER) / "checkpoint",

@@ -51,8 +51,8 @@ from bert_keras.optimization.optimizers import LAMB, AdamW  # noqa: E402
 from bert_keras.optimization.schedules import WarmupLinearDecay  # noqa: E402
 from bert_keras.optimization.training_model import TrainingModel  # noqa: E402
 from bert_keras.tasks.devices.workers import Workers  # noqa: E402
-from bert_keras.tasks.problems.question_answering import Squad  # noqa: E402
-from bert_keras.tasks.problems.tagging import Conll  # noqa: E402
+from bert_keras.tasks.problems.question_answering import QuestionAnswering  # noqa: E402
+from bert_keras.tasks.problems.tagging import Tagging  # noqa: E402
 from bert_keras.tasks.task import classifier_model  # noqa: E402
 from bert_keras.text.masking import Pieces  # noqa: E402
 from bert_keras.text.preprocessing import pad_batches  # noqa: E402
@@ -133,11 +133,11 @@ def classifier():
 
 
 def answers():
-    return training(Squad("squad1.1").model, BertEncoder(CONFIG, outputs=(SEQUENCE_OUTPUT,)))
+    return training(QuestionAnswering("squad1.1").model, BertEncoder(CONFIG, outputs=(SEQUENCE_OUTPUT,)))
 
 
 def tagger():
-    task = Conll(["O", "I-PER", "I-LOC"], scheme="IOB1")
+    task = Tagging(["O", "I-PER", "I-LOC"], scheme="IOB1")
     return training(task.model, BertEncoder(CONFIG, outputs=(SEQUENCE_OUTPUT,)))
 
 

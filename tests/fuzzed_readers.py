@@ -39,11 +39,11 @@ from bert_keras.tasks.pretraining.corpus import Corpus
 from bert_keras.tasks.pretraining.instance_sources import RecordFileSource, batches_of, check_data
 from bert_keras.tasks.pretraining.recipe_objectives import objectives_for
 from bert_keras.tasks.pretraining.vocabulary import learn_sentencepiece
-from bert_keras.tasks.problems.choice import Swag
-from bert_keras.tasks.problems.classification import Glue
+from bert_keras.tasks.problems.classification import TextClassification
 from bert_keras.tasks.problems.fill_mask import FillMask
-from bert_keras.tasks.problems.question_answering import Squad
-from bert_keras.tasks.problems.tagging import Conll
+from bert_keras.tasks.problems.multiple_choice import MultipleChoice
+from bert_keras.tasks.problems.question_answering import QuestionAnswering
+from bert_keras.tasks.problems.tagging import Tagging
 from bert_keras.tasks.runs.run_folder import load_run
 from bert_keras.text.masking import Pieces
 from bert_keras.text.wordpiece import WordPiece
@@ -227,9 +227,9 @@ def _sentencepiece(folder: Path) -> list[bytes]:
 
 # A random classifier has five classes.
 TASKS = (
-    Glue(dataclasses.replace(ROWS["sst2"], labels=tuple("abcde"), file_labels=tuple("01234"))),
-    Squad("squad2.0"),
-    Conll(["O", "B-PER", "I-PER", "B-LOC", "I-LOC"], scheme="IOB2"),
+    TextClassification(dataclasses.replace(ROWS["sst2"], labels=tuple("abcde"), file_labels=tuple("01234"))),
+    QuestionAnswering("squad2.0"),
+    Tagging(["O", "B-PER", "I-PER", "B-LOC", "I-LOC"], scheme="IOB2"),
     FillMask(top_k=3),
 )
 
@@ -296,7 +296,7 @@ def _table(ending: str) -> Callable[[Path], list[bytes]]:
 
 
 def _custom(file: str) -> Callable[[Path], Any]:
-    return lambda folder: _all_of(Glue.open("custom", folder / file))
+    return lambda folder: _all_of(TextClassification.open("custom", folder / file))
 
 
 _DUMP = """<mediawiki xmlns="http://www.mediawiki.org/xml/export-0.11/" version="0.11" xml:lang="en"><siteinfo>
@@ -469,13 +469,13 @@ READERS: dict[str, Reader] = {
         file="train.json",
         make=_squad_file,
         mutate=mutated_json,
-        read=lambda folder: _examples(Squad("squad2.0"), folder, "train.json"),
+        read=lambda folder: _examples(QuestionAnswering("squad2.0"), folder, "train.json"),
     ),
     "CoNLL": Reader(
         file="train.txt",
         make=lambda folder: [_CONLL.encode()],
         mutate=mutated_text,
-        read=lambda folder: _examples(Conll(["O", "B-PER", "I-PER"], scheme="IOB2"), folder, "train.txt"),
+        read=lambda folder: _examples(Tagging(["O", "B-PER", "I-PER"], scheme="IOB2"), folder, "train.txt"),
     ),
     "SWAG JSON lines": Reader(
         file="train.jsonl",
@@ -484,7 +484,7 @@ READERS: dict[str, Reader] = {
             b'{"startphrase": "b", "choices": ["a", "b", "c", "d"], "answer": 3}\n'
         ],
         mutate=mutated_json_lines,
-        read=lambda folder: _examples(Swag(), folder, "train.jsonl"),
+        read=lambda folder: _examples(MultipleChoice(), folder, "train.jsonl"),
     ),
     **{
         f"table {ending}": Reader(

@@ -20,7 +20,7 @@ from bert_keras.tasks.finetuning.finetune import finetune
 from bert_keras.tasks.hparams import Hparams
 from bert_keras.tasks.pretraining.pretrain import pretrain
 from bert_keras.tasks.pretraining.recipes import RECIPES
-from bert_keras.tasks.problems.classification import Glue
+from bert_keras.tasks.problems.classification import TextClassification
 from bert_keras.tasks.training.saver import Saver
 from bert_keras.text.wordpiece import WordPiece
 
@@ -62,7 +62,7 @@ def pretrain_into(output: Path, folder: Path) -> None:
 
 def finetune_into(output: Path, folder: Path) -> None:
     finetune(
-        Glue(ROWS["sst2"], folder / "data"),
+        TextClassification(ROWS["sst2"], folder / "data"),
         checkpoint=folder / "checkpoint",
         output=output,
         hparams=FINETUNED,

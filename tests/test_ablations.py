@@ -13,7 +13,7 @@ from bert_keras.tasks.devices.workers import Workers
 from bert_keras.tasks.finetuning.examples import check_fits
 from bert_keras.tasks.hparams import Hparams
 from bert_keras.tasks.pretraining.recipes import RECIPES
-from bert_keras.tasks.problems.question_answering import Squad
+from bert_keras.tasks.problems.question_answering import QuestionAnswering
 from bert_keras.tasks.study import ablations
 from bert_keras.tasks.study.ablation_definitions import (
     ABLATIONS,
@@ -323,7 +323,7 @@ def test_a_task_that_the_encoder_cannot_serve_is_refused_before_any_pretraining(
 def test_squad_fits_into_the_small_scale(name, data_dir):
     scale = SCALES["small"]
     file = str(data_dir / "squad" / "xquad.en.json")
-    task = Squad.open(name, {"train": file, "validation": file}, **scale.options[name])
+    task = QuestionAnswering.open(name, {"train": file, "validation": file}, **scale.options[name])
     hparams = Hparams(**{**task.defaults, **scale.finetuning})
     config = RECIPES["bert"].changed(**scale.pretraining).config(vocab_size=len(VOCABULARY))
     check_fits(task, config, WordPiece(VOCABULARY, lower_case=True), hparams)

@@ -18,10 +18,10 @@ from bert_keras.tasks.data.glue_rows import ROWS
 from bert_keras.tasks.devices.workers import Workers
 from bert_keras.tasks.frozen.token_vectors import RowExtractor
 from bert_keras.tasks.options import APPROACHES as NAMES
-from bert_keras.tasks.problems.choice import Swag
-from bert_keras.tasks.problems.classification import Glue
-from bert_keras.tasks.problems.question_answering import Squad
-from bert_keras.tasks.problems.tagging import Conll
+from bert_keras.tasks.problems.classification import TextClassification
+from bert_keras.tasks.problems.multiple_choice import MultipleChoice
+from bert_keras.tasks.problems.question_answering import QuestionAnswering
+from bert_keras.tasks.problems.tagging import Tagging
 from bert_keras.tasks.runs.run_folder import load_run
 from bert_keras.tasks.study.approach_results import (
     Results,
@@ -106,7 +106,7 @@ def raw_of(task):
 
 @pytest.mark.parametrize("name", ["sst2", "mrpc", "stsb"])
 def test_the_baseline_is_the_measure_of_the_most_common_label(name, tmp_path):
-    task = Glue(ROWS[name], runs.write_data(tmp_path / "data", name, count=40))
+    task = TextClassification(ROWS[name], runs.write_data(tmp_path / "data", name, count=40))
     raw = raw_of(task)
     if name == "stsb":
         assert task.baseline(raw) == 0
@@ -140,9 +140,9 @@ def questions(folder, *, version, unanswerable):
 
 
 def test_the_baseline_of_questions_is_the_most_common_answer_or_none(tmp_path):
-    first = Squad.open("squad1.1", questions(tmp_path, version="1.1", unanswerable=0))
+    first = QuestionAnswering.open("squad1.1", questions(tmp_path, version="1.1", unanswerable=0))
     assert first.baseline(raw_of(first)) == 75  # three of four, in percent
-    second = Squad.open("squad2.0", questions(tmp_path, version="v2.0", unanswerable=6))
+    second = QuestionAnswering.open("squad2.0", questions(tmp_path, version="v2.0", unanswerable=6))
     assert second.baseline(raw_of(second)) == 60
 
 
@@ -152,9 +152,9 @@ def test_the_baselines_of_choices_and_tags(tmp_path):
         {"startphrase": "c", "choices": ["a", "b", "c", "d"], "answer": label} for label in (1, 1, 1, 0, 3)
     ]
     file.write_text("\n".join(map(json.dumps, lines)))
-    task = Swag.open("swag", {"train": file, "validation": file})
+    task = MultipleChoice.open("swag", {"train": file, "validation": file})
     assert task.baseline(raw_of(task)) == pytest.approx(0.6)
-    assert Conll(["O", "B-X"], scheme="IOB2").baseline({}) == 0
+    assert Tagging(["O", "B-X"], scheme="IOB2").baseline({}) == 0
 
 
 # -----------------------------------------------------------------------------------------------------------
@@ -168,7 +168,7 @@ def made(name="layers", *, restarts=4, rows=ROWS_RUN, failed=None):
     measures = {
         row: {"conll2003": [draw.gauss(90 - i, 0.4) for _ in range(restarts)]} for i, row in enumerate(rows)
     }
-    tasks = dict.fromkeys(rows, Conll(["O", "B-X"], scheme="IOB2"))
+    tasks = dict.fromkeys(rows, Tagging(["O", "B-X"], scheme="IOB2"))
     subject = Subject(name="conll2003", tasks=tasks, baseline=0.0)
     return Results(name=name, subjects=[subject], measures=measures, failed=failed or {})
 
@@ -214,7 +214,7 @@ def test_rows_of_another_context_are_not_in_the_paper_s_order():
         ("fine-tuning", "sentence-fine-tuning", "last"),
         ("sentence-fine-tuning", "fine-tuning", "last"),
     ):
-        tasks = dict.fromkeys(rows, Conll(["O", "B-X"], scheme="IOB2"))
+        tasks = dict.fromkeys(rows, Tagging(["O", "B-X"], scheme="IOB2"))
         subject = Subject(name="conll2003", tasks=tasks, baseline=0.0)
         measures = {row: {"conll2003": [80.0, 81.0]} for row in rows}
         results = Results(name="layers", subjects=[subject], measures=measures, failed={})

@@ -16,7 +16,7 @@ from bert_keras.tasks.hparams import Hparams, Sampling
 from bert_keras.tasks.pretraining.pretrain import pretrain
 from bert_keras.tasks.pretraining.recipes import RECIPES
 from bert_keras.tasks.pretraining.write_records import write_records
-from bert_keras.tasks.problems.classification import Glue
+from bert_keras.tasks.problems.classification import TextClassification
 from bert_keras.tasks.study.ablation_definitions import SCALES, Row, Scale
 from bert_keras.tasks.study.ablations import run_ablation
 from bert_keras.text.wordpiece import WordPiece
@@ -79,7 +79,7 @@ def inputs(tmp_path_factory):
 def test_a_label_far_down_is_noticed_on_resume(inputs, tmp_path):
     def start():
         finetune(
-            Glue(ROWS["sst2"], inputs / "data"),
+            TextClassification(ROWS["sst2"], inputs / "data"),
             checkpoint=inputs / "checkpoint",
             output=tmp_path / "run",
             hparams=Hparams(epochs=1, batch_size=64, learning_rate=1e-3, seq_length=40),

@@ -26,7 +26,7 @@ from bert_keras.tasks.batches import (
 )
 from bert_keras.tasks.data.glue_rows import ROWS
 from bert_keras.tasks.hparams import Hparams
-from bert_keras.tasks.problems.classification import Glue
+from bert_keras.tasks.problems.classification import TextClassification
 from bert_keras.text.preprocessing import Preprocessor, pad_batches
 from bert_keras.text.wordpiece import WordPiece
 
@@ -46,7 +46,9 @@ def preprocess(tokenizer):
 
 @pytest.fixture(scope="module")
 def task(tmp_path_factory):
-    return Glue(ROWS["sst2"], runs.write_data(tmp_path_factory.mktemp("sst2") / "data", "sst2", count=COUNT))
+    return TextClassification(
+        ROWS["sst2"], runs.write_data(tmp_path_factory.mktemp("sst2") / "data", "sst2", count=COUNT)
+    )
 
 
 @pytest.fixture(scope="module")
@@ -161,7 +163,7 @@ def test_cardinality_of_data_sets_of_unknown_size(examples):
 def test_predict_keeps_the_order_in_one_trace(task, preprocess, examples):
     traces, steps = [], []
 
-    class Counting(Glue):
+    class Counting(TextClassification):
         def decode(self, outputs, features, raw):
             traces.append(features[INPUT_WORD_IDS].shape)
             return super().decode(outputs, features, raw)
@@ -183,7 +185,7 @@ def test_predict_keeps_the_order_in_one_trace(task, preprocess, examples):
 def test_a_predictor_is_traced_once(task, preprocess, examples):
     traces = []
 
-    class Counting(Glue):
+    class Counting(TextClassification):
         def decode(self, outputs, features, raw):
             traces.append(features[INPUT_WORD_IDS].shape)
             return super().decode(outputs, features, raw)
@@ -201,7 +203,7 @@ def test_a_predictor_is_traced_once(task, preprocess, examples):
     np.testing.assert_allclose(joined, whole["probabilities"], atol=1e-6)
 
 
-class Windowed(Glue):
+class Windowed(TextClassification):
     """Every sentence in windows of 5 tokens; the label of a window is where it starts, in bytes."""
 
     windowed = True

@@ -36,11 +36,11 @@ from bert_keras.tasks.batches import predict
 from bert_keras.tasks.data.glue_rows import ROWS
 from bert_keras.tasks.pretraining.pretrain import pretrain
 from bert_keras.tasks.pretraining.recipes import RECIPES
-from bert_keras.tasks.problems.choice import Swag
-from bert_keras.tasks.problems.classification import Glue
+from bert_keras.tasks.problems.classification import TextClassification
 from bert_keras.tasks.problems.embedding import Embedding, WordEmbedding
 from bert_keras.tasks.problems.fill_mask import FillMask
-from bert_keras.tasks.problems.question_answering import Squad
+from bert_keras.tasks.problems.multiple_choice import MultipleChoice
+from bert_keras.tasks.problems.question_answering import QuestionAnswering
 from bert_keras.tasks.runs.ensemble import load_runs
 from bert_keras.tasks.runs.run_card import facts_of
 from bert_keras.tasks.runs.run_folder import (
@@ -140,7 +140,7 @@ def test_everything_is_inside_once_and_nothing_points_outside(exported):
     assert not re.findall(rb"/(?:home|root|tmp|usr|Users|var)/[\w./-]+", blob)
 
 
-class Undecided(Glue):
+class Undecided(TextClassification):
     """Decodes to other numbers in every process."""
 
     def decode(self, outputs, features, raw):
@@ -210,7 +210,7 @@ def test_compare(answers, message):
 # Servers
 
 
-class Trimmed(Glue):
+class Trimmed(TextClassification):
     """Cuts pairs with an op of TensorFlow Text that only the newest server has."""
 
     def features(self, preprocess, raw):
@@ -341,14 +341,17 @@ def test_an_ensemble(exported, sst2, tmp_path):
 
 CARDS = {
     "squad": (
-        Squad("squad1.1"),
+        QuestionAnswering("squad1.1"),
         [
             "| task | squad1.1 (question answering) |",
             "windows, which start 128 tokens apart",
             "longest window",
         ],
     ),
-    "choice": (Swag(), ["| task | swag (multiple choice) |", "| input | context, endings |", "4 choices"]),
+    "choice": (
+        MultipleChoice(),
+        ["| task | swag (multiple choice) |", "| input | context, endings |", "4 choices"],
+    ),
     "fill-mask": (FillMask(), ["| task | fill mask |", "| settings | the 5 best tokens are listed |"]),
     "vectors": (Embedding(), ["| task | embedding |", "pooling: mean; layers: last"]),
 }

@@ -30,7 +30,7 @@ from bert_keras.tasks.frozen.tagger import (
 )
 from bert_keras.tasks.hparams import TaggerHparams
 from bert_keras.tasks.metrics import entity_scores
-from bert_keras.tasks.problems.tagging import Conll
+from bert_keras.tasks.problems.tagging import Tagging
 from bert_keras.text.preprocessing import Preprocessor
 
 LABELS = ("O", "B-LOC", "B-PER", "I-LOC", "I-PER")
@@ -47,7 +47,7 @@ def checkpoint(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def task():
-    return Conll(LABELS, scheme="IOB2", doc_stride=8)
+    return Tagging(LABELS, scheme="IOB2", doc_stride=8)
 
 
 def examples(count: int, *, seed: int, sentences: int = 3) -> tf.data.Dataset:

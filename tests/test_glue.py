@@ -19,7 +19,7 @@ from bert_keras.features import POOLED_OUTPUT, SEQUENCE_OUTPUT
 from bert_keras.tasks.data.custom_tables import row_of
 from bert_keras.tasks.data.glue_rows import ROWS
 from bert_keras.tasks.options import ColumnOptions
-from bert_keras.tasks.problems.classification import Glue, majority_label
+from bert_keras.tasks.problems.classification import TextClassification, majority_label
 
 CLASSES = ColumnOptions(label_type="class")
 BINARY = {"0": 0, "1": 1}
@@ -58,7 +58,7 @@ OFFICIAL = [
 ]
 
 
-def read(task: Glue, split: str) -> dict[str, np.ndarray]:
+def read(task: TextClassification, split: str) -> dict[str, np.ndarray]:
     """All examples of a split, column by column."""
     batches = list(task.examples(split).batch(10_000).as_numpy_iterator())
     return {name: np.concatenate([batch[name] for batch in batches]) for name in batches[0]}
@@ -82,7 +82,7 @@ def test_official_files(data_dir, tmp_path, name, split, file, count, header, te
     if path.name.startswith("kshot"):  # the official form under another name
         source = tmp_path
         (tmp_path / ROWS[name].splits[split].file).symlink_to(path.resolve())
-    task = Glue(ROWS[name], source)
+    task = TextClassification(ROWS[name], source)
     with path.open(encoding="utf-8-sig", newline="\n") as stream:
         lines = list(csv.reader(stream, delimiter="\t", quoting=csv.QUOTE_NONE))[header:]
 
@@ -104,7 +104,7 @@ def test_official_files(data_dir, tmp_path, name, split, file, count, header, te
 def test_first_examples(data_dir):
     """Read by eye from the files."""
     first = {
-        name: next(iter(Glue(ROWS[name], data_dir / "glue").examples("train")))
+        name: next(iter(TextClassification(ROWS[name], data_dir / "glue").examples("train")))
         for name in ("cola", "rte", "stsb")
     }
     assert (
@@ -121,7 +121,7 @@ def test_source_is_the_official_folder_or_its_parent(tmp_path):
     (tmp_path / "SST-2").mkdir()
     write(tmp_path / "SST-2", dev="sentence\tlabel\nfine\t1\n")
     for source in (tmp_path, str(tmp_path / "SST-2")):
-        assert read(Glue(ROWS["sst2"], source), "validation")["sentence"] == [b"fine"]
+        assert read(TextClassification(ROWS["sst2"], source), "validation")["sentence"] == [b"fine"]
 
 
 @pytest.mark.parametrize(
@@ -132,20 +132,20 @@ def test_the_diagnostic_file_of_any_archive(tmp_path, name):
     (tmp_path / path).parent.mkdir(exist_ok=True)
     write(tmp_path, **{path: "index\tsentence1\tsentence2\n0\ta\tb\n"})
     source = tmp_path / "AX" if inside else tmp_path
-    assert read(Glue(ROWS["ax"], source), "test")["premise"] == [b"a"]
+    assert read(TextClassification(ROWS["ax"], source), "test")["premise"] == [b"a"]
 
 
 def test_a_missing_diagnostic_file(tmp_path):
     (tmp_path / "AX").mkdir()
     wanted = "AX has no diagnostic.tsv or diagnostic/diagnostic.tsv or AX/AX.tsv or AX.tsv; it has "
     with pytest.raises(FileNotFoundError, match=wanted):
-        Glue(ROWS["ax"], tmp_path).examples("test")
+        TextClassification(ROWS["ax"], tmp_path).examples("test")
 
 
 def test_blank_lines_quotes_and_byte_order_marks_in_files(tmp_path):
     """A byte order mark, CRLF, blank lines, quotes, outer spaces and U+2028 (no line end) change nothing."""
     content = '\ufeffsentence\tlabel\r\n" a \u2028 b \t1\r\n\r\n\x85"c"\t0'
-    got = read(Glue(ROWS["sst2"], write(tmp_path, train=content)), "train")
+    got = read(TextClassification(ROWS["sst2"], write(tmp_path, train=content)), "train")
     assert [value.decode() for value in got["sentence"]] == ['" a \u2028 b ', '\x85"c"']
     assert got["label"].tolist() == [1, 0] and got["idx"].tolist() == [0, 1]
 
@@ -164,7 +164,7 @@ def test_blank_lines_quotes_and_byte_order_marks_in_files(tmp_path):
 )
 def test_cola_with_and_without_a_header(tmp_path, content, columns):
     row = row_of("cola", tmp_path, ColumnOptions(**columns))
-    got = read(Glue(row, write(tmp_path, train=content)), "train")
+    got = read(TextClassification(row, write(tmp_path, train=content)), "train")
     assert got["sentence"].tolist() == [b"fine", b"fine the"]
     assert got["label"].tolist() == [1, 0] and got["idx"].tolist() == [0, 1]
 
@@ -172,7 +172,7 @@ def test_cola_with_and_without_a_header(tmp_path, content, columns):
 def test_qqp_skips_short_lines(tmp_path):
     header = "id\tqid1\tqid2\tquestion1\tquestion2\tis_duplicate\n"
     content = header + "1\t1\t2\ta\tb\t0\n2\t3\t4\tbroken\n here\t1\n3\t5\t6\tc\td\t1\n"
-    task = Glue(ROWS["qqp"], write(tmp_path, train=content))
+    task = TextClassification(ROWS["qqp"], write(tmp_path, train=content))
     with pytest.warns(UserWarning, match=r"2 lines .* 6 columns, first line 3"):
         got = read(task, "train")
     assert got["question2"].tolist() == [b"b", b"d"] and got["idx"].tolist() == [0, 3]
@@ -240,7 +240,7 @@ def test_bad_files(tmp_path, name, content, error, facts):
     else:
         write(tmp_path, train=content)
     with pytest.raises(error) as caught:
-        Glue(ROWS[name], tmp_path).examples("train")
+        TextClassification(ROWS[name], tmp_path).examples("train")
     message = str(caught.value)
     assert all(fact in message for fact in facts.split(" | ")) and str(tmp_path) in message
     assert "\n" not in message
@@ -248,11 +248,11 @@ def test_bad_files(tmp_path, name, content, error, facts):
 
 def test_bad_folder_and_split(tmp_path):
     with pytest.raises(FileNotFoundError, match="there is no .*nowhere"):
-        Glue(ROWS["sst2"], tmp_path / "nowhere")
+        TextClassification(ROWS["sst2"], tmp_path / "nowhere")
     with pytest.raises(
         ValueError, match="mnli has no split 'validation'; it has train, validation_matched, "
     ):
-        Glue(ROWS["mnli"], tmp_path).examples("validation")
+        TextClassification(ROWS["mnli"], tmp_path).examples("validation")
 
 
 @pytest.mark.parametrize("name", ROWS)
@@ -266,9 +266,9 @@ def test_tensorflow_datasets(name, tmp_path):
 
     with tfds.testing.mock_data(num_examples=5, data_dir=str(tmp_path)):
         for split in row.splits:
-            examples = Glue(row).examples(split)
+            examples = TextClassification(row).examples(split)
             assert examples.cardinality() == 5
-            got = read(Glue(row), split)
+            got = read(TextClassification(row), split)
             assert all(isinstance(text, bytes) for key in row.text for text in got[key])
     assert examples.element_spec == {
         **{key: tf.TensorSpec([], tf.string) for key in row.text},
@@ -282,7 +282,8 @@ def test_files_and_tensorflow_datasets_give_equal_examples(data_dir, tmp_path):
     with tfds.testing.mock_data(data_dir=str(tmp_path)):
         for name in ("rte", "stsb"):
             specs = [
-                Glue(ROWS[name], source).examples("test").element_spec for source in (None, data_dir / "glue")
+                TextClassification(ROWS[name], source).examples("test").element_spec
+                for source in (None, data_dir / "glue")
             ]
             assert specs[0] == specs[1]
 
@@ -291,8 +292,8 @@ def test_files_and_tensorflow_datasets_give_equal_examples(data_dir, tmp_path):
 def test_error_without_tensorflow_datasets():
     """If files cannot be stored or downloaded, one line says what to do instead."""
     pytest.importorskip("tensorflow_datasets")
-    code = "from bert_keras.tasks.data.glue_rows import ROWS\nfrom bert_keras.tasks.problems.classification import Glue\n"
-    code += "try: Glue(ROWS['rte']).examples('train')\nexcept OSError as e: print(e)"
+    code = "from bert_keras.tasks.data.glue_rows import ROWS\nfrom bert_keras.tasks.problems.classification import TextClassification\n"
+    code += "try: TextClassification(ROWS['rte']).examples('train')\nexcept OSError as e: print(e)"
     env = os.environ | {"TFDS_DATA_DIR": os.path.join(os.devnull, "none")}
     root = Path(__file__).parents[1]
     done = subprocess.run(
@@ -304,18 +305,18 @@ def test_error_without_tensorflow_datasets():
 
 @pytest.mark.parametrize("name", ROWS)
 def test_the_table(name):
-    row, task = ROWS[name], Glue(ROWS[name])
+    row, task = ROWS[name], TextClassification(ROWS[name])
     assert task.name == row.name == name and task.outputs == (POOLED_OUTPUT,)
     assert len(row.text) in (1, 2) and len(row.labels) == len(row.file_labels)
     assert all(len(tsv.text) == len(row.text) for tsv in row.splits.values())
     assert task.signature() == {key: tf.TensorSpec([None], tf.string, name=key) for key in row.text}
     raw = {"label": tf.zeros([2], tf.int32), **{key: tf.constant([key, "b"]) for key in row.text}}
     assert [text[0].numpy().decode() for text in task.features(lambda *text: text, raw)] == list(row.text)
-    assert Glue.from_json(json.loads(json.dumps(task.to_json()))).row == row
+    assert TextClassification.from_json(json.loads(json.dumps(task.to_json()))).row == row
 
 
 def test_validation_splits():
-    splits = {name: Glue(row).validation_splits for name, row in ROWS.items()}
+    splits = {name: TextClassification(row).validation_splits for name, row in ROWS.items()}
     assert splits.pop("mnli") == ("validation_matched", "validation_mismatched")
     assert splits.pop("ax") == ()
     assert set(splits.values()) == {("validation",)}
@@ -323,7 +324,7 @@ def test_validation_splits():
 
 @pytest.mark.parametrize("name", ["sst2", "mnli"])
 def test_decode_classes(name):
-    task = Glue(ROWS[name])
+    task = TextClassification(ROWS[name])
     logits = np.float32([[2.0, -1.0, 0.5], [-3.0, 0.0, 0.25], [0.0, 0.25, 0.0]])[:, : len(task.row.labels)]
     decoded = tf.function(lambda outputs: task.decode(outputs, {}, {}))(tf.constant(logits))
     assert set(decoded) == {"label", "probabilities"}
@@ -335,14 +336,14 @@ def test_decode_classes(name):
 
 
 def test_decode_score():
-    task = Glue(ROWS["stsb"])
+    task = TextClassification(ROWS["stsb"])
     decoded = tf.function(lambda outputs: task.decode(outputs, {}, {}))(tf.constant([[4.5], [-0.5]]))
     assert set(decoded) == {"score"} and decoded["score"].numpy().tolist() == [4.5, -0.5]
 
 
 def test_loss_is_the_mean_over_the_weights():
     """A withheld label takes no part, and makes no NaN."""
-    task = Glue(ROWS["mnli"])
+    task = TextClassification(ROWS["mnli"])
     logits = np.float32([[2.0, -1.0, 0.5], [-3.0, 0.0, 0.25], [7.0, 8.0, 9.0]])
     labels, weights = task.labels({"label": tf.constant([2, 1, -1])}, {})
     assert labels.dtype == tf.int32 and weights.numpy().tolist() == [1.0, 1.0, 0.0]
@@ -351,14 +352,14 @@ def test_loss_is_the_mean_over_the_weights():
     ]
     np.testing.assert_allclose(task.loss()(labels, logits, weights), np.mean(losses), rtol=1e-6)
 
-    task = Glue(ROWS["stsb"])
+    task = TextClassification(ROWS["stsb"])
     labels, weights = task.labels({"label": tf.constant([5.0, 0.5, np.nan])}, {})
     assert labels.dtype == tf.float32 and weights.numpy().tolist() == [1.0, 1.0, 0.0]
     outputs = np.float32([[4.0], [1.0], [9.0]])
     np.testing.assert_allclose(task.loss()(labels, outputs, weights), (1.0 + 0.25) / 2, rtol=1e-6)
 
 
-def draw(task: Glue, count: int) -> tuple[dict[str, np.ndarray], list[float], list[float]]:
+def draw(task: TextClassification, count: int) -> tuple[dict[str, np.ndarray], list[float], list[float]]:
     """Random predictions as `decode` returns them, and labels and predictions as numbers."""
     generator = random.Random(count)
     if not task.row.labels:
@@ -372,7 +373,7 @@ def draw(task: Glue, count: int) -> tuple[dict[str, np.ndarray], list[float], li
 
 @pytest.mark.parametrize("name", ROWS)
 def test_evaluate(name):
-    task = Glue(ROWS[name])
+    task = TextClassification(ROWS[name])
     predictions, labels, numbers = draw(task, 60)
     got = dict(
         task.evaluate(predictions, {"label": np.array(labels, np.float32 if name == "stsb" else np.int32)})
@@ -393,7 +394,7 @@ BY_LIBRARY = {
 @pytest.mark.parametrize("name", ROWS)
 @pytest.mark.parametrize("count", [20, 500])
 def test_evaluate_agrees_with_scikit_learn_and_scipy(name, count):
-    task = Glue(ROWS[name])
+    task = TextClassification(ROWS[name])
     predictions, labels, numbers = draw(task, count)
     dtype = np.int32 if task.row.labels else np.float32
     got = dict(task.evaluate(predictions, {"label": np.array(labels, dtype)}))
@@ -421,12 +422,12 @@ def test_evaluate_like_the_official_glue_code():
         ("qqp", b"duplicate", b"not_duplicate"),
     ):
         predicted = {"label": np.array([positive, positive, negative, negative, negative], object)}
-        got = dict(Glue(ROWS[name]).evaluate(predicted, {"label": np.int32([1, 0, 0, 0, 0])}))
+        got = dict(TextClassification(ROWS[name]).evaluate(predicted, {"label": np.int32([1, 0, 0, 0, 0])}))
         assert got == pytest.approx({"f1": 2 / 3, "accuracy": 4 / 5})
 
 
 def test_evaluate_counts_labelled_examples_only():
-    task = Glue(ROWS["sst2"])
+    task = TextClassification(ROWS["sst2"])
     predictions = {"label": np.array([b"positive", b"negative", b"positive"], object)}
     assert dict(task.evaluate(predictions, {"label": np.int32([1, -1, 0])})) == {"accuracy": 0.5}
     with pytest.raises(ValueError, match="none of the 3 sst2 examples is labelled"):
@@ -438,13 +439,13 @@ def test_the_majority_label(tmp_path):
     for labels, majority in ((b"011", "entailment"), (b"0100", "not_entailment"), (b"10", "not_entailment")):
         lines = b"".join(b"a\tb\t%c\n" % label for label in labels)
         folder = write(tmp_path, train=header + lines)
-        assert majority_label(Glue(ROWS["wnli"], folder)) == majority
+        assert majority_label(TextClassification(ROWS["wnli"], folder)) == majority
     with pytest.raises(ValueError, match="stsb has no classes"):
-        majority_label(Glue(ROWS["stsb"], folder))
+        majority_label(TextClassification(ROWS["stsb"], folder))
 
 
 def test_the_majority_label_of_wnli(data_dir):
-    assert majority_label(Glue(ROWS["wnli"], data_dir / "glue")) == "not_entailment"
+    assert majority_label(TextClassification(ROWS["wnli"], data_dir / "glue")) == "not_entailment"
 
 
 def test_custom_data(tmp_path):
@@ -452,7 +453,7 @@ def test_custom_data(tmp_path):
     train = header + "0\ta\tb\tyes\n1\tc\td\tno\n2\te\tf\tmaybe\n"
     write(tmp_path, train=train, dev=header + "0\tg\th\tno\n", test="query\treply\ni\tj\n")
     row = row_of("custom", tmp_path, CLASSES)
-    task = Glue(row, tmp_path)
+    task = TextClassification(row, tmp_path)
     assert (task.name, task.text, row.labels, task.measure) == (
         "custom",
         ("query", "reply"),
@@ -464,16 +465,16 @@ def test_custom_data(tmp_path):
     assert read(task, "test")["label"].tolist() == [-1]
     assert list(task.signature()) == ["query", "reply"]
 
-    again = Glue.from_json(json.loads(json.dumps(task.to_json())), tmp_path)
+    again = TextClassification.from_json(json.loads(json.dumps(task.to_json())), tmp_path)
     assert again.row == row and read(again, "validation")["label"].tolist() == [1]
     with pytest.raises(ValueError, match="custom is not in TensorFlow Datasets; .* folder"):
-        Glue.from_json(task.to_json()).examples("train")
+        TextClassification.from_json(task.to_json()).examples("train")
 
 
 def test_labels_in_custom_data_are_stripped(tmp_path):
     data = "text\tlabel\na\t 1\nb\t1\r\nc\t1 \nd\t0\u00a0\n"
     write(tmp_path, train=data, dev=data)
-    task = Glue.open("custom", tmp_path, label_type="class")
+    task = TextClassification.open("custom", tmp_path, label_type="class")
     assert task.row.labels == ("0", "1")
     assert read(task, "validation")["label"].tolist() == [1, 1, 1, 0]
 
@@ -481,15 +482,18 @@ def test_labels_in_custom_data_are_stripped(tmp_path):
 def test_stray_quotes_in_custom_data(tmp_path):
     data = 'text\tlabel\n"good\tyes\n5" of "film\tno\n'
     write(tmp_path, train=data, dev=data)
-    got = read(Glue.open("custom", tmp_path), "validation")
+    got = read(TextClassification.open("custom", tmp_path), "validation")
     assert got["text"].tolist() == [b'"good', b'5" of "film'] and got["label"].tolist() == [1, 0]
 
 
 def test_pooling_is_saved_with_the_task():
-    task = Glue.open("rte", None, pooling="concat")
+    task = TextClassification.open("rte", None, pooling="concat")
     assert task.outputs == (SEQUENCE_OUTPUT,)
     kept = json.loads(json.dumps(task.to_json()))
-    assert Glue.from_json(kept).pooling == "concat" and Glue.from_json(kept).row == ROWS["rte"]
+    assert (
+        TextClassification.from_json(kept).pooling == "concat"
+        and TextClassification.from_json(kept).row == ROWS["rte"]
+    )
 
 
 def test_custom_data_with_labelled_unlabelled_or_no_test_file(tmp_path):
@@ -497,10 +501,12 @@ def test_custom_data_with_labelled_unlabelled_or_no_test_file(tmp_path):
     write(tmp_path, train=data, dev=data)
     assert "test" not in row_of("custom", tmp_path, CLASSES).splits
     write(tmp_path, test=data)
-    assert read(Glue(row_of("custom", tmp_path, CLASSES), tmp_path), "test")["label"].tolist() == [0, 1]
+    assert read(TextClassification(row_of("custom", tmp_path, CLASSES), tmp_path), "test")[
+        "label"
+    ].tolist() == [0, 1]
     write(tmp_path, dev="text\tlabel\na\t2\n")
     with pytest.raises(ValueError, match=r"dev.tsv, line 2: unknown label '2'.* 1, 10\."):
-        Glue(row_of("custom", tmp_path, CLASSES), tmp_path).examples("validation")
+        TextClassification(row_of("custom", tmp_path, CLASSES), tmp_path).examples("validation")
 
 
 @pytest.mark.parametrize(
@@ -525,7 +531,7 @@ def test_bad_custom_data(tmp_path, train, error, message):
 
 def test_report_of_classes():
     """The confusion matrix by hand, and the surest error first; what is not labelled is left out."""
-    task = Glue(ROWS["sst2"])
+    task = TextClassification(ROWS["sst2"])
     raw = {
         "sentence": np.array([b"a", b"b", b"c", b"d", b"e"], object),
         "label": np.array([0, 1, 1, 0, -1]),
@@ -551,7 +557,7 @@ def test_report_of_classes():
 
 
 def test_report_of_scores():
-    task = Glue(ROWS["stsb"])
+    task = TextClassification(ROWS["stsb"])
     pair = {name: np.array([b"x", b"y"], object) for name in ("sentence1", "sentence2")}
     (table,) = task.report({"score": np.array([1.0, 2.0])}, pair | {"label": np.array([1.5, 5.0])})
     assert table.rows == [("y", "y", "5.00", "2.00"), ("x", "x", "1.50", "1.00")]

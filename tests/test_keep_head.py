@@ -11,8 +11,8 @@ from bert_keras import checkpoints
 from bert_keras.errors import BertKerasError
 from bert_keras.tasks.data.glue_rows import ROWS
 from bert_keras.tasks.finetuning.finetune import _compiled_model, plan_finetuning
-from bert_keras.tasks.problems.classification import Glue
-from bert_keras.tasks.problems.tagging import Conll
+from bert_keras.tasks.problems.classification import TextClassification
+from bert_keras.tasks.problems.tagging import Tagging
 from bert_keras.tasks.training.task_model import heads_of
 
 
@@ -51,16 +51,20 @@ TAGS = ("O", "B-LOC", "B-PER", "I-LOC", "I-PER")
 @pytest.mark.parametrize(
     ("task", "labels", "places"),
     [
-        (Glue(ROWS["sst2"]), ["positive", "negative"], [1, 0]),
-        (Glue(ROWS["sst2"]), ["NEGATIVE", "POSITIVE"], [0, 1]),
+        (TextClassification(ROWS["sst2"]), ["positive", "negative"], [1, 0]),
+        (TextClassification(ROWS["sst2"]), ["NEGATIVE", "POSITIVE"], [0, 1]),
         (
-            Glue(dataclasses.replace(ROWS["sst2"], labels=("LABEL_1", "LABEL_0"))),
+            TextClassification(dataclasses.replace(ROWS["sst2"], labels=("LABEL_1", "LABEL_0"))),
             ["LABEL_0", "LABEL_1"],
             [1, 0],
         ),
-        (Glue(ROWS["mnli"]), ["CONTRADICTION", "ENTAILMENT", "NEUTRAL"], [1, 2, 0]),
-        (Glue(ROWS["mnli"], pooling="concat"), ["contradiction", "entailment", "neutral"], [1, 2, 0]),
-        (Conll(TAGS, scheme="IOB2"), ["B-PER", "I-PER", "B-LOC", "I-LOC", "O"], [4, 2, 0, 3, 1]),
+        (TextClassification(ROWS["mnli"]), ["CONTRADICTION", "ENTAILMENT", "NEUTRAL"], [1, 2, 0]),
+        (
+            TextClassification(ROWS["mnli"], pooling="concat"),
+            ["contradiction", "entailment", "neutral"],
+            [1, 2, 0],
+        ),
+        (Tagging(TAGS, scheme="IOB2"), ["B-PER", "I-PER", "B-LOC", "I-LOC", "O"], [4, 2, 0, 3, 1]),
     ],
 )
 def test_a_kept_head_has_the_task_s_labels(task, labels, places, place, tmp_path):
@@ -90,8 +94,8 @@ def test_a_kept_head_without_names_is_refused(place, tmp_path, id2label, said):
     with pytest.raises(
         BertKerasError, match=f"{said}.*name them in .*id2label as the task does, in the head's order"
     ):
-        kept_head(Glue(ROWS["sst2"]), place, tmp_path / "there", id2label, labels=2)
-    task = Glue(ROWS["sst2"])
+        kept_head(TextClassification(ROWS["sst2"]), place, tmp_path / "there", id2label, labels=2)
+    task = TextClassification(ROWS["sst2"])
     assert kept_head(task, place, tmp_path / "named", {"0": "positive", "1": "negative"}) == [1, 0]
 
 
@@ -102,7 +106,7 @@ def test_a_kept_head_of_googles_format_is_refused(place, tmp_path):
     checkpoints.write(there, tmp_path / "google", format="google")
     with pytest.raises(BertKerasError, match="labels have no names; .*convert it to hugging-face"):
         _compiled_model(
-            Glue(ROWS["mnli"]),
+            TextClassification(ROWS["mnli"]),
             checkpoints.read(tmp_path / "google"),
             QUICK,
             total_steps=1,
@@ -114,7 +118,7 @@ def test_a_kept_head_of_googles_format_is_refused(place, tmp_path):
 def test_a_kept_head_of_other_labels(place, tmp_path):
     message = "the checkpoint's labels are bad, good and the labels of sst2 are negative, positive; leave keep_head out"
     with pytest.raises(ValueError, match=message):
-        kept_head(Glue(ROWS["sst2"]), place, tmp_path / "there", {"0": "bad", "1": "good"})
+        kept_head(TextClassification(ROWS["sst2"]), place, tmp_path / "there", {"0": "bad", "1": "good"})
     checkpoints.write(checkpoints.read(tmp_path / "there"), tmp_path / "copied", format="hugging-face")
     assert checkpoints.read(tmp_path / "copied").labels == ("bad", "good")
 
@@ -123,5 +127,8 @@ def test_random_weights_have_no_head_to_keep(place):  # noqa: F811
     random = dataclasses.replace(checkpoints.read(place / "checkpoint"), tensors={})
     with pytest.raises(BertKerasError, match="keep_head and random weights"):
         plan_finetuning(
-            Glue(ROWS["sst2"], place / "reviews"), checkpoint=random, hparams=QUICK, keep_head=True
+            TextClassification(ROWS["sst2"], place / "reviews"),
+            checkpoint=random,
+            hparams=QUICK,
+            keep_head=True,
         )

@@ -15,7 +15,7 @@ from bert_keras.tasks.data.glue_rows import ROWS
 from bert_keras.tasks.finetuning.finetune import plan_finetuning
 from bert_keras.tasks.frozen.extract import Extractor, Words
 from bert_keras.tasks.hparams import Hparams
-from bert_keras.tasks.problems.classification import Glue
+from bert_keras.tasks.problems.classification import TextClassification
 from bert_keras.tasks.runs.run_folder import load_run
 from bert_keras.tasks.strings.text_data import text_batches
 from bert_keras.text.preprocessing import Preprocessor
@@ -147,7 +147,9 @@ TOO_FAR = {
     "tags": (lambda checkpoint: bk.tagger(checkpoint, ["PER"], seq_length=16, doc_stride=100), 14),
     "a plan": (
         lambda checkpoint: plan_finetuning(
-            Glue(ROWS["sst2"], "/", doc_stride=60), checkpoint=checkpoint, hparams=Hparams(seq_length=16)
+            TextClassification(ROWS["sst2"], "/", doc_stride=60),
+            checkpoint=checkpoint,
+            hparams=Hparams(seq_length=16),
         ),
         14,
     ),
@@ -276,7 +278,7 @@ def test_the_commands_read_windows(checkpoint, tmp_path, capfd):
 
 
 def test_a_task_without_windows_is_written_as_before(sst2):
-    assert "doc_stride" not in Glue(ROWS["sst2"]).to_json()
+    assert "doc_stride" not in TextClassification(ROWS["sst2"]).to_json()
     run = load_run(sst2.run)
     assert run.task.doc_stride is None and not run.task.windowed
 

@@ -20,7 +20,7 @@ from bert_keras.savedmodels.verify import (
     relative,
 )
 from bert_keras.tasks.data.glue_rows import ROWS
-from bert_keras.tasks.problems.classification import Glue
+from bert_keras.tasks.problems.classification import TextClassification
 from bert_keras.tasks.runs.ensemble import Ensemble
 from bert_keras.tasks.runs.run_folder import load_run
 from bert_keras.tasks.runs.run_precision import at_precision
@@ -73,7 +73,7 @@ def test_answers_that_are_cut_from_windows(sst2, tmp_path):
     assert relative(expected["score"].numpy(), score).max() < 0.1
 
 
-class Undecided(Glue):
+class Undecided(TextClassification):
     """Decodes to numbers that differ from process to process by more than the bound."""
 
     def decode(self, outputs, features, raw):

@@ -25,7 +25,7 @@ from bert_keras.tasks.pretraining import instance_sources, instance_stream, moni
 from bert_keras.tasks.pretraining.pretrain import plan_pretraining, pretrain
 from bert_keras.tasks.pretraining.recipe_objectives import OBJECTIVES
 from bert_keras.tasks.pretraining.recipes import RECIPES, SETTINGS
-from bert_keras.tasks.problems.classification import Glue
+from bert_keras.tasks.problems.classification import TextClassification
 from bert_keras.tasks.training.saver import Saver
 from bert_keras.tasks.training.task_padding import leave_out_padding
 from bert_keras.text.wordpiece import WordPiece
@@ -90,7 +90,7 @@ def test_recipe_learns_and_is_fine_tuned(name, steps, tmp_path):
     assert (run / "generator" / "task.json").exists() == (name == "electra")
     data = runs.write_data(tmp_path / "data", "sst2", count=16)
     tuned = finetune(
-        Glue(ROWS["sst2"], data),
+        TextClassification(ROWS["sst2"], data),
         checkpoint=run,
         output=tmp_path / "tuned",
         hparams=Hparams(epochs=1, batch_size=8, seq_length=32, learning_rate=1e-4),

@@ -16,10 +16,10 @@ from bert_keras.tasks.devices.workers import Workers
 from bert_keras.tasks.finetuning.finetune import finetune
 from bert_keras.tasks.hparams import Hparams, hparams_of
 from bert_keras.tasks.options import ProtocolOptions
-from bert_keras.tasks.problems.choice import Swag
-from bert_keras.tasks.problems.classification import Glue
-from bert_keras.tasks.problems.question_answering import Squad
-from bert_keras.tasks.problems.tagging import Conll
+from bert_keras.tasks.problems.classification import TextClassification
+from bert_keras.tasks.problems.multiple_choice import MultipleChoice
+from bert_keras.tasks.problems.question_answering import QuestionAnswering
+from bert_keras.tasks.problems.tagging import Tagging
 from bert_keras.tasks.runs.ensemble import load_runs
 from bert_keras.tasks.runs.run_folder import evaluate, load_run
 from bert_keras.tasks.study.paper_figures import FIGURES, paper_table
@@ -49,7 +49,9 @@ def place(tmp_path_factory):
 
 
 def opened(place):
-    return Glue.open("custom", {"train": str(place / "train.csv"), "validation": str(place / "dev.csv")})
+    return TextClassification.open(
+        "custom", {"train": str(place / "train.csv"), "validation": str(place / "dev.csv")}
+    )
 
 
 def start(place, output, **settings):
@@ -180,11 +182,11 @@ def test_results_of_another_run_are_not_replaced(place, tmp_path, results):
 
 def test_a_rate_that_nobody_gave_does_not_end_a_grid():
     """A task's own rate is part of its defaults, which a command reads too."""
-    for defaults, layers in (({}, None), ({}, "last"), (Swag().defaults, None)):
+    for defaults, layers in (({}, None), ({}, "last"), (MultipleChoice().defaults, None)):
         hparams = hparams_of(defaults, {} if layers is None else {"feature_layers": layers})
         check_grid(hparams, ProtocolOptions(), defaults=defaults)
     with pytest.raises(ValueError, match="learning_rate is 3e-05, and a grid"):
-        check_grid(Hparams(learning_rate=3e-5), ProtocolOptions(), defaults=Swag().defaults)
+        check_grid(Hparams(learning_rate=3e-5), ProtocolOptions(), defaults=MultipleChoice().defaults)
     check_grid(Hparams(learning_rate=3e-5), ProtocolOptions(learning_rates=(1e-3,)), defaults={})
 
 
@@ -249,7 +251,7 @@ def test_refused_before_any_training(place, tmp_path, settings, message):
 
 
 def test_a_split_without_labels_is_refused_before_any_training(place, tmp_path):
-    class Withheld(Glue):
+    class Withheld(TextClassification):
         def examples(self, split):
             return super().examples(split).map(lambda raw: raw | {"label": -tf.ones_like(raw["label"])})
 
@@ -289,7 +291,7 @@ def test_workers_compare_their_grids_before_a_folder_is_made(place, tmp_path, mo
 def test_a_missing_second_dev_file_is_named_before_any_training(place, tmp_path):
     data = runs.write_data(tmp_path / "MNLI", "mnli")
     (data / "dev_mismatched.tsv").unlink()
-    task = Glue.open("mnli", data)
+    task = TextClassification.open("mnli", data)
     with runs.no_training(), pytest.raises(FileNotFoundError, match="dev_mismatched.tsv"):
         run_protocol(task, checkpoint=place / "checkpoint", output=tmp_path / "new", hparams=HPARAMS)
     assert not (tmp_path / "new").exists()
@@ -336,37 +338,42 @@ def tags(rows):
     return {"tags": np.array([row.encode() for row in rows], object)}
 
 
-CONLL = Conll(("O", "B-PER"), scheme="IOB2")
+CONLL = Tagging(("O", "B-PER"), scheme="IOB2")
 CASES = {
-    "one position": (Swag(), swag([1] * 8), swag([0, 1, 2, 3] * 2), "ending 1 for 100.0%"),
+    "one position": (MultipleChoice(), swag([1] * 8), swag([0, 1, 2, 3] * 2), "ending 1 for 100.0%"),
     "no better than one position": (
-        Swag(),
+        MultipleChoice(),
         swag([0, 0, 1, 1, 2, 3, 1, 3]),
         swag([0, 1, 2, 3] * 2),
         "accuracy 0.2500; predicting the majority",
     ),
-    "endings": (Swag(), swag([0, 1, 2, 3] * 2), swag([0, 1, 2, 3] * 2), None),
-    "one answer": (Squad.open("squad1.1", None), squad(["a"] * 4), gold("abcd"), "a for 100.0%"),
-    "wrong answers": (Squad.open("squad1.1", None), squad("wxyz"), gold("bcde"), "f1 / 100 0.0000"),
-    "answers": (Squad.open("squad1.1", None), squad("bxyz"), gold("bcde"), None),
+    "endings": (MultipleChoice(), swag([0, 1, 2, 3] * 2), swag([0, 1, 2, 3] * 2), None),
+    "one answer": (QuestionAnswering.open("squad1.1", None), squad(["a"] * 4), gold("abcd"), "a for 100.0%"),
+    "wrong answers": (
+        QuestionAnswering.open("squad1.1", None),
+        squad("wxyz"),
+        gold("bcde"),
+        "f1 / 100 0.0000",
+    ),
+    "answers": (QuestionAnswering.open("squad1.1", None), squad("bxyz"), gold("bcde"), None),
     "never an answer": (
-        Squad.open("squad2.0", None),
+        QuestionAnswering.open("squad2.0", None),
         squad([""] * 4),
         gold(["b", "c", "", ""]),
         "no answer for 100.0%",
     ),
     "no better than no answer": (
-        Squad.open("squad2.0", None),
+        QuestionAnswering.open("squad2.0", None),
         squad(["b", "x", "", "y"]),
         gold(["b", "c", "", ""]),
         "no answer at all has 0.5000",
     ),
     "no entity": (CONLL, tags(["O O", "O"]), tags(["B-PER O", "O"]), "f1 0.0000"),
-    "one position of all, right": (Swag(), swag([1] * 8), swag([1] * 8), None),
-    "one position of all, wrong": (Swag(), swag([1] * 8), swag([2] * 8), "ending 1 for 100.0%"),
-    "nearly all one position, right": (Swag(), swag([1] * 399 + [2]), swag([1] * 399 + [2]), None),
+    "one position of all, right": (MultipleChoice(), swag([1] * 8), swag([1] * 8), None),
+    "one position of all, wrong": (MultipleChoice(), swag([1] * 8), swag([2] * 8), "ending 1 for 100.0%"),
+    "nearly all one position, right": (MultipleChoice(), swag([1] * 399 + [2]), swag([1] * 399 + [2]), None),
     "worse than one position": (
-        Swag(),
+        MultipleChoice(),
         swag([1, 0, 3, 2] * 2),
         swag([0, 1, 2, 3] * 2),
         "accuracy 0.0000; predicting the majority",

@@ -29,9 +29,9 @@ from bert_keras.tasks.pretraining.instance_sources import _digest_of_files
 from bert_keras.tasks.pretraining.read_records import read_records
 from bert_keras.tasks.pretraining.vocabulary import write_vocabulary
 from bert_keras.tasks.pretraining.write_records import write_records
-from bert_keras.tasks.problems.classification import Glue
-from bert_keras.tasks.problems.question_answering import Squad
-from bert_keras.tasks.problems.tagging import Conll
+from bert_keras.tasks.problems.classification import TextClassification
+from bert_keras.tasks.problems.question_answering import QuestionAnswering
+from bert_keras.tasks.problems.tagging import Tagging
 from bert_keras.tasks.training.loop import RUN
 from bert_keras.text.wordpiece import WordPiece
 
@@ -172,25 +172,25 @@ DATA = {
     "official tsv": (
         "SST-2/train.tsv",
         "sentence\tlabel\na\t1\nb\t0\n",
-        functools.partial(Glue.open, "sst2"),
+        functools.partial(TextClassification.open, "sst2"),
     ),
-    "csv": ("train.csv", "text,label\na,x\nb,y\n", functools.partial(Glue.open, "custom")),
+    "csv": ("train.csv", "text,label\na,x\nb,y\n", functools.partial(TextClassification.open, "custom")),
     "csv.gz": (
         "train.csv.gz",
         gzip.compress(b"text,label\na,x\nb,y\n"),
-        functools.partial(Glue.open, "custom"),
+        functools.partial(TextClassification.open, "custom"),
     ),
     "jsonl": (
         "train.jsonl",
         '{"text": "a", "label": "x"}\n{"text": "b", "label": "y"}\n',
-        functools.partial(Glue.open, "custom"),
+        functools.partial(TextClassification.open, "custom"),
     ),
-    "parquet": ("train.parquet", parquet(), functools.partial(Glue.open, "custom")),
-    "squad": ("train-v1.1.json", json.dumps(SQUAD), functools.partial(Squad.open, "squad1.1")),
+    "parquet": ("train.parquet", parquet(), functools.partial(TextClassification.open, "custom")),
+    "squad": ("train-v1.1.json", json.dumps(SQUAD), functools.partial(QuestionAnswering.open, "squad1.1")),
     "conll": (
         "train.txt",
         "-DOCSTART- -X- O\n\na NN O\nParis NNP I-LOC\n\n",
-        functools.partial(Conll.open, "conll2003"),
+        functools.partial(Tagging.open, "conll2003"),
     ),
 }
 

@@ -20,7 +20,7 @@ from bert_keras.tasks.data.glue_rows import ROWS
 from bert_keras.tasks.devices.workers import Workers
 from bert_keras.tasks.finetuning.finetune import finetune
 from bert_keras.tasks.hparams import Hparams
-from bert_keras.tasks.problems.classification import Glue
+from bert_keras.tasks.problems.classification import TextClassification
 from bert_keras.tasks.training.loop import RESULTS_FILE, RUN
 from bert_keras.tasks.training.saver import CHECKPOINTS, SETTINGS, Saver
 
@@ -207,7 +207,7 @@ def test_a_fine_tuning_of_other_settings_is_not_resumed(tmp_path):
 
     def start(save_every=2, **changes):
         finetune(
-            Glue(ROWS["sst2"], tmp_path / "data"),
+            TextClassification(ROWS["sst2"], tmp_path / "data"),
             checkpoint=tmp_path / "checkpoint",
             output=tmp_path / "run",
             hparams=Hparams(**(quick | changes)),
@@ -236,9 +236,9 @@ def test_a_resume_that_does_not_repeat_the_measures(tmp_path, monkeypatch):
 
     def start(*accuracies):
         values = iter(accuracies)
-        monkeypatch.setattr(Glue, "evaluate", lambda *_: {"accuracy": next(values)})
+        monkeypatch.setattr(TextClassification, "evaluate", lambda *_: {"accuracy": next(values)})
         return finetune(
-            Glue(ROWS["sst2"], tmp_path / "data"),
+            TextClassification(ROWS["sst2"], tmp_path / "data"),
             checkpoint=tmp_path / "checkpoint",
             output=tmp_path / "run",
             hparams=Hparams(epochs=3, batch_size=8, learning_rate=1e-3, seq_length=40, max_examples=16),

@@ -34,7 +34,7 @@ from bert_keras.savedmodels.verify import CARD, SAMPLES, ExportError
 from bert_keras.tasks.batches import predict
 from bert_keras.tasks.data.glue_rows import ROWS
 from bert_keras.tasks.pretraining.vocabulary import learn_sentencepiece
-from bert_keras.tasks.problems.classification import Glue
+from bert_keras.tasks.problems.classification import TextClassification
 from bert_keras.tasks.runs.ensemble import Ensemble
 from bert_keras.tasks.runs.run_folder import Run, load_run
 from bert_keras.tasks.task import model_inputs
@@ -238,7 +238,7 @@ def test_the_features_are_those_of_the_preprocessor(sst2, tmp_path, monkeypatch)
     ]
     cases += [(sst2.checkpoint, "sst2", "tail"), (sst2.checkpoint, "sst2", "head_tail")]
     for i, (checkpoint, name, truncation) in enumerate(cases):
-        run = untrained(Glue(ROWS[name], truncation=truncation), checkpoint)
+        run = untrained(TextClassification(ROWS[name], truncation=truncation), checkpoint)
         settings, folder = settings_of(run, "onnx"), tmp_path / str(i)
         folder.mkdir()
         write_beside(run, folder, settings, name="model", size=0, quantize=None)
@@ -306,7 +306,7 @@ def test_a_task_whose_answers_need_the_text(case, reason, sst2, tmp_path, monkey
 
 def test_a_classifier_of_windows_is_refused():
     with pytest.raises(ValueError, match="sst2 cuts texts into windows"):
-        check_task(Glue(ROWS["sst2"], doc_stride=8))
+        check_task(TextClassification(ROWS["sst2"], doc_stride=8))
 
 
 @pytest.mark.parametrize(

@@ -24,8 +24,8 @@ from bert_keras.tasks.data.columns import class_ids
 from bert_keras.tasks.data.glue_rows import ROWS
 from bert_keras.tasks.finetuning.finetune import plan_finetuning
 from bert_keras.tasks.hparams import Hparams
-from bert_keras.tasks.problems.choice import Swag
-from bert_keras.tasks.problems.classification import Glue
+from bert_keras.tasks.problems.classification import TextClassification
+from bert_keras.tasks.problems.multiple_choice import MultipleChoice
 from bert_keras.tasks.runs.run_folder import open_task
 from bert_keras.tasks.strings.text_data import _class_weights, text_batches
 from bert_keras.tasks.strings.truncation import cut_texts
@@ -197,7 +197,7 @@ def test_weights_of_examples_and_classes(untrained):
 
 def test_class_weights_by_number_are_those_of_labels_of_digits():
     """A number names a label, as in `y`: class 0 is "1"."""
-    problem = Glue(dataclasses.replace(ROWS["mnli"], labels=("1", "2", "3")))
+    problem = TextClassification(dataclasses.replace(ROWS["mnli"], labels=("1", "2", "3")))
     for key in (1, "1", b"1", np.int64(1)):
         np.testing.assert_array_equal(_class_weights(problem, {key: 3.0}), [3, 1, 1])
     with pytest.raises(BertKerasError, match="class_weight names 0; the labels are 1, 2, 3"):
@@ -416,7 +416,7 @@ def test_fit_warns_of_endings_that_are_cut(checkpoint):
     x = {"context": ["the film is"] * 2, "endings": [["good", "very " * 5], ["bad", "dull"]]}
     preprocess = bk.chooser(checkpoint, 2, seq_length=10).preprocess
     raw = {name: tf.constant(values) for name, values in x.items()}
-    line = cut_texts(Swag(num_choices=2), preprocess, raw)
+    line = cut_texts(MultipleChoice(num_choices=2), preprocess, raw)
     assert line.startswith("1 of the first 2 examples are longer than 10 tokens (up to 11)")
 
 

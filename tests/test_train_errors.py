@@ -20,7 +20,7 @@ from bert_keras.tasks.devices.replica_values import ReplicaValues
 from bert_keras.tasks.devices.strategies import lines_about, strategy
 from bert_keras.tasks.devices.workers import reports_lost_workers
 from bert_keras.tasks.finetuning.finetune import plan_finetuning
-from bert_keras.tasks.problems.classification import Glue
+from bert_keras.tasks.problems.classification import TextClassification
 from bert_keras.tasks.runs.run_folder import load_run, save_run
 from bert_keras.tasks.training.identity import digest_of_examples
 from bert_keras.tasks.training.loop import train
@@ -31,7 +31,7 @@ from bert_keras.tasks.training.saver import Saver
 
 def refused(place, tmp_path, error, match, *, task=None, **settings):
     """finetune raises and leaves no run."""
-    task = task or Glue(ROWS["sst2"], place / "reviews")
+    task = task or TextClassification(ROWS["sst2"], place / "reviews")
     settings = {"output": tmp_path / "run"} | settings
     with pytest.raises(error, match=match):
         start(task, place, **settings)
@@ -43,7 +43,7 @@ def test_refuses_a_folder_that_holds_a_run(learned, place):
     with pytest.raises(
         ValueError, match="learned already holds a run; give another folder, or remove this one first"
     ):
-        start(Glue(ROWS["sst2"], place / "reviews"), place, output="learned")
+        start(TextClassification(ROWS["sst2"], place / "reviews"), place, output="learned")
     assert runs.contents(place / "learned") == before
 
 
@@ -75,18 +75,20 @@ def test_refuses_a_length_over_the_positions(place, tmp_path):
 
 def test_refuses_no_examples(place, tmp_path):
     data = write_reviews(tmp_path / "data", dev=0)
-    refused(place, tmp_path, ValueError, "dev.tsv has no examples", task=Glue(ROWS["sst2"], data))
+    refused(
+        place, tmp_path, ValueError, "dev.tsv has no examples", task=TextClassification(ROWS["sst2"], data)
+    )
 
 
 @pytest.mark.long
 def test_refuses_a_split_without_labels(place, tmp_path):
     data = write_reviews(tmp_path / "data")
     (data / "test.tsv").write_text("index\tsentence\n0\tgood film\n")
-    task = Glue(ROWS["sst2"], data)
+    task = TextClassification(ROWS["sst2"], data)
     match = "no example in the test split of sst2 has a label; give a labelled split"
     refused(place, tmp_path, ValueError, match, task=task, dev_split="test")
 
-    class Withheld(Glue):
+    class Withheld(TextClassification):
         def examples(self, split):
             return super().examples("test" if split == "train" else split)
 
@@ -95,7 +97,7 @@ def test_refuses_a_split_without_labels(place, tmp_path):
 
 
 def test_the_first_validation_split_is_the_dev_split(place, tmp_path):
-    task = Glue(ROWS["mnli"], runs.write_data(tmp_path / "data", "mnli"))
+    task = TextClassification(ROWS["mnli"], runs.write_data(tmp_path / "data", "mnli"))
     plan = plan_finetuning(task, checkpoint=place / "checkpoint", hparams=QUICK)
     matched, mismatched = (
         digest_of_examples(task.examples(f"validation_{name}")) for name in ("matched", "mismatched")
@@ -134,7 +136,7 @@ def test_a_plan_says_how_many_devices_a_strategy_has(monkeypatch):
 
 @pytest.mark.long
 def test_both_trainings_show_the_lines_about_their_devices(place):
-    task = Glue(ROWS["sst2"], place / "reviews")
+    task = TextClassification(ROWS["sst2"], place / "reviews")
     how = {"checkpoint": place / "checkpoint", "hparams": QUICK, "strategy_name": "mirrored"}
     for lines in (
         plan_finetuning(task, **how).lines,

@@ -15,7 +15,7 @@ from bert_keras.tasks.data.triviaqa import (
     find_answers,
     first_tokens,
 )
-from bert_keras.tasks.problems.question_answering import Squad
+from bert_keras.tasks.problems.question_answering import QuestionAnswering
 
 
 @pytest.mark.parametrize(
@@ -124,7 +124,7 @@ def test_the_file_is_squads(triviaqa, tmp_path):
         ("Union", "The u-s-a.", "q3--Union.txt", [{"text": "u-s-a", "answer_start": 4}]),
         ("Long", "word " * 399 + "early", "q5--Long.txt", [{"text": "early", "answer_start": 1995}]),
     ]
-    rows = list(Squad("squad1.1", file).examples("train").as_numpy_iterator())
+    rows = list(QuestionAnswering("squad1.1", file).examples("train").as_numpy_iterator())
     spans = [row["context"][row["answer_start"] : row["answer_end"]].decode() for row in rows]
     assert spans == ["Sinclair Lewis", "Tōkyō", "u-s-a", "early"]
     assert [json.loads(row["answers"])[0] for row in rows] == spans
@@ -157,14 +157,14 @@ def test_a_file_that_finetune_would_refuse_is_not_written(triviaqa, tmp_path, mo
     for module in ("data", "triviaqa"):
         monkeypatch.setattr(f"bert_keras.tasks.data.{module}.MAX_FILE_BYTES", size)
     convert("train", tmp_path / "again.json")
-    assert len(list(Squad("squad1.1", tmp_path / "again.json").examples("train"))) == 4
+    assert len(list(QuestionAnswering("squad1.1", tmp_path / "again.json").examples("train"))) == 4
     for module in ("data", "triviaqa"):
         monkeypatch.setattr(f"bert_keras.tasks.data.{module}.MAX_FILE_BYTES", size - 1)
     with pytest.raises(BertKerasError, match=f"more than {size - 1:,} bytes.*give fewer tokens, or a limit"):
         convert("train", tmp_path / "third.json")
     assert not (tmp_path / "third.json").exists()
     with pytest.raises(BertKerasError, match=f"again.json has over {size - 1:,} bytes.*leave out questions"):
-        Squad("squad1.1", tmp_path / "again.json").examples("train")
+        QuestionAnswering("squad1.1", tmp_path / "again.json").examples("train")
 
 
 def test_only_the_features_of_wikipedia_are_read(tmp_path):

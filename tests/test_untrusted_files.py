@@ -40,12 +40,12 @@ from bert_keras.tasks.pretraining.corpus import Corpus
 from bert_keras.tasks.pretraining.manifest import read_manifest
 from bert_keras.tasks.pretraining.read_records import read_records
 from bert_keras.tasks.pretraining.vocabulary import learn_sentencepiece
-from bert_keras.tasks.problems.choice import Swag
-from bert_keras.tasks.problems.classification import Glue
+from bert_keras.tasks.problems.classification import TextClassification
 from bert_keras.tasks.problems.embedding import Embedding, WordEmbedding
 from bert_keras.tasks.problems.fill_mask import FillMask
-from bert_keras.tasks.problems.question_answering import Squad
-from bert_keras.tasks.problems.tagging import Conll
+from bert_keras.tasks.problems.multiple_choice import MultipleChoice
+from bert_keras.tasks.problems.question_answering import QuestionAnswering
+from bert_keras.tasks.problems.tagging import Tagging
 from bert_keras.tasks.runs.run_folder import load_run
 from bert_keras.tasks.training.loop import RUN
 from bert_keras.text import vocabulary_files
@@ -306,10 +306,10 @@ def test_a_vocabulary_over_the_limit_is_not_read(tmp_path, monkeypatch):
 # -----------------------------------------------------------------------------------------------------------
 # Runs and other folders of ours
 
-GLUE = Glue(ROWS["sst2"]).to_json()
-SQUAD = Squad("squad2.0").to_json()
-SWAG = Swag().to_json()
-CONLL = Conll(["O", "B-PER", "I-PER"], scheme="IOB2").to_json()
+GLUE = TextClassification(ROWS["sst2"]).to_json()
+SQUAD = QuestionAnswering("squad2.0").to_json()
+SWAG = MultipleChoice().to_json()
+CONLL = Tagging(["O", "B-PER", "I-PER"], scheme="IOB2").to_json()
 TASK_FAULTS = [
     ("glue", 5, "task is 5; wanted an object"),
     ("glue", GLUE | {"text": 5}, "text is 5; wanted a list, each item text"),
@@ -354,8 +354,8 @@ def test_settings_of_a_task_json_of_other_types(checkpoint, changes, message):
     refused(f"task.json.*{message}", load_run, checkpoint)
 
 
-@pytest.mark.parametrize("task", [Glue(ROWS["stsb"]), Glue(ROWS["mnli"]), Squad("squad1.1", tau=0.5), Swag("codah"),
-                                  Conll(["O", "B-A-B"], scheme="IOB1"), FillMask(top_k=3), Embedding(l2=True),
+@pytest.mark.parametrize("task", [TextClassification(ROWS["stsb"]), TextClassification(ROWS["mnli"]), QuestionAnswering("squad1.1", tau=0.5), MultipleChoice("codah"),
+                                  Tagging(["O", "B-A-B"], scheme="IOB1"), FillMask(top_k=3), Embedding(l2=True),
                                   WordEmbedding()], ids=lambda task: task.kind)  # fmt: skip
 def test_every_task_is_made_again_from_its_json(task):
     assert type(task).from_json(json.loads(json.dumps(task.to_json()))).to_json() == task.to_json()
@@ -404,10 +404,10 @@ GOOD_SQUAD = {
 @pytest.mark.parametrize(
     ("name", "content", "task", "message"),
     [
-        ("train.json", DEEP, Squad("squad2.0"), "is nested too deep"),
-        ("train.json", b'{"data": 5}', Squad("squad2.0"), "'data' is 5; give a list"),
-        ("train.jsonl", DEEP, Swag(), "line 1 is nested too deep"),
-        ("train.jsonl", b'{"startphrase": "a", "choices": 5}', Swag(), "line 1: TypeError"),
+        ("train.json", DEEP, QuestionAnswering("squad2.0"), "is nested too deep"),
+        ("train.json", b'{"data": 5}', QuestionAnswering("squad2.0"), "'data' is 5; give a list"),
+        ("train.jsonl", DEEP, MultipleChoice(), "line 1 is nested too deep"),
+        ("train.jsonl", b'{"startphrase": "a", "choices": 5}', MultipleChoice(), "line 1: TypeError"),
         ("train.jsonl", DEEP, FillMask(), "line 1 is nested too deep"),
         ("train.jsonl", b'{"text": 5, "answer": "a"}', FillMask(), "line 1: no text or no answer"),
         (
@@ -454,10 +454,10 @@ def test_a_line_over_the_limit_is_refused_before_it_is_in_memory(tmp_path, monke
 @pytest.mark.parametrize(
     ("task", "name"),
     [
-        (Conll(["O"], scheme="IOB2"), "train.txt.gz"),
-        (Swag(), "train.jsonl"),
+        (Tagging(["O"], scheme="IOB2"), "train.txt.gz"),
+        (MultipleChoice(), "train.jsonl"),
         (FillMask(), "train.tsv"),
-        (Squad("squad1.1"), "train.json"),
+        (QuestionAnswering("squad1.1"), "train.json"),
     ],
     ids=["conll", "swag", "fill-mask", "squad"],
 )
@@ -516,7 +516,7 @@ def test_a_mask_over_one_is_refused_by_the_features_signature(untouched):
 
     from bert_keras.savedmodels.export import servable_of
 
-    servable = servable_of(untrained(Glue(ROWS["sst2"]), untouched))
+    servable = servable_of(untrained(TextClassification(ROWS["sst2"]), untouched))
     ids = tf.constant(np.full((1, 4), 7, "int32"))
     features = {"input_word_ids": ids, "input_mask": tf.ones_like(ids), "input_type_ids": ids * 0}
     assert servable.serve_features(**features)["label"].shape == [1]

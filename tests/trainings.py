@@ -12,7 +12,7 @@ from bert_keras import checkpoints
 from bert_keras.tasks.data.glue_rows import ROWS
 from bert_keras.tasks.finetuning.finetune import finetune, plan_finetuning
 from bert_keras.tasks.hparams import Hparams
-from bert_keras.tasks.problems.classification import Glue
+from bert_keras.tasks.problems.classification import TextClassification
 from bert_keras.tasks.runs.run_folder import load_run
 
 TESTS = Path(__file__).parent
@@ -44,7 +44,7 @@ def write_reviews(folder, *, train=96, dev=40, reversed_dev=False):
     return folder
 
 
-class Counting(Glue):
+class Counting(TextClassification):
     """SST-2 that counts how often Python runs through its loss and its decoding: once for each trace."""
 
     def __init__(self, folder):
@@ -109,12 +109,12 @@ def assert_same_weights(ours, theirs):
 @pytest.fixture(scope="module")
 def turned(place):
     """The results of a run whose dev labels are turned round: the more is learned, the worse it measures."""
-    task = Glue(ROWS["sst2"], write_reviews(place / "turned", reversed_dev=True))
+    task = TextClassification(ROWS["sst2"], write_reviews(place / "turned", reversed_dev=True))
     return start(task, place, output="turned_run", hparams=dataclasses.replace(LEARNING, epochs=3))
 
 
 @pytest.fixture(scope="module")
 def plan(place):
     return plan_finetuning(
-        Glue(ROWS["sst2"], place / "reviews"), checkpoint=place / "checkpoint", hparams=QUICK
+        TextClassification(ROWS["sst2"], place / "reviews"), checkpoint=place / "checkpoint", hparams=QUICK
     )

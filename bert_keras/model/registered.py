@@ -33,7 +33,7 @@ CLASSES = {
     "bert_keras.model.preprocessor_layer": ("PreprocessorLayer",),
     "bert_keras.model.pooling": ("MeanPooling",),
     "bert_keras.optimization.training_model": ("TrainingModel",),
-    "bert_keras.tasks.problems.choice": ("FlattenChoices",),
+    "bert_keras.tasks.problems.multiple_choice": ("FlattenChoices",),
     "bert_keras.tasks.problems.embedding": ("Pooling",),
     "bert_keras.model.feature_bilstm": ("FeatureBiLSTM",),
     "bert_keras.model.layer_mix": ("LayerMix", "ScalarMix"),

@@ -119,7 +119,7 @@ def columns_of(
 def columns_of_answers(
     questions: np.ndarray, contexts: np.ndarray, y: Any, *, version: Version
 ) -> dict[str, np.ndarray]:
-    """The columns of answers in Python, as `Squad.targets` takes them. questions, contexts: bytes [N].
+    """The columns of answers in Python, as `QuestionAnswering.targets` takes them. questions, contexts: bytes [N].
 
     Raises BertKerasError, with the row, for an answer that is not in its context at its start.
     """

@@ -45,7 +45,7 @@ from bert_keras.tasks.frozen.parquet_file import (
     read_groups,
     write_rows,
 )
-from bert_keras.tasks.problems.tagging import Conll
+from bert_keras.tasks.problems.tagging import Tagging
 
 if TYPE_CHECKING:  # imported where it is used
     import pyarrow
@@ -344,7 +344,7 @@ def _joined(raw: Iterable[Example], found: Iterable[Mapping[str, Any]]) -> Itera
 
 
 def extract(
-    task: Conll,
+    task: Tagging,
     examples: tf.data.Dataset,
     *,
     checkpoint: str | pathlib.Path | checkpoints.Checkpoint,
@@ -358,7 +358,7 @@ def extract(
 ) -> Cache:
     """Writes the vectors of a task's words, or resumes a killed extraction.
 
-    examples: of the task, as `Conll.examples` gives them
+    examples: of the task, as `Tagging.examples` gives them
     layers: each a row of the paper's Table 7, or numbers, that will be read; None keeps the embeddings and every block
     seq_length: wordpieces of a window; None takes the task's own
     progress: is called with the number of examples done since its last call

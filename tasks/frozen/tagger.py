@@ -37,7 +37,7 @@ from bert_keras.tasks.batches import count
 from bert_keras.tasks.frozen.cache import Cache
 from bert_keras.tasks.hparams import TaggerHparams
 from bert_keras.tasks.options import MAX_OPTION
-from bert_keras.tasks.problems.tagging import TAGS, Conll
+from bert_keras.tasks.problems.tagging import TAGS, Tagging
 from bert_keras.tasks.training.loop import RUN, check_save_every
 from bert_keras.tasks.training.loop import train as run_plan
 from bert_keras.tasks.training.plan import Monitor, Plan, Stage
@@ -89,7 +89,7 @@ def _tagger_batches(
     """
     header = cache.header
     columns = [header["layers"].index(place) for place in _places(cache, layers)]
-    task = Conll.from_json(header["task"])
+    task = Tagging.from_json(header["task"])
 
     def sentences(record: dict[str, tf.Tensor]) -> tf.data.Dataset:
         vectors = tf.cast(tf.gather(record["vectors"], columns, axis=1), tf.float32)
@@ -127,7 +127,7 @@ class Tagger:
     def predict(self, cache: Cache) -> list[list[str]]:
         """The tags of each sentence. Raises BertKerasError if the cache differs from the training cache, with the field."""
         check_equal(cache.path, _made_with(cache), self.made_with)
-        labels = np.array(Conll.from_json(self.made_with["task"]).label_names)
+        labels = np.array(Tagging.from_json(self.made_with["task"]).label_names)
         found: dict[int, list[str]] = {}
         for inputs, _, _, index in _tagger_batches(cache, self.layers, batch_size=PREDICT_BATCH):
             best = np.argmax(self.model.predict_on_batch(inputs), axis=-1)
@@ -311,7 +311,7 @@ def load_tagger(path: str | pathlib.Path) -> Tagger:
     hparams = typed(kept["hparams"], _HPARAMS, where=f"{path / TAGGER}: hparams")
     try:
         BertConfig.from_dict(made_with["config"])
-        Conll.from_json(made_with["task"])
+        Tagging.from_json(made_with["task"])
         tagger = _tagger(kept["layers"], TaggerHparams(**hparams), kept["made_with"])
     except (BertKerasError, TypeError) as error:
         raise BertKerasError(f"{path / TAGGER}: {error}") from error

@@ -49,7 +49,7 @@ from bert_keras.tasks.task import (
 from bert_keras.text.preprocessing import ENDS, Preprocessor
 
 
-class Glue(Task):
+class TextClassification(Task):
     """The task of one row.
 
     row: the result of `row_of`
@@ -102,7 +102,7 @@ class Glue(Task):
                 self.validation_splits = self.validation_splits[:1]
 
     @classmethod
-    def open(cls, name: str, source: Source | None, **options: Any) -> "Glue":
+    def open(cls, name: str, source: Source | None, **options: Any) -> "TextClassification":
         """The task of the row named `name`; for "custom", the files in `source` define the row."""
         columns = {name: options.pop(name) for name in names_of(ColumnOptions) if name in options}
         return cls(row_of(name, source, ColumnOptions(**columns)), source, **options)
@@ -272,14 +272,14 @@ class Glue(Task):
         return kept | {name: value for name, value in added.items() if value is not None}
 
     @classmethod
-    def from_json(cls, kept: Mapping[str, Any], source: Source | None = None) -> "Glue":
+    def from_json(cls, kept: Mapping[str, Any], source: Source | None = None) -> "TextClassification":
         kinds = {"pooling": one_of(POOLINGS), "doc_stride": or_null(whole(1, MAX_OPTION))}
         kinds["truncation"] = or_null(one_of(ENDS))
         row, options = row_from_json({"doc_stride": None, "truncation": None, **kept}, **kinds)
         return cls(row, source, **options)
 
 
-def majority_label(task: Glue) -> str:
+def majority_label(task: TextClassification) -> str:
     """The most frequent label of the training split; of equally frequent labels, the first.
 
     The paper's submission predicts it for WNLI (Devlin et al. 2019, table 1). Raises BertKerasError for a task whose texts do not

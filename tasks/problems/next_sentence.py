@@ -18,7 +18,7 @@ from bert_keras.model.heads import NextSentenceHead
 from bert_keras.tasks.data.glue_rows import LABEL, GlueRow, standard_splits
 from bert_keras.tasks.data.sources import Source
 from bert_keras.tasks.options import SENTENCE_PAIR_LABELS
-from bert_keras.tasks.problems.classification import Glue
+from bert_keras.tasks.problems.classification import TextClassification
 from bert_keras.tasks.task import Task
 
 HEAD = "next_sentence"  # the name of both heads in a checkpoint
@@ -39,11 +39,11 @@ ROWS = {
 }
 
 
-class NextSentence(Glue):
+class NextSentence(TextClassification):
     """The task of a pre-trained head on sentence pairs (Devlin et al. 2019, sec. 3.1; Lan et al. 2020, sec. 3.1).
 
     name: a key of ROWS
-    source: as in Glue; None to predict without examples
+    source: as in TextClassification; None to predict without examples
 
     Training continues with the checkpoint's head; a checkpoint without it is refused.
     """
@@ -87,7 +87,7 @@ class NextSentence(Glue):
 
     @classmethod
     def from_json(cls, kept: Mapping[str, Any], source: Source | None = None) -> "NextSentence":
-        return super(Glue, cls).from_json(kept, source)
+        return super(TextClassification, cls).from_json(kept, source)
 
 
 def learned_by(checkpoint: Checkpoint) -> str:

@@ -80,7 +80,7 @@ PADDING_LOGIT = -1e4
 SHOWN = 40  # characters of context on each side of an answer
 
 
-class Squad(Task):
+class QuestionAnswering(Task):
     """The task of one version.
 
     source: the JSON files; None for TensorFlow Datasets
@@ -126,7 +126,7 @@ class Squad(Task):
         SquadOptions(**{option: getattr(self, option) for option in self.options})
 
     @classmethod
-    def open(cls, name: str, source: Source | None, **options: Any) -> "Squad":
+    def open(cls, name: str, source: Source | None, **options: Any) -> "QuestionAnswering":
         return cls(name, source, **options)
 
     def examples(self, split: str) -> tf.data.Dataset:
@@ -293,7 +293,7 @@ class Squad(Task):
         exact, f1 = answer_scores(texts, golds, unanswerable=self.version.unanswerable)
         return {"exact_match": exact, "f1": f1}
 
-    def calibrate(self, predictions: Arrays, raw: Arrays) -> tuple["Squad", Arrays]:
+    def calibrate(self, predictions: Arrays, raw: Arrays) -> tuple["QuestionAnswering", Arrays]:
         """A task with the tau of the best F1, and its predictions. SQuAD 1.1 has no tau.
 
         `best_threshold` tries a tau between any two neighbouring null odds; if several are best, it takes the nearest to 0.
@@ -388,7 +388,7 @@ class Squad(Task):
         return {"name": self.name, **options, "tau": self.tau}
 
     @classmethod
-    def from_json(cls, kept: Mapping[str, Any], source: Source | None = None) -> "Squad":
+    def from_json(cls, kept: Mapping[str, Any], source: Source | None = None) -> "QuestionAnswering":
         kinds = {"name": one_of(VERSIONS), **dict.fromkeys(cls.options, whole(1, MAX_OPTION)), "tau": NUMBER}
         return cls(source=source, **typed(kept, kinds, where="task", optional=(*cls.options, "tau")))
 

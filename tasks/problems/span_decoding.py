@@ -71,7 +71,7 @@ def best_spans(
 
 
 def nbest_of(spans: Spans, context: tf.Tensor, null_scores: tf.Tensor | None) -> dict[str, tf.Tensor]:
-    """The n best answers [B, N] of `Squad.decode`, and "null_odds" [B] where null_scores float32 [B] are given."""
+    """The n best answers [B, N] of `QuestionAnswering.decode`, and "null_odds" [B] where null_scores float32 [B] are given."""
     found = spans.scores > NO_SPAN / 2
     starts, ends = tf.where(found, spans.starts, -1), tf.where(found, spans.ends, -1)
     ranked = [spans.scores] if null_scores is None else [spans.scores, null_scores[:, tf.newaxis]]

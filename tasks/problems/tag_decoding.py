@@ -55,7 +55,7 @@ def joined_tags(words: Words, label_names: Sequence[str]) -> tf.Tensor:
 
 
 def decode_entities(words: Words, label_names: Sequence[str], letters: "Letters") -> dict[str, tf.Tensor]:
-    """The entities of the words' IOB2 tags, [B, E], as in `Conll.decode`."""
+    """The entities of the words' IOB2 tags, [B, E], as in `Tagging.decode`."""
     prefixes, kinds = zip(*[label.partition("-")[::2] for label in label_names], strict=True)
     types = sorted({*kinds} - {""})
     kind = tf.gather([types.index(kind) if kind else -1 for kind in kinds], words.labels)

@@ -70,7 +70,7 @@ from bert_keras.text.word_splitting import (
 TAGS = "tags"
 
 
-class Conll(Task):
+class Tagging(Task):
     """Named entity recognition on files in CoNLL's format.
 
     labels: IOB2 tags, "O" first
@@ -107,7 +107,7 @@ class Conll(Task):
         self.defaults = TAGGING_DEFAULTS[context]
 
     @classmethod
-    def open(cls, name: str, source: Source | None, **options: Any) -> "Conll":
+    def open(cls, name: str, source: Source | None, **options: Any) -> "Tagging":
         """The task with the scheme and the tags of the training file.
 
         Raises BertKerasError for a file in another format, with its line, and for a file without entities.
@@ -298,7 +298,7 @@ class Conll(Task):
         }
 
     @classmethod
-    def from_json(cls, kept: Mapping[str, Any], source: Source | None = None) -> "Conll":
+    def from_json(cls, kept: Mapping[str, Any], source: Source | None = None) -> "Tagging":
         kinds = {
             "name": one_of(cls.names),
             "labels": list_of(WORD),

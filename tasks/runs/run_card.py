@@ -12,12 +12,12 @@ import tensorflow as tf
 
 from bert_keras.model.feature_bilstm import bilstm_of
 from bert_keras.tasks.data.glue_rows import CUSTOM
-from bert_keras.tasks.problems.choice import Swag
-from bert_keras.tasks.problems.classification import Glue
+from bert_keras.tasks.problems.classification import TextClassification
 from bert_keras.tasks.problems.fill_mask import FillMask
+from bert_keras.tasks.problems.multiple_choice import MultipleChoice
 from bert_keras.tasks.problems.next_sentence import NextSentence
-from bert_keras.tasks.problems.question_answering import Squad
-from bert_keras.tasks.problems.tagging import Conll
+from bert_keras.tasks.problems.question_answering import QuestionAnswering
+from bert_keras.tasks.problems.tagging import Tagging
 from bert_keras.tasks.runs.ensemble import members_of
 from bert_keras.tasks.runs.run_folder import ORIGIN, Run
 from bert_keras.tasks.training.task_model import encoder_of
@@ -26,10 +26,10 @@ CARD = "README.md"
 HUB = "hf://"
 # The Hub's names of tasks, and of measures where they differ from ours.
 PIPELINES = {
-    Glue.kind: "text-classification",
-    Squad.kind: "question-answering",
-    Swag.kind: "multiple-choice",
-    Conll.kind: "token-classification",
+    TextClassification.kind: "text-classification",
+    QuestionAnswering.kind: "question-answering",
+    MultipleChoice.kind: "multiple-choice",
+    Tagging.kind: "token-classification",
     FillMask.kind: "fill-mask",
     NextSentence.kind: "text-classification",
 }

@@ -40,12 +40,12 @@ from bert_keras.tasks.batches import predict
 from bert_keras.tasks.data.sources import Source
 from bert_keras.tasks.hparams import Hparams
 from bert_keras.tasks.options import MAX_OPTION
-from bert_keras.tasks.problems.choice import Swag
-from bert_keras.tasks.problems.classification import Glue
+from bert_keras.tasks.problems.classification import TextClassification
 from bert_keras.tasks.problems.fill_mask import FillMask
+from bert_keras.tasks.problems.multiple_choice import MultipleChoice
 from bert_keras.tasks.problems.next_sentence import NextSentence
-from bert_keras.tasks.problems.question_answering import Squad
-from bert_keras.tasks.problems.tagging import Conll
+from bert_keras.tasks.problems.question_answering import QuestionAnswering
+from bert_keras.tasks.problems.tagging import Tagging
 from bert_keras.tasks.task import Task
 from bert_keras.tasks.training.loop import LOGS, RESULTS_FILE, TASK_FILE
 from bert_keras.tasks.training.task_model import (
@@ -67,7 +67,8 @@ from bert_keras.text.vocabulary_files import (
 
 # task.json's "kind" -> the task. A new task needs a line here.
 TASKS: dict[str, type[Task]] = {
-    task.kind: task for task in (Glue, Squad, Swag, Conll, FillMask, NextSentence)
+    task.kind: task
+    for task in (TextClassification, QuestionAnswering, MultipleChoice, Tagging, FillMask, NextSentence)
 }
 # Keys in results.json: file name -> SHA-256; the model that the run started from (`Checkpoint.origin`).
 FILES, ORIGIN = "files", "origin"

@@ -44,7 +44,7 @@ from bert_keras.tasks.pretraining.monitor import SNAPSHOTS
 from bert_keras.tasks.pretraining.pretrain import check_replicas, pretrain
 from bert_keras.tasks.pretraining.recipe_objectives import unread_settings
 from bert_keras.tasks.pretraining.recipes import RECIPES, Recipe
-from bert_keras.tasks.problems.tagging import Conll
+from bert_keras.tasks.problems.tagging import Tagging
 from bert_keras.tasks.report_tables import Table
 from bert_keras.tasks.runs.run_folder import open_task
 from bert_keras.tasks.study.ablation_definitions import (
@@ -201,7 +201,7 @@ class _Plan:
         if not name.endswith(FEATURES):
             finetune(task, checkpoint=start, output=output, hparams=hparams, **self.how)
             return
-        assert isinstance(task, Conll)
+        assert isinstance(task, Tagging)
         caches = [
             extract(
                 task,
@@ -365,8 +365,8 @@ def _open(name: str, data: Mapping[str, Source], scale: Scale) -> Task:
     plain = name.removesuffix(FEATURES)
     check_dev_split(data.get(plain))
     task = open_task(plain, data.get(plain), **scale.options.get(plain, {}))
-    if plain != name and not isinstance(task, Conll):
-        raise BertKerasError(f"{name} is not a task; only {Conll.kind} has the feature-based approach.")
+    if plain != name and not isinstance(task, Tagging):
+        raise BertKerasError(f"{name} is not a task; only {Tagging.kind} has the feature-based approach.")
     for split in ("train", task.validation_splits[0]):
         task.examples(split)
     return task

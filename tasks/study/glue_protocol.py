@@ -33,7 +33,7 @@ from bert_keras.tasks.devices.strategies import strategy
 from bert_keras.tasks.devices.workers import Workers, reports_lost_workers
 from bert_keras.tasks.hparams import Hparams
 from bert_keras.tasks.options import GlueOptions, ProtocolOptions
-from bert_keras.tasks.problems.classification import Glue, majority_label
+from bert_keras.tasks.problems.classification import TextClassification, majority_label
 from bert_keras.tasks.runs.run_folder import load_run
 from bert_keras.tasks.study import protocol
 from bert_keras.tasks.study import summary as reports
@@ -140,16 +140,18 @@ def _check_names(names: Sequence[str], *, wnli: str) -> None:
         )
 
 
-def _open_tasks(names: Sequence[str], data: str | pathlib.Path | None, *, pooling: str) -> dict[str, Glue]:
+def _open_tasks(
+    names: Sequence[str], data: str | pathlib.Path | None, *, pooling: str
+) -> dict[str, TextClassification]:
     """Opens the tasks, by name, and reads all their splits, so that bad data raises an error before any run."""
     check_dev_split(data)
-    tasks = {name: Glue(ROWS[name], data, pooling=pooling) for name in names}
+    tasks = {name: TextClassification(ROWS[name], data, pooling=pooling) for name in names}
     for task in tasks.values():
         for split in ("train", *task.validation_splits):
             task.examples(split)
     for name, split, _ in _test_splits(names):
         with contextlib.suppress(FileNotFoundError):  # a test file may be missing
-            Glue(ROWS[name], data).examples(split)
+            TextClassification(ROWS[name], data).examples(split)
     return tasks
 
 
@@ -183,7 +185,7 @@ def submit(
     files = []
     for name, split, title in _test_splits([*best, *majority]):
         try:
-            task = Glue(ROWS[name], data)
+            task = TextClassification(ROWS[name], data)
             examples = task.examples(split)
         except FileNotFoundError as error:
             log(f"no {title}.tsv: {error}")

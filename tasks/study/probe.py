@@ -41,7 +41,7 @@ from bert_keras.tasks.frozen.extract import (
 )
 from bert_keras.tasks.metrics import accuracy, entity_scores
 from bert_keras.tasks.options import ProbeOptions
-from bert_keras.tasks.problems.classification import Glue
+from bert_keras.tasks.problems.classification import TextClassification
 from bert_keras.tasks.report_tables import Table
 from bert_keras.tasks.training.identity import identity_of_checkpoint
 from bert_keras.tasks.training.progress import counter
@@ -102,7 +102,7 @@ def _words(path: str | pathlib.Path, split: str, *, column: int, least: int, mos
 
 def _texts(path: str | pathlib.Path, split: str, name: str) -> Examples:
     """The labelled texts of a split."""
-    task = Glue(ROWS[name], path)
+    task = TextClassification(ROWS[name], path)
     rows = [row for row in task.examples(split).as_numpy_iterator() if row[LABEL] >= 0]
     (text,) = task.text
     return Examples(

@@ -34,13 +34,13 @@ from bert_keras.tasks.options import (
     SquadOptions,
     TaggingOptions,
 )
-from bert_keras.tasks.problems.choice import Swag
-from bert_keras.tasks.problems.classification import Glue
+from bert_keras.tasks.problems.classification import TextClassification
 from bert_keras.tasks.problems.embedding import Embedding
 from bert_keras.tasks.problems.fill_mask import FillMask
+from bert_keras.tasks.problems.multiple_choice import MultipleChoice
 from bert_keras.tasks.problems.next_sentence import NextSentence
-from bert_keras.tasks.problems.question_answering import Squad
-from bert_keras.tasks.problems.tagging import Conll
+from bert_keras.tasks.problems.question_answering import QuestionAnswering
+from bert_keras.tasks.problems.tagging import Tagging
 from bert_keras.tasks.runs.run_folder import (
     KERAS,
     is_run,
@@ -151,7 +151,7 @@ def question_answerer(
     """
     bilstm = {name: options.pop(name) for name in BILSTM_SETTINGS if name in options}
     chosen = dataclasses.asdict(SquadOptions(**options))
-    problem = Squad("squad2.0" if unanswerable else "squad1.1", **chosen)
+    problem = QuestionAnswering("squad2.0" if unanswerable else "squad1.1", **chosen)
     return _build(
         problem, checkpoint, seq_length=seq_length, dtype=dtype, feature_layers=feature_layers, bilstm=bilstm
     )
@@ -178,7 +178,7 @@ def tagger(
     if not entities or isinstance(entities, str):
         raise BertKerasError('give the types of entities as a list, for example ["PER", "LOC"].')
     labels = [OUTSIDE, *sorted(f"{prefix}-{kind}" for kind in entities for prefix in "BI")]
-    problem = Conll(labels, scheme="IOB2", context="sentence", doc_stride=doc_stride)
+    problem = Tagging(labels, scheme="IOB2", context="sentence", doc_stride=doc_stride)
     return _build(
         problem, checkpoint, seq_length=seq_length, dtype=dtype, feature_layers=feature_layers, bilstm=bilstm
     )
@@ -199,7 +199,7 @@ def chooser(
 
     Texts: the columns "context" [N] and "endings" [N, K]. Predictions: "label", an index, "ending" and "probabilities" [N, K].
     """
-    problem = Swag(num_choices=num_choices)
+    problem = MultipleChoice(num_choices=num_choices)
     return _build(
         problem, checkpoint, seq_length=seq_length, dtype=dtype, feature_layers=feature_layers, bilstm=bilstm
     )
@@ -321,7 +321,9 @@ def _of_row(
     )
     row = dataclasses.replace(row, measures=LABEL_TYPES[row.label_type].measures)
     check_row(row)
-    return _build(Glue(row, **options), checkpoint, seq_length=seq_length, dtype=dtype, **features)
+    return _build(
+        TextClassification(row, **options), checkpoint, seq_length=seq_length, dtype=dtype, **features
+    )
 
 
 def _features_of(feature_layers: str | None, bilstm: Mapping[str, Any]) -> dict[str, Any] | None:

@@ -79,7 +79,7 @@ class Choice(NamedTuple):
     label: str | None
 
 
-class Swag(Task):
+class MultipleChoice(Task):
     """The task of choosing one of K endings.
 
     name: a key of FILES
@@ -107,7 +107,7 @@ class Swag(Task):
         self.name, self.source, self.num_choices = name, source, num_choices
 
     @classmethod
-    def open(cls, name: str, source: Source | None, **options: Any) -> "Swag":
+    def open(cls, name: str, source: Source | None, **options: Any) -> "MultipleChoice":
         if source is None:
             raise BertKerasError(
                 f"{name} is read from files; give a folder of them, or a file for each split."
@@ -255,7 +255,7 @@ class Swag(Task):
             yield Table(title, (CONTEXT, "chosen", "right", "probability of the chosen"), rows)
 
     @classmethod
-    def from_json(cls, kept: Mapping[str, Any], source: Source | None = None) -> "Swag":
+    def from_json(cls, kept: Mapping[str, Any], source: Source | None = None) -> "MultipleChoice":
         """Restores the task from the output of `to_json`, with its examples in `source`."""
         kept = typed(kept, {"name": one_of(cls.names), **cls.kinds}, where="task")
         return cls(kept["name"], source, num_choices=kept["num_choices"])
