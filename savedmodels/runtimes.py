@@ -332,7 +332,7 @@ def settings_of(run: Run, format: str, *, precision: str = "float32") -> dict[st
     task, preprocess = run.task, run.preprocess
     special, pair = preprocess.tokenizer.special, preprocess.tokenizer.pair
     pairs = len(task.signature()) > 1
-    label_type = task.row.label_type if isinstance(task, TextClassification) else None
+    label_type = task.label_type if isinstance(task, TextClassification) else None
     return {
         "runtime": format,
         "precision": precision,

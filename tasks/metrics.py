@@ -64,7 +64,7 @@ MEASURES: dict[str, Callable[[np.ndarray, np.ndarray], float]] = {
 
 
 # Kinds of task whose official scorers report percent; the measures of other tasks are fractions.
-IN_PERCENT = ("squad",)
+IN_PERCENT = ("question-answering",)
 
 
 def in_percent(value: float, *, kind: str) -> float:

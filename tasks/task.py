@@ -58,7 +58,7 @@ class Data(Protocol):
     defaults: Mapping[str, Any] = {}
 
     @classmethod
-    def open(cls, name: str, source: Source | None, **options: Any) -> Self:
+    def open(cls, name: str, source: Source | None = None, **options: Any) -> Self:
         """The task named `name` with its examples in `source`; None means TensorFlow Datasets."""
         return cls(source=source, **options)  # type: ignore[call-arg]
 
@@ -238,9 +238,8 @@ class Task(Data, Problem, Report, Protocol):
     @classmethod
     def from_json(cls, kept: Mapping[str, Any], source: Source | None = None) -> Self:
         """Restores the task from the output of `to_json`, with its examples in `source`. By default calls `open`."""
-        kinds = {"name": one_of(cls.names), **cls.kinds}
-        settings = dict(typed(kept, kinds, where="task", optional=kinds))
-        return cls.open(settings.pop("name", cls.names[0]), source, **settings)
+        settings = dict(typed(kept, {"name": one_of(cls.names), **cls.kinds}, where="task"))
+        return cls.open(settings.pop("name"), source, **settings)
 
 
 def model_inputs(features: Features) -> Features:

@@ -27,7 +27,6 @@ import runs  # noqa: E402
 
 from bert_keras.cli.console import one_line_errors  # noqa: E402
 from bert_keras.io.output_folder import Folder  # noqa: E402
-from bert_keras.tasks.data.glue_rows import ROWS  # noqa: E402
 from bert_keras.tasks.finetuning.finetune import finetune  # noqa: E402
 from bert_keras.tasks.hparams import Hparams  # noqa: E402
 from bert_keras.tasks.pretraining.pretrain import pretrain  # noqa: E402
@@ -48,7 +47,7 @@ SAVE_EVERY = 2
 
 
 def finetune_into(output: Path) -> dict:
-    task = TextClassification(ROWS["sst2"], Path(FOLDER) / "data")
+    task = TextClassification.open("sst2", Path(FOLDER) / "data")
     return finetune(
         task,
         checkpoint=Path(FOLDER) / "checkpoint",

@@ -33,7 +33,6 @@ from bert_keras.optimization.optimizers import AdamW  # noqa: E402
 from bert_keras.optimization.schedules import WarmupLinearDecay  # noqa: E402
 from bert_keras.optimization.training_model import TrainingModel  # noqa: E402
 from bert_keras.tasks.batches import dataset  # noqa: E402
-from bert_keras.tasks.data.glue_rows import ROWS  # noqa: E402
 from bert_keras.tasks.devices.strategies import differ_between_replicas, rows_for, strategy  # noqa: E402
 from bert_keras.tasks.finetuning.finetune import _compiled_model, finetune  # noqa: E402
 from bert_keras.tasks.finetuning.finetuning_monitor import GradualUnfreezing  # noqa: E402
@@ -309,7 +308,7 @@ def main():
         folder = Path(name)
         runs.write_checkpoint(folder / "checkpoint", num_layers=1, **NO_DROPOUT)
         files = runs.write_data(folder / "data", "sst2", count=33)
-        reviews = TextClassification(ROWS["sst2"], files)
+        reviews = TextClassification.open("sst2", files)
         results["finetune"] = run_of_two(reviews, folder, files, batch_size=9)
         results["commands"] = [answered(folder / "run_sst2", files, name) for name in ("one", "mirrored")]
         endings = write_choices(folder / "endings")

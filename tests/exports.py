@@ -16,7 +16,6 @@ from bert_keras import checkpoints
 from bert_keras.features import ENCODER_INPUTS
 from bert_keras.savedmodels.export import servable_of
 from bert_keras.savedmodels.model_card import answers_of, signature_table
-from bert_keras.tasks.data.glue_rows import ROWS
 from bert_keras.tasks.problems.classification import TextClassification
 from bert_keras.tasks.problems.embedding import Embedding, WordEmbedding
 from bert_keras.tasks.problems.fill_mask import FillMask
@@ -37,9 +36,9 @@ SPANS = {"doc_stride": 16, "max_query_length": 8, "max_answer_length": 4, "n_bes
 
 # Every kind of answer that is served, under the heading of its table.
 CASES: dict[str, Task] = {
-    "Classification": TextClassification(ROWS["sst2"]),
-    "Classification of pairs": TextClassification(ROWS["mnli"]),
-    "Regression": TextClassification(ROWS["stsb"]),
+    "Classification": TextClassification.open("sst2"),
+    "Classification of pairs": TextClassification.open("mnli"),
+    "Regression": TextClassification.open("stsb"),
     "Choice": MultipleChoice(),
     "Question answering": QuestionAnswering("squad2.0", **SPANS),
     "Named entities": Tagging(["O", "B-PER", "I-PER", "B-LOC", "I-LOC"], scheme="IOB2", doc_stride=16),

@@ -15,7 +15,6 @@ from pathlib import Path
 import runs
 import tensorflow as tf
 
-from bert_keras.tasks.data.glue_rows import ROWS
 from bert_keras.tasks.finetuning.finetune import finetune
 from bert_keras.tasks.hparams import Hparams
 from bert_keras.tasks.pretraining.pretrain import pretrain
@@ -62,7 +61,7 @@ def pretrain_into(output: Path, folder: Path) -> None:
 
 def finetune_into(output: Path, folder: Path) -> None:
     finetune(
-        TextClassification(ROWS["sst2"], folder / "data"),
+        TextClassification.open("sst2", folder / "data"),
         checkpoint=folder / "checkpoint",
         output=output,
         hparams=FINETUNED,

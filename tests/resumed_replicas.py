@@ -23,7 +23,6 @@ tf.config.set_logical_device_configuration(
     tf.config.list_physical_devices("CPU")[0], [tf.config.LogicalDeviceConfiguration()] * 2
 )
 
-from bert_keras.tasks.data.glue_rows import ROWS  # noqa: E402
 from bert_keras.tasks.finetuning.finetune import finetune  # noqa: E402
 from bert_keras.tasks.hparams import Hparams  # noqa: E402
 from bert_keras.tasks.pretraining.pretrain import pretrain  # noqa: E402
@@ -87,12 +86,12 @@ def write_questions(folder: Path) -> Path:
 
 
 def reviews_into(output: Path, folder: Path) -> None:
-    task = TextClassification(ROWS["sst2"], folder / "data")
+    task = TextClassification.open("sst2", folder / "data")
     finetune(task, checkpoint=folder / "checkpoint", output=output, hparams=HPARAMS, log=quiet, **HOW)
 
 
 def vectors_into(output: Path, folder: Path) -> None:
-    task = TextClassification(ROWS["sst2"], folder / "data")
+    task = TextClassification.open("sst2", folder / "data")
     hparams = dataclasses.replace(HPARAMS, feature_layers="0,1", lstm_layers=2, lstm_units=8)
     finetune(task, checkpoint=folder / "checkpoint", output=output, hparams=hparams, log=quiet, **HOW)
 

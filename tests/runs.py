@@ -1,6 +1,6 @@
 """Runs that train in seconds, for tests of what reads a run, and the command line that makes and reads them.
 
-In: a row of bert_keras.tasks.data.glue_rows. Out: a checkpoint folder, the row's TSV files, a run; what a command printed.
+In: a row of bert_keras.tasks.data.glue. Out: a checkpoint folder, the row's TSV files, a run; what a command printed.
 """
 
 import contextlib
@@ -145,7 +145,7 @@ def texts(count: int, *, seed: int) -> list[str]:
 
 def write_data(folder: Path, name: str, *, count: int = 48) -> Path:
     """The files of a GLUE row that have labels; the first word of the last segment says the label."""
-    from bert_keras.tasks.data.glue_rows import ROWS
+    from bert_keras.tasks.data.glue import ROWS
 
     folder.mkdir(parents=True)
     labels = ROWS[name].file_labels or ("0.0", "5.0")

@@ -14,7 +14,6 @@ import tensorflow as tf
 from bert_keras.errors import BertKerasError
 from bert_keras.model.layer_choices import LAYERS
 from bert_keras.tasks.batches import cardinality, take_examples
-from bert_keras.tasks.data.glue_rows import ROWS
 from bert_keras.tasks.devices.workers import Workers
 from bert_keras.tasks.frozen.token_vectors import RowExtractor
 from bert_keras.tasks.options import APPROACHES as NAMES
@@ -106,7 +105,7 @@ def raw_of(task):
 
 @pytest.mark.parametrize("name", ["sst2", "mrpc", "stsb"])
 def test_the_baseline_is_the_measure_of_the_most_common_label(name, tmp_path):
-    task = TextClassification(ROWS[name], runs.write_data(tmp_path / "data", name, count=40))
+    task = TextClassification.open(name, runs.write_data(tmp_path / "data", name, count=40))
     raw = raw_of(task)
     if name == "stsb":
         assert task.baseline(raw) == 0

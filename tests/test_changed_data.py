@@ -10,7 +10,6 @@ from runs import Begun, no_training
 
 from bert_keras.checkpoints.hugging_face import SAFETENSORS
 from bert_keras.errors import BertKerasError
-from bert_keras.tasks.data.glue_rows import ROWS
 from bert_keras.tasks.finetuning.finetune import finetune
 from bert_keras.tasks.hparams import Hparams, Sampling
 from bert_keras.tasks.pretraining.pretrain import pretrain
@@ -79,7 +78,7 @@ def inputs(tmp_path_factory):
 def test_a_label_far_down_is_noticed_on_resume(inputs, tmp_path):
     def start():
         finetune(
-            TextClassification(ROWS["sst2"], inputs / "data"),
+            TextClassification.open("sst2", inputs / "data"),
             checkpoint=inputs / "checkpoint",
             output=tmp_path / "run",
             hparams=Hparams(epochs=1, batch_size=64, learning_rate=1e-3, seq_length=40),

@@ -22,7 +22,7 @@ from bert_keras.cli import main as cli
 from bert_keras.fields import Masking, given_settings, names_of
 from bert_keras.savedmodels.verify import ask
 from bert_keras.tasks.commands.finetuning import CHUNK
-from bert_keras.tasks.data.example_files import read_examples
+from bert_keras.tasks.data.tables import read_examples
 from bert_keras.tasks.hparams import (
     OF_FEATURES,
     Hparams,
@@ -322,7 +322,7 @@ def test_tasks_of_two_texts_split_at_the_first_tab(tmp_path):
         ("x.csv", b'a,b\n0,"x\ny"\n1,"2\n', "x.csv, line 4: a quote is opened .* not closed"),
         # Two stray quotes, and all between them is one field.
         ("x.csv", b'a,b\n1,"2\n3,4\n5",6\n', r"x.csv, line 2: 3 column\(s\), expected 2"),
-        ("x.jsonl", b'{"a": "1", "b": 2}', "x.jsonl, line 1: 'b' is 2; give text"),
+        ("x.jsonl", b'{"a": "1", "b": 2}', "x.jsonl, line 1: 'b' is 2, not text; give text"),
         ("x.jsonl", b'["a"]', "x.jsonl, line 1: a JSON list; give one object per line"),
         ("x.jsonl", b'\n{"a": ', "x.jsonl, line 2 is not JSON: Expecting value"),
         ("x.jsonl", b'{"a": "", "b": ""}\n{"a": ""}', "x.jsonl, line 2: no 'b'; the fields are 'a'"),

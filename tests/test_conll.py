@@ -16,11 +16,11 @@ from bert_keras.features import EXAMPLE_INDEX, INPUT_MASK, WORD_INDEX
 from bert_keras.savedmodels.servable import Servable
 from bert_keras.savedmodels.verify import ask, compare
 from bert_keras.tasks.batches import dataset, predict
-from bert_keras.tasks.data.tag_schemes import (
+from bert_keras.tasks.data.conll import (
     SCHEMES,
-    convert,
-    entities_of,
-    tags_of,
+    convert_tags,
+    find_entities,
+    write_tags,
 )
 from bert_keras.tasks.finetuning.finetune import finetune
 from bert_keras.tasks.hparams import Hparams
@@ -39,7 +39,7 @@ def sentences(count: int, *, seed: int) -> list[list[str]]:
 
 
 def tagged(words: list[str], scheme: str) -> list[str]:
-    return convert([f"I-{OF_WORD[word]}" if word in OF_WORD else "O" for word in words], scheme)
+    return convert_tags([f"I-{OF_WORD[word]}" if word in OF_WORD else "O" for word in words], scheme)
 
 
 def write_file(path, documents: list[list[list[str]]], *, scheme: str = "IOB1", marks: bool = True) -> None:
@@ -122,12 +122,12 @@ def test_entities_and_schemes_agree_with_a_second_implementation():
     letters = [f"{prefix}-{kind}" for prefix in "BIES" for kind in ("PER", "LOC-X")]
     for _ in range(500):
         tags = draw.choices([*letters, "O", "O", "O"], k=draw.randint(1, 12))
-        entities = entities_of(tags)
+        entities = find_entities(tags)
         assert entities == entities_by_hand(tags)
         for scheme in SCHEMES:
-            written = tags_of(entities, length=len(tags), scheme=scheme)
-            assert entities_of(written) == entities_by_hand(written) == entities
-            assert convert(tags, scheme) == written
+            written = write_tags(entities, length=len(tags), scheme=scheme)
+            assert find_entities(written) == entities_by_hand(written) == entities
+            assert convert_tags(tags, scheme) == written
 
 
 @pytest.mark.parametrize(
@@ -140,8 +140,8 @@ def test_entities_and_schemes_agree_with_a_second_implementation():
 )
 def test_the_same_entities_in_each_scheme(scheme, tags):
     entities = [("A", 0, 1), ("A", 2, 3), ("A", 5, 5), ("B", 6, 7)]
-    assert entities_of(tags.split()) == entities
-    assert tags_of(entities_of(tags.split()), length=8, scheme=scheme) == tags.split()
+    assert find_entities(tags.split()) == entities
+    assert write_tags(find_entities(tags.split()), length=8, scheme=scheme) == tags.split()
 
 
 @pytest.mark.parametrize("scheme", SCHEMES)
@@ -218,7 +218,7 @@ def test_tags_outside_the_scheme_or_the_labels_are_counted(tmp_path):
     misfit, unknown = (str(warning.message).partition("dev.txt")[2] for warning in caught)
     assert re.match(", line 3: .* 2 tags .* IOB1", misfit) and re.match(r": 1 words .* \(B-ORG\)", unknown)
     assert raw["tags"].tolist() == [b"B-PER B-LOC B-LOC\nB-PER B-ORG"]
-    assert task.labels_of(raw).to_list() == [[2, 1, 1, 2, -1]]
+    assert task.look_up_labels(raw).to_list() == [[2, 1, 1, 2, -1]]
 
 
 SPLITS = {

@@ -24,7 +24,6 @@ from bert_keras.tasks.batches import (
     predictor,
     take_examples,
 )
-from bert_keras.tasks.data.glue_rows import ROWS
 from bert_keras.tasks.hparams import Hparams
 from bert_keras.tasks.problems.classification import TextClassification
 from bert_keras.text.preprocessing import Preprocessor, pad_batches
@@ -46,8 +45,8 @@ def preprocess(tokenizer):
 
 @pytest.fixture(scope="module")
 def task(tmp_path_factory):
-    return TextClassification(
-        ROWS["sst2"], runs.write_data(tmp_path_factory.mktemp("sst2") / "data", "sst2", count=COUNT)
+    return TextClassification.open(
+        "sst2", runs.write_data(tmp_path_factory.mktemp("sst2") / "data", "sst2", count=COUNT)
     )
 
 
@@ -172,7 +171,12 @@ def test_predict_keeps_the_order_in_one_trace(task, preprocess, examples):
     model = task.model(BertEncoder(config, outputs=(POOLED_OUTPUT,)))
     some = examples.take(100)
     decoded, raw = predict(
-        Counting(task.row, task.source), preprocess, model, some, batch_size=BATCH, progress=steps.append
+        Counting.open(task.name, task.source),
+        preprocess,
+        model,
+        some,
+        batch_size=BATCH,
+        progress=steps.append,
     )
     assert traces == [(None, None)]
     assert sum(steps) == 100 and max(steps) == BATCH
@@ -191,7 +195,7 @@ def test_a_predictor_is_traced_once(task, preprocess, examples):
             return super().decode(outputs, features, raw)
 
     model = task.model(BertEncoder(BertConfig(**runs.SIZES), outputs=(POOLED_OUTPUT,)))
-    counting = Counting(task.row, task.source)
+    counting = Counting.open(task.name, task.source)
     whole, _ = predict(task, preprocess, model, examples.take(30), batch_size=8)
     ask = predictor(counting, preprocess, model)
     chunks = [
@@ -225,7 +229,7 @@ class Windowed(TextClassification):
 
 @pytest.fixture(scope="module")
 def windowed(task):
-    return Windowed(task.row, task.source)
+    return Windowed.open(task.name, task.source)
 
 
 @pytest.fixture(scope="module")

@@ -13,7 +13,6 @@ from trainings import QUICK, place, start  # noqa: F401
 
 from bert_keras.errors import BertKerasError, LossDiverged
 from bert_keras.optimization.training_model import TrainingModel
-from bert_keras.tasks.data.glue_rows import ROWS
 from bert_keras.tasks.pretraining.pretrain import pretrain
 from bert_keras.tasks.pretraining.recipes import RECIPES
 from bert_keras.tasks.problems.classification import TextClassification
@@ -46,7 +45,7 @@ def difference(run, other):
 @pytest.mark.long
 def test_a_fine_tuning_in_executions_saves_at_their_ends_and_resumes_with_the_same_bits(place, monkeypatch):  # noqa: F811
     task, three = (
-        TextClassification(ROWS["sst2"], place / "reviews"),
+        TextClassification.open("sst2", place / "reviews"),
         dataclasses.replace(HPARAMS, steps_per_execution=3),
     )
     plain = start(task, place, hparams=HPARAMS, output="plain")
@@ -121,7 +120,7 @@ def test_executions_that_do_not_end_where_a_pretraining_acts_are_refused(steps, 
 
 @pytest.mark.long
 def test_a_loss_that_diverges_inside_an_execution_is_found_at_its_end(place):  # noqa: F811
-    task = TextClassification(ROWS["sst2"], place / "reviews")
+    task = TextClassification.open("sst2", place / "reviews")
     diverging = {"learning_rate": 1e30, "warmup_proportion": 0.0, "batch_size": 4, "steps_per_execution": 4}
     hparams = dataclasses.replace(HPARAMS, **diverging)  # 24 steps in an epoch; the loss is read at the tenth
     with pytest.raises(LossDiverged) as error:

@@ -33,7 +33,6 @@ from bert_keras.savedmodels.verify import (
     verify_files,
 )
 from bert_keras.tasks.batches import predict
-from bert_keras.tasks.data.glue_rows import ROWS
 from bert_keras.tasks.pretraining.pretrain import pretrain
 from bert_keras.tasks.pretraining.recipes import RECIPES
 from bert_keras.tasks.problems.classification import TextClassification
@@ -152,7 +151,7 @@ class Undecided(TextClassification):
 @pytest.mark.usefixtures("forked_answers")
 def test_versions_count_up_and_failures_leave_no_trace(exported, tmp_path):
     directory = tmp_path / "new" / "served"
-    undecided = dataclasses.replace(exported.run, task=Undecided(ROWS["sst2"]))
+    undecided = dataclasses.replace(exported.run, task=Undecided.open("sst2"))
     with pytest.raises(ExportError, match="^probabilities differs by .*1e-06"):
         export(undecided, directory)
     assert not list(tmp_path.iterdir())
@@ -220,7 +219,7 @@ class Trimmed(TextClassification):
 
 @pytest.mark.long
 def test_a_server_without_an_op_is_refused_before_anything_is_written(sst2, tmp_path):
-    run = untrained(Trimmed(ROWS["mnli"]), sst2.checkpoint)
+    run = untrained(Trimmed.open("mnli"), sst2.checkpoint)
     with pytest.raises(ValueError, match="^tfserving-2.19 .*RoundRobinTrim, .* 2.20;"):
         export(run, tmp_path / "new" / "served", target="tfserving-2.19")
     assert not list(tmp_path.iterdir())

@@ -256,11 +256,12 @@ def test_bad_tables(tmp_path, lines, message):
 @pytest.mark.parametrize(
     ("rows", "message"),
     [
-        ([{"text": "a [MASK]"}], "line 1: no text or no answer"),
+        ([{"text": "a [MASK]"}], "no column 'answer'"),
         ([{"text": "a [MASK]", "answer": "b"}, {"text": "a", "answer": "b"}], r"line 2: .* 0 \[MASK\]"),
         ([{"text": "[MASK] [MASK]", "answer": "b"}], r"line 1: .* 2 \[MASK\]"),
-        ([["a"]], "line 1: no text"),
-        ([], "has no examples"),
+        ([{"text": "a [MASK]", "answer": 5}], "line 1: 'answer' is 5, not text"),
+        ([["a"]], "line 1: a JSON list"),
+        ([], "is empty; give one object per line"),
     ],
 )
 def test_bad_files(tmp_path, rows, message):
@@ -272,10 +273,10 @@ def test_bad_files(tmp_path, rows, message):
 def test_opened_without_data():
     assert TASKS["fill-mask"] is FillMask
     assert FillMask.from_json(FillMask(top_k=7).to_json()).top_k == 7
-    assert FillMask.from_json({"name": "fill-mask"}).top_k == 5
-    for call in (lambda: FillMask.open("fill-mask", None), lambda: FillMask().examples("train")):
+    assert FillMask.from_json({"name": "fill-mask", "top_k": 5}).top_k == 5
+    for call in (FillMask.open("fill-mask").examples, FillMask().examples):
         with pytest.raises(ValueError, match="give a folder"):
-            call()
+            call("train")
     with pytest.raises(ValueError, match="top_k is 0"):
         FillMask(top_k=0)
 

@@ -11,7 +11,7 @@ import pytest
 import runs
 
 from bert_keras.tasks.batches import predict
-from bert_keras.tasks.data.glue_rows import ROWS
+from bert_keras.tasks.data.glue import ROWS
 from bert_keras.tasks.failed_runs import degenerate_scores
 from bert_keras.tasks.hparams import Hparams
 from bert_keras.tasks.problems.classification import TextClassification
@@ -131,7 +131,7 @@ def test_submission_files(place, done):
             run.task,
             run.preprocess,
             run.model,
-            TextClassification(ROWS[name], place / "glue").examples(split),
+            TextClassification.open(name, place / "glue").examples(split),
         )
         lines = [line.split("\t") for line in files[f"{title}.tsv"].splitlines()]
         assert lines[0] == ["index", "prediction"]
@@ -405,13 +405,13 @@ DEGENERATE = [
 
 @pytest.mark.parametrize(("name", "ids", "reason"), DEGENERATE)
 def test_degenerate_classes(name, ids, reason):
-    assert TextClassification(ROWS[name]).degenerate(classes(name, ids), {"label": LABELS}) == reason
+    assert TextClassification.open(name).degenerate(classes(name, ids), {"label": LABELS}) == reason
 
 
 def test_labels_of_one_class_show_only_that_another_is_always_predicted():
     labels = {"label": np.ones(20, np.int32)}
-    assert TextClassification(ROWS["rte"]).degenerate(classes("rte", np.ones(20, int)), labels) is None
-    why = TextClassification(ROWS["rte"]).degenerate(classes("rte", np.zeros(20, int)), labels)
+    assert TextClassification.open("rte").degenerate(classes("rte", np.ones(20, int)), labels) is None
+    why = TextClassification.open("rte").degenerate(classes("rte", np.zeros(20, int)), labels)
     assert why == "entailment for 100.0% of dev"
 
 
@@ -420,11 +420,11 @@ def test_nearly_one_class_is_degenerate():
     ids = np.ones(2000, int)
     ids[:9] = 0
     assert (
-        TextClassification(ROWS["qqp"]).degenerate(classes("qqp", ids), {"label": labels})
+        TextClassification.open("qqp").degenerate(classes("qqp", ids), {"label": labels})
         == "duplicate for 99.6% of dev"
     )
     ids[:20] = 0
-    assert TextClassification(ROWS["qqp"]).degenerate(classes("qqp", ids), {"label": labels}) is None
+    assert TextClassification.open("qqp").degenerate(classes("qqp", ids), {"label": labels}) is None
 
 
 @pytest.mark.parametrize(
@@ -439,7 +439,7 @@ def test_nearly_one_class_is_degenerate():
 )
 def test_degenerate_scores(scores, reason):
     raw = {"label": np.float32([1, 2, 3, 4])}
-    assert TextClassification(ROWS["stsb"]).degenerate({"score": np.float32(scores)}, raw) == reason
+    assert TextClassification.open("stsb").degenerate({"score": np.float32(scores)}, raw) == reason
 
 
 @pytest.mark.parametrize("scale", [1e-3, 1, 1e4])
@@ -456,7 +456,7 @@ def test_nearly_no_explained_variance_is_degenerate(correlation, stuck):
     labels = np.float32([1, 2, 3, 4])
     along, across = (labels - 2.5) / np.sqrt(5), np.float32([1, -1, -1, 1]) / 2  # of length 1
     scores = 2.5 + correlation * along + np.sqrt(1 - correlation**2) * across
-    why = TextClassification(ROWS["stsb"]).degenerate({"score": np.float32(scores)}, {"label": labels})
+    why = TextClassification.open("stsb").degenerate({"score": np.float32(scores)}, {"label": labels})
     assert why == (
         f"Pearson correlation {correlation:.4f}; predicting the mean score has none" if stuck else None
     )
@@ -465,7 +465,7 @@ def test_nearly_no_explained_variance_is_degenerate(correlation, stuck):
 def test_unlabelled_examples_are_ignored():
     raw = {"label": np.int32([0, 1, 1, -1])}
     assert (
-        TextClassification(ROWS["rte"]).degenerate(classes("rte", [0, 0, 0, 1]), raw)
+        TextClassification.open("rte").degenerate(classes("rte", [0, 0, 0, 1]), raw)
         == "entailment for 100.0% of dev"
     )
 
@@ -506,7 +506,7 @@ MNLI = Summary(
 
 
 def test_a_degenerate_run_is_counted_and_left_out():
-    summary = summarize(TextClassification(ROWS["mrpc"]), MRPC)
+    summary = summarize(TextClassification.open("mrpc"), MRPC)
     assert summary.best is MRPC[1]
     assert (summary.median, summary.lowest, summary.highest) == (0.88, 0.80, 0.90)
     assert summary.score == pytest.approx(0.88)  # F1 and accuracy first
@@ -520,11 +520,11 @@ def test_a_degenerate_run_is_counted_and_left_out():
     assert kept["degenerate"] == 1 and kept["runs"][0]["degenerate"] == "equivalent for 100.0% of dev"
     assert kept["median"] == 0.88 and len(kept["runs"]) == 4
     # A run that learned comes before a majority class with the higher F1.
-    assert summarize(TextClassification(ROWS["mrpc"]), [MRPC[0], MRPC[2]]).best is MRPC[2]
+    assert summarize(TextClassification.open("mrpc"), [MRPC[0], MRPC[2]]).best is MRPC[2]
 
 
 def test_all_degenerate():
-    summary = summarize(TextClassification(ROWS["mrpc"]), MRPC[:1])
+    summary = summarize(TextClassification.open("mrpc"), MRPC[:1])
     assert summary.best is MRPC[0] and summary.median is None
     table, stuck, _ = tables([summary])
     assert table.rows[0][-2:] == ("-", "-") and len(stuck.rows) == 1
@@ -533,7 +533,7 @@ def test_all_degenerate():
 
 def test_glue_score():
     """Measures of a task first, then both splits of MNLI, then the tasks."""
-    mrpc = summarize(TextClassification(ROWS["mrpc"]), MRPC)
+    mrpc = summarize(TextClassification.open("mrpc"), MRPC)
     assert glue_score([MNLI, mrpc]) == pytest.approx((0.81 + (0.90 + 0.86) / 2) / 2)
     assert as_json([MNLI, mrpc])["glue_score_on_dev"] == {
         "score": pytest.approx(0.845),

@@ -9,7 +9,6 @@ from trainings import QUICK, place  # noqa: F401
 
 from bert_keras import checkpoints
 from bert_keras.errors import BertKerasError
-from bert_keras.tasks.data.glue_rows import ROWS
 from bert_keras.tasks.finetuning.finetune import _compiled_model, plan_finetuning
 from bert_keras.tasks.problems.classification import TextClassification
 from bert_keras.tasks.problems.tagging import Tagging
@@ -51,16 +50,16 @@ TAGS = ("O", "B-LOC", "B-PER", "I-LOC", "I-PER")
 @pytest.mark.parametrize(
     ("task", "labels", "places"),
     [
-        (TextClassification(ROWS["sst2"]), ["positive", "negative"], [1, 0]),
-        (TextClassification(ROWS["sst2"]), ["NEGATIVE", "POSITIVE"], [0, 1]),
+        (TextClassification.open("sst2"), ["positive", "negative"], [1, 0]),
+        (TextClassification.open("sst2"), ["NEGATIVE", "POSITIVE"], [0, 1]),
         (
-            TextClassification(dataclasses.replace(ROWS["sst2"], labels=("LABEL_1", "LABEL_0"))),
+            TextClassification(("LABEL_1", "LABEL_0")),
             ["LABEL_0", "LABEL_1"],
             [1, 0],
         ),
-        (TextClassification(ROWS["mnli"]), ["CONTRADICTION", "ENTAILMENT", "NEUTRAL"], [1, 2, 0]),
+        (TextClassification.open("mnli"), ["CONTRADICTION", "ENTAILMENT", "NEUTRAL"], [1, 2, 0]),
         (
-            TextClassification(ROWS["mnli"], pooling="concat"),
+            TextClassification.open("mnli", pooling="concat"),
             ["contradiction", "entailment", "neutral"],
             [1, 2, 0],
         ),
@@ -94,8 +93,8 @@ def test_a_kept_head_without_names_is_refused(place, tmp_path, id2label, said):
     with pytest.raises(
         BertKerasError, match=f"{said}.*name them in .*id2label as the task does, in the head's order"
     ):
-        kept_head(TextClassification(ROWS["sst2"]), place, tmp_path / "there", id2label, labels=2)
-    task = TextClassification(ROWS["sst2"])
+        kept_head(TextClassification.open("sst2"), place, tmp_path / "there", id2label, labels=2)
+    task = TextClassification.open("sst2")
     assert kept_head(task, place, tmp_path / "named", {"0": "positive", "1": "negative"}) == [1, 0]
 
 
@@ -106,7 +105,7 @@ def test_a_kept_head_of_googles_format_is_refused(place, tmp_path):
     checkpoints.write(there, tmp_path / "google", format="google")
     with pytest.raises(BertKerasError, match="labels have no names; .*convert it to hugging-face"):
         _compiled_model(
-            TextClassification(ROWS["mnli"]),
+            TextClassification.open("mnli"),
             checkpoints.read(tmp_path / "google"),
             QUICK,
             total_steps=1,
@@ -118,7 +117,7 @@ def test_a_kept_head_of_googles_format_is_refused(place, tmp_path):
 def test_a_kept_head_of_other_labels(place, tmp_path):
     message = "the checkpoint's labels are bad, good and the labels of sst2 are negative, positive; leave keep_head out"
     with pytest.raises(ValueError, match=message):
-        kept_head(TextClassification(ROWS["sst2"]), place, tmp_path / "there", {"0": "bad", "1": "good"})
+        kept_head(TextClassification.open("sst2"), place, tmp_path / "there", {"0": "bad", "1": "good"})
     checkpoints.write(checkpoints.read(tmp_path / "there"), tmp_path / "copied", format="hugging-face")
     assert checkpoints.read(tmp_path / "copied").labels == ("bad", "good")
 
@@ -127,7 +126,7 @@ def test_random_weights_have_no_head_to_keep(place):  # noqa: F811
     random = dataclasses.replace(checkpoints.read(place / "checkpoint"), tensors={})
     with pytest.raises(BertKerasError, match="keep_head and random weights"):
         plan_finetuning(
-            TextClassification(ROWS["sst2"], place / "reviews"),
+            TextClassification.open("sst2", place / "reviews"),
             checkpoint=random,
             hparams=QUICK,
             keep_head=True,

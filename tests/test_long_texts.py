@@ -11,7 +11,6 @@ from runs import run_command, texts, write_checkpoint, write_data
 import bert_keras as bk
 from bert_keras.errors import BertKerasError
 from bert_keras.features import EXAMPLE_INDEX, INPUT_MASK, INPUT_WORD_IDS
-from bert_keras.tasks.data.glue_rows import ROWS
 from bert_keras.tasks.finetuning.finetune import plan_finetuning
 from bert_keras.tasks.frozen.extract import Extractor, Words
 from bert_keras.tasks.hparams import Hparams
@@ -147,7 +146,7 @@ TOO_FAR = {
     "tags": (lambda checkpoint: bk.tagger(checkpoint, ["PER"], seq_length=16, doc_stride=100), 14),
     "a plan": (
         lambda checkpoint: plan_finetuning(
-            TextClassification(ROWS["sst2"], "/", doc_stride=60),
+            TextClassification.open("sst2", "/", doc_stride=60),
             checkpoint=checkpoint,
             hparams=Hparams(seq_length=16),
         ),
@@ -278,7 +277,7 @@ def test_the_commands_read_windows(checkpoint, tmp_path, capfd):
 
 
 def test_a_task_without_windows_is_written_as_before(sst2):
-    assert "doc_stride" not in TextClassification(ROWS["sst2"]).to_json()
+    assert "doc_stride" not in TextClassification.open("sst2").to_json()
     run = load_run(sst2.run)
     assert run.task.doc_stride is None and not run.task.windowed
 

@@ -1,7 +1,5 @@
 """Each of several processes makes its own rows of every batch; the rows of all are the batches of one process."""
 
-import dataclasses
-
 import numpy as np
 import pytest
 import runs
@@ -9,7 +7,6 @@ import tensorflow as tf
 
 from bert_keras.features import INPUT_MASK, INPUT_WORD_IDS, Part
 from bert_keras.tasks.batches import dataset
-from bert_keras.tasks.data.glue_rows import ROWS
 from bert_keras.tasks.devices.strategies import divided
 from bert_keras.tasks.problems.classification import TextClassification
 from bert_keras.tasks.strings.text_data import text_batches
@@ -37,7 +34,7 @@ def rows(features, labels, weights):
 @pytest.mark.parametrize("doc_stride", [None, 6], ids=["texts", "windows"])
 @pytest.mark.parametrize(("parts", "multiple_of"), [(2, 2), (3, 3), (2, 4)])
 def test_all_parts_together_are_the_whole_batches(files, doc_stride, parts, multiple_of):
-    task = TextClassification(ROWS["sst2"], files, doc_stride=doc_stride)
+    task = TextClassification.open("sst2", files, doc_stride=doc_stride)
     preprocess = (
         PREPROCESS
         if doc_stride is None
@@ -59,7 +56,7 @@ def test_all_parts_together_are_the_whole_batches(files, doc_stride, parts, mult
 
 
 def test_the_rows_of_other_parts_are_not_tokenized(files):
-    task, seen = TextClassification(ROWS["sst2"], files), []
+    task, seen = TextClassification.open("sst2", files), []
 
     class Counted:
         def __getattr__(self, name):
@@ -87,9 +84,7 @@ def test_all_parts_of_texts_in_python_are_the_whole_batches(form):
         "a data set": ((data,), BATCH),
         "batches": ((data.batch(BATCH),), None),
     }[form]
-    problem = TextClassification(
-        dataclasses.replace(ROWS["sst2"], labels=("bad", "good"), file_labels=("bad", "good"))
-    )
+    problem = TextClassification(("bad", "good"), text=("sentence",))
     how = {"batch_size": size, "seed": 3, "multiple_of": 2, "class_weight": {"bad": 0.5}}
 
     def made(part):

@@ -19,7 +19,6 @@ from bert_keras.savedmodels.verify import (
     ask,
     relative,
 )
-from bert_keras.tasks.data.glue_rows import ROWS
 from bert_keras.tasks.problems.classification import TextClassification
 from bert_keras.tasks.runs.ensemble import Ensemble
 from bert_keras.tasks.runs.run_folder import load_run
@@ -84,7 +83,7 @@ class Undecided(TextClassification):
 @pytest.mark.long
 @pytest.mark.usefixtures("forked_answers")
 def test_the_bound_of_bfloat16_holds(sst2, tmp_path):
-    run = dataclasses.replace(at_precision(load_run(sst2.run), "bfloat16"), task=Undecided(ROWS["sst2"]))
+    run = dataclasses.replace(at_precision(load_run(sst2.run), "bfloat16"), task=Undecided.open("sst2"))
     with pytest.raises(ExportError, match="probabilities differs by .* the tolerance is 2e-02"):
         export(run, tmp_path / "served")
     assert not list(tmp_path.iterdir())

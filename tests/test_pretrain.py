@@ -18,7 +18,6 @@ from bert_keras.config import BertConfig
 from bert_keras.features import INPUT_WORD_IDS
 from bert_keras.fields import Masking
 from bert_keras.optimization.objectives import MaskedLM
-from bert_keras.tasks.data.glue_rows import ROWS
 from bert_keras.tasks.finetuning.finetune import finetune
 from bert_keras.tasks.hparams import Hparams, PretrainHparams, Sampling
 from bert_keras.tasks.pretraining import instance_sources, instance_stream, monitor
@@ -90,7 +89,7 @@ def test_recipe_learns_and_is_fine_tuned(name, steps, tmp_path):
     assert (run / "generator" / "task.json").exists() == (name == "electra")
     data = runs.write_data(tmp_path / "data", "sst2", count=16)
     tuned = finetune(
-        TextClassification(ROWS["sst2"], data),
+        TextClassification.open("sst2", data),
         checkpoint=run,
         output=tmp_path / "tuned",
         hparams=Hparams(epochs=1, batch_size=8, seq_length=32, learning_rate=1e-4),

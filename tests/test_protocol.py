@@ -11,7 +11,6 @@ import tensorflow as tf
 
 from bert_keras.io.output_folder import check_equal
 from bert_keras.tasks.batches import predict
-from bert_keras.tasks.data.glue_rows import ROWS
 from bert_keras.tasks.devices.workers import Workers
 from bert_keras.tasks.finetuning.finetune import finetune
 from bert_keras.tasks.hparams import Hparams, hparams_of
@@ -255,7 +254,7 @@ def test_a_split_without_labels_is_refused_before_any_training(place, tmp_path):
         def examples(self, split):
             return super().examples(split).map(lambda raw: raw | {"label": -tf.ones_like(raw["label"])})
 
-    task = Withheld(ROWS["sst2"], runs.write_data(tmp_path / "sst2", "sst2", count=8))
+    task = Withheld.open("sst2", runs.write_data(tmp_path / "sst2", "sst2", count=8))
     with runs.no_training(), pytest.raises(ValueError, match="no example in the train split of sst2 has a l"):
         run_protocol(task, checkpoint=place / "checkpoint", output=tmp_path / "new", hparams=HPARAMS)
     assert not (tmp_path / "new").exists()

@@ -16,7 +16,6 @@ import runs
 from bert_keras.errors import BertKerasError
 from bert_keras.io.output_folder import Folder
 from bert_keras.io.signals import postponed
-from bert_keras.tasks.data.glue_rows import ROWS
 from bert_keras.tasks.devices.workers import Workers
 from bert_keras.tasks.finetuning.finetune import finetune
 from bert_keras.tasks.hparams import Hparams
@@ -207,7 +206,7 @@ def test_a_fine_tuning_of_other_settings_is_not_resumed(tmp_path):
 
     def start(save_every=2, **changes):
         finetune(
-            TextClassification(ROWS["sst2"], tmp_path / "data"),
+            TextClassification.open("sst2", tmp_path / "data"),
             checkpoint=tmp_path / "checkpoint",
             output=tmp_path / "run",
             hparams=Hparams(**(quick | changes)),
@@ -238,7 +237,7 @@ def test_a_resume_that_does_not_repeat_the_measures(tmp_path, monkeypatch):
         values = iter(accuracies)
         monkeypatch.setattr(TextClassification, "evaluate", lambda *_: {"accuracy": next(values)})
         return finetune(
-            TextClassification(ROWS["sst2"], tmp_path / "data"),
+            TextClassification.open("sst2", tmp_path / "data"),
             checkpoint=tmp_path / "checkpoint",
             output=tmp_path / "run",
             hparams=Hparams(epochs=3, batch_size=8, learning_rate=1e-3, seq_length=40, max_examples=16),

@@ -23,7 +23,6 @@ from bert_keras.checkpoints.hugging_face import SAFETENSORS
 from bert_keras.errors import BertKerasError
 from bert_keras.io.atomic_folders import PARTIAL
 from bert_keras.io.output_folder import check_equal
-from bert_keras.tasks.data.glue_rows import ROWS
 from bert_keras.tasks.finetuning.finetune import finetune
 from bert_keras.tasks.hparams import Hparams
 from bert_keras.tasks.problems.classification import TextClassification
@@ -165,7 +164,7 @@ class Stopped(Exception):
 def tune(folder: Path, output: Path, *, log) -> dict:
     """Three epochs of 6 steps that change nothing, so that the first stays the best; a save every other step."""
     return finetune(
-        TextClassification(ROWS["sst2"], folder / "data"),
+        TextClassification.open("sst2", folder / "data"),
         checkpoint=folder / "checkpoint",
         output=output,
         hparams=Hparams(epochs=3, batch_size=8, learning_rate=1e-30, weight_decay=0.0, seq_length=40),

@@ -25,7 +25,6 @@ from bert_keras.savedmodels.model_card import model_card
 from bert_keras.savedmodels.server import Server
 from bert_keras.savedmodels.server.served import example_of, load, reason_of
 from bert_keras.savedmodels.verify import CARD, EXAMPLE, EXTRA
-from bert_keras.tasks.data.glue_rows import ROWS
 from bert_keras.tasks.problems.classification import TextClassification
 from bert_keras.tasks.problems.fill_mask import FillMask
 from bert_keras.tasks.runs.run_folder import Run
@@ -44,7 +43,7 @@ def run(tmp_path_factory):
     """A classifier of pairs, untrained."""
     place = tmp_path_factory.mktemp("serve")
     source = checkpoints.read(write_checkpoint(place / "checkpoint"))
-    task = TextClassification(ROWS["mnli"])
+    task = TextClassification.open("mnli")
     encoder = BertEncoder(source.config, outputs=task.outputs)
     checkpoints.assign(source, encoder)
     preprocess = Preprocessor(checkpoints.tokenizer_of(source), seq_length=40, pad_to_longest=True)

@@ -26,7 +26,7 @@ from bert_keras.features import (
 from bert_keras.model.encoder import BertEncoder
 from bert_keras.savedmodels.export import export
 from bert_keras.tasks.batches import predict
-from bert_keras.tasks.data.squad_json import VERSIONS
+from bert_keras.tasks.data.squad import VERSIONS
 from bert_keras.tasks.finetuning.finetune import finetune
 from bert_keras.tasks.hparams import Hparams
 from bert_keras.tasks.problems.question_answering import PADDING_LOGIT, QuestionAnswering

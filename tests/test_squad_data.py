@@ -6,7 +6,7 @@ import pytest
 import tensorflow as tf
 from questions import CHINESE, GOOD, NORMANS, question, read, write
 
-from bert_keras.tasks.data.squad_json import VERSIONS
+from bert_keras.tasks.data.squad import VERSIONS
 from bert_keras.tasks.problems.question_answering import QuestionAnswering
 
 

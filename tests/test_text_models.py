@@ -1,7 +1,6 @@
 """Models that take strings: every problem by `fit`, `evaluate` and `predict`, every form of data, and saving."""
 
 import csv
-import dataclasses
 import json
 import re
 import types
@@ -21,7 +20,6 @@ import bert_keras as bk
 from bert_keras.errors import BertKerasError
 from bert_keras.model.layers import Dense
 from bert_keras.tasks.data.columns import class_ids
-from bert_keras.tasks.data.glue_rows import ROWS
 from bert_keras.tasks.finetuning.finetune import plan_finetuning
 from bert_keras.tasks.hparams import Hparams
 from bert_keras.tasks.problems.classification import TextClassification
@@ -197,7 +195,7 @@ def test_weights_of_examples_and_classes(untrained):
 
 def test_class_weights_by_number_are_those_of_labels_of_digits():
     """A number names a label, as in `y`: class 0 is "1"."""
-    problem = TextClassification(dataclasses.replace(ROWS["mnli"], labels=("1", "2", "3")))
+    problem = TextClassification("123")
     for key in (1, "1", b"1", np.int64(1)):
         np.testing.assert_array_equal(_class_weights(problem, {key: 3.0}), [3, 1, 1])
     with pytest.raises(BertKerasError, match="class_weight names 0; the labels are 1, 2, 3"):

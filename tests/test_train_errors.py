@@ -15,7 +15,6 @@ from trainings import QUICK, learned, place, plan, reloaded, start, write_review
 
 from bert_keras import checkpoints
 from bert_keras.errors import LossDiverged, WorkerLost
-from bert_keras.tasks.data.glue_rows import ROWS
 from bert_keras.tasks.devices.replica_values import ReplicaValues
 from bert_keras.tasks.devices.strategies import lines_about, strategy
 from bert_keras.tasks.devices.workers import reports_lost_workers
@@ -31,7 +30,7 @@ from bert_keras.tasks.training.saver import Saver
 
 def refused(place, tmp_path, error, match, *, task=None, **settings):
     """finetune raises and leaves no run."""
-    task = task or TextClassification(ROWS["sst2"], place / "reviews")
+    task = task or TextClassification.open("sst2", place / "reviews")
     settings = {"output": tmp_path / "run"} | settings
     with pytest.raises(error, match=match):
         start(task, place, **settings)
@@ -43,7 +42,7 @@ def test_refuses_a_folder_that_holds_a_run(learned, place):
     with pytest.raises(
         ValueError, match="learned already holds a run; give another folder, or remove this one first"
     ):
-        start(TextClassification(ROWS["sst2"], place / "reviews"), place, output="learned")
+        start(TextClassification.open("sst2", place / "reviews"), place, output="learned")
     assert runs.contents(place / "learned") == before
 
 
@@ -76,7 +75,7 @@ def test_refuses_a_length_over_the_positions(place, tmp_path):
 def test_refuses_no_examples(place, tmp_path):
     data = write_reviews(tmp_path / "data", dev=0)
     refused(
-        place, tmp_path, ValueError, "dev.tsv has no examples", task=TextClassification(ROWS["sst2"], data)
+        place, tmp_path, ValueError, "dev.tsv has no examples", task=TextClassification.open("sst2", data)
     )
 
 
@@ -84,7 +83,7 @@ def test_refuses_no_examples(place, tmp_path):
 def test_refuses_a_split_without_labels(place, tmp_path):
     data = write_reviews(tmp_path / "data")
     (data / "test.tsv").write_text("index\tsentence\n0\tgood film\n")
-    task = TextClassification(ROWS["sst2"], data)
+    task = TextClassification.open("sst2", data)
     match = "no example in the test split of sst2 has a label; give a labelled split"
     refused(place, tmp_path, ValueError, match, task=task, dev_split="test")
 
@@ -93,11 +92,11 @@ def test_refuses_a_split_without_labels(place, tmp_path):
             return super().examples("test" if split == "train" else split)
 
     match = "no example in the train split of sst2 has a label; give a labelled split"
-    refused(place, tmp_path, ValueError, match, task=Withheld(ROWS["sst2"], data))
+    refused(place, tmp_path, ValueError, match, task=Withheld.open("sst2", data))
 
 
 def test_the_first_validation_split_is_the_dev_split(place, tmp_path):
-    task = TextClassification(ROWS["mnli"], runs.write_data(tmp_path / "data", "mnli"))
+    task = TextClassification.open("mnli", runs.write_data(tmp_path / "data", "mnli"))
     plan = plan_finetuning(task, checkpoint=place / "checkpoint", hparams=QUICK)
     matched, mismatched = (
         digest_of_examples(task.examples(f"validation_{name}")) for name in ("matched", "mismatched")
@@ -136,7 +135,7 @@ def test_a_plan_says_how_many_devices_a_strategy_has(monkeypatch):
 
 @pytest.mark.long
 def test_both_trainings_show_the_lines_about_their_devices(place):
-    task = TextClassification(ROWS["sst2"], place / "reviews")
+    task = TextClassification.open("sst2", place / "reviews")
     how = {"checkpoint": place / "checkpoint", "hparams": QUICK, "strategy_name": "mirrored"}
     for lines in (
         plan_finetuning(task, **how).lines,
@@ -195,7 +194,9 @@ def test_full_disk_leaves_what_was_there(reloaded, place, tmp_path):
         reloaded.encoder.embedding_table.assign(reloaded.encoder.embedding_table - 1.0)
 
 
-@pytest.mark.parametrize("content", ['{"kind": "other"}', "[]", "{", '{"kind": "glue", "task": {}}'])
+@pytest.mark.parametrize(
+    "content", ['{"kind": "other"}', "[]", "{", '{"kind": "text-classification", "task": {}}']
+)
 def test_task_file_of_another_program(learned, place, tmp_path, content):
     (tmp_path / "task.json").write_text(content)
     with pytest.raises(ValueError, match=r"task\.json (is not|holds)"):

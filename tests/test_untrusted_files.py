@@ -33,7 +33,6 @@ from bert_keras.errors import BertKerasError
 from bert_keras.io import json_files
 from bert_keras.io.output_folder import Folder
 from bert_keras.savedmodels.verify import verify_files
-from bert_keras.tasks.data.glue_rows import ROWS
 from bert_keras.tasks.frozen.cache import open_cache
 from bert_keras.tasks.frozen.tagger import load_tagger
 from bert_keras.tasks.pretraining.corpus import Corpus
@@ -306,31 +305,31 @@ def test_a_vocabulary_over_the_limit_is_not_read(tmp_path, monkeypatch):
 # -----------------------------------------------------------------------------------------------------------
 # Runs and other folders of ours
 
-GLUE = TextClassification(ROWS["sst2"]).to_json()
+GLUE = TextClassification.open("sst2").to_json()
 SQUAD = QuestionAnswering("squad2.0").to_json()
 SWAG = MultipleChoice().to_json()
 CONLL = Tagging(["O", "B-PER", "I-PER"], scheme="IOB2").to_json()
 TASK_FAULTS = [
-    ("glue", 5, "task is 5; wanted an object"),
-    ("glue", GLUE | {"text": 5}, "text is 5; wanted a list, each item text"),
-    ("glue", GLUE | {"text": []}, r"text is \(\); .* one or two names"),
-    ("glue", GLUE | {"labels": ["a"]}, "labels is .*; .* two or more"),
-    ("glue", GLUE | {"file_labels": []}, "file_labels is .*; .* as many as labels"),
-    ("glue", GLUE | {"measures": ["x"]}, "measures is .*; wanted a list, each item one of"),
-    ("glue", GLUE | {"splits": [None]}, "splits is .*; wanted an object"),
-    ("glue", GLUE | {"splits": {"train": None}}, "splits: train is null, None; wanted an object of file"),
-    ("glue", GLUE | {"splits": {"train": {"file": "../a", "text": ["a"]}}}, "file is '../a'; wanted the name"),
-    ("glue", GLUE | {"pooling": ["concat"]}, "pooling is .*; wanted one of"),
-    ("glue", GLUE | {"more": 1}, "unknown field 'more'"),
-    ("squad", SQUAD | {"n_best": 10**12}, "n_best is 1000000000000; .* at most 1,000,000"),
-    ("squad", SQUAD | {"doc_stride": True}, "doc_stride is True; wanted a whole number"),
-    ("squad", SQUAD | {"tau": float("nan")}, "tau is nan; wanted a finite number"),
-    ("swag", SWAG | {"num_choices": 10**9}, "num_choices is 1000000000; .* at most 1,000"),
-    ("conll", CONLL | {"labels": ["O", float("nan")]}, r"labels is \['O', nan\]; wanted a list"),
-    ("conll", CONLL | {"labels": ["B-PER", "O"]}, "labels is .*; .* 'O' first"),
-    ("conll", CONLL | {"scheme": "IOB9"}, "scheme is 'IOB9'; wanted one of IOB2"),
-    ("fill-mask", {"top_k": "5"}, "top_k is '5'; wanted a whole number"),
-    (["glue"], GLUE, r"kind is \['glue'\]; wanted one of glue"),
+    ("text-classification", 5, "task is 5; wanted an object"),
+    ("text-classification", GLUE | {"text": 5}, "text is 5; wanted a list, each item text"),
+    ("text-classification", GLUE | {"text": []}, r"text is \(\); .* one or two names"),
+    ("text-classification", GLUE | {"labels": ["a"]}, "labels is .*; .* two or more"),
+    ("text-classification", GLUE | {"labels": ["a", "b", "c"]}, "labels is .*; .* those of its data set"),
+    ("text-classification", GLUE | {"measures": ["x"]}, "measures is .*; wanted a list, each item one of"),
+    ("text-classification", GLUE | {"label_type": "set"}, "label_type is 'set'; wanted one of class, score, multi"),
+    ("text-classification", GLUE | {"text_column": [None]}, "text_column is .*; wanted a list, each item text"),
+    ("text-classification", GLUE | {"text_column": ["a", "b"]}, "text_column is a, b; sst2 reads 1"),
+    ("text-classification", GLUE | {"pooling": ["concat"]}, "pooling is .*; wanted one of"),
+    ("text-classification", GLUE | {"more": 1}, "unknown field 'more'"),
+    ("question-answering", SQUAD | {"n_best": 10**12}, "n_best is 1000000000000; .* at most 1,000,000"),
+    ("question-answering", SQUAD | {"doc_stride": True}, "doc_stride is True; wanted a whole number"),
+    ("question-answering", SQUAD | {"tau": float("nan")}, "tau is nan; wanted a finite number"),
+    ("multiple-choice", SWAG | {"num_choices": 10**9}, "num_choices is 1000000000; .* at most 1,000"),
+    ("tagging", CONLL | {"labels": ["O", float("nan")]}, r"labels is \['O', nan\]; wanted a list"),
+    ("tagging", CONLL | {"labels": ["B-PER", "O"]}, "labels is .*; .* 'O' first"),
+    ("tagging", CONLL | {"scheme": "IOB9"}, "scheme is 'IOB9'; wanted one of IOB2"),
+    ("fill-mask", {"name": "fill-mask", "top_k": "5"}, "top_k is '5'; wanted a whole number"),
+    (["text-classification"], GLUE, r"kind is \['text-classification'\]; wanted one of text-class"),
 ]  # fmt: skip
 
 
@@ -349,12 +348,14 @@ def test_a_task_json_of_other_types(checkpoint, kind, task, message):
     ],
 )
 def test_settings_of_a_task_json_of_other_types(checkpoint, changes, message):
-    content = {"kind": "glue", "task": GLUE, "seq_length": 16, "truncation": "longest_first"}
+    content = {"kind": "text-classification", "task": GLUE, "seq_length": 16, "truncation": "longest_first"}
     (checkpoint / "task.json").write_text(json.dumps(content | changes))
     refused(f"task.json.*{message}", load_run, checkpoint)
 
 
-@pytest.mark.parametrize("task", [TextClassification(ROWS["stsb"]), TextClassification(ROWS["mnli"]), QuestionAnswering("squad1.1", tau=0.5), MultipleChoice("codah"),
+@pytest.mark.parametrize("task", [TextClassification.open("stsb"), TextClassification.open("mnli"),
+                                  TextClassification("ab", label_type="multi"),
+                                  QuestionAnswering("squad1.1", tau=0.5), MultipleChoice("codah"),
                                   Tagging(["O", "B-A-B"], scheme="IOB1"), FillMask(top_k=3), Embedding(l2=True),
                                   WordEmbedding()], ids=lambda task: task.kind)  # fmt: skip
 def test_every_task_is_made_again_from_its_json(task):
@@ -407,9 +408,14 @@ GOOD_SQUAD = {
         ("train.json", DEEP, QuestionAnswering("squad2.0"), "is nested too deep"),
         ("train.json", b'{"data": 5}', QuestionAnswering("squad2.0"), "'data' is 5; give a list"),
         ("train.jsonl", DEEP, MultipleChoice(), "line 1 is nested too deep"),
-        ("train.jsonl", b'{"startphrase": "a", "choices": 5}', MultipleChoice(), "line 1: TypeError"),
+        (
+            "train.jsonl",
+            b'{"startphrase": "a", "choices": 5}',
+            MultipleChoice(),
+            "line 1: no list but 5, expected 4",
+        ),
         ("train.jsonl", DEEP, FillMask(), "line 1 is nested too deep"),
-        ("train.jsonl", b'{"text": 5, "answer": "a"}', FillMask(), "line 1: no text or no answer"),
+        ("train.jsonl", b'{"text": 5, "answer": "a"}', FillMask(), "line 1: 'text' is 5, not text"),
         (
             "train.jsonl",
             b'{"text": "[MASK] \\ud800", "answer": "a"}',
@@ -465,12 +471,12 @@ def test_a_line_over_the_limit_is_refused_before_it_is_in_memory(tmp_path, monke
 def test_packed_data_over_the_limit_is_refused_before_it_is_in_memory(
     tmp_path, monkeypatch, task, name, limit
 ):
-    if task.kind == "squad":  # read as a whole
-        monkeypatch.setattr(bert_keras.tasks.data.squad_json, "MAX_FILE_BYTES", 100_000)
+    if task.kind == "question-answering":  # read as a whole
+        monkeypatch.setattr(bert_keras.tasks.data.squad, "MAX_FILE_BYTES", 100_000)
     monkeypatch.setattr(bert_keras.tasks.data.sources, limit, 100_000)
     line = (
         b'{"startphrase": "a", "choices": ["a", "b", "c", "d"], "answer": 0}\n'
-        if task.kind == "swag"
+        if task.kind == "multiple-choice"
         else b"a O\n"
     )
     data = b"x" * LONG if limit == "MAX_LINE_BYTES" else line * (LONG // len(line))
@@ -516,7 +522,7 @@ def test_a_mask_over_one_is_refused_by_the_features_signature(untouched):
 
     from bert_keras.savedmodels.export import servable_of
 
-    servable = servable_of(untrained(TextClassification(ROWS["sst2"]), untouched))
+    servable = servable_of(untrained(TextClassification.open("sst2"), untouched))
     ids = tf.constant(np.full((1, 4), 7, "int32"))
     features = {"input_word_ids": ids, "input_mask": tf.ones_like(ids), "input_type_ids": ids * 0}
     assert servable.serve_features(**features)["label"].shape == [1]
@@ -540,7 +546,7 @@ def test_the_limits_in_the_document_are_the_codes():
         "wordpiece.MAX_PIECE_BYTES": MAX_PIECE_BYTES,
         "data_files.MAX_LINE_BYTES": bert_keras.tasks.data.sources.MAX_LINE_BYTES,
         "data_files.MAX_UNPACKED_BYTES": bert_keras.tasks.data.sources.MAX_UNPACKED_BYTES,
-        "squad.data.MAX_FILE_BYTES": bert_keras.tasks.data.squad_json.MAX_FILE_BYTES,
+        "squad.data.MAX_FILE_BYTES": bert_keras.tasks.data.squad.MAX_FILE_BYTES,
         "table_files.MAX_RATIO": bert_keras.tasks.data.tables.MAX_RATIO,
         "options.MAX_OPTION": bert_keras.tasks.options.MAX_OPTION,
         "options.MAX_CHOICES": bert_keras.tasks.options.MAX_CHOICES,

@@ -76,13 +76,12 @@ def frozen_encoder(case: Case, folder: pathlib.Path) -> Prepared:
 def classifier_run(case: Case, folder: pathlib.Path) -> Any:
     """A run of SST-2 with the weights of the folder."""
     from bert_keras import checkpoints
-    from bert_keras.tasks.data.glue_rows import ROWS
     from bert_keras.tasks.problems.classification import TextClassification
     from bert_keras.tasks.runs.run_folder import Run
     from bert_keras.tasks.training.task_model import heads_of, network_of
     from bert_keras.text.preprocessing import Preprocessor
 
-    task, checkpoint = TextClassification(ROWS["sst2"]), checkpoints.read(folder / case.size)
+    task, checkpoint = TextClassification.open("sst2"), checkpoints.read(folder / case.size)
     layers, model = network_of(task, checkpoint.config)
     checkpoints.assign(checkpoint, layers, **heads_of(model))
     tokenizer = checkpoints.tokenizer_of(checkpoint)

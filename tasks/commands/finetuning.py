@@ -38,7 +38,7 @@ from bert_keras.tasks.commands.flags import (
     slow_precision,
     start_strategy,
 )
-from bert_keras.tasks.data.example_files import FORMATS_NOTES, STANDARD_INPUT, read_examples
+from bert_keras.tasks.data.tables import FORMATS_NOTES, STANDARD_INPUT, read_examples
 from bert_keras.tasks.hparams import Hparams, hparams_of
 from bert_keras.tasks.options import TASK_OPTIONS, FillMaskOptions
 

@@ -28,11 +28,11 @@ def _add_triviaqa(parser: argparse.ArgumentParser) -> None:
 
 def _run_triviaqa(args: argparse.Namespace) -> None:
     start()
-    from bert_keras.tasks.data.triviaqa import convert
+    from bert_keras.tasks.data.squad import convert_triviaqa
 
     options = TriviaQaOptions(**given_settings(args, TriviaQaOptions))
     with progress("questions", None) as advance:
-        counts = convert(
+        counts = convert_triviaqa(
             options.split, args.output, tokens=options.tokens, limit=options.limit, progress=advance
         )
     print(

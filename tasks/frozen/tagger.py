@@ -94,7 +94,7 @@ def _tagger_batches(
     def sentences(record: dict[str, tf.Tensor]) -> tf.data.Dataset:
         vectors = tf.cast(tf.gather(record["vectors"], columns, axis=1), tf.float32)
         rows = tf.strings.split(tf.strings.split(record[TAGS], "\n"), " ")
-        labels = task.labels_of({TAGS: record[TAGS][tf.newaxis]}).values
+        labels = task.look_up_labels({TAGS: record[TAGS][tf.newaxis]}).values
         ends = tf.cumsum(rows.row_lengths())
 
         def sentence(start: tf.Tensor, end: tf.Tensor) -> tuple[Any, ...]:

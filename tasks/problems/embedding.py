@@ -97,7 +97,7 @@ class _Vectors(Task):
     validation_splits = ()
 
     @classmethod
-    def open(cls, name: str, source: Source | None, **options: Any) -> Self:
+    def open(cls, name: str, source: Source | None = None, **options: Any) -> Self:
         return cls(**options)
 
     def _nothing(self, *args: Any, **kwargs: Any) -> Any:

@@ -7,7 +7,7 @@ text.
 """
 
 import warnings
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -27,18 +27,16 @@ from bert_keras.features import (
     VOCABULARY_TEXTS,
 )
 from bert_keras.fields import names_of
-from bert_keras.io.json_files import parse_json, typed, whole
+from bert_keras.io.json_files import whole
 from bert_keras.model.encoder import BertEncoder, encoder_inputs
 from bert_keras.model.heads import MaskedLMHead
 from bert_keras.tasks.batches import count
 from bert_keras.tasks.data.columns import columns_of
 from bert_keras.tasks.data.sources import (
     Source,
-    check_text,
-    nonblank_lines,
     split_file,
 )
-from bert_keras.tasks.data.tables import column_names, read_rows
+from bert_keras.tasks.data.tables import checked_text, read_table
 from bert_keras.tasks.options import MAX_OPTION, FillMaskOptions
 from bert_keras.tasks.report_tables import Table, most_confident, plain
 from bert_keras.tasks.task import (
@@ -90,24 +88,17 @@ class FillMask(Task):
         FillMaskOptions(top_k=top_k)
         self.source, self.top_k = source, top_k
 
-    @classmethod
-    def open(cls, name: str, source: Source | None, **options: Any) -> "FillMask":
-        """Raises BertKerasError without a source."""
-        if source is None:
-            raise BertKerasError(
-                f"{name} is read from files; give a folder of them, or a file for each split."
-            )
-        return cls(source, **options)
-
     def examples(self, split: str) -> tf.data.Dataset:
         """{"text": string [], "answer": string []}; a withheld answer is empty.
 
         Raises BertKerasError for an unreadable file, with its line, and MissingFileError for a missing one.
         """
         if self.source is None:
-            raise BertKerasError(f"{self.name} was opened without data; give a folder or a file.")
+            raise BertKerasError(
+                f"{self.name} is read from files; give a folder of them, or a file for each split."
+            )
         path = split_file(self.source, split, FILES)
-        rows = list(_rows(path, labelled=split != "test"))
+        rows = list(_read_rows(path, labelled=split != "test"))
         if not rows:
             raise BertKerasError(f"{path} has no examples; give at least one.")
         texts, answers = zip(*rows, strict=True)
@@ -291,12 +282,6 @@ class FillMask(Task):
             title = f"the most confident of {len(wrong)} errors in {len(confidence)} examples"
             yield Table(title, (TEXT, "best", ANSWER, "rank of the answer", "probability of the best"), rows)
 
-    @classmethod
-    def from_json(cls, kept: Mapping[str, Any], source: Source | None = None) -> "FillMask":
-        """Restores the task from the output of `to_json`, with its examples in `source`."""
-        kept = typed(kept, cls.kinds, where="task", optional=cls.kinds, others=True)
-        return cls(source, **kept)
-
 
 def _ranks(logits: tf.Tensor, answer: tf.Tensor) -> tf.Tensor:
     """The ranks of answers from 1: logits [B, V], answer [B, 1] -> float32 [B].
@@ -377,41 +362,12 @@ def _filled(parts: tf.RaggedTensor, best: tf.Tensor) -> tf.Tensor:
     )
 
 
-def _rows(path: Path, *, labelled: bool) -> Iterator[tuple[str, str]]:
-    """Yields text and answer of each example. Raises BertKerasError with the line."""
-    if path.suffix not in READERS:
-        raise BertKerasError(
-            f"{path} is no {' or '.join(READERS)}; cloze tests are read from these, with the columns {TEXT} and {ANSWER}; write "
-            "one of them, or give the columns to fit of bert_keras.masked_lm in Python."
-        )
-    for where, text, answer in READERS[path.suffix](path, labelled):
-        if not isinstance(text, str) or not isinstance(answer, str):
-            raise BertKerasError(f"{where}: no {TEXT} or no {ANSWER}; give both, as strings.")
-        check_text(where, text, answer)
+def _read_rows(path: Path, *, labelled: bool) -> Iterator[tuple[str, str]]:
+    """Yields text and answer of each example, "" for a withheld one. Raises BertKerasError with the line."""
+    required, optional = ([TEXT, ANSWER], []) if labelled else ([TEXT], [ANSWER])
+    for where, _, (text, answer) in read_table(path, required, optional=optional):
+        checked_text(text, where, TEXT)
+        answer = "" if answer is None and not labelled else checked_text(answer, where, ANSWER)
         if (masks := count_masks(text)) != 1:
             raise BertKerasError(f"{where}: the text has {masks} {MASK}; give exactly one.")
         yield text, answer
-
-
-# Each reader yields where an example is, for errors, its text and its answer: "" for a withheld one, None for a missing one.
-
-
-def _from_jsonl(path: Path, labelled: bool) -> Iterator[tuple[str, Any, Any]]:
-    for number, line in nonblank_lines(path):
-        where = f"{path}, line {number}"
-        row = parse_json(line, source=where)
-        row = row if isinstance(row, dict) else {}
-        yield where, row.get(TEXT), row.get(ANSWER, None if labelled else "")
-
-
-def _from_tsv(path: Path, labelled: bool) -> Iterator[tuple[str, Any, Any]]:
-    columns = [TEXT, ANSWER] if labelled or ANSWER in column_names(path) else [TEXT]
-    for row in read_rows(path, columns):
-        text, answer = [*row.values, ""][:2]
-        yield row.where, text, answer
-
-
-READERS: dict[str, Callable[[Path, bool], Iterator[tuple[str, Any, Any]]]] = {
-    ".jsonl": _from_jsonl,
-    ".tsv": _from_tsv,
-}

@@ -1,13 +1,12 @@
 """Multiple choice: one of K endings completes a context. Reads SWAG, CODAH and a user's own files.
 
-In: SWAG's CSV, its JSON lines or CODAH's TSV, by suffix. Out: examples {"context": string [], "endings": string [K],
-"label": int32 []}, features [B, K, S], logits [B, K], the chosen ending.
+In: a table with SWAG's columns, CODAH's, or context, endings and label. Out: examples {"context": string [], "endings": string
+[K], "label": int32 []}, features [B, K, S], logits [B, K], the chosen ending.
 Source: Devlin et al. 2019, sec. 4.4: K sequences, each the context (A) and one ending (B), and one vector that scores them.
 """
 
-import csv
-import sys
-from collections.abc import Callable, Iterator, Mapping
+import itertools
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -20,10 +19,7 @@ from bert_keras.errors import BertKerasError, listed
 from bert_keras.features import DTYPE, ENCODER_INPUTS, POOLED_OUTPUT
 from bert_keras.fields import names_of
 from bert_keras.io.json_files import (
-    one_of,
-    parse_json,
     short,
-    typed,
     whole,
 )
 from bert_keras.model.encoder import BertEncoder
@@ -31,10 +27,9 @@ from bert_keras.model.heads import ChoiceHead
 from bert_keras.tasks.data.columns import class_ids
 from bert_keras.tasks.data.sources import (
     Source,
-    check_text,
-    nonblank_lines,
     split_file,
 )
+from bert_keras.tasks.data.tables import checked_text, column_names, get_ending, read_table
 from bert_keras.tasks.failed_runs import degenerate_classes
 from bert_keras.tasks.metrics import accuracy
 from bert_keras.tasks.options import MAX_CHOICES, TASK_DEFAULTS, ChoiceOptions
@@ -50,8 +45,8 @@ from bert_keras.text.preprocessing import Preprocessor
 CONTEXT, ENDINGS, LABEL = "context", "endings", "label"
 UNLABELLED = -1
 
-# The file names of each split of each data set. CODAH is one file without splits. The suffix gives the format, so a model can
-# train on one data set and be evaluated on another.
+# The file names of each split of each data set. CODAH is one file without splits. A file's columns say what it holds, so a
+# model can train on one data set and be evaluated on another.
 FILES: dict[str, dict[str, tuple[str, ...]]] = {
     "swag": {
         "train": ("train.csv", "train.jsonl"),
@@ -66,17 +61,29 @@ FILES: dict[str, dict[str, tuple[str, ...]]] = {
 }
 
 
-class Choice(NamedTuple):
-    """One example of a file.
+class ChoiceColumns(NamedTuple):
+    """The columns of a table of choices.
 
-    line: its first line, from 1
-    label: the index of the right ending, as text; None in an unlabelled file
+    context, label: the context, and the index of the right ending
+    endings: a column of lists, or the name before the numbers 0, 1, ... of a column for each ending
+    start: a text before each ending that is not blank; "" for none
     """
 
-    line: int
     context: str
-    endings: tuple[str, ...]
-    label: str | None
+    endings: str
+    label: str
+    start: str = ""
+
+
+# The first one whose context the file has. A startphrase is SWAG's sent1 and sent2 in one string, without their boundary.
+COLUMNS = (
+    ChoiceColumns("sent1", "ending", LABEL, start="sent2"),  # SWAG's CSV
+    ChoiceColumns("startphrase", "choices", "answer"),  # SWAG's JSON lines
+    ChoiceColumns(CONTEXT, ENDINGS, LABEL),
+)
+CODAH = ChoiceColumns(
+    "prompt", "ending", LABEL
+)  # a .tsv: category, prompt, endings and label, without a header
 
 
 class MultipleChoice(Task):
@@ -89,7 +96,7 @@ class MultipleChoice(Task):
     Raises BertKerasError for a K under 2.
     """
 
-    kind = "swag"
+    kind = "multiple-choice"
     names = tuple(FILES)
     options = names_of(ChoiceOptions)
     kinds = {"num_choices": whole(2, MAX_CHOICES)}
@@ -107,11 +114,7 @@ class MultipleChoice(Task):
         self.name, self.source, self.num_choices = name, source, num_choices
 
     @classmethod
-    def open(cls, name: str, source: Source | None, **options: Any) -> "MultipleChoice":
-        if source is None:
-            raise BertKerasError(
-                f"{name} is read from files; give a folder of them, or a file for each split."
-            )
+    def open(cls, name: str, source: Source | None = None, **options: Any) -> "MultipleChoice":
         return cls(name, source, **options)
 
     def examples(self, split: str) -> tf.data.Dataset:
@@ -120,42 +123,80 @@ class MultipleChoice(Task):
         Raises BertKerasError for an unreadable file, with its line, and MissingFileError for a missing one.
         """
         if self.source is None:
-            raise BertKerasError(f"{self.name} was opened without data; give a folder or a file.")
-        path = split_file(self.source, split, FILES[self.name])
-        if path.suffix not in READERS:
             raise BertKerasError(
-                f"{path} is no {', '.join(READERS)}; choices are read from SWAG's .csv or .jsonl and from CODAH's .tsv; write "
-                "one of these, or give the columns to fit of bert_keras.chooser in Python."
+                f"{self.name} is read from files; give a folder of them, or a file for each split."
             )
-        choices = list(READERS[path.suffix](path))
-        if not choices:
+        path = split_file(self.source, split, FILES[self.name])
+        rows = [*self._read(path, labelled=split != "test")]
+        if not rows:
             raise BertKerasError(f"{path} has no examples; give at least one.")
-        for choice in choices:
-            self._check(path, choice, labelled=split != "test")
-        labels = [UNLABELLED if choice.label is None else int(choice.label) for choice in choices]
+        contexts, endings, labels = zip(*rows, strict=True)
         return tf.data.Dataset.from_tensor_slices(
             {
-                CONTEXT: np.array([choice.context.encode() for choice in choices], object),
-                ENDINGS: np.array([[text.encode() for text in choice.endings] for choice in choices], object),
+                CONTEXT: np.array([context.encode() for context in contexts], object),
+                ENDINGS: np.array([[text.encode() for text in row] for row in endings], object),
                 LABEL: np.array(labels, np.int32),
             }
         )
 
-    def _check(self, path: Path, choice: Choice, *, labelled: bool) -> None:
-        where, count = f"{path}, line {choice.line}", self.num_choices
-        if len(choice.endings) != count:
+    def _read(self, path: Path, *, labelled: bool) -> Iterator[tuple[str, list[str], int]]:
+        """Yields context, endings and label of each row."""
+        there, count = column_names(path), self.num_choices
+        columns = next((columns for columns in COLUMNS if columns.context in there), None)
+        if columns is None and get_ending(path) != ".tsv":
             raise BertKerasError(
-                f"{where}: {len(choice.endings)} endings, expected {count} (--num-choices) in every example."
+                f"{path} has the columns {listed(there)}; give SWAG's sent1, sent2, ending0, ending1, ... and label, or "
+                f"startphrase, choices and answer, or {CONTEXT}, {ENDINGS} and {LABEL}."
             )
-        if empty := [i for i, ending in enumerate(choice.endings) if not ending.strip()]:
+        columns, header = (columns, None) if columns else (CODAH, ["category"])
+        numbered = [f"{columns.endings}{i}" for i in range(count)]
+        header = header and [*header, columns.context, *numbered, columns.label]
+        one_list = columns.endings in there
+        found = next(i for i in itertools.count() if f"{columns.endings}{i}" not in there)
+        found = len(there) - 3 if header else found
+        if not one_list and found != count:
+            raise BertKerasError(
+                f"{path} has {max(found, 0)} endings, expected {count} (--num-choices) in every example."
+            )
+        first = [columns.context, *filter(None, [columns.start])]
+        read = [*first, *([columns.endings] if one_list else numbered)]
+        for where, _, values in read_table(
+            path, read, optional=[columns.label], header=header, one_line=True
+        ):
+            *values, label = values
+            context, *start = (
+                checked_text(value, where, name) for name, value in zip(first, values, strict=False)
+            )
+            endings = values[-1] if one_list else values[len(first) :]
+            yield (
+                context,
+                self._check_endings(endings, where, start),
+                self._check_label(label, where, labelled),
+            )
+
+    def _check_endings(self, endings: Any, where: str, start: Sequence[str]) -> list[str]:
+        """The endings after their start. Raises BertKerasError for another number of endings, and for one that is not text."""
+        count = self.num_choices
+        if not isinstance(endings, list) or len(endings) != count:
+            given = (
+                f"{len(endings)} endings" if isinstance(endings, list) else f"no list but {short(endings)}"
+            )
+            raise BertKerasError(f"{where}: {given}, expected {count} (--num-choices) in every example.")
+        texts = [checked_text(text, where, f"ending {i}") for i, text in enumerate(endings)]
+        if empty := [i for i, text in enumerate(texts) if not text.strip()]:
             raise BertKerasError(f"{where}: ending {empty[0]} is empty; give text for all {count}.")
-        check_text(where, choice.context, *choice.endings)
-        if choice.label is None and labelled:
-            raise BertKerasError(f"{where}: no label; give the index of the right ending, 0 to {count - 1}.")
-        if choice.label is not None and choice.label not in map(str, range(count)):
+        return [" ".join([*filter(None, start), text]) for text in texts]
+
+    def _check_label(self, label: Any, where: str, labelled: bool) -> int:
+        """The index of the right ending; UNLABELLED in a file of withheld labels. Raises BertKerasError for another value."""
+        if label is None and not labelled:
+            return UNLABELLED
+        if str(label) not in map(str, range(self.num_choices)):
+            given = "no label" if label is None else f"label {short(label)}"
             raise BertKerasError(
-                f"{where}: label {short(choice.label)}; give the index of the right ending, 0 to {count - 1}."
+                f"{where}: {given}; give the index of the right ending, 0 to {self.num_choices - 1}."
             )
+        return int(label)
 
     def given(self, x: Any) -> dict[str, np.ndarray]:
         """The columns "context" [N] and "endings" [N, K]."""
@@ -254,12 +295,6 @@ class MultipleChoice(Task):
             title = f"the most confident of {len(wrong)} errors in {len(right)} examples"
             yield Table(title, (CONTEXT, "chosen", "right", "probability of the chosen"), rows)
 
-    @classmethod
-    def from_json(cls, kept: Mapping[str, Any], source: Source | None = None) -> "MultipleChoice":
-        """Restores the task from the output of `to_json`, with its examples in `source`."""
-        kept = typed(kept, {"name": one_of(cls.names), **cls.kinds}, where="task")
-        return cls(kept["name"], source, num_choices=kept["num_choices"])
-
 
 @keras.saving.register_keras_serializable("bert_keras")
 class FlattenChoices(keras.layers.Layer):
@@ -268,92 +303,3 @@ class FlattenChoices(keras.layers.Layer):
     def call(self, x: Any) -> Any:
         """Int32 [B, K, S] -> [B*K, S]."""
         return ops.reshape(x, (-1, ops.shape(x)[-1]))
-
-
-def _from_csv(path: Path) -> Iterator[Choice]:
-    """SWAG's columns sent1, sent2, ending0, ending1, ... and label: A is sent1, B is sent2 and the ending.
-
-    A record is one line, as in the official files. If records could have several lines, two stray quotes would join all rows
-    between them into one field.
-    """
-    csv.field_size_limit(sys.maxsize)
-    rows = ((line, _fields(text, f"{path}, line {line}")) for line, text in nonblank_lines(path))
-    first, header = next(rows, (1, []))
-    if missing := [name for name in ("sent1", "sent2", "ending0") if name not in header]:
-        raise BertKerasError(
-            f"{path} has no column {', '.join(missing)}; give sent1, sent2, ending0, ending1, ... and label; the columns are "
-            f"{listed(header)}."
-        )
-    if repeated := [name for name in header if header.count(name) > 1]:
-        raise BertKerasError(
-            f"{path}, line {first}: more than one column {short(repeated[0])}; give each name once."
-        )
-    for line, values in rows:
-        if len(values) != len(header):
-            raise BertKerasError(
-                f"{path}, line {line}: {len(values)} columns, expected {len(header)}: {', '.join(header)}."
-            )
-        row = dict(zip(header, values, strict=True))
-        start = row["sent2"]
-        endings = [row[name] for name in _ending_columns(header)]
-        yield Choice(
-            line,
-            row["sent1"],
-            tuple(f"{start} {ending}" if start and ending.strip() else ending for ending in endings),
-            row.get(LABEL),
-        )
-
-
-def _fields(line: str, where: str) -> list[str]:
-    """The fields of one line of CSV. Raises BertKerasError for unpaired quotes."""
-    try:
-        return next(csv.reader([line], strict=True))
-    except csv.Error as error:
-        raise BertKerasError(f"{where}: {error}; give quotes in pairs, within a line.") from error
-
-
-def _ending_columns(header: list[str]) -> list[str]:
-    """The columns ending0, ending1, ... up to the first missing one."""
-    count = next(i for i in range(len(header) + 1) if f"ending{i}" not in header)
-    return [f"ending{i}" for i in range(count)]
-
-
-def _from_jsonl(path: Path) -> Iterator[Choice]:
-    """SWAG's "startphrase", "choices" and "answer": A is the whole startphrase, B is the ending.
-
-    A startphrase is sent1 and sent2 in one string, without the boundary between them.
-    """
-    for line, text in nonblank_lines(path):
-        try:
-            row = parse_json(text, source=f"{path}, line {line}")
-            context, endings = row["startphrase"], row["choices"]
-            if not isinstance(endings, list) or not all(
-                isinstance(text, str) for text in (context, *endings)
-            ):
-                raise TypeError("not text")
-        except (KeyError, TypeError) as error:
-            raise BertKerasError(
-                f'{path}, line {line}: {type(error).__name__} {error}; give {{"startphrase": text, '
-                '"choices": [text, ...], "answer": index}}.'
-            ) from error
-        answer = row.get("answer")
-        yield Choice(line, context, tuple(endings), None if answer is None else str(answer))
-
-
-def _from_tsv(path: Path) -> Iterator[Choice]:
-    """CODAH's columns category, prompt, endings and label, without a header; quotes are text."""
-    for line, text in nonblank_lines(path):
-        values = text.split("\t")
-        if len(values) < 4:
-            raise BertKerasError(
-                f"{path}, line {line}: {len(values)} column(s); give category, prompt, endings and label, "
-                "separated by tabs."
-            )
-        yield Choice(line, values[1], tuple(values[2:-1]), values[-1])
-
-
-READERS: dict[str, Callable[[Path], Iterator[Choice]]] = {
-    ".csv": _from_csv,
-    ".jsonl": _from_jsonl,
-    ".tsv": _from_tsv,
-}

@@ -70,7 +70,7 @@ def best_spans(
     )
 
 
-def nbest_of(spans: Spans, context: tf.Tensor, null_scores: tf.Tensor | None) -> dict[str, tf.Tensor]:
+def list_nbest(spans: Spans, context: tf.Tensor, null_scores: tf.Tensor | None) -> dict[str, tf.Tensor]:
     """The n best answers [B, N] of `QuestionAnswering.decode`, and "null_odds" [B] where null_scores float32 [B] are given."""
     found = spans.scores > NO_SPAN / 2
     starts, ends = tf.where(found, spans.starts, -1), tf.where(found, spans.ends, -1)

@@ -11,7 +11,7 @@ from typing import Any
 import tensorflow as tf
 
 from bert_keras.model.feature_bilstm import bilstm_of
-from bert_keras.tasks.data.glue_rows import CUSTOM
+from bert_keras.tasks.data.custom_tables import CUSTOM
 from bert_keras.tasks.problems.classification import TextClassification
 from bert_keras.tasks.problems.fill_mask import FillMask
 from bert_keras.tasks.problems.multiple_choice import MultipleChoice
@@ -36,7 +36,7 @@ PIPELINES = {
 # The settings in task.json in words, by name; a false one is left out. "" for those that another row of the card tells, or that
 # concern files alone.
 SETTINGS = {
-    **dict.fromkeys(("name", "folder", "skip_short_lines", "multi"), ""),
+    **dict.fromkeys(("name", "label_type", "label_column"), ""),
     "doc_stride": "long texts are read in windows, which start {} tokens apart",
     "truncation": "of a text that does not fit, {} is kept",
     "max_query_length": "a question is cut after {} tokens",

@@ -17,14 +17,7 @@ from bert_keras import checkpoints
 from bert_keras.errors import BertKerasError, MissingFileError
 from bert_keras.io.paths import did_you_mean, for_tensorflow, path_of
 from bert_keras.model.precision import PRECISIONS
-from bert_keras.tasks.data.glue_rows import (
-    LABEL,
-    GlueRow,
-    check_row,
-    standard_splits,
-)
-from bert_keras.tasks.data.label_types import LABEL_TYPES
-from bert_keras.tasks.data.tag_schemes import OUTSIDE
+from bert_keras.tasks.data.conll import OUTSIDE
 from bert_keras.tasks.hparams import BILSTM_SETTINGS, Hparams
 from bert_keras.tasks.options import (
     ChoiceOptions,
@@ -97,17 +90,16 @@ def classifier(
         raise BertKerasError(
             f'labels is {labels!r}; give a list of strings in the order of their ids, for example ["bad", "good"].'
         )
-    options = {"pooling": pooling, "doc_stride": doc_stride, "truncation": truncation}
-    features = {"feature_layers": feature_layers, "bilstm": bilstm}
-    return _of_row(
-        checkpoint,
+    problem = TextClassification(
         names,
-        text,
-        multi=multi,
-        seq_length=seq_length,
-        dtype=dtype,
-        features=features,
-        **options,
+        text=(text,) if isinstance(text, str) else text,
+        label_type="multi" if multi else "class",
+        pooling=pooling,
+        doc_stride=doc_stride,
+        truncation=truncation,
+    )
+    return _build(
+        problem, checkpoint, seq_length=seq_length, dtype=dtype, feature_layers=feature_layers, bilstm=bilstm
     )
 
 
@@ -124,10 +116,15 @@ def regressor(
     **bilstm: Any,
 ) -> TextModel:
     """A score, any finite number, for a text or a pair of texts. Arguments: those of `classifier`. Predictions: "score" [N]."""
-    options = {"pooling": pooling, "doc_stride": doc_stride, "truncation": truncation}
-    features = {"feature_layers": feature_layers, "bilstm": bilstm}
-    return _of_row(
-        checkpoint, (), text, multi=False, seq_length=seq_length, dtype=dtype, features=features, **options
+    problem = TextClassification(
+        text=(text,) if isinstance(text, str) else text,
+        label_type="score",
+        pooling=pooling,
+        doc_stride=doc_stride,
+        truncation=truncation,
+    )
+    return _build(
+        problem, checkpoint, seq_length=seq_length, dtype=dtype, feature_layers=feature_layers, bilstm=bilstm
     )
 
 
@@ -295,35 +292,6 @@ def load(path: str | pathlib.Path, *, compile: bool = True, dtype: str | None = 
 
     with for_tensorflow(file.parent) as named:
         return tf.saved_model.load(str(named))
-
-
-def _of_row(
-    checkpoint: Checkpoint,
-    labels: tuple[str, ...],
-    text: str | Sequence[str],
-    *,
-    multi: bool,
-    seq_length: int | None,
-    dtype: Any,
-    features: Mapping[str, Any],
-    **options: Any,
-) -> TextModel:
-    names = (text,) if isinstance(text, str) else tuple(text)
-    row = GlueRow(
-        name="custom",
-        folder="",
-        text=names,
-        labels=labels,
-        file_labels=labels,
-        measures=(),
-        splits=standard_splits(*names, label=LABEL),
-        multi=multi,
-    )
-    row = dataclasses.replace(row, measures=LABEL_TYPES[row.label_type].measures)
-    check_row(row)
-    return _build(
-        TextClassification(row, **options), checkpoint, seq_length=seq_length, dtype=dtype, **features
-    )
 
 
 def _features_of(feature_layers: str | None, bilstm: Mapping[str, Any]) -> dict[str, Any] | None:

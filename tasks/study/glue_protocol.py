@@ -21,12 +21,11 @@ from bert_keras.errors import BertKerasError
 from bert_keras.io.files import locked, whole_file, write_json
 from bert_keras.io.paths import path_of
 from bert_keras.tasks.batches import cardinality, predict
-from bert_keras.tasks.data.glue_rows import (
+from bert_keras.tasks.data.glue import (
     IDX,
     LABEL,
     ROWS,
-    SCORES,
-    GlueRow,
+    TextDataSet,
 )
 from bert_keras.tasks.data.sources import check_dev_split
 from bert_keras.tasks.devices.strategies import strategy
@@ -145,13 +144,13 @@ def _open_tasks(
 ) -> dict[str, TextClassification]:
     """Opens the tasks, by name, and reads all their splits, so that bad data raises an error before any run."""
     check_dev_split(data)
-    tasks = {name: TextClassification(ROWS[name], data, pooling=pooling) for name in names}
+    tasks = {name: TextClassification.open(name, data, pooling=pooling) for name in names}
     for task in tasks.values():
         for split in ("train", *task.validation_splits):
             task.examples(split)
     for name, split, _ in _test_splits(names):
         with contextlib.suppress(FileNotFoundError):  # a test file may be missing
-            TextClassification(ROWS[name], data).examples(split)
+            TextClassification.open(name, data).examples(split)
     return tasks
 
 
@@ -185,7 +184,7 @@ def submit(
     files = []
     for name, split, title in _test_splits([*best, *majority]):
         try:
-            task = TextClassification(ROWS[name], data)
+            task = TextClassification.open(name, data)
             examples = task.examples(split)
         except FileNotFoundError as error:
             log(f"no {title}.tsv: {error}")
@@ -201,7 +200,7 @@ def submit(
             predictions, raw = predict(task, run.preprocess, run.model, examples)
         file = output / "submission" / f"{title}.tsv"
         file.parent.mkdir(exist_ok=True)
-        answers = zip(raw[IDX].tolist(), _written(task.row, predictions), strict=True)
+        answers = zip(raw[IDX].tolist(), _written(ROWS[name], predictions), strict=True)
         lines = [f"{idx}\t{text}\n" for idx, text in sorted(answers, key=lambda pair: pair[0])]
         with whole_file(file) as temporary:
             temporary.write_text("".join(["index\tprediction\n", *lines]), encoding="utf-8")
@@ -222,9 +221,9 @@ def _test_splits(names: Sequence[str]) -> list[tuple[str, str, str]]:
     return [row for row in SUBMISSION if PREDICTED_BY.get(row[0], row[0]) in names]
 
 
-def _written(row: GlueRow, predictions: Mapping[str, np.ndarray]) -> list[str]:
+def _written(data: TextDataSet, predictions: Mapping[str, np.ndarray]) -> list[str]:
     """Labels in the spelling of the official files; scores clipped to their range."""
-    if not row.labels:
-        return [f"{score:.3f}" for score in np.clip(predictions["score"], *SCORES)]
-    spelled = {ours.encode(): theirs for ours, theirs in zip(row.labels, row.file_labels, strict=True)}
+    if not data.labels:
+        return [f"{score:.3f}" for score in np.clip(predictions["score"], *data.bounds)]
+    spelled = {ours.encode(): theirs for ours, theirs in zip(data.labels, data.file_labels, strict=True)}
     return [spelled[label] for label in predictions[LABEL]]

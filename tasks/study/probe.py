@@ -30,8 +30,8 @@ from bert_keras import checkpoints
 from bert_keras.errors import BertKerasError
 from bert_keras.io.output_folder import Folder, Layout
 from bert_keras.io.paths import path_of
-from bert_keras.tasks.data.conll import FILES, read
-from bert_keras.tasks.data.glue_rows import LABEL, ROWS
+from bert_keras.tasks.data.conll import FILES, read_corpus
+from bert_keras.tasks.data.glue import LABEL, ROWS
 from bert_keras.tasks.data.sources import check_dev_split, split_file
 from bert_keras.tasks.frozen.extract import (
     Extractor,
@@ -94,7 +94,7 @@ class Result:
 def _words(path: str | pathlib.Path, split: str, *, column: int, least: int, most: int | None) -> Examples:
     """The sentences of a split, with the labels of their words."""
     sentences = itertools.chain.from_iterable(
-        read(split_file(path, split, FILES), column=column, least=least, most=most).documents
+        read_corpus(split_file(path, split, FILES), column=column, least=least, most=most).documents
     )
     rows = [({TOKENS: " ".join(one.words).encode()}, one.tags) for one in sentences]
     return Examples([raw for raw, _ in rows], [tags for _, tags in rows])
@@ -102,7 +102,7 @@ def _words(path: str | pathlib.Path, split: str, *, column: int, least: int, mos
 
 def _texts(path: str | pathlib.Path, split: str, name: str) -> Examples:
     """The labelled texts of a split."""
-    task = TextClassification(ROWS[name], path)
+    task = TextClassification.open(name, path)
     rows = [row for row in task.examples(split).as_numpy_iterator() if row[LABEL] >= 0]
     (text,) = task.text
     return Examples(

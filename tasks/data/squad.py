@@ -1,21 +1,26 @@
-"""Reads questions in SQuAD's format: the official JSON, or TensorFlow Datasets.
+"""Reads questions in SQuAD's format: the official JSON, or TensorFlow Datasets; and writes TriviaQA in this format.
 
 Out: examples {"id", "question", "context", "answers": string, "answer_start", "answer_end": int32}. `answers` is a JSON list of
 the gold answers, empty for no answer; start and end are the bytes of the first one in the UTF-8 context, -1 for no answer.
 Source: Rajpurkar et al. 2016 and 2018.
 """
 
+import itertools
 import json
+import re
+import string
 import unicodedata
 import warnings
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from bert_keras.errors import BertKerasError
+from bert_keras.io.files import whole_file
 from bert_keras.io.json_files import is_whole, parse_json, short
+from bert_keras.io.paths import path_of
 from bert_keras.tasks.data.columns import values_of
 from bert_keras.tasks.data.sources import (
     check_text,
@@ -23,6 +28,7 @@ from bert_keras.tasks.data.sources import (
     read_text,
     refuse_forms,
 )
+from bert_keras.tasks.options import TriviaQaOptions
 
 ID, QUESTION, CONTEXT = "id", "question", "context"
 ANSWERS = "answers"
@@ -84,7 +90,7 @@ class Question(NamedTuple):
     where: str
 
 
-def columns_of(
+def make_columns(
     questions: Iterable[Question], where: str, *, version: Version, train: bool
 ) -> dict[str, np.ndarray]:
     """The examples as columns [N]. Raises BertKerasError for an unusable question, with its id."""
@@ -116,7 +122,7 @@ def columns_of(
     }
 
 
-def columns_of_answers(
+def make_answer_columns(
     questions: np.ndarray, contexts: np.ndarray, y: Any, *, version: Version
 ) -> dict[str, np.ndarray]:
     """The columns of answers in Python, as `QuestionAnswering.targets` takes them. questions, contexts: bytes [N].
@@ -149,7 +155,7 @@ def columns_of_answers(
             raise BertKerasError(
                 f"{where}: the answer {texts[0]!r} is not in the context at character {starts[0]}; give its first character."
             )
-    columns = columns_of(made, "y", version=version, train=False)
+    columns = make_columns(made, "y", version=version, train=False)
     return {name: columns[name] for name in (ANSWERS, ANSWER_START, ANSWER_END)}
 
 
@@ -187,7 +193,7 @@ def _is_blank(text: str) -> bool:
     return all(char.isspace() or unicodedata.category(char) in ("Cc", "Cf") for char in text)
 
 
-def from_tfds(name: str, split: str) -> Iterator[Question]:
+def load_tfds_questions(name: str, split: str) -> Iterator[Question]:
     """Yields the questions of a split in TensorFlow Datasets."""
     examples, _ = load_tfds(name, split, instead="a folder of the official JSON files (--data)")
     for example in examples.as_numpy_iterator():
@@ -202,7 +208,7 @@ def from_tfds(name: str, split: str) -> Iterator[Question]:
         )
 
 
-def from_json(path: Path) -> Iterator[Question]:
+def read_questions(path: Path) -> Iterator[Question]:
     """Yields the questions of a file. Raises BertKerasError for a file in another format, with the position in the file."""
     refuse_forms(
         path,
@@ -247,3 +253,167 @@ def _member(value: Any, name: str, kind: type, *, where: str) -> Any:
         given = f"is {short(found)}" if isinstance(value, dict) and name in value else "is missing"
         raise BertKerasError(f"{where}: {name!r} {given}; give a {_KINDS[kind]}, as in SQuAD's JSON.")
     return found
+
+
+# -----------------------------------------------------------------------------------------------------------
+# TriviaQA's Wikipedia documents as questions in SQuAD 1.1's JSON, for a first fine-tuning before SQuAD
+#
+# In: TensorFlow Datasets' `trivia_qa/rc`, whose `entity_pages` are TriviaQA-Wiki. Out: a file with a paragraph for each question
+# and document, the first 400 tokens of the document, if one of the question's possible answers is in them. Tokens are words
+# between white space. Source: Devlin et al. 2019, sec. 4.2; Joshi et al. 2017 (TriviaQA).
+
+TRIVIAQA = "trivia_qa/rc"
+# The features to read; the pages of a web search are many times as large.
+TRIVIAQA_FEATURES = {
+    "question": True,
+    "question_id": True,
+    "entity_pages": {"filename", "title", "wiki_context"},
+    "answer": {"value", "aliases", "normalized_aliases"},
+}
+_JSON_START, _JSON_END = b'{"version": "1.1", "data": [\n', b"\n]}\n"
+_ARTICLES = {"a", "an", "the"}
+_SEPARATORS = re.escape(string.punctuation + "‘’´`")
+_WORD = re.compile(rf"[^\s{_SEPARATORS}]+")
+
+
+class TriviaQaCounts(NamedTuple):
+    """Questions with a paragraph, all questions, paragraphs, and all documents; each is counted once."""
+
+    answered: int
+    questions: int
+    paragraphs: int
+    documents: int
+
+
+class _Document(NamedTuple):
+    """A document of a question, and its article in the file; None without an answer."""
+
+    question: str
+    article: dict[str, Any] | None
+
+
+def convert_triviaqa(
+    split: str,
+    output: str | Path,
+    *,
+    tokens: int = TriviaQaOptions.tokens,
+    limit: int | None = None,
+    progress: Callable[[int], Any] = lambda count: None,
+) -> TriviaQaCounts:
+    """Writes the paragraphs of a split, "train" or "validation"; the file is complete or does not exist.
+
+    tokens: the length of a paragraph
+    limit: read only the first questions
+    progress: called with the number of questions that were read since the last call
+
+    Raises BertKerasError if `output` exists, if no document has an answer, and for a file over MAX_FILE_BYTES, which the task
+    does not read; and MissingFileError where the data cannot be loaded.
+    """
+    path = path_of(output)
+    if path.exists():
+        raise BertKerasError(f"{path} already exists; give another name, or remove it first.")
+    instead = "a folder that has it, in the environment variable TFDS_DATA_DIR"
+    examples, _ = load_tfds(TRIVIAQA, split, instead=instead, only=TRIVIAQA_FEATURES)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    questions, answered = set[str](), set[str]()
+    paragraphs = documents = 0
+    with whole_file(path) as temporary, temporary.open("wb") as file:
+        file.write(_JSON_START)
+        for document in _read_documents(examples.take(limit or -1).as_numpy_iterator(), tokens, progress):
+            questions.add(document.question)
+            documents += 1
+            if document.article is not None:
+                answered.add(document.question)
+                file.write(b",\n" if paragraphs else b"")
+                file.write(json.dumps(document.article, ensure_ascii=False).encode())
+                paragraphs += 1
+                if file.tell() + len(_JSON_END) > MAX_FILE_BYTES:
+                    raise BertKerasError(
+                        f"paragraphs of {tokens} tokens take more than {MAX_FILE_BYTES:,} bytes, and finetune reads no larger "
+                        "file; give fewer tokens, or a limit on the questions."
+                    )
+        file.write(_JSON_END)
+        if not paragraphs:
+            raise BertKerasError(
+                f"none of {documents} documents has an answer in its first {tokens} tokens; give more tokens or questions."
+            )
+    return TriviaQaCounts(len(answered), len(questions), paragraphs, documents)
+
+
+def _read_documents(
+    examples: Iterable[Mapping[str, Any]], tokens: int, progress: Callable[[int], Any]
+) -> Iterator[_Document]:
+    """Yields each document of each question once.
+
+    TensorFlow Datasets has the questions of TriviaQA's files for the web and for Wikipedia, so that many are there twice.
+    """
+    seen = set[str]()
+    for example in examples:
+        question, pages, answers = (
+            example["question_id"].decode(),
+            example["entity_pages"],
+            _list_answers(example),
+        )
+        columns = (pages[name].tolist() for name in ("filename", "title", "wiki_context"))
+        for file, title, document in itertools.starmap(_decode, zip(*columns, strict=True)):
+            id_ = f"{question}--{file}"
+            if id_ in seen:
+                continue
+            seen.add(id_)
+            context = take_first_tokens(document, tokens)
+            article = None
+            if found := find_answers(context, answers):
+                entry = {ID: id_, QUESTION: example["question"].decode(), ANSWERS: found}
+                article = {"title": title, "paragraphs": [{CONTEXT: context, "qas": [entry]}]}
+            yield _Document(question, article)
+        progress(1)
+
+
+def _decode(*values: bytes) -> tuple[str, ...]:
+    return tuple(value.decode() for value in values)
+
+
+def _list_answers(example: Mapping[str, Any]) -> list[str]:
+    """The possible answers of a question, as the data set spells them."""
+    answer = example["answer"]
+    listed = [answer["value"], *answer["aliases"].tolist(), *answer["normalized_aliases"].tolist()]
+    return list(_decode(*listed))
+
+
+def take_first_tokens(document: str, count: int) -> str:
+    """A document up to the end of its first tokens, words between white space; the text is unchanged."""
+    ends = (match.end() for match in re.finditer(r"\S+", document))
+    last = next(itertools.islice(ends, count - 1, None), len(document))
+    return document[:last]
+
+
+def find_answers(context: str, answers: Iterable[str]) -> list[dict[str, Any]]:
+    """The answers in a context as SQuAD has them, [{"text", "answer_start"}], the first and longest one first.
+
+    An answer is found where its words are, in any case and with any punctuation; an article before it is no part of it. Its text
+    is that of the context, and each text is listed once, where it is first.
+    """
+    words = _split_words(context)
+    line = f" {' '.join(word for word, _, _ in words)} "
+    found = set[tuple[int, int]]()
+    for answer in {_without_article(answer) for answer in answers} - {""}:
+        if (at := line.find(f" {answer} ")) >= 0:
+            first = line.count(" ", 0, at)
+            last = first + answer.count(" ")
+            found.add((words[first][1], words[last][2]))
+    texts: dict[str, int] = {}
+    for start, end in sorted(found, key=lambda span: (span[0], -span[1])):
+        texts.setdefault(context[start:end], start)
+    return [{"text": text, ANSWER_START: start} for text, start in texts.items()]
+
+
+def _without_article(answer: str) -> str:
+    """The words of an answer, joined by spaces, without articles at the start; nothing is left of an answer of articles alone."""
+    return " ".join(
+        itertools.dropwhile(_ARTICLES.__contains__, (word for word, _, _ in _split_words(answer)))
+    )
+
+
+def _split_words(text: str) -> list[tuple[str, int, int]]:
+    """The words of a text in lower case, without punctuation, each with its start and end."""
+    return [(match[0].lower(), *match.span()) for match in _WORD.finditer(text)]

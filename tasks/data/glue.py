@@ -1,0 +1,377 @@
+"""GLUE and a user's own tables: data sets of labelled texts, one row for each, and their reader.
+
+In: a row, and a folder, one file, a file for each split, or TensorFlow Datasets. Out: examples {text names: string, "label":
+int32 (float32 for a score, float32 [C] for any number of labels), "idx": int32}.
+Source: Wang et al. 2018, GLUE; feature names, label order and split names are those of TensorFlow Datasets.
+"""
+
+import dataclasses
+import math
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from bert_keras.errors import BertKerasError, MissingFileError, listed
+from bert_keras.io.json_files import is_finite, short
+from bert_keras.io.paths import path_of
+from bert_keras.tasks.data.sources import (
+    Source,
+    check_text,
+    listing,
+    load_tfds,
+    missing_source,
+)
+from bert_keras.tasks.data.tables import checked_text, column_names, find_table, read_table
+
+LABEL = "label"
+IDX = "idx"  # the position of the example in its file, from 0
+SEPARATOR = "|"  # between the labels of one text, in files without lists
+UNLABELLED = -1  # the label in TensorFlow Datasets where the test labels are withheld
+COLUMN_ADVICE = "`finetune` reads other columns with --text-column and --label-column (in Python: text_column and label_column)"
+# The files of a user's own data -> the stems of the names that they may have.
+STEMS = {"train.tsv": ("train",), "dev.tsv": ("dev", "valid", "validation"), "test.tsv": ("test",)}
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class SplitFile:
+    """The file of a split in a folder, and the columns to read.
+
+    file: its name; a user's own data may have another format, and the other stems of STEMS
+    text: the text columns, in the order of the data set's texts
+    label: the label column; None where labels are withheld
+    may_lack_label: True where a file without the label column is a file of withheld labels
+    header: the column names of an official .tsv without a header line
+    """
+
+    file: str
+    text: tuple[str, ...]
+    label: str | None = None
+    may_lack_label: bool = False
+    header: tuple[str, ...] | None = None
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class TextDataSet:
+    """A data set of labelled texts.
+
+    name: the name on the command line and in TensorFlow Datasets
+    text: the names of the one or two texts
+    labels: the label strings by label id; empty where the label is a score
+    label_type: "class", "score", or "multi" where a text may have any number of the labels
+    measures: names in MEASURES, of GLUE's tasks; the first one chooses the best epoch
+    file_labels: the labels in the spelling of the files, in the same order
+    bounds: the lowest and the highest score
+    splits: the file of each split
+    folder: the name of the official folder
+    other_paths: other places of the file below the given folder
+    skip_short_lines: True skips lines with missing columns, which are an error otherwise
+    """
+
+    name: str
+    text: tuple[str, ...]
+    labels: tuple[str, ...] = ()
+    label_type: str = "class"
+    measures: tuple[str, ...] = ()
+    file_labels: tuple[str, ...] = ()
+    bounds: tuple[float, float] = (-math.inf, math.inf)
+    splits: Mapping[str, SplitFile]
+    folder: str = ""
+    other_paths: tuple[str, ...] = ()
+    skip_short_lines: bool = False
+
+
+def name_splits(*text: str, label: str, test_label: str | None = None) -> dict[str, SplitFile]:
+    """train.tsv, dev.tsv and test.tsv with the same text columns. test_label: the label column that test.tsv may have."""
+    return {
+        "train": SplitFile(file="train.tsv", text=text, label=label),
+        "validation": SplitFile(file="dev.tsv", text=text, label=label),
+        "test": SplitFile(file="test.tsv", text=text, label=test_label, may_lack_label=True),
+    }
+
+
+NLI_LABELS = ("entailment", "neutral", "contradiction")
+_PAIR = ("sentence1", "sentence2")
+_COLA: dict[str, Any] = {
+    "text": ("sentence",),
+    "label": "label",
+    "header": ("source", "label", "original_label", "sentence"),
+}
+_MNLI: dict[str, Any] = {"text": _PAIR, "label": "gold_label"}
+
+# MRPC, QQP and STS-B report two measures; Devlin et al. 2019, table 1, reports the first.
+_TABLE = (
+    TextDataSet(
+        name="cola",
+        folder="CoLA",
+        text=("sentence",),
+        labels=("unacceptable", "acceptable"),
+        file_labels=("0", "1"),
+        measures=("matthews",),
+        splits={
+            "train": SplitFile(file="train.tsv", **_COLA),
+            "validation": SplitFile(file="dev.tsv", **_COLA),
+            "test": SplitFile(file="test.tsv", text=("sentence",)),
+        },
+    ),
+    TextDataSet(
+        name="sst2",
+        folder="SST-2",
+        text=("sentence",),
+        labels=("negative", "positive"),
+        file_labels=("0", "1"),
+        measures=("accuracy",),
+        splits=name_splits("sentence", label="label"),
+    ),
+    TextDataSet(
+        name="mrpc",
+        folder="MRPC",
+        text=_PAIR,
+        labels=("not_equivalent", "equivalent"),
+        file_labels=("0", "1"),
+        measures=("f1", "accuracy"),
+        splits=name_splits("#1 String", "#2 String", label="Quality"),
+    ),
+    TextDataSet(
+        name="qqp",
+        folder="QQP",
+        text=("question1", "question2"),
+        labels=("not_duplicate", "duplicate"),
+        file_labels=("0", "1"),
+        measures=("f1", "accuracy"),
+        splits=name_splits("question1", "question2", label="is_duplicate"),
+        # A few lines of the official train.tsv lack columns; TensorFlow Datasets skips them too.
+        skip_short_lines=True,
+    ),
+    TextDataSet(
+        name="stsb",
+        folder="STS-B",
+        text=_PAIR,
+        label_type="score",
+        bounds=(0.0, 5.0),
+        measures=("spearman", "pearson"),
+        splits=name_splits(*_PAIR, label="score"),
+    ),
+    TextDataSet(
+        name="mnli",
+        folder="MNLI",
+        text=("premise", "hypothesis"),
+        labels=NLI_LABELS,
+        file_labels=NLI_LABELS,
+        measures=("accuracy",),
+        splits={
+            "train": SplitFile(file="train.tsv", **_MNLI),
+            "validation_matched": SplitFile(file="dev_matched.tsv", **_MNLI),
+            "validation_mismatched": SplitFile(file="dev_mismatched.tsv", **_MNLI),
+            "test_matched": SplitFile(file="test_matched.tsv", text=_PAIR),
+            "test_mismatched": SplitFile(file="test_mismatched.tsv", text=_PAIR),
+        },
+    ),
+    TextDataSet(
+        name="qnli",
+        folder="QNLI",
+        text=("question", "sentence"),
+        labels=("entailment", "not_entailment"),
+        file_labels=("entailment", "not_entailment"),
+        measures=("accuracy",),
+        splits=name_splits("question", "sentence", label="label"),
+    ),
+    TextDataSet(
+        name="rte",
+        folder="RTE",
+        text=_PAIR,
+        labels=("entailment", "not_entailment"),
+        file_labels=("entailment", "not_entailment"),
+        measures=("accuracy",),
+        splits=name_splits(*_PAIR, label="label"),
+    ),
+    TextDataSet(
+        name="wnli",
+        folder="WNLI",
+        text=_PAIR,
+        labels=("not_entailment", "entailment"),
+        file_labels=("0", "1"),
+        measures=("accuracy",),
+        splits=name_splits(*_PAIR, label="label"),
+    ),
+    TextDataSet(
+        name="ax",
+        folder="AX",
+        text=("premise", "hypothesis"),
+        labels=NLI_LABELS,
+        file_labels=NLI_LABELS,
+        measures=("matthews",),
+        splits={"test": SplitFile(file="diagnostic.tsv", text=_PAIR)},
+        # Other archives do not call the folder AX.
+        other_paths=("diagnostic/diagnostic.tsv", "AX/AX.tsv", "AX.tsv"),
+    ),
+)
+ROWS = {row.name: row for row in _TABLE}
+
+
+def is_folder(source: Source | None) -> bool:
+    """True unless the examples are in one file, or in a file for each split."""
+    return not isinstance(source, Mapping) and not (source is not None and path_of(source).is_file())
+
+
+def check_source(source: Source) -> None:
+    """Raises MissingFileError if a file or folder of the source does not exist."""
+    for given in source.values() if isinstance(source, Mapping) else [source]:
+        if not path_of(given).exists():
+            raise missing_source(path_of(given))
+
+
+def load_examples(data: TextDataSet, split: str, source: Source | None) -> tf.data.Dataset:
+    """The examples of a split, from the files of the source or from TensorFlow Datasets.
+
+    Withheld labels are -1, or NaN in float32.
+
+    Raises BertKerasError for an unreadable file, with its line, and MissingFileError for a missing one.
+    """
+    if split not in data.splits:
+        raise BertKerasError(f"{data.name} has no split {split!r}; it has {', '.join(data.splits)}.")
+    if source is None:
+        return _load_tfds_examples(data, split)
+    return tf.data.Dataset.from_tensor_slices(_read_columns(data, split, source))
+
+
+def find_split(data: TextDataSet, split: str, source: Source) -> Path:
+    """The file of a split: the source itself, its file for this split, or the file in the folder or in its official subfolder.
+
+    Raises MissingFileError, with the files of the folder, for a missing file.
+    """
+    if isinstance(source, Mapping):
+        name = split if split in source else split.partition("_")[0]  # MNLI has two validation splits
+        if name not in source:
+            raise BertKerasError(
+                f"the {split} split has no file, only {', '.join(source)} has; give a file for {split}."
+            )
+        return find_split(data, split, source[name])
+    path, file = path_of(source), data.splits[split].file
+    if not path.is_dir():
+        return path
+    folder = path / data.folder if data.folder and (path / data.folder).is_dir() else path
+    if data.name not in ROWS:
+        return find_table(folder, STEMS[file])
+    found = [place for place in (folder / file, *map(path.joinpath, data.other_paths)) if place.is_file()]
+    if not found:
+        expected = " or ".join((file, *data.other_paths))
+        raise MissingFileError(f"{folder} has no {expected}; it has {listing(folder)}.")
+    return found[0]
+
+
+def _get_withheld_label(data: TextDataSet) -> Any:
+    """The label of an example without a label: -1 for a class, else NaN, because a score may be negative."""
+    if data.label_type == "multi":
+        return np.full(len(data.labels), np.nan, np.float32)
+    return np.int32(UNLABELLED) if data.label_type == "class" else np.float32(np.nan)
+
+
+def _load_tfds_examples(data: TextDataSet, split: str) -> tf.data.Dataset:
+    if data.name not in ROWS:
+        raise BertKerasError(f"{data.name} is not in TensorFlow Datasets; give a file, or a folder of files.")
+    examples, _ = load_tfds(f"glue/{data.name}", split, instead="a folder of the official TSV files (--data)")
+    dtype, withheld = tf.int32 if data.labels else tf.float32, _get_withheld_label(data)
+
+    def select(example: dict[str, tf.Tensor]) -> dict[str, tf.Tensor]:
+        label = tf.cast(example[LABEL], dtype)
+        label = tf.where(label == UNLABELLED, withheld, label)
+        return {name: example[name] for name in data.text} | {
+            LABEL: label,
+            IDX: tf.cast(example[IDX], tf.int32),
+        }
+
+    return examples.map(select, num_parallel_calls=tf.data.AUTOTUNE, deterministic=True)
+
+
+def _read_columns(data: TextDataSet, split: str, source: Source) -> dict[str, np.ndarray]:
+    """All examples of a split as columns [N]."""
+    file, path = data.splits[split], find_split(data, split, source)
+    column = file.label
+    if file.may_lack_label and column is not None and column not in column_names(path):
+        column = None
+    columns = [*file.text, *([] if column is None else [column])]
+    texts: list[list[bytes]] = [[] for _ in file.text]
+    labels, idx, parse, withheld = [], [], _make_label_parser(data), _get_withheld_label(data)
+    rows = read_table(
+        path, columns, header=file.header, skip_short_lines=data.skip_short_lines, advice=COLUMN_ADVICE
+    )
+    for where, at, values in rows:
+        for name, value, kept in zip(file.text, values, texts, strict=False):
+            kept.append(checked_text(value, where, name).encode())
+        labels.append(withheld if column is None else parse(values[-1], where))
+        idx.append(at)
+    if not labels:
+        raise BertKerasError(f"{path} has no examples; give at least one line under the header.")
+    return {name: np.array(kept, object) for name, kept in zip(data.text, texts, strict=True)} | {
+        LABEL: np.array(labels, np.int32 if data.label_type == "class" else np.float32),
+        IDX: np.array(idx, np.int32),
+    }
+
+
+def _make_label_parser(data: TextDataSet) -> Callable[[Any, str], Any]:
+    """(value in a file, where it is) -> label id, score, or 0 and 1 for each label. It raises BertKerasError for any other."""
+    ids = {label: i for i, label in enumerate(data.file_labels)}
+    low, high = data.bounds
+
+    def parse_class(value: Any, where: str) -> int:
+        written = read_label(value, where)
+        if written not in ids:
+            numbered = read_number(written) is not None and not any(
+                read_number(label) is not None for label in ids
+            )
+            advice = "; write the names in place of numbers" if numbered else ""
+            raise BertKerasError(
+                f"{where}: unknown label {written!r}; the labels are {listed(ids, 20)}{advice}."
+            )
+        return ids[written]
+
+    def parse_score(value: Any, where: str) -> float:
+        number = read_number(value)
+        if number is None or not low <= number <= high:
+            span = f" from {low} to {high}" if math.isfinite(high) else ""
+            raise BertKerasError(f"{where}: score {short(value)} is not a number{span}.")
+        return number
+
+    def parse_set(value: Any, where: str) -> np.ndarray:
+        found = np.zeros(len(ids), np.float32)
+        found[[parse_class(one, where) for one in read_labels(value, where)]] = 1
+        return found
+
+    return {"class": parse_class, "score": parse_score, "multi": parse_set}[data.label_type]
+
+
+def read_label(value: Any, where: str) -> str:
+    """The name of a label in a file: text without surrounding spaces, a number, or true and false."""
+    if isinstance(value, str):
+        check_text(where, value)
+        return value.strip()
+    if isinstance(value, bool):
+        return str(value).lower()
+    if isinstance(value, int | float) and value == value:
+        return str(value)
+    given = "empty" if value is None or value != value else short(value)
+    raise BertKerasError(f"{where}: the label is {given}; give one label.")
+
+
+def read_labels(value: Any, where: str) -> list[str]:
+    """Any number of labels: a list, or text with SEPARATOR between them; an empty text has none."""
+    if not isinstance(value, str | list):
+        raise BertKerasError(
+            f"{where}: the labels are {'empty' if value is None else short(value)}; give a list, or text with {SEPARATOR} "
+            "between labels."
+        )
+    if isinstance(value, str):
+        value = value.split(SEPARATOR) if value.strip() else []
+    return [read_label(one, where) for one in value]
+
+
+def read_number(value: Any) -> float | None:
+    """The finite float32 number that a value of a file stands for; None if it stands for none."""
+    try:
+        number = float(value) if isinstance(value, str) else value
+    except ValueError:
+        return None
+    return float(number) if is_finite(number) else None
