@@ -16,7 +16,7 @@ from bert_keras.tasks.frozen.extract import Extractor, Words
 from bert_keras.tasks.hparams import Hparams
 from bert_keras.tasks.problems.classification import TextClassification
 from bert_keras.tasks.runs.run_folder import load_run
-from bert_keras.tasks.strings.text_data import text_batches
+from bert_keras.tasks.strings.text_batches import text_batches
 from bert_keras.text.preprocessing import Preprocessor
 
 pytestmark = [

@@ -9,7 +9,7 @@ from bert_keras.features import INPUT_MASK, INPUT_WORD_IDS, Part
 from bert_keras.tasks.batches import dataset
 from bert_keras.tasks.devices.strategies import divided
 from bert_keras.tasks.problems.classification import TextClassification
-from bert_keras.tasks.strings.text_data import text_batches
+from bert_keras.tasks.strings.text_batches import text_batches
 from bert_keras.text.preprocessing import Preprocessor
 from bert_keras.text.wordpiece import WordPiece
 

@@ -25,8 +25,8 @@ from bert_keras.tasks.hparams import Hparams
 from bert_keras.tasks.problems.classification import TextClassification
 from bert_keras.tasks.problems.multiple_choice import MultipleChoice
 from bert_keras.tasks.runs.run_folder import open_task
-from bert_keras.tasks.strings.text_data import _class_weights, text_batches
-from bert_keras.tasks.strings.truncation import cut_texts
+from bert_keras.tasks.strings.text_batches import make_class_weights, text_batches
+from bert_keras.tasks.strings.text_data import cut_texts
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore:__array__ implementation doesn't accept a copy keyword"),
@@ -197,9 +197,9 @@ def test_class_weights_by_number_are_those_of_labels_of_digits():
     """A number names a label, as in `y`: class 0 is "1"."""
     problem = TextClassification("123")
     for key in (1, "1", b"1", np.int64(1)):
-        np.testing.assert_array_equal(_class_weights(problem, {key: 3.0}), [3, 1, 1])
+        np.testing.assert_array_equal(make_class_weights(problem, {key: 3.0}), [3, 1, 1])
     with pytest.raises(BertKerasError, match="class_weight names 0; the labels are 1, 2, 3"):
-        _class_weights(problem, {0: 3.0})
+        make_class_weights(problem, {0: 3.0})
 
 
 def test_evaluate_lists_the_loss_first(untrained):

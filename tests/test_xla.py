@@ -15,7 +15,7 @@ import bert_keras as bk
 from bert_keras.model.encoder import BertEncoder
 from bert_keras.tasks.pretraining.pretrain import plan_pretraining
 from bert_keras.tasks.pretraining.recipes import RECIPES
-from bert_keras.tasks.strings.text_data import one_batch
+from bert_keras.tasks.strings.text_batches import one_batch
 from bert_keras.tasks.training.task_padding import with_padding
 from bert_keras.text.wordpiece import WordPiece
 
@@ -112,7 +112,7 @@ def test_a_step_of_a_task(task, how, checkpoint):
     make, x, y = TASKS[task]
     model = make(checkpoint, seq_length=24, **how)
     model.compile(optimizer=keras.optimizers.SGD(0.1, momentum=0.9))
-    batch = one_batch(model.problem, model.preprocess, x, y, np.linspace(0.5, 2, 4))
+    batch = one_batch(model, (x, y, np.linspace(0.5, 2, 4)))
     with with_padding(model):
         assert_compiled_equals_plain(model, batch)
 
@@ -136,7 +136,7 @@ def test_a_step_of_another_form(change, checkpoint):
     model = make(checkpoint, seq_length=24)
     model.compile(optimizer=keras.optimizers.SGD(0.1, momentum=0.9))
     change(model)
-    batch = one_batch(model.problem, model.preprocess, x, y, np.linspace(0.5, 2, 4))
+    batch = one_batch(model, (x, y, np.linspace(0.5, 2, 4)))
     with with_padding(model):
         assert_compiled_equals_plain(model, batch)
 

@@ -36,8 +36,8 @@ from bert_keras.tasks.frozen.feature_based import (
 )
 from bert_keras.tasks.frozen.token_vectors import RowVectors
 from bert_keras.tasks.hparams import Hparams
+from bert_keras.tasks.strings.text_data import CUT_SAMPLE, cut_texts
 from bert_keras.tasks.strings.text_model import TextModel
-from bert_keras.tasks.strings.truncation import CUT_SAMPLE, cut_texts
 from bert_keras.tasks.task import Task, check_stride
 from bert_keras.tasks.training.finetuning_optimizer import optimizer_of
 from bert_keras.tasks.training.identity import identity_of_checkpoint
