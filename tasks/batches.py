@@ -22,13 +22,7 @@ from bert_keras.features import INPUT_MASK, WHOLE, Part
 from bert_keras.model.packed_weights import packed_weights
 from bert_keras.optimization.autotuning import without_autotuning
 from bert_keras.tasks.devices.strategies import in_replicas, padded_for
-from bert_keras.tasks.task import (
-    Arrays,
-    Features,
-    Problem,
-    Raw,
-    model_inputs,
-)
+from bert_keras.tasks.task import Arrays, Features, Problem, Raw, model_inputs
 from bert_keras.text.preprocessing import Preprocessor, own_rows, pad_batches
 
 POOL = (

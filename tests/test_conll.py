@@ -16,12 +16,7 @@ from bert_keras.features import EXAMPLE_INDEX, INPUT_MASK, WORD_INDEX
 from bert_keras.savedmodels.servable import Servable
 from bert_keras.savedmodels.verify import ask, compare
 from bert_keras.tasks.batches import dataset, predict
-from bert_keras.tasks.data.conll import (
-    SCHEMES,
-    convert_tags,
-    find_entities,
-    write_tags,
-)
+from bert_keras.tasks.data.conll import SCHEMES, convert_tags, find_entities, write_tags
 from bert_keras.tasks.finetuning.finetune import finetune
 from bert_keras.tasks.hparams import Hparams
 from bert_keras.tasks.problems.tagging import Tagging

@@ -16,14 +16,7 @@ from bert_keras.features import (
     START_BYTES,
 )
 from bert_keras.model.encoder import BertEncoder
-from bert_keras.tasks.batches import (
-    batches,
-    cardinality,
-    dataset,
-    predict,
-    predictor,
-    take_examples,
-)
+from bert_keras.tasks.batches import batches, cardinality, dataset, predict, predictor, take_examples
 from bert_keras.tasks.hparams import Hparams
 from bert_keras.tasks.problems.classification import TextClassification
 from bert_keras.text.preprocessing import Preprocessor, pad_batches

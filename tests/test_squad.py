@@ -16,13 +16,7 @@ from questions import NORMANS, question, read, small, write  # noqa: F401
 from runs import SIZES, write_checkpoint
 
 from bert_keras.config import BertConfig
-from bert_keras.features import (
-    END_BYTES,
-    EXAMPLE_INDEX,
-    INPUT_MASK,
-    MAX_CONTEXT,
-    START_BYTES,
-)
+from bert_keras.features import END_BYTES, EXAMPLE_INDEX, INPUT_MASK, MAX_CONTEXT, START_BYTES
 from bert_keras.model.encoder import BertEncoder
 from bert_keras.savedmodels.export import export
 from bert_keras.tasks.batches import predict

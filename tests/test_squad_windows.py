@@ -9,13 +9,7 @@ import tensorflow as tf
 from questions import CHINESE, GOOD, question, read, small, write  # noqa: F401
 from runs import VOCABULARY
 
-from bert_keras.features import (
-    END_BYTES,
-    EXAMPLE_INDEX,
-    INPUT_MASK,
-    INPUT_WORD_IDS,
-    START_BYTES,
-)
+from bert_keras.features import END_BYTES, EXAMPLE_INDEX, INPUT_MASK, INPUT_WORD_IDS, START_BYTES
 from bert_keras.tasks.batches import dataset
 from bert_keras.tasks.problems.question_answering import QuestionAnswering
 from bert_keras.text.preprocessing import Preprocessor

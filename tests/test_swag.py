@@ -11,13 +11,7 @@ import tensorflow as tf
 
 from bert_keras import checkpoints
 from bert_keras.config import BertConfig
-from bert_keras.features import (
-    ENCODER_INPUTS,
-    INPUT_MASK,
-    INPUT_TYPE_IDS,
-    INPUT_WORD_IDS,
-    POOLED_OUTPUT,
-)
+from bert_keras.features import ENCODER_INPUTS, INPUT_MASK, INPUT_TYPE_IDS, INPUT_WORD_IDS, POOLED_OUTPUT
 from bert_keras.model.encoder import BertEncoder
 from bert_keras.savedmodels.export import export
 from bert_keras.savedmodels.verify import ask

@@ -14,13 +14,7 @@ from seqeval.metrics.sequence_labeling import get_entities
 from bert_keras.errors import BertKerasError
 from bert_keras.io.json_files import short
 from bert_keras.io.paths import path_of
-from bert_keras.tasks.data.sources import (
-    Source,
-    load_tfds,
-    numbered_lines,
-    refuse_forms,
-    split_file,
-)
+from bert_keras.tasks.data.sources import Source, load_tfds, numbered_lines, refuse_forms, split_file
 
 OUTSIDE = "O"
 

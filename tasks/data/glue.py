@@ -17,13 +17,7 @@ import tensorflow as tf
 from bert_keras.errors import BertKerasError, MissingFileError, listed
 from bert_keras.io.json_files import is_finite, short
 from bert_keras.io.paths import path_of
-from bert_keras.tasks.data.sources import (
-    Source,
-    check_text,
-    listing,
-    load_tfds,
-    missing_source,
-)
+from bert_keras.tasks.data.sources import Source, check_text, listing, load_tfds, missing_source
 from bert_keras.tasks.data.tables import checked_text, column_names, find_table, read_table
 
 LABEL = "label"

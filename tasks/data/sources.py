@@ -11,12 +11,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
-from bert_keras.errors import (
-    BertKerasError,
-    MissingFileError,
-    first_line,
-    listed,
-)
+from bert_keras.errors import BertKerasError, MissingFileError, first_line, listed
 from bert_keras.io.paths import did_you_mean, path_of
 
 if TYPE_CHECKING:  # slow to import, and the flags of commands need none of it

@@ -22,12 +22,7 @@ from bert_keras.io.files import whole_file
 from bert_keras.io.json_files import is_whole, parse_json, short
 from bert_keras.io.paths import path_of
 from bert_keras.tasks.data.columns import values_of
-from bert_keras.tasks.data.sources import (
-    check_text,
-    load_tfds,
-    read_text,
-    refuse_forms,
-)
+from bert_keras.tasks.data.sources import check_text, load_tfds, read_text, refuse_forms
 from bert_keras.tasks.options import TriviaQaOptions
 
 ID, QUESTION, CONTEXT = "id", "question", "context"

@@ -18,12 +18,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from bert_keras.errors import (
-    BertKerasError,
-    MissingFileError,
-    first_line,
-    listed,
-)
+from bert_keras.errors import BertKerasError, MissingFileError, first_line, listed
 from bert_keras.io.json_files import parse_json, short
 from bert_keras.io.paths import did_you_mean, path_of
 from bert_keras.io.remote_paths import is_remote

@@ -34,14 +34,7 @@ from bert_keras.tasks.failed_runs import degenerate_classes, degenerate_scores, 
 from bert_keras.tasks.metrics import MEASURES
 from bert_keras.tasks.options import MAX_OPTION, ClassifierOptions, ColumnOptions
 from bert_keras.tasks.report_tables import Table, most_confident, plain
-from bert_keras.tasks.task import (
-    POOLINGS,
-    Arrays,
-    Features,
-    Raw,
-    Task,
-    classifier_model,
-)
+from bert_keras.tasks.task import POOLINGS, Arrays, Features, Raw, Task, classifier_model
 from bert_keras.text.preprocessing import ENDS, Preprocessor
 
 LABELS, SCORE, PROBABILITIES = "labels", "score", "probabilities"

@@ -12,21 +12,10 @@ import tensorflow as tf
 from keras import ops
 
 from bert_keras.errors import BertKerasError
-from bert_keras.features import (
-    EMBEDDING_OUTPUT,
-    ENCODER_OUTPUTS,
-    EXAMPLE_INDEX,
-    INPUT_MASK,
-    WORD_INDEX,
-)
+from bert_keras.features import EMBEDDING_OUTPUT, ENCODER_OUTPUTS, EXAMPLE_INDEX, INPUT_MASK, WORD_INDEX
 from bert_keras.io.json_files import FLAG, one_of, whole
 from bert_keras.io.json_files import TEXT as STRING
-from bert_keras.model.encoder import (
-    BertEncoder,
-    encoder_inputs,
-    gather_positions,
-    pooled_position,
-)
+from bert_keras.model.encoder import BertEncoder, encoder_inputs, gather_positions, pooled_position
 from bert_keras.model.layer_choices import check_layers, is_mixed, places_of
 from bert_keras.model.pooling import mean_of_tokens
 from bert_keras.tasks.data.sources import Source

@@ -32,19 +32,11 @@ from bert_keras.model.encoder import BertEncoder, encoder_inputs
 from bert_keras.model.heads import MaskedLMHead
 from bert_keras.tasks.batches import count
 from bert_keras.tasks.data.columns import columns_of
-from bert_keras.tasks.data.sources import (
-    Source,
-    split_file,
-)
+from bert_keras.tasks.data.sources import Source, split_file
 from bert_keras.tasks.data.tables import checked_text, read_table
 from bert_keras.tasks.options import MAX_OPTION, FillMaskOptions
 from bert_keras.tasks.report_tables import Table, most_confident, plain
-from bert_keras.tasks.task import (
-    Arrays,
-    Features,
-    Raw,
-    Task,
-)
+from bert_keras.tasks.task import Arrays, Features, Raw, Task
 from bert_keras.text.bpe import BPE_TOKENS
 from bert_keras.text.preprocessing import Preprocessor
 from bert_keras.text.tokenizer import MASK, Tokenizer

@@ -18,28 +18,17 @@ from keras import ops
 from bert_keras.errors import BertKerasError, listed
 from bert_keras.features import DTYPE, ENCODER_INPUTS, POOLED_OUTPUT
 from bert_keras.fields import names_of
-from bert_keras.io.json_files import (
-    short,
-    whole,
-)
+from bert_keras.io.json_files import short, whole
 from bert_keras.model.encoder import BertEncoder
 from bert_keras.model.heads import ChoiceHead
 from bert_keras.tasks.data.columns import class_ids
-from bert_keras.tasks.data.sources import (
-    Source,
-    split_file,
-)
+from bert_keras.tasks.data.sources import Source, split_file
 from bert_keras.tasks.data.tables import checked_text, column_names, get_ending, read_table
 from bert_keras.tasks.failed_runs import degenerate_classes
 from bert_keras.tasks.metrics import accuracy
 from bert_keras.tasks.options import MAX_CHOICES, TASK_DEFAULTS, ChoiceOptions
 from bert_keras.tasks.report_tables import Table, most_confident
-from bert_keras.tasks.task import (
-    Arrays,
-    Features,
-    Raw,
-    Task,
-)
+from bert_keras.tasks.task import Arrays, Features, Raw, Task
 from bert_keras.text.preprocessing import Preprocessor
 
 CONTEXT, ENDINGS, LABEL = "context", "endings", "label"

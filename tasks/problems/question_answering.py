@@ -27,10 +27,7 @@ from bert_keras.features import (
     START_BYTES,
 )
 from bert_keras.fields import names_of
-from bert_keras.io.json_files import (
-    NUMBER,
-    whole,
-)
+from bert_keras.io.json_files import NUMBER, whole
 from bert_keras.model.encoder import BertEncoder, encoder_inputs
 from bert_keras.model.heads import SpanHead
 from bert_keras.tasks.batches import count
@@ -58,18 +55,8 @@ from bert_keras.tasks.problems.span_decoding import (
     best_spans,
     list_nbest,
 )
-from bert_keras.tasks.report_tables import (
-    ERRORS_SHOWN,
-    Table,
-    most_confident,
-    plain,
-)
-from bert_keras.tasks.task import (
-    Arrays,
-    Features,
-    Raw,
-    Task,
-)
+from bert_keras.tasks.report_tables import ERRORS_SHOWN, Table, most_confident, plain
+from bert_keras.tasks.task import Arrays, Features, Raw, Task
 from bert_keras.text.preprocessing import Preprocessor
 
 # The logit of padding: its softmax is 0 in float32, so no answer depends on the padding of its batch. Unlike an infinity, it

@@ -8,12 +8,7 @@ from typing import Any, NamedTuple
 
 import tensorflow as tf
 
-from bert_keras.features import (
-    END_BYTES,
-    EXAMPLE_INDEX,
-    MAX_CONTEXT,
-    START_BYTES,
-)
+from bert_keras.features import END_BYTES, EXAMPLE_INDEX, MAX_CONTEXT, START_BYTES
 
 # The answer's bytes in the context, the end exclusive.
 START_BYTE, END_BYTE = "start_byte", "end_byte"

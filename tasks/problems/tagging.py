@@ -17,13 +17,7 @@ from bert_keras.errors import BertKerasError
 from bert_keras.features import EXAMPLE_INDEX, SEQUENCE_OUTPUT, WORD_INDEX
 from bert_keras.fields import names_of
 from bert_keras.io.json_files import TEXT as WORD
-from bert_keras.io.json_files import (
-    list_of,
-    one_of,
-    short,
-    typed,
-    whole,
-)
+from bert_keras.io.json_files import list_of, one_of, short, typed, whole
 from bert_keras.model.encoder import BertEncoder, encoder_inputs
 from bert_keras.model.heads import TokenHead
 from bert_keras.tasks import metrics
@@ -44,20 +38,9 @@ from bert_keras.tasks.data.conll import (
 from bert_keras.tasks.data.sources import Source
 from bert_keras.tasks.options import MAX_OPTION, TAGGING_DEFAULTS, TaggingOptions
 from bert_keras.tasks.report_tables import ERRORS_SHOWN, Table, plain
-from bert_keras.tasks.task import (
-    Arrays,
-    Features,
-    Raw,
-    Task,
-)
+from bert_keras.tasks.task import Arrays, Features, Raw, Task
 from bert_keras.text.preprocessing import Preprocessor
-from bert_keras.text.word_splitting import (
-    TEXT,
-    TOKENS,
-    split_words,
-    text_of,
-    words_of,
-)
+from bert_keras.text.word_splitting import TEXT, TOKENS, split_words, text_of, words_of
 
 TAGS = "tags"
 

@@ -34,12 +34,7 @@ from bert_keras.tasks.problems.multiple_choice import MultipleChoice
 from bert_keras.tasks.problems.next_sentence import NextSentence
 from bert_keras.tasks.problems.question_answering import QuestionAnswering
 from bert_keras.tasks.problems.tagging import Tagging
-from bert_keras.tasks.runs.run_folder import (
-    KERAS,
-    is_run,
-    load_file,
-    load_run,
-)
+from bert_keras.tasks.runs.run_folder import KERAS, is_run, load_file, load_run
 from bert_keras.tasks.runs.run_precision import at_precision
 from bert_keras.tasks.strings.text_model import TextModel
 from bert_keras.tasks.task import Problem, check_stride

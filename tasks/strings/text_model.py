@@ -29,12 +29,7 @@ from bert_keras.tasks.frozen.token_vectors import RowVectors
 from bert_keras.tasks.hparams import Hparams
 from bert_keras.tasks.runs.run_folder import Run
 from bert_keras.tasks.strings import text_batches, text_model_parts
-from bert_keras.tasks.strings.text_data import (
-    get_batch_size,
-    has_features,
-    has_text,
-    text_examples,
-)
+from bert_keras.tasks.strings.text_data import get_batch_size, has_features, has_text, text_examples
 from bert_keras.tasks.task import Arrays, Features, Problem
 from bert_keras.tasks.training.finetuning_optimizer import optimizer_of
 from bert_keras.tasks.training.task_model import encoder_of, freeze, frozen_layers
