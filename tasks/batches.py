@@ -120,28 +120,25 @@ def dataset(
     The order is that of `batches`. `preprocess` pads each batch to its longest row, or to one length. For a task with windows,
     `batch_size` counts windows in labelled batches and examples in unlabelled ones, and the number of batches is unknown.
     """
-    featurize = _featurizer(task, preprocess, labelled=labelled)
-    if labelled and part != WHOLE and not task.windowed:
+    if labelled and not task.windowed:
         raw = batches(examples, batch_size=batch_size, seed=seed)
-        return _prefetched(_featurized_part(raw, featurize, part, multiple_of=multiple_of))
-    if labelled and task.windowed:
-        if seed is not None:
-            examples = examples.shuffle(cardinality(examples), seed=seed)
-        made = _by_window(
-            examples.batch(batch_size).map(
-                featurize, num_parallel_calls=tf.data.AUTOTUNE, deterministic=True
-            ),
-            batch_size=batch_size,
-            seed=seed,
-        )
-        made = made if part == WHOLE else own_rows(pad_batches(made, multiple_of=multiple_of), part)
-    else:
-        made = batches(examples, batch_size=batch_size, seed=seed)
-        made = made.map(featurize, num_parallel_calls=tf.data.AUTOTUNE, deterministic=True)
-    if labelled and part == WHOLE and multiple_of > 1:
+        made = featurized(task, preprocess, raw, multiple_of=multiple_of, part=part)
+        known = part == WHOLE and multiple_of >= max(batch_size, 2)
+        return _prefetched(of_rows(made, multiple_of)) if known else made
+    featurize = _featurizer(task, preprocess, labelled=labelled)
+    if not labelled:
+        raw = batches(examples, batch_size=batch_size, seed=seed)
+        return _prefetched(raw.map(featurize, num_parallel_calls=tf.data.AUTOTUNE, deterministic=True))
+    if seed is not None:
+        examples = examples.shuffle(cardinality(examples), seed=seed)
+    made = examples.batch(batch_size).map(featurize, num_parallel_calls=tf.data.AUTOTUNE, deterministic=True)
+    made = _by_window(made, batch_size=batch_size, seed=seed)
+    if multiple_of > 1 or part != WHOLE:
         made = pad_batches(made, multiple_of=multiple_of)
-        if multiple_of >= batch_size:
-            made = of_rows(made, multiple_of)
+    if part != WHOLE:
+        made = own_rows(made, part)
+    elif multiple_of >= max(batch_size, 2):
+        made = of_rows(made, multiple_of)
     return _prefetched(made)
 
 

@@ -59,8 +59,12 @@ class Data(Protocol):
 
     @classmethod
     def open(cls, name: str, source: Source | None = None, **options: Any) -> Self:
-        """The task named `name` with its examples in `source`; None means TensorFlow Datasets."""
-        return cls(source=source, **options)  # type: ignore[call-arg]
+        """The task named `name` with its examples in `source`; None means TensorFlow Datasets.
+
+        By default its constructor takes the source, and the name where the class has several names.
+        """
+        named = {"name": name} if len(cls.names) > 1 else {}
+        return cls(source=source, **named, **options)  # type: ignore[call-arg]
 
     @abstractmethod
     def examples(self, split: str) -> tf.data.Dataset:

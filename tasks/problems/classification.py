@@ -33,7 +33,7 @@ from bert_keras.tasks.data.sources import Source
 from bert_keras.tasks.failed_runs import degenerate_classes, degenerate_scores, one_answer
 from bert_keras.tasks.metrics import MEASURES
 from bert_keras.tasks.options import MAX_OPTION, ClassifierOptions, ColumnOptions
-from bert_keras.tasks.report_tables import Table, most_confident, plain
+from bert_keras.tasks.report_tables import Table, list_errors, most_confident, plain
 from bert_keras.tasks.task import POOLINGS, Arrays, Features, Raw, Task, classifier_model
 from bert_keras.text.preprocessing import ENDS, Preprocessor
 
@@ -360,13 +360,14 @@ class TextClassification(Task):
         yield Table("gold in rows, predicted in columns", ("", *names), rows)
         wrong = known[gold[known] != chosen[known]]
         confidence = predictions["probabilities"].max(axis=1)
-        rows = [
-            (*self._texts(raw, i), names[gold[i]], names[chosen[i]], float(confidence[i]))
-            for i in most_confident(wrong, confidence)
-        ]
-        if rows:
-            columns = (*self.text, "gold", "predicted", "probability")
-            yield Table(f"the most confident of {len(wrong)} errors in {len(known)} examples", columns, rows)
+        columns = (*self.text, "gold", "predicted", "probability")
+        yield from list_errors(
+            wrong,
+            confidence,
+            columns,
+            lambda i: (*self._texts(raw, i), names[gold[i]], names[chosen[i]]),
+            count=len(known),
+        )
 
     def _largest_errors(self, scores: np.ndarray, raw: Arrays, known: np.ndarray) -> Table:
         """The labelled examples with the largest error of the score."""

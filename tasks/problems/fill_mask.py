@@ -35,7 +35,7 @@ from bert_keras.tasks.data.columns import columns_of
 from bert_keras.tasks.data.sources import Source, split_file
 from bert_keras.tasks.data.tables import checked_text, read_table
 from bert_keras.tasks.options import MAX_OPTION, FillMaskOptions
-from bert_keras.tasks.report_tables import Table, most_confident, plain
+from bert_keras.tasks.report_tables import Table, list_errors, plain
 from bert_keras.tasks.task import Arrays, Features, Raw, Task
 from bert_keras.text.bpe import BPE_TOKENS
 from bert_keras.text.preprocessing import Preprocessor
@@ -260,19 +260,13 @@ class FillMask(Task):
         """The most confident errors."""
         confidence = predictions[SCORES][:, 0, 0]
         wrong = np.flatnonzero(predictions[RANK] > 1)
-        rows: list[tuple[Any, ...]] = [
-            (
-                plain(raw[TEXT][i]),
-                plain(predictions[TOKENS][i, 0, 0]),
-                plain(raw[ANSWER][i]),
-                f"{predictions[RANK][i]:g}",
-                float(confidence[i]),
-            )
-            for i in most_confident(wrong, confidence)
-        ]
-        if rows:
-            title = f"the most confident of {len(wrong)} errors in {len(confidence)} examples"
-            yield Table(title, (TEXT, "best", ANSWER, "rank of the answer", "probability of the best"), rows)
+
+        def describe(i: int) -> tuple[str, ...]:
+            texts = (raw[TEXT][i], predictions[TOKENS][i, 0, 0], raw[ANSWER][i])
+            return (*map(plain, texts), f"{predictions[RANK][i]:g}")
+
+        columns = (TEXT, "best", ANSWER, "rank of the answer", "probability of the best")
+        yield from list_errors(wrong, confidence, columns, describe)
 
 
 def _ranks(logits: tf.Tensor, answer: tf.Tensor) -> tf.Tensor:

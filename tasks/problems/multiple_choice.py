@@ -27,7 +27,7 @@ from bert_keras.tasks.data.tables import checked_text, column_names, get_ending,
 from bert_keras.tasks.failed_runs import degenerate_classes
 from bert_keras.tasks.metrics import accuracy
 from bert_keras.tasks.options import MAX_CHOICES, TASK_DEFAULTS, ChoiceOptions
-from bert_keras.tasks.report_tables import Table, most_confident
+from bert_keras.tasks.report_tables import Table, list_errors
 from bert_keras.tasks.task import Arrays, Features, Raw, Task
 from bert_keras.text.preprocessing import Preprocessor
 
@@ -101,10 +101,6 @@ class MultipleChoice(Task):
     ) -> None:
         ChoiceOptions(num_choices=num_choices)
         self.name, self.source, self.num_choices = name, source, num_choices
-
-    @classmethod
-    def open(cls, name: str, source: Source | None = None, **options: Any) -> "MultipleChoice":
-        return cls(name, source, **options)
 
     def examples(self, split: str) -> tf.data.Dataset:
         """{"context": string [], "endings": string [K], "label": int32 []}; a withheld label is -1.
@@ -271,18 +267,13 @@ class MultipleChoice(Task):
         """The most confident errors."""
         confidence, chosen, right = predictions["probabilities"].max(axis=1), predictions[LABEL], raw[LABEL]
         wrong = np.flatnonzero((right >= 0) & (chosen != right))
-        rows: list[tuple[Any, ...]] = [
-            (
-                raw[CONTEXT][i].decode(),
-                raw[ENDINGS][i, chosen[i]].decode(),
-                raw[ENDINGS][i, right[i]].decode(),
-                float(confidence[i]),
-            )
-            for i in most_confident(wrong, confidence)
-        ]
-        if rows:
-            title = f"the most confident of {len(wrong)} errors in {len(right)} examples"
-            yield Table(title, (CONTEXT, "chosen", "right", "probability of the chosen"), rows)
+
+        def describe(i: int) -> list[str]:
+            texts = (raw[CONTEXT][i], raw[ENDINGS][i, chosen[i]], raw[ENDINGS][i, right[i]])
+            return [text.decode() for text in texts]
+
+        columns = (CONTEXT, "chosen", "right", "probability of the chosen")
+        yield from list_errors(wrong, confidence, columns, describe)
 
 
 @keras.saving.register_keras_serializable("bert_keras")

@@ -46,8 +46,7 @@ class NextSentence(TextClassification):
 
     @classmethod
     def open(cls, name: str, source: Source | None = None, **options: Any) -> "NextSentence":
-        """The task named `name`."""
-        return cls(name, source, **options)
+        return super(TextClassification, cls).open(name, source, **options)
 
     def check_checkpoint(self, checkpoint: Checkpoint) -> None:
         """Raises BertKerasError for a checkpoint without the head, or with the head of the other task."""

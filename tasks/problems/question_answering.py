@@ -111,10 +111,6 @@ class QuestionAnswering(Task):
         self.tau = tau
         SquadOptions(**{option: getattr(self, option) for option in self.options})
 
-    @classmethod
-    def open(cls, name: str, source: Source | None = None, **options: Any) -> "QuestionAnswering":
-        return cls(name, source, **options)
-
     def examples(self, split: str) -> tf.data.Dataset:
         """Questions in the order of the file, with scalar features.
 

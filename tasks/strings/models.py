@@ -93,9 +93,7 @@ def classifier(
         doc_stride=doc_stride,
         truncation=truncation,
     )
-    return _build(
-        problem, checkpoint, seq_length=seq_length, dtype=dtype, feature_layers=feature_layers, bilstm=bilstm
-    )
+    return _build(problem, checkpoint, seq_length, dtype, feature_layers, bilstm)
 
 
 def regressor(
@@ -118,9 +116,7 @@ def regressor(
         doc_stride=doc_stride,
         truncation=truncation,
     )
-    return _build(
-        problem, checkpoint, seq_length=seq_length, dtype=dtype, feature_layers=feature_layers, bilstm=bilstm
-    )
+    return _build(problem, checkpoint, seq_length, dtype, feature_layers, bilstm)
 
 
 def question_answerer(
@@ -144,9 +140,7 @@ def question_answerer(
     bilstm = {name: options.pop(name) for name in BILSTM_SETTINGS if name in options}
     chosen = dataclasses.asdict(SquadOptions(**options))
     problem = QuestionAnswering("squad2.0" if unanswerable else "squad1.1", **chosen)
-    return _build(
-        problem, checkpoint, seq_length=seq_length, dtype=dtype, feature_layers=feature_layers, bilstm=bilstm
-    )
+    return _build(problem, checkpoint, seq_length, dtype, feature_layers, bilstm)
 
 
 def tagger(
@@ -171,9 +165,7 @@ def tagger(
         raise BertKerasError('give the types of entities as a list, for example ["PER", "LOC"].')
     labels = [OUTSIDE, *sorted(f"{prefix}-{kind}" for kind in entities for prefix in "BI")]
     problem = Tagging(labels, scheme="IOB2", context="sentence", doc_stride=doc_stride)
-    return _build(
-        problem, checkpoint, seq_length=seq_length, dtype=dtype, feature_layers=feature_layers, bilstm=bilstm
-    )
+    return _build(problem, checkpoint, seq_length, dtype, feature_layers, bilstm)
 
 
 def chooser(
@@ -192,9 +184,7 @@ def chooser(
     Texts: the columns "context" [N] and "endings" [N, K]. Predictions: "label", an index, "ending" and "probabilities" [N, K].
     """
     problem = MultipleChoice(num_choices=num_choices)
-    return _build(
-        problem, checkpoint, seq_length=seq_length, dtype=dtype, feature_layers=feature_layers, bilstm=bilstm
-    )
+    return _build(problem, checkpoint, seq_length, dtype, feature_layers, bilstm)
 
 
 def masked_lm(
@@ -209,7 +199,7 @@ def masked_lm(
     `fit` takes texts with one "[MASK]" and answers of one token. Predictions: "filled" [N], and "mask_tokens" and "mask_scores"
     [N, M, k] of the M masks of a text.
     """
-    return _build(FillMask(top_k=top_k), checkpoint, seq_length=seq_length, dtype=dtype)
+    return _build(FillMask(top_k=top_k), checkpoint, seq_length, dtype)
 
 
 def next_sentence(checkpoint: Checkpoint, *, seq_length: int | None = None, dtype: Any = None) -> TextModel:
@@ -218,7 +208,7 @@ def next_sentence(checkpoint: Checkpoint, *, seq_length: int | None = None, dtyp
     Texts: the columns "sentence" and "next_sentence". Predictions: "label", which is "is_next" or "not_next", and "probabilities"
     [N, 2] in this order. Raises BertKerasError for a checkpoint without a next-sentence head.
     """
-    return _build(NextSentence(), checkpoint, seq_length=seq_length, dtype=dtype)
+    return _build(NextSentence(), checkpoint, seq_length, dtype)
 
 
 def sentence_order(checkpoint: Checkpoint, *, seq_length: int | None = None, dtype: Any = None) -> TextModel:
@@ -226,7 +216,7 @@ def sentence_order(checkpoint: Checkpoint, *, seq_length: int | None = None, dty
 
     As `next_sentence`, with the labels "in_order" and "swapped".
     """
-    return _build(NextSentence("sentence-order"), checkpoint, seq_length=seq_length, dtype=dtype)
+    return _build(NextSentence("sentence-order"), checkpoint, seq_length, dtype)
 
 
 def embedder(
@@ -301,7 +291,6 @@ def _features_of(feature_layers: str | None, bilstm: Mapping[str, Any]) -> dict[
 def _build(
     problem: Problem,
     checkpoint: Checkpoint,
-    *,
     seq_length: int | None,
     dtype: Any,
     feature_layers: str | None = None,

@@ -244,20 +244,18 @@ def raw_batches(
     if first is None:
         raise BertKerasError(EMPTY)
     sample = on_host(0, *name_texts(first[0], names).values(), *first[1:])
-    keys = sorted(sample)
+    keys = sorted({*sample} - {*names})  # the texts stay in the graph
     dtypes = [tf.string if sample[key].dtype == object else tf.as_dtype(sample[key].dtype) for key in keys]
 
-    def columns(*parts: Any) -> list[np.ndarray]:
+    def labels_on_host(*parts: Any) -> list[np.ndarray]:
         made = on_host(*parts)
         return [made[key] for key in keys]
 
     def convert(number: tf.Tensor, element: Any) -> Raw:
-        x, *others = element
-        made = tf.py_function(columns, [number, *name_texts(x, names).values(), *others], dtypes)
-        return {
-            key: tf.ensure_shape(value, [None, *sample[key].shape[1:]])
-            for key, value in zip(keys, made, strict=True)
-        }
+        texts = name_texts(element[0], names)
+        made = tf.py_function(labels_on_host, [number, *texts.values(), *element[1:]], dtypes)
+        labels = zip(keys, made, strict=True)
+        return texts | {key: tf.ensure_shape(value, [None, *sample[key].shape[1:]]) for key, value in labels}
 
     return data.enumerate().map(convert, num_parallel_calls=tf.data.AUTOTUNE, deterministic=True)
 
