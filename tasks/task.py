@@ -27,7 +27,7 @@ from bert_keras.io.json_files import Kind, one_of, typed
 from bert_keras.model.encoder import BertEncoder, encoder_inputs
 from bert_keras.model.heads import ClassifierHead, ConcatClassifierHead
 from bert_keras.optimization.losses import GlobalMean, cross_entropy
-from bert_keras.tasks.data.columns import columns_of
+from bert_keras.tasks.data.columns import read_columns
 from bert_keras.tasks.data.sources import Source
 from bert_keras.tasks.failed_runs import WHISKER
 from bert_keras.tasks.report_tables import Table, cell, plain
@@ -147,7 +147,7 @@ class Problem(Protocol):
     def given(self, x: Any) -> dict[str, np.ndarray]:
         """The columns of raw examples [N] for texts in Python (tasks/data/columns.py); by default those of `signature`."""
         shapes = {name: len(spec.shape) for name, spec in self.signature().items()}
-        return columns_of(x, [*shapes], nested=[name for name, rank in shapes.items() if rank > 1])
+        return read_columns(x, [*shapes], nested=[name for name, rank in shapes.items() if rank > 1])
 
     def targets(self, y: Any, columns: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
         """The columns of labels in raw examples for labels in Python. columns: the result of `given`. By default refused."""

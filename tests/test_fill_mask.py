@@ -233,35 +233,21 @@ def test_files(tmp_path):
         assert row == {"text": b"a [MASK]", "answer": b""}
 
 
-@pytest.mark.parametrize(
-    ("lines", "message"),
-    [
-        ([("text", "answer"), ("a [MASK]", "film", "plot")], r"line 2: 3 column\(s\), expected 2"),
-        ([("text", "answer"), ("[MASK] a", "b"), ("a [MASK]",)], r"line 3: 1 column\(s\), expected 2"),
-        ([("text", "word"), ("a [MASK]", "film")], "no column 'answer'; .* 'text', 'word'"),
-        ([("text", "answer"), ("a", "film")], r"line 2: the text has 0 \[MASK\]"),
-    ],
-)
-def test_bad_tables(tmp_path, lines, message):
-    with pytest.raises(ValueError, match=message):
-        FillMask(write(tmp_path / "train.tsv", lines)).examples("train")
+BAD = [
+    ("train.tsv", [("text", "word"), ("a [MASK]", "film")], "no column 'answer'; .* 'text', 'word'"),
+    ("train.tsv", [("text", "answer"), ("a", "film")], r"line 2: the text has 0 \[MASK\]"),
+    ("train.jsonl", [{"text": "a [MASK]"}], "no column 'answer'"),
+    ("train.jsonl", [{"text": "a [MASK]", "answer": 5}], "line 1: 'answer' is 5, not text"),
+    ("train.jsonl", [{"text": "a [MASK]", "answer": "b"}, {"text": "a", "answer": "b"}], r"line 2: .* 0 \[MASK\]"),
+    ("train.jsonl", [{"text": "[MASK] [MASK]", "answer": "b"}], r"line 1: .* 2 \[MASK\]"),
+    ("train.jsonl", [], "is empty; give one object per line"),
+]  # fmt: skip
 
 
-@pytest.mark.parametrize(
-    ("rows", "message"),
-    [
-        ([{"text": "a [MASK]"}], "no column 'answer'"),
-        ([{"text": "a [MASK]", "answer": "b"}, {"text": "a", "answer": "b"}], r"line 2: .* 0 \[MASK\]"),
-        ([{"text": "[MASK] [MASK]", "answer": "b"}], r"line 1: .* 2 \[MASK\]"),
-        ([{"text": "a [MASK]", "answer": 5}], "line 1: 'answer' is 5, not text"),
-        ([["a"]], "line 1: a JSON list"),
-        ([], "is empty; give one object per line"),
-    ],
-)
-def test_bad_files(tmp_path, rows, message):
-    file = write(tmp_path / "train.jsonl", rows)
+@pytest.mark.parametrize(("name", "rows", "message"), BAD)
+def test_bad_files(tmp_path, name, rows, message):
     with pytest.raises(ValueError, match=message):
-        FillMask(file).examples("train")
+        FillMask(write(tmp_path / name, rows)).examples("train")
 
 
 def test_opened_without_data():
@@ -358,7 +344,7 @@ def test_a_pretraining_run_predicts(checkpoint, tmp_path, capfd):
     checkpoints.write(checkpoints.read(checkpoint), folder, format="hugging-face")
     kept = {
         "kind": "fill-mask",
-        "task": {"name": "fill-mask"},
+        "task": {"name": "fill-mask", "top_k": 5},
         "seq_length": 16,
         "truncation": "longest_first",
     }

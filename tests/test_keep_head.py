@@ -52,20 +52,12 @@ TAGS = ("O", "B-LOC", "B-PER", "I-LOC", "I-PER")
     [
         (TextClassification.open("sst2"), ["positive", "negative"], [1, 0]),
         (TextClassification.open("sst2"), ["NEGATIVE", "POSITIVE"], [0, 1]),
-        (
-            TextClassification(("LABEL_1", "LABEL_0")),
-            ["LABEL_0", "LABEL_1"],
-            [1, 0],
-        ),
+        (TextClassification(("LABEL_1", "LABEL_0")), ["LABEL_0", "LABEL_1"], [1, 0]),
         (TextClassification.open("mnli"), ["CONTRADICTION", "ENTAILMENT", "NEUTRAL"], [1, 2, 0]),
-        (
-            TextClassification.open("mnli", pooling="concat"),
-            ["contradiction", "entailment", "neutral"],
-            [1, 2, 0],
-        ),
+        (TextClassification.open("mnli", pooling="concat"), ["contradiction", "entailment", "neutral"], [1, 2, 0]),
         (Tagging(TAGS, scheme="IOB2"), ["B-PER", "I-PER", "B-LOC", "I-LOC", "O"], [4, 2, 0, 3, 1]),
     ],
-)
+)  # fmt: skip
 def test_a_kept_head_has_the_task_s_labels(task, labels, places, place, tmp_path):
     """Labels may have any order in Hugging Face's id2label."""
     id2label = {str(i): label for i, label in enumerate(labels)}
@@ -77,17 +69,11 @@ def test_a_kept_head_has_the_task_s_labels(task, labels, places, place, tmp_path
 @pytest.mark.parametrize(
     ("id2label", "said"),
     [
-        (
-            {"0": "LABEL_0", "1": "LABEL_1"},
-            "the checkpoint's labels are LABEL_0, LABEL_1 and the labels of sst2",
-        ),
+        ({"0": "LABEL_0", "1": "LABEL_1"}, "the checkpoint's labels are LABEL_0, LABEL_1 and the labels of sst2"),
         (None, "the checkpoint's labels have no names; the labels of sst2 are negative, positive; "),
-        (
-            {"0": "negative"},
-            "the checkpoint's labels are negative and the labels of sst2 are negative, positive; ",
-        ),
+        ({"0": "negative"}, "the checkpoint's labels are negative and the labels of sst2 are negative, positive; "),
     ],
-)
+)  # fmt: skip
 def test_a_kept_head_without_names_is_refused(place, tmp_path, id2label, said):
     """Rows in an order that only their maker knows. Transformers writes no id2label for two labels without names."""
     with pytest.raises(

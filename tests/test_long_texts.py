@@ -131,18 +131,9 @@ def test_a_doc_stride_that_is_no_whole_number_over_0_is_refused(stride, checkpoi
 
 TOO_FAR = {
     "a text": (lambda checkpoint: bk.classifier(checkpoint, NAMES, seq_length=16, doc_stride=15), 14),
-    "the default of another problem": (
-        lambda checkpoint: bk.regressor(checkpoint, seq_length=16, doc_stride=128),
-        14,
-    ),
-    "a pair": (
-        lambda checkpoint: bk.classifier(checkpoint, NAMES, text=("a", "b"), seq_length=16, doc_stride=14),
-        13,
-    ),
-    "a question": (
-        lambda checkpoint: bk.question_answerer(checkpoint, seq_length=16, doc_stride=14, max_query_length=4),
-        13,
-    ),
+    "the default of another problem": (lambda checkpoint: bk.regressor(checkpoint, seq_length=16, doc_stride=128), 14),
+    "a pair": (lambda checkpoint: bk.classifier(checkpoint, NAMES, text=("a", "b"), seq_length=16, doc_stride=14), 13),
+    "a question": (lambda checkpoint: bk.question_answerer(checkpoint, seq_length=16, doc_stride=14, max_query_length=4), 13),
     "tags": (lambda checkpoint: bk.tagger(checkpoint, ["PER"], seq_length=16, doc_stride=100), 14),
     "a plan": (
         lambda checkpoint: plan_finetuning(
@@ -153,7 +144,7 @@ TOO_FAR = {
         14,
     ),
     "features": (lambda checkpoint: Extractor(checkpoint, units=Words(doc_stride=40), seq_length=16), 14),
-}
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("name", TOO_FAR)
@@ -198,18 +189,10 @@ def test_short_texts_are_classified_as_without_windows(model, checkpoint):
 
 KINDS = {
     "class": (lambda ckpt, **o: bk.classifier(ckpt, NAMES, **o), LABELS, "accuracy"),
-    "multi": (
-        lambda ckpt, **o: bk.classifier(ckpt, NAMES, multi=True, **o),
-        [[NAMES[label]] for label in LABELS],
-        "f1",
-    ),
+    "multi": (lambda ckpt, **o: bk.classifier(ckpt, NAMES, multi=True, **o), [[NAMES[label]] for label in LABELS], "f1"),
     "score": (bk.regressor, [float(label) for label in LABELS], "spearman"),
-    "pair": (
-        lambda ckpt, **o: bk.classifier(ckpt, NAMES, text=("a", "b"), **o),
-        LABELS,
-        "accuracy",
-    ),
-}
+    "pair": (lambda ckpt, **o: bk.classifier(ckpt, NAMES, text=("a", "b"), **o), LABELS, "accuracy"),
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -383,11 +383,8 @@ DEV = {
     "a fraction out of range": (["--dev-fraction", "1"], "dev_fraction is 1.0; dev_fraction must be"),
     "a folder with a dev split": (["--data", "both", "--dev-fraction", "0.1"], "both has a dev split"),
     "no training file": (["--data", "none.csv", "--dev-fraction", "0.1"], "there is no none.csv .*own.csv"),
-    "another task": (
-        ["--task", "swag", "--dev-fraction", "0.1", "--text-column", "a"],
-        "--text-column does not",
-    ),
-}
+    "another task": (["--task", "swag", "--dev-fraction", "0.1", "--text-column", "a"], "--text-column does not"),
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("name", DEV)

@@ -90,20 +90,11 @@ BAD = [
     (b"\xff{}", "any.json, line 1, byte 1: 0xff is not UTF-8"),
     ([], "any.json: 'data' is missing; .* list"),
     ({"data": [{"title": "x"}]}, r"any.json, data\[0\]: 'paragraphs' is missing; .* list"),
-    (
-        {"data": [{"paragraphs": [{"qas": []}]}]},
-        r"data\[0\].paragraphs\[0\]: 'context' is missing; .* string",
-    ),
+    ({"data": [{"paragraphs": [{"qas": []}]}]}, r"data\[0\].paragraphs\[0\]: 'context' is missing; .* string"),
     ({"data": []}, "any.json has no questions"),
     ([GOOD | {"id": 7}], r"data\[0\].paragraphs\[0\].qas\[0\]: 'id' is 7; .* string"),
-    (
-        [GOOD | {"answers": [{"text": "France", "answer_start": "2"}]}],
-        r"'answer_start' is '2'; .* whole number",
-    ),
-    (
-        [GOOD | {"answers": {"text": ["x" * 99]}}],
-        r"q7: 'answers' is {'text': \['x{37}\.\.\.x{38}'\]}; .* list",
-    ),
+    ([GOOD | {"answers": [{"text": "France", "answer_start": "2"}]}], r"'answer_start' is '2'; .* whole number"),
+    ([GOOD | {"answers": {"text": ["x" * 99]}}], r"q7: 'answers' is {'text': \['x{37}\.\.\.x{38}'\]}; .* list"),
     ([GOOD | {"question": None}], "any.json, question q7: 'question' is None; .* string"),
     ([{k: v for k, v in GOOD.items() if k != "answers"}], "question q7: 'answers' is missing; .* list"),
     ([GOOD | {"answers": [{"text": "France"}]}], "question q7: 'answer_start' is missing; .* whole number"),
@@ -116,7 +107,7 @@ BAD = [
     ([question("q7", " \n")], "question q7: the context is empty"),
     ([question("q7", NORMANS, ("", 0))], "question q7: the text of an answer is empty"),
     ([GOOD | {"question": "\ud83d"}], r"question q7: \\ud83d is half a character"),
-]
+]  # fmt: skip
 
 
 @pytest.mark.parametrize(("content", "message"), BAD, ids=range(len(BAD)))

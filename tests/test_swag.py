@@ -120,69 +120,36 @@ def test_training_on_one_data_set_and_evaluating_on_another(data_dir):
 THREE = SECOND.replace(",is good,0", ",,0")
 BAD = [
     ("train.csv", "", "train.csv is empty"),
-    (
-        "train.csv",
-        "text,label\na,0\n",
-        "the columns text, label | sent1, sent2, ending0, ending1, ... and label",
-    ),
+    ("train.csv", "text,label\na,0\n", "the columns text, label | sent1, sent2, ending0, ending1, ... and label"),
     ("train.csv", HEADER, "train.csv has no examples"),
     ("train.csv", HEADER + FIRST + THREE, "line 3: ending 3 is empty | all 4"),
-    (
-        "train.csv",
-        HEADER.replace(",ending3", "") + "v,1,x,a,b,g,c,d,e,0\n",
-        " has 3 endings | expected 4 (--num-choices)",
-    ),
-    (
-        "train.csv",
-        HEADER + SECOND.replace(",is good", ""),
-        "line 2: 10 column(s) | expected 11, separated by commas: video-id",
-    ),
+    ("train.csv", HEADER.replace(",ending3", "") + "v,1,x,a,b,g,c,d,e,0\n", "has 3 endings (ending0, ending1, ...) | expected 4 (--num-choices)"),
+    ("train.csv", HEADER + SECOND.replace(",is good", ""), "line 2: 10 column(s) | expected 11, separated by commas: video-id"),
     ("train.csv", HEADER + SECOND.replace(",0\n", ",4\n"), "line 2: label '4' | 0 to 3"),
     ("train.csv", HEADER + SECOND.replace(",0\n", ",\n"), "line 2: label '' | 0 to 3"),
-    ("train.csv", HEADER + SECOND + 'v,2,"x" y' + SECOND[4:], "line 3: there is text after a closing quote"),
-    (
-        "train.csv",
-        HEADER + SECOND + SECOND.replace("is bad", '"is bad'),
-        "line 3: a quote is opened in this row",
-    ),
     # Two stray quotes, and all between them would be one field.
     (
         "train.csv",
         HEADER + SECOND + SECOND.replace("v,", '"v,', 1) + SECOND.replace("v,", 'v",', 1),
         "line 3: a quote stays open | quotes in pairs, within a line",
     ),
-    ("train.csv", HEADER.replace("gold-source", "label") + SECOND, " has more than one column 'label'"),
-    ("train.tsv", "o\ta\tb\tc\td\t0\n", " has 3 endings | expected 4 (--num-choices)"),
+    ("train.tsv", "o\ta\tb\tc\td\t0\n", "has 3 endings (ending0, ending1, ...) | expected 4 (--num-choices)"),
     ("train.tsv", CODAH + "o\ta\tb\tc\td\te\tf\t0\n", "line 4: 8 column(s) | expected 7"),
-    (
-        "train.tsv",
-        "o\ta\tb\tc\td\te\t-1\n",
-        "line 1: label '-1' | 0 to 3",
-    ),
+    ("train.tsv", "o\ta\tb\tc\td\te\t-1\n", "line 1: label '-1' | 0 to 3"),
     ("train.tsv", "o\ta\tb\tc\td\t \t1\n", "line 1: ending 3 is empty"),
     ("train.tsv", "o\ta\n", " has 0 endings | expected 4"),
-    ("train.tsv", b"o\ta\tb\tc\td\te\t1\no\t\xe9\tb\tc\td\te\t1\n", "line 2, byte 3: 0xe9 is not UTF-8"),
-    ("train.jsonl", JSONL + "{\n", "line 2 is not JSON"),
     ("train.jsonl", "[]\n", "line 1: a JSON list"),
-    ("train.jsonl", JSONL.replace('"choices"', '"endings"'), " has 0 endings | expected 4"),
+    ("train.jsonl", JSONL.replace('"choices"', '"endings"'), "has 0 endings (choices0, choices1, ...) | expected 4"),
     ("train.jsonl", JSONL.replace('"a", ', ""), "line 1: 3 endings | expected 4"),
     ("train.jsonl", JSONL.replace('"a"', "1"), "line 1: 'ending 0' is 1, not text"),
     ("train.jsonl", JSONL.replace('"answer": 1', '"answer": 4'), "line 1: label 4"),
     ("train.jsonl", JSONL.replace('"answer": 1', '"answer": true'), "line 1: label True"),
     ("train.jsonl", JSONL.replace('"answer": 1, ', ""), "line 1: no label"),
-    (
-        "train.jsonl",
-        JSONL.replace('["a", "b", "c", "d"]', '"abcd"'),
-        "line 1: no list but 'abcd', expected 4",
-    ),
-    (
-        "train.jsonl",
-        JSONL + JSONL.replace("film", "\\ud83d"),
-        "line 2: 'startphrase': \\ud83d is half a character",
-    ),
+    ("train.jsonl", JSONL.replace('["a", "b", "c", "d"]', '"abcd"'), "line 1: no list but 'abcd', expected 4"),
+    ("train.jsonl", JSONL + JSONL.replace("film", "\\ud83d"), "line 2: 'startphrase': \\ud83d is half a character"),
     ("train.jsonl", JSONL.replace('"d"', '"\\udc00"'), "line 1: 'ending 3': \\udc00 is half a character"),
     ("train.txt", "a", "train.txt | .tsv, .csv, .jsonl, .parquet"),
-]
+]  # fmt: skip
 
 
 @pytest.mark.parametrize(("name", "content", "facts"), BAD, ids=[f"{c[0]} {c[2][:35]}" for c in BAD])
@@ -439,18 +406,13 @@ def test_predict_by_command(place, tmp_path, capfd, suffix, content):
 @pytest.mark.parametrize(
     ("suffix", "content", "line", "about"),
     [
-        (
-            "jsonl",
-            as_jsonl() + '{"context": "a", "endings": ["b", "c", "d"]}\n',
-            3,
-            "'endings' has 3 text(s); give 4",
-        ),
+        ("jsonl", as_jsonl() + '{"context": "a", "endings": ["b", "c", "d"]}\n', 3, "'endings' has 3 text(s); give 4"),
         ("jsonl", as_jsonl() + '{"context": "a", "endings": "bcde"}\n', 3, "'endings' has 1 text(s); give 4"),
         ("tsv", as_tsv() + "a\tb\tc\td\n", 4, "4 column(s), expected 5"),
         ("txt", as_lines() + "a\tb\tc\td\n", 3, "4 text(s), expected 5"),
     ],
     ids=["jsonl-three", "jsonl-text", "tsv-three", "txt-three"],
-)
+)  # fmt: skip
 def test_predict_refuses_three_endings(place, tmp_path, capfd, suffix, content, line, about):
     folder, _ = place
     path = write(tmp_path / f"asked.{suffix}", content)
@@ -484,5 +446,9 @@ def test_one_file_cannot_train_and_evaluate(place, tmp_path, capfd):
         24,
     )
     code, _, err = runs.run_command(capfd, "finetune", "--task", "codah", *flags)
-    assert code == 1 and "dev.tsv has 4 endings, expected 3 (--num-choices) in every example" in err
+    assert (
+        code == 1
+        and "dev.tsv has 4 endings (ending0, ending1, ...), expected 3 (--num-choices) in every example"
+        in err
+    )
     assert not (tmp_path / "run").exists()

@@ -63,12 +63,7 @@ CASES = {
         LABELS,
         {"accuracy"},
     ),
-    "multi": (
-        lambda ckpt: bk.classifier(ckpt, NAMES, multi=True),
-        TEXTS,
-        [[], ["good"], ["bad", "good"]] * 8,
-        {"f1"},
-    ),
+    "multi": (lambda ckpt: bk.classifier(ckpt, NAMES, multi=True), TEXTS, [[], ["good"], ["bad", "good"]] * 8, {"f1"}),
     "score": (bk.regressor, TEXTS, np.linspace(-1, 1, 24), {"spearman", "pearson"}),
     "answers": (
         lambda ckpt: bk.question_answerer(ckpt, unanswerable=True, **SPAN),
@@ -94,7 +89,7 @@ CASES = {
         ["good", "dull"] * 4,
         {"accuracy", "top_5", "mean_reciprocal_rank", "skipped"},
     ),
-}
+}  # fmt: skip
 
 
 @pytest.mark.long
@@ -498,17 +493,13 @@ def test_the_command_trains_a_text_model(sst2, checkpoint):
         (TEXTS, [True, False] * 12, ["True", "row 0"]),
         (TEXTS, types.SimpleNamespace(columns=["label"]), ["data frame", "label", "to_numpy"]),
         (tf.data.Dataset.from_tensors((["a"], ["bad"], [-1.0])), None, ["batch 0", "row 0", "-1", "weight"]),
-        (
-            tf.data.Dataset.from_tensors((["a"], ["bad"], [np.nan])),
-            None,
-            ["batch 0", "row 0", "nan", "weight"],
-        ),
+        (tf.data.Dataset.from_tensors((["a"], ["bad"], [np.nan])), None, ["batch 0", "row 0", "nan", "weight"]),
         (TEXTS, None, ["without labels"]),
         ({"texts": TEXTS}, LABELS, ["text", "texts"]),
         ((text for text in TEXTS), LABELS, ["generator"]),
         (["\ud800"], ["bad"], ["row 0", "surrogate"]),
     ],
-)
+)  # fmt: skip
 def test_data_that_cannot_work_is_refused(x, y, facts, untrained):
     with pytest.raises(BertKerasError) as error:
         untrained.fit(x, y, verbose=0)

@@ -26,11 +26,7 @@ from bert_keras.tasks.problems.question_answering import QuestionAnswering
         ("by Harry  Sinclair\nLewis", ["harry sinclair lewis"], [("Harry  Sinclair\nLewis", 3)]),
         ("She saw St. Lucia and Lucia.", ["st lucia", "Lucia"], [("St. Lucia", 8), ("Lucia", 12)]),
         ("in the U.S.A. then", ["U.S.A.", "u s a"], [("U.S.A", 7)]),
-        (
-            "read The Lord of the Rings",
-            ["The Lord of the Rings", "lord of rings"],
-            [("Lord of the Rings", 9)],
-        ),
+        ("read The Lord of the Rings", ["The Lord of the Rings", "lord of rings"], [("Lord of the Rings", 9)]),
         ("Curaçao 東京 is 東京都", ["東京", "curaçao"], [("Curaçao", 0), ("東京", 8)]),
         ("smart arts", ["Art"], []),  # no part of a word
         ("Lewis, or Sinclair Lewis, or Lewis", ["Lewis"], [("Lewis", 0)]),
@@ -38,7 +34,7 @@ from bert_keras.tasks.problems.question_answering import QuestionAnswering
         ("The The is a band", ["The The", "the", "?"], []),  # nothing is left of them
         ("", ["x"], []),
     ],
-)
+)  # fmt: skip
 def test_answers_are_found_by_their_words(context, answers, found):
     places = find_answers(context, answers)
     assert [(place["text"], place["answer_start"]) for place in places] == found

@@ -21,7 +21,7 @@ from bert_keras.errors import BertKerasError
 from bert_keras.io.files import whole_file
 from bert_keras.io.json_files import is_whole, parse_json, short
 from bert_keras.io.paths import path_of
-from bert_keras.tasks.data.columns import values_of
+from bert_keras.tasks.data.columns import list_values
 from bert_keras.tasks.data.sources import check_text, load_tfds, read_text, refuse_forms
 from bert_keras.tasks.options import TriviaQaOptions
 
@@ -125,9 +125,9 @@ def make_answer_columns(
     Raises BertKerasError, with the row, for an answer that is not in its context at its start.
     """
     if isinstance(y, Mapping) or hasattr(y, "columns"):
-        pairs = zip(values_of(y["text"]), values_of(y["answer_start"]), strict=True)
+        pairs = zip(list_values(y["text"]), list_values(y["answer_start"]), strict=True)
         y = [{"text": text, "answer_start": start} for text, start in pairs]
-    rows = values_of(y)
+    rows = list_values(y)
     if len(rows) != len(questions):
         raise BertKerasError(
             f"there are {len(questions)} questions and {len(rows)} answers; give one for each."
@@ -141,7 +141,7 @@ def make_answer_columns(
             )
         texts, starts = ([], []) if answer is None else (answer["text"], answer["answer_start"])
         texts, starts = (
-            ([texts], [starts]) if isinstance(texts, str) else (values_of(texts), values_of(starts))
+            ([texts], [starts]) if isinstance(texts, str) else (list_values(texts), list_values(starts))
         )
         made.append(
             Question(where, question.decode(), context.decode(), [*texts], [*map(int, starts)], where)

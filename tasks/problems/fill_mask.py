@@ -31,7 +31,7 @@ from bert_keras.io.json_files import whole
 from bert_keras.model.encoder import BertEncoder, encoder_inputs
 from bert_keras.model.heads import MaskedLMHead
 from bert_keras.tasks.batches import count
-from bert_keras.tasks.data.columns import columns_of
+from bert_keras.tasks.data.columns import read_columns
 from bert_keras.tasks.data.sources import Source, split_file
 from bert_keras.tasks.data.tables import checked_text, read_table
 from bert_keras.tasks.options import MAX_OPTION, FillMaskOptions
@@ -106,7 +106,7 @@ class FillMask(Task):
         for row, text in enumerate(columns[TEXT]):
             if (masks := count_masks(text.decode("utf-8", "replace"))) != 1:
                 raise BertKerasError(f"row {row}: {masks} {MASK} in the text; give one, for one answer.")
-        return {ANSWER: columns_of(y, [ANSWER])[ANSWER]}
+        return {ANSWER: read_columns(y, [ANSWER])[ANSWER]}
 
     def check_targets(self, preprocess: Preprocessor, columns: Mapping[str, np.ndarray]) -> None:
         """Raises BertKerasError for the first answer that is not one token, or whose mask is cut off."""

@@ -141,7 +141,8 @@ class MultipleChoice(Task):
         found = len(there) - 3 if header else found
         if not one_list and found != count:
             raise BertKerasError(
-                f"{path} has {max(found, 0)} endings, expected {count} (--num-choices) in every example."
+                f"{path} has {max(found, 0)} endings ({columns.endings}0, {columns.endings}1, ...), expected {count} "
+                "(--num-choices) in every example."
             )
         first = [columns.context, *filter(None, [columns.start])]
         read = [*first, *([columns.endings] if one_list else numbered)]

@@ -21,7 +21,7 @@ from bert_keras.io.json_files import list_of, one_of, short, typed, whole
 from bert_keras.model.encoder import BertEncoder, encoder_inputs
 from bert_keras.model.heads import TokenHead
 from bert_keras.tasks import metrics
-from bert_keras.tasks.data.columns import values_of
+from bert_keras.tasks.data.columns import list_values
 from bert_keras.tasks.data.conll import (
     DOCSTART,
     OUTSIDE,
@@ -149,7 +149,7 @@ class Tagging(Task):
 
     def given(self, x: Any) -> dict[str, np.ndarray]:
         """The column "tokens" for lists of words, or "text" for strings, which the model splits into words."""
-        rows = None if hasattr(x, "columns") or isinstance(x, Mapping) else values_of(x)
+        rows = None if hasattr(x, "columns") or isinstance(x, Mapping) else list_values(x)
         if not rows or isinstance(rows[0], str | bytes):
             return super().given(x)
         return {TOKENS: _join_words(rows, "word")}
@@ -158,13 +158,13 @@ class Tagging(Task):
         """The tags of each text in IOB2, a list for each list of words."""
         if TOKENS not in columns:
             raise BertKerasError("tags need words: give each text as a list of words.")
-        tags = values_of(y)
+        tags = list_values(y)
         for row, (words, given) in enumerate(zip(columns[TOKENS], tags, strict=False)):
-            if (count := len(words.split(b" "))) != len(values_of(given)):
+            if (count := len(words.split(b" "))) != len(list_values(given)):
                 raise BertKerasError(
-                    f"row {row}: {count} words and {len(values_of(given))} tags; give one tag for each word."
+                    f"row {row}: {count} words and {len(list_values(given))} tags; give one tag for each word."
                 )
-            if unknown := [tag for tag in values_of(given) if tag not in self.label_names]:
+            if unknown := [tag for tag in list_values(given) if tag not in self.label_names]:
                 raise BertKerasError(
                     f"row {row}: unknown tag {unknown[0]!r}; the tags are {', '.join(self.label_names)} (IOB2)."
                 )
@@ -286,7 +286,7 @@ def _join_words(rows: Sequence[Any], kind: str) -> np.ndarray:
     """Lists of words or tags as bytes [N], separated by spaces. Raises BertKerasError, with the row, for one that is no word."""
     joined = []
     for row, words in enumerate(rows):
-        words = [word.decode() if isinstance(word, bytes) else word for word in values_of(words)]
+        words = [word.decode() if isinstance(word, bytes) else word for word in list_values(words)]
         if not words:
             raise BertKerasError(f"row {row} has no {kind}; give at least one.")
         for word in words:

@@ -16,7 +16,7 @@ from bert_keras.errors import BertKerasError
 from bert_keras.features import INPUT_WORD_IDS
 from bert_keras.io.tensorflow_errors import data_errors
 from bert_keras.tasks.batches import EMPTY
-from bert_keras.tasks.data.columns import values_of
+from bert_keras.tasks.data.columns import list_values
 from bert_keras.tasks.hparams import Hparams
 from bert_keras.tasks.task import Problem, Raw
 from bert_keras.text.preprocessing import Preprocessor
@@ -89,7 +89,7 @@ def raw_columns(
     columns = problem.given(x)
     added = problem.targets(y, columns)
     if sample_weight is not None:
-        added[SAMPLE_WEIGHT] = check_weights(values_of(sample_weight), "sample_weight, row {}")
+        added[SAMPLE_WEIGHT] = check_weights(list_values(sample_weight), "sample_weight, row {}")
     count = len(next(iter(columns.values())))
     for name, column in added.items():
         if len(column) != count:
