@@ -123,7 +123,7 @@ BAD = [
     ("train.csv", "text,label\na,0\n", "the columns text, label | sent1, sent2, ending0, ending1, ... and label"),
     ("train.csv", HEADER, "train.csv has no examples"),
     ("train.csv", HEADER + FIRST + THREE, "line 3: ending 3 is empty | all 4"),
-    ("train.csv", HEADER.replace(",ending3", "") + "v,1,x,a,b,g,c,d,e,0\n", "has 3 endings (ending0, ending1, ...) | expected 4 (--num-choices)"),
+    ("train.csv", HEADER.replace(",ending3", "") + "v,1,x,a,b,g,c,d,e,0\n", "has 3 endings (ending0, ending1, ...) | expected 4"),
     ("train.csv", HEADER + SECOND.replace(",is good", ""), "line 2: 10 column(s) | expected 11, separated by commas: video-id"),
     ("train.csv", HEADER + SECOND.replace(",0\n", ",4\n"), "line 2: label '4' | 0 to 3"),
     ("train.csv", HEADER + SECOND.replace(",0\n", ",\n"), "line 2: label '' | 0 to 3"),
