@@ -12,8 +12,8 @@ import runs
 
 from bert_keras.tasks.batches import predict
 from bert_keras.tasks.data.glue import ROWS
-from bert_keras.tasks.failed_runs import degenerate_scores
 from bert_keras.tasks.hparams import Hparams
+from bert_keras.tasks.metrics import degenerate_scores
 from bert_keras.tasks.problems.classification import TextClassification
 from bert_keras.tasks.runs.run_folder import evaluate, load_run
 from bert_keras.tasks.study import glue_protocol

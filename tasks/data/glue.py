@@ -86,122 +86,67 @@ def name_splits(*text: str, label: str, test_label: str | None = None) -> dict[s
     }
 
 
-NLI_LABELS = ("entailment", "neutral", "contradiction")
-_PAIR = ("sentence1", "sentence2")
-_COLA: dict[str, Any] = {
-    "text": ("sentence",),
-    "label": "label",
-    "header": ("source", "label", "original_label", "sentence"),
-}
-_MNLI: dict[str, Any] = {"text": _PAIR, "label": "gold_label"}
+def _make_row(
+    name: str,
+    folder: str,
+    text: tuple[str, ...],
+    labels: tuple[str, ...],
+    *,
+    files: tuple[str, ...] | None = None,
+    columns: tuple[str, ...] | None = None,
+    label: str = LABEL,
+    **others: Any,
+) -> TextDataSet:
+    """A data set of GLUE. files, columns: `file_labels` and the text columns, where they are not the labels and the texts."""
+    fields = {"splits": name_splits(*(columns or text), label=label)} | others
+    return TextDataSet(
+        name=name, folder=folder, text=text, labels=labels, file_labels=files or labels, **fields
+    )
 
-# MRPC, QQP and STS-B report two measures; Devlin et al. 2019, table 1, reports the first.
+
+_DIGITS = ("0", "1")
+_ONE, _PAIR = ("sentence",), ("sentence1", "sentence2")
+_ENTAILED = ("entailment", "not_entailment")
+_NLI, _NLI_TEXTS = ("entailment", "neutral", "contradiction"), ("premise", "hypothesis")
+_COLA_FILE: dict[str, Any] = {
+    "header": ("source", LABEL, "original_label", "sentence"),
+    "text": _ONE,
+    "label": LABEL,
+}
+_MNLI_FILE: dict[str, Any] = {"text": _PAIR, "label": "gold_label"}
+_COLA = {
+    "train": SplitFile(file="train.tsv", **_COLA_FILE),
+    "validation": SplitFile(file="dev.tsv", **_COLA_FILE),
+    "test": SplitFile(file="test.tsv", text=_ONE),
+}
+_MNLI = {
+    "train": SplitFile(file="train.tsv", **_MNLI_FILE),
+    "validation_matched": SplitFile(file="dev_matched.tsv", **_MNLI_FILE),
+    "validation_mismatched": SplitFile(file="dev_mismatched.tsv", **_MNLI_FILE),
+    "test_matched": SplitFile(file="test_matched.tsv", text=_PAIR),
+    "test_mismatched": SplitFile(file="test_mismatched.tsv", text=_PAIR),
+}
+_AX = {"test": SplitFile(file="diagnostic.tsv", text=_PAIR)}
+_AX_PATHS = ("diagnostic/diagnostic.tsv", "AX/AX.tsv", "AX.tsv")  # in archives that do not call the folder AX
+_ACCURACY, _F1 = ("accuracy",), ("f1", "accuracy")
+_QUESTIONS = ("question1", "question2")
+
+# MRPC, QQP and STS-B report two measures; Devlin et al. 2019, table 1, reports the first. A few lines of QQP's official train.tsv
+# lack columns; TensorFlow Datasets skips them too.
 _TABLE = (
-    TextDataSet(
-        name="cola",
-        folder="CoLA",
-        text=("sentence",),
-        labels=("unacceptable", "acceptable"),
-        file_labels=("0", "1"),
-        measures=("matthews",),
-        splits={
-            "train": SplitFile(file="train.tsv", **_COLA),
-            "validation": SplitFile(file="dev.tsv", **_COLA),
-            "test": SplitFile(file="test.tsv", text=("sentence",)),
-        },
-    ),
-    TextDataSet(
-        name="sst2",
-        folder="SST-2",
-        text=("sentence",),
-        labels=("negative", "positive"),
-        file_labels=("0", "1"),
-        measures=("accuracy",),
-        splits=name_splits("sentence", label="label"),
-    ),
-    TextDataSet(
-        name="mrpc",
-        folder="MRPC",
-        text=_PAIR,
-        labels=("not_equivalent", "equivalent"),
-        file_labels=("0", "1"),
-        measures=("f1", "accuracy"),
-        splits=name_splits("#1 String", "#2 String", label="Quality"),
-    ),
-    TextDataSet(
-        name="qqp",
-        folder="QQP",
-        text=("question1", "question2"),
-        labels=("not_duplicate", "duplicate"),
-        file_labels=("0", "1"),
-        measures=("f1", "accuracy"),
-        splits=name_splits("question1", "question2", label="is_duplicate"),
-        # A few lines of the official train.tsv lack columns; TensorFlow Datasets skips them too.
-        skip_short_lines=True,
-    ),
-    TextDataSet(
-        name="stsb",
-        folder="STS-B",
-        text=_PAIR,
-        label_type="score",
-        bounds=(0.0, 5.0),
-        measures=("spearman", "pearson"),
-        splits=name_splits(*_PAIR, label="score"),
-    ),
-    TextDataSet(
-        name="mnli",
-        folder="MNLI",
-        text=("premise", "hypothesis"),
-        labels=NLI_LABELS,
-        file_labels=NLI_LABELS,
-        measures=("accuracy",),
-        splits={
-            "train": SplitFile(file="train.tsv", **_MNLI),
-            "validation_matched": SplitFile(file="dev_matched.tsv", **_MNLI),
-            "validation_mismatched": SplitFile(file="dev_mismatched.tsv", **_MNLI),
-            "test_matched": SplitFile(file="test_matched.tsv", text=_PAIR),
-            "test_mismatched": SplitFile(file="test_mismatched.tsv", text=_PAIR),
-        },
-    ),
-    TextDataSet(
-        name="qnli",
-        folder="QNLI",
-        text=("question", "sentence"),
-        labels=("entailment", "not_entailment"),
-        file_labels=("entailment", "not_entailment"),
-        measures=("accuracy",),
-        splits=name_splits("question", "sentence", label="label"),
-    ),
-    TextDataSet(
-        name="rte",
-        folder="RTE",
-        text=_PAIR,
-        labels=("entailment", "not_entailment"),
-        file_labels=("entailment", "not_entailment"),
-        measures=("accuracy",),
-        splits=name_splits(*_PAIR, label="label"),
-    ),
-    TextDataSet(
-        name="wnli",
-        folder="WNLI",
-        text=_PAIR,
-        labels=("not_entailment", "entailment"),
-        file_labels=("0", "1"),
-        measures=("accuracy",),
-        splits=name_splits(*_PAIR, label="label"),
-    ),
-    TextDataSet(
-        name="ax",
-        folder="AX",
-        text=("premise", "hypothesis"),
-        labels=NLI_LABELS,
-        file_labels=NLI_LABELS,
-        measures=("matthews",),
-        splits={"test": SplitFile(file="diagnostic.tsv", text=_PAIR)},
-        # Other archives do not call the folder AX.
-        other_paths=("diagnostic/diagnostic.tsv", "AX/AX.tsv", "AX.tsv"),
-    ),
-)
+    _make_row("cola", "CoLA", _ONE, ("unacceptable", "acceptable"), files=_DIGITS, measures=("matthews",), splits=_COLA),
+    _make_row("sst2", "SST-2", _ONE, ("negative", "positive"), files=_DIGITS, measures=_ACCURACY),
+    _make_row("mrpc", "MRPC", _PAIR, ("not_equivalent", "equivalent"), files=_DIGITS, measures=_F1,
+              columns=("#1 String", "#2 String"), label="Quality"),
+    _make_row("qqp", "QQP", _QUESTIONS, ("not_duplicate", "duplicate"), files=_DIGITS, measures=_F1,
+              label="is_duplicate", skip_short_lines=True),
+    _make_row("stsb", "STS-B", _PAIR, (), measures=("spearman", "pearson"), label="score", label_type="score", bounds=(0.0, 5.0)),
+    _make_row("mnli", "MNLI", _NLI_TEXTS, _NLI, measures=_ACCURACY, splits=_MNLI),
+    _make_row("qnli", "QNLI", ("question", "sentence"), _ENTAILED, measures=_ACCURACY),
+    _make_row("rte", "RTE", _PAIR, _ENTAILED, measures=_ACCURACY),
+    _make_row("wnli", "WNLI", _PAIR, _ENTAILED[::-1], files=_DIGITS, measures=_ACCURACY),
+    _make_row("ax", "AX", _NLI_TEXTS, _NLI, measures=("matthews",), splits=_AX, other_paths=_AX_PATHS),
+)  # fmt: skip
 ROWS = {row.name: row for row in _TABLE}
 
 

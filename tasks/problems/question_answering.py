@@ -44,8 +44,7 @@ from bert_keras.tasks.data.squad import (
     make_columns,
     read_questions,
 )
-from bert_keras.tasks.failed_runs import no_better, one_answer
-from bert_keras.tasks.metrics import answer_scores, best_threshold
+from bert_keras.tasks.metrics import answer_scores, best_threshold, no_better, one_answer
 from bert_keras.tasks.options import MAX_OPTION, TASK_DEFAULTS, SquadOptions
 from bert_keras.tasks.problems.span_decoding import (
     END_BYTE,

@@ -201,40 +201,29 @@ class Evaluation(NamedTuple):
 
 
 def evaluation_data(
-    problem: Problem,
-    preprocess: Preprocessor,
-    x: Any,
-    y: Any = None,
-    sample_weight: Any = None,
-    *,
-    batch_size: int | None = None,
-    steps: int | None = None,
-    multiple_of: int = 1,
+    model: Any, given: tuple[Any, Any, Any], *, batch_size: int | None, steps: int | None = None
 ) -> Evaluation:
-    """The data of an evaluation of texts and labels, in the forms that `text_batches` takes.
+    """The data of an evaluation of texts and labels. model, given: as in `make_batches`.
 
     steps: batches to take, a data set's own or of `batch_size` texts; None takes all
 
     Raises as `text_batches`, and for weights where the problem has measures of its own, which count every text alike.
     """
+    x, y, sample_weight = given
+    problem, strategy, size = model.problem, model.distribute_strategy, get_batch_size(batch_size)
+    preprocess, rows = padded_for(strategy, model.preprocess), rows_for(strategy, size)
     weighted: Any = Weighted(problem, None)
     if isinstance(x, tf.data.Dataset):
-        raw = raw_batches(problem, preprocess, x, y, sample_weight, batch_size=batch_size).take(
-            count_rows(steps, 1)
-        )
+        raw = raw_batches(problem, preprocess, x, y, sample_weight, batch_size=batch_size)
+        raw = raw.take(count_rows(steps, 1))
         if steps is None:
             check_finite(raw)
-        batches, examples = featurized(weighted, preprocess, raw, multiple_of=multiple_of), raw.unbatch()
+        batches, examples = featurized(weighted, preprocess, raw, multiple_of=rows), raw.unbatch()
     else:
-        size = get_batch_size(batch_size)
         columns = raw_columns(problem, preprocess, x, y, sample_weight)
-        columns = {
-            name: column[: None if steps is None else steps * size] for name, column in columns.items()
-        }
-        examples = tf.data.Dataset.from_tensor_slices(columns)
-        batches = _count_known(
-            dataset(weighted, preprocess, examples, batch_size=size, multiple_of=multiple_of)
-        )
+        taken = {name: column[: None if steps is None else steps * size] for name, column in columns.items()}
+        examples = tf.data.Dataset.from_tensor_slices(taken)
+        batches = _count_known(dataset(weighted, preprocess, examples, batch_size=size, multiple_of=rows))
     if problem.metrics():
         return Evaluation(batches, None)
     if SAMPLE_WEIGHT in examples.element_spec:
@@ -248,21 +237,13 @@ def evaluation_data(
 def make_evaluation(
     model: Any, given: tuple[Any, Any, Any], *, batch_size: int | None, steps: int | None
 ) -> tuple[Any, Callable[[], dict[str, float]] | None, int | None]:
-    """Batches for Keras, the problem's own measures where it has some, and Keras' steps. Arguments: those of `make_batches`."""
+    """Batches for Keras, the problem's own measures where it has some, and Keras' steps. Arguments as in `evaluation_data`."""
     if has_features(given[0]):
         return make_batches(model, given, batch_size=batch_size), None, steps
-    size, strategy = get_batch_size(batch_size), model.distribute_strategy
-    batches, examples = evaluation_data(
-        model.problem,
-        padded_for(strategy, model.preprocess),
-        *given,
-        batch_size=batch_size,
-        steps=steps,
-        multiple_of=rows_for(strategy, size),
-    )
+    batches, examples = evaluation_data(model, given, batch_size=batch_size, steps=steps)
 
     def measure() -> dict[str, float]:
-        predictions, raw = model.predict_examples(examples, batch_size=size)
+        predictions, raw = model.predict_examples(examples, batch_size=get_batch_size(batch_size))
         return dict(model.problem.evaluate(predictions, raw))
 
     return batches, None if examples is None else measure, None

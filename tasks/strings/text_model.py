@@ -298,9 +298,7 @@ class TextModel(TrainingSteps, keras.Model):
             raise BertKerasError(
                 f"{self.problem.name} has no threshold to choose; question_answerer(..., unanswerable=True) has one."
             )
-        _, examples = text_batches.evaluation_data(
-            self.problem, self.preprocess, x, y, None, batch_size=batch_size
-        )
+        _, examples = text_batches.evaluation_data(self, (x, y, None), batch_size=batch_size)
         with data_errors():
             predictions, raw = self.predict_examples(examples, batch_size=get_batch_size(batch_size))
         self.problem, predictions = self.problem.calibrate(predictions, raw)
