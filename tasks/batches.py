@@ -124,7 +124,7 @@ def dataset(
         raw = batches(examples, batch_size=batch_size, seed=seed)
         made = featurized(task, preprocess, raw, multiple_of=multiple_of, part=part)
         known = part == WHOLE and multiple_of >= max(batch_size, 2)
-        return _prefetched(of_rows(made, multiple_of)) if known else made
+        return _prefetched(set_row_count(made, multiple_of)) if known else made
     featurize = _featurizer(task, preprocess, labelled=labelled)
     if not labelled:
         raw = batches(examples, batch_size=batch_size, seed=seed)
@@ -138,7 +138,7 @@ def dataset(
     if part != WHOLE:
         made = own_rows(made, part)
     elif multiple_of >= max(batch_size, 2):
-        made = of_rows(made, multiple_of)
+        made = set_row_count(made, multiple_of)
     return _prefetched(made)
 
 
@@ -203,7 +203,7 @@ def _featurizer(
     return featurize
 
 
-def of_rows(batches: tf.data.Dataset, count: int) -> tf.data.Dataset:
+def set_row_count(batches: tf.data.Dataset, count: int) -> tf.data.Dataset:
     """Batches of `count` rows, with that number in their shapes: a graph cannot infer it, and a TPU needs it."""
 
     def known(*batch: Any) -> Any:

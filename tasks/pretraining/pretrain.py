@@ -31,7 +31,7 @@ from bert_keras.model.encoder import BertEncoder
 from bert_keras.model.precision import training_policy
 from bert_keras.optimization.objectives import Objective, check_parts
 from bert_keras.optimization.pretrainers import Pretrainer, pretrainer_of
-from bert_keras.tasks.batches import of_rows
+from bert_keras.tasks.batches import set_row_count
 from bert_keras.tasks.devices.strategies import (
     check_micro_batch,
     divided,
@@ -168,7 +168,7 @@ def _held_out(
     )
     batches = pad_batches(batches, multiple_of=multiple_of)
     if multiple_of >= HELD_OUT_BATCH:
-        batches = of_rows(batches, multiple_of)
+        batches = set_row_count(batches, multiple_of)
     batches = batches.cache()
     with source.reading(None, vocab_size=vocab_size):
         count = sum(1 for _ in batches)

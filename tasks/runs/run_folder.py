@@ -387,7 +387,7 @@ def pretrained_run(
 
 def pretrained_task(name: str, *, data: Source | None = None) -> Task:
     """The task of one of PRETRAINED_TASKS, with its examples in `data`."""
-    return task_type(name).from_json({"name": name}, data)
+    return task_type(name).open(name, data)
 
 
 def evaluate(run: Run, split: str, *, batch_size: int = 32) -> dict[str, float]:

@@ -279,7 +279,7 @@ def load(path: str | pathlib.Path, *, compile: bool = True, dtype: str | None = 
         return tf.saved_model.load(str(named))
 
 
-def _features_of(feature_layers: str | None, bilstm: Mapping[str, Any]) -> dict[str, Any] | None:
+def _make_features(feature_layers: str | None, bilstm: Mapping[str, Any]) -> dict[str, Any] | None:
     """The settings of a BiLSTM on frozen features; None for fine-tuning. Raises BertKerasError for wrong ones."""
     if unknown := [name for name in bilstm if name not in BILSTM_SETTINGS]:
         raise BertKerasError(
@@ -297,7 +297,7 @@ def _build(
     bilstm: Mapping[str, Any] | None = None,
 ) -> TextModel:
     """The problem's model with the weights of a checkpoint. Raises as `checkpoints.read`, and for sizes that do not fit."""
-    features = _features_of(feature_layers, bilstm or {})
+    features = _make_features(feature_layers, bilstm or {})
     source = checkpoint if isinstance(checkpoint, checkpoints.Checkpoint) else checkpoints.read(checkpoint)
     if source.tensors:
         problem.check_checkpoint(source)

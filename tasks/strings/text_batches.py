@@ -243,7 +243,7 @@ def make_evaluation(
     batches, examples = evaluation_data(model, given, batch_size=batch_size, steps=steps)
 
     def measure() -> dict[str, float]:
-        predictions, raw = model.predict_examples(examples, batch_size=get_batch_size(batch_size))
+        predictions, raw = model._predict_examples(examples, batch_size=get_batch_size(batch_size))
         return dict(model.problem.evaluate(predictions, raw))
 
     return batches, None if examples is None else measure, None

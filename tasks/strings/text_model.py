@@ -300,7 +300,7 @@ class TextModel(TrainingSteps, keras.Model):
             )
         _, examples = text_batches.evaluation_data(self, (x, y, None), batch_size=batch_size)
         with data_errors():
-            predictions, raw = self.predict_examples(examples, batch_size=get_batch_size(batch_size))
+            predictions, raw = self._predict_examples(examples, batch_size=get_batch_size(batch_size))
         self.problem, predictions = self.problem.calibrate(predictions, raw)
         return dict(self.problem.evaluate(predictions, raw))
 
@@ -329,7 +329,7 @@ class TextModel(TrainingSteps, keras.Model):
         examples = text_examples(self.problem, x, steps=steps, batch_size=size)
         shown = keras.utils.Progbar(None, verbose=1 if verbose == 1 else 0)
         with data_errors():
-            predictions, _ = self.predict_examples(examples, batch_size=size, progress=shown.add)
+            predictions, _ = self._predict_examples(examples, batch_size=size, progress=shown.add)
         return {name: text_model_parts.decode_strings(values) for name, values in predictions.items()}
 
     def train_on_batch(
@@ -370,7 +370,7 @@ class TextModel(TrainingSteps, keras.Model):
         """`predict` of one batch of texts; features give logits, as in Keras."""
         return self.predict(x, verbose=0) if has_text(x) else super().predict_on_batch(x)
 
-    def predict_examples(self, examples: tf.data.Dataset, **options: Any) -> tuple[Arrays, Arrays]:
+    def _predict_examples(self, examples: tf.data.Dataset, **options: Any) -> tuple[Arrays, Arrays]:
         """`predict` of tasks/batches.py, traced anew only after a change of what it read."""
         if self._predict is None or self._predict.is_outdated(self):
             self._predict = text_model_parts.TracedPrediction(self)
