@@ -193,25 +193,6 @@ def hparams_of(defaults: Mapping[str, Any], given: Mapping[str, Any]) -> Hparams
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class TaggerHparams(Checked):
-    """The settings of the BiLSTM tagger. The paper gives only layers and units.
-
-    Adam at 1e-3 with batches of 32 sentences is Keras' default and a common choice for BiLSTM taggers.
-    """
-
-    units: int = setting(768, help="units of each direction", at_least=1)
-    layers: int = setting(2, help="BiLSTM layers", at_least=1)
-    dropout: float = setting(
-        0.3, help="dropout before each BiLSTM and before the tag layer", at_least=0, below=1
-    )
-    learning_rate: float = setting(1e-3, help="learning rate of Adam", over=0)
-    clip_norm: float = setting(1.0, help="global norm that gradients are clipped to", over=0)
-    batch_size: int = setting(32, help="sentences in a batch", at_least=1)
-    epochs: int = setting(10, help="passes over the training split", at_least=1)
-    seed: int = setting(12345, help="seed of weights, order and dropout", at_least=0, at_most=MAX_SEED)
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
 class Sampling(Checked):
     """The settings that make pre-training instances from documents."""
 

@@ -194,7 +194,7 @@ class FeatureOptions(WindowOptions):
         "last", help="layers to combine into a vector; sums have equal weights", choices=tuple(LAYERS)
     )
     level: str = setting("word", help="one vector for each word or token", choices=("word", "piece"))
-    format: str = setting("jsonl", help="format of the file", choices=("jsonl", "npz", "parquet"))
+    format: str = setting("jsonl", help="format of the file", choices=("jsonl", "parquet"))
     dtype: str = setting("float32", help="type of the numbers", choices=("float16", "float32"))
     precision: str = setting("float32", help="format of the computation", choices=PRECISIONS)
     seq_length: int | None = setting(

@@ -16,7 +16,7 @@ from bert_keras.model.layer_choices import LAYERS
 from bert_keras.tasks.batches import cardinality, take_examples
 from bert_keras.tasks.data.glue_rows import ROWS
 from bert_keras.tasks.devices.workers import Workers
-from bert_keras.tasks.frozen.token_vectors import RowExtractor
+from bert_keras.tasks.frozen.extractor import Extractor
 from bert_keras.tasks.options import APPROACHES as NAMES
 from bert_keras.tasks.problems.choice import Swag
 from bert_keras.tasks.problems.classification import Glue
@@ -326,13 +326,13 @@ def run_sst2(place, output, **settings):
 
 @pytest.mark.long
 def test_rows_share_examples_and_one_pass_of_the_encoder_and_are_run_once(place, tmp_path, monkeypatch):
-    computed, extract = [], RowExtractor.__call__
+    computed, extract = [], Extractor.__call__
 
     def count(self, raw):
         computed.append((self.places, len(raw)))
         return extract(self, raw)
 
-    monkeypatch.setattr(RowExtractor, "__call__", count)
+    monkeypatch.setattr(Extractor, "__call__", count)
     rows = ("fine-tuning", "last", "0,2")
     results, lines = run_sst2(place, tmp_path / "out", rows=rows)
     assert {places for places, _ in computed} == {(0, 2, 4)}

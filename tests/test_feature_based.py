@@ -1,6 +1,7 @@
-"""The feature-based approach: layers and their mix, the cache and what it refuses, the tagger, and the `features` command."""
+"""Vectors of a frozen encoder: layers and their mix, the cache and what it refuses, and the `features` command."""
 
 import dataclasses
+import itertools
 import json
 import random
 import subprocess
@@ -14,24 +15,18 @@ import tensorflow as tf
 
 import bert_keras.tasks.frozen.cache
 from bert_keras import checkpoints
-from bert_keras.errors import BertKerasError, LossDiverged
+from bert_keras.config import BertConfig
+from bert_keras.errors import BertKerasError
 from bert_keras.features import EMBEDDING_OUTPUT, ENCODER_INPUTS, ENCODER_OUTPUTS
 from bert_keras.model.encoder import BertEncoder
+from bert_keras.model.feature_bilstm import FeatureBiLSTM, bilstm_parameters
 from bert_keras.model.layer_choices import LAYERS, places_of
+from bert_keras.model.layer_mix import ScalarMix
 from bert_keras.tasks.frozen.cache import extract, open_cache
-from bert_keras.tasks.frozen.extract import Extractor, Pieces, Words
 from bert_keras.tasks.frozen.extract_file import WRITERS, extract_file
+from bert_keras.tasks.frozen.extractor import Extractor, text_units
 from bert_keras.tasks.frozen.parquet_file import read_groups, write_rows
-from bert_keras.tasks.frozen.tagger import (
-    ScalarMix,
-    load_tagger,
-    tagger_model,
-    train_tagger,
-)
-from bert_keras.tasks.hparams import TaggerHparams
-from bert_keras.tasks.metrics import entity_scores
 from bert_keras.tasks.problems.tagging import Conll
-from bert_keras.text.preprocessing import Preprocessor
 
 LABELS = ("O", "B-LOC", "B-PER", "I-LOC", "I-PER")
 OF_WORD = {"actor": "B-PER", "plot": "B-LOC", "film": "B-LOC"}
@@ -120,18 +115,21 @@ def outputs_of(checkpoint, features) -> np.ndarray:
     return np.stack([outputs[EMBEDDING_OUTPUT], *outputs[ENCODER_OUTPUTS]], axis=2)
 
 
+def extractor_of(source, level: str, **settings) -> Extractor:
+    """Vectors of every layer in float32."""
+    units = text_units(level, source, seq_length=20, doc_stride=6)
+    return Extractor(source=source, units=units, places=range(BLOCKS + 1), dtype="float32", **settings)
+
+
 @pytest.mark.long
-@pytest.mark.parametrize("units", [Words(doc_stride=6), Pieces(doc_stride=6)], ids=["words", "pieces"])
-def test_vectors_are_the_encoders(checkpoint, units):
+@pytest.mark.parametrize("level", ["word", "piece"])
+def test_vectors_are_the_encoders(checkpoint, level):
     """At every position that a unit has, found here window by window; a word without a piece has zeros."""
-    extractor = Extractor(checkpoint, units=units, dtype="float32", seq_length=20, batch_size=2)
-    preprocess = Preprocessor(
-        checkpoints.tokenizer_of(checkpoints.read(checkpoint)), seq_length=20, pad_to_longest=True
-    )
+    extractor = extractor_of(checkpoints.read(checkpoint), level, batch_size=2)
+    units = extractor.units
     for line, found in zip(LINES, extractor([{"text": line.encode()} for line in LINES]), strict=True):
         features = {
-            name: value.numpy()
-            for name, value in units.features(preprocess, {"text": tf.constant([line])}).items()
+            name: value.numpy() for name, value in units.features({"text": tf.constant([line])}).items()
         }
         states = outputs_of(checkpoint, features)
         starts = found["starts"].tolist()
@@ -142,12 +140,12 @@ def test_vectors_are_the_encoders(checkpoint, units):
                 wanted[starts.index(start)] = states[window, position]
         assert found["vectors"].shape == wanted.shape
         np.testing.assert_allclose(found["vectors"], wanted, atol=2e-6)
-        assert np.all(np.any(found["vectors"], axis=(1, 2))) != ("\u200b" in line and units.level == "word")
+        assert np.all(np.any(found["vectors"], axis=(1, 2))) != ("\u200b" in line and level == "word")
 
 
 def test_a_document_longer_than_a_window_keeps_every_word(caches):
     train, _ = caches
-    for record in train.records().take(5).as_numpy_iterator():
+    for record in itertools.islice(train.rows(), 5):
         words = record["tokens"].decode().split()
         assert record["vectors"].shape == (len(words), BLOCKS + 1, HIDDEN)
         text = record["tokens"]
@@ -156,17 +154,17 @@ def test_a_document_longer_than_a_window_keeps_every_word(caches):
     assert record["vectors"].dtype == np.float16
 
 
-def test_a_checkpoint_without_a_pooler_is_itself(checkpoint):
-    """A pooler at random is no part of what is compared; one that was read is."""
+def test_a_cache_serves_a_checkpoint_with_another_pooler_or_number_format(checkpoint):
+    """No vector reads a pooler. The file's float16 and the float32 of the same numbers are one."""
     whole = checkpoints.read(checkpoint)
-    bare = {name: tensor for name, tensor in whole.tensors.items() if not name.startswith("pooler/")}
-    assert len(bare) < len(whole.tensors)
-    found = [
-        Extractor(dataclasses.replace(whole, tensors=tensors), units=Words(), seq_length=20).identity()
-        for tensors in (bare, bare, whole.tensors, whole.tensors)
-    ]
-    assert found[0] == found[1] and found[2] == found[3]
-    assert found[0]["weights"] != found[2]["weights"]
+    halved = {name: tensor.astype(np.float16) for name, tensor in whole.tensors.items()}
+    found = []
+    for tensors in (halved, {name: tensor.astype(np.float32) for name, tensor in halved.items()}):
+        for pooler in (True, False):
+            kept = {name: one for name, one in tensors.items() if pooler or not name.startswith("pooler/")}
+            found.append(extractor_of(dataclasses.replace(whole, tensors=kept), "word").fingerprint())
+    assert found == [found[0]] * 4
+    assert found[0]["weights"] != extractor_of(whole, "word").fingerprint()["weights"]
 
 
 class Interrupted(Exception):
@@ -257,7 +255,7 @@ def test_vectors_that_overflow_float16(checkpoint, task, tmp_path):
         extract(task, examples(3, seed=1), **settings)
     assert not [*(tmp_path / "cache").iterdir()]
     made = extract(task, examples(3, seed=1), dtype="float32", **settings)
-    assert all(np.isfinite(record["vectors"]).all() for record in made.records().as_numpy_iterator())
+    assert all(np.isfinite(record["vectors"]).all() for record in made.rows())
 
 
 @pytest.mark.long
@@ -332,15 +330,11 @@ def test_other_programs_read_the_files(caches):
     assert i == 15
 
 
-def test_a_column_is_read_alone_and_tensors_are_the_rows(caches):
+def test_a_column_is_read_alone(caches):
     train, _ = caches
     rows = [*train.rows()]
     assert len(rows) == 100 and {*rows[0]} == {"vectors", "tokens", "tags", "starts", "ends"}
     assert [*train.rows("tags")] == [{"tags": row["tags"]} for row in rows]
-    for row, record in zip(rows, train.records().as_numpy_iterator(), strict=True):
-        assert {*row} == {*record}
-        for name, value in row.items():
-            np.testing.assert_array_equal(value, record[name], strict=name not in ("tokens", "tags"))
 
 
 def test_a_group_of_rows_is_in_memory_at_once(tmp_path):
@@ -384,132 +378,24 @@ def test_a_full_disk_leaves_no_half_file(checkpoint, task, tmp_path):
     assert len([*extract(task, examples(20, seed=1), **settings).rows()]) == 20
 
 
-SMALL = TaggerHparams(units=16, epochs=4, learning_rate=1e-2, dropout=0.1, batch_size=8)
-
-
-@pytest.fixture(scope="module")
-def tagger(caches, tmp_path_factory):
-    folder = tmp_path_factory.mktemp("tagger") / "mixed"
-    results = train_tagger(
-        *caches,
-        layers="weighted_sum_last_four",
-        output=folder,
-        hparams=SMALL,
-        verbose=0,
-        log=lambda line: None,
-    )
-    return folder, results
-
-
-@pytest.mark.long
-def test_the_tagger_learns(tagger, caches):
-    folder, results = tagger
-    assert results == json.loads((folder / "results.json").read_text())
-    assert results["measures"]["val_f1"] > 0.8  # 0 without an entity found
-    assert results["measures"]["val_f1"] == max(epoch["val_f1"] for epoch in results["history"])
-    assert len(results["mix"]["weights"]) == 4
-    assert sum(results["mix"]["weights"]) == pytest.approx(1, abs=1e-5)
-    assert np.ptp(results["mix"]["weights"]) > 1e-4 and results["mix"]["gamma"] != 1.0  # they were learned
-    assert (results["train_examples"], results["dev_examples"]) == (100, 20)
-
-
-@pytest.mark.long
-def test_the_tagger_is_read_again(tagger, caches):
-    folder, results = tagger
-    _, dev = caches
-    loaded = load_tagger(folder)
-    gold = [
-        row.split()
-        for record in dev.records().as_numpy_iterator()
-        for row in record["tags"].decode().split("\n")
-    ]
-    predicted = loaded.predict(dev)
-    assert [len(row) for row in predicted] == [len(row) for row in gold]
-    assert entity_scores(gold, predicted).f1 == pytest.approx(results["measures"]["val_f1"])
-    assert loaded.evaluate(dev)["f1"] == pytest.approx(results["measures"]["val_f1"])
-
-
-@pytest.mark.long
-def test_bad_input_of_the_tagger(tagger, caches, checkpoint, task, tmp_path):
-    folder, _ = tagger
-    train, dev = caches
-    with pytest.raises(ValueError, match="already holds a run"):
-        train_tagger(train, dev, layers="last", output=folder)
-    other = extract(
-        task,
-        examples(2, seed=5),
-        checkpoint=checkpoint,
-        output=tmp_path / "other",
-        seq_length=32,
-        layers=["last"],
-    )
-    with pytest.raises(ValueError, match="other was made with another seq_length: 32, not 24"):
-        load_tagger(folder).predict(other)
-    with pytest.raises(ValueError, match="seq_length"):
-        train_tagger(train, other, layers="last", output=tmp_path / "new")
-    with pytest.raises(ValueError, match=r"has the layers \[4\], but concat_last_four reads \[1, 2, 3\] too"):
-        train_tagger(other, other, layers="concat_last_four", output=tmp_path / "new")
-    last = extract(
-        task,
-        examples(2, seed=5),
-        checkpoint=checkpoint,
-        output=tmp_path / "last",
-        seq_length=24,
-        layers=["last"],
-    )
-    with runs.no_training(), pytest.raises(ValueError, match=r"has the layers \[4\], but concat_last_four"):
-        train_tagger(train, last, layers="concat_last_four", output=tmp_path / "new")
-    with pytest.raises(FileNotFoundError, match=r"no tagger\.json"):
-        load_tagger(tmp_path)
-    with pytest.raises(ValueError, match="units is 0; units must be at least 1"):
-        TaggerHparams(units=0)
-
-
-@pytest.mark.long
-def test_a_killed_tagger_is_resumed_to_the_same_bits(caches, tmp_path):
-    """And one whose loss diverges is a typed error."""
-    first = [dataclasses.replace(one, header=one.header | {"shards": [16]}) for one in caches]
-    settings = {"layers": "weighted_sum_last_four", "verbose": 0, "save_every": 5}
-    settings["hparams"] = dataclasses.replace(SMALL, units=4, epochs=3)
-    lines: list[str] = []
-
-    def stop(line: str) -> None:
-        if line.startswith("epoch 2"):
-            raise Interrupted
-
-    whole = train_tagger(*first, output=tmp_path / "whole", log=lines.append, **settings)
-    with pytest.raises(Interrupted):
-        train_tagger(*first, output=tmp_path / "run", log=stop, **settings)
-    lines.clear()
-    results = train_tagger(*first, output=tmp_path / "run", log=lines.append, **settings)
-    assert lines[0].startswith(f"resuming {tmp_path / 'run'} at step ")
-    assert results | {"seconds": 0} == whole | {"seconds": 0}
-    weights = [(tmp_path / name / "tagger.safetensors").read_bytes() for name in ("run", "whole")]
-    assert weights[0] == weights[1]
-    settings["hparams"] = dataclasses.replace(SMALL, units=4, learning_rate=1e38)
-    with pytest.raises(LossDiverged):
-        train_tagger(*first, output=tmp_path / "lost", log=lines.append, **settings)
-
-
 @pytest.mark.parametrize("layers", ["concat_last_four", "weighted_sum_last_four"])
 def test_the_papers_sizes(layers):
     """Two BiLSTMs of 768 units a direction: 4 * 768 * (input + 768 + 1) weights each way."""
-    hparams = TaggerHparams()
-    model = tagger_model(layers, num_layers=4, hidden_size=HIDDEN, num_classes=9, hparams=hparams)
+    settings = {"feature_layers": layers, "lstm_layers": 2, "lstm_units": 768, "lstm_dropout": 0.3}
+    layer = FeatureBiLSTM(**settings)
+    layer.build((None, None, 4, HIDDEN))
     width = HIDDEN * (4 if layers == "concat_last_four" else 1)
-    lstm = [2 * 4 * 768 * (size + 768 + 1) for size in (width, 2 * 768)]
-    mix = 4 + 1 if LAYERS[layers].mixed else 0
-    assert model.count_params() == sum(lstm) + (2 * 768 + 1) * 9 + mix
+    lstm = sum(2 * 4 * 768 * (size + 768 + 1) for size in (width, 2 * 768))
+    assert layer.count_params() == lstm + (4 + 1 if LAYERS[layers].mixed else 0)
+    assert bilstm_parameters(BertConfig(vocab_size=9, hidden_size=HIDDEN, num_heads=1), settings) == lstm
 
 
 def test_padding_changes_nothing():
-    model = tagger_model(
-        "concat_last_four", num_layers=4, hidden_size=3, num_classes=5, hparams=TaggerHparams(units=4)
-    )
+    layer = FeatureBiLSTM(feature_layers="concat_last_four", lstm_layers=2, lstm_units=4, lstm_dropout=0.0)
     vectors = np.random.default_rng(0).normal(size=(1, 7, 4, 3)).astype("float32")
     mask = np.arange(7)[None] < 5
-    short = model({"vectors": vectors[:, :5], "mask": mask[:, :5]})
-    np.testing.assert_allclose(model({"vectors": vectors, "mask": mask})[:, :5], short, atol=1e-6)
+    short = layer(vectors[:, :5], mask[:, :5])
+    np.testing.assert_allclose(layer(vectors, mask)[:, :5], short, atol=1e-6)
 
 
 @pytest.fixture(scope="module")
@@ -532,7 +418,7 @@ def flags(checkpoint, text, output, **changes):
 
 @pytest.mark.long
 def test_each_format_says_the_same(capfd, checkpoint, text, tmp_path):
-    made = {form: tmp_path / f"out.{form}" for form in ("jsonl", "npz", "parquet")}
+    made = {form: tmp_path / f"out.{form}" for form in ("jsonl", "parquet")}
     for form, path in made.items():
         code, out, err = runs.run_command(
             capfd, "features", *flags(checkpoint, text, path, format=form, layers="concat_last_four")
@@ -546,15 +432,9 @@ def test_each_format_says_the_same(capfd, checkpoint, text, tmp_path):
     for row, line in zip(rows, lines, strict=True):
         np.testing.assert_array_equal(np.float32(row.pop("vectors")), np.float32(line["vectors"]))
         assert row == {name: line[name] for name in row} and len(row) == 4
-    with np.load(made["npz"]) as file:
-        arrays = dict(file)
-    assert set(arrays) == {"vectors", "starts", "ends", "row_splits"}
-    for i, line in enumerate(lines):
-        cut = slice(*arrays["row_splits"][i : i + 2])
-        for name in ("starts", "ends", "vectors"):
-            values = np.reshape(line[name], arrays[name][cut].shape).astype(arrays[name].dtype)
-            np.testing.assert_array_equal(arrays[name][cut], values)
-    assert arrays["vectors"].shape[1] == 4 * HIDDEN and arrays["vectors"].dtype == np.float32
+    assert np.shape(lines[0]["vectors"]) == (6, 4 * HIDDEN)
+    with pytest.raises(BertKerasError, match="format is 'npz'; .*jsonl, parquet"):
+        extract_file(text, tmp_path / "out", checkpoint=checkpoint, format="npz")
 
 
 @pytest.mark.long
@@ -567,7 +447,7 @@ def test_pieces_and_means(capfd, monkeypatch, checkpoint, text, tmp_path):
     assert code == 0 and "extracting" in err and "100%" in err
     lines = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
     assert lines[3]["tokens"][:5] == ["n", "##a", "##i", "##v", "##e"]
-    extractor = Extractor(checkpoint, units=Pieces(doc_stride=6), dtype="float32", seq_length=20)
+    extractor = extractor_of(checkpoints.read(checkpoint), "piece")
     for line, found in zip(lines, extractor([{"text": line.encode()} for line in LINES]), strict=True):
         assert len(line["vectors"]) == len(line["tokens"]) == len(found["vectors"])
         wanted = found["vectors"][:, 1:].mean(axis=1)

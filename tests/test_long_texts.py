@@ -9,11 +9,12 @@ import tensorflow as tf
 from runs import run_command, texts, write_checkpoint, write_data
 
 import bert_keras as bk
+from bert_keras import checkpoints
 from bert_keras.errors import BertKerasError
 from bert_keras.features import EXAMPLE_INDEX, INPUT_MASK, INPUT_WORD_IDS
 from bert_keras.tasks.data.glue_rows import ROWS
 from bert_keras.tasks.finetuning.finetune import plan_finetuning
-from bert_keras.tasks.frozen.extract import Extractor, Words
+from bert_keras.tasks.frozen.extractor import text_units
 from bert_keras.tasks.hparams import Hparams
 from bert_keras.tasks.problems.classification import Glue
 from bert_keras.tasks.runs.run_folder import load_run
@@ -151,7 +152,10 @@ TOO_FAR = {
         ),
         14,
     ),
-    "features": (lambda checkpoint: Extractor(checkpoint, units=Words(doc_stride=40), seq_length=16), 14),
+    "features": (
+        lambda checkpoint: text_units("word", checkpoints.read(checkpoint), seq_length=16, doc_stride=40),
+        14,
+    ),
 }
 
 

@@ -16,8 +16,8 @@ from bert_keras.fields import (
 from bert_keras.optimization.schedules import SCHEDULES
 from bert_keras.tasks import hparams as settings
 from bert_keras.tasks import options
-from bert_keras.tasks.frozen.extract import DTYPES
 from bert_keras.tasks.frozen.extract_file import WRITERS
+from bert_keras.tasks.frozen.extractor import DTYPES
 from bert_keras.tasks.hparams import Hparams, PretrainHparams, Sampling
 from bert_keras.tasks.pretraining.optimizer import OPTIMIZERS
 from bert_keras.tasks.pretraining.samplers import SAMPLERS

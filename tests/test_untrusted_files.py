@@ -35,7 +35,6 @@ from bert_keras.io.output_folder import Folder
 from bert_keras.savedmodels.verify import verify_files
 from bert_keras.tasks.data.glue_rows import ROWS
 from bert_keras.tasks.frozen.cache import open_cache
-from bert_keras.tasks.frozen.tagger import load_tagger
 from bert_keras.tasks.pretraining.corpus import Corpus
 from bert_keras.tasks.pretraining.manifest import read_manifest
 from bert_keras.tasks.pretraining.read_records import read_records
@@ -378,7 +377,6 @@ OURS = [
     ("header.json", HEADER | {"config": 5}, open_cache, "config is 5"),
     ("header.json", HEADER | {"config": {"x": 1}}, open_cache, "config: unknown configuration field x"),
     ("header.json", HEADER | {"shards": [-1]}, open_cache, "shards is"),
-    ("tagger.json", {"layers": "last", "hparams": 5, "made_with": {}}, load_tagger, "hparams is 5"),
     ("checkpoints/settings.json", 5, lambda path: Folder(path, RUN).begin({}).__enter__(), "holds a number, 5"),
     ("assets.extra/manifest.json", {"files": [1]}, verify_files, r"files is \[1\]; wanted an object"),
 ]  # fmt: skip

@@ -59,15 +59,17 @@ def served_answers(case: Case, folder: pathlib.Path) -> Prepared:
 
 def features(case: Case, folder: pathlib.Path) -> Prepared:
     """The command `features`, without its file: every token of all layers."""
-    from bert_keras.tasks.frozen.extract import Extractor, Pieces
+    from bert_keras import checkpoints
+    from bert_keras.tasks.frozen.extractor import Extractor, text_units
     from bert_keras.text.word_splitting import TEXT
 
+    source = checkpoints.read(folder / case.size)
     extractor = Extractor(
-        folder / case.size,
-        units=Pieces(doc_stride=case.length // 2),
+        source=source,
+        units=text_units("piece", source, seq_length=case.length, doc_stride=case.length // 2),
+        places=range(source.config.num_layers + 1),
         dtype="float32",
         precision=case.precision,
-        seq_length=case.length,
         batch_size=case.batch,
     )
 

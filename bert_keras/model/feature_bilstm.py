@@ -2,7 +2,8 @@
 
     inputs -> BertEncoder -> vectors [B, S, K, H] -> FeatureBiLSTM -> states [B, S, W] -> a task's head
 
-`FrozenNetwork` cuts a task's model at the vectors: they are computed once, and only the part above them is trained.
+`FrozenNetwork` cuts a task's model at the vectors: they are computed once, and only the part above them is trained. That part
+needs no encoder: `StoredVectors` stands in its place.
 
 Source: Devlin et al. 2019, sec. 5.3.
 """
@@ -15,6 +16,7 @@ import keras
 from keras import ops
 
 from bert_keras.config import BertConfig
+from bert_keras.errors import BertKerasError
 from bert_keras.features import (
     EMBEDDING_OUTPUT,
     ENCODER_OUTPUTS,
@@ -128,21 +130,46 @@ class FeatureBiLSTM(keras.layers.Layer):
         return {**self.settings, "name": self.name, "dtype": policy, "trainable": self.trainable}
 
 
+class StoredVectors(keras.layers.Layer):
+    """Stands in the graph of a model for an encoder whose vectors were computed before. It has no weights and computes nothing.
+
+    config: the encoder's
+    num_vectors: K, the layers of the encoder that are read
+    """
+
+    def __init__(self, config: BertConfig, *, num_vectors: int, dtype: Any = None) -> None:
+        super().__init__(name="stored_vectors", dtype=dtype)
+        self.config, self._shape = config, (num_vectors, config.hidden_size)
+
+    def compute_output_spec(self, inputs: Mapping[str, Any]) -> keras.KerasTensor:
+        """Symbolic Features [B, S] -> vectors [B, S, K, H]."""
+        return keras.KerasTensor((*inputs[INPUT_MASK].shape, *self._shape), self.compute_dtype)
+
+    def call(self, inputs: Mapping[str, Any]) -> Any:
+        raise BertKerasError("this model has no encoder; give the vectors of its inputs too.")
+
+
 class FeatureEncoder:
     """A frozen encoder with a FeatureBiLSTM on it, in the form in which `Problem.model` reads an encoder.
 
-    encoder: made with OUTPUTS; it is frozen here
+    encoder: made with OUTPUTS; it is frozen here. A config alone makes a model without an encoder, for stored vectors
     settings: the arguments of FeatureBiLSTM
+    dtype: the policy of a model without an encoder
 
     The head has the dropout `lstm_dropout`. Raises BertKerasError for layers that the encoder lacks.
     """
 
-    def __init__(self, encoder: BertEncoder, **settings: Any) -> None:
-        encoder.trainable = False
-        self.encoder, self.dtype_policy = encoder, encoder.dtype_policy
-        config = encoder.config
+    def __init__(self, encoder: BertEncoder | BertConfig, *, dtype: Any = None, **settings: Any) -> None:
+        config = encoder if isinstance(encoder, BertConfig) else encoder.config
         self.places = places_of(settings["feature_layers"], num_layers=config.num_layers)
-        self.bilstm = FeatureBiLSTM(**settings, dtype=encoder.dtype_policy)
+        if isinstance(encoder, BertConfig):
+            self._vectors: Any = StoredVectors(encoder, num_vectors=len(self.places), dtype=dtype)
+            self.dtype_policy = self._vectors.dtype_policy
+        else:
+            encoder.trainable = False
+            self._encoder, self._vectors = encoder, self._of_encoder
+            self.dtype_policy = encoder.dtype_policy
+        self.bilstm = FeatureBiLSTM(**settings, dtype=self.dtype_policy)
         width = self.bilstm.compute_output_shape((None, None, len(self.places), config.hidden_size))[-1]
         # Heads read the width of the states, the dropout and `causal`.
         self.config = dataclasses.replace(
@@ -154,17 +181,19 @@ class FeatureEncoder:
             classifier_dropout=settings["lstm_dropout"],
         )
 
+    def _of_encoder(self, inputs: Mapping[str, Any]) -> Any:
+        outputs = self._encoder(inputs)
+        every = [outputs[EMBEDDING_OUTPUT], *outputs[ENCODER_OUTPUTS]]
+        return ops.stack([every[place] for place in self.places], axis=2)
+
     def __call__(self, inputs: Mapping[str, Any]) -> dict[str, Any]:
         """Symbolic Features -> sequence_output [B, S, W] and pooled_output [B, W], the maximum over a text's tokens.
 
         Conneau et al. 2017 (InferSent, sec. 4) found the maximum over a BiLSTM's states better than their mean. For a row
         without a token, it is 0.
         """
-        outputs = self.encoder(inputs)
-        every = [outputs[EMBEDDING_OUTPUT], *outputs[ENCODER_OUTPUTS]]
-        vectors = ops.stack([every[place] for place in self.places], axis=2)
         real = inputs[INPUT_MASK] > 0
-        states = self.bilstm(vectors, real)
+        states = self.bilstm(self._vectors(inputs), real)
         pooled = ops.max(ops.where(ops.expand_dims(real, -1), states, float("-inf")), axis=1)
         pooled = ops.where(ops.any(real, axis=1, keepdims=True), pooled, 0)
         return {SEQUENCE_OUTPUT: states, POOLED_OUTPUT: pooled}

@@ -19,7 +19,6 @@ from bert_keras.tasks.options import FeatureOptions
 FEATURES_NOTES = """formats:
   jsonl     one object per line: text, tokens, starts and ends (bytes of the line), vectors
   parquet   the same columns, one row per line
-  npz       vectors, starts and ends of all lines, concatenated; line i has rows row_splits[i] to row_splits[i + 1]
 A word gets the vector of its first token. Longer lines are read in windows that overlap. Unfinished work is in OUTPUT.part:
 rerun the same command to resume.
 

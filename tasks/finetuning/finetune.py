@@ -28,13 +28,14 @@ from bert_keras.tasks.devices.strategies import (
 from bert_keras.tasks.devices.workers import SAME_IN_ALL, Workers, reports_lost_workers
 from bert_keras.tasks.finetuning.examples import Examples, read_examples
 from bert_keras.tasks.finetuning.finetuning_monitor import FineTuningMonitor
-from bert_keras.tasks.frozen.feature_based import (
+from bert_keras.tasks.frozen.row_vectors import (
+    ModelOnVectors,
+    RowVectors,
     check_feature_based,
     computed,
     folder_of,
-    vectors_of,
+    row_vectors,
 )
-from bert_keras.tasks.frozen.token_vectors import RowVectors
 from bert_keras.tasks.hparams import Hparams
 from bert_keras.tasks.strings.text_model import TextModel
 from bert_keras.tasks.strings.truncation import CUT_SAMPLE, cut_texts
@@ -43,12 +44,15 @@ from bert_keras.tasks.training.finetuning_optimizer import optimizer_of
 from bert_keras.tasks.training.identity import identity_of_checkpoint
 from bert_keras.tasks.training.loop import RUN, check_save_every, train
 from bert_keras.tasks.training.plan import Plan, Stage
-from bert_keras.tasks.training.task_model import check_sizes, heads_of, network_of
+from bert_keras.tasks.training.task_model import (
+    NEW_PARTS,
+    check_sizes,
+    heads_of,
+    network_of,
+    network_on_vectors,
+)
 from bert_keras.text.preprocessing import Preprocessor
 from bert_keras.text.tokenizer import Tokenizer
-
-# Checkpoints may lack them: pre-training with only the masked LM trains no pooler, and a BiLSTM is added later.
-NEW_PARTS = ("pooler", "bilstm")
 
 
 def _in_order_of(task: Task, source: checkpoints.Checkpoint, heads: Sequence[str]) -> checkpoints.Checkpoint:
@@ -102,34 +106,49 @@ def _new_parts(
     return [part for name, part in read.items() if name in names and part is not None]
 
 
-def _compiled_model(
+def _text_model(
     task: Task,
     source: checkpoints.Checkpoint,
+    preprocess: Preprocessor,
     hparams: Hparams,
     *,
-    total_steps: int,
     keep_head: bool,
     log: Callable[[str], None],
-    preprocess: Preprocessor | None = None,
 ) -> TextModel:
-    """The task's model with the checkpoint's weights and BERT's optimizer; call it in the strategy's scope."""
-    policy = training_policy(hparams.precision)
-    encoder, network = network_of(task, source.config, hparams.features, dtype=policy)
+    """The task's model with the checkpoint's weights."""
+    encoder, network = network_of(task, source.config, dtype=training_policy(hparams.precision))
     model = TextModel(task, preprocess, network)
     report = _assigned(task, source, model, keep_head=keep_head) if source.tensors else None
     log("weights: random" if report is None else str(report))
-    if (bilstm := bilstm_of(network)) is not None:
-        log(f"training on {bilstm.described}; the encoder is frozen")
-    encoder.trainable = hparams.freeze != "encoder" and hparams.features is None
+    encoder.trainable = hparams.freeze != "encoder"
     encoder.rematerialize = hparams.rematerialize
     if hparams.lora_rank is not None:
         encoder.enable_lora(hparams.lora_rank)
     frozen = hparams.freeze is not None or hparams.lora_rank is not None
-    for part in _new_parts(task, encoder, report) if frozen and hparams.features is None else ():
+    for part in _new_parts(task, encoder, report) if frozen else ():
         part.trainable = True
         log(f"the checkpoint has no {part.name}: it is trained too")
     if POOLED_OUTPUT not in task.outputs:  # without a gradient, Keras would warn
         encoder.pooler.trainable = False
+    return model
+
+
+def _model_on_vectors(
+    task: Task, source: checkpoints.Checkpoint, hparams: Hparams, *, log: Callable[[str], None]
+) -> ModelOnVectors:
+    """The task's model on a BiLSTM, without an encoder."""
+    assert hparams.features is not None
+    policy = training_policy(hparams.precision)
+    network = network_on_vectors(task, source.config, hparams.features, dtype=policy)
+    if not source.tensors:
+        log("weights: random")
+    if (bilstm := bilstm_of(network)) is not None:
+        log(f"training on {bilstm.described}; the encoder is frozen")
+    return ModelOnVectors(network)
+
+
+def _compile(model: Any, task: Task, hparams: Hparams, *, total_steps: int) -> None:
+    """Gives a model BERT's optimizer."""
     optimizer = optimizer_of(hparams, total_steps=total_steps)
     # XLA is not faster on CPU, and fails under MirroredStrategy.
     model.compile(
@@ -141,7 +160,6 @@ def _compiled_model(
     )
     # In `fit`, it would trace the step twice. In float16, Keras has put an optimizer that scales the loss around ours.
     model.optimizer.build(model.trainable_variables)
-    return model
 
 
 def _batches_of(
@@ -243,24 +261,26 @@ def plan_finetuning(
     # Before the variables: workers that create them in other shapes fail, and the error names no setting.
     Workers(distribution).check_same(identity, SAME_IN_ALL)
     lines = lines_about(distribution, strategy_name=strategy_name, precision=hparams.precision)
+    vectors = None
+    if hparams.features is not None:
+        vectors = row_vectors(source, task, preprocess, examples.train, examples.dev, hparams)
+        if output is not None:
+            vectors.check_room(folder_of(output, feature_cache))
     with distribution.scope():
-        model = _compiled_model(
-            task,
-            source,
-            hparams,
-            total_steps=steps * hparams.epochs,
-            keep_head=keep_head,
-            log=lines.append,
-            preprocess=preprocess,
-        )
-    vectors = vectors_of(model, preprocess, examples.train, examples.dev, hparams)
-    if vectors is not None and output is not None:
-        vectors.check_room(folder_of(output, feature_cache))
+        model: Any
+        if vectors is None:
+            how = {"keep_head": keep_head, "log": lines.append}
+            model = _text_model(task, source, preprocess, hparams, **how)
+        else:
+            model = _model_on_vectors(task, source, hparams, log=lines.append)
+        _compile(model, task, hparams, total_steps=steps * hparams.epochs)
     stage = Stage(steps=steps, epochs=hparams.epochs, batches=_from_step(batches, vectors, distribution))
     lines += _lines_about(task, preprocess, examples, steps=stage.total, hparams=hparams)
     monitor = functools.partial(
         FineTuningMonitor,
         trained=model,
+        task=task,
+        preprocess=preprocess,
         examples=examples,
         hparams=hparams,
         strategy_name=strategy_name,

@@ -4,7 +4,7 @@
     00000.parquet, ...     a row for each example: its texts, the bytes of its words, "vectors" [N, K, H] as raw bytes
     results.json           is there when all files are
 
-tasks/frozen/tagger.py learns from a cache. Other programs read it with pandas:
+tasks/frozen/row_vectors.py reads a cache for trainings. Other programs read it with pandas:
 
     header = json.loads(pathlib.Path("header.json").read_bytes())
     rows = pandas.read_parquet("00000.parquet")
@@ -17,7 +17,7 @@ import dataclasses
 import itertools
 import pathlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import tensorflow as tf
@@ -39,7 +39,8 @@ from bert_keras.io.json_files import TEXT as WORD
 from bert_keras.io.output_folder import Folder, Layout
 from bert_keras.io.paths import path_of
 from bert_keras.model.feature_bilstm import VECTORS
-from bert_keras.tasks.frozen.extract import DTYPES, Extractor, Words
+from bert_keras.model.layer_choices import places_of
+from bert_keras.tasks.frozen.extractor import DTYPES, Example, Extractor, text_units
 from bert_keras.tasks.frozen.parquet_file import (
     GroupFile,
     read_groups,
@@ -60,7 +61,7 @@ CACHE = Layout(name="a cache of features", identity=HEADER, results="results.jso
 class Cache:
     """A folder of vectors.
 
-    header: `Extractor.identity`, the digest of the text, and `shards`, the number of examples in each file
+    header: `Extractor.fingerprint`, the digest of the text, and `shards`, the number of examples in each file
     """
 
     path: pathlib.Path
@@ -72,19 +73,12 @@ class Cache:
         return [self.path / f"{i:05d}.parquet" for i in range(len(self.header["shards"]))]
 
     def rows(self, *names: str) -> Iterator[dict[str, Any]]:
-        """Examples in order: "vectors" float16 or float32 [N, K, H], texts as bytes, the rest of `Units.listed` int64 [N].
+        """Examples in order: "vectors" float16 or float32 [N, K, H], texts as bytes, `Units.names` int64 [N].
 
         names: the columns to read; all without names
         """
         for shard in self.shards:
             yield from _read_shard(shard, self.header, names)
-
-    def records(self) -> tf.data.Dataset:
-        """The examples of `rows` as tensors."""
-        listed = dict.fromkeys(self.header["listed"], tf.TensorSpec([None], tf.int64))
-        texts = dict.fromkeys(self.header["texts"], tf.TensorSpec([], tf.string))
-        vectors = tf.TensorSpec([None, *_shape(self.header)], self.header["dtype"])
-        return tf.data.Dataset.from_generator(self.rows, output_signature=texts | listed | {VECTORS: vectors})
 
 
 def open_cache(path: str | pathlib.Path) -> Cache:
@@ -236,30 +230,10 @@ class CacheReader:
         return made
 
 
-class VectorSource(Protocol):
-    """Computes the vectors of examples: an `Extractor`, or a `RowExtractor` of tasks/frozen/token_vectors.py.
-
-    names: the arrays [N] beside the vectors
-    """
-
-    names: tuple[str, ...]
-
-    def identity(self) -> dict[str, Any]:
-        """Everything that decides the vectors, except the examples."""
-        ...
-
-    def __call__(self, raw: Sequence[Mapping[str, bytes]]) -> Iterator[dict[str, Any]]:
-        """Yields "vectors" [N, K, H] and the arrays of `names` for each example, in order."""
-        ...
-
-
-Example = Mapping[str, bytes]
-
-
 @contextlib.contextmanager
 def writing_cache(
     path: pathlib.Path,
-    extractor: VectorSource,
+    extractor: Extractor,
     examples: Callable[[], Iterable[Example]],
     *,
     shard_examples: int,
@@ -277,10 +251,10 @@ def writing_cache(
     full, rest = divmod(count, shard_examples)
     header = {
         "format_version": FORMAT_VERSION,
-        **extractor.identity(),
+        **extractor.fingerprint(),
         "text": text,
         "texts": texts,
-        "listed": list(extractor.names),
+        "listed": list(extractor.units.names),
         "shards": [shard_examples] * full + [rest] * bool(rest),
         **about,
     }
@@ -365,13 +339,15 @@ def extract(
 
     Raises BertKerasError naming the field where `output` holds vectors of another text, model or setting.
     """
+    source = checkpoint if isinstance(checkpoint, checkpoints.Checkpoint) else checkpoints.read(checkpoint)
     length = task.defaults["seq_length"] if seq_length is None else seq_length
+    count = source.config.num_layers
+    named = [places_of(name, num_layers=count) for name in layers or ()]
     extractor = Extractor(
-        checkpoint,
-        units=Words(doc_stride=task.doc_stride),
-        layers=layers,
+        source=source,
+        units=text_units("word", source, seq_length=length, doc_stride=task.doc_stride),
+        places=sorted({*itertools.chain(*named)}) or range(count + 1),
         dtype=dtype,
-        seq_length=length,
         batch_size=batch_size,
     )
     with writing_cache(

@@ -49,9 +49,11 @@ from bert_keras.tasks.problems.tagging import Conll
 from bert_keras.tasks.task import Task
 from bert_keras.tasks.training.loop import LOGS, RESULTS_FILE, TASK_FILE
 from bert_keras.tasks.training.task_model import (
+    NEW_PARTS,
     check_sizes,
     encoder_of,
     freeze,
+    has_encoder,
     heads_of,
     network_of,
 )
@@ -137,6 +139,12 @@ def save_weights(
     checkpoints.write(checkpoint, path, format="hugging-face", overwrite=True)
 
 
+def save_encoder(path: pathlib.Path, tokenizer: Tokenizer, checkpoint: checkpoints.Checkpoint) -> None:
+    """Writes an encoder without heads, config and vocabulary. Raises as `save_weights`."""
+    checkpoint = checkpoints.with_tokenizer(checkpoint, tokenizer)
+    checkpoints.write(checkpoint, path, format="hugging-face", overwrite=True)
+
+
 def save_run(
     path: pathlib.Path,
     task: Task,
@@ -147,21 +155,22 @@ def save_run(
 ) -> None:
     """Writes weights, config, vocabulary and task.json. Raises as `save_weights`.
 
+    model: of one on stored vectors, the encoder is not written
     frozen: paths of layers that `load_run` freezes
     """
-    encoder, heads = encoder_of(model), heads_of(model)
-    bilstm = bilstm_of(model)
+    heads, bilstm = heads_of(model), bilstm_of(model)
     if bilstm is None:
         save_weights(
             path,
             preprocess.tokenizer,
-            encoder,
+            encoder_of(model),
             heads,
             labels=task.label_names,
             problem_type=task.problem_type,
         )
     else:
-        save_weights(path, preprocess.tokenizer, encoder, {})
+        if has_encoder(model):
+            save_weights(path, preprocess.tokenizer, encoder_of(model), {})
         write_weights(path / TOP, paths_of(heads.values()))
     save_task(path, task, preprocess, frozen=frozen, features=bilstm.settings if bilstm else None)
 
@@ -364,7 +373,7 @@ def run_of(
     if features is None:
         checkpoints.assign(checkpoint, encoder, **heads_of(made))
     else:
-        checkpoints.assign(checkpoint, encoder)
+        checkpoints.assign(checkpoint, encoder, fresh=NEW_PARTS)
         read_weights(model.path / TOP, paths_of(heads_of(made).values()), wanted_by=TASK_FILE)
     preprocess = Preprocessor(tokenizer, seq_length=seq_length, truncation=truncation, pad_to_longest=True)
     return Run(task=task, preprocess=preprocess, model=made, path=model.path)

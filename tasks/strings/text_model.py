@@ -30,8 +30,7 @@ from bert_keras.tasks.devices.strategies import (
     rows_for,
 )
 from bert_keras.tasks.devices.workers import Workers
-from bert_keras.tasks.frozen.feature_based import fitting
-from bert_keras.tasks.frozen.token_vectors import RowVectors
+from bert_keras.tasks.frozen.row_vectors import RowVectors, fitting, on_vectors
 from bert_keras.tasks.hparams import Hparams
 from bert_keras.tasks.strings.text_data import (
     DATA_SETS,
@@ -113,10 +112,6 @@ class TextModel(CompiledTextModel, SavedTextModel):
     def forget_vectors(self) -> None:
         """Ends the use of the vectors of `fit`'s texts, which the traced prediction holds too."""
         self.vectors = self._predict = None
-
-    def on_vectors(self, vectors: RowVectors) -> Callable[..., Any]:
-        """The network of a feature-based model without its encoder: features -> logits. vectors: those of the texts."""
-        return lambda inputs, training=False: self(vectors.attach(inputs), training=training)
 
     # -------------------------------------------------------------------------------------------------------
     # Training and measuring
@@ -332,7 +327,7 @@ class TextModel(CompiledTextModel, SavedTextModel):
         read = [self.problem, self.preprocess, self.vectors, *self.network.variables]
         read += [*vars(self.problem).values(), *vars(self.preprocess).values()]
         if self._predict is None or not self._predict.is_of(read):
-            network = self.network if self.vectors is None else self.on_vectors(self.vectors)
+            network = self.network if self.vectors is None else on_vectors(self, self.vectors)
             self._predict = _Traced(read, predictor(self.problem, self.preprocess, network))
         return self._predict.call
 

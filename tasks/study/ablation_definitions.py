@@ -100,6 +100,7 @@ ABLATIONS = {
 
 FEATURES = "-features"  # suffix of a tagging task's name: use the feature-based approach
 FEATURE_LAYERS = "concat_last_four"  # table 8
+BILSTM = {"batch_size": 32, "epochs": 10, "learning_rate": 1e-3}  # of the tagger on features
 
 
 def _sizes(*shapes: tuple[int, int, int]) -> tuple[Row, ...]:
@@ -183,7 +184,7 @@ class Scale:
     """The size of the ablations.
 
     pretraining: settings for every row's recipe
-    finetuning, tagging: fields of Hparams and TaggerHparams, which override a task's defaults
+    finetuning: fields of Hparams, which override a task's defaults; tagging: those that features override too
     options: task options, by task name
     restarts: seeds for each fine-tuning
     rows, tasks: by ablation
@@ -191,7 +192,7 @@ class Scale:
 
     pretraining: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     finetuning: Mapping[str, Any] = dataclasses.field(default_factory=dict)
-    tagging: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    tagging: Mapping[str, Any] = dataclasses.field(default_factory=lambda: {**BILSTM})
     options: Mapping[str, Mapping[str, Any]] = dataclasses.field(default_factory=dict)
     restarts: int
     rows: Mapping[str, tuple[Row, ...]]
@@ -216,7 +217,7 @@ SCALES = {
             "held_out_instances": 500,
         },
         finetuning={"seq_length": 64, "learning_rate": 1e-4, "epochs": 3, "max_examples": 3000},
-        tagging={"units": 128, "epochs": 5},
+        tagging={**BILSTM, "lstm_units": 128, "epochs": 5},
         # A question may take 24 of the 64 tokens.
         options={
             "conll2003": {"context": "sentence"},

@@ -28,15 +28,12 @@ from bert_keras.io.json_files import (
 )
 from bert_keras.io.output_folder import Folder, Layout
 from bert_keras.model.layer_choices import places_of
-from bert_keras.tasks.batches import take_examples
 from bert_keras.tasks.data.sources import Source, check_dev_split
 from bert_keras.tasks.devices.strategies import strategy
 from bert_keras.tasks.devices.workers import Workers, reports_lost_workers
 from bert_keras.tasks.finetuning.examples import check_fits
 from bert_keras.tasks.finetuning.finetune import finetune
-from bert_keras.tasks.frozen.cache import extract
-from bert_keras.tasks.frozen.tagger import train_tagger
-from bert_keras.tasks.hparams import Hparams, TaggerHparams
+from bert_keras.tasks.hparams import Hparams, hparams_of
 from bert_keras.tasks.metrics import in_percent
 from bert_keras.tasks.options import AblationOptions
 from bert_keras.tasks.pretraining.instance_stream import Text, digest_of_documents
@@ -145,7 +142,6 @@ class _Plan:
                     "task": {"name": task, **self.tasks[task].to_json()},
                     **self.data[task],
                     "hparams": self._hparams(task, seed).identity(),
-                    "tagging": dataclasses.asdict(TaggerHparams(**{**self.scale.tagging, "seed": seed})),
                     "seed": seed,
                 }
                 yield Cell(
@@ -153,7 +149,6 @@ class _Plan:
                     path=self.run(row, task, seed),
                     identity=identity,
                     train=functools.partial(self._train, row, task, seed),
-                    alone=task.endswith(FEATURES),
                 )
 
     def pretraining(self, row: Row) -> pathlib.Path:
@@ -182,7 +177,12 @@ class _Plan:
         return [self._snapshot(one) for one in self.rows if one.weights == row.name and one.share < 1]
 
     def _hparams(self, task: str, seed: int) -> Hparams:
-        return Hparams(**{**self.tasks[task].defaults, **self.scale.finetuning, "seed": seed})
+        defaults, given = self.tasks[task].defaults, {**self.scale.finetuning, "seed": seed}
+        if task.endswith(FEATURES):
+            # All restarts share the examples, so that their vectors are computed once.
+            drawn = {} if given.get("max_examples") is None else {"data_seed": 0}
+            given = {**given, **drawn, "feature_layers": FEATURE_LAYERS, **self.scale.tagging}
+        return hparams_of(defaults, given)
 
     def check_fits(self, tokenizer: Tokenizer) -> None:
         """Raises BertKerasError for a task whose examples a row's encoder cannot read, and for layers that it lacks."""
@@ -198,25 +198,8 @@ class _Plan:
         task, hparams = self.tasks[name], self._hparams(name, seed)
         source = checkpoints.read(self.weights(row))
         start = dataclasses.replace(source, config=dataclasses.replace(source.config, **row.finetuned))
-        if not name.endswith(FEATURES):
-            finetune(task, checkpoint=start, output=output, hparams=hparams, **self.how)
-            return
-        assert isinstance(task, Conll)
-        caches = [
-            extract(
-                task,
-                # All restarts share the cache, so that their vectors are computed once.
-                take_examples(task.examples(split), count=count, seed=0),
-                checkpoint=start,
-                output=output.parent / f"{FEATURE_LAYERS}-{split}",
-                layers=[FEATURE_LAYERS],
-                seq_length=hparams.seq_length,
-            )
-            for split, count in (("train", hparams.max_examples), (task.validation_splits[0], None))
-        ]
-        tagging = TaggerHparams(**{**self.scale.tagging, "seed": seed})
-        how = {name: self.how[name] for name in ("verbose", "log")}
-        train_tagger(*caches, layers=FEATURE_LAYERS, output=output, hparams=tagging, **how)
+        cache = output.parent / FEATURE_LAYERS if name.endswith(FEATURES) else None
+        finetune(task, checkpoint=start, output=output, hparams=hparams, feature_cache=cache, **self.how)
 
 
 @reports_lost_workers()

@@ -31,7 +31,7 @@ from bert_keras.io.json_files import (
 )
 from bert_keras.io.output_folder import Folder, Layout, check_equal
 from bert_keras.tasks.devices.workers import SAME_IN_ALL, Workers
-from bert_keras.tasks.frozen.feature_based import FOLDER
+from bert_keras.tasks.frozen.row_vectors import FOLDER
 from bert_keras.tasks.runs.run_folder import check_finished
 from bert_keras.tasks.task import Task
 from bert_keras.tasks.training.identity import digest_of_examples

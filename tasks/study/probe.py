@@ -33,20 +33,13 @@ from bert_keras.io.paths import path_of
 from bert_keras.tasks.data.conll import FILES, read
 from bert_keras.tasks.data.glue_rows import LABEL, ROWS
 from bert_keras.tasks.data.sources import check_dev_split, split_file
-from bert_keras.tasks.frozen.extract import (
-    Extractor,
-    Pieces,
-    Units,
-    Words,
-)
+from bert_keras.tasks.frozen.extractor import Extractor, Pieces, text_units
 from bert_keras.tasks.metrics import accuracy, entity_scores
 from bert_keras.tasks.options import ProbeOptions
 from bert_keras.tasks.problems.classification import Glue
 from bert_keras.tasks.report_tables import Table
 from bert_keras.tasks.training.identity import identity_of_checkpoint
 from bert_keras.tasks.training.progress import counter
-from bert_keras.tasks.training.task_model import check_sizes
-from bert_keras.text.preprocessing import Preprocessor
 from bert_keras.text.word_splitting import TEXT, TOKENS
 
 PROBE = Layout(name="results of probes", identity="probe.json", results="results.json")
@@ -233,17 +226,15 @@ def _dev(name: str, path: str | pathlib.Path, options: ProbeOptions) -> Examples
     return _drawn(dev, count=count, parts=1, seed=options.seed, name=name)[0]
 
 
-def _units(name: str) -> Units:
+def _units(name: str, source: checkpoints.Checkpoint, options: ProbeOptions) -> Any:
     """A vector for each word, or for each token of a text."""
-    return Words() if name in COLUMNS else Pieces()
+    return text_units("word" if name in COLUMNS else "piece", source, seq_length=options.seq_length)
 
 
 def _check_fits(name: str, source: checkpoints.Checkpoint, examples: Examples, options: ProbeOptions) -> None:
     """Raises BertKerasError unless an example becomes features that the encoder can read."""
-    tokenizer = checkpoints.tokenizer_of(source)
-    check_sizes(source.config, vocab_size=tokenizer.vocab_size, seq_length=options.seq_length)
     raw = {field: tf.constant([text]) for field, text in examples.raw[0].items()}
-    _units(name).features(Preprocessor(tokenizer, seq_length=options.seq_length), raw)
+    _units(name, source, options).features(raw)
 
 
 def _weights(source: checkpoints.Checkpoint) -> dict[str, checkpoints.Checkpoint]:
@@ -263,7 +254,12 @@ def _all_layers(
 ) -> list[list[float]]:
     """For each layer, the measure of each restart."""
     keras.utils.set_random_seed(options.seed)  # of random weights
-    extractor = Extractor(source, units=_units(name), dtype="float32", seq_length=options.seq_length)
+    extractor = Extractor(
+        source=source,
+        units=_units(name, source, options),
+        places=range(source.config.num_layers + 1),
+        dtype="float32",
+    )
     asked = _vectors(extractor, dev, about=f"{about}, dev", log=log)
     restarts = []
     for number, part in enumerate(parts, start=1):

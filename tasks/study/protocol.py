@@ -36,7 +36,7 @@ from bert_keras.tasks.devices.workers import Workers, reports_lost_workers
 from bert_keras.tasks.finetuning.examples import check_fits, check_labelled
 from bert_keras.tasks.finetuning.finetune import finetune
 from bert_keras.tasks.finetuning.finetuning_monitor import DEGENERATE
-from bert_keras.tasks.frozen.feature_based import check_feature_based
+from bert_keras.tasks.frozen.row_vectors import check_feature_based
 from bert_keras.tasks.hparams import FEATURE_RATE, Hparams
 from bert_keras.tasks.options import ProtocolOptions
 from bert_keras.tasks.runs.ensemble import load_runs

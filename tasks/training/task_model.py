@@ -14,10 +14,13 @@ from bert_keras.config import BertConfig
 from bert_keras.errors import BertKerasError, listed
 from bert_keras.features import POOLED_OUTPUT, SEQUENCE_OUTPUT
 from bert_keras.model.encoder import BertEncoder
-from bert_keras.model.feature_bilstm import OUTPUTS, FeatureEncoder
+from bert_keras.model.feature_bilstm import OUTPUTS, FeatureEncoder, StoredVectors
 from bert_keras.model.layer_choices import places_of
 from bert_keras.tasks.task import Problem
 from bert_keras.tasks.training.task_padding import leave_out_padding
+
+# Checkpoints may lack them: pre-training with only the masked LM trains no pooler, and a BiLSTM is added later.
+NEW_PARTS = ("pooler", "bilstm")
 
 
 def encoder_of(model: keras.Model) -> BertEncoder:
@@ -50,6 +53,25 @@ def network_of(
     check_features(problem, config, features)
     stand_in: Any = FeatureEncoder(encoder, **features)
     return encoder, problem.model(stand_in)
+
+
+def network_on_vectors(
+    problem: Problem, config: BertConfig, features: Mapping[str, Any], *, dtype: Any = None
+) -> keras.Model:
+    """The problem's model on a BiLSTM without an encoder, for stored vectors. Arguments and errors as in `network_of`."""
+    check_features(problem, config, features)
+    stand_in: Any = FeatureEncoder(config, dtype=dtype, **features)
+    return problem.model(stand_in)
+
+
+def has_encoder(model: keras.Model) -> bool:
+    """False for a model on stored vectors."""
+    return any(isinstance(layer, BertEncoder) for layer in model.layers)
+
+
+def config_of(model: keras.Model) -> BertConfig:
+    """The encoder's config, also of a model on stored vectors."""
+    return next(layer for layer in model.layers if isinstance(layer, BertEncoder | StoredVectors)).config
 
 
 def check_features(problem: Problem, config: BertConfig, features: Mapping[str, Any]) -> None:
