@@ -23,7 +23,7 @@ _HOMES = {
     "bert_keras.optimization.optimizers": ("AdamW", "LAMB"),
     "bert_keras.checkpoints": ("load_encoder", "load_tokenizer"),
     "bert_keras.model.hub_layer": ("HubLayer",),
-    "bert_keras.model.layer_mix": ("LayerMix",),
+    "bert_keras.model.feature_bilstm": ("LayerMix",),
     "bert_keras.tasks.strings.text_model": ("TextModel",),
     "bert_keras.tasks.strings.factories": (
         "chooser",

@@ -201,8 +201,8 @@ class BertConfig:
         return cls(**fields)
 
     def to_dict(self) -> dict[str, Any]:
-        """Every field under its own name, without LATER ones at their defaults: files of earlier versions stay equal."""
-        return {name: value for name, value in dataclasses.asdict(self).items() if (name, value) not in LATER}
+        """Every field under its own name."""
+        return dataclasses.asdict(self)
 
     @classmethod
     def from_google(cls, fields: Mapping[str, Any]) -> "BertConfig":
@@ -300,10 +300,6 @@ def generator_config(config: BertConfig, *, share: float = 0.25) -> BertConfig:
         num_heads=heads,
         intermediate_size=max(1, round(config.intermediate_size * share)),
     )
-
-
-# Fields that files of earlier versions lack, with their defaults.
-LATER = (("pooler_activation", "tanh"),)
 
 
 def _defaults() -> dict[str, Any]:

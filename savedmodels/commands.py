@@ -68,7 +68,7 @@ def _run_export(args: argparse.Namespace) -> None:
     from bert_keras.io.paths import path_of
     from bert_keras.savedmodels.export import check_export, export
     from bert_keras.savedmodels.model_card import precision_of
-    from bert_keras.tasks.runs.run_precision import at_precision
+    from bert_keras.tasks.runs.ensemble import at_precision
 
     check_export(path_of(args.output), target=args.target)
     run = at_precision(_run_to_export(args, options), args.precision)

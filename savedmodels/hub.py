@@ -39,6 +39,7 @@ from bert_keras.savedmodels.verify import (
     ask,
     compare,
     publishing,
+    write_manifest,
 )
 from bert_keras.tasks.options import HubOptions
 from bert_keras.text.preprocessing import MAX_SEGMENTS, Features, Preprocessor
@@ -113,6 +114,7 @@ def write_pair(
             outputs = serve(**{key: tf.constant(rows) for key, rows in inputs.items()})
             expected = {key: value.numpy() for key, value in outputs.items()}
             compare(expected, ask(new / name, inputs))
+            write_manifest(new / name)
             # The preprocessor's outputs are the encoder's inputs.
             inputs = {key: rows.tolist() for key, rows in expected.items()}
 

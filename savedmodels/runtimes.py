@@ -45,13 +45,11 @@ from bert_keras.savedmodels.verify import (
 )
 from bert_keras.tasks.problems.classification import Glue
 from bert_keras.tasks.problems.embedding import Embedding
-from bert_keras.tasks.runs.ensemble import members_of
+from bert_keras.tasks.runs.ensemble import at_precision, members_of
 from bert_keras.tasks.runs.run_card import fact_rows, facts_of
 from bert_keras.tasks.runs.run_folder import Run
-from bert_keras.tasks.runs.run_precision import at_precision
 from bert_keras.tasks.task import Problem, model_inputs
-from bert_keras.tasks.training.task_model import encoder_of
-from bert_keras.tasks.training.task_padding import with_padding
+from bert_keras.tasks.training.task_model import encoder_of, with_padding
 from bert_keras.text.vocabulary_files import TOKENIZER_JSON, VOCAB_TXT, wordpiece_pipeline
 
 OPSET = 18  # of ONNX; ONNX Runtime reads it from 1.14 on

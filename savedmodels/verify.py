@@ -16,6 +16,7 @@ import numpy as np
 from bert_keras.errors import BertKerasError, MissingFileError
 from bert_keras.io.atomic_folders import whole_folder
 from bert_keras.io.files import digest_of_file, write_json
+from bert_keras.io.formats import SAVED_MODEL, check_format, stamp
 from bert_keras.io.json_files import (
     OBJECT,
     object_of,
@@ -135,7 +136,8 @@ MANIFEST, CARD, EXAMPLE = "manifest.json", "model_card.md", "example.json"  # in
 
 def write_manifest(folder: pathlib.Path) -> None:
     """Writes the size and SHA-256 of every file of a version."""
-    write_json(folder / EXTRA / MANIFEST, {"files": _described(folder)})
+    (folder / EXTRA).mkdir(exist_ok=True)
+    write_json(folder / EXTRA / MANIFEST, stamp(SAVED_MODEL) | {"files": _described(folder)})
 
 
 def verify_files(folder: str | pathlib.Path) -> dict[str, Any]:
@@ -147,7 +149,9 @@ def verify_files(folder: str | pathlib.Path) -> dict[str, Any]:
     path = folder / EXTRA / MANIFEST
     if not path.is_file():
         raise MissingFileError(f"{folder} has no {EXTRA}/{MANIFEST}; give the folder of an exported version.")
-    wanted = typed(read_object(path), {"files": object_of(OBJECT)}, where=path, others=True)["files"]
+    content = read_object(path)
+    check_format(SAVED_MODEL, content, where=path)
+    wanted = typed(content, {"files": object_of(OBJECT)}, where=path, others=True)["files"]
     found = _described(folder)
     if wrong := sorted(name for name in wanted | found if wanted.get(name) != found.get(name)):
         raise BertKerasError(

@@ -36,13 +36,6 @@ STRICT = ("next_sentence", "sentence_pair")  # the samplers that have a strict f
 # Fields of Hparams that apply only with feature_layers: first those of the model.
 BILSTM_SETTINGS = ("lstm_layers", "lstm_units", "lstm_dropout")
 OF_FEATURES = (*BILSTM_SETTINGS, "feature_dtype")
-# Defaults that are no part of a run's identity: a run of a version without the setting has them.
-LATER = (
-    ("keep", "best"),
-    ("rematerialize", False),
-    ("precision", "float32"),
-    ("steps_per_execution", 1),
-)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -173,12 +166,10 @@ class Hparams(Checked):
     def identity(self) -> dict[str, Any]:
         """The fields that decide the result of a training, to compare with those of an unfinished run.
 
-        Those of features only with feature_layers, and those of LATER only where they are not the default: the runs of versions
-        without them are still resumed.
+        Those of features only with feature_layers.
         """
         unread = OF_FEATURES if self.feature_layers is None else ()
-        kept = {name: value for name, value in dataclasses.asdict(self).items() if name not in unread}
-        return {name: value for name, value in kept.items() if (name, value) not in LATER}
+        return {name: value for name, value in dataclasses.asdict(self).items() if name not in unread}
 
 
 def hparams_of(defaults: Mapping[str, Any], given: Mapping[str, Any]) -> Hparams:

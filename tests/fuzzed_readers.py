@@ -34,6 +34,7 @@ from runs import VOCABULARY, learn_byte_bpe, texts
 from bert_keras import checkpoints
 from bert_keras.config import BertConfig
 from bert_keras.errors import BertKerasError
+from bert_keras.io.formats import RUN, stamp
 from bert_keras.tasks.data.glue_rows import ROWS
 from bert_keras.tasks.pretraining.corpus import Corpus
 from bert_keras.tasks.pretraining.instance_sources import RecordFileSource, batches_of, check_data
@@ -240,7 +241,10 @@ def _tasks(folder: Path) -> list[bytes]:
     checkpoint = dataclasses.replace(drawn, vocabulary=VOCABULARY, lower_case=True)
     checkpoints.write(checkpoint, folder, format="hugging-face", overwrite=True)
     sizes = {"seq_length": 16, "truncation": "longest_first"}
-    return [json.dumps({"kind": task.kind, "task": task.to_json(), **sizes}).encode() for task in TASKS]
+    return [
+        json.dumps(stamp(RUN) | {"kind": task.kind, "task": task.to_json(), **sizes}).encode()
+        for task in TASKS
+    ]
 
 
 def _run(folder: Path) -> Any:

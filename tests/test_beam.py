@@ -19,6 +19,7 @@ import tensorflow as tf
 from bert_keras.errors import BertKerasError
 from bert_keras.fields import Masking
 from bert_keras.io.files import write_json
+from bert_keras.io.formats import INSTANCES, stamp
 from bert_keras.io.paths import path_of
 from bert_keras.tasks.hparams import Sampling
 from bert_keras.tasks.pretraining.corpus import open_corpora
@@ -210,7 +211,7 @@ def test_no_text_is_an_element(texts, tmp_path):
     """The elements between the steps, pickled as Beam does, have none of the words."""
     corpora, job = open_corpora(texts), Job(path=tmp_path / "beam", **options())
     (tmp_path / "beam" / beam_records.WORK).mkdir(parents=True)
-    write_json(tmp_path / "beam" / "manifest.json", job.identity())
+    write_json(tmp_path / "beam" / "manifest.json", stamp(INSTANCES) | job.identity())
     sources = sources_of(corpora, range_bytes=700)
     sized = [beam_records._measure(source, corpora, job) for source in sources]
     planned = [*beam_records._plan(None, sized, job)]

@@ -19,7 +19,7 @@ from bert_keras.model.heads import MaskedLMHead
 from bert_keras.tasks.hparams import Hparams
 from bert_keras.tasks.options import SquadOptions
 from bert_keras.tasks.pretraining.recipes import SETTINGS
-from bert_keras.tasks.training.finetuning_optimizer import OPTIMIZER_SETTINGS
+from bert_keras.tasks.training.task_model import OPTIMIZER_SETTINGS
 
 # Keras' variables under numpy 2.
 pytestmark = pytest.mark.filterwarnings("ignore:__array__ implementation doesn't accept a copy keyword")

@@ -509,10 +509,3 @@ def test_config_and_features_import_nothing_heavy():
     root = Path(__file__).parents[1]
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=root)
     assert done.stdout.strip() == "[]"
-
-
-def test_a_field_of_a_later_version_is_written_only_where_it_is_not_the_default():
-    """The configs in folders of earlier versions stay equal."""
-    config = BertConfig.named("tiny")
-    assert "pooler_activation" not in config.to_dict()
-    assert dataclasses.replace(config, pooler_activation="relu").to_dict()["pooler_activation"] == "relu"

@@ -19,6 +19,7 @@ from bert_keras.features import (
     MASKED_LM_WEIGHTS,
     VOCABULARY,
 )
+from bert_keras.io.formats import RUN, stamp
 from bert_keras.model.encoder import BertEncoder
 from bert_keras.model.heads import MaskedLMHead
 from bert_keras.tasks.batches import dataset, predict
@@ -361,7 +362,7 @@ def test_export_predicts_in_a_fresh_process(run, checkpoint, tmp_path, capfd):
 def test_a_pretraining_run_predicts(checkpoint, tmp_path, capfd):
     folder = tmp_path / "run"
     checkpoints.write(checkpoints.read(checkpoint), folder, format="hugging-face")
-    kept = {
+    kept = stamp(RUN) | {
         "kind": "fill-mask",
         "task": {"name": "fill-mask"},
         "seq_length": 16,

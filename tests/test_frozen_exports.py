@@ -24,9 +24,8 @@ from bert_keras.savedmodels.verify import (
     relative,
     verify_files,
 )
-from bert_keras.tasks.runs.ensemble import Ensemble
+from bert_keras.tasks.runs.ensemble import Ensemble, at_precision
 from bert_keras.tasks.runs.run_folder import load_run
-from bert_keras.tasks.runs.run_precision import at_precision
 
 
 @pytest.fixture(scope="module")

@@ -185,7 +185,7 @@ def test_an_interrupted_folder_is_completed(written, vocab, tmp_path):
     assert sorted(os.listdir(path)) == kept
     with pytest.raises(ValueError, match="is not complete .*; .*resume"):
         read_records(path)
-    (path / "00002.tfrecord.1.tmp").write_bytes(b"half a file")
+    (path / ".00002.tfrecord.1.tmp").write_bytes(b"half a file")
     times = [(path / name).stat().st_mtime_ns for name in kept[:2]]
     assert write(path, vocab) == written[1]
     assert digests(path) == digests(written[0])
@@ -376,17 +376,6 @@ def test_damaged_files_are_named(written, tmp_path):
         read_records(path)
     (path / "manifest.json").write_text("{")
     with pytest.raises(ValueError, match="is not a JSON file"):
-        read_records(path)
-
-
-def test_a_folder_of_another_form_is_named(written, tmp_path):
-    path = tmp_path / "copy"
-    shutil.copytree(written[0], path)
-    manifest = read_manifest(path)
-    (path / "manifest.json").write_text(json.dumps(manifest | {"format_version": 2}))
-    with pytest.raises(
-        ValueError, match="manifest.json has format_version 2, .* reads 1; write the instances again"
-    ):
         read_records(path)
 
 

@@ -18,10 +18,9 @@ from bert_keras.tasks.finetuning.finetune import finetune, plan_finetuning
 from bert_keras.tasks.frozen.extract_file import extract_file
 from bert_keras.tasks.hparams import Hparams
 from bert_keras.tasks.pretraining.pretrain import plan_pretraining
-from bert_keras.tasks.runs.ensemble import load_runs
+from bert_keras.tasks.runs.ensemble import at_precision, load_runs
 from bert_keras.tasks.runs.run_card import measures_of
 from bert_keras.tasks.runs.run_folder import load_run, open_task
-from bert_keras.tasks.runs.run_precision import at_precision
 from bert_keras.tasks.training.task_model import encoder_of
 
 NAMES = ["bad", "good"]

@@ -21,9 +21,8 @@ from bert_keras.savedmodels.verify import (
 )
 from bert_keras.tasks.data.glue_rows import ROWS
 from bert_keras.tasks.problems.classification import Glue
-from bert_keras.tasks.runs.ensemble import Ensemble
+from bert_keras.tasks.runs.ensemble import Ensemble, at_precision
 from bert_keras.tasks.runs.run_folder import load_run
-from bert_keras.tasks.runs.run_precision import at_precision
 
 
 def size_of_model(folder: Path) -> int:

@@ -16,6 +16,7 @@ from runs import ROBERTA_TOKENS, contents, run_command, texts, write_roberta
 import bert_keras as bk
 from bert_keras import checkpoints
 from bert_keras.errors import BertKerasError
+from bert_keras.io.formats import RUN, stamp
 from bert_keras.savedmodels import runtime_example, runtimes
 from bert_keras.savedmodels.model_card import precision_of
 from bert_keras.savedmodels.runtime_example import read_inputs
@@ -321,7 +322,7 @@ def test_a_task_whose_answers_need_the_text_is_refused_before_weights_are_read(
     model, reason, tmp_path, capfd, monkeypatch
 ):
     monkeypatch.setattr("bert_keras.savedmodels.runtimes.check_packages", lambda *args, **kwargs: None)
-    task = {"kind": "squad", "task": CASES["Question answering"].to_json()}
+    task = stamp(RUN) | {"kind": "squad", "task": CASES["Question answering"].to_json()}
     (tmp_path / "run").mkdir()
     (tmp_path / "run" / "task.json").write_text(
         json.dumps(task | {"seq_length": 40, "truncation": "longest_first"})

@@ -15,8 +15,8 @@ from trainings import QUICK, learned, place, plan, reloaded, start, write_review
 
 from bert_keras import checkpoints
 from bert_keras.errors import LossDiverged, WorkerLost
+from bert_keras.io.formats import RUN, stamp
 from bert_keras.tasks.data.glue_rows import ROWS
-from bert_keras.tasks.devices.replica_values import ReplicaValues
 from bert_keras.tasks.devices.strategies import lines_about, strategy
 from bert_keras.tasks.devices.workers import reports_lost_workers
 from bert_keras.tasks.finetuning.finetune import plan_finetuning
@@ -24,7 +24,7 @@ from bert_keras.tasks.problems.classification import Glue
 from bert_keras.tasks.runs.run_folder import load_run, save_run
 from bert_keras.tasks.training.identity import digest_of_examples
 from bert_keras.tasks.training.loop import train
-from bert_keras.tasks.training.saver import Saver
+from bert_keras.tasks.training.saver import ReplicaValues, Saver
 
 # Refused before any training
 
@@ -193,10 +193,16 @@ def test_full_disk_leaves_what_was_there(reloaded, place, tmp_path):
         reloaded.encoder.embedding_table.assign(reloaded.encoder.embedding_table - 1.0)
 
 
-@pytest.mark.parametrize("content", ['{"kind": "other"}', "[]", "{", '{"kind": "glue", "task": {}}'])
+@pytest.mark.parametrize(
+    "content",
+    [
+        *('{"kind": "other"}', "[]", "{"),
+        *(json.dumps(stamp(RUN) | kept) for kept in ({"kind": "other"}, {"kind": "glue", "task": {}})),
+    ],
+)
 def test_task_file_of_another_program(learned, place, tmp_path, content):
     (tmp_path / "task.json").write_text(content)
-    with pytest.raises(ValueError, match=r"task\.json (is not|holds)"):
+    with pytest.raises(ValueError, match=r"task\.json( is not| holds|: this run has no format_version)"):
         load_run(tmp_path)
 
 

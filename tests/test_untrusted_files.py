@@ -30,7 +30,7 @@ import bert_keras.tasks.task
 from bert_keras import checkpoints, config
 from bert_keras.config import BertConfig
 from bert_keras.errors import BertKerasError
-from bert_keras.io import json_files
+from bert_keras.io import formats, json_files
 from bert_keras.io.output_folder import Folder
 from bert_keras.savedmodels.verify import verify_files
 from bert_keras.tasks.data.glue_rows import ROWS
@@ -333,9 +333,12 @@ TASK_FAULTS = [
 ]  # fmt: skip
 
 
+SIZES = formats.stamp(formats.RUN) | {"seq_length": 16, "truncation": "longest_first"}
+
+
 @pytest.mark.parametrize(("kind", "task", "message"), TASK_FAULTS)
 def test_a_task_json_of_other_types(checkpoint, kind, task, message):
-    content = {"kind": kind, "task": task, "seq_length": 16, "truncation": "longest_first"}
+    content = SIZES | {"kind": kind, "task": task}
     (checkpoint / "task.json").write_text(json.dumps(content))
     refused(f"task.json is not the task.json of a run: .*{message}", load_run, checkpoint)
 
@@ -348,7 +351,7 @@ def test_a_task_json_of_other_types(checkpoint, kind, task, message):
     ],
 )
 def test_settings_of_a_task_json_of_other_types(checkpoint, changes, message):
-    content = {"kind": "glue", "task": GLUE, "seq_length": 16, "truncation": "longest_first"}
+    content = SIZES | {"kind": "glue", "task": GLUE}
     (checkpoint / "task.json").write_text(json.dumps(content | changes))
     refused(f"task.json.*{message}", load_run, checkpoint)
 
@@ -361,10 +364,11 @@ def test_every_task_is_made_again_from_its_json(task):
     assert type(task).from_json(task.to_json()).to_json() == task.to_json()
 
 
-SHARD = {"bytes": 1, "text": "", "documents": 1, "instances": 1, "positions": 1, "ones": 1, "skipped": 0}
-RECORDS = {"format_version": 1, "shards": [SHARD], "summary": None, "masking": None, "compress": False}
-HEADER = {
-    "format_version": 2, "config": BertConfig(vocab_size=9).to_dict(), "texts": ["text"], "listed": ["starts"],
+COUNTS = dict.fromkeys(("bytes", "documents", "instances", "positions", "ones", "skipped"), 1)
+RECORDS = formats.stamp(formats.INSTANCES) | dict.fromkeys(("summary", "masking")) | {"compress": False}
+RECORDS["shards"] = [COUNTS | {"text": "", "sha256": ""}]
+HEADER = formats.stamp(formats.VECTORS) | {
+    "config": BertConfig(vocab_size=9).to_dict(), "texts": ["text"], "listed": ["starts"],
     "layers": [0], "shards": [1], "dtype": "float16",
 }  # fmt: skip
 OURS = [
@@ -378,7 +382,7 @@ OURS = [
     ("header.json", HEADER | {"config": {"x": 1}}, open_cache, "config: unknown configuration field x"),
     ("header.json", HEADER | {"shards": [-1]}, open_cache, "shards is"),
     ("checkpoints/settings.json", 5, lambda path: Folder(path, RUN).begin({}).__enter__(), "holds a number, 5"),
-    ("assets.extra/manifest.json", {"files": [1]}, verify_files, r"files is \[1\]; wanted an object"),
+    (formats.MANIFEST, formats.stamp(formats.SAVED_MODEL) | {"files": [1]}, verify_files, r"files is \[1\]; wanted an object"),
 ]  # fmt: skip
 
 

@@ -16,7 +16,7 @@ from bert_keras.model.encoder import BertEncoder
 from bert_keras.tasks.pretraining.pretrain import plan_pretraining
 from bert_keras.tasks.pretraining.recipes import RECIPES
 from bert_keras.tasks.strings.text_data import one_batch
-from bert_keras.tasks.training.task_padding import with_padding
+from bert_keras.tasks.training.task_model import with_padding
 from bert_keras.text.wordpiece import WordPiece
 
 pytestmark = pytest.mark.filterwarnings("ignore:__array__ implementation doesn't accept a copy keyword")

@@ -93,7 +93,7 @@ def classifier_run(case: Case, folder: pathlib.Path) -> Any:
 def exported(case: Case, folder: pathlib.Path, *, freeze: bool) -> pathlib.Path:
     """The exported version of that run, which takes raw strings; written once."""
     from bert_keras.savedmodels.export import export
-    from bert_keras.tasks.runs.run_precision import at_precision
+    from bert_keras.tasks.runs.ensemble import at_precision
 
     kind = "frozen" if freeze else "served"
     served = folder / f"{case.size}-{case.length}-{case.precision}-{kind}"

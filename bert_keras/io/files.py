@@ -19,11 +19,8 @@ from bert_keras.errors import BertKerasError
 from bert_keras.io.remote_paths import RemotePath, refuse_remote
 
 TEMPORARY = ".tmp"  # the suffix of an incomplete file
-# .NAME.PROCESS.tmp, with a hexadecimal number on remote file systems; in earlier versions 00002.tfrecord.PROCESS.tmp and
-# 00002.tmp.
-_TEMPORARY_NAME = re.compile(
-    r"\..+\.([0-9]+|[0-9a-f]{32})\.tmp|.+\.[A-Za-z]+\.[0-9]+\.tmp|[0-9]{5}\.tmp", re.DOTALL
-)
+# .NAME.PROCESS.tmp, with a hexadecimal number on remote file systems.
+_TEMPORARY_NAME = re.compile(r"\..+\.([0-9]+|[0-9a-f]{32})\.tmp", re.DOTALL)
 LOCK = ".lock"  # held while its folder is written
 
 
@@ -66,7 +63,7 @@ def sync(path: pathlib.Path) -> None:
 
 
 def is_temporary(path: pathlib.Path) -> bool:
-    """True for a file with a name that `whole_file` gives, or gave in earlier versions, to an incomplete file."""
+    """True for a file with a name that `whole_file` gives to an incomplete file."""
     return _TEMPORARY_NAME.fullmatch(path.name) is not None and path.is_file()
 
 

@@ -22,6 +22,7 @@ from bert_keras.io.files import (
     remove_temporary,
     write_json,
 )
+from bert_keras.io.formats import stamp, unstamped
 from bert_keras.io.json_files import read_object
 from bert_keras.io.paths import path_of
 from bert_keras.io.remote_paths import is_remote, refuse_remote
@@ -32,13 +33,15 @@ class Layout:
     """The files that identify a kind of folder.
 
     name: the name in errors, such as "a run"
+    artifact: its format, a key of `formats.VERSIONS`
     identity: the file, possibly in a subfolder, with everything that decides the output: a JSON object
     results: the last file of a finished output: a JSON object
-    early: names that may exist before `identity`, because older versions wrote them first
+    early: names that may exist before `identity`: a grid of runs writes its own identity first
     remote: the folder may be on another file system, where no lock holds other processes off
     """
 
     name: str
+    artifact: str
     identity: str
     results: str
     early: tuple[str, ...] = ()
@@ -76,10 +79,13 @@ class Folder:
             )
         if self.begun or not self.path.is_dir():
             return
+        first = self.layout.identity.split("/")[0]  # a folder is made before the file in it
         others = [
             file.name
             for file in sorted(self.path.iterdir())
-            if file.name not in self.layout.early and not file.name.startswith(".") and not is_temporary(file)
+            if file.name not in (*self.layout.early, first)
+            and not file.name.startswith(".")
+            and not is_temporary(file)
         ]
         if others:
             raise BertKerasError(
@@ -109,7 +115,8 @@ class Folder:
                 begun = self.begun
                 if not begun:
                     (self.path / self.layout.identity).parent.mkdir(exist_ok=True)
-                    write_json(self.path / self.layout.identity, identity)
+                    stamped = {**stamp(self.layout.artifact), **identity}
+                    write_json(self.path / self.layout.identity, stamped)
             except OSError as error:
                 raise BertKerasError(
                     f"cannot write to {self.path}: {error.strerror}; give a writable folder."
@@ -119,8 +126,9 @@ class Folder:
             yield begun
 
     def identity(self) -> dict[str, Any]:
-        """Reads the identity."""
-        return read_object(self.path / self.layout.identity)
+        """Reads the identity. Raises BertKerasError for a format of another version."""
+        file = self.path / self.layout.identity
+        return unstamped(self.layout.artifact, read_object(file), where=file)
 
     def results(self) -> dict[str, Any]:
         """Reads the results of a finished output."""
@@ -136,10 +144,7 @@ def check_equal(path: pathlib.Path, found: Mapping[str, Any], wanted: Mapping[st
 
     found: the identity in the folder `path`
     wanted: the identity of this call
-
-    A field that is missing equals null: an earlier version did not have this setting.
     """
-    found, wanted = _without_null(found), _without_null(wanted)
     for field in (*wanted, *found):
         if field not in found or field not in wanted or found[field] != wanted[field]:
             there, asked = _shortened(json.dumps(found.get(field)), json.dumps(wanted.get(field)))
@@ -147,12 +152,6 @@ def check_equal(path: pathlib.Path, found: Mapping[str, Any], wanted: Mapping[st
                 f"{path} was made with another {field}: {there}, not {asked}; "
                 "give the same, or another folder, or remove this one."
             )
-
-
-def _without_null(value: Any) -> Any:
-    if isinstance(value, Mapping):
-        return {name: _without_null(inner) for name, inner in value.items() if inner is not None}
-    return [_without_null(inner) for inner in value] if isinstance(value, list) else value
 
 
 def _shortened(*texts: str) -> list[str]:

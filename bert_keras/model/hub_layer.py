@@ -21,6 +21,7 @@ from keras.src.saving.serialization_lib import in_safe_mode
 
 import bert_keras.text.text_ops  # noqa: F401 (TensorFlow Text's ops, which preprocessors are made of)
 from bert_keras.errors import BertKerasError, MissingFileError
+from bert_keras.io.formats import check_saved_model
 from bert_keras.io.paths import for_tensorflow, path_of
 
 
@@ -129,6 +130,7 @@ def _load(path: str) -> Any:
             f"no SavedModel at {path}; give the folder that holds its saved_model.pb, and keep it there as long as "
             "saved Keras models name it."
         )
+    check_saved_model(path_of(path))
     # The module keeps only the paths of its assets, so that the links must last as long as the process.
     links = contextlib.ExitStack()
     atexit.register(links.close)

@@ -35,8 +35,7 @@ CLASSES = {
     "bert_keras.optimization.training_model": ("TrainingModel",),
     "bert_keras.tasks.problems.choice": ("FlattenChoices",),
     "bert_keras.tasks.problems.embedding": ("Pooling",),
-    "bert_keras.model.feature_bilstm": ("FeatureBiLSTM",),
-    "bert_keras.model.layer_mix": ("LayerMix", "ScalarMix"),
+    "bert_keras.model.feature_bilstm": ("FeatureBiLSTM", "LayerMix", "ScalarMix"),
     "bert_keras.tasks.strings.text_model": ("TextModel",),
 }
 FUNCTIONS = {

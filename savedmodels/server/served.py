@@ -22,6 +22,7 @@ from tensorflow.core.protobuf import meta_graph_pb2, saved_model_pb2
 from tensorflow.python.eager import cancellation  # private to TensorFlow; tests/test_server_limits.py pins it
 
 from bert_keras.errors import BertKerasError, MissingFileError
+from bert_keras.io.formats import check_saved_model
 from bert_keras.io.paths import did_you_mean, for_tensorflow, path_of
 from bert_keras.savedmodels.reload import load_kernels
 from bert_keras.savedmodels.verify import EXAMPLE, EXTRA
@@ -324,6 +325,7 @@ def load(path: str | pathlib.Path, *, name: str | None = None) -> Served:
     folder = max(versions, key=lambda folder: int(folder.name) if folder.name.isdecimal() else 0)
     load_kernels()
     with for_tensorflow(folder) as found:
+        check_saved_model(found)
         loaded = tf.saved_model.load(str(found))
     base = folder.parent if folder.name.isdecimal() else folder
     return Served(

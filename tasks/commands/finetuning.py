@@ -160,9 +160,8 @@ def _run_finetune(args: argparse.Namespace) -> None:
 def model_of(args: argparse.Namespace, *, data: str | None = None) -> Any:
     """Loads the runs of --run, or the checkpoint for the task. Raises BertKerasError unless the flags name one of them."""
     from bert_keras.tasks.devices.strategies import strategy
-    from bert_keras.tasks.runs.ensemble import load_runs, members_of
+    from bert_keras.tasks.runs.ensemble import at_precision, load_runs, members_of
     from bert_keras.tasks.runs.run_folder import pretrained_run
-    from bert_keras.tasks.runs.run_precision import at_precision
     from bert_keras.tasks.training.task_model import encoder_of
 
     if bool(args.run) == bool(args.checkpoint or args.task) or bool(args.checkpoint) != bool(args.task):

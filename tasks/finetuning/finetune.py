@@ -40,7 +40,6 @@ from bert_keras.tasks.hparams import Hparams
 from bert_keras.tasks.strings.text_model import TextModel
 from bert_keras.tasks.strings.truncation import CUT_SAMPLE, cut_texts
 from bert_keras.tasks.task import Task, check_stride
-from bert_keras.tasks.training.finetuning_optimizer import optimizer_of
 from bert_keras.tasks.training.identity import identity_of_checkpoint
 from bert_keras.tasks.training.loop import RUN, check_save_every, train
 from bert_keras.tasks.training.plan import Plan, Stage
@@ -50,6 +49,7 @@ from bert_keras.tasks.training.task_model import (
     heads_of,
     network_of,
     network_on_vectors,
+    optimizer_of,
 )
 from bert_keras.text.preprocessing import Preprocessor
 from bert_keras.text.tokenizer import Tokenizer
@@ -269,8 +269,7 @@ def plan_finetuning(
     with distribution.scope():
         model: Any
         if vectors is None:
-            how = {"keep_head": keep_head, "log": lines.append}
-            model = _text_model(task, source, preprocess, hparams, **how)
+            model = _text_model(task, source, preprocess, hparams, keep_head=keep_head, log=lines.append)
         else:
             model = _model_on_vectors(task, source, hparams, log=lines.append)
         _compile(model, task, hparams, total_steps=steps * hparams.epochs)

@@ -25,12 +25,12 @@ import tensorflow as tf
 from bert_keras import checkpoints
 from bert_keras.config import LIMITS, BertConfig
 from bert_keras.errors import BertKerasError, MissingFileError, first_line
+from bert_keras.io import formats
 from bert_keras.io.files import digest, whole_file
 from bert_keras.io.json_files import (
     OBJECT,
     list_of,
     one_of,
-    read_object,
     short,
     typed,
     whole,
@@ -51,10 +51,9 @@ from bert_keras.tasks.problems.tagging import Conll
 if TYPE_CHECKING:  # imported where it is used
     import pyarrow
 
-FORMAT_VERSION = 2  # 1 had TFRecord files
 MAX_BYTES = 2**31 - 2**24  # of an example's vectors: Parquet counts a page's bytes in 31 bits
 HEADER = "header.json"
-CACHE = Layout(name="a cache of features", identity=HEADER, results="results.json")
+CACHE = Layout(name="a cache of features", artifact=formats.VECTORS, identity=HEADER, results="results.json")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -163,12 +162,7 @@ def _check_shard(path: pathlib.Path, header: Mapping[str, Any], length: int) -> 
 
 def _read_header(path: pathlib.Path) -> dict[str, Any]:
     file = path / HEADER
-    header = read_object(file)
-    if (version := header.get("format_version")) != FORMAT_VERSION:
-        raise BertKerasError(
-            f"{path} is a cache of format_version {short(version)}, and this version of the package reads {FORMAT_VERSION}; "
-            "remove the folder, or give another one, and extract again."
-        )
+    header = Folder(path, CACHE).identity()
     place = whole(0, LIMITS["num_layers"])
     kinds = {
         "config": OBJECT,
@@ -250,7 +244,6 @@ def writing_cache(
     texts, text, count = _described(examples())
     full, rest = divmod(count, shard_examples)
     header = {
-        "format_version": FORMAT_VERSION,
         **extractor.fingerprint(),
         "text": text,
         "texts": texts,

@@ -200,8 +200,7 @@ def row_vectors(
     """
     # Each data set traces the tokenizer once more.
     splits = [train.concatenate(dev)] if train.element_spec == dev.element_spec else [train, dev]
-    how = {"batch_size": READ, "labelled": False}
-    made = (dataset(problem, preprocess, split, **how) for split in splits)
+    made = (dataset(problem, preprocess, split, batch_size=READ, labelled=False) for split in splits)
     extractor = Extractor(
         source=source,
         units=Rows(),

@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 
 from bert_keras.errors import BertKerasError, MissingFileError
 from bert_keras.features import LABEL_RATE_TOLERANCE, TFRECORD_NAMES, WORD_STARTS
+from bert_keras.io import formats
 from bert_keras.io.files import digest_of_file, write_json
 from bert_keras.io.json_files import (
     FLAG,
@@ -18,7 +19,6 @@ from bert_keras.io.json_files import (
     list_of,
     or_null,
     read_object,
-    short,
     typed,
     whole,
 )
@@ -27,12 +27,17 @@ from bert_keras.io.paths import did_you_mean, path_of
 from bert_keras.tasks.hparams import Sampling
 from bert_keras.tasks.pretraining.samplers import SAMPLERS
 
-FORMAT_VERSION = 1
 _SHARD_NAME = re.compile(r"\d{5,}\.tfrecord(\.gz)?")  # of `shard_name`
 MANIFEST = "manifest.json"
 WORK = ".beam"  # the folder of sizes, counts and errors of `write_records_with_beam`, until the manifest is complete
 SHARDS, SUMMARY = "shards", "summary"  # fields of the manifest besides the identity
-INSTANCES = Layout(name="a folder of instances", identity=MANIFEST, results=MANIFEST, remote=True)
+INSTANCES = Layout(
+    name="a folder of instances",
+    artifact=formats.INSTANCES,
+    identity=MANIFEST,
+    results=MANIFEST,
+    remote=True,
+)
 
 # Google's feature names, and `word_starts`, which Google's files do not have.
 RECORD_NAMES = {**TFRECORD_NAMES, WORD_STARTS: WORD_STARTS}
@@ -41,7 +46,7 @@ RECORD_NAMES = {**TFRECORD_NAMES, WORD_STARTS: WORD_STARTS}
 class Shard(NamedTuple):
     """A file of records: its size and digest, the SHA-256 of its text, and counts of its content.
 
-    bytes, sha256: size of the file and its digest; manifests of earlier versions have no digest
+    bytes, sha256: size of the file and its digest
     positions: number of positions without padding, over all instances
     ones: number of labels that are 1
     skipped: number of chunks of one segment, which give no instance
@@ -54,13 +59,13 @@ class Shard(NamedTuple):
     positions: int
     ones: int
     skipped: int
-    sha256: str | None = None
+    sha256: str
 
     def is_written(self, file: pathlib.Path) -> bool:
         """True if a file has this content."""
         if not file.is_file() or file.stat().st_size != self.bytes:
             return False
-        return self.sha256 is None or digest_of_file(file) == self.sha256
+        return digest_of_file(file) == self.sha256
 
 
 class Summary(NamedTuple):
@@ -95,7 +100,7 @@ class InstancesFolder(Folder):
 
     def identity(self) -> dict[str, Any]:
         """The fields that decide the instances, except the text."""
-        manifest = read_manifest(self.path)
+        manifest = formats.unstamped(formats.INSTANCES, read_manifest(self.path), where=self.path)
         return {name: value for name, value in manifest.items() if name not in (SHARDS, SUMMARY)}
 
     def shards(self) -> list[Shard]:
@@ -118,7 +123,7 @@ class InstancesFolder(Folder):
         if summary is not None:
             self._remove_others({shard_name(i, compress=identity["compress"]) for i in range(len(made))})
         content = {SHARDS: [shard._asdict() for shard in made], SUMMARY: summary and summary._asdict()}
-        write_json(self.path / MANIFEST, {**identity, **content})
+        write_json(self.path / MANIFEST, {**formats.stamp(formats.INSTANCES), **identity, **content})
         if summary is not None:
             self._remove_work()
 
@@ -151,16 +156,12 @@ def read_manifest(path: str | pathlib.Path) -> dict[str, Any]:
     }
     # A folder that was just begun has neither shards nor summary.
     manifest = {SHARDS: [], SUMMARY: None} | read_object(file)
-    if (version := manifest.get("format_version")) != FORMAT_VERSION:
-        raise BertKerasError(
-            f"{file} has format_version {short(version)}, and this version of the package reads {FORMAT_VERSION}; "
-            "write the instances again, or give another folder."
-        )
+    formats.check_format(formats.INSTANCES, manifest, where=file)
     typed(manifest, kinds, where=file, others=True)
     count = whole(0, 2**63 - 1)
     for number, shard in enumerate(manifest[SHARDS]):
         shard_kinds = dict.fromkeys(Shard._fields, count) | {"text": TEXT, "sha256": TEXT}
-        typed(shard, shard_kinds, where=f"{file}: {SHARDS}[{number}]", optional=("sha256",))
+        typed(shard, shard_kinds, where=f"{file}: {SHARDS}[{number}]")
     return manifest
 
 

@@ -83,8 +83,7 @@ class PretrainingMonitor(Monitor):
         return self.history, self._plan.source.place(read), time.monotonic() - self._since
 
     def recall(self, memory: Any) -> None:
-        self.history, self._plan.place, *before = memory  # a save of an earlier version has no seconds
-        self._before = before[0] if before else 0.0
+        self.history, self._plan.place, self._before = memory
         self.step = int(self.history[-1]["step"]) if self.history else 0
 
     @property

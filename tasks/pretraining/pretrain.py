@@ -70,15 +70,12 @@ from bert_keras.tasks.pretraining.recipes import Recipe
 from bert_keras.tasks.pretraining.weights import assign, read_start, save
 from bert_keras.tasks.training.loop import RUN, check_save_every, train
 from bert_keras.tasks.training.plan import Plan, Stage
-from bert_keras.tasks.training.task_model import check_sizes
-from bert_keras.tasks.training.task_padding import leave_out_padding
+from bert_keras.tasks.training.task_model import check_sizes, leave_out_padding
 from bert_keras.text.masking import Pieces
 from bert_keras.text.preprocessing import Preprocessor, pad_batches
 from bert_keras.text.tokenizer import Tokenizer
 
 HELD_OUT_BATCH = 32
-# Defaults that are no part of a run's identity: a run of a version without the setting has them.
-LATER_SETTINGS = (("precision", "float32"), ("steps_per_execution", 1))
 
 
 def _build(recipe: Recipe, config: BertConfig, objectives: Sequence[Objective]) -> Pretrainer:
@@ -342,10 +339,9 @@ def _identity(
     snapshots: Sequence[int],
 ) -> dict[str, Any]:
     """The settings that decide the result, besides data, checkpoint and strategy; plain JSON."""
-    settings = sorted(recipe.all_settings.items())
     about = {
         "objectives": list(recipe.objectives),
-        **{name: value for name, value in settings if (name, value) not in LATER_SETTINGS},
+        **dict(sorted(recipe.all_settings.items())),
         "config": config.to_dict(),
         "vocabulary": tokenizer.digest,
         "lower_case": tokenizer.lower_case,

@@ -29,7 +29,6 @@ from bert_keras.tasks.pretraining.instance_stream import (
     name_of_segmenter,
 )
 from bert_keras.tasks.pretraining.manifest import (
-    FORMAT_VERSION,
     RECORD_NAMES,
     Shard,
     shard_name,
@@ -67,7 +66,6 @@ class Job:
         """Everything that decides the instances of a text, plain JSON."""
         tokenizer, segment = self.make_tokenizer(), self.segment
         return {
-            "format_version": FORMAT_VERSION,
             "vocabulary": tokenizer.digest,
             "lower_case": tokenizer.lower_case,
             **dataclasses.asdict(self.settings),

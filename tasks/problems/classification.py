@@ -266,16 +266,14 @@ class Glue(Task):
         return tuple(plain(raw[name][row]) for name in self.text)
 
     def to_json(self) -> dict[str, Any]:
-        kept = dataclasses.asdict(self.row) | {"pooling": self.pooling}
-        # Left out where they are None, as in the runs of versions without them, which are still resumed.
-        added = {"doc_stride": self.doc_stride, "truncation": self.truncation}
-        return kept | {name: value for name, value in added.items() if value is not None}
+        options = {name: getattr(self, name) for name in ("pooling", "doc_stride", "truncation")}
+        return dataclasses.asdict(self.row) | options
 
     @classmethod
     def from_json(cls, kept: Mapping[str, Any], source: Source | None = None) -> "Glue":
         kinds = {"pooling": one_of(POOLINGS), "doc_stride": or_null(whole(1, MAX_OPTION))}
         kinds["truncation"] = or_null(one_of(ENDS))
-        row, options = row_from_json({"doc_stride": None, "truncation": None, **kept}, **kinds)
+        row, options = row_from_json(kept, **kinds)
         return cls(row, source, **options)
 
 

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import tensorflow as tf
 
 from bert_keras.errors import BertKerasError, MissingFileError
-from bert_keras.io.json_files import read_object
+from bert_keras.io.output_folder import Folder
 from bert_keras.io.paths import path_of
 from bert_keras.tasks.batches import cardinality, hold_out
 from bert_keras.tasks.runs.run_folder import Run
@@ -106,8 +106,8 @@ def _found(task: Task, paths: Sequence[str | pathlib.Path]) -> _Found:
 
 def _identity(path: str | pathlib.Path) -> dict[str, Any]:
     """The digests of a run's examples, and the settings of its dev split; None where the run does not have them."""
-    file = path_of(path) / RUN.identity
-    kept = read_object(file) if file.is_file() else {}
+    folder = Folder(path, RUN)
+    kept = folder.identity() if folder.begun else {}
 
     def digest(name: str) -> Any:
         value = kept.get(name)

@@ -6,12 +6,12 @@ In: a Run and the content of its results.json. Out: the text. Its parts are also
 import math
 import platform
 from collections.abc import Iterator, Mapping
-from importlib import metadata
 from typing import Any
 
 import tensorflow as tf
 
 from bert_keras.checkpoints.variables import variable_shapes
+from bert_keras.io.formats import version_of
 from bert_keras.model.feature_bilstm import bilstm_of
 from bert_keras.tasks.data.glue_rows import CUSTOM
 from bert_keras.tasks.problems.choice import Swag
@@ -153,14 +153,6 @@ def describe(run: Run) -> str | None:
     if bilstm is None:
         return None
     return f"{bilstm.described}; the encoder is frozen"
-
-
-def version_of(package: str) -> str:
-    """The version of an installed package, else "(sources)"."""
-    try:
-        return metadata.version(package)
-    except metadata.PackageNotFoundError:  # run from its sources
-        return "(sources)"
 
 
 def measures_of(run: Run, results: Mapping[str, Any]) -> str:

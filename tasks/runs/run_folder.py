@@ -18,6 +18,7 @@ from bert_keras import checkpoints
 from bert_keras.checkpoints.hugging_face import TOP
 from bert_keras.config import LIMITS, BertConfig
 from bert_keras.errors import BertKerasError, MissingFileError
+from bert_keras.io import formats
 from bert_keras.io.files import digest_of_file, write_json
 from bert_keras.io.json_files import (
     MAX_JSON_BYTES,
@@ -56,8 +57,10 @@ from bert_keras.tasks.training.task_model import (
     has_encoder,
     heads_of,
     network_of,
+    paths_of,
+    read_weights,
+    write_weights,
 )
-from bert_keras.tasks.training.weights_file import paths_of, read_weights, write_weights
 from bert_keras.text.preprocessing import TRUNCATION, Preprocessor
 from bert_keras.text.tokenizer import Tokenizer
 from bert_keras.text.vocabulary_files import (
@@ -184,7 +187,7 @@ def save_task(
     features: Mapping[str, Any] | None = None,
 ) -> None:
     """Writes the task.json of a run."""
-    content: dict[str, Any] = {"kind": task.kind, "task": task.to_json()}
+    content = formats.stamp(formats.RUN) | {"kind": task.kind, "task": task.to_json()}
     content |= {"seq_length": preprocess.seq_length, "truncation": preprocess.truncation}
     content |= {FEATURES: dict(features)} if features else {}
     write_json(path / TASK_FILE, content | ({FROZEN: [*frozen]} if frozen else {}))
@@ -281,7 +284,9 @@ def _task_in(path: pathlib.Path, data: str | pathlib.Path | None) -> tuple[Task,
         FEATURES: OBJECT,
     }
     where = _NOT_A_RUN.format(file)
-    content = typed(read_object(file), kinds, where=where, optional=(FROZEN, FEATURES), others=True)
+    content = read_object(file)
+    formats.check_format(formats.RUN, content, where=file)
+    content = typed(content, kinds, where=where, optional=(FROZEN, FEATURES), others=True)
     try:
         task = TASKS[content["kind"]].from_json(content["task"], data)
     except FileNotFoundError:  # of the data

@@ -41,13 +41,13 @@ from bert_keras.tasks.problems.fill_mask import FillMask
 from bert_keras.tasks.problems.next_sentence import NextSentence
 from bert_keras.tasks.problems.question_answering import Squad
 from bert_keras.tasks.problems.tagging import Conll
+from bert_keras.tasks.runs.ensemble import at_precision
 from bert_keras.tasks.runs.run_folder import (
     KERAS,
     is_run,
     load_file,
     load_run,
 )
-from bert_keras.tasks.runs.run_precision import at_precision
 from bert_keras.tasks.strings.text_model import TextModel
 from bert_keras.tasks.task import Problem, check_stride
 from bert_keras.tasks.training.task_model import check_sizes, heads_of, network_of

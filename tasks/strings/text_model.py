@@ -49,8 +49,7 @@ from bert_keras.tasks.strings.text_model_compile import CompiledTextModel
 from bert_keras.tasks.strings.text_model_saving import SavedTextModel, check_callbacks, check_monitors
 from bert_keras.tasks.strings.truncation import checked_columns
 from bert_keras.tasks.task import Features, Problem
-from bert_keras.tasks.training.task_model import encoder_of
-from bert_keras.tasks.training.task_padding import leave_out_padding
+from bert_keras.tasks.training.task_model import encoder_of, leave_out_padding
 from bert_keras.text.preprocessing import Preprocessor
 
 

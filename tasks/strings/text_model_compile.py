@@ -15,9 +15,12 @@ from bert_keras.optimization.training_model import TrainingSteps
 from bert_keras.tasks.hparams import Hparams
 from bert_keras.tasks.strings.text_data import steps_of
 from bert_keras.tasks.task import Problem
-from bert_keras.tasks.training.finetuning_optimizer import OPTIMIZER_SETTINGS, optimizer_of
-from bert_keras.tasks.training.task_model import encoder_of
-from bert_keras.tasks.training.task_padding import leave_out_padding
+from bert_keras.tasks.training.task_model import (
+    OPTIMIZER_SETTINGS,
+    encoder_of,
+    leave_out_padding,
+    optimizer_of,
+)
 
 
 class CompiledTextModel(TrainingSteps, keras.Model):

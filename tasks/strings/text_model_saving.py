@@ -13,6 +13,7 @@ import bert_keras
 from bert_keras import checkpoints
 from bert_keras.checkpoints.hugging_face_tokenizer import write_tokenizer
 from bert_keras.errors import BertKerasError, MissingFileError, TakenError
+from bert_keras.io import formats
 from bert_keras.io.atomic_folders import whole_folder
 from bert_keras.io.files import whole_file
 from bert_keras.io.paths import path_of
@@ -168,7 +169,7 @@ class SavedTextModel(keras.Model):
 
     def get_config(self) -> dict[str, Any]:
         """The problem and the network; the vocabulary is an asset."""
-        return {
+        return formats.stamp(formats.STRING_MODEL) | {
             "problem": {"kind": self.problem.kind, "task": self.problem.to_json()},
             "seq_length": self.preprocess.seq_length,
             "truncation": self.preprocess.truncation,
@@ -180,6 +181,7 @@ class SavedTextModel(keras.Model):
     @classmethod
     def from_config(cls, config: dict[str, Any], custom_objects: Any = None) -> Self:
         """The model without its vocabulary, which `load_assets` reads."""
+        formats.check_format(formats.STRING_MODEL, config, where=config["name"])
         kept = config["problem"]
         problems = TASKS | {Embedding.kind: Embedding}
         if kept["kind"] not in problems:

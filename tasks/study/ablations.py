@@ -20,6 +20,7 @@ from typing import Any
 
 from bert_keras import checkpoints
 from bert_keras.errors import BertKerasError
+from bert_keras.io import formats
 from bert_keras.io.json_files import (
     OBJECT,
     list_of,
@@ -72,7 +73,7 @@ from bert_keras.tasks.task import Task
 from bert_keras.tasks.training.loop import RESULTS_FILE
 from bert_keras.text.tokenizer import Tokenizer
 
-ABLATION = Layout(name="an ablation", identity="ablation.json", results=RESULTS_FILE)
+ABLATION = Layout(name="an ablation", artifact=formats.STUDY, identity="ablation.json", results=RESULTS_FILE)
 PERPLEXITY = "held_out_masked_lm_perplexity"
 
 

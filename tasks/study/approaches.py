@@ -101,7 +101,7 @@ class _Plan:
                         **starts[row.random],
                     },
                     train=functools.partial(self._train, subject, row, hparams),
-                    judge=functools.partial(degenerate_run, task),
+                    judge=degenerate_run,
                 )
 
     def run(self, subject: Subject, row: Row, seed: int) -> pathlib.Path:

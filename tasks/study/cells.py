@@ -19,6 +19,7 @@ from typing import Any
 
 from bert_keras.checkpoints.hugging_face import SAFETENSORS, TOP
 from bert_keras.errors import BertKerasError, LossDiverged, MissingFileError
+from bert_keras.io import formats
 from bert_keras.io.json_files import (
     MEASURE,
     TEXT,
@@ -40,7 +41,9 @@ from bert_keras.tasks.training.task_model import free_memory
 
 DEGENERATE, FILES = "degenerate", "files"  # keys in outcome.json
 WEIGHTS = (SAFETENSORS, TOP)
-CELL = Layout(name="a run of this grid", identity=PROTOCOL_FILE, results="outcome.json")
+CELL = Layout(
+    name="a run of this grid", artifact=formats.STUDY, identity=PROTOCOL_FILE, results="outcome.json"
+)
 
 
 def _learned(path: pathlib.Path) -> None:
@@ -137,9 +140,7 @@ def _check(cell: Cell) -> None:
 
 def _check_files(path: pathlib.Path) -> None:
     """Raises BertKerasError for damaged or missing files of a finished cell."""
-    names = _outcome(path).get(FILES)
-    if names is None:  # versions before this key
-        names = _files(path)
+    names = _outcome(path)[FILES]
     for name in names:
         if not (path / name).is_file():
             raise MissingFileError(
@@ -156,7 +157,7 @@ def _files(path: pathlib.Path) -> list[str]:
 
 def _outcome(path: pathlib.Path) -> dict[str, Any]:
     kinds = {DEGENERATE: or_null(TEXT), FILES: list_of(one_of((RESULTS_FILE, *WEIGHTS)))}
-    return typed(Folder(path, CELL).results(), kinds, where=path / CELL.results, optional=(FILES,))
+    return typed(Folder(path, CELL).results(), kinds, where=path / CELL.results)
 
 
 def remove_weights(path: pathlib.Path) -> None:

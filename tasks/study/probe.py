@@ -28,6 +28,7 @@ from sklearn.preprocessing import StandardScaler
 
 from bert_keras import checkpoints
 from bert_keras.errors import BertKerasError
+from bert_keras.io import formats
 from bert_keras.io.output_folder import Folder, Layout
 from bert_keras.io.paths import path_of
 from bert_keras.tasks.data.conll import FILES, read
@@ -42,7 +43,9 @@ from bert_keras.tasks.training.identity import identity_of_checkpoint
 from bert_keras.tasks.training.progress import counter
 from bert_keras.text.word_splitting import TEXT, TOKENS
 
-PROBE = Layout(name="results of probes", identity="probe.json", results="results.json")
+PROBE = Layout(
+    name="results of probes", artifact=formats.STUDY, identity="probe.json", results="results.json"
+)
 PICTURE = "results.png"
 # Probe -> the column of its labels in a file of CoNLL-2003's format, and the least and the largest number of columns. With five,
 # as in German CoNLL-2003, lemmas are in column 1.

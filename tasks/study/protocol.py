@@ -146,18 +146,14 @@ def _cells(
             path=output / name / cell,
             identity=settings.identity() | about,
             train=functools.partial(train, hparams=settings),
-            judge=functools.partial(degenerate_run, task),
+            judge=degenerate_run,
         )
 
 
-def degenerate_run(task: Task, path: pathlib.Path) -> str | None:
+def degenerate_run(path: pathlib.Path) -> str | None:
     """The reason why a run of `finetune` did not learn; None if it learned."""
-    results = read_object(path / RESULTS_FILE)
-    if DEGENERATE in results:  # versions before this key left it to the protocol
-        kinds = {DEGENERATE: or_null(TEXT)}
-        return typed(results, kinds, where=path / RESULTS_FILE, others=True)[DEGENERATE]
-    run = load_run(path)
-    return run.task.degenerate(*_on_dev(run, task))
+    file, kinds = path / RESULTS_FILE, {DEGENERATE: or_null(TEXT)}
+    return typed(read_object(file), kinds, where=file, others=True)[DEGENERATE]
 
 
 def _on_dev(run: Run, task: Task, split: str | None = None) -> tuple[Arrays, Arrays]:

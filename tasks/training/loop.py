@@ -14,6 +14,7 @@ import keras
 
 from bert_keras.cli.console import shows_bars
 from bert_keras.errors import BertKerasError, LossDiverged
+from bert_keras.io import formats
 from bert_keras.io.output_folder import Folder, Layout
 from bert_keras.io.signals import postponed
 from bert_keras.optimization.executions import WholeEpochs
@@ -40,9 +41,10 @@ BAR_SECONDS = 0.2  # between two updates of a progress bar
 PROTOCOL_FILE = "protocol.json"  # a grid of runs writes it into a run's folder before the run begins
 RUN = Layout(
     name="a run",
+    artifact=formats.RUN,
     identity=f"{CHECKPOINTS}/{SETTINGS}",
     results=RESULTS_FILE,
-    early=(LOGS, CHECKPOINTS, PROTOCOL_FILE),
+    early=(PROTOCOL_FILE,),
 )
 
 
