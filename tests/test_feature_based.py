@@ -21,14 +21,11 @@ from bert_keras.features import EMBEDDING_OUTPUT, ENCODER_INPUTS, ENCODER_OUTPUT
 from bert_keras.model.encoder import BertEncoder
 from bert_keras.model.feature_bilstm import FeatureBiLSTM, ScalarMix, bilstm_parameters
 from bert_keras.model.layer_choices import LAYERS, places_of
-from bert_keras.tasks.frozen.cache import extract, open_cache
+from bert_keras.tasks.frozen.cache import open_cache, writing_cache
 from bert_keras.tasks.frozen.extract_file import WRITERS, extract_file
 from bert_keras.tasks.frozen.extractor import Extractor, text_units
-from bert_keras.tasks.frozen.parquet_file import read_groups, write_rows
-from bert_keras.tasks.problems.tagging import Conll
+from bert_keras.tasks.frozen.parquet_file import GroupFile, write_rows
 
-LABELS = ("O", "B-LOC", "B-PER", "I-LOC", "I-PER")
-OF_WORD = {"actor": "B-PER", "plot": "B-LOC", "film": "B-LOC"}
 HIDDEN, BLOCKS = 16, 4
 LINES = ["good film, dull actor!", "", "warm plot " * 40, "naïve \N{GRINNING FACE} \u200b x", "真好"]
 
@@ -39,35 +36,37 @@ def checkpoint(tmp_path_factory):
     return runs.write_checkpoint(tmp_path_factory.mktemp("features") / "checkpoint", **sizes)
 
 
-@pytest.fixture(scope="module")
-def task():
-    return Conll(LABELS, scheme="IOB2", doc_stride=8)
-
-
-def examples(count: int, *, seed: int, sentences: int = 3) -> tf.data.Dataset:
-    """Documents in which the word says its tag."""
+def examples(count: int, *, seed: int, sentences: int = 3) -> list[dict[str, bytes]]:
+    """Documents of words with tags."""
     draw = random.Random(seed)
     documents = [
         [text.split() for text in runs.texts(sentences, seed=draw.randrange(10**6))] for _ in range(count)
     ]
-    tags = [[[OF_WORD.get(word, "O") for word in row] for row in document] for document in documents]
-    return tf.data.Dataset.from_tensor_slices(
-        {
-            name: ["\n".join(map(" ".join, document)) for document in side]
-            for name, side in (("tokens", documents), ("tags", tags))
-        }
-    )
+    tags = [[["O"] * len(row) for row in document] for document in documents]
+    return [
+        {name: "\n".join(map(" ".join, side)).encode() for name, side in (("tokens", words), ("tags", own))}
+        for words, own in zip(documents, tags, strict=True)
+    ]
+
+
+def extract(texts, *, checkpoint, output, layers="0,1,2,3,4", seq_length=24, **settings):
+    """The cache of the words' vectors."""
+    source = checkpoint if isinstance(checkpoint, checkpoints.Checkpoint) else checkpoints.read(checkpoint)
+    how = {
+        name: settings.pop(name, default) for name, default in (("shard_examples", 64), ("progress", print))
+    }
+    units = text_units("word", source, seq_length=seq_length, doc_stride=8)
+    places = places_of(layers, num_layers=source.config.num_layers)
+    extractor = Extractor(source=source, units=units, places=places, **settings)
+    with writing_cache(output, extractor, lambda: texts, **how) as cache:
+        return cache
 
 
 @pytest.fixture(scope="module")
-def caches(checkpoint, task, tmp_path_factory):
-    """Training and dev vectors, of every layer."""
-    folder = tmp_path_factory.mktemp("caches")
-    settings = {"checkpoint": checkpoint, "seq_length": 24, "shard_examples": 16}
-    return [
-        extract(task, examples(count, seed=count), output=folder / name, **settings)
-        for name, count in (("train", 100), ("dev", 20))
-    ]
+def cache(checkpoint, tmp_path_factory):
+    """Vectors of every layer."""
+    settings = {"checkpoint": checkpoint, "shard_examples": 16}
+    return extract(examples(40, seed=1), output=tmp_path_factory.mktemp("cache") / "cache", **settings)
 
 
 @pytest.mark.parametrize(
@@ -142,9 +141,8 @@ def test_vectors_are_the_encoders(checkpoint, level):
         assert np.all(np.any(found["vectors"], axis=(1, 2))) != ("\u200b" in line and level == "word")
 
 
-def test_a_document_longer_than_a_window_keeps_every_word(caches):
-    train, _ = caches
-    for record in itertools.islice(train.rows(), 5):
+def test_a_document_longer_than_a_window_keeps_every_word(cache):
+    for record in itertools.islice(cache.rows(), 5):
         words = record["tokens"].decode().split()
         assert record["vectors"].shape == (len(words), BLOCKS + 1, HIDDEN)
         text = record["tokens"]
@@ -176,10 +174,10 @@ def cut_shard(path, *, keep: int) -> None:
 
 
 @pytest.mark.long
-def test_an_interrupted_extraction_is_resumed(checkpoint, task, tmp_path):
-    settings = {"checkpoint": checkpoint, "seq_length": 24, "shard_examples": 4, "layers": ["last"]}
+def test_an_interrupted_extraction_is_resumed(checkpoint, tmp_path):
+    settings = {"checkpoint": checkpoint, "shard_examples": 4, "layers": "last"}
     texts = examples(14, seed=3)
-    whole = extract(task, texts, output=tmp_path / "whole", **settings)
+    whole = extract(texts, output=tmp_path / "whole", **settings)
     assert whole.header["shards"] == [4, 4, 4, 2]
     done = []
 
@@ -190,12 +188,12 @@ def test_an_interrupted_extraction_is_resumed(checkpoint, task, tmp_path):
 
     part = tmp_path / "part"
     with pytest.raises(Interrupted):
-        extract(task, texts, output=part, progress=stop, **settings)
+        extract(texts, output=part, progress=stop, **settings)
     with pytest.raises(ValueError, match=r"part lacks 2 of its 4 files, first 00002\.parquet; extract again"):
         open_cache(part)
     before = {path.name: path.stat().st_mtime_ns for path in part.iterdir()}
     (part / ".00002.parquet.7.tmp").write_bytes(b"half")
-    extract(task, texts, output=part, **settings)
+    extract(texts, output=part, **settings)
     assert runs.contents(part) == runs.contents(tmp_path / "whole")
     assert all((part / name).stat().st_mtime_ns == time for name, time in before.items())
     assert open_cache(part).header == whole.header
@@ -212,20 +210,20 @@ def test_an_interrupted_extraction_is_resumed(checkpoint, task, tmp_path):
         with pytest.raises(ValueError, match=message):
             open_cache(part)
         with pytest.raises(ValueError, match=message):
-            extract(task, texts, output=part, **settings)
+            extract(texts, output=part, **settings)
     shard.unlink()
-    extract(task, texts, output=part, **settings)
+    extract(texts, output=part, **settings)
     assert runs.contents(part) == runs.contents(tmp_path / "whole")
 
 
 @pytest.mark.long
-def test_a_killed_first_write_and_a_second_process(checkpoint, task, tmp_path):
+def test_a_killed_first_write_and_a_second_process(checkpoint, tmp_path):
     """Leftovers of a kill are no obstacle; a cache that is being written is."""
-    settings = {"checkpoint": checkpoint, "seq_length": 24, "layers": ["last"], "output": tmp_path / "cache"}
+    settings = {"checkpoint": checkpoint, "layers": "last", "output": tmp_path / "cache"}
     (tmp_path / "cache").mkdir()
     (tmp_path / "cache" / ".header.json.7.tmp").write_text("{")
     (tmp_path / "cache" / ".lock").write_text("")
-    made = extract(task, examples(3, seed=1), **settings)
+    made = extract(examples(3, seed=1), **settings)
     assert made.header == open_cache(tmp_path / "cache").header
     assert {path.name for path in made.path.iterdir()} == {"header.json", "00000.parquet", "results.json"}
     code = "import pathlib, sys; from bert_keras.io.files import locked\n"
@@ -235,56 +233,56 @@ def test_a_killed_first_write_and_a_second_process(checkpoint, task, tmp_path):
     ) as other:
         other.stdout.readline()
         with pytest.raises(BertKerasError, match="another process is writing to .*cache;"):
-            extract(task, examples(3, seed=1), **settings)
+            extract(examples(3, seed=1), **settings)
         other.communicate(b"\n")
-    extract(task, examples(3, seed=1), **settings)
+    extract(examples(3, seed=1), **settings)
 
 
 @pytest.mark.long
-def test_vectors_that_overflow_float16(checkpoint, task, tmp_path):
+def test_vectors_that_overflow_float16(checkpoint, tmp_path):
     """Refused by layer and text before a shard is written; float32 then needs no other folder."""
     source = checkpoints.read(checkpoint)
     scale = f"block_{BLOCKS - 1}/feed_forward_layer_norm/gamma"
     assert scale in source.tensors, sorted(source.tensors)
     large = source.tensors | {scale: source.tensors[scale] * 1e6}
     large = dataclasses.replace(source, tensors=large)
-    settings = {"checkpoint": large, "seq_length": 24, "layers": ["last"], "output": tmp_path / "cache"}
+    settings = {"checkpoint": large, "layers": "last", "output": tmp_path / "cache"}
     message = rf"a vector of layer {BLOCKS} for '.*' is infinite or NaN in float16; give dtype float32"
     with pytest.raises(BertKerasError, match=message):
-        extract(task, examples(3, seed=1), **settings)
+        extract(examples(3, seed=1), **settings)
     assert not [*(tmp_path / "cache").iterdir()]
-    made = extract(task, examples(3, seed=1), dtype="float32", **settings)
+    made = extract(examples(3, seed=1), dtype="float32", **settings)
     assert all(np.isfinite(record["vectors"]).all() for record in made.rows())
 
 
 @pytest.mark.long
-def test_a_cache_of_something_else_is_refused(checkpoint, task, tmp_path):
-    settings = {"checkpoint": checkpoint, "seq_length": 24, "layers": ["last"]}
+def test_a_cache_of_something_else_is_refused(checkpoint, tmp_path):
+    settings = {"checkpoint": checkpoint, "layers": "last"}
     texts = examples(3, seed=1)
-    extract(task, texts, output=tmp_path / "cache", **settings)
+    extract(texts, output=tmp_path / "cache", **settings)
     random_weights = dataclasses.replace(checkpoints.read(checkpoint), tensors={})
     others = {
         "weights": {"checkpoint": random_weights},
-        "layers": {"layers": ["embeddings"]},
+        "layers": {"layers": "embeddings"},
         "seq_length": {"seq_length": 32},
     }
     for field, changed in others.items():
         with pytest.raises(ValueError, match=f"cache was made with another {field}: .*remove this one"):
-            extract(task, texts, output=tmp_path / "cache", **(settings | changed))
+            extract(texts, output=tmp_path / "cache", **(settings | changed))
     with pytest.raises(ValueError, match="another text"):
-        extract(task, examples(3, seed=2), output=tmp_path / "cache", **settings)
+        extract(examples(3, seed=2), output=tmp_path / "cache", **settings)
     (tmp_path / "full").mkdir()
     (tmp_path / "full" / "notes").write_text("")
     with pytest.raises(ValueError, match="neither empty nor a cache"):
-        extract(task, texts, output=tmp_path / "full", **settings)
+        extract(texts, output=tmp_path / "full", **settings)
     with pytest.raises(FileNotFoundError, match=r"has no header\.json"):
         open_cache(tmp_path / "full")
 
 
-def test_files_of_another_form_are_refused(checkpoint, task, tmp_path):
+def test_files_of_another_form_are_refused(checkpoint, tmp_path):
     """Other columns, vectors cut within a word, and another number of vectors than of words; each by the file's name."""
-    settings = {"checkpoint": checkpoint, "seq_length": 24, "layers": ["last"]}
-    cache = extract(task, examples(3, seed=1), output=tmp_path / "cache", **settings)
+    settings = {"checkpoint": checkpoint, "layers": "last"}
+    cache = extract(examples(3, seed=1), output=tmp_path / "cache", **settings)
     (shard,) = cache.shards
     table = pyarrow.parquet.read_table(shard)
     place, vectors = table.column_names.index("vectors"), table["vectors"].to_pylist()
@@ -310,24 +308,16 @@ def test_files_of_another_form_are_refused(checkpoint, task, tmp_path):
         open_cache(cache.path)
 
 
-def test_other_programs_read_the_files(caches):
+def test_other_programs_read_the_files(cache):
     """As the docstring of the module says, with nothing of this package."""
-    train, _ = caches
-    header = json.loads((train.path / "header.json").read_bytes())
-    rows = pyarrow.parquet.read_table(train.path / "00000.parquet").to_pydict()
+    header = json.loads((cache.path / "header.json").read_bytes())
+    rows = pyarrow.parquet.read_table(cache.path / "00000.parquet").to_pydict()
     shape = -1, len(header["layers"]), header["config"]["hidden_size"]
-    for i, row in zip(range(len(rows["vectors"])), train.rows(), strict=False):
+    for i, row in zip(range(len(rows["vectors"])), cache.rows(), strict=False):
         vectors = np.frombuffer(rows["vectors"][i], header["dtype"]).reshape(shape)
         np.testing.assert_array_equal(vectors, row["vectors"])
         assert rows["tokens"][i] == row["tokens"] and rows["starts"][i] == row["starts"].tolist()
     assert i == 15
-
-
-def test_a_column_is_read_alone(caches):
-    train, _ = caches
-    rows = [*train.rows()]
-    assert len(rows) == 100 and {*rows[0]} == {"vectors", "tokens", "tags", "starts", "ends"}
-    assert [*train.rows("tags")] == [{"tags": row["tags"]} for row in rows]
 
 
 def test_a_group_of_rows_is_in_memory_at_once(tmp_path):
@@ -344,31 +334,32 @@ def test_a_group_of_rows_is_in_memory_at_once(tmp_path):
     write_rows(tmp_path / "x.parquet", schema, rows(), value_of=np.ndarray.tobytes)
     assert max(held) < 2**24
     held.clear()
-    for group in read_groups(tmp_path / "x.parquet", schema):
+    file = GroupFile(tmp_path / "x.parquet", schema)
+    for group in map(file.read, file.groups):
         held.append(pyarrow.total_allocated_bytes() - start)
         assert group.num_rows == 1
     assert len(held) == 32 and 2**21 <= max(held) < 2**24
 
 
-def test_an_example_over_the_limit_of_parquet(checkpoint, task, tmp_path, monkeypatch):
+def test_an_example_over_the_limit_of_parquet(checkpoint, tmp_path, monkeypatch):
     monkeypatch.setattr(bert_keras.tasks.frozen.cache, "MAX_BYTES", 100)
     with pytest.raises(
         BertKerasError, match=r"vectors of '.*' have [\d,]+ bytes, .*may have 100; cut the text"
     ):
-        extract(task, examples(3, seed=1), checkpoint=checkpoint, output=tmp_path / "cache", seq_length=24)
+        extract(examples(3, seed=1), checkpoint=checkpoint, output=tmp_path / "cache")
     assert not [*(tmp_path / "cache").iterdir()]
 
 
 @pytest.mark.long
-def test_a_full_disk_leaves_no_half_file(checkpoint, task, tmp_path):
-    settings = {"checkpoint": checkpoint, "seq_length": 24, "output": tmp_path / "cache"}
+def test_a_full_disk_leaves_no_half_file(checkpoint, tmp_path):
+    settings = {"checkpoint": checkpoint, "output": tmp_path / "cache"}
     with (
         runs.full_disk(5000),
         pytest.raises(OSError, match=r"cannot write .*00000\.parquet\..*tmp: .*too large"),
     ):
-        extract(task, examples(20, seed=1), **settings)
+        extract(examples(20, seed=1), **settings)
     assert {path.name for path in (tmp_path / "cache").iterdir()} == {"header.json"}
-    assert len([*extract(task, examples(20, seed=1), **settings).rows()]) == 20
+    assert len([*extract(examples(20, seed=1), **settings).rows()]) == 20
 
 
 @pytest.mark.parametrize("layers", ["concat_last_four", "weighted_sum_last_four"])
@@ -437,7 +428,7 @@ def test_pieces_and_means(capfd, monkeypatch, checkpoint, text, tmp_path):
     path = tmp_path / "out.jsonl"
     given = flags(checkpoint, text, path, level="piece", layers="weighted_sum_all", dtype="float16")
     code, _, err = runs.run_command(capfd, "features", *given)
-    assert code == 0 and "extracting" in err and "100%" in err
+    assert code == 0 and "extracting" in err and "5/5" in err
     lines = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
     assert lines[3]["tokens"][:5] == ["n", "##a", "##i", "##v", "##e"]
     extractor = extractor_of(checkpoints.read(checkpoint), "piece")

@@ -17,8 +17,7 @@ import forked
 import pytest
 import runs
 
-from bert_keras.tasks.training import progress
-from bert_keras.tasks.training.progress import Pace, duration
+from bert_keras.cli.console import Pace, duration
 
 TESTS = Path(__file__).parent
 CONTROL = re.compile(r"[\x00-\x09\x0b-\x1f\x7f]")
@@ -191,7 +190,7 @@ def test_downloads_show_no_bars_in_a_log(tmp_path):
 def test_a_log_of_many_steps_is_short(monkeypatch):
     """10,000 steps of a tenth of a second, and of ten seconds."""
     clock = [0.0]
-    monkeypatch.setattr(progress.time, "monotonic", lambda: clock[0])
+    monkeypatch.setattr(time, "monotonic", lambda: clock[0])
     for seconds, most in ((0.1, 1000 // 30), (10.0, 100)):
         pace, lines = Pace(10_000), 0
         for step in range(1, 10_001):

@@ -143,7 +143,7 @@ def _run_instances(args: argparse.Namespace) -> None:
         from bert_keras.tasks.pretraining.write_records import write_records
 
         workers = (os.cpu_count() or 1) if args.workers is None else args.workers
-        with progress("documents", None) as advance:
+        with progress("writing", None, unit="documents") as advance:
             summary = write_records(corpora, args.output, workers=workers, progress=advance, **options)
     rows = [
         ("documents", f"{summary.documents:,}"),
@@ -185,7 +185,7 @@ def _run_vocab(args: argparse.Namespace) -> None:
         raise BertKerasError(
             f"--{next(iter(settings))} applies only to WordPiece vocabularies; leave it out."
         )
-    with progress("reading documents", None) as advance:
+    with progress("reading", None, unit="documents") as advance:
         tokenizer, documents = write_vocabulary(
             open_corpora(args.text),
             args.output,

@@ -31,7 +31,7 @@ def _run_triviaqa(args: argparse.Namespace) -> None:
     from bert_keras.tasks.data.triviaqa import convert
 
     options = TriviaQaOptions(**given_settings(args, TriviaQaOptions))
-    with progress("questions", None) as advance:
+    with progress("reading", None, unit="questions") as advance:
         counts = convert(
             options.split, args.output, tokens=options.tokens, limit=options.limit, progress=advance
         )

@@ -109,7 +109,7 @@ def _new_parts(
 def _text_model(
     task: Task,
     source: checkpoints.Checkpoint,
-    preprocess: Preprocessor,
+    preprocess: Preprocessor | None,
     hparams: Hparams,
     *,
     keep_head: bool,
@@ -147,8 +147,22 @@ def _model_on_vectors(
     return ModelOnVectors(network)
 
 
-def _compile(model: Any, task: Task, hparams: Hparams, *, total_steps: int) -> None:
-    """Gives a model BERT's optimizer."""
+def _compiled_model(
+    task: Task,
+    source: checkpoints.Checkpoint,
+    hparams: Hparams,
+    *,
+    total_steps: int,
+    keep_head: bool,
+    log: Callable[[str], None],
+    preprocess: Preprocessor | None = None,
+) -> Any:
+    """A TextModel, or with feature_layers a ModelOnVectors, with BERT's optimizer; call it in the strategy's scope."""
+    model: Any
+    if hparams.features is None:
+        model = _text_model(task, source, preprocess, hparams, keep_head=keep_head, log=log)
+    else:
+        model = _model_on_vectors(task, source, hparams, log=log)
     optimizer = optimizer_of(hparams, total_steps=total_steps)
     # XLA is not faster on CPU, and fails under MirroredStrategy.
     model.compile(
@@ -160,6 +174,7 @@ def _compile(model: Any, task: Task, hparams: Hparams, *, total_steps: int) -> N
     )
     # In `fit`, it would trace the step twice. In float16, Keras has put an optimizer that scales the loss around ours.
     model.optimizer.build(model.trainable_variables)
+    return model
 
 
 def _batches_of(
@@ -267,12 +282,15 @@ def plan_finetuning(
         if output is not None:
             vectors.check_room(folder_of(output, feature_cache))
     with distribution.scope():
-        model: Any
-        if vectors is None:
-            model = _text_model(task, source, preprocess, hparams, keep_head=keep_head, log=lines.append)
-        else:
-            model = _model_on_vectors(task, source, hparams, log=lines.append)
-        _compile(model, task, hparams, total_steps=steps * hparams.epochs)
+        model = _compiled_model(
+            task,
+            source,
+            hparams,
+            total_steps=steps * hparams.epochs,
+            keep_head=keep_head,
+            log=lines.append,
+            preprocess=preprocess,
+        )
     stage = Stage(steps=steps, epochs=hparams.epochs, batches=_from_step(batches, vectors, distribution))
     lines += _lines_about(task, preprocess, examples, steps=stage.total, hparams=hparams)
     monitor = functools.partial(

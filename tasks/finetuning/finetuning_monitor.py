@@ -8,6 +8,7 @@ from typing import Any
 import keras
 
 from bert_keras.checkpoints.hugging_face import SAFETENSORS
+from bert_keras.cli.console import counter
 from bert_keras.errors import BertKerasError, LossDiverged
 from bert_keras.io.files import whole_file
 from bert_keras.model.feature_bilstm import bilstm_of
@@ -28,7 +29,6 @@ from bert_keras.tasks.runs.run_folder import (
 from bert_keras.tasks.task import Task
 from bert_keras.tasks.training.loop import LOGS
 from bert_keras.tasks.training.plan import Monitor
-from bert_keras.tasks.training.progress import counter
 from bert_keras.text.preprocessing import Preprocessor
 
 DEGENERATE = "degenerate"  # a key in results.json: the reason why the kept epoch did not learn, or null

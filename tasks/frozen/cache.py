@@ -20,9 +20,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import tensorflow as tf
 
-from bert_keras import checkpoints
 from bert_keras.config import LIMITS, BertConfig
 from bert_keras.errors import BertKerasError, MissingFileError, first_line
 from bert_keras.io import formats
@@ -39,14 +37,11 @@ from bert_keras.io.json_files import TEXT as WORD
 from bert_keras.io.output_folder import Folder, Layout
 from bert_keras.io.paths import path_of
 from bert_keras.model.feature_bilstm import VECTORS
-from bert_keras.model.layer_choices import places_of
-from bert_keras.tasks.frozen.extractor import DTYPES, Example, Extractor, text_units
+from bert_keras.tasks.frozen.extractor import DTYPES, Example, Extractor
 from bert_keras.tasks.frozen.parquet_file import (
     GroupFile,
-    read_groups,
     write_rows,
 )
-from bert_keras.tasks.problems.tagging import Conll
 
 if TYPE_CHECKING:  # imported where it is used
     import pyarrow
@@ -71,13 +66,10 @@ class Cache:
         """The files, in order."""
         return [self.path / f"{i:05d}.parquet" for i in range(len(self.header["shards"]))]
 
-    def rows(self, *names: str) -> Iterator[dict[str, Any]]:
-        """Examples in order: "vectors" float16 or float32 [N, K, H], texts as bytes, `Units.names` int64 [N].
-
-        names: the columns to read; all without names
-        """
+    def rows(self) -> Iterator[dict[str, Any]]:
+        """Examples in order: "vectors" float16 or float32 [N, K, H], texts as bytes, `Units.names` int64 [N]."""
         for shard in self.shards:
-            yield from _read_shard(shard, self.header, names)
+            yield from _read_shard(shard, self.header)
 
 
 def open_cache(path: str | pathlib.Path) -> Cache:
@@ -119,9 +111,7 @@ def _schema(header: Mapping[str, Any]) -> "pyarrow.Schema":
     return pyarrow.schema([pyarrow.field(name, kind, nullable=False) for name, kind in kinds.items()])
 
 
-def _read_shard(
-    path: pathlib.Path, header: Mapping[str, Any], names: Sequence[str] = ()
-) -> Iterator[dict[str, Any]]:
+def _read_shard(path: pathlib.Path, header: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
     """The rows of a file, as `Cache.rows` gives them."""
     shape, dtype = _shape(header), np.dtype(header["dtype"])
 
@@ -132,7 +122,8 @@ def _read_shard(
             return cell.as_py()
         return np.frombuffer(cell.as_buffer(), dtype).reshape(-1, *shape)
 
-    for table in read_groups(path, _schema(header), names or None):
+    file = GroupFile(path, _schema(header))
+    for table in map(file.read, file.groups):
         columns = {name: table[name] for name in table.column_names}
         for cells in zip(*columns.values(), strict=True):
             yield {name: value(name, cell) for name, cell in zip(columns, cells, strict=True)}
@@ -213,7 +204,7 @@ class CacheReader:
         return made
 
     def _read(self, shard: int, group: int) -> list[np.ndarray]:
-        cells = self._files[shard].read(group, VECTORS)
+        cells = self._files[shard].read(group, VECTORS)[VECTORS]
         made = [np.frombuffer(cell.as_buffer(), self._dtype).reshape(-1, *self._shape) for cell in cells]
         if self._places is not None:
             made = [vectors[:, self._places] for vectors in made]
@@ -231,12 +222,11 @@ def writing_cache(
     examples: Callable[[], Iterable[Example]],
     *,
     shard_examples: int,
-    about: Mapping[str, Any],
     progress: Callable[[int], None],
 ) -> Iterator[Cache]:
     """Writes the shards that are missing; yields the cache, and holds its folder until the end.
 
-    examples: gives them anew at each call; about: further fields of the header
+    examples: gives them anew at each call
 
     Raises BertKerasError where another process writes to the folder, where it holds anything else, where a shard that is there
     is damaged, and where a vector is not finite.
@@ -249,7 +239,6 @@ def writing_cache(
         "texts": texts,
         "listed": list(extractor.units.names),
         "shards": [shard_examples] * full + [rest] * bool(rest),
-        **about,
     }
     folder = Folder(path, CACHE)
     with folder.begin(header, reopen=True):
@@ -308,47 +297,3 @@ def _joined(raw: Iterable[Example], found: Iterable[Mapping[str, Any]]) -> Itera
                 "cut the text into several, or give fewer layers."
             )
         yield {**texts, **listed}
-
-
-def extract(
-    task: Conll,
-    examples: tf.data.Dataset,
-    *,
-    checkpoint: str | pathlib.Path | checkpoints.Checkpoint,
-    output: str | pathlib.Path,
-    layers: Sequence[str] | None = None,
-    dtype: str = "float16",
-    seq_length: int | None = None,
-    batch_size: int = 8,
-    shard_examples: int = 64,
-    progress: Callable[[int], None] = lambda done: None,
-) -> Cache:
-    """Writes the vectors of a task's words, or resumes a killed extraction.
-
-    examples: of the task, as `Conll.examples` gives them
-    layers: each a row of the paper's Table 7, or numbers, that will be read; None keeps the embeddings and every block
-    seq_length: wordpieces of a window; None takes the task's own
-    progress: is called with the number of examples done since its last call
-
-    Raises BertKerasError naming the field where `output` holds vectors of another text, model or setting.
-    """
-    source = checkpoint if isinstance(checkpoint, checkpoints.Checkpoint) else checkpoints.read(checkpoint)
-    length = task.defaults["seq_length"] if seq_length is None else seq_length
-    count = source.config.num_layers
-    named = [places_of(name, num_layers=count) for name in layers or ()]
-    extractor = Extractor(
-        source=source,
-        units=text_units("word", source, seq_length=length, doc_stride=task.doc_stride),
-        places=sorted({*itertools.chain(*named)}) or range(count + 1),
-        dtype=dtype,
-        batch_size=batch_size,
-    )
-    with writing_cache(
-        path_of(output),
-        extractor,
-        examples.as_numpy_iterator,
-        shard_examples=shard_examples,
-        about={"task": task.to_json()},
-        progress=progress,
-    ) as cache:
-        return cache

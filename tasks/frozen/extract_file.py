@@ -62,7 +62,6 @@ def extract_file(
         extractor,
         lambda: _lines(source),
         shard_examples=shard_examples,
-        about={},
         progress=progress,
     ) as cache:
         made, vocabulary = part / f"made.{options.format}", units.preprocess.tokenizer.vocabulary

@@ -23,6 +23,7 @@ import numpy as np
 import tensorflow as tf
 
 from bert_keras import checkpoints
+from bert_keras.cli.console import counter, duration
 from bert_keras.config import BertConfig
 from bert_keras.errors import BertKerasError
 from bert_keras.features import ENCODER_INPUTS
@@ -39,7 +40,6 @@ from bert_keras.tasks.frozen.extractor import FEATURES, Extractor, Rows, rows_in
 from bert_keras.tasks.hparams import Hparams
 from bert_keras.tasks.task import Features, Problem, Task
 from bert_keras.tasks.training.loop import RUN
-from bert_keras.tasks.training.progress import counter, duration
 from bert_keras.tasks.training.task_model import check_features
 from bert_keras.text.preprocessing import Preprocessor
 
@@ -134,7 +134,6 @@ class RowVectors:
             extractor,
             lambda: ({FEATURES: row} for row in self._rows),
             shard_examples=max(1, min(SHARD_ROWS, int(SHARD_BYTES / mean))),
-            about={},
             progress=progress,
         ) as cache:
             self.read(cache)

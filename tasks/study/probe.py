@@ -27,6 +27,7 @@ from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
 
 from bert_keras import checkpoints
+from bert_keras.cli.console import counter
 from bert_keras.errors import BertKerasError
 from bert_keras.io import formats
 from bert_keras.io.output_folder import Folder, Layout
@@ -40,7 +41,6 @@ from bert_keras.tasks.options import ProbeOptions
 from bert_keras.tasks.problems.classification import Glue
 from bert_keras.tasks.report_tables import Table
 from bert_keras.tasks.training.identity import identity_of_checkpoint
-from bert_keras.tasks.training.progress import counter
 from bert_keras.text.word_splitting import TEXT, TOKENS
 
 PROBE = Layout(
