@@ -68,11 +68,6 @@ def test_a_fine_tuning_in_executions_saves_at_their_ends_and_resumes_with_the_sa
     assert weights[0] == weights[1]
 
 
-def test_a_single_step_in_an_execution_is_no_part_of_the_identity():
-    assert HPARAMS.identity() == dataclasses.replace(HPARAMS, steps_per_execution=1).identity()
-    assert "steps_per_execution" not in HPARAMS.identity()
-
-
 def pretrained(output, *, snapshots=(), **settings):
     settings = SETTINGS | {"steps": 8, "log_every": 2, "eval_every": 4} | settings
     return pretrain(

@@ -9,7 +9,6 @@ import pytest
 import runs
 import tensorflow as tf
 
-from bert_keras.io.output_folder import check_equal
 from bert_keras.tasks.batches import predict
 from bert_keras.tasks.data.glue_rows import ROWS
 from bert_keras.tasks.devices.workers import Workers
@@ -213,13 +212,6 @@ def test_the_last_epoch_is_kept(place, tmp_path):
     assert results["last"]["best_epoch"] == 3 and results["best"]["best_epoch"] == np.argmax(history) + 1
     run = load_run(tmp_path / "last", data={"validation": str(place / "dev.csv")})
     assert evaluate(run, "validation")["accuracy"] == pytest.approx(history[-1])
-
-
-def test_runs_of_a_version_without_keep_have_the_same_identity():
-    old = {name: value for name, value in HPARAMS.identity().items() if name != "keep"}
-    check_equal("run", old, HPARAMS.identity())
-    with pytest.raises(ValueError, match="another keep"):
-        check_equal("run", old, replace(HPARAMS, keep="last").identity())
 
 
 @pytest.mark.parametrize(
