@@ -127,7 +127,7 @@ def test_workers_compare_their_ablations_before_a_folder_is_made(tmp_path, small
             run_ablation("steps", **arguments(tmp_path) | given)
         found.append(json.loads(str(error.value)))
     names = {name for name in found[0] if found[0][name] != found[1][name]}
-    assert names == {"restarts", "seed", "hparams", "tagging", "runs"}
+    assert names == {"restarts", "seed", "hparams", "runs"}
     assert not (tmp_path / "out").exists()
 
 

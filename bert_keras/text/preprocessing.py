@@ -30,7 +30,7 @@ from bert_keras.features import (
     MAX_CONTEXT,
     START_BYTES,
     WORD_INDEX,
-    Part,
+    WorkerRows,
 )
 from bert_keras.text.ragged_ops import repeats, rows_of
 from bert_keras.text.tokenizer import SpecialTokens, Tokenizer
@@ -357,12 +357,14 @@ def pad_batches(dataset: tf.data.Dataset, *, multiple_of: int) -> tf.data.Datase
     return dataset.map(padded, num_parallel_calls=tf.data.AUTOTUNE, deterministic=True)
 
 
-def own_rows(batches: tf.data.Dataset, part: Part) -> tf.data.Dataset:
+def own_rows(batches: tf.data.Dataset, worker_rows: WorkerRows) -> tf.data.Dataset:
     """A part of the rows of each batch."""
 
     def own(*batch: Any) -> Any:
-        size = tf.shape(tf.nest.flatten(batch)[0])[0] // part.count
-        return tf.nest.map_structure(lambda x: x[part.index * size : (part.index + 1) * size], batch)
+        size = tf.shape(tf.nest.flatten(batch)[0])[0] // worker_rows.count
+        return tf.nest.map_structure(
+            lambda x: x[worker_rows.index * size : (worker_rows.index + 1) * size], batch
+        )
 
     return batches.map(own)
 

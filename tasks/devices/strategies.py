@@ -11,7 +11,7 @@ import numpy as np
 import tensorflow as tf
 
 from bert_keras.errors import BertKerasError, first_line
-from bert_keras.features import WHOLE, Part
+from bert_keras.features import ALL_ROWS, WorkerRows
 from bert_keras.io.signals import unhandled
 from bert_keras.model.precision import slowness
 from bert_keras.optimization.replicas import replica_gather, replica_sum
@@ -186,17 +186,17 @@ def in_replicas(
 
 
 def divided(
-    distribution: tf.distribute.Strategy, make: Callable[[Part], tf.data.Dataset]
+    distribution: tf.distribute.Strategy, make: Callable[[WorkerRows], tf.data.Dataset]
 ) -> tf.data.Dataset | tf.distribute.DistributedDataset:
     """Batches for `fit`, of which each process makes its own part: with several workers, the others' rows are never read.
 
     make: (part) -> the part's rows of every batch, which the replicas divide
     """
     if not isinstance(distribution, tf.distribute.MultiWorkerMirroredStrategy):
-        return make(WHOLE)
+        return make(ALL_ROWS)
 
     def own(context: tf.distribute.InputContext) -> tf.data.Dataset:
-        made = make(Part(context.input_pipeline_id, context.num_input_pipelines))
+        made = make(WorkerRows(context.input_pipeline_id, context.num_input_pipelines))
         replicas = context.num_replicas_in_sync // context.num_input_pipelines  # of this process
         if replicas == 1:
             return made

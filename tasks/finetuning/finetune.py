@@ -11,7 +11,7 @@ import tensorflow as tf
 
 from bert_keras import checkpoints
 from bert_keras.errors import BertKerasError
-from bert_keras.features import POOLED_OUTPUT, Part
+from bert_keras.features import POOLED_OUTPUT, WorkerRows
 from bert_keras.io.output_folder import Folder
 from bert_keras.model.encoder import BertEncoder
 from bert_keras.model.feature_bilstm import bilstm_of
@@ -234,9 +234,9 @@ def _from_step(
     """Step -> the batches of all epochs from there on, with their vectors."""
 
     def from_step(done: int) -> Any:
-        def made(part: Part) -> tf.data.Dataset:
+        def made(worker_rows: WorkerRows) -> tf.data.Dataset:
             # A new data set each time: an epoch's order depends on the seed and the number of epochs before it.
-            those = batches(part=part).repeat().skip(done)
+            those = batches(worker_rows=worker_rows).repeat().skip(done)
             return those if vectors is None else vectors.attached(those)
 
         return divided(distribution, made)

@@ -15,14 +15,14 @@ import tensorflow as tf
 from bert_keras.config import BertConfig
 from bert_keras.errors import BertKerasError
 from bert_keras.features import (
+    ALL_ROWS,
     INPUT_MASK,
     INPUT_TYPE_IDS,
     INPUT_WORD_IDS,
     MASKED_LM_IDS,
     MASKED_LM_POSITIONS,
     NEXT_SENTENCE_LABEL,
-    WHOLE,
-    Part,
+    WorkerRows,
 )
 from bert_keras.io.files import digest, digest_of_file
 from bert_keras.optimization.objectives import Objective, label
@@ -93,7 +93,7 @@ class Source:
     lines: Sequence[str] = ()
 
     def train(
-        self, phase: int, *, skip: int, place: Sequence[int] | None, part: Part = WHOLE
+        self, phase: int, *, skip: int, place: Sequence[int] | None, worker_rows: WorkerRows = ALL_ROWS
     ) -> tf.data.Dataset:
         """A phase's endless instances from number `skip` on, a multiple of the batch size; of a part, its rows of each batch.
 
@@ -164,7 +164,7 @@ class Documents(Source):
         self._places: list[Place] = []
 
     def train(
-        self, phase: int, *, skip: int, place: Sequence[int] | None, part: Part = WHOLE
+        self, phase: int, *, skip: int, place: Sequence[int] | None, worker_rows: WorkerRows = ALL_ROWS
     ) -> tf.data.Dataset:
         start, size = Place(*place) if place else BEGINNING, self._recipe.hparams.batch_size
         self._places = [start]
@@ -176,9 +176,11 @@ class Documents(Source):
             workers=self._workers,
             visit=self._places.append,
             batch_size=size,
-            part=part,
+            worker_rows=worker_rows,
         )
-        return instances.skip(part.count_before(skip, size) - part.count_before(start.instances, size))
+        return instances.skip(
+            worker_rows.count_before(skip, size) - worker_rows.count_before(start.instances, size)
+        )
 
     def place(self, skip: int) -> Sequence[int] | None:
         """The shard of the instance."""
@@ -263,10 +265,12 @@ class RecordFileSource(Source):
             self.about["held_out"] = _digest_of_files(held_out)
 
     def train(
-        self, phase: int, *, skip: int, place: Sequence[int] | None, part: Part = WHOLE
+        self, phase: int, *, skip: int, place: Sequence[int] | None, worker_rows: WorkerRows = ALL_ROWS
     ) -> tf.data.Dataset:
         hparams = self._recipe.hparams
-        return self._read[phase](seed=hparams.seed, skip=skip, batch_size=hparams.batch_size, part=part)
+        return self._read[phase](
+            seed=hparams.seed, skip=skip, batch_size=hparams.batch_size, worker_rows=worker_rows
+        )
 
     def sample(self, phase: int) -> tf.data.Dataset:
         return self._in_order[phase]
@@ -377,11 +381,11 @@ def batches_of(
     seed: int,
     start: int = 0,
     drop_remainder: bool = True,
-    part: Part = WHOLE,
+    worker_rows: WorkerRows = ALL_ROWS,
 ) -> tf.data.Dataset:
     """Batches for `fit`. Their masks depend on (seed, number of the batch); `start` is the first number.
 
-    part: the rows that the instances are of each batch, whose size is `batch_size`
+    worker_rows: the rows that the instances are of each batch, whose size is `batch_size`
 
     Reading them raises InvalidArgumentError, with WRONG_IDS in its message, for an id of `vocab_size` or more, and with
     WRONG_VALUES and the feature's name for a negative number, a mask, type or label over 1 or a position outside of the sequence.
@@ -389,9 +393,9 @@ def batches_of(
 
     def labelled(number: tf.Tensor, features: dict[str, tf.Tensor]) -> Any:
         _check_values(features, vocab_size=vocab_size)
-        return label(features, objectives=objectives, seed=tf.stack([seed, number]), part=part)
+        return label(features, objectives=objectives, seed=tf.stack([seed, number]), worker_rows=worker_rows)
 
-    size = len(part.rows(batch_size))
+    size = len(worker_rows.rows(batch_size))
     numbered = instances.batch(size, drop_remainder=drop_remainder).enumerate(start)
     made = numbered.map(labelled, num_parallel_calls=tf.data.AUTOTUNE, deterministic=True)
     return made.prefetch(tf.data.AUTOTUNE)

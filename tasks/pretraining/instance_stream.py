@@ -19,12 +19,12 @@ import tensorflow as tf
 
 from bert_keras.errors import BertKerasError
 from bert_keras.features import (
+    ALL_ROWS,
     ENCODER_INPUTS,
     INPUT_WORD_IDS,
     NEXT_SENTENCE_LABEL,
-    WHOLE,
     WORD_STARTS,
-    Part,
+    WorkerRows,
 )
 from bert_keras.optimization.autotuning import without_autotuning
 from bert_keras.tasks.hparams import Sampling
@@ -310,7 +310,7 @@ def stream(
     start: Place = BEGINNING,
     epochs: int | None = None,
     batch_size: int = 1,
-    part: Part = WHOLE,
+    worker_rows: WorkerRows = ALL_ROWS,
     workers: int = 1,
     visit: Callable[[Place], None] = lambda place: None,
     failed: Callable[[Exception], None] = lambda error: None,
@@ -335,7 +335,7 @@ def stream(
     there = len(list(itertools.islice(documents, SAMPLERS[settings.sampler].documents)))
     check_documents(there, sampler=settings.sampler)
     start_sampler, take = _sampling(workers, tokenizer=tokenizer, settings=settings, segment=segment)
-    rows = part.rows(batch_size)
+    rows = worker_rows.rows(batch_size)
 
     def tasks() -> Iterator[tuple[list[Text], int, int, int]]:
         for epoch in itertools.islice(itertools.count(start.epoch), epochs):

@@ -25,7 +25,7 @@ import tensorflow as tf
 from bert_keras import checkpoints
 from bert_keras.config import BertConfig
 from bert_keras.errors import BertKerasError
-from bert_keras.features import Part
+from bert_keras.features import WorkerRows
 from bert_keras.io.output_folder import Folder
 from bert_keras.model.encoder import BertEncoder
 from bert_keras.model.precision import training_policy
@@ -81,7 +81,7 @@ HELD_OUT_BATCH = 32
 def _build(recipe: Recipe, config: BertConfig, objectives: Sequence[Objective]) -> Pretrainer:
     """A compiled model, with its optimizer built; call it in the strategy's scope."""
     hparams = recipe.hparams
-    check_parts(objectives, Part(0, Workers(tf.distribute.get_strategy()).count))
+    check_parts(objectives, WorkerRows(0, Workers(tf.distribute.get_strategy()).count))
     outputs = tuple(dict.fromkeys(one.reads for one in objectives))
     encoder = BertEncoder(config, outputs=outputs, dtype=training_policy(hparams.precision))
     model = pretrainer_of(kinds_of(recipe)).of(encoder, objectives, count_tokens=True)
@@ -376,15 +376,15 @@ def _stage(prepared: Prepared, number: int, *, vocab_size: int) -> Stage:
         # The save at the end of a phase has the place of that phase.
         return divided(distribution, functools.partial(part_of_batches, done, place if done else None))
 
-    def part_of_batches(done: int, place: Sequence[int] | None, part: Part) -> tf.data.Dataset:
+    def part_of_batches(done: int, place: Sequence[int] | None, worker_rows: WorkerRows) -> tf.data.Dataset:
         return batches_of(
-            source.train(number, skip=done * hparams.batch_size, place=place, part=part),
+            source.train(number, skip=done * hparams.batch_size, place=place, worker_rows=worker_rows),
             objectives=prepared.objectives[number],
             vocab_size=vocab_size,
             batch_size=hparams.batch_size,
             seed=hparams.seed,
             start=phase.start + done,
-            part=part,
+            worker_rows=worker_rows,
         )
 
     return Stage(

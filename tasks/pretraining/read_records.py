@@ -10,13 +10,13 @@ from google.protobuf.message import DecodeError
 
 from bert_keras.errors import BertKerasError, MissingFileError
 from bert_keras.features import (
+    ALL_ROWS,
     ENCODER_INPUTS,
     MASKED_LM_IDS,
     MASKED_LM_POSITIONS,
     MASKED_LM_WEIGHTS,
     NEXT_SENTENCE_LABEL,
-    WHOLE,
-    Part,
+    WorkerRows,
 )
 from bert_keras.io.output_folder import check_equal
 from bert_keras.io.paths import path_of
@@ -43,7 +43,7 @@ def read_records(
     seed: int | None = None,
     skip: int = 0,
     batch_size: int = 1,
-    part: Part = WHOLE,
+    worker_rows: WorkerRows = ALL_ROWS,
 ) -> tf.data.Dataset:
     """The instances in TFRecord files, ours or google-research/bert's, one at a time and in order.
 
@@ -74,11 +74,11 @@ def read_records(
         first, skip = divmod(skip, count or sum(1 for _ in records)) if skip else (0, 0)
         records, count = tf.data.Dataset.counter(first).flat_map(in_epoch).skip(skip), None
 
-    if part != WHOLE:
+    if worker_rows != ALL_ROWS:
         in_batches = records.batch(batch_size, drop_remainder=True)
         records, count = (
-            own_rows(in_batches, part).unbatch(),
-            count and count // batch_size * len(part.rows(batch_size)),
+            own_rows(in_batches, worker_rows).unbatch(),
+            count and count // batch_size * len(worker_rows.rows(batch_size)),
         )
 
     def parse(record: tf.Tensor) -> Features:

@@ -12,10 +12,10 @@ import tensorflow as tf
 
 from bert_keras.errors import BertKerasError
 from bert_keras.features import (
+    ALL_ROWS,
     EXAMPLE_INDEX,
     INPUT_WORD_IDS,
-    WHOLE,
-    Part,
+    WorkerRows,
 )
 from bert_keras.io.tensorflow_errors import data_errors
 from bert_keras.tasks.batches import (
@@ -59,7 +59,7 @@ def text_batches(
     seed: int | None = None,
     multiple_of: int = 1,
     class_weight: Mapping[Any, float] | None = None,
-    part: Part = WHOLE,
+    worker_rows: WorkerRows = ALL_ROWS,
 ) -> tf.data.Dataset:
     """Batches (features, labels, weights).
 
@@ -67,14 +67,14 @@ def text_batches(
     seed: of the order of texts in Python; None keeps it, and a data set always keeps its own
     multiple_of: rows; rows of weight 0 pad a batch to a multiple of it
     class_weight: labels, or their ids, as `class_ids` takes them -> factors of the weights
-    part: the rows of each batch to make; `multiple_of` makes them divisible
+    worker_rows: the rows of each batch to make; `multiple_of` makes them divisible
 
     Raises BertKerasError for data that cannot work.
     """
     weighted: Any = Weighted(problem, _class_weights(problem, class_weight))
     if isinstance(x, tf.data.Dataset):
         raw = _raw_batches(problem, preprocess, x, y, sample_weight, batch_size=batch_size)
-        return featurized(weighted, preprocess, raw, multiple_of=multiple_of, part=part)
+        return featurized(weighted, preprocess, raw, multiple_of=multiple_of, worker_rows=worker_rows)
     made = dataset(
         weighted,
         preprocess,
@@ -82,7 +82,7 @@ def text_batches(
         batch_size=rows_of(batch_size),
         seed=seed,
         multiple_of=multiple_of,
-        part=part,
+        worker_rows=worker_rows,
     )
     return _counted(made)
 

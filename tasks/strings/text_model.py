@@ -349,7 +349,7 @@ class TextModel(CompiledTextModel, SavedTextModel):
                 return make()
             if workers_of(self.distribute_strategy) > 1:
                 check_order(x, shuffle=False)
-        return divided(self.distribute_strategy, lambda part: make(part=part))
+        return divided(self.distribute_strategy, lambda worker_rows: make(worker_rows=worker_rows))
 
     def _batches(self, x: Any, y: Any, sample_weight: Any, **options: Any) -> Any:
         """Converts texts to batches of features for Keras; a data set of features stays as it is."""
