@@ -127,7 +127,7 @@ def test_vectors_are_the_encoders(checkpoint, level):
     units = extractor.units
     for line, found in zip(LINES, extractor([{"text": line.encode()} for line in LINES]), strict=True):
         features = {
-            name: value.numpy() for name, value in units.features({"text": tf.constant([line])}).items()
+            name: value.numpy() for name, value in units.windows({"text": tf.constant([line])})[0].items()
         }
         states = outputs_of(checkpoint, features)
         starts = found["starts"].tolist()

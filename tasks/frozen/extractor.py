@@ -11,7 +11,7 @@ import dataclasses
 import functools
 import itertools
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import keras
 import numpy as np
@@ -63,8 +63,8 @@ class Batch(NamedTuple):
     listed: Mapping[str, np.ndarray]
 
 
-class Units(Protocol):
-    """What has a vector in an example.
+class Units:
+    """The units of an example that have a vector.
 
     level: the name in the fingerprint
     names: the arrays of `Batch.listed`
@@ -72,56 +72,51 @@ class Units(Protocol):
     """
 
     level: str
-    names: tuple[str, ...]
-    dtype_name: str
+    names: tuple[str, ...] = ()
+    dtype_name = "dtype"
 
     def read(self, raw: Sequence[Example]) -> Batch:
         """Makes a batch of examples."""
-        ...
+        raise NotImplementedError
 
     def fingerprint(self) -> dict[str, Any]:
         """Everything that decides the units of a text."""
-        ...
+        return {}
 
 
-class _TextUnits(Units):
-    """Units of texts, which are read in windows that overlap. A unit has its vector from the window with the most context."""
+class TextUnits(Units):
+    """Units of texts, which are read in windows that overlap. A unit has its vector from the window with the most context.
 
-    dtype_name = "dtype"
-    mark: str  # the feature of the positions of units
-    least: int  # the least value of a marked position
+    mark: the feature of the positions of units, where it is at least `least`
+    """
+
+    mark: str
+    least: int
 
     def __init__(self, preprocess: Preprocessor, *, doc_stride: int = WindowOptions.doc_stride) -> None:
         self.preprocess, self.doc_stride = preprocess, doc_stride
-        self._traced = tf.function(self._features_and_listed, autograph=False)
+        self._traced = tf.function(self.windows, autograph=False)
 
-    def features(self, raw: Raw) -> Features:
-        """Raw [B] -> windows [W, S]."""
-        raise NotImplementedError
-
-    def listed(self, raw: Raw) -> dict[str, tf.RaggedTensor]:
-        """Starts and ends of all units in bytes, and the ids of tokens: ragged int32 [B, (N)] by name."""
+    def windows(self, raw: Raw) -> tuple[Features, dict[str, tf.RaggedTensor]]:
+        """Raw [B] -> windows [W, S], and the starts, ends and ids of all units: ragged int32 [B, (N)] by name."""
         raise NotImplementedError
 
     def slots(self, features: Mapping[str, np.ndarray], splits: np.ndarray) -> np.ndarray:
         """`Batch.slots`."""
         raise NotImplementedError
 
-    def _features_and_listed(self, raw: Raw) -> tuple[Features, dict[str, tf.RaggedTensor]]:
-        return self.features(raw), self.listed(raw)
-
     def read(self, raw: Sequence[Example]) -> Batch:
         batch = {name: tf.constant([one[name] for one in raw]) for name in raw[0]}
         strings = tf.TensorSpec([None], tf.string)  # of any number of texts: one trace for all
-        features, ragged = self._traced.get_concrete_function(dict.fromkeys(batch, strings))(batch)
-        splits = ragged["starts"].row_splits.numpy()
+        features, listed = self._traced.get_concrete_function(dict.fromkeys(batch, strings))(batch)
+        splits = listed["starts"].row_splits.numpy()
         found = {name: value.numpy() for name, value in features.items()}
         return Batch(
             inputs={name: found[name] for name in model_inputs(features)},
             marked=found[self.mark] >= self.least,
             slots=self.slots(found, splits),
             splits=splits,
-            listed={name: value.values.numpy() for name, value in ragged.items()},
+            listed={name: value.values.numpy() for name, value in listed.items()},
         )
 
     def fingerprint(self) -> dict[str, Any]:
@@ -134,16 +129,15 @@ class _TextUnits(Units):
         }
 
 
-class Words(_TextUnits):
+class Words(TextUnits):
     """A word gets the vector of its first token; a word without a token gets zeros."""
 
     level, names, mark, least = "word", ("starts", "ends"), WORD_INDEX, 0
 
-    def features(self, raw: Raw) -> Features:
-        return self.preprocess.words(text_of(raw), words_of(raw)[0], doc_stride=self.doc_stride)
-
-    def listed(self, raw: Raw) -> dict[str, tf.RaggedTensor]:
-        return dict(zip(self.names, words_of(raw), strict=True))
+    def windows(self, raw: Raw) -> tuple[Features, dict[str, tf.RaggedTensor]]:
+        starts, ends = words_of(raw)
+        features = self.preprocess.words(text_of(raw), starts, doc_stride=self.doc_stride)
+        return features, {"starts": starts, "ends": ends}
 
     def slots(self, features: Mapping[str, np.ndarray], splits: np.ndarray) -> np.ndarray:
         index = features[WORD_INDEX]
@@ -151,28 +145,26 @@ class Words(_TextUnits):
         return splits[features[EXAMPLE_INDEX][windows]] + index[windows, positions]
 
 
-class Pieces(_TextUnits):
+class Pieces(TextUnits):
     """Every token."""
 
     level, names, mark, least = "piece", ("starts", "ends", "ids"), MAX_CONTEXT, 1
 
-    def features(self, raw: Raw) -> Features:
-        return self.preprocess.windows(raw[TEXT], doc_stride=self.doc_stride)
-
-    def listed(self, raw: Raw) -> dict[str, tf.RaggedTensor]:
+    def windows(self, raw: Raw) -> tuple[Features, dict[str, tf.RaggedTensor]]:
         ids, starts, ends = self.preprocess.tokenizer.tokenize_with_offsets(raw[TEXT])
-        return {"starts": starts, "ends": ends, "ids": ids}
+        features = self.preprocess.windows(raw[TEXT], doc_stride=self.doc_stride)
+        return features, {"starts": starts, "ends": ends, "ids": ids}
 
     def slots(self, features: Mapping[str, np.ndarray], splits: np.ndarray) -> np.ndarray:
         return np.arange(np.sum(features[MAX_CONTEXT]))  # each token once, in the order of the text
 
 
-TEXT_UNITS: Mapping[str, type[_TextUnits]] = {units.level: units for units in (Words, Pieces)}
+TEXT_UNITS: Mapping[str, type[TextUnits]] = {units.level: units for units in (Words, Pieces)}
 
 
 def text_units(
     level: str, source: checkpoints.Checkpoint, *, seq_length: int, doc_stride: int = WindowOptions.doc_stride
-) -> _TextUnits:
+) -> TextUnits:
     """Words or Pieces for a checkpoint.
 
     level: a key of TEXT_UNITS
@@ -191,7 +183,7 @@ def text_units(
 class Rows(Units):
     """Every token of a row, which is what an encoder reads at once: a text, a pair, a window. The row is in FEATURES."""
 
-    level, names, dtype_name = "row", (), "feature_dtype"
+    level, dtype_name = "row", "feature_dtype"
 
     def read(self, raw: Sequence[Example]) -> Batch:
         rows = [np.frombuffer(one[FEATURES], np.int32).reshape(len(ENCODER_INPUTS), -1) for one in raw]
@@ -204,9 +196,6 @@ class Rows(Units):
             splits=np.concatenate([[0], np.cumsum(sizes)]),
             listed={},
         )
-
-    def fingerprint(self) -> dict[str, Any]:
-        return {}
 
 
 def rows_in(features: Mapping[str, np.ndarray]) -> Iterator[bytes]:

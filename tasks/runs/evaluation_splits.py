@@ -13,9 +13,11 @@ from typing import Any, NamedTuple
 import tensorflow as tf
 
 from bert_keras.errors import BertKerasError, MissingFileError
+from bert_keras.io.json_files import ANYTHING, NUMBER, list_of, or_null, typed, whole
 from bert_keras.io.output_folder import Folder
 from bert_keras.io.paths import path_of
 from bert_keras.tasks.batches import cardinality, hold_out
+from bert_keras.tasks.hparams import MAX_SEED
 from bert_keras.tasks.runs.run_folder import Run
 from bert_keras.tasks.task import Task
 from bert_keras.tasks.training.identity import digest_of_examples
@@ -108,19 +110,16 @@ def _identity(path: str | pathlib.Path) -> dict[str, Any]:
     """The digests of a run's examples, and the settings of its dev split; None where the run does not have them."""
     folder = Folder(path, RUN)
     kept = folder.identity() if folder.begun else {}
-
-    def digest(name: str) -> Any:
-        value = kept.get(name)
-        return value[1] if isinstance(value, list) and len(value) == 2 else None
-
-    fraction, seed = kept.get("dev_fraction"), kept.get("seed")
-    whole = isinstance(fraction, float) and isinstance(seed, int)
-    return {
-        "train": digest("train_examples"),
-        "dev": digest("dev_examples"),
-        "fraction": fraction if whole else None,
-        "seed": seed,
+    pair = or_null(list_of(ANYTHING))
+    kinds = {
+        "train_examples": pair,
+        "dev_examples": pair,
+        "dev_fraction": or_null(NUMBER),
+        "seed": whole(0, MAX_SEED),
     }
+    kept = typed(kept, kinds, where=folder.path / RUN.identity, optional=kinds, others=True)
+    digests = {split: (kept.get(f"{split}_examples") or [None])[-1] for split in ("train", "dev")}
+    return digests | {"fraction": kept.get("dev_fraction"), "seed": kept.get("seed")}
 
 
 def _only_file(task: Task) -> pathlib.Path | None:

@@ -21,7 +21,6 @@ from typing import Any, NamedTuple
 
 import keras
 import numpy as np
-import tensorflow as tf
 from sklearn.linear_model import RidgeClassifier
 from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
@@ -236,8 +235,7 @@ def _units(name: str, source: checkpoints.Checkpoint, options: ProbeOptions) -> 
 
 def _check_fits(name: str, source: checkpoints.Checkpoint, examples: Examples, options: ProbeOptions) -> None:
     """Raises BertKerasError unless an example becomes features that the encoder can read."""
-    raw = {field: tf.constant([text]) for field, text in examples.raw[0].items()}
-    _units(name, source, options).features(raw)
+    _units(name, source, options).read(examples.raw[:1])
 
 
 def _weights(source: checkpoints.Checkpoint) -> dict[str, checkpoints.Checkpoint]:

@@ -178,9 +178,9 @@ def train(
     verbose = (1 if shows_bars(sys.stdout) else 2) if verbose == "auto" else verbose
     log = workers.log(log)
     with (
-        _begin(folder, plan, workers, save_every) as begun,
+        _begin(folder, plan, workers, save_every, log=log) as begun,
         workers.folder(folder.path) as own,
-        _prepared(plan, folder.path, workers, log),
+        plan.prepared(folder.path, workers=workers, log=log),
         postponed() as stop,
     ):
         monitor, before, began = plan.monitor(own, log=log, workers=workers), 0.0, time.monotonic()
@@ -254,8 +254,10 @@ def _restored(
 
 
 @contextlib.contextmanager
-def _begin(folder: Folder, plan: Plan, workers: Workers, save_every: int | None) -> Iterator[bool]:
-    """`Folder.begin`, which the chief calls alone; yields True if the folder was begun before."""
+def _begin(
+    folder: Folder, plan: Plan, workers: Workers, save_every: int | None, *, log: Callable[[str], None]
+) -> Iterator[bool]:
+    """`Folder.begin`, which the chief calls alone; yields True if the folder was begun before. Logs the plan's lines."""
     # Every save waits for all workers. It is no part of the identity: a resumed run may save at other steps.
     workers.check_same({"save_every": save_every}, SAME_IN_ALL)
     with contextlib.ExitStack() as stack:
@@ -265,15 +267,9 @@ def _begin(folder: Folder, plan: Plan, workers: Workers, save_every: int | None)
             folder.check()
             begun = folder.begun
         workers.wait()  # the others read what the chief has begun
+        for line in plan.lines:
+            log(line)
         yield begun
-
-
-@contextlib.contextmanager
-def _prepared(plan: Plan, path: pathlib.Path, workers: Workers, log: Callable[[str], None]) -> Iterator[None]:
-    for line in plan.lines:
-        log(line)
-    with plan.prepared(path, workers=workers, log=log):
-        yield
 
 
 def _where_stopped(saver: Saver, steps: int) -> str:
