@@ -188,7 +188,7 @@ def run(work: pathlib.Path, *, scale: str, seed: int) -> dict[str, float]:
         Cell(
             name=name,
             path=folder / path,
-            identity=settings | {"model": name},
+            fingerprint=settings | {"model": name},
             train=functools.partial(finetune, task, checkpoint=start, hparams=hparams, log=say),
         )
         for name, (path, start) in starts.items()

@@ -163,7 +163,7 @@ class Hparams(Checked):
             return None
         return {name: getattr(self, name) for name in ("feature_layers", *BILSTM_SETTINGS)}
 
-    def identity(self) -> dict[str, Any]:
+    def fingerprint(self) -> dict[str, Any]:
         """The fields that decide the result of a training, to compare with those of an unfinished run.
 
         Those of features only with feature_layers.

@@ -118,7 +118,7 @@ def watch(model, folder):
         snapshots=(),
         save=lambda path: None,
         strategy_name="",
-        identity={},
+        fingerprint={},
         origin={},
     )
     made = monitor.PretrainingMonitor(Path(folder), plan=prepared, log=print, workers=Workers())

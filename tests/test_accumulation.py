@@ -91,7 +91,7 @@ def test_a_micro_batch_without_rows_is_refused(micro_batch):
 
 
 def test_a_resume_checks_the_micro_batch():
-    assert Hparams(micro_batch=2).identity()["micro_batch"] == 2
+    assert Hparams(micro_batch=2).fingerprint()["micro_batch"] == 2
 
 
 def test_two_outputs_with_one_loss_object_are_refused():

@@ -211,7 +211,7 @@ def test_no_text_is_an_element(texts, tmp_path):
     """The elements between the steps, pickled as Beam does, have none of the words."""
     corpora, job = open_corpora(texts), Job(path=tmp_path / "beam", **options())
     (tmp_path / "beam" / beam_records.WORK).mkdir(parents=True)
-    write_json(tmp_path / "beam" / "manifest.json", stamp(INSTANCES) | job.identity())
+    write_json(tmp_path / "beam" / "manifest.json", stamp(INSTANCES) | job.fingerprint())
     sources = sources_of(corpora, range_bytes=700)
     sized = [beam_records._measure(source, corpora, job) for source in sources]
     planned = [*beam_records._plan(None, sized, job)]

@@ -194,7 +194,7 @@ def test_a_journal_of_strangers_removes_nothing_else(tmp_path):
     }
 
 
-LAYOUT = Layout(name="a run", artifact=RUN, identity="task.json", results="results.json")
+LAYOUT = Layout(name="a run", artifact=RUN, fingerprint="task.json", results="results.json")
 INCOMPLETE = [
     ".results.json.17.tmp",
     f".task.json.{'0a' * 16}.tmp",  # on another file system

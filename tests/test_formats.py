@@ -27,7 +27,7 @@ pytestmark = pytest.mark.filterwarnings("ignore:__array__ implementation doesn't
 
 
 def begun(layout):
-    """A folder of a layout, whose identity is read when it is begun again."""
+    """A folder of a layout, whose fingerprint is read when it is begun again."""
 
     def begin(path):
         with Folder(path, layout).begin({"seed": 1}):
@@ -56,11 +56,11 @@ def write_instances(path):
 # Artifact, its file, writer, readers.
 ARTIFACTS = [
     (formats.RUN, "task.json", write_task, (load_run, task_of)),
-    (formats.RUN, RUN.identity, begun(RUN), (begun(RUN),)),
+    (formats.RUN, RUN.fingerprint, begun(RUN), (begun(RUN),)),
     (formats.SAVED_MODEL, formats.MANIFEST, write_module, (verify, lambda path: HubLayer(str(path)), load)),
-    (formats.INSTANCES, INSTANCES.identity, write_instances, (read_manifest, write_instances)),
-    (formats.VECTORS, CACHE.identity, begun(CACHE), (begun(CACHE), open_cache)),
-    *((formats.STUDY, one.identity, begun(one), (begun(one),)) for one in (ABLATION, CELL, PROBE)),
+    (formats.INSTANCES, INSTANCES.fingerprint, write_instances, (read_manifest, write_instances)),
+    (formats.VECTORS, CACHE.fingerprint, begun(CACHE), (begun(CACHE), open_cache)),
+    *((formats.STUDY, one.fingerprint, begun(one), (begun(one),)) for one in (ABLATION, CELL, PROBE)),
 ]
 
 
@@ -92,7 +92,7 @@ def test_readers_refuse_another_format_by_both_versions(artifact, name, write, r
 
 def test_a_run_is_resumed_by_another_version_that_reads_its_format(tmp_path):
     begun(RUN)(tmp_path)
-    file = tmp_path / RUN.identity
+    file = tmp_path / RUN.fingerprint
     file.write_text(json.dumps(json.loads(file.read_text()) | {"written_by": "bert-keras 9.1"}))
     begun(RUN)(tmp_path)
 

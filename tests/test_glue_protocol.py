@@ -304,7 +304,7 @@ def test_a_folder_that_is_not_ours_stays(place, tmp_path):
 
 def test_no_cell_is_trained_where_the_folder_of_a_later_one_cannot_be_used(tmp_path):
     trained = []
-    cells = [Cell(name=name, path=tmp_path / name, identity={}, train=trained.append) for name in "ab"]
+    cells = [Cell(name=name, path=tmp_path / name, fingerprint={}, train=trained.append) for name in "ab"]
     (tmp_path / "b").mkdir()
     (tmp_path / "b" / "thesis.txt").write_text("mine")
     with pytest.raises(ValueError, match="it holds thesis.txt"):

@@ -18,7 +18,7 @@ from bert_keras.tasks.finetuning.finetune import finetune, plan_finetuning
 from bert_keras.tasks.hparams import Hparams
 from bert_keras.tasks.problems.classification import Glue
 from bert_keras.tasks.runs.run_folder import load_run
-from bert_keras.tasks.training.identity import digest_of_examples
+from bert_keras.tasks.training.fingerprint import digest_of_examples
 
 ROWS = [('a "b", c\nd', "no"), ("", "yes"), ("ж\u2028x", "no")]
 
@@ -285,12 +285,12 @@ def test_a_resume_checks_the_held_out_fraction(tmp_path):
     rows = [(text, "xy"[len(text) % 2]) for text in runs.texts(40, seed=1)]
     task = Glue.open("custom", write(tmp_path, train_csv=as_csv(rows)) / "train.csv")
 
-    def identity(**settings):
+    def fingerprint(**settings):
         hparams = Hparams(seq_length=16, **settings)
-        return plan_finetuning(task, checkpoint=checkpoint, hparams=hparams).identity
+        return plan_finetuning(task, checkpoint=checkpoint, hparams=hparams).fingerprint
 
-    first, second = identity(dev_fraction=0.2), identity(dev_fraction=0.1)
-    assert first == identity(dev_fraction=0.2)
+    first, second = fingerprint(dev_fraction=0.2), fingerprint(dev_fraction=0.1)
+    assert first == fingerprint(dev_fraction=0.2)
     assert (first["train_examples"][0], first["dev_examples"][0]) == (32, 8)
     assert {name for name in first if first[name] != second[name]} == {
         "dev_fraction",

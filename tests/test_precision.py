@@ -116,10 +116,10 @@ def plan(checkpoint, data, **hparams):
 
 
 def test_the_precision_decides_a_run(checkpoint, data):
-    made = [plan(checkpoint, data, precision=name).identity for name in ("float32", "bfloat16")]
+    made = [plan(checkpoint, data, precision=name).fingerprint for name in ("float32", "bfloat16")]
     assert made[1] == made[0] | {"precision": "bfloat16"} != made[0]
     made = [pretrainings.given(changes=changes) for changes in ({}, {"precision": "bfloat16"})]
-    assert [plan_pretraining(**given).identity["precision"] for given in made] == ["float32", "bfloat16"]
+    assert [plan_pretraining(**given).fingerprint["precision"] for given in made] == ["float32", "bfloat16"]
 
 
 @pytest.mark.long

@@ -76,24 +76,24 @@ def test_killed_runs_end_with_the_same_bits(tmp_path):
 # The folder
 
 
-def begin(path, identity):
-    with Folder(path, RUN).begin(identity) as begun:
+def begin(path, fingerprint):
+    with Folder(path, RUN).begin(fingerprint) as begun:
         return begun
 
 
-def test_a_folder_is_of_its_identity(tmp_path):
-    identity = {"steps": 10, "phases": ((8, 1.0),), "text": "ab"}
-    assert not begin(tmp_path / "run", identity)
-    assert begin(tmp_path / "run", dict(identity))
+def test_a_folder_is_of_its_fingerprint(tmp_path):
+    fingerprint = {"steps": 10, "phases": ((8, 1.0),), "text": "ab"}
+    assert not begin(tmp_path / "run", fingerprint)
+    assert begin(tmp_path / "run", dict(fingerprint))
     for name, value in (("steps", 11), ("text", "cd"), ("new", 1)):
         with pytest.raises(BertKerasError, match=f"was made with another {name}"):
-            begin(tmp_path / "run", identity | {name: value})
+            begin(tmp_path / "run", fingerprint | {name: value})
     (tmp_path / "run" / RESULTS_FILE).write_text("{}")
     with pytest.raises(BertKerasError, match="already holds a run"):
-        begin(tmp_path / "run", identity)
+        begin(tmp_path / "run", fingerprint)
 
 
-def test_a_folder_whose_identity_is_damaged(tmp_path):
+def test_a_folder_whose_fingerprint_is_damaged(tmp_path):
     begin(tmp_path, {"steps": 10})
     (tmp_path / CHECKPOINTS / SETTINGS).write_text("{")
     with pytest.raises(BertKerasError, match="settings.json"):

@@ -110,7 +110,7 @@ def test_results(learned, place):
         ),
         *("files", "degenerate", "steps", "seconds"),
     ]
-    assert results["hparams"] == LEARNING.identity()
+    assert results["hparams"] == LEARNING.fingerprint()
     assert (results["train_examples"], results["dev_examples"], results["steps"]) == (96, 40, 48)
     assert [sorted(epoch) for epoch in results["history"]] == [["loss", "val_accuracy"]] * 4
     best = max(epoch["val_accuracy"] for epoch in results["history"])
@@ -334,7 +334,7 @@ def test_planning_trains_nothing(place, request):
     """The plan's model has the checkpoint's weights, and no file is written."""
     before = runs.contents(place)
     plan = request.getfixturevalue("plan")
-    assert (plan.steps, plan.identity["train_examples"][0]) == (12, 96)
+    assert (plan.steps, plan.fingerprint["train_examples"][0]) == (12, 96)
     encoder = checkpoints.collect(encoder_of(plan.model).config, encoder_of(plan.model)).tensors
     given = checkpoints.read(place / "checkpoint").tensors
     assert_same_weights({name: encoder[name] for name in given}, given)

@@ -22,7 +22,7 @@ from bert_keras.tasks.devices.workers import reports_lost_workers
 from bert_keras.tasks.finetuning.finetune import plan_finetuning
 from bert_keras.tasks.problems.classification import Glue
 from bert_keras.tasks.runs.run_folder import load_run, save_run
-from bert_keras.tasks.training.identity import digest_of_examples
+from bert_keras.tasks.training.fingerprint import digest_of_examples
 from bert_keras.tasks.training.loop import train
 from bert_keras.tasks.training.saver import ReplicaValues, Saver
 
@@ -100,7 +100,7 @@ def test_the_first_validation_split_is_the_dev_split(place, tmp_path):
     matched, mismatched = (
         digest_of_examples(task.examples(f"validation_{name}")) for name in ("matched", "mismatched")
     )
-    assert plan.identity["dev_examples"] == [48, matched] and matched != mismatched
+    assert plan.fingerprint["dev_examples"] == [48, matched] and matched != mismatched
 
 
 def test_refuses_a_negative_save_every(place, tmp_path):

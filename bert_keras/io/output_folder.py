@@ -1,7 +1,7 @@
-"""Output folders: their identity, their lock, and the files that they may hold.
+"""Output folders: their fingerprint, their lock, and the files that they may hold.
 
     check   is cheap and changes nothing: call it before long work
-    begin   locks the folder, then writes the identity or compares it with the existing one
+    begin   locks the folder, then writes the fingerprint or compares it with the existing one
     finish  writes the results
 
 A folder is finished, unfinished or empty. A folder with other files is an error, so that no file is lost.
@@ -34,15 +34,15 @@ class Layout:
 
     name: the name in errors, such as "a run"
     artifact: its format, a key of `formats.VERSIONS`
-    identity: the file, possibly in a subfolder, with everything that decides the output: a JSON object
+    fingerprint: the file, possibly in a subfolder, with everything that decides the output: a JSON object
     results: the last file of a finished output: a JSON object
-    early: names that may exist before `identity`: a grid of runs writes its own identity first
+    early: names that may exist before `fingerprint`: a grid of runs writes its own fingerprint first
     remote: the folder may be on another file system, where no lock holds other processes off
     """
 
     name: str
     artifact: str
-    identity: str
+    fingerprint: str
     results: str
     early: tuple[str, ...] = ()
     remote: bool = False
@@ -61,8 +61,8 @@ class Folder:
 
     @property
     def begun(self) -> bool:
-        """True if the folder has its identity."""
-        return (self.path / self.layout.identity).is_file()
+        """True if the folder has its fingerprint."""
+        return (self.path / self.layout.fingerprint).is_file()
 
     def check(self, *, reopen: bool = False) -> None:
         """Raises BertKerasError unless the folder is missing, empty or an unfinished output of this layout.
@@ -79,7 +79,7 @@ class Folder:
             )
         if self.begun or not self.path.is_dir():
             return
-        first = self.layout.identity.split("/")[0]  # a folder is made before the file in it
+        first = self.layout.fingerprint.split("/")[0]  # a folder is made before the file in it
         others = [
             file.name
             for file in sorted(self.path.iterdir())
@@ -93,17 +93,17 @@ class Folder:
             )
 
     @contextlib.contextmanager
-    def begin(self, identity: Mapping[str, Any], *, reopen: bool = False) -> Iterator[bool]:
+    def begin(self, fingerprint: Mapping[str, Any], *, reopen: bool = False) -> Iterator[bool]:
         """Locks the folder while its output is written; yields True if it was begun before.
 
-        identity: everything that decides the output, plain JSON
+        fingerprint: everything that decides the output, plain JSON
         reopen: accept a finished output too, to read it or to write its results again
 
         Raises BertKerasError as `check` does, if another process has locked the folder, if the folder cannot be written, and if
-        its identity differs, with the first field that differs.
+        its fingerprint differs, with the first field that differs.
         """
         self.check(reopen=reopen)
-        identity = json.loads(json.dumps(identity))  # tuples become lists, as in the file
+        fingerprint = json.loads(json.dumps(fingerprint))  # tuples become lists, as in the file
         with contextlib.ExitStack() as stack:
             try:
                 if is_remote(self.path):
@@ -114,20 +114,20 @@ class Folder:
                 self.check(reopen=reopen)  # another process may have finished meanwhile
                 begun = self.begun
                 if not begun:
-                    (self.path / self.layout.identity).parent.mkdir(exist_ok=True)
-                    stamped = {**stamp(self.layout.artifact), **identity}
-                    write_json(self.path / self.layout.identity, stamped)
+                    (self.path / self.layout.fingerprint).parent.mkdir(exist_ok=True)
+                    stamped = {**stamp(self.layout.artifact), **fingerprint}
+                    write_json(self.path / self.layout.fingerprint, stamped)
             except OSError as error:
                 raise BertKerasError(
                     f"cannot write to {self.path}: {error.strerror}; give a writable folder."
                 ) from error
             if begun:
-                check_equal(self.path, self.identity(), identity)
+                check_equal(self.path, self.fingerprint(), fingerprint)
             yield begun
 
-    def identity(self) -> dict[str, Any]:
-        """Reads the identity. Raises BertKerasError for a format of another version."""
-        file = self.path / self.layout.identity
+    def fingerprint(self) -> dict[str, Any]:
+        """Reads the fingerprint. Raises BertKerasError for a format of another version."""
+        file = self.path / self.layout.fingerprint
         return unstamped(self.layout.artifact, read_object(file), where=file)
 
     def results(self) -> dict[str, Any]:
@@ -140,10 +140,10 @@ class Folder:
 
 
 def check_equal(path: pathlib.Path, found: Mapping[str, Any], wanted: Mapping[str, Any]) -> None:
-    """Raises BertKerasError with the first field in which two identities differ.
+    """Raises BertKerasError with the first field in which two fingerprints differ.
 
-    found: the identity in the folder `path`
-    wanted: the identity of this call
+    found: the fingerprint in the folder `path`
+    wanted: the fingerprint of this call
     """
     for field in (*wanted, *found):
         if field not in found or field not in wanted or found[field] != wanted[field]:

@@ -40,7 +40,7 @@ from bert_keras.tasks.hparams import Hparams
 from bert_keras.tasks.strings.text_model import TextModel
 from bert_keras.tasks.strings.truncation import CUT_SAMPLE, cut_texts
 from bert_keras.tasks.task import Task, check_stride
-from bert_keras.tasks.training.identity import identity_of_checkpoint
+from bert_keras.tasks.training.fingerprint import fingerprint_of_checkpoint
 from bert_keras.tasks.training.loop import RUN, check_save_every, train
 from bert_keras.tasks.training.plan import Plan, Stage
 from bert_keras.tasks.training.task_model import (
@@ -266,15 +266,15 @@ def plan_finetuning(
     examples = read_examples(task, preprocess, hparams, dev_split)
     batches = _batches_of(task, padded_for(distribution, preprocess), examples.train, hparams, distribution)
     steps = count(batches())
-    identity = {
+    fingerprint = {
         "task": {"kind": task.kind, **task.to_json()},
-        **hparams.identity(),
+        **hparams.fingerprint(),
         **{"keep_head": keep_head, "strategy": strategy_name},
-        **examples.about,
-        **identity_of_checkpoint(source, tokenizer),
+        **examples.fingerprint,
+        **fingerprint_of_checkpoint(source, tokenizer),
     }
     # Before the variables: workers that create them in other shapes fail, and the error names no setting.
-    Workers(distribution).check_same(identity, SAME_IN_ALL)
+    Workers(distribution).check_same(fingerprint, SAME_IN_ALL)
     lines = lines_about(distribution, strategy_name=strategy_name, precision=hparams.precision)
     vectors = None
     if hparams.features is not None:
@@ -304,7 +304,7 @@ def plan_finetuning(
         origin=source.origin if source.tensors else {},
         vectors=vectors,
     )
-    plan = Plan(identity=identity, model=model, stages=[stage], monitor=monitor, lines=lines)
+    plan = Plan(fingerprint=fingerprint, model=model, stages=[stage], monitor=monitor, lines=lines)
     if vectors is not None:
         plan = dataclasses.replace(plan, prepared=functools.partial(computed, vectors, feature_cache))
     return plan

@@ -156,7 +156,7 @@ class FineTuningMonitor(Monitor):
             "train_examples": self._examples.train_count,
             "dev_examples": self._examples.dev_count,
             "strategy": self._strategy_name,
-            "hparams": self._hparams.identity(),
+            "hparams": self._hparams.fingerprint(),
             FILES: self.best[FILES],
         }
         results |= {name: self.best[name] for name in (DEGENERATE, MIX) if name in self.best}

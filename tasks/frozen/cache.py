@@ -1,6 +1,6 @@
 """The cache of vectors: a folder of Parquet files, and one process at a time that writes them.
 
-    header.json            the identity of the cache
+    header.json            the fingerprint of the cache
     00000.parquet, ...     a row for each example: its texts, the bytes of its words, "vectors" [N, K, H] as raw bytes
     results.json           is there when all files are
 
@@ -48,7 +48,9 @@ if TYPE_CHECKING:  # imported where it is used
 
 MAX_BYTES = 2**31 - 2**24  # of an example's vectors: Parquet counts a page's bytes in 31 bits
 HEADER = "header.json"
-CACHE = Layout(name="a cache of features", artifact=formats.VECTORS, identity=HEADER, results="results.json")
+CACHE = Layout(
+    name="a cache of features", artifact=formats.VECTORS, fingerprint=HEADER, results="results.json"
+)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -153,7 +155,7 @@ def _check_shard(path: pathlib.Path, header: Mapping[str, Any], length: int) -> 
 
 def _read_header(path: pathlib.Path) -> dict[str, Any]:
     file = path / HEADER
-    header = Folder(path, CACHE).identity()
+    header = Folder(path, CACHE).fingerprint()
     place = whole(0, LIMITS["num_layers"])
     kinds = {
         "config": OBJECT,
@@ -242,7 +244,7 @@ def writing_cache(
     }
     folder = Folder(path, CACHE)
     with folder.begin(header, reopen=True):
-        cache = Cache(folder.path, folder.identity())
+        cache = Cache(folder.path, folder.fingerprint())
         try:
             rows = iter(examples())
             for shard, length in zip(cache.shards, cache.header["shards"], strict=True):

@@ -78,13 +78,13 @@ def write_records_with_beam(
     job = dataclasses.replace(job, path=job.path.absolute())  # workers may run in another folder
     texts = (source.range.file for source in sources)
     made = _pipeline(options, [job.path, *texts, *([] if vocabulary is None else [vocabulary])])
-    folder, identity = InstancesFolder(job.path), job.identity()
-    with folder.begin(identity):
+    folder, fingerprint = InstancesFolder(job.path), job.fingerprint()
+    with folder.begin(fingerprint):
         work = job.path / WORK
         work.mkdir(exist_ok=True)
         (work / ERROR).unlink(missing_ok=True)
         with _one_line(), made as pipeline:
-            _build(pipeline, corpora, job, identity, sources)
+            _build(pipeline, corpora, job, fingerprint, sources)
         if (work / ERROR).is_file():
             raise BertKerasError(json.loads((work / ERROR).read_text(encoding="utf-8"))["error"])
     return summary_of(read_manifest(job.path))
@@ -130,7 +130,7 @@ def _build(
     pipeline: beam.Pipeline,
     corpora: Corpora,
     job: Job,
-    identity: Mapping[str, Any],
+    fingerprint: Mapping[str, Any],
     sources: Sequence[Source],
 ) -> None:
     """Builds the pipeline. A step reads a side input only when it is complete: these are the points where workers wait."""
@@ -151,7 +151,7 @@ def _build(
         pipeline
         | "End" >> beam.Create([None])
         | "Write manifest"
-        >> beam.Map(_write_manifest, beam.pvalue.AsList(sized), beam.pvalue.AsList(written), job, identity)
+        >> beam.Map(_write_manifest, beam.pvalue.AsList(sized), beam.pvalue.AsList(written), job, fingerprint)
     )
 
 
@@ -236,7 +236,7 @@ def _write_manifest(
     sized: Iterable[Source | str],
     written: Iterable[tuple[int, Shard] | str],
     job: Job,
-    identity: Mapping[str, Any],
+    fingerprint: Mapping[str, Any],
 ) -> None:
     """Writes the complete manifest, or the first error."""
     folder = InstancesFolder(job.path)
@@ -252,4 +252,4 @@ def _write_manifest(
     except BertKerasError as error:
         write_json(job.path / WORK / ERROR, {"error": str(error)})
         return
-    folder.write(identity, shards, summary)
+    folder.write(fingerprint, shards, summary)

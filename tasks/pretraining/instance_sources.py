@@ -84,12 +84,12 @@ class Source:
     """A source of instances.
 
     phases: the phases of the training
-    about: the identity of the data
+    fingerprint: everything that decides the data
     lines: warnings about settings that the data does not follow
     """
 
     phases: list[Phase]
-    about: dict[str, Any]
+    fingerprint: dict[str, Any]
     lines: Sequence[str] = ()
 
     def train(
@@ -156,9 +156,9 @@ class Documents(Source):
         ends = hparams.phase_steps(len(hparams.phases))
         lengths = [length for length, _ in hparams.phases]
         self.phases = [Phase(*one) for one in zip(lengths, [0, *ends], ends, strict=False)]
-        self.about = {"text": digest_of_documents(documents)}
+        self.fingerprint = {"text": digest_of_documents(documents)}
         if held_out is not None:
-            self.about["held_out"] = (
+            self.fingerprint["held_out"] = (
                 held_out if isinstance(held_out, float) else digest_of_documents(held_out)
             )
         self._places: list[Place] = []
@@ -260,9 +260,9 @@ class RecordFileSource(Source):
             )
         ends = hparams.phase_steps(len(records))
         self.phases = [Phase(*one) for one in zip(lengths, [0, *ends], ends, strict=False)]
-        self.about = {"records": [_digest_of_files(source) for source in records]}
+        self.fingerprint = {"records": [_digest_of_files(source) for source in records]}
         if held_out is not None:
-            self.about["held_out"] = _digest_of_files(held_out)
+            self.fingerprint["held_out"] = _digest_of_files(held_out)
 
     def train(
         self, phase: int, *, skip: int, place: Sequence[int] | None, worker_rows: WorkerRows = ALL_ROWS

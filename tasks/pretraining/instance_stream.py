@@ -55,7 +55,7 @@ Segmenter = Callable[[str], Iterable[str]]  # a line -> its words, in order
 
 
 def name_of_segmenter(segment: Segmenter) -> str:
-    """Its module and name, and the arguments of a functools.partial: what tells two segmenters apart in an identity."""
+    """Its module and name, and the arguments of a functools.partial: what tells two segmenters apart in a fingerprint."""
     if isinstance(segment, functools.partial):
         return f"{name_of_segmenter(segment.func)}{segment.args}{segment.keywords}"
     named = segment if hasattr(segment, "__qualname__") else type(segment)

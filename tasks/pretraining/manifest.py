@@ -1,6 +1,6 @@
 """The format of a folder of instances: names of files and features, and the manifest.
 
-00000.tfrecord ..., manifest.json: identity (text, vocabulary, settings, seed), shards, and the summary of a complete folder
+00000.tfrecord ..., manifest.json: fingerprint (text, vocabulary, settings, seed), shards, and the summary of a complete folder
 """
 
 import pathlib
@@ -30,11 +30,11 @@ from bert_keras.tasks.pretraining.samplers import SAMPLERS
 _SHARD_NAME = re.compile(r"\d{5,}\.tfrecord(\.gz)?")  # of `shard_name`
 MANIFEST = "manifest.json"
 WORK = ".beam"  # the folder of sizes, counts and errors of `write_records_with_beam`, until the manifest is complete
-SHARDS, SUMMARY = "shards", "summary"  # fields of the manifest besides the identity
+SHARDS, SUMMARY = "shards", "summary"  # fields of the manifest besides the fingerprint
 INSTANCES = Layout(
     name="a folder of instances",
     artifact=formats.INSTANCES,
-    identity=MANIFEST,
+    fingerprint=MANIFEST,
     results=MANIFEST,
     remote=True,
 )
@@ -98,7 +98,7 @@ class InstancesFolder(Folder):
         """False: writing a complete folder again is allowed; it compares the folder with the text and changes nothing."""
         return False
 
-    def identity(self) -> dict[str, Any]:
+    def fingerprint(self) -> dict[str, Any]:
         """The fields that decide the instances, except the text."""
         manifest = formats.unstamped(formats.INSTANCES, read_manifest(self.path), where=self.path)
         return {name: value for name, value in manifest.items() if name not in (SHARDS, SUMMARY)}
@@ -117,13 +117,13 @@ class InstancesFolder(Folder):
         return BertKerasError(f"{self.path} was made from {amount}; give another folder, or remove this one.")
 
     def write(
-        self, identity: Mapping[str, Any], made: Sequence[Shard], summary: Summary | None = None
+        self, fingerprint: Mapping[str, Any], made: Sequence[Shard], summary: Summary | None = None
     ) -> None:
         """Writes the manifest; only a complete folder has a summary, and no file of an earlier try with another text."""
         if summary is not None:
-            self._remove_others({shard_name(i, compress=identity["compress"]) for i in range(len(made))})
+            self._remove_others({shard_name(i, compress=fingerprint["compress"]) for i in range(len(made))})
         content = {SHARDS: [shard._asdict() for shard in made], SUMMARY: summary and summary._asdict()}
-        write_json(self.path / MANIFEST, {**formats.stamp(formats.INSTANCES), **identity, **content})
+        write_json(self.path / MANIFEST, {**formats.stamp(formats.INSTANCES), **fingerprint, **content})
         if summary is not None:
             self._remove_work()
 

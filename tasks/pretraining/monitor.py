@@ -42,7 +42,7 @@ class Prepared:
     snapshots: Sequence[int]
     save: Callable[[pathlib.Path], None]
     strategy_name: str
-    identity: Mapping[str, Any]
+    fingerprint: Mapping[str, Any]
     origin: Mapping[str, str]
     place: Sequence[int] | None = None
 
@@ -162,7 +162,7 @@ class PretrainingMonitor(Monitor):
             "stopped_early": {"step": self.step} if self.stopped else None,
             "history": self.history,
             "strategy": plan.strategy_name,
-            "settings": plan.identity,
+            "settings": plan.fingerprint,
             ORIGIN: dict(plan.origin),
             FILES: digests(self._path),
         }

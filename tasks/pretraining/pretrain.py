@@ -302,10 +302,10 @@ def plan_pretraining(
     options = {"vocab_size": config.vocab_size, "multiple_of": rows_for(distribution, HELD_OUT_BATCH)}
     held = _held_out_phases(source, objectives, hparams=hparams, **options)
     _check_executions(source, hparams, snapshots, evaluates=any(one is not None for one in held))
-    identity = _identity(recipe, config, tokenizer, segment=segment, snapshots=snapshots)
-    identity |= {**source.about, **start.about(), "strategy": strategy_name}
+    fingerprint = _fingerprint(recipe, config, tokenizer, segment=segment, snapshots=snapshots)
+    fingerprint |= {**source.fingerprint, **start.fingerprint(), "strategy": strategy_name}
     # Before the variables: workers that create them in other shapes fail, and the error names no setting.
-    Workers(distribution).check_same(identity, SAME_IN_ALL)
+    Workers(distribution).check_same(fingerprint, SAME_IN_ALL)
     keras.utils.set_random_seed(hparams.seed)
     with distribution.scope():
         model = _build(recipe, config, objectives[0])
@@ -324,13 +324,13 @@ def plan_pretraining(
             start=start.checkpoint,
         ),
         strategy_name=strategy_name,
-        identity=identity,
+        fingerprint=fingerprint,
         origin=start.origin,
     )
     return _plan(prepared, model, lines, vocab_size=config.vocab_size)
 
 
-def _identity(
+def _fingerprint(
     recipe: Recipe,
     config: BertConfig,
     tokenizer: Tokenizer,
@@ -339,7 +339,7 @@ def _identity(
     snapshots: Sequence[int],
 ) -> dict[str, Any]:
     """The settings that decide the result, besides data, checkpoint and strategy; plain JSON."""
-    about = {
+    fingerprint = {
         "objectives": list(recipe.objectives),
         **dict(sorted(recipe.all_settings.items())),
         "config": config.to_dict(),
@@ -348,14 +348,14 @@ def _identity(
         "segmenter": segment is not None and name_of_segmenter(segment),
         "snapshots": list(snapshots),
     }
-    return dict(json.loads(json.dumps(about)))
+    return dict(json.loads(json.dumps(fingerprint)))
 
 
 def _plan(prepared: Prepared, model: Pretrainer, lines: Sequence[str], *, vocab_size: int) -> Plan:
     hparams, count = prepared.hparams, sum(math.prod(one.shape) for one in model.trainable_variables)
     phases = range(len(prepared.source.phases))
     return Plan(
-        identity=prepared.identity,
+        fingerprint=prepared.fingerprint,
         model=model,
         stages=[_stage(prepared, number, vocab_size=vocab_size) for number in phases],
         monitor=functools.partial(PretrainingMonitor, plan=prepared),

@@ -62,7 +62,7 @@ class Job:
         if self.masking is not None:
             check_segments_are_read(self.segment, whole_word=self.masking.whole_word)
 
-    def identity(self) -> dict[str, Any]:
+    def fingerprint(self) -> dict[str, Any]:
         """Everything that decides the instances of a text, plain JSON."""
         tokenizer, segment = self.make_tokenizer(), self.segment
         return {

@@ -16,7 +16,7 @@ from bert_keras.tasks.pretraining.recipes import Recipe
 from bert_keras.tasks.pretraining.samplers import SAMPLERS
 from bert_keras.tasks.problems.fill_mask import FillMask
 from bert_keras.tasks.runs.run_folder import save_task, save_weights
-from bert_keras.tasks.training.identity import digest_of_tensors
+from bert_keras.tasks.training.fingerprint import digest_of_tensors
 from bert_keras.text.preprocessing import Preprocessor
 
 
@@ -37,7 +37,7 @@ class Start:
         """The checkpoint's origin."""
         return {} if self.checkpoint is None else self.checkpoint.origin
 
-    def about(self) -> dict[str, Any]:
+    def fingerprint(self) -> dict[str, Any]:
         """Digests of the tensors."""
         found = {name: digest_of_tensors(one.tensors) for name, one in self.companions.items()}
         return {"checkpoint": self.checkpoint and digest_of_tensors(self.checkpoint.tensors), **found}

@@ -81,18 +81,18 @@ def write_records(
     )
     folder = InstancesFolder(path)
     numbered = enumerate(shards(documents, size=shard_bytes, least=shard_documents))
-    identity = job.identity()
-    with folder.begin(identity):
-        made = _write_missing(job, folder, identity, numbered, workers=workers, progress=progress)
+    fingerprint = job.fingerprint()
+    with folder.begin(fingerprint):
+        made = _write_missing(job, folder, fingerprint, numbered, workers=workers, progress=progress)
         summary = summarize(made, settings=settings)
-        folder.write(identity, made, summary)
+        folder.write(fingerprint, made, summary)
     return summary
 
 
 def _write_missing(
     job: Job,
     folder: InstancesFolder,
-    identity: Mapping[str, Any],
+    fingerprint: Mapping[str, Any],
     numbered: Numbered,
     *,
     workers: int,
@@ -122,7 +122,7 @@ def _write_missing(
 
     for shard in in_order(functools.partial(ShardWriter, job), missing(), workers=workers, takes_part=True):
         made.append(shard)
-        folder.write(identity, made)
+        folder.write(fingerprint, made)
         progress(shard.documents)
     if len(made) < len(known):
         raise folder.made_from("more text")

@@ -20,7 +20,7 @@ from bert_keras.tasks.batches import cardinality, hold_out
 from bert_keras.tasks.hparams import MAX_SEED
 from bert_keras.tasks.runs.run_folder import Run
 from bert_keras.tasks.task import Task
-from bert_keras.tasks.training.identity import digest_of_examples
+from bert_keras.tasks.training.fingerprint import digest_of_examples
 from bert_keras.tasks.training.loop import RUN
 
 HELD_OUT = "held-out"  # the name of the split
@@ -92,7 +92,7 @@ def _found(task: Task, paths: Sequence[str | pathlib.Path]) -> _Found:
     whole, parts = digest_of_examples(examples), dict[str, tf.data.Dataset]()
     trained, held = list[str | pathlib.Path](), 0
     for path in paths:
-        kept = _identity(path)
+        kept = _fingerprint(path)
         if kept["train"] == whole:
             trained.append(path)
         if kept["fraction"] is None:
@@ -106,10 +106,10 @@ def _found(task: Task, paths: Sequence[str | pathlib.Path]) -> _Found:
     return _Found(trained, next(iter(parts.values())) if same else None)
 
 
-def _identity(path: str | pathlib.Path) -> dict[str, Any]:
+def _fingerprint(path: str | pathlib.Path) -> dict[str, Any]:
     """The digests of a run's examples, and the settings of its dev split; None where the run does not have them."""
     folder = Folder(path, RUN)
-    kept = folder.identity() if folder.begun else {}
+    kept = folder.fingerprint() if folder.begun else {}
     pair = or_null(list_of(ANYTHING))
     kinds = {
         "train_examples": pair,
@@ -117,7 +117,7 @@ def _identity(path: str | pathlib.Path) -> dict[str, Any]:
         "dev_fraction": or_null(NUMBER),
         "seed": whole(0, MAX_SEED),
     }
-    kept = typed(kept, kinds, where=folder.path / RUN.identity, optional=kinds, others=True)
+    kept = typed(kept, kinds, where=folder.path / RUN.fingerprint, optional=kinds, others=True)
     digests = {split: (kept.get(f"{split}_examples") or [None])[-1] for split in ("train", "dev")}
     return digests | {"fraction": kept.get("dev_fraction"), "seed": kept.get("seed")}
 

@@ -4,7 +4,7 @@ In: a key of ABLATIONS, text, a tokenizer, the tasks' data. Out: a folder
 
     OUTPUT/<row>/pretraining/          a run of tasks/pretraining/pretrain.py, unless the row uses another row's weights
     OUTPUT/<row>/<task>-<seed>/        runs of `finetune`, or a BiLSTM on frozen features
-    OUTPUT/ablation.json               the identity of the ablation
+    OUTPUT/ablation.json               the fingerprint of the ablation
     OUTPUT/results.json, results.png   all measures; a plot with a dot for each run
 
 The runs are cells of tasks/study/cells.py. The rows are in tasks/study/ablation_definitions.py.
@@ -66,14 +66,16 @@ from bert_keras.tasks.study.cells import (
     check_once,
     check_same,
     check_used,
-    identity_of_data,
+    fingerprint_of_data,
     run_cells,
 )
 from bert_keras.tasks.task import Task
 from bert_keras.tasks.training.loop import RESULTS_FILE
 from bert_keras.text.tokenizer import Tokenizer
 
-ABLATION = Layout(name="an ablation", artifact=formats.STUDY, identity="ablation.json", results=RESULTS_FILE)
+ABLATION = Layout(
+    name="an ablation", artifact=formats.STUDY, fingerprint="ablation.json", results=RESULTS_FILE
+)
 PERPLEXITY = "held_out_masked_lm_perplexity"
 
 
@@ -99,7 +101,7 @@ class _Plan:
     """An ablation that is ready to run.
 
     names: the name of the measure to report, by task
-    shared: the part of the identity that all cells have
+    shared: the part of the fingerprint that all cells have
     how: arguments for every training
     """
 
@@ -114,7 +116,7 @@ class _Plan:
     data: Mapping[str, Any]
     how: Mapping[str, Any]
 
-    def identity(self) -> dict[str, Any]:
+    def fingerprint(self) -> dict[str, Any]:
         """Everything that decides the results."""
         return {
             **self.shared,
@@ -131,24 +133,24 @@ class _Plan:
         """All pre-trainings, then the restarts of each row on each task."""
         for row in self.rows:
             if row.weights is None:
-                identity = self._identity(row) | {"snapshots": self._snapshots(row)}
+                fingerprint = self._fingerprint(row) | {"snapshots": self._snapshots(row)}
                 train = functools.partial(
                     pretraining, recipe=self.recipes[row.name], snapshots=self._snapshots(row), **self.how
                 )
                 name = f"{row.name}: pre-training"
-                yield Cell(name=name, path=self.pretraining(row), identity=identity, train=train)
+                yield Cell(name=name, path=self.pretraining(row), fingerprint=fingerprint, train=train)
         for row in self.rows:
             for task, seed in itertools.product(self.tasks, range(1, 1 + self.restarts)):
-                identity = self._identity(row) | {
+                fingerprint = self._fingerprint(row) | {
                     "task": {"name": task, **self.tasks[task].to_json()},
                     **self.data[task],
-                    "hparams": self._hparams(task, seed).identity(),
+                    "hparams": self._hparams(task, seed).fingerprint(),
                     "seed": seed,
                 }
                 yield Cell(
                     name=f"{row.name}: {task}, seed {seed}",
                     path=self.run(row, task, seed),
-                    identity=identity,
+                    fingerprint=fingerprint,
                     train=functools.partial(self._train, row, task, seed),
                 )
 
@@ -166,7 +168,7 @@ class _Plan:
         """The folder of a restart."""
         return self.output / _slug(row.name) / f"{task}-{seed}"
 
-    def _identity(self, row: Row) -> dict[str, Any]:
+    def _fingerprint(self, row: Row) -> dict[str, Any]:
         pretrained = self.recipes[row.weights or row.name]
         fields = {"share": row.share, "finetuned": dict(row.finetuned)}
         return {**self.shared, "recipe": pretrained.all_settings, **fields}
@@ -248,16 +250,20 @@ def run_ablation(
         tasks=opened,
         names={task: ABLATIONS[name].measures.get(task, one.measure) for task, one in opened.items()},
         restarts=chosen.restarts if restarts is None else restarts,
-        shared={**_identity_of_text(documents, tokenizer), "held_out": held_out, "strategy": strategy_name},
-        data={name: identity_of_data(task) for name, task in opened.items()},
+        shared={
+            **_fingerprint_of_text(documents, tokenizer),
+            "held_out": held_out,
+            "strategy": strategy_name,
+        },
+        data={name: fingerprint_of_data(task) for name, task in opened.items()},
         how={"strategy_name": strategy_name, "verbose": verbose, "log": log},
     )
     plan.check_fits(tokenizer)
     asked = {"ablation": name, "scale": scale, "changes": dict(changes or {})}
     pretraining = functools.partial(pretrain, documents=documents, tokenizer=tokenizer, held_out=held_out)
     cells = [*plan.cells(pretraining)]
-    check_same(cells, plan.identity() | asked, workers=workers)
-    with workers.writing(folder.begin(plan.identity() | asked, reopen=True)):
+    check_same(cells, plan.fingerprint() | asked, workers=workers)
+    with workers.writing(folder.begin(plan.fingerprint() | asked, reopen=True)):
         outcomes = _run(plan, cells, workers=workers, log=log)
         if workers.chief:
             _draw(outcomes, folder.path / "results.png")
@@ -265,7 +271,7 @@ def run_ablation(
     return outcomes
 
 
-def _identity_of_text(documents: Iterable[Text], tokenizer: Tokenizer) -> dict[str, Any]:
+def _fingerprint_of_text(documents: Iterable[Text], tokenizer: Tokenizer) -> dict[str, Any]:
     return {
         "text": digest_of_documents(documents),
         "vocabulary": tokenizer.digest,
@@ -305,7 +311,7 @@ def _run(
     found = {}
     for ran in run_cells(cells, workers=workers, log=log):
         found[ran.cell.path] = ran
-        if ran.degenerate and "task" not in ran.cell.identity:
+        if ran.degenerate and "task" not in ran.cell.fingerprint:
             workers.wait_to_end()
             raise BertKerasError(
                 f"{ran.cell.path}: {ran.degenerate}; remove this folder and give a lower learning_rate."

@@ -46,12 +46,12 @@ from bert_keras.tasks.study.cells import (
     check_once,
     check_same,
     check_used,
-    identity_of_data,
+    fingerprint_of_data,
     run_cells,
 )
 from bert_keras.tasks.study.protocol import check_labels, check_run, degenerate_run
 from bert_keras.tasks.task import Task
-from bert_keras.tasks.training.identity import identity_of_checkpoint
+from bert_keras.tasks.training.fingerprint import fingerprint_of_checkpoint
 from bert_keras.tasks.training.loop import RESULTS_FILE
 
 RESTARTS = 3
@@ -81,7 +81,7 @@ class _Plan:
         """The restarts of each row on each task."""
         tokenizer = checkpoints.tokenizer_of(self.source)
         starts = {
-            random: identity_of_checkpoint(self.start(random), tokenizer)
+            random: fingerprint_of_checkpoint(self.start(random), tokenizer)
             for random in {row.random for row in self.rows}
         }
         for subject in self.subjects:
@@ -90,12 +90,12 @@ class _Plan:
             for seed, row in itertools.product(self.seeds, self.rows):
                 task, hparams = subject.tasks[row.name], self.hparams(subject, row, seed)
                 if row.context not in data:
-                    data[row.context] = identity_of_data(task)
+                    data[row.context] = fingerprint_of_data(task)
                 yield Cell(
                     name=f"{subject.name}: {row.name}, seed {seed}",
                     path=self.run(subject, row, seed),
-                    identity={
-                        **hparams.identity(),
+                    fingerprint={
+                        **hparams.fingerprint(),
                         **{"task": task.to_json(), "strategy": self.how["strategy_name"]},
                         **data[row.context],
                         **starts[row.random],

@@ -1,6 +1,6 @@
 """A grid of runs: cells in, their outcomes out. Finished cells are read; the others are trained or resumed.
 
-    CELL/protocol.json  the identity of the cell
+    CELL/protocol.json  the fingerprint of the cell
     CELL/...            a run, as its training leaves it
     CELL/outcome.json   the reason why the run is degenerate, or null, and the names of the run's files
 
@@ -35,14 +35,14 @@ from bert_keras.tasks.devices.workers import SAME_IN_ALL, Workers
 from bert_keras.tasks.frozen.row_vectors import FOLDER
 from bert_keras.tasks.runs.run_folder import check_finished
 from bert_keras.tasks.task import Task
-from bert_keras.tasks.training.identity import digest_of_examples
+from bert_keras.tasks.training.fingerprint import digest_of_examples
 from bert_keras.tasks.training.loop import PROTOCOL_FILE, RESULTS_FILE
 from bert_keras.tasks.training.task_model import free_memory
 
 DEGENERATE, FILES = "degenerate", "files"  # keys in outcome.json
 WEIGHTS = (SAFETENSORS, TOP)
 CELL = Layout(
-    name="a run of this grid", artifact=formats.STUDY, identity=PROTOCOL_FILE, results="outcome.json"
+    name="a run of this grid", artifact=formats.STUDY, fingerprint=PROTOCOL_FILE, results="outcome.json"
 )
 
 
@@ -55,7 +55,7 @@ class Cell:
     """One run of a grid.
 
     name: the run's name in the log
-    identity: everything that decides the result, plain JSON
+    fingerprint: everything that decides the result, plain JSON
     train: (output=folder) -> trains into the folder, or resumes the unfinished run in it
     judge: (folder of the trained run) -> the reason why the run is degenerate, or None
     alone: the chief trains it without the other workers
@@ -63,7 +63,7 @@ class Cell:
 
     name: str
     path: pathlib.Path
-    identity: Mapping[str, Any]
+    fingerprint: Mapping[str, Any]
     train: Callable[..., object]
     judge: Callable[[pathlib.Path], str | None] = _learned
     alone: bool = False
@@ -90,8 +90,8 @@ def run_cells(
     workers: None for the only process
     log: receives the name of each cell with its number in the grid
 
-    Raises BertKerasError if a cell's folder holds other files or a run with another identity, and as `train` does. LossDiverged
-    is an outcome, not an error.
+    Raises BertKerasError if a cell's folder holds other files or a run with another fingerprint, and as `train` does.
+    LossDiverged is an outcome, not an error.
     """
     workers = workers or Workers()
     for cell in cells:
@@ -116,9 +116,9 @@ def check_same(cells: Sequence[Cell], options: Mapping[str, Any], *, workers: Wo
 
     options: the settings of the grid, plain JSON by name
     """
-    fields = dict.fromkeys(field for cell in cells for field in cell.identity)
+    fields = dict.fromkeys(field for cell in cells for field in cell.fingerprint)
     values = {
-        field: [*dict.fromkeys(json.dumps(cell.identity.get(field), sort_keys=True) for cell in cells)]
+        field: [*dict.fromkeys(json.dumps(cell.fingerprint.get(field), sort_keys=True) for cell in cells)]
         for field in fields
     }
     workers.check_same({**options, **values, "runs": [cell.name for cell in cells]}, SAME_IN_ALL)
@@ -133,7 +133,7 @@ def _check(cell: Cell) -> None:
     folder = Folder(cell.path, CELL)
     folder.check(reopen=True)
     if folder.begun:
-        check_equal(cell.path, folder.identity(), json.loads(json.dumps(cell.identity)))
+        check_equal(cell.path, folder.fingerprint(), json.loads(json.dumps(cell.fingerprint)))
     if folder.finished:
         _check_files(cell.path)
 
@@ -173,7 +173,7 @@ def remove_weights(path: pathlib.Path) -> None:
 def _run(cell: Cell, workers: Workers) -> None:
     """Trains and judges a cell."""
     folder = Folder(cell.path, CELL)
-    with folder.begin(cell.identity) if workers.chief else contextlib.nullcontext():
+    with folder.begin(cell.fingerprint) if workers.chief else contextlib.nullcontext():
         why = None
         if not workers.from_chief((cell.path / RESULTS_FILE).is_file):  # else it was killed after training
             why = workers.from_chief(lambda: _trained(cell)) if cell.alone else _trained(cell)
@@ -221,7 +221,7 @@ def check_used(data: Iterable[str], names: Iterable[str]) -> None:
         )
 
 
-def identity_of_data(task: Task) -> dict[str, str]:
+def fingerprint_of_data(task: Task) -> dict[str, str]:
     """Digests of a run's training and evaluation examples. It reads all of them, so call it once per task."""
     splits = {"train_examples": "train", "dev_examples": task.validation_splits[0]}
     return {name: digest_of_examples(task.examples(split)) for name, split in splits.items()}

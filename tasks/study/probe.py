@@ -39,11 +39,11 @@ from bert_keras.tasks.metrics import accuracy, entity_scores
 from bert_keras.tasks.options import ProbeOptions
 from bert_keras.tasks.problems.classification import Glue
 from bert_keras.tasks.report_tables import Table
-from bert_keras.tasks.training.identity import identity_of_checkpoint
+from bert_keras.tasks.training.fingerprint import fingerprint_of_checkpoint
 from bert_keras.text.word_splitting import TEXT, TOKENS
 
 PROBE = Layout(
-    name="results of probes", artifact=formats.STUDY, identity="probe.json", results="results.json"
+    name="results of probes", artifact=formats.STUDY, fingerprint="probe.json", results="results.json"
 )
 PICTURE = "results.png"
 # Probe -> the column of its labels in a file of CoNLL-2003's format, and the least and the largest number of columns. With five,
@@ -201,8 +201,10 @@ def run_probes(
     read = {name: (_parts(name, path, options), _dev(name, path, options)) for name, path in data.items()}
     for name, (parts, _) in read.items():
         _check_fits(name, source, parts[0], options)
-    identity = dataclasses.asdict(options) | identity_of_checkpoint(source, checkpoints.tokenizer_of(source))
-    with folder.begin(identity | {"probes": list(data)}):
+    fingerprint = dataclasses.asdict(options) | fingerprint_of_checkpoint(
+        source, checkpoints.tokenizer_of(source)
+    )
+    with folder.begin(fingerprint | {"probes": list(data)}):
         results = []
         for name, (parts, dev) in read.items():
             layers = {

@@ -44,7 +44,7 @@ from bert_keras.tasks.runs.run_folder import Run, load_run
 from bert_keras.tasks.study.cells import (
     Cell,
     check_same,
-    identity_of_data,
+    fingerprint_of_data,
     remove_weights,
     run_cells,
 )
@@ -58,7 +58,7 @@ from bert_keras.tasks.study.summary import (
     ranked,
 )
 from bert_keras.tasks.task import Arrays, Task
-from bert_keras.tasks.training.identity import identity_of_checkpoint
+from bert_keras.tasks.training.fingerprint import fingerprint_of_checkpoint
 from bert_keras.tasks.training.loop import RESULTS_FILE
 from bert_keras.text.preprocessing import Preprocessor
 
@@ -129,8 +129,8 @@ def _cells(
     verbose: int | str,
     log: Callable[[str], None],
 ) -> Iterator[Cell]:
-    start = identity_of_checkpoint(source, checkpoints.tokenizer_of(source)) | {"strategy": strategy_name}
-    about = {"task": task.to_json(), **identity_of_data(task), **start}
+    start = fingerprint_of_checkpoint(source, checkpoints.tokenizer_of(source)) | {"strategy": strategy_name}
+    data = {"task": task.to_json(), **fingerprint_of_data(task), **start}
     how: dict[str, Any] = {
         "strategy_name": strategy_name,
         "feature_cache": feature_cache,
@@ -144,7 +144,7 @@ def _cells(
         yield Cell(
             name=f"{name}: learning rate {settings.learning_rate:g}{grid}, seed {settings.seed}",
             path=output / name / cell,
-            identity=settings.identity() | about,
+            fingerprint=settings.fingerprint() | data,
             train=functools.partial(train, hparams=settings),
             judge=degenerate_run,
         )
@@ -165,7 +165,7 @@ def _on_dev(run: Run, task: Task, split: str | None = None) -> tuple[Arrays, Arr
 def _outcome(ran: CellOutcome) -> Outcome:
     names = ("learning_rate", "batch_size", "epochs", "seed")
     return Outcome(
-        **{name: ran.cell.identity[name] for name in names},
+        **{name: ran.cell.fingerprint[name] for name in names},
         path=ran.cell.path,
         measures=ran.measures,
         degenerate=ran.degenerate,
@@ -230,7 +230,7 @@ def check_run(
 ) -> None:
     """Raises BertKerasError for settings that `finetune` would refuse after the folder of the run is begun.
 
-    There the refused settings would be the identity of the run, and the right ones another.
+    There the refused settings would be the fingerprint of the run, and the right ones another.
     """
     distribution = strategy(strategy_name)
     check_micro_batch(distribution, batch_size=hparams.batch_size, micro_batch=hparams.micro_batch)

@@ -1,6 +1,6 @@
 """The training loop: a plan in, a run's folder out. It calls Keras' `fit` once for each stage, and twice for a resumed stage.
 
-An unfinished run with the same identity is resumed from its last save, with bit-identical results.
+An unfinished run with the same fingerprint is resumed from its last save, with bit-identical results.
 """
 
 import contextlib
@@ -42,7 +42,7 @@ PROTOCOL_FILE = "protocol.json"  # a grid of runs writes it into a run's folder 
 RUN = Layout(
     name="a run",
     artifact=formats.RUN,
-    identity=f"{CHECKPOINTS}/{SETTINGS}",
+    fingerprint=f"{CHECKPOINTS}/{SETTINGS}",
     results=RESULTS_FILE,
     early=(PROTOCOL_FILE,),
 )
@@ -258,11 +258,11 @@ def _begin(
     folder: Folder, plan: Plan, workers: Workers, save_every: int | None, *, log: Callable[[str], None]
 ) -> Iterator[bool]:
     """`Folder.begin`, which the chief calls alone; yields True if the folder was begun before. Logs the plan's lines."""
-    # Every save waits for all workers. It is no part of the identity: a resumed run may save at other steps.
+    # Every save waits for all workers. It is no part of the fingerprint: a resumed run may save at other steps.
     workers.check_same({"save_every": save_every}, SAME_IN_ALL)
     with contextlib.ExitStack() as stack:
         if workers.chief:
-            begun = stack.enter_context(folder.begin(plan.identity))
+            begun = stack.enter_context(folder.begin(plan.fingerprint))
         else:
             folder.check()
             begun = folder.begun

@@ -1,6 +1,6 @@
 """Exact resume: saves the state of a training and restores it.
 
-    RUN/checkpoints/settings.json  the identity of the run (tasks/training/loop.py)
+    RUN/checkpoints/settings.json  the fingerprint of the run (tasks/training/loop.py)
     RUN/checkpoints/ckpt-STEP.*    the step, every variable of model (including dropout seeds) and optimizer, the metrics of each
                                    replica, and the monitor's state
 

@@ -30,8 +30,8 @@ def digest_of_examples(examples: tf.data.Dataset) -> str:
     return digest(itertools.chain(names, itertools.chain.from_iterable(rows.as_numpy_iterator())))
 
 
-def identity_of_checkpoint(source: Checkpoint, tokenizer: Tokenizer) -> dict[str, Any]:
-    """The fields of an identity for the initial weights, configuration and vocabulary."""
+def fingerprint_of_checkpoint(source: Checkpoint, tokenizer: Tokenizer) -> dict[str, Any]:
+    """The fields of a fingerprint for the initial weights, configuration and vocabulary."""
     return {
         "vocabulary": tokenizer.digest,
         "lower_case": tokenizer.lower_case,
