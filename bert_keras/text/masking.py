@@ -13,7 +13,8 @@ Equal features and an equal seed give equal results on every machine.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+import functools
+from collections.abc import Callable, Sequence
 
 import numpy as np
 import tensorflow as tf
@@ -83,12 +84,11 @@ def mask(
     """
     seeds = tf.unstack(tf.random.experimental.stateless_split(tf.cast(seed, tf.int64), 4), num=4)
     ids = features[INPUT_WORD_IDS]
-    positions, chosen = _choose(
-        features, seeds=seeds[:2], pieces=pieces, masking=masking, worker_rows=worker_rows
-    )
+    uniform = functools.partial(_uniform, ids, worker_rows)
+    positions, chosen = _choose(features, uniform, seeds=seeds[:2], pieces=pieces, masking=masking)
     originals = tf.where(chosen, _at(positions, ids), 0)
-    draw = _at(positions, _uniform(ids, seeds[2], worker_rows))
-    random = _at(positions, _random_pieces(ids, seeds[3], pieces, masking, worker_rows))
+    draw = _at(positions, uniform(seeds[2]))
+    random = _at(positions, _random_pieces(uniform, seeds[3], pieces, masking))
     hidden = tf.where(draw < 1 - masking.keep, random, originals)
     hidden = tf.where(draw < masking.hide, pieces.special.mask, hidden)
     places = tf.where(chosen)
@@ -129,8 +129,8 @@ def _at(positions: tf.Tensor, values: tf.Tensor) -> tf.Tensor:
     return tf.gather(values, positions, batch_dims=1)
 
 
-def _uniform(ids: tf.Tensor, seed: tf.Tensor, worker_rows: WorkerRows, limit: int | None = None) -> tf.Tensor:
-    """Draws for the ids [B, S] of a part of a batch: float32 in [0, 1), or int32 below a limit.
+def _uniform(ids: tf.Tensor, worker_rows: WorkerRows, seed: tf.Tensor, limit: int | None = None) -> tf.Tensor:
+    """Draws for the ids [B, S] of a worker's rows of a batch: float32 in [0, 1), or int32 below a limit.
 
     A draw depends on its position in the whole batch. The draws of all rows are much cheaper than masking them.
     """
@@ -141,36 +141,39 @@ def _uniform(ids: tf.Tensor, seed: tf.Tensor, worker_rows: WorkerRows, limit: in
 
 
 def _random_pieces(
-    ids: tf.Tensor, seed: tf.Tensor, pieces: Pieces, masking: Masking, worker_rows: WorkerRows
+    uniform: Callable[..., tf.Tensor], seed: tf.Tensor, pieces: Pieces, masking: Masking
 ) -> tf.Tensor:
     """A random token for every position: int32 [B, S]."""
     if masking.random_pieces == "vocabulary":
-        return _uniform(ids, seed, worker_rows, len(pieces.continues))
-    return tf.gather(pieces.real, _uniform(ids, seed, worker_rows, len(pieces.real)))
+        return uniform(seed, len(pieces.continues))
+    return tf.gather(pieces.real, uniform(seed, len(pieces.real)))
 
 
 def _choose(
     features: Features,
+    uniform: Callable[..., tf.Tensor],
     *,
     seeds: Sequence[tf.Tensor],
     pieces: Pieces,
     masking: Masking,
-    worker_rows: WorkerRows,
 ) -> tuple[tf.Tensor, tf.Tensor]:
-    """Chooses the positions to predict: int32 [B, P], ascending, padded with 0, and bool [B, P], False on padding."""
+    """Chooses the positions to predict: int32 [B, P], ascending, padded with 0, and bool [B, P], False on padding.
+
+    uniform: seed -> draws float32 [B, S]
+    """
     ids, real = features[INPUT_WORD_IDS], features[INPUT_MASK] > 0
     wanted = count_asked(tf.reduce_sum(tf.cast(real, tf.int32), axis=1), masking)
     if masking.max_ngram == 1 and not masking.whole_word:
-        draw = _uniform(ids, seeds[0], worker_rows)
+        draw = uniform(seeds[0])
         return _choose_tokens(features, wanted, draw=draw, pieces=pieces, masking=masking)
     starts, lengths, exists = _units(features, pieces=pieces, masking=masking)
     # In random order: the n-gram of the drawn length, and the shorter n-grams at the same start.
-    order = tf.argsort(tf.where(exists, _uniform(ids, seeds[0], worker_rows), 2.0), axis=1)
+    order = tf.argsort(tf.where(exists, uniform(seeds[0]), 2.0), axis=1)
     starts = tf.gather(starts, order, batch_dims=1)
     lengths = tf.gather(lengths, order, batch_dims=1)
     weights = 1 / np.arange(1, masking.max_ngram + 1)
     steps = np.cumsum(weights / weights.sum())[:-1].astype("float32")
-    draw = _uniform(ids, seeds[1], worker_rows)
+    draw = uniform(seeds[1])
     shorter = 1 + tf.reduce_sum(tf.cast(draw[..., tf.newaxis] >= steps, tf.int32), axis=-1)
     lengths *= tf.sequence_mask(shorter, masking.max_ngram, tf.int32)
     candidates = tf.reduce_sum(tf.cast(exists, tf.int32), axis=1)
