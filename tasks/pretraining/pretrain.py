@@ -342,6 +342,8 @@ def _fingerprint(
     fingerprint = {
         "objectives": list(recipe.objectives),
         **dict(sorted(recipe.all_settings.items())),
+        # Also where they are not given.
+        **{name: getattr(recipe.hparams, name) for name in ("precision", "steps_per_execution")},
         "config": config.to_dict(),
         "vocabulary": tokenizer.digest,
         "lower_case": tokenizer.lower_case,
