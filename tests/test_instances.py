@@ -239,7 +239,7 @@ def write_golden(path):
     )
 
 
-def test_a_folder_of_an_older_version_is_resumed(tmp_path):
+def test_the_bytes_of_a_text_are_the_golden_ones_and_such_a_folder_is_resumed(tmp_path):
     shutil.copytree(GOLDEN, tmp_path / "old")
     done = {file.name: file.stat().st_mtime_ns for file in (tmp_path / "old").glob("*.tfrecord")}
     assert len(done) == len(read_manifest(GOLDEN)["shards"]) == 2
