@@ -425,18 +425,6 @@ def test_patience_stops_and_survives_a_stop(place, tmp_path):
 
 
 @pytest.mark.long
-def test_an_unfinished_run_of_a_version_without_patience_is_resumed(place, tmp_path):
-    arguments = finetuning(place, "--output", tmp_path / "run")
-    assert watch((arguments, signals(["step", 2, ["SIGINT"]])))[0].code == 130
-    settings = tmp_path / "run" / "checkpoints" / "settings.json"
-    without = {name: value for name, value in json.loads(settings.read_text()).items() if name != "patience"}
-    settings.write_text(json.dumps(without))
-    refused, done = watch(([*arguments, "--patience", "2"], {}), (arguments, {}))
-    assert "was made with another patience: null, not 2" in refused.err
-    assert done.code == 0 and "at step 2 of 18" in done.out, done.err
-
-
-@pytest.mark.long
 def test_each_epoch_is_saved_and_a_finished_run_keeps_no_save(whole, place, tmp_path):
     arguments = finetuning(place, "--output", tmp_path / "run")
     watch((arguments, signals(["step", 14, ["SIGINT", "SIGINT"]])))

@@ -97,7 +97,7 @@ def test_a_worker_that_waits_for_another_says_so_and_ends_at_ctrl_c(folder):
 @pytest.mark.parametrize(
     ("given", "named"),
     [
-        (["--epochs", "2", "--precision", "bfloat16"], "epochs, precision"),
+        (["--epochs", "2", "--precision", "bfloat16"], "precision, epochs"),
         (["--save-every", "2"], "save_every"),
     ],
 )
@@ -118,7 +118,7 @@ def test_workers_with_other_settings_say_in_which(given, named, folder):
 
 SLOW_WORKER = """
 import contextlib, os, time
-from bert_keras.tasks.training import strategies, workers
+from bert_keras.tasks.devices import strategies, workers
 
 gather_of, second = workers._gather_of, '"index": 1' in os.environ["TF_CONFIG"]
 
