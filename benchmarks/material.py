@@ -22,7 +22,7 @@ from bert_keras.checkpoints.hugging_face_tokenizer import write_tokenizer
 from bert_keras.checkpoints.variables import Checkpoint, head_shapes, variable_shapes
 from bert_keras.config import BertConfig
 from bert_keras.tasks.pretraining.sentences import split_sentences
-from bert_keras.text.vocabulary_files import read_pieces
+from bert_keras.text.vocabulary import read_pieces
 
 WORDS = range(
     8, 37

@@ -25,7 +25,7 @@ from rich.table import Table
 from bert_keras.savedmodels.export import export
 from bert_keras.tasks.batches import concatenated, predict
 from bert_keras.tasks.runs.run_folder import load_run
-from bert_keras.text.word_splitting import TEXT, text_of
+from bert_keras.text.words import TEXT, text_of
 
 BATCH = 16
 # Output of a span's text -> its input, and the outputs with its start and end.

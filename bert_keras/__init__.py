@@ -8,7 +8,7 @@ from bert_keras.model.registered import CLASSES, register_with_keras
 _HOMES = {
     "bert_keras.errors": ("BertKerasError",),
     "bert_keras.config": ("BertConfig",),
-    "bert_keras.text.bpe": ("ByteBPE",),
+    "bert_keras.text.byte_bpe": ("ByteBPE",),
     "bert_keras.text.sentencepiece": ("SentencePiece",),
     "bert_keras.text.wordpiece": ("WordPiece",),
     "bert_keras.text.preprocessing": ("Preprocessor", "pad_batches"),

@@ -24,7 +24,8 @@ from bert_keras import (
 from bert_keras.checkpoints.hugging_face_tokenizer import write_tokenizer
 from bert_keras.config import BertConfig
 from bert_keras.errors import BertKerasError
-from bert_keras.text.byte_level import (
+from bert_keras.text.tokenizer import BERT_PAIR
+from bert_keras.text.words import (
     LETTER,
     NUMBER,
     SPACE,
@@ -32,7 +33,6 @@ from bert_keras.text.byte_level import (
     byte_alphabet,
     classes_of_code_points,
 )
-from bert_keras.text.tokenizer import BERT_PAIR
 
 SPECIAL = ("<s>", "</s>", "<pad>", "<unk>", "<mask>")
 # Fragments whose neighbours decide where a word starts.

@@ -27,8 +27,8 @@ from bert_keras.tasks.hparams import Hparams
 from bert_keras.tasks.problems.tagging import Conll
 from bert_keras.tasks.runs.run_folder import evaluate, load_run
 from bert_keras.text.preprocessing import Preprocessor
-from bert_keras.text.word_splitting import split_text, split_tokens
 from bert_keras.text.wordpiece import WordPiece
+from bert_keras.text.words import split_text, split_tokens
 
 LABELS = ("O", "B-LOC", "B-PER", "I-LOC", "I-PER")
 OF_WORD = {"actor": "PER", "plot": "LOC", "film": "LOC"}  # what the training file has to teach

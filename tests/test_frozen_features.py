@@ -337,7 +337,7 @@ def test_a_lost_run_of_a_grid_keeps_no_vectors(checkpoint, tmp_path):
 ASK = """
 import sys, json
 import tensorflow as tf
-import bert_keras.text.text_ops
+import bert_keras.text.normal_forms
 model = tf.saved_model.load(sys.argv[1])
 found = model.signatures["serving_default"](text=tf.constant(json.loads(sys.argv[2])))
 answers = {name: value.numpy().tolist() for name, value in found.items()}

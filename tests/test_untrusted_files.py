@@ -48,9 +48,9 @@ from bert_keras.tasks.problems.question_answering import Squad
 from bert_keras.tasks.problems.tagging import Conll
 from bert_keras.tasks.runs.run_folder import load_run
 from bert_keras.tasks.training.loop import RUN
-from bert_keras.text import vocabulary_files
-from bert_keras.text.bpe import ByteBPE
-from bert_keras.text.vocabulary_files import read_model, read_pieces
+from bert_keras.text import vocabulary
+from bert_keras.text.byte_bpe import ByteBPE
+from bert_keras.text.vocabulary import read_model, read_pieces
 from bert_keras.text.wordpiece import MAX_PIECE_BYTES, MAX_PIECES, WordPiece
 
 ROOT = Path(__file__).parents[1]
@@ -296,7 +296,7 @@ def test_the_longest_piece_is_the_kernels():
 
 
 def test_a_vocabulary_over_the_limit_is_not_read(tmp_path, monkeypatch):
-    monkeypatch.setattr(vocabulary_files, "MAX_VOCABULARY_BYTES", 1000)
+    monkeypatch.setattr(vocabulary, "MAX_VOCABULARY_BYTES", 1000)
     for name, call in (("vocab.txt", read_pieces), ("spiece.model", read_model)):
         (tmp_path / name).write_bytes(b"x\n" * 600)
         refused(f"{name} has over 1,000 bytes", call, str(tmp_path / name))
@@ -535,7 +535,7 @@ def test_the_limits_in_the_document_are_the_codes():
     constants = {
         "json_files.MAX_JSON_BYTES": json_files.MAX_JSON_BYTES,
         "json_files.MAX_JSON_DEPTH": json_files.MAX_JSON_DEPTH,
-        "vocabulary_files.MAX_VOCABULARY_BYTES": vocabulary_files.MAX_VOCABULARY_BYTES,
+        "vocabulary.MAX_VOCABULARY_BYTES": vocabulary.MAX_VOCABULARY_BYTES,
         "wordpiece.MAX_PIECES": MAX_PIECES,
         "wordpiece.MAX_PIECE_BYTES": MAX_PIECE_BYTES,
         "data_files.MAX_LINE_BYTES": bert_keras.tasks.data.sources.MAX_LINE_BYTES,

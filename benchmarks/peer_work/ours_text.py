@@ -60,7 +60,7 @@ def served_answers(case: Case, folder: pathlib.Path) -> Prepared:
 def features(case: Case, folder: pathlib.Path) -> Prepared:
     """The command `features`, without its file: every token of all layers."""
     from bert_keras.tasks.frozen.extract import Extractor, Pieces
-    from bert_keras.text.word_splitting import TEXT
+    from bert_keras.text.words import TEXT
 
     extractor = Extractor(
         folder / case.size,

@@ -31,24 +31,13 @@ from bert_keras.checkpoints.letter_case import lower_cases
 from bert_keras.checkpoints.model_garden import MODEL_GARDEN
 from bert_keras.checkpoints.parity import check_reference, differences
 from bert_keras.checkpoints.tensors import read_tensors, refuse_not_finite
-from bert_keras.checkpoints.variables import (
-    ARCHITECTURES,
-    HEADS,
-    Checkpoint,
-    Format,
-    variable_shapes,
-)
+from bert_keras.checkpoints.variables import ARCHITECTURES, HEADS, Checkpoint, Format, variable_shapes
 from bert_keras.config import BertConfig
 from bert_keras.errors import BertKerasError, MissingFileError, listed
 from bert_keras.io.atomic_folders import refuse_partial, whole_folder
 from bert_keras.io.paths import path_of
 from bert_keras.io.remote_paths import is_remote, refuse_remote_weights
-from bert_keras.text.vocabulary_files import (
-    SENTENCEPIECE,
-    VOCAB_TXT,
-    Vocabulary,
-    read_vocabulary,
-)
+from bert_keras.text.vocabulary import SENTENCEPIECE, VOCAB_TXT, Vocabulary, read_vocabulary
 
 # Keras and TensorFlow are imported by the functions that need them: reading a safetensors file needs neither.
 if TYPE_CHECKING:
@@ -262,7 +251,7 @@ def _tokenizer_fields(vocabulary: Vocabulary) -> dict[str, Any]:
 
 def with_tokenizer(checkpoint: Checkpoint, tokenizer: "Tokenizer") -> Checkpoint:
     """The checkpoint with another tokenizer, the inverse of `tokenizer_of`."""
-    from bert_keras.text.bpe import ByteBPE
+    from bert_keras.text.byte_bpe import ByteBPE
     from bert_keras.text.sentencepiece import SentencePiece
 
     vocabulary = Vocabulary(pieces=tokenizer.vocabulary, lower_case=tokenizer.lower_case)
@@ -275,7 +264,7 @@ def with_tokenizer(checkpoint: Checkpoint, tokenizer: "Tokenizer") -> Checkpoint
 
 def tokenizer_of(checkpoint: Checkpoint, *, lower_case: bool | None = None) -> "Tokenizer":
     """The tokenizer of a checkpoint, as `load_tokenizer` makes it. Raises ValueError if it has none."""
-    from bert_keras.text.bpe import ByteBPE
+    from bert_keras.text.byte_bpe import ByteBPE
     from bert_keras.text.sentencepiece import SentencePiece
     from bert_keras.text.wordpiece import WordPiece
 

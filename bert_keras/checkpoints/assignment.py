@@ -7,12 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from bert_keras.checkpoints.variables import (
-    HEAD_ARCHITECTURES,
-    HEADS,
-    Checkpoint,
-    numpy_dtype,
-)
+from bert_keras.checkpoints.variables import HEAD_ARCHITECTURES, HEADS, Checkpoint, numpy_dtype
 from bert_keras.config import BertConfig
 from bert_keras.errors import BertKerasError, listed
 from bert_keras.features import POOLED_OUTPUT

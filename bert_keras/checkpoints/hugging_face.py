@@ -25,16 +25,7 @@ from bert_keras.checkpoints.variables import (
 from bert_keras.config import BertConfig
 from bert_keras.errors import BertKerasError
 from bert_keras.io.files import write_json
-from bert_keras.io.json_files import (
-    TEXT,
-    Kind,
-    object_of,
-    one_of,
-    or_null,
-    read_object,
-    short,
-    typed,
-)
+from bert_keras.io.json_files import TEXT, Kind, object_of, one_of, or_null, read_object, short, typed
 
 SAFETENSORS, TORCH = "model.safetensors", "pytorch_model.bin"
 TOP = "top.safetensors"  # of a run with features: the weights above the encoder, which is in model.safetensors unchanged

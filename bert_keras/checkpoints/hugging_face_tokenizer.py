@@ -21,7 +21,7 @@ from bert_keras.io.json_files import (
     short,
     typed,
 )
-from bert_keras.text.vocabulary_files import (
+from bert_keras.text.vocabulary import (
     BYTE_LEVEL_SPECIAL,
     MERGES_TXT,
     SENTENCEPIECE,

@@ -35,7 +35,7 @@ from bert_keras.io.json_files import (
     short,
     typed,
 )
-from bert_keras.text.vocabulary_files import Vocabulary, read_pieces, refuse_other_ids
+from bert_keras.text.vocabulary import Vocabulary, read_pieces, refuse_other_ids
 
 _TABLE = {
     "embeddings/word_embeddings": "token_embedding/embeddings",

@@ -14,14 +14,7 @@ from bert_keras.checkpoints.tensorflow_checkpoint import (
     load_config,
     open_checkpoint,
 )
-from bert_keras.checkpoints.variables import (
-    EINSUM,
-    ORIGINAL,
-    Checkpoint,
-    Format,
-    Names,
-    slashed,
-)
+from bert_keras.checkpoints.variables import EINSUM, ORIGINAL, Checkpoint, Format, Names, slashed
 from bert_keras.io.files import write_json
 from bert_keras.io.tensorflow_errors import file_errors
 

@@ -4,12 +4,7 @@ import pathlib
 
 import numpy as np
 
-from bert_keras.checkpoints.variables import (
-    Format,
-    Names,
-    Row,
-    Source,
-)
+from bert_keras.checkpoints.variables import Format, Names, Row, Source
 from bert_keras.config import BertConfig
 from bert_keras.errors import BertKerasError, listed
 

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from bert_keras.config import BertConfig
-from bert_keras.text.vocabulary_files import Vocabulary
+from bert_keras.text.vocabulary import Vocabulary
 
 # -----------------------------------------------------------------------------------------------------------
 # Our variables. H hidden, E embedding, I intermediate, V vocabulary, P positions, T types; 0 stands for any size.

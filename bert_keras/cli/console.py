@@ -181,7 +181,7 @@ def start(*, deterministic: bool = False, join: Callable[[], Any] = lambda: None
         except ImportError as error:
             raise MissingPackageError(f"{error}; pip install tensorflow.") from error
 
-        import bert_keras.text.text_ops  # noqa: F401 (tensorflow-text, or an error that names the package)
+        import bert_keras.text.normal_forms  # noqa: F401 (tensorflow-text, or an error that names the package)
 
         join()
         tf.config.list_logical_devices()

@@ -18,19 +18,8 @@ from collections.abc import Iterator
 from typing import Literal
 
 from bert_keras.errors import BertKerasError, TakenError
-from bert_keras.io.files import (
-    LOCK,
-    locked,
-    sync,
-    write_json,
-)
-from bert_keras.io.json_files import (
-    FLAG,
-    TEXT,
-    list_of,
-    read_object,
-    typed,
-)
+from bert_keras.io.files import LOCK, locked, sync, write_json
+from bert_keras.io.json_files import FLAG, TEXT, list_of, read_object, typed
 from bert_keras.io.remote_paths import refuse_remote
 
 PARTIAL = ".partial"  # the suffix of the folder with incomplete files

@@ -16,12 +16,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from bert_keras.errors import BertKerasError
-from bert_keras.io.files import (
-    is_temporary,
-    locked,
-    remove_temporary,
-    write_json,
-)
+from bert_keras.io.files import is_temporary, locked, remove_temporary, write_json
 from bert_keras.io.json_files import read_object
 from bert_keras.io.paths import path_of
 from bert_keras.io.remote_paths import is_remote, refuse_remote

@@ -37,12 +37,7 @@ from bert_keras.model.layers import (
     state_config,
 )
 from bert_keras.model.rematerialization import rematerialized
-from bert_keras.model.unpadding import (
-    RealTokens,
-    drop_padding,
-    real_tokens,
-    restore_padding,
-)
+from bert_keras.model.unpadding import RealTokens, drop_padding, real_tokens, restore_padding
 
 ALL = (SEQUENCE_OUTPUT, POOLED_OUTPUT, ENCODER_OUTPUTS, EMBEDDING_OUTPUT)
 _KNOWN = (*ALL, ATTENTION_PROBABILITIES)

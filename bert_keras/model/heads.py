@@ -18,14 +18,7 @@ from keras import ops
 from bert_keras.config import BertConfig
 from bert_keras.errors import BertKerasError
 from bert_keras.model.encoder import BertEncoder, gather_positions, pooled_position
-from bert_keras.model.layers import (
-    ACTIVATIONS,
-    Dense,
-    LayerNorm,
-    from_state_config,
-    state_config,
-    wide,
-)
+from bert_keras.model.layers import ACTIVATIONS, Dense, LayerNorm, from_state_config, state_config, wide
 
 
 @keras.saving.register_keras_serializable("bert_keras")

@@ -15,12 +15,7 @@ from keras import ops
 
 from bert_keras.errors import BertKerasError
 from bert_keras.optimization.replicas import replica_context, replica_sum
-from bert_keras.optimization.update_kernels import (
-    adam,
-    decay,
-    dense,
-    square_sum,
-)
+from bert_keras.optimization.update_kernels import adam, decay, dense, square_sum
 
 # Block 0 is the lowest.
 _EMBEDDINGS, _BLOCK = re.compile(r"(^|/)embeddings/"), re.compile(r"(^|/)block_(\d+)/")

@@ -20,18 +20,12 @@ from bert_keras.text.normal_forms import (
     Normalizing,
     one_quote,
     sentencepiece_form,
+    tf_text,
     vanishing,
 )
 from bert_keras.text.ragged_ops import repeats, rows_of
-from bert_keras.text.text_ops import tf_text
-from bert_keras.text.tokenizer import (
-    END,
-    MASK,
-    START,
-    Normalizer,
-    SpecialTokens,
-)
-from bert_keras.text.vocabulary_files import read_model
+from bert_keras.text.tokenizer import END, MASK, START, Normalizer, SpecialTokens
+from bert_keras.text.vocabulary import read_model
 
 # ALBERT's names of the special tokens.
 SENTENCEPIECE_TOKENS = {

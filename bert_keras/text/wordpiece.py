@@ -26,20 +26,12 @@ from bert_keras.text.normal_forms import (
     SIMPLE_CASED,
     SIMPLE_UNCASED,
     Normalizing,
+    tf_text,
     wordpiece_form,
 )
 from bert_keras.text.ragged_ops import masked, masked_rows, rows_of
-from bert_keras.text.text_ops import tf_text
-from bert_keras.text.tokenizer import (
-    END,
-    MASK,
-    PADDING,
-    START,
-    UNKNOWN,
-    Normalizer,
-    SpecialTokens,
-)
-from bert_keras.text.vocabulary_files import read_pieces
+from bert_keras.text.tokenizer import END, MASK, PADDING, START, UNKNOWN, Normalizer, SpecialTokens
+from bert_keras.text.vocabulary import read_pieces
 
 CONTINUATION = "##"  # the prefix of every token that continues a word
 _UNUSED = re.compile(r"\[unused\d+\]")

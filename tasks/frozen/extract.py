@@ -38,7 +38,7 @@ from bert_keras.tasks.task import (
 from bert_keras.tasks.training.identity import digest_of_tensors
 from bert_keras.tasks.training.task_model import check_sizes
 from bert_keras.text.preprocessing import Preprocessor
-from bert_keras.text.word_splitting import TEXT, text_of, words_of
+from bert_keras.text.words import TEXT, text_of, words_of
 
 DTYPES = ("float16", "float32")
 

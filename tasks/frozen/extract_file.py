@@ -22,7 +22,7 @@ from bert_keras.tasks.frozen.cache import Cache, Example, writing_cache
 from bert_keras.tasks.frozen.extract import Extractor, Pieces, Words
 from bert_keras.tasks.frozen.parquet_file import write_rows
 from bert_keras.tasks.options import FeatureOptions
-from bert_keras.text.word_splitting import TEXT
+from bert_keras.text.words import TEXT
 
 
 def extract_file(

@@ -36,12 +36,7 @@ from bert_keras.tasks.pretraining.instance_stream import (
     stream,
 )
 from bert_keras.tasks.pretraining.manifest import MANIFEST
-from bert_keras.tasks.pretraining.read_records import (
-    RecordFiles,
-    listed,
-    manifest_of,
-    read_records,
-)
+from bert_keras.tasks.pretraining.read_records import RecordFiles, listed, manifest_of, read_records
 from bert_keras.tasks.pretraining.recipes import Recipe
 from bert_keras.tasks.pretraining.samplers import SAMPLERS
 from bert_keras.tasks.pretraining.written_records import check_lengths, check_written, name_of

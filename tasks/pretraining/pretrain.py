@@ -32,13 +32,7 @@ from bert_keras.model.precision import training_policy
 from bert_keras.optimization.objectives import Objective, check_parts
 from bert_keras.optimization.pretrainers import Pretrainer, pretrainer_of
 from bert_keras.tasks.batches import of_rows
-from bert_keras.tasks.devices.strategies import (
-    check_micro_batch,
-    divided,
-    lines_about,
-    rows_for,
-    strategy,
-)
+from bert_keras.tasks.devices.strategies import check_micro_batch, divided, lines_about, rows_for, strategy
 from bert_keras.tasks.devices.workers import SAME_IN_ALL, Workers, reports_lost_workers
 from bert_keras.tasks.hparams import PretrainHparams
 from bert_keras.tasks.pretraining.instance_sources import (

@@ -5,13 +5,7 @@ import dataclasses
 from bert_keras.config import BertConfig
 from bert_keras.errors import BertKerasError
 from bert_keras.fields import Masking, names_of
-from bert_keras.optimization.objectives import (
-    LeftToRight,
-    MaskedLM,
-    Objective,
-    ReplacedTokens,
-    SentencePair,
-)
+from bert_keras.optimization.objectives import LeftToRight, MaskedLM, Objective, ReplacedTokens, SentencePair
 from bert_keras.tasks.pretraining.recipes import Recipe
 from bert_keras.text.masking import Pieces
 

@@ -28,12 +28,7 @@ from bert_keras.tasks.pretraining.instance_stream import (
     instances_of,
     name_of_segmenter,
 )
-from bert_keras.tasks.pretraining.manifest import (
-    FORMAT_VERSION,
-    RECORD_NAMES,
-    Shard,
-    shard_name,
-)
+from bert_keras.tasks.pretraining.manifest import FORMAT_VERSION, RECORD_NAMES, Shard, shard_name
 from bert_keras.tasks.pretraining.tfrecord import record_writer
 from bert_keras.text.masking import Pieces, mask
 from bert_keras.text.preprocessing import Features

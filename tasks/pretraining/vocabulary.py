@@ -22,15 +22,7 @@ from bert_keras.io.atomic_folders import whole_folder
 from bert_keras.io.paths import path_of
 from bert_keras.tasks.options import VocabularyOptions
 from bert_keras.text.sentencepiece import SENTENCEPIECE_TOKENS, SentencePiece, sentencepiece_texts
-from bert_keras.text.tokenizer import (
-    END,
-    MASK,
-    PADDING,
-    START,
-    UNKNOWN,
-    Normalizer,
-    Tokenizer,
-)
+from bert_keras.text.tokenizer import END, MASK, PADDING, START, UNKNOWN, Normalizer, Tokenizer
 from bert_keras.text.wordpiece import CONTINUATION, WordPiece, wordpiece_words
 
 Document = Sequence[str]

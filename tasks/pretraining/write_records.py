@@ -20,13 +20,7 @@ from bert_keras.tasks.pretraining.instance_stream import (
     digest_of_documents,
     shards,
 )
-from bert_keras.tasks.pretraining.manifest import (
-    InstancesFolder,
-    Shard,
-    Summary,
-    shard_name,
-    summarize,
-)
+from bert_keras.tasks.pretraining.manifest import InstancesFolder, Shard, Summary, shard_name, summarize
 from bert_keras.tasks.pretraining.processes import check_workers, in_order
 from bert_keras.tasks.pretraining.shard_writer import Job, ShardWriter
 from bert_keras.text.tokenizer import Tokenizer

@@ -33,7 +33,7 @@ from bert_keras.tasks.data.sources import Source
 from bert_keras.tasks.options import MAX_OPTION, FeatureOptions
 from bert_keras.tasks.task import Features, Raw, Task
 from bert_keras.text.preprocessing import Preprocessor
-from bert_keras.text.word_splitting import TEXT, text_of, words_of
+from bert_keras.text.words import TEXT, text_of, words_of
 
 VECTOR = "embedding"
 

@@ -47,7 +47,7 @@ from bert_keras.tasks.task import (
     Raw,
     Task,
 )
-from bert_keras.text.bpe import BPE_TOKENS
+from bert_keras.text.byte_bpe import BPE_TOKENS
 from bert_keras.text.preprocessing import Preprocessor
 from bert_keras.text.tokenizer import MASK, Tokenizer
 

@@ -6,7 +6,7 @@ from typing import NamedTuple
 import tensorflow as tf
 
 from bert_keras.features import EXAMPLE_INDEX, WORD_INDEX
-from bert_keras.text.word_splitting import TOKENS, words_of
+from bert_keras.text.words import TOKENS, words_of
 
 
 class Words(NamedTuple):

@@ -59,7 +59,7 @@ from bert_keras.tasks.task import (
     Task,
 )
 from bert_keras.text.preprocessing import Preprocessor
-from bert_keras.text.word_splitting import (
+from bert_keras.text.words import (
     TEXT,
     TOKENS,
     split_words,

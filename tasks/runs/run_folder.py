@@ -58,7 +58,7 @@ from bert_keras.tasks.training.task_model import (
 from bert_keras.tasks.training.weights_file import paths_of, read_weights, write_weights
 from bert_keras.text.preprocessing import TRUNCATION, Preprocessor
 from bert_keras.text.tokenizer import Tokenizer
-from bert_keras.text.vocabulary_files import (
+from bert_keras.text.vocabulary import (
     MERGES_TXT,
     SENTENCEPIECE,
     VOCAB_JSON,

@@ -291,7 +291,7 @@ def load(path: str | pathlib.Path, *, compile: bool = True, dtype: str | None = 
         raise MissingFileError(
             f"{path} is no .keras file, no run and no exported model{close}; give one of them."
         )
-    from bert_keras.text import text_ops  # noqa: F401  registers the ops of the graph
+    from bert_keras.text import normal_forms  # noqa: F401  registers the ops of the graph
 
     with for_tensorflow(file.parent) as named:
         return tf.saved_model.load(str(named))

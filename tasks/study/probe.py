@@ -47,7 +47,7 @@ from bert_keras.tasks.training.identity import identity_of_checkpoint
 from bert_keras.tasks.training.progress import counter
 from bert_keras.tasks.training.task_model import check_sizes
 from bert_keras.text.preprocessing import Preprocessor
-from bert_keras.text.word_splitting import TEXT, TOKENS
+from bert_keras.text.words import TEXT, TOKENS
 
 PROBE = Layout(name="results of probes", identity="probe.json", results="results.json")
 PICTURE = "results.png"
