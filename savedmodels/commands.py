@@ -84,7 +84,7 @@ def _export_to_runtime(args: argparse.Namespace, options: ExportOptions) -> None
             f"--target names a TensorFlow Serving, which does not load {options.format}; leave it out."
         )
     start()
-    from bert_keras.io.atomic_folders import check_folder
+    from bert_keras.io.folders import check_folder
     from bert_keras.io.paths import path_of
     from bert_keras.savedmodels.runtimes import check_packages, check_precision, check_task, export_to
 

@@ -21,8 +21,8 @@ import sklearn.model_selection
 from bert_keras import checkpoints
 from bert_keras.cli.console import say, table
 from bert_keras.errors import BertKerasError
-from bert_keras.io.atomic_folders import whole_folder
 from bert_keras.io.files import digest_of_file, write_json
+from bert_keras.io.folders import whole_folder
 from bert_keras.io.json_files import read_object
 from bert_keras.io.paths import cache_folder
 from bert_keras.savedmodels.export import export

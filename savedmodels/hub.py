@@ -30,8 +30,8 @@ from bert_keras.features import (
     POOLED_OUTPUT,
     SEQUENCE_OUTPUT,
 )
+from bert_keras.io.files import file_errors
 from bert_keras.io.paths import path_of
-from bert_keras.io.tensorflow_errors import file_errors
 from bert_keras.model.encoder import BertEncoder
 from bert_keras.model.heads import MaskedLMHead
 from bert_keras.savedmodels.verify import (

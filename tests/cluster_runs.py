@@ -26,7 +26,7 @@ import killed_runs  # noqa: E402
 import runs  # noqa: E402
 
 from bert_keras.cli.console import one_line_errors  # noqa: E402
-from bert_keras.io.output_folder import Folder  # noqa: E402
+from bert_keras.io.folders import Folder  # noqa: E402
 from bert_keras.tasks.data.glue_rows import ROWS  # noqa: E402
 from bert_keras.tasks.finetuning.finetune import finetune  # noqa: E402
 from bert_keras.tasks.hparams import Hparams  # noqa: E402

@@ -17,7 +17,7 @@ from random_checkpoints import (
 )
 
 from bert_keras import checkpoints
-from bert_keras.io.atomic_folders import PARTIAL
+from bert_keras.io.folders import PARTIAL
 from bert_keras.model.encoder import BertEncoder
 from bert_keras.model.heads import ClassifierHead, SpanHead
 

@@ -20,7 +20,7 @@ from runs import SIZES, VOCABULARY, contents, full_disk, run_command, texts
 from tensorflow.core.protobuf import saved_model_pb2
 
 from bert_keras.features import INPUT_MASK
-from bert_keras.io.atomic_folders import PARTIAL
+from bert_keras.io.folders import PARTIAL
 from bert_keras.savedmodels import op_support, reload
 from bert_keras.savedmodels.export import export, ops_of, servable_of
 from bert_keras.savedmodels.model_card import BATCHING, MODELS, model_card, server_files, tensors_of

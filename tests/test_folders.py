@@ -10,14 +10,15 @@ import pytest
 from runs import ROOT, contents
 
 from bert_keras.errors import BertKerasError, TakenError
-from bert_keras.io.atomic_folders import (
+from bert_keras.io.files import LOCK, locked, whole_file
+from bert_keras.io.folders import (
     PARTIAL,
+    Folder,
+    Layout,
     check_folder,
     refuse_partial,
     whole_folder,
 )
-from bert_keras.io.files import LOCK, locked, whole_file
-from bert_keras.io.output_folder import Folder, Layout
 
 FILES = {"a.txt": b"a", "b/c.txt": b"c", "d.txt": b"d"}
 
@@ -123,7 +124,7 @@ def test_a_neighbour_is_left_alone(tmp_path, there):
         output.mkdir()
     code = f"""
 import pathlib, sys
-from bert_keras.io.atomic_folders import whole_folder
+from bert_keras.io.folders import whole_folder
 with whole_folder(pathlib.Path({str(output)!r})) as new:
     (new / "a.txt").write_text("theirs")
     print("ready", flush=True)
@@ -197,11 +198,8 @@ LAYOUT = Layout(name="a run", identity="task.json", results="results.json")
 INCOMPLETE = [
     ".results.json.17.tmp",
     f".task.json.{'0a' * 16}.tmp",  # on another file system
-    "00002.tfrecord.1.tmp",  # of earlier versions
-    "results.json.1.tmp",
-    "00002.tmp",
 ]
-OWN = ["notes.tmp", "notes.1.tmp", ".notes.tmp", "2026.tmp", "notes.json.1.tmp.txt"]
+OWN = ["notes.tmp", "notes.1.tmp", "00002.tmp", ".notes.tmp", "2026.tmp", "notes.json.1.tmp.txt"]
 
 
 def test_opening_a_folder_removes_only_incomplete_files(tmp_path):
@@ -228,7 +226,7 @@ def test_whole_file_writes_a_name_that_is_removed_later(tmp_path):
 def test_files_of_others_with_this_ending_are_refused(tmp_path, name):
     (tmp_path / name).parent.mkdir(exist_ok=True)
     (tmp_path / name).write_text("mine")
-    (tmp_path / "00002.tmp").write_text("half")
+    (tmp_path / ".notes.1.tmp").write_text("half")
     with pytest.raises(BertKerasError, match=f"neither empty nor a run: it holds {Path(name).parts[0]}"):
         Folder(tmp_path, LAYOUT).check()
     assert (tmp_path / name).read_text() == "mine"

@@ -185,7 +185,7 @@ def test_an_interrupted_folder_is_completed(written, vocab, tmp_path):
     assert sorted(os.listdir(path)) == kept
     with pytest.raises(ValueError, match="is not complete .*; .*resume"):
         read_records(path)
-    (path / "00002.tfrecord.1.tmp").write_bytes(b"half a file")
+    (path / ".00002.tfrecord.1.tmp").write_bytes(b"half a file")
     times = [(path / name).stat().st_mtime_ns for name in kept[:2]]
     assert write(path, vocab) == written[1]
     assert digests(path) == digests(written[0])

@@ -9,7 +9,7 @@ import pytest
 import runs
 import tensorflow as tf
 
-from bert_keras.io.output_folder import check_equal
+from bert_keras.io.folders import check_equal
 from bert_keras.tasks.batches import predict
 from bert_keras.tasks.data.glue_rows import ROWS
 from bert_keras.tasks.devices.workers import Workers

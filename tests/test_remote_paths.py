@@ -18,11 +18,9 @@ from random_checkpoints import random_checkpoint
 import bert_keras as bk
 from bert_keras import checkpoints
 from bert_keras.errors import BertKerasError
-from bert_keras.io import remote_paths
-from bert_keras.io.atomic_folders import whole_folder
-from bert_keras.io.output_folder import Folder
-from bert_keras.io.paths import path_of
-from bert_keras.io.remote_paths import RemotePath
+from bert_keras.io import paths
+from bert_keras.io.folders import Folder, whole_folder
+from bert_keras.io.paths import RemotePath, path_of
 from bert_keras.tasks.hparams import Sampling
 from bert_keras.tasks.pretraining.corpus import Corpus, open_corpora
 from bert_keras.tasks.pretraining.instance_sources import _digest_of_files
@@ -94,8 +92,8 @@ def test_a_folder_is_listed_with_one_request_for_each_level(ram, monkeypatch):
             asked.append(name)
             return getattr(gfile, name)
 
-    monkeypatch.setattr(remote_paths, "_gfile", Counted)
-    assert {file.relative_to(folder).as_posix() for file in remote_paths.files_below(folder)} == names
+    monkeypatch.setattr(paths, "_gfile", Counted)
+    assert {file.relative_to(folder).as_posix() for file in paths.files_below(folder)} == names
     assert asked == ["glob"] * 5, "four levels, and the empty one"
 
 

@@ -14,7 +14,7 @@ import pytest
 import runs
 
 from bert_keras.errors import BertKerasError
-from bert_keras.io.output_folder import Folder
+from bert_keras.io.folders import Folder
 from bert_keras.io.signals import postponed
 from bert_keras.tasks.data.glue_rows import ROWS
 from bert_keras.tasks.devices.workers import Workers

@@ -21,8 +21,7 @@ from tensorflow.python.framework import config as tensorflow_config
 
 from bert_keras.checkpoints.hugging_face import SAFETENSORS
 from bert_keras.errors import BertKerasError
-from bert_keras.io.atomic_folders import PARTIAL
-from bert_keras.io.output_folder import check_equal
+from bert_keras.io.folders import PARTIAL, check_equal
 from bert_keras.tasks.data.glue_rows import ROWS
 from bert_keras.tasks.finetuning.finetune import finetune
 from bert_keras.tasks.hparams import Hparams

@@ -5,7 +5,7 @@ import tensorflow as tf
 from runs import VOCABULARY
 
 from bert_keras.errors import BertKerasError
-from bert_keras.io.tensorflow_errors import file_errors
+from bert_keras.io.files import file_errors
 from bert_keras.optimization import replicas
 from bert_keras.tasks.devices.strategies import (
     check_micro_batch,

@@ -34,9 +34,8 @@ from bert_keras.checkpoints.tensors import read_tensors, refuse_not_finite
 from bert_keras.checkpoints.variables import ARCHITECTURES, HEADS, Checkpoint, Format, variable_shapes
 from bert_keras.config import BertConfig
 from bert_keras.errors import BertKerasError, MissingFileError, listed
-from bert_keras.io.atomic_folders import refuse_partial, whole_folder
-from bert_keras.io.paths import path_of
-from bert_keras.io.remote_paths import is_remote, refuse_remote_weights
+from bert_keras.io.folders import refuse_partial, whole_folder
+from bert_keras.io.paths import is_remote, path_of, refuse_remote_weights
 from bert_keras.text.vocabulary import SENTENCEPIECE, VOCAB_TXT, Vocabulary, read_vocabulary
 
 # Keras and TensorFlow are imported by the functions that need them: reading a safetensors file needs neither.

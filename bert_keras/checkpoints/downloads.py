@@ -36,9 +36,8 @@ from bert_keras.checkpoints.known_models import (
 )
 from bert_keras.checkpoints.torch_file import import_torch
 from bert_keras.errors import BertKerasError, MissingFileError, first_line, listed
-from bert_keras.io.atomic_folders import whole_folder
-from bert_keras.io.paths import cache_folder, did_you_mean, path_of
-from bert_keras.io.remote_paths import is_remote
+from bert_keras.io.folders import whole_folder
+from bert_keras.io.paths import cache_folder, did_you_mean, is_remote, path_of
 from bert_keras.text.vocabulary import MERGES_TXT, SENTENCEPIECE, TOKENIZER_JSON, VOCAB_JSON, VOCAB_TXT
 
 TIMEOUT = 10  # seconds without an answer, after which a server counts as unreachable

@@ -14,8 +14,7 @@ from bert_keras.checkpoints.tensorflow_checkpoint import (
     open_checkpoint,
 )
 from bert_keras.checkpoints.variables import ORIGINAL, TRANSPOSED, Checkpoint, Format, Names, slashed
-from bert_keras.io.files import write_json
-from bert_keras.io.tensorflow_errors import file_errors
+from bert_keras.io.files import file_errors, write_json
 
 _TABLE = {
     "embeddings/word_embeddings": "bert/embeddings/word_embeddings",

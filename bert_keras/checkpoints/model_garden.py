@@ -15,8 +15,7 @@ from bert_keras.checkpoints.tensorflow_checkpoint import (
     open_checkpoint,
 )
 from bert_keras.checkpoints.variables import EINSUM, ORIGINAL, Checkpoint, Format, Names, slashed
-from bert_keras.io.files import write_json
-from bert_keras.io.tensorflow_errors import file_errors
+from bert_keras.io.files import file_errors, write_json
 
 _TABLE = {
     "embeddings/word_embeddings": "encoder/_embedding_layer/embeddings",

@@ -51,7 +51,7 @@ def _run_convert(args: argparse.Namespace) -> None:
     start()
     from bert_keras import checkpoints
     from bert_keras.checkpoints.hugging_face import TOP
-    from bert_keras.io.atomic_folders import check_folder
+    from bert_keras.io.folders import check_folder
     from bert_keras.io.paths import path_of
 
     checkpoints.format_named(args.format)

@@ -24,8 +24,7 @@ from bert_keras.errors import (
     listed,
 )
 from bert_keras.io.json_files import parse_json, short
-from bert_keras.io.paths import did_you_mean
-from bert_keras.io.remote_paths import is_remote
+from bert_keras.io.paths import did_you_mean, is_remote
 from bert_keras.tasks.data.sources import (
     MAX_LINE_BYTES,
     MAX_UNPACKED_BYTES,

@@ -12,7 +12,7 @@ import tensorflow as tf
 from bert_keras import checkpoints
 from bert_keras.errors import BertKerasError
 from bert_keras.features import POOLED_OUTPUT, Part
-from bert_keras.io.output_folder import Folder
+from bert_keras.io.folders import Folder
 from bert_keras.model.encoder import BertEncoder
 from bert_keras.model.feature_bilstm import bilstm_of
 from bert_keras.model.precision import training_policy

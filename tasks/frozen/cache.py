@@ -26,6 +26,7 @@ from bert_keras import checkpoints
 from bert_keras.config import LIMITS, BertConfig
 from bert_keras.errors import BertKerasError, MissingFileError, first_line
 from bert_keras.io.files import digest, whole_file
+from bert_keras.io.folders import Folder, Layout
 from bert_keras.io.json_files import (
     OBJECT,
     list_of,
@@ -36,7 +37,6 @@ from bert_keras.io.json_files import (
     whole,
 )
 from bert_keras.io.json_files import TEXT as WORD
-from bert_keras.io.output_folder import Folder, Layout
 from bert_keras.io.paths import path_of
 from bert_keras.model.feature_bilstm import VECTORS
 from bert_keras.tasks.frozen.extract import DTYPES, Extractor, Words

@@ -18,7 +18,7 @@ import tensorflow as tf
 
 from bert_keras.config import BertConfig
 from bert_keras.errors import BertKerasError
-from bert_keras.io.output_folder import Folder
+from bert_keras.io.folders import Folder
 from bert_keras.io.paths import path_of
 from bert_keras.model.feature_bilstm import VECTORS, bilstm_of
 from bert_keras.model.layer_choices import places_of

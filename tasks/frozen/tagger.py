@@ -18,6 +18,7 @@ from keras import ops
 from bert_keras.config import LIMITS, BertConfig
 from bert_keras.errors import BertKerasError, MissingFileError
 from bert_keras.io.files import digest_of_file, write_json
+from bert_keras.io.folders import Folder, check_equal
 from bert_keras.io.json_files import (
     NUMBER,
     OBJECT,
@@ -26,7 +27,6 @@ from bert_keras.io.json_files import (
     typed,
     whole,
 )
-from bert_keras.io.output_folder import Folder, check_equal
 from bert_keras.io.paths import path_of
 from bert_keras.model.layer_choices import is_mixed, places_of
 from bert_keras.model.layer_mix import ScalarMix

@@ -18,8 +18,8 @@ import numpy as np
 
 from bert_keras.errors import BertKerasError, MissingPackageError, first_line
 from bert_keras.io.files import whole_file, write_json
-from bert_keras.io.output_folder import check_equal
-from bert_keras.io.remote_paths import is_remote
+from bert_keras.io.folders import check_equal
+from bert_keras.io.paths import is_remote
 from bert_keras.tasks.pretraining.corpus import Corpora
 from bert_keras.tasks.pretraining.instance_stream import digest_of_documents
 from bert_keras.tasks.pretraining.manifest import (

@@ -16,8 +16,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from bert_keras.errors import BertKerasError, MissingFileError
-from bert_keras.io.paths import did_you_mean, path_of
-from bert_keras.io.remote_paths import files_below
+from bert_keras.io.paths import did_you_mean, files_below, path_of
 from bert_keras.tasks.data.sources import load_tfds
 from bert_keras.tasks.pretraining.corpus_files import (
     LINES,

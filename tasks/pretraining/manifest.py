@@ -11,8 +11,8 @@ from typing import Any, NamedTuple
 from bert_keras.errors import BertKerasError, MissingFileError
 from bert_keras.features import LABEL_RATE_TOLERANCE, TFRECORD_NAMES, WORD_STARTS
 from bert_keras.io.files import digest_of_file, write_json
+from bert_keras.io.folders import Folder, Layout
 from bert_keras.io.json_files import FLAG, OBJECT, TEXT, list_of, or_null, read_object, short, typed, whole
-from bert_keras.io.output_folder import Folder, Layout
 from bert_keras.io.paths import did_you_mean, path_of
 from bert_keras.tasks.hparams import Sampling
 from bert_keras.tasks.pretraining.samplers import SAMPLERS

@@ -26,7 +26,7 @@ from bert_keras import checkpoints
 from bert_keras.config import BertConfig
 from bert_keras.errors import BertKerasError
 from bert_keras.features import Part
-from bert_keras.io.output_folder import Folder
+from bert_keras.io.folders import Folder
 from bert_keras.model.encoder import BertEncoder
 from bert_keras.model.precision import training_policy
 from bert_keras.optimization.objectives import Objective, check_parts

@@ -18,7 +18,7 @@ from bert_keras.features import (
     WHOLE,
     Part,
 )
-from bert_keras.io.output_folder import check_equal
+from bert_keras.io.folders import check_equal
 from bert_keras.io.paths import path_of
 from bert_keras.tasks.pretraining.manifest import MANIFEST, RECORD_NAMES, read_manifest, shard_name, shards_of
 from bert_keras.text.preprocessing import Features, own_rows

@@ -6,8 +6,7 @@ from collections.abc import Callable, Iterable, Iterator
 
 import tensorflow as tf
 
-from bert_keras.io.files import whole_file
-from bert_keras.io.tensorflow_errors import file_errors
+from bert_keras.io.files import file_errors, whole_file
 
 
 @contextlib.contextmanager

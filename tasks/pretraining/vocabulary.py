@@ -18,7 +18,7 @@ from bert_keras.checkpoints.hugging_face_tokenizer import write_tokenizer
 from bert_keras.checkpoints.variables import Checkpoint
 from bert_keras.config import BertConfig
 from bert_keras.errors import BertKerasError, MissingPackageError
-from bert_keras.io.atomic_folders import whole_folder
+from bert_keras.io.folders import whole_folder
 from bert_keras.io.paths import path_of
 from bert_keras.tasks.options import VocabularyOptions
 from bert_keras.text.sentencepiece import SENTENCEPIECE_TOKENS, SentencePiece, sentencepiece_texts

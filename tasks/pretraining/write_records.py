@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 from bert_keras.fields import Masking
-from bert_keras.io.output_folder import check_equal
+from bert_keras.io.folders import check_equal
 from bert_keras.io.paths import path_of
 from bert_keras.tasks.hparams import Sampling
 from bert_keras.tasks.pretraining.instance_stream import (

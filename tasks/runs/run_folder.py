@@ -32,8 +32,7 @@ from bert_keras.io.json_files import (
     typed,
     whole,
 )
-from bert_keras.io.paths import did_you_mean, path_of
-from bert_keras.io.remote_paths import refuse_remote_weights
+from bert_keras.io.paths import did_you_mean, path_of, refuse_remote_weights
 from bert_keras.model.encoder import BertEncoder
 from bert_keras.model.feature_bilstm import bilstm_of, bilstm_parameters
 from bert_keras.tasks.batches import predict

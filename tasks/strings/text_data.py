@@ -17,7 +17,7 @@ from bert_keras.features import (
     WHOLE,
     Part,
 )
-from bert_keras.io.tensorflow_errors import data_errors
+from bert_keras.io.files import data_errors
 from bert_keras.tasks.batches import (
     EMPTY,
     count,
@@ -409,7 +409,7 @@ def _raw_batches(
     """Batches of raw examples from (texts, labels) or (texts, labels, weights), batched or not.
 
     The first batch is read once more, to check it and to learn the shapes of the labels. Later batches are checked when they are
-    read; `data_errors` of bert_keras/io/tensorflow_errors.py turns their errors into these.
+    read; `data_errors` of bert_keras/io/files.py turns their errors into these.
     """
     if y is not None or sample_weight is not None:
         raise BertKerasError("labels were given beside a data set; give a data set of (texts, labels).")

@@ -18,7 +18,7 @@ import tensorflow as tf
 from bert_keras.cli.console import shows_bars
 from bert_keras.errors import BertKerasError
 from bert_keras.features import POOLED_OUTPUT
-from bert_keras.io.tensorflow_errors import data_errors
+from bert_keras.io.files import data_errors
 from bert_keras.model.encoder import BertEncoder
 from bert_keras.model.feature_bilstm import FrozenNetwork, bilstm_of
 from bert_keras.optimization.training_model import check_order, chooses_parts, workers_of

@@ -13,8 +13,8 @@ import bert_keras
 from bert_keras import checkpoints
 from bert_keras.checkpoints.hugging_face_tokenizer import write_tokenizer
 from bert_keras.errors import BertKerasError, MissingFileError, TakenError
-from bert_keras.io.atomic_folders import whole_folder
 from bert_keras.io.files import whole_file
+from bert_keras.io.folders import whole_folder
 from bert_keras.io.paths import path_of
 from bert_keras.model.feature_bilstm import bilstm_of
 from bert_keras.tasks.problems.embedding import Embedding

@@ -20,13 +20,13 @@ from typing import Any
 
 from bert_keras import checkpoints
 from bert_keras.errors import BertKerasError
+from bert_keras.io.folders import Folder, Layout
 from bert_keras.io.json_files import (
     OBJECT,
     list_of,
     read_object,
     typed,
 )
-from bert_keras.io.output_folder import Folder, Layout
 from bert_keras.model.layer_choices import places_of
 from bert_keras.tasks.batches import take_examples
 from bert_keras.tasks.data.sources import Source, check_dev_split

@@ -19,6 +19,7 @@ from typing import Any
 
 from bert_keras.checkpoints.hugging_face import SAFETENSORS, TOP
 from bert_keras.errors import BertKerasError, LossDiverged, MissingFileError
+from bert_keras.io.folders import Folder, Layout, check_equal
 from bert_keras.io.json_files import (
     MEASURE,
     TEXT,
@@ -29,7 +30,6 @@ from bert_keras.io.json_files import (
     read_object,
     typed,
 )
-from bert_keras.io.output_folder import Folder, Layout, check_equal
 from bert_keras.tasks.devices.workers import SAME_IN_ALL, Workers
 from bert_keras.tasks.frozen.feature_based import FOLDER
 from bert_keras.tasks.runs.run_folder import check_finished

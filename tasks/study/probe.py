@@ -28,7 +28,7 @@ from sklearn.preprocessing import StandardScaler
 
 from bert_keras import checkpoints
 from bert_keras.errors import BertKerasError
-from bert_keras.io.output_folder import Folder, Layout
+from bert_keras.io.folders import Folder, Layout
 from bert_keras.io.paths import path_of
 from bert_keras.tasks.data.conll import FILES, read
 from bert_keras.tasks.data.glue_rows import LABEL, ROWS

@@ -14,7 +14,7 @@ import keras
 
 from bert_keras.cli.console import shows_bars
 from bert_keras.errors import BertKerasError, LossDiverged
-from bert_keras.io.output_folder import Folder, Layout
+from bert_keras.io.folders import Folder, Layout
 from bert_keras.io.signals import postponed
 from bert_keras.optimization.executions import WholeEpochs
 from bert_keras.tasks.devices.strategies import differ_between_replicas

@@ -22,10 +22,9 @@ import numpy as np
 import tensorflow as tf
 
 from bert_keras.errors import BertKerasError, LossDiverged
-from bert_keras.io.files import remove_temporary, sync
+from bert_keras.io.files import file_errors, remove_temporary, sync
 from bert_keras.io.paths import for_tensorflow
 from bert_keras.io.signals import Stop
-from bert_keras.io.tensorflow_errors import file_errors
 from bert_keras.tasks.devices.replica_values import ReplicaValues
 from bert_keras.tasks.devices.workers import Workers
 from bert_keras.tasks.training.plan import steps_done
