@@ -38,7 +38,6 @@ _HOMES = {
         "tagger",
     ),
     "bert_keras.model.preprocessor_layer": ("PreprocessorLayer",),
-    "bert_keras.model.pooling": ("MeanPooling",),
     "bert_keras.savedmodels.export": ("export",),
 }
 _HOME_OF = {name: module for module, names in _HOMES.items() for name in names}

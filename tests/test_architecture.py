@@ -127,10 +127,8 @@ def test_the_folders_at_the_top_are_linked_into_the_package(name):
 
 NAMES_TENSORFLOW = (
     "feature_bilstm",
-    "gradients",
     "hub_layer",
     "kernels",
-    "packed_weights",
     "preprocessor_layer",
     "unpadding",
 )

@@ -1,4 +1,4 @@
-"""The heads of an encoder: each turns its outputs into logits, float32 or wider.
+"""The heads of an encoder: each turns its outputs into logits, float32 or wider; and the mean of a text's states as a layer.
 
 MaskedLMHead        sequence [B, S, H], positions [B, P]  -> [B, P, V]      or sequence [B, P, H] alone
 NextSentenceHead    pooled [B, H]                         -> [B, 2]     0 = B follows A, 1 = random
@@ -291,3 +291,41 @@ def gives_logits(output: Any) -> str | None:
     """The class of the head that a model's symbolic output comes from; None where it comes from another layer."""
     layer = output._keras_history.operation
     return type(layer).__name__ if isinstance(layer, _Head | MaskedLMHead) else None
+
+
+# -----------------------------------------------------------------------------------------------------------
+# Pooling: the hidden states of tokens in, one vector for each text out
+
+
+def mean_of_tokens(states: Any, mask: Any) -> Any:
+    """Float [B, S, H], mask float [B, S, 1] -> float [B, H], the mean where the mask is 1; 0 for a text without tokens."""
+    given, dtype = states.dtype, wide(keras.backend.standardize_dtype(states.dtype))
+    states, mask = ops.cast(states, dtype), ops.cast(mask, dtype)
+    return ops.cast(ops.sum(states * mask, axis=1) / ops.maximum(ops.sum(mask, axis=1), 1), given)
+
+
+@keras.saving.register_keras_serializable("bert_keras")
+class MeanPooling(keras.layers.Layer):
+    """The mean of the hidden states of each text; padding does not count, special tokens do.
+
+    As keras.layers.GlobalAveragePooling1D, which averages over padding where the mask is lost; this layer raises BertKerasError.
+    """
+
+    def __init__(self, **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        self.built = True
+
+    def call(self, states: Any, mask: Any = None) -> Any:
+        """Float [B, S, H] -> float [B, H].
+
+        mask: bool or int [B, S], True or 1 on tokens; the encoder gives it to the next Keras layer, or pass `input_mask`
+        """
+        if mask is None:
+            raise BertKerasError(
+                "MeanPooling got states without a mask: padding would count. Call it on the encoder's sequence_output, or pass "
+                "mask=features['input_mask']."
+            )
+        return mean_of_tokens(states, ops.expand_dims(ops.cast(mask, states.dtype), -1))
+
+    def compute_mask(self, inputs: Any, previous_mask: Any = None) -> None:
+        """None: a vector has no padding."""

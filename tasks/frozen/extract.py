@@ -26,8 +26,8 @@ from bert_keras.features import (
 )
 from bert_keras.io.json_files import short
 from bert_keras.model.encoder import BertEncoder
+from bert_keras.model.kernels import packed_weights
 from bert_keras.model.layer_choices import places_of
-from bert_keras.model.packed_weights import packed_weights
 from bert_keras.tasks.options import WindowOptions
 from bert_keras.tasks.task import (
     Features,

@@ -24,7 +24,7 @@ from bert_keras.features import (
 )
 from bert_keras.model.encoder import BertEncoder
 from bert_keras.model.feature_bilstm import VECTORS
-from bert_keras.model.packed_weights import packed_weights
+from bert_keras.model.kernels import packed_weights
 from bert_keras.tasks.frozen.cache import (
     Cache,
     CacheReader,

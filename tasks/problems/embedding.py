@@ -27,8 +27,8 @@ from bert_keras.model.encoder import (
     gather_positions,
     pooled_position,
 )
+from bert_keras.model.heads import mean_of_tokens
 from bert_keras.model.layer_choices import check_layers, is_mixed, places_of
-from bert_keras.model.pooling import mean_of_tokens
 from bert_keras.tasks.data.sources import Source
 from bert_keras.tasks.options import MAX_OPTION, FeatureOptions
 from bert_keras.tasks.task import Features, Raw, Task
