@@ -20,7 +20,7 @@ import tensorflow as tf
 from bert_keras.errors import BertKerasError
 from bert_keras.features import INPUT_MASK, WHOLE, Part
 from bert_keras.model.kernels import packed_weights
-from bert_keras.optimization.autotuning import without_autotuning
+from bert_keras.optimization.replicas import without_autotuning
 from bert_keras.tasks.devices.strategies import in_replicas, padded_for
 from bert_keras.tasks.task import (
     Arrays,

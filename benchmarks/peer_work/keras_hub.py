@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from bert_keras.features import INPUT_MASK, INPUT_TYPE_IDS, INPUT_WORD_IDS
-from bert_keras.optimization.autotuning import without_autotuning
+from bert_keras.optimization.replicas import without_autotuning
 from peer_work.ours import mapped
 from peer_work.ours_training import COMPARED
 from peer_work.work import (

@@ -15,7 +15,7 @@ from bert_keras.features import (
     POOLED_OUTPUT,
     SEQUENCE_OUTPUT,
 )
-from bert_keras.optimization.autotuning import without_autotuning
+from bert_keras.optimization.replicas import without_autotuning
 from peer_work.ours_training import COMPARED
 from peer_work.work import (
     CLIP_NORM,

@@ -158,7 +158,7 @@ def mapped(tokenize: Callable, text: list[str]) -> Callable[[], Any]:
     """One pass over all lines in `Dataset.map`; the results are discarded."""
     import tensorflow as tf
 
-    from bert_keras.optimization.autotuning import without_autotuning
+    from bert_keras.optimization.replicas import without_autotuning
 
     batches = tf.data.Dataset.from_tensor_slices(text).batch(LINES_A_BATCH).cache()
     made = batches.map(tokenize, num_parallel_calls=tf.data.AUTOTUNE).prefetch(tf.data.AUTOTUNE)

@@ -41,7 +41,7 @@ def finetune(case: Case, folder: pathlib.Path, *, padded: bool = False, xla: boo
 
     from bert_keras import checkpoints
     from bert_keras.model.precision import training_policy
-    from bert_keras.optimization.autotuning import without_autotuning
+    from bert_keras.optimization.replicas import without_autotuning
     from bert_keras.tasks.batches import dataset
     from bert_keras.tasks.data.glue_rows import ROWS
     from bert_keras.tasks.problems.classification import Glue

@@ -14,8 +14,7 @@ from bert_keras.errors import BertKerasError, first_line
 from bert_keras.features import WHOLE, Part
 from bert_keras.io.signals import unhandled
 from bert_keras.model.precision import slowness
-from bert_keras.optimization.replicas import replica_gather, replica_sum
-from bert_keras.optimization.training_model import workers_of
+from bert_keras.optimization.replicas import replica_gather, replica_sum, workers_of
 from bert_keras.tasks.devices.cluster import CLUSTER, check_cluster
 from bert_keras.tasks.hparams import STRATEGIES
 from bert_keras.text.preprocessing import Preprocessor

@@ -18,8 +18,7 @@ import tensorflow as tf
 
 from bert_keras.errors import BertKerasError, WorkerLost, first_line
 from bert_keras.io.files import digest
-from bert_keras.optimization.replicas import replica_sum
-from bert_keras.optimization.training_model import workers_of
+from bert_keras.optimization.replicas import replica_sum, workers_of
 from bert_keras.tasks.devices.strategies import has_joined
 
 # TensorFlow raises them in the workers that are left, at their next operation over all replicas.

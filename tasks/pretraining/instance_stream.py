@@ -19,7 +19,7 @@ import tensorflow as tf
 
 from bert_keras.errors import BertKerasError
 from bert_keras.features import ENCODER_INPUTS, INPUT_WORD_IDS, NEXT_SENTENCE_LABEL, WHOLE, WORD_STARTS, Part
-from bert_keras.optimization.autotuning import without_autotuning
+from bert_keras.optimization.replicas import without_autotuning
 from bert_keras.tasks.hparams import Sampling
 from bert_keras.tasks.pretraining.processes import check_sendable, in_order
 from bert_keras.tasks.pretraining.samplers import (

@@ -21,7 +21,7 @@ from bert_keras.features import POOLED_OUTPUT
 from bert_keras.io.files import data_errors
 from bert_keras.model.encoder import BertEncoder
 from bert_keras.model.feature_bilstm import FrozenNetwork, bilstm_of
-from bert_keras.optimization.training_model import check_order, chooses_parts, workers_of
+from bert_keras.optimization.replicas import check_order, chooses_parts, workers_of
 from bert_keras.tasks.batches import predictor
 from bert_keras.tasks.devices.strategies import (
     differ_between_replicas,

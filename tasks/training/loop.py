@@ -16,7 +16,7 @@ from bert_keras.cli.console import shows_bars
 from bert_keras.errors import BertKerasError, LossDiverged
 from bert_keras.io.folders import Folder, Layout
 from bert_keras.io.signals import postponed
-from bert_keras.optimization.executions import WholeEpochs
+from bert_keras.optimization.training_model import WholeEpochs
 from bert_keras.tasks.devices.strategies import differ_between_replicas
 from bert_keras.tasks.devices.workers import LOST, SAME_IN_ALL, Workers
 from bert_keras.tasks.training.plan import (
