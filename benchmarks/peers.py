@@ -53,7 +53,7 @@ def write_material(folder: pathlib.Path, cases: list[Case], args: argparse.Names
     """Writes all that the cases read."""
     material.write_text(folder, args.data, size=text)
     given = checkpoints.read(args.checkpoint) if args.checkpoint else None
-    vocabulary = (given and given.vocabulary) or material.english_vocabulary(args.data)
+    vocabulary = (given and given.vocabulary.tokens) or material.english_vocabulary(args.data)
     (folder / "vocab.txt").write_text("\n".join(vocabulary) + "\n", encoding="utf-8")
     if any(case.kind == "byte-bpe" for case in cases):
         material.write_byte_bpe(folder, args.byte_bpe)

@@ -277,7 +277,7 @@ def _show_export(path: str) -> None:
 
 def _show_checkpoint(path: str) -> None:
     from bert_keras import checkpoints
-    from bert_keras.checkpoints.letter_case import lower_cases
+    from bert_keras.checkpoints.hugging_face_tokenizer import lower_cases
     from bert_keras.tasks.runs.run_card import describe
     from bert_keras.tasks.runs.run_folder import is_run, load_run
 
@@ -285,13 +285,11 @@ def _show_checkpoint(path: str) -> None:
     checkpoint = checkpoints.read(model)
     count = sum(tensor.size for tensor in checkpoint.tensors.values())
     facts = {"format": checkpoint.format, "tensors": len(checkpoint.tensors), "parameters": f"{count:,}"}
-    if checkpoint.vocabulary is not None:
-        facts |= {
-            "vocabulary": f"{len(checkpoint.vocabulary):,} tokens",
-            "lower_case": lower_cases(checkpoint),
-        }
-    if checkpoint.sentencepiece is not None:
-        facts |= {"vocabulary": "a SentencePiece model", "lower_case": lower_cases(checkpoint)}
+    if (vocabulary := checkpoint.vocabulary).has_tokens:
+        tokens = (
+            "a SentencePiece model" if vocabulary.tokens is None else f"{len(vocabulary.tokens):,} tokens"
+        )
+        facts |= {"vocabulary": tokens, "lower_case": lower_cases(vocabulary)}
     facts |= checkpoint.origin
     if is_run(model):
         run = load_run(model)

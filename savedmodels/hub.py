@@ -20,7 +20,7 @@ import keras
 import tensorflow as tf
 
 from bert_keras import checkpoints
-from bert_keras.checkpoints.variables import Checkpoint
+from bert_keras.checkpoints.checkpoint import Checkpoint
 from bert_keras.errors import BertKerasError, TakenError
 from bert_keras.features import (
     DTYPE,

@@ -46,6 +46,7 @@ from bert_keras.tasks.problems.question_answering import Squad
 from bert_keras.tasks.problems.tagging import Conll
 from bert_keras.tasks.runs.run_folder import load_run
 from bert_keras.text.masking import Pieces
+from bert_keras.text.vocabulary import Vocabulary
 from bert_keras.text.wordpiece import WordPiece
 
 LONGEST = 3000  # characters of an error
@@ -188,7 +189,7 @@ def _byte_level(name: str) -> Callable[[Path], list[bytes]]:
         vocabulary, merges = learn_byte_bpe(texts(100, seed=7), size=300)
         config = BertConfig(**dataclasses.asdict(TINY) | {"vocab_size": len(vocabulary)})
         checkpoint = dataclasses.replace(
-            random_checkpoint(config), vocabulary=vocabulary, merges=merges, lower_case=False
+            random_checkpoint(config), vocabulary=Vocabulary(vocabulary, merges, lower_case=False)
         )
         checkpoints.write(checkpoint, folder, format="hugging-face", overwrite=True)
         data = (folder / name).read_bytes()
@@ -237,7 +238,7 @@ TASKS = (
 def _tasks(folder: Path) -> list[bytes]:
     config = dataclasses.replace(TINY, num_layers=1, vocab_size=len(VOCABULARY), max_positions=48)
     drawn = random_checkpoint(config, heads=("masked_lm", "classifier", "qa_outputs"))
-    checkpoint = dataclasses.replace(drawn, vocabulary=VOCABULARY, lower_case=True)
+    checkpoint = dataclasses.replace(drawn, vocabulary=Vocabulary(VOCABULARY, lower_case=True))
     checkpoints.write(checkpoint, folder, format="hugging-face", overwrite=True)
     sizes = {"seq_length": 16, "truncation": "longest_first"}
     return [json.dumps({"kind": task.kind, "task": task.to_json(), **sizes}).encode() for task in TASKS]

@@ -17,6 +17,8 @@ from pathlib import Path
 
 import pytest
 
+from bert_keras.text.vocabulary import Vocabulary
+
 ROOT = Path(__file__).parents[1]
 
 _WORDS = "good bad warm dull film plot actor scene the its is and very . , !".split()
@@ -71,7 +73,7 @@ def write_checkpoint(folder: Path, **changes) -> Path:
     keras.utils.set_random_seed(0)  # a module's fixtures come before the seeds of its first test
     config = BertConfig(**(SIZES | changes))
     checkpoint = checkpoints.collect(config, BertEncoder(config))
-    checkpoint = dataclasses.replace(checkpoint, vocabulary=VOCABULARY, lower_case=True)
+    checkpoint = dataclasses.replace(checkpoint, vocabulary=Vocabulary(VOCABULARY, lower_case=True))
     checkpoints.write(checkpoint, folder, format="hugging-face")
     return folder
 
@@ -113,7 +115,7 @@ def write_roberta(folder: Path, **changes) -> Path:
     config = BertConfig(**(SIZES | roberta | {"vocab_size": len(vocabulary), "max_positions": 50} | changes))
     encoder = BertEncoder(config)
     checkpoint = checkpoints.collect(config, encoder, masked_lm=MaskedLMHead(encoder))
-    checkpoint = dataclasses.replace(checkpoint, vocabulary=vocabulary, merges=merges, lower_case=False)
+    checkpoint = dataclasses.replace(checkpoint, vocabulary=Vocabulary(vocabulary, merges, lower_case=False))
     checkpoints.write(checkpoint, folder, format="hugging-face")
     return folder
 
@@ -132,7 +134,7 @@ def write_distilbert(folder: Path, **changes) -> Path:
     config = BertConfig(**(SIZES | distilbert | {"classifier_dropout": 0.2} | changes))
     encoder = BertEncoder(config)
     checkpoint = checkpoints.collect(config, encoder, masked_lm=MaskedLMHead(encoder))
-    checkpoint = dataclasses.replace(checkpoint, vocabulary=VOCABULARY, lower_case=True)
+    checkpoint = dataclasses.replace(checkpoint, vocabulary=Vocabulary(VOCABULARY, lower_case=True))
     checkpoints.write(checkpoint, folder, format="hugging-face")
     return folder
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from bert_keras.checkpoints.variables import variable_shapes
+from bert_keras.checkpoints.checkpoint import variable_shapes
 from bert_keras.config import (
     ACTIVATIONS,
     SIZES,

@@ -16,7 +16,7 @@ from runs import ROOT, SIZES, bare_environment, run_command, write_checkpoint, w
 
 from bert_keras import checkpoints
 from bert_keras.checkpoints import downloads
-from bert_keras.checkpoints.known_models import (
+from bert_keras.checkpoints.published import (
     ADDRESSES,
     GOOGLE_ARCHIVES,
     KNOWN,
@@ -35,7 +35,7 @@ from bert_keras import checkpoints
 for name in sys.argv[1:]:
     try:
         found = checkpoints.read(name)
-        made = {**found.origin, "tokens": len(found.vocabulary or ()), "tensors": len(found.tensors)}
+        made = {**found.origin, "tokens": len(found.vocabulary.tokens or ()), "tensors": len(found.tensors)}
     except ValueError as error:
         made = {"error": type(error).__name__, "text": str(error)}
     print(json.dumps(made))

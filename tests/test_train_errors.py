@@ -11,6 +11,7 @@ import pretrainings
 import pytest
 import runs
 import tensorflow as tf
+from random_checkpoints import with_vocabulary
 from trainings import QUICK, learned, place, plan, reloaded, start, write_reviews  # noqa: F401
 
 from bert_keras import checkpoints
@@ -63,7 +64,7 @@ def test_refuses_a_full_disk(plan, tmp_path):
 
 def test_refuses_a_vocabulary_of_another_size(place, tmp_path):
     source = checkpoints.read(place / "checkpoint")
-    checkpoint = dataclasses.replace(source, vocabulary=(*source.vocabulary, "one", "more"))
+    checkpoint = with_vocabulary(source, tokens=(*source.vocabulary.tokens, "one", "more"))
     match = f"the vocabulary has {len(runs.VOCABULARY) + 2} tokens and the encoder {len(runs.VOCABULARY)} embedding rows"
     refused(place, tmp_path, ValueError, match, checkpoint=checkpoint)
 

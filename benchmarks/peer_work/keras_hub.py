@@ -34,7 +34,7 @@ from peer_work.work import (
 def _preset(folder: pathlib.Path) -> str:
     """A preset of the backbone; written once."""
     from bert_keras import checkpoints
-    from bert_keras.checkpoints.variables import variable_shapes
+    from bert_keras.checkpoints.checkpoint import variable_shapes
 
     preset = folder.with_name(f"{folder.name}-keras-hub")
     if not preset.exists():

@@ -1,7 +1,7 @@
 """Models by name: a name, an address or a path -> a folder on this machine, downloaded where it is not there yet.
 
     runs/mrpc, ./x, /x, ~/x, a pathlib.Path      a path: never looked up
-    bert-base-uncased, org/name                  a model of `known_models`, else a repository of the Hugging Face Hub
+    bert-base-uncased, org/name                  a model of `published`, else a repository of the Hugging Face Hub
     hf://org/name@revision                       the Hub: a branch, a tag or a commit
     google://NAME, model_garden://NAME           the archives that Google publishes
     keras_hub://NAME                             a preset of KerasHub
@@ -21,10 +21,10 @@ import shutil
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
-from bert_keras.checkpoints.hugging_face import HUGGING_FACE, SAFETENSORS, TORCH
+from bert_keras.checkpoints.hugging_face import HUGGING_FACE, SAFETENSORS, TORCH, import_torch
 from bert_keras.checkpoints.hugging_face_tokenizer import TOKENIZER_CONFIG
 from bert_keras.checkpoints.keras_hub import keras_hub
-from bert_keras.checkpoints.known_models import (
+from bert_keras.checkpoints.published import (
     ADDRESSES,
     GOOGLE_ARCHIVES,
     GOOGLE_URL,
@@ -34,7 +34,6 @@ from bert_keras.checkpoints.known_models import (
     TF_HUB,
     TF_HUB_URL,
 )
-from bert_keras.checkpoints.torch_file import import_torch
 from bert_keras.errors import BertKerasError, MissingFileError, first_line, listed
 from bert_keras.io.folders import whole_folder
 from bert_keras.io.paths import cache_folder, did_you_mean, is_remote, path_of

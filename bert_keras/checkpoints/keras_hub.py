@@ -10,17 +10,17 @@ from typing import Any
 
 import numpy as np
 
-from bert_keras.checkpoints.letter_case import lower_cases
-from bert_keras.checkpoints.variables import (
+from bert_keras.checkpoints.checkpoint import (
     EINSUM,
     ORIGINAL,
     Checkpoint,
     Format,
     Names,
-    Source,
+    OpenFile,
     slashed,
     variable_shapes,
 )
+from bert_keras.checkpoints.hugging_face_tokenizer import lower_cases
 from bert_keras.config import BertConfig
 from bert_keras.errors import BertKerasError, MissingFileError, first_line
 from bert_keras.io.json_files import (
@@ -135,7 +135,7 @@ def _backbone(config: BertConfig) -> Any:
 
 
 @contextlib.contextmanager
-def _open(folder: pathlib.Path, config: BertConfig) -> Iterator[Source]:
+def _open(folder: pathlib.Path, config: BertConfig) -> Iterator[OpenFile]:
     file = next(folder / name for name in _WEIGHTS if (folder / name).is_file())
     if file.suffix == ".json":
         _check_shards(file)
@@ -153,7 +153,7 @@ def _open(folder: pathlib.Path, config: BertConfig) -> Iterator[Source]:
     variables = {variable.path: variable for variable in backbone.weights}
     shapes = {name: tuple(variable.shape) for name, variable in variables.items()}
     shapes |= _heads(folder / _HEADS)
-    yield Source(file=file, shapes=shapes, get=lambda name: np.array(variables[name].numpy()))
+    yield OpenFile(file=file, shapes=shapes, get=lambda name: np.array(variables[name].numpy()))
 
 
 def _check_shards(file: pathlib.Path) -> None:
@@ -196,7 +196,7 @@ def _load_tokenizer(folder: pathlib.Path) -> Vocabulary:
         )
         lower_case = _lower_case_of(content.get("config", {}), settings)
     pieces = read_pieces(path) if path.is_file() else None
-    return Vocabulary(pieces=pieces, lower_case=lower_case, file=str(path))
+    return Vocabulary(tokens=pieces, lower_case=lower_case, file=str(path))
 
 
 def _lower_case_of(config: Mapping[str, Any], where: pathlib.Path) -> bool | None:
@@ -217,7 +217,8 @@ def _lower_case_of(config: Mapping[str, Any], where: pathlib.Path) -> bool | Non
 
 
 def _save(checkpoint: Checkpoint, names: Names, tensors: dict[str, np.ndarray], folder: pathlib.Path) -> None:
-    others = {"byte-level BPE": checkpoint.merges, "SentencePiece": checkpoint.sentencepiece}
+    vocabulary = checkpoint.vocabulary
+    others = {"byte-level BPE": vocabulary.merges, "SentencePiece": vocabulary.sentencepiece}
     if other := next((name for name, found in others.items() if found is not None), None):
         raise BertKerasError(
             f"a keras-hub preset of BERT has no {other} tokenizer; write hugging-face, or leave the tokenizer out."
@@ -230,10 +231,10 @@ def _save(checkpoint: Checkpoint, names: Names, tensors: dict[str, np.ndarray], 
             )
         variable.assign(tensors[variable.path])
     backbone.save_to_preset(str(folder))
-    if checkpoint.vocabulary is not None:
-        lower_case = lower_cases(checkpoint)
+    if vocabulary.tokens is not None:
+        lower_case = lower_cases(vocabulary)
         tokenizer = keras_hub().models.BertTokenizer(
-            vocabulary=list(checkpoint.vocabulary), lowercase=lower_case, strip_accents=lower_case
+            vocabulary=list(vocabulary.tokens), lowercase=lower_case, strip_accents=lower_case
         )
         tokenizer.save_to_preset(str(folder))
 

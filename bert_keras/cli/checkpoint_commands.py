@@ -85,7 +85,7 @@ def _add_models(parser: argparse.ArgumentParser) -> None:
 
 
 def _run_models(args: argparse.Namespace) -> None:
-    from bert_keras.checkpoints.known_models import KNOWN
+    from bert_keras.checkpoints.published import KNOWN
 
     if args.json:
         print(json.dumps([model.to_json() for model in KNOWN.values()]))

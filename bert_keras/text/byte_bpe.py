@@ -20,6 +20,7 @@ from bert_keras.errors import BertKerasError
 from bert_keras.io.json_files import short
 from bert_keras.text.ragged_ops import masked, masked_rows, repeats, rows_of
 from bert_keras.text.tokenizer import ROBERTA_PAIR, GraphTokenizer, SpecialTokens
+from bert_keras.text.vocabulary import Vocabulary
 from bert_keras.text.words import WHITE_SPACE, Words, WordSplitter, byte_alphabet
 
 # RoBERTa's names of the special tokens.
@@ -92,6 +93,10 @@ class ByteBPE(GraphTokenizer):
     def texts(self) -> tuple[bytes, ...]:
         """The bytes of each token in a text, with the space before a word."""
         return tuple(map(self._bytes_of, self.vocabulary))
+
+    def to_vocabulary(self) -> Vocabulary:
+        """All that makes the tokenizer, for its files."""
+        return super().to_vocabulary()._replace(merges=self.merges)
 
     def tokenize(self, text: tf.Tensor) -> tf.RaggedTensor:
         """Ids alone, the fast path. text: string [B], UTF-8 -> ragged int32 [B, (T)]. Invalid bytes are dropped."""

@@ -25,7 +25,7 @@ from bert_keras.text.normal_forms import (
 )
 from bert_keras.text.ragged_ops import repeats, rows_of
 from bert_keras.text.tokenizer import END, MASK, START, Normalizer, SpecialTokens
-from bert_keras.text.vocabulary import read_model
+from bert_keras.text.vocabulary import Vocabulary, read_model
 
 # ALBERT's names of the special tokens.
 SENTENCEPIECE_TOKENS = {
@@ -98,6 +98,10 @@ class SentencePiece(Normalizing):
     def texts(self) -> tuple[bytes, ...]:
         """The bytes of each token in a text, with a space before a token that starts a word."""
         return tuple(piece.replace(SPACE, " ").encode() for piece in self.vocabulary)
+
+    def to_vocabulary(self) -> Vocabulary:
+        """All that makes the tokenizer, for its files."""
+        return Vocabulary(sentencepiece=self.model, lower_case=self.lower_case)
 
     def tokenize(self, text: tf.Tensor) -> tf.RaggedTensor:
         """Ids alone, the fast path. text: string [B], UTF-8 -> ragged int32 [B, (T)]. Invalid bytes are dropped."""

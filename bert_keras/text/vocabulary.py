@@ -35,17 +35,17 @@ _NEVER_MERGED = re.compile(r"madeupword\d+|<.+>|\[.+\]")
 
 
 class Vocabulary(NamedTuple):
-    """The tokenizer that a folder describes.
+    """All that makes a tokenizer: a folder's, or one in memory. Empty where there is none.
 
-    pieces: the tokens in the order of their ids
+    tokens: in the order of their ids
     merges: of byte-level BPE, the pairs to merge in the order of learning: "Ġ t"
-    sentencepiece: or the bytes of a spiece.model
+    sentencepiece: the bytes of a spiece.model, in place of tokens
     lower_case: True if text is lower-cased, None if the files do not say
-    other: the name of a type of tokenizer that is not supported
-    file: the path of the file that it was read from, for errors
+    other: the name of a type of tokenizer that is not supported, in place of tokens
+    file: the path of the file that it was read from, for errors; "" in memory
     """
 
-    pieces: tuple[str, ...] | None = None
+    tokens: tuple[str, ...] | None = None
     merges: tuple[str, ...] | None = None
     sentencepiece: bytes | None = None
     lower_case: bool | None = None
@@ -53,16 +53,21 @@ class Vocabulary(NamedTuple):
     file: str = ""
 
     @property
+    def has_tokens(self) -> bool:
+        """True if a tokenizer can be made of it."""
+        return self.tokens is not None or self.sentencepiece is not None
+
+    @property
     def is_there(self) -> bool:
-        """True if the folder has any tokenizer."""
-        return any(found is not None for found in (self.pieces, self.other, self.sentencepiece))
+        """True for any tokenizer, also for one that is not supported."""
+        return self.has_tokens or self.other is not None
 
 
 def read_vocabulary(path: str | os.PathLike[str]) -> Vocabulary:
     """Reads one vocabulary file: a SentencePiece model if its name ends in `.model`, else a vocab.txt."""
     if os.fspath(path).endswith(".model"):
         return Vocabulary(sentencepiece=read_model(path), file=str(path))
-    return Vocabulary(pieces=read_pieces(path), file=str(path))
+    return Vocabulary(tokens=read_pieces(path), file=str(path))
 
 
 def read_pieces(path: str | os.PathLike[str]) -> tuple[str, ...]:
@@ -104,7 +109,7 @@ def read_byte_level(vocab_json: pathlib.Path, merges_txt: pathlib.Path) -> Vocab
     ids = typed({"vocab": read_object(vocab_json)}, _VOCAB, where=vocab_json)["vocab"]
     merges = tuple(line for line in lines if line.strip(" "))
     pieces, both = _in_order_of_ids(ids, vocab_json), f"{vocab_json} with {merges_txt.name}"
-    return Vocabulary(pieces=pieces, merges=merges, lower_case=False, file=both)
+    return Vocabulary(tokens=pieces, merges=merges, lower_case=False, file=both)
 
 
 def unmerged_tokens(pieces: Sequence[str], merges: Sequence[str]) -> list[str]:
@@ -277,7 +282,7 @@ def read_tokenizer_json(path: pathlib.Path, *, has_pieces: bool) -> Vocabulary:
     )
     pieces = _in_order_of_ids(ids, path, instead=f"put a {VOCAB_TXT} beside it")
     found = None if has_pieces else tuple(piece or _SEPARATOR for piece in pieces)
-    return Vocabulary(pieces=found, lower_case=lower_case)
+    return Vocabulary(tokens=found, lower_case=lower_case)
 
 
 def _byte_level(
@@ -300,7 +305,7 @@ def _byte_level(
     added = typed(content, _ADDED, where=path, optional=_ADDED, others=True).get("added_tokens") or ()
     merges = typed(parts["model"], _MERGES, where=f"the model of {path}", others=True)["merges"]
     return Vocabulary(
-        pieces=_in_order_of_ids({**ids, **{token["content"]: token["id"] for token in added}}, path),
+        tokens=_in_order_of_ids({**ids, **{token["content"]: token["id"] for token in added}}, path),
         merges=tuple(merge if isinstance(merge, str) else " ".join(merge) for merge in merges),
         lower_case=False,
     )

@@ -199,11 +199,10 @@ def _tokenizer(given: Tokenizer | None, start: checkpoints.Checkpoint | None) ->
         if start is None:
             raise BertKerasError("there is neither a tokenizer nor a checkpoint with one; give a vocabulary.")
         return checkpoints.tokenizer_of(start)
-    if start is None or (start.vocabulary is None and start.sentencepiece is None):
+    if start is None or not start.vocabulary.has_tokens:
         return given
-    own = checkpoints.tokenizer_of(
-        start, lower_case=given.lower_case if start.lower_case is None else start.lower_case
-    )
+    lower_case = start.vocabulary.lower_case
+    own = checkpoints.tokenizer_of(start, lower_case=given.lower_case if lower_case is None else lower_case)
     if given.digest != own.digest:
         raise BertKerasError("the checkpoint was trained with another vocabulary; leave the vocabulary out.")
     if given.lower_case != own.lower_case:

@@ -13,10 +13,7 @@ import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
-from bert_keras.checkpoints import with_tokenizer
 from bert_keras.checkpoints.hugging_face_tokenizer import write_tokenizer
-from bert_keras.checkpoints.variables import Checkpoint
-from bert_keras.config import BertConfig
 from bert_keras.errors import BertKerasError, MissingPackageError
 from bert_keras.io.folders import whole_folder
 from bert_keras.io.paths import path_of
@@ -200,6 +197,5 @@ def write_vocabulary(
 
     with whole_folder(path) as new:  # before the long work, because it may raise an error
         tokenizer = learn(texts(), size=size, lower_case=lower_case, **settings)
-        empty = Checkpoint(config=BertConfig(vocab_size=tokenizer.vocab_size), tensors={})
-        write_tokenizer(with_tokenizer(empty, tokenizer), new)
+        write_tokenizer(tokenizer.to_vocabulary(), new)
     return Summary(tokenizer, count)

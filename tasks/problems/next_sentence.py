@@ -9,8 +9,7 @@ from typing import Any
 
 import keras
 
-from bert_keras.checkpoints.assignment import prefix_of
-from bert_keras.checkpoints.variables import Checkpoint
+from bert_keras.checkpoints.checkpoint import Checkpoint
 from bert_keras.errors import BertKerasError
 from bert_keras.features import POOLED_OUTPUT
 from bert_keras.model.encoder import BertEncoder, encoder_inputs
@@ -64,7 +63,7 @@ class NextSentence(Glue):
 
     def check_checkpoint(self, checkpoint: Checkpoint) -> None:
         """Raises BertKerasError for a checkpoint without the head, or with the head of the other row."""
-        named = prefix_of(checkpoint)
+        named = checkpoint.prefix
         if not any(name.startswith(f"{HEAD}/") for name in checkpoint.tensors):
             raise BertKerasError(
                 f"{named}the checkpoint has no {self.name} head; give one that was pre-trained on sentence pairs, such as "

@@ -196,10 +196,8 @@ class SavedTextModel(keras.Model):
 
     def save_assets(self, dir_path: str) -> None:
         """Writes the vocabulary."""
-        checkpoint = checkpoints.Checkpoint(config=encoder_of(self).config, tensors={})
-        write_tokenizer(
-            checkpoints.with_tokenizer(checkpoint, self.preprocess.tokenizer), pathlib.Path(dir_path)
-        )
+        vocabulary, config = self.preprocess.tokenizer.to_vocabulary(), encoder_of(self).config
+        write_tokenizer(vocabulary, pathlib.Path(dir_path), max_length=config.max_length)
 
     def load_assets(self, dir_path: str) -> None:
         """Reads the vocabulary."""

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from bert_keras.checkpoints.variables import Checkpoint
+from bert_keras.checkpoints.checkpoint import Checkpoint
 from bert_keras.io.files import digest
 from bert_keras.text.tokenizer import Tokenizer
 

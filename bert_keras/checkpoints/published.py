@@ -1,21 +1,23 @@
 """Published models that can be given by name: their addresses, sizes, case and licences, as tables.
 
-An address is `scheme://name`; `sources` resolves it to a folder.
+An address is `scheme://name`; `downloads` resolves it to a folder.
 """
 
 import dataclasses
 import math
 from typing import Any
 
-from bert_keras.checkpoints.variables import variable_shapes
+from bert_keras.checkpoints.checkpoint import variable_shapes
 from bert_keras.config import SIZES, BertConfig
 
-# The publishers' pages that name the licence of the weights.
-_BERT = ("apache-2.0", "github.com/google-research/bert, README")
-_ALBERT = ("apache-2.0", "huggingface.co/albert, model cards")
-_ELECTRA = ("apache-2.0", "huggingface.co/google, model cards")
-_ROBERTA = ("mit", "huggingface.co/FacebookAI, model cards")
-_DISTILBERT = ("apache-2.0", "huggingface.co/distilbert, model cards")
+# Family -> the owner of its repositories on the Hugging Face Hub; the licence of the weights, and the page that names it.
+_FAMILIES = {
+    "bert": ("google-bert", ("apache-2.0", "github.com/google-research/bert, README")),
+    "albert": ("albert", ("apache-2.0", "huggingface.co/albert, model cards")),
+    "electra": ("google", ("apache-2.0", "huggingface.co/google, model cards")),
+    "roberta": ("FacebookAI", ("mit", "huggingface.co/FacebookAI, model cards")),
+    "distilbert": ("distilbert", ("apache-2.0", "huggingface.co/distilbert, model cards")),
+}
 _MINILM = ("apache-2.0", "huggingface.co/sentence-transformers, model cards")
 
 # The sizes of the published vocabularies, in tokens.
@@ -56,91 +58,62 @@ class KnownModel:
 
 
 def _known(
-    name: str, address: str, size: str | BertConfig, vocab_size: int, *, cased: bool | None, **more: Any
+    name: str,
+    address: str,
+    size: str | BertConfig,
+    vocab_size: int,
+    *,
+    cased: bool | None,
+    family: str = "bert",
+    licence: tuple[str, str] | None = None,
 ) -> KnownModel:
+    """A row. size: the name of a size or a configuration; licence: the family's unless given."""
     config = size if isinstance(size, BertConfig) else BertConfig.named(size, vocab_size=vocab_size)
-    fields: dict[str, Any] = {"family": "bert", "licence": _BERT} | more
-    return KnownModel(name=name, address=address, config=config, cased=cased, **fields)
+    licence = licence or _FAMILIES[family][1]
+    return KnownModel(name=name, address=address, family=family, config=config, cased=cased, licence=licence)
 
 
 # -----------------------------------------------------------------------------------------------------------
 # Hugging Face
 
-# Name -> size, vocabulary, cased. The repositories are google-bert/NAME.
-_GOOGLE_BERT: dict[str, tuple[str, int, bool | None]] = {
-    "bert-base-uncased": ("base", UNCASED, False),
-    "bert-base-cased": ("base", CASED, True),
-    "bert-large-uncased": ("large", UNCASED, False),
-    "bert-large-cased": ("large", CASED, True),
-    "bert-large-uncased-whole-word-masking": ("large", UNCASED, False),
-    "bert-large-cased-whole-word-masking": ("large", CASED, True),
-    "bert-base-multilingual-uncased": ("base", MULTILINGUAL_UNCASED, False),
-    "bert-base-multilingual-cased": ("base", MULTILINGUAL_CASED, True),
-    "bert-base-chinese": ("base", CHINESE, None),
-}
-# Name -> vocabulary, cased. The repositories are distilbert/NAME.
-_DISTILBERTS = {
-    "distilbert-base-uncased": (UNCASED, False),
-    "distilbert-base-cased": (CASED, True),
-    "distilbert-base-multilingual-cased": (MULTILINGUAL_CASED, True),
-    "distilbert-base-uncased-finetuned-sst-2-english": (UNCASED, False),
-    "distilbert-base-cased-distilled-squad": (CASED, True),
+# Family -> name, size, vocabulary, cased. The repositories are OWNER/NAME.
+_REPOSITORIES: dict[str, tuple[tuple[str, str, int, bool | None], ...]] = {
+    "bert": (
+        ("bert-base-uncased", "base", UNCASED, False),
+        ("bert-base-cased", "base", CASED, True),
+        ("bert-large-uncased", "large", UNCASED, False),
+        ("bert-large-cased", "large", CASED, True),
+        ("bert-large-uncased-whole-word-masking", "large", UNCASED, False),
+        ("bert-large-cased-whole-word-masking", "large", CASED, True),
+        ("bert-base-multilingual-uncased", "base", MULTILINGUAL_UNCASED, False),
+        ("bert-base-multilingual-cased", "base", MULTILINGUAL_CASED, True),
+        ("bert-base-chinese", "base", CHINESE, None),
+    ),
+    "albert": tuple(
+        (f"albert-{size}-v2", f"albert-{size}", 30000, False)
+        for size in ("base", "large", "xlarge", "xxlarge")
+    ),
+    "electra": tuple(
+        (f"electra-{size}-discriminator", f"electra-{size}", UNCASED, False)
+        for size in ("small", "base", "large")
+    ),
+    "roberta": tuple((f"roberta-{size}", f"roberta-{size}", 50265, True) for size in ("base", "large")),
+    "distilbert": (
+        ("distilbert-base-uncased", "distilbert-base", UNCASED, False),
+        ("distilbert-base-cased", "distilbert-base", CASED, True),
+        ("distilbert-base-multilingual-cased", "distilbert-base", MULTILINGUAL_CASED, True),
+        ("distilbert-base-uncased-finetuned-sst-2-english", "distilbert-base", UNCASED, False),
+        ("distilbert-base-cased-distilled-squad", "distilbert-base", CASED, True),
+    ),
 }
 _MINILM_L6 = BertConfig(
     vocab_size=UNCASED, hidden_size=384, num_layers=6, num_heads=12, intermediate_size=1536
 )
 _HUGGING_FACE = (
     *(
-        _known(name, f"hf://google-bert/{name}", size, vocab_size, cased=cased)
-        for name, (size, vocab_size, cased) in _GOOGLE_BERT.items()
-    ),
-    *(
-        _known(
-            f"albert-{size}-v2",
-            f"hf://albert/albert-{size}-v2",
-            f"albert-{size}",
-            30000,
-            cased=False,
-            family="albert",
-            licence=_ALBERT,
-        )
-        for size in ("base", "large", "xlarge", "xxlarge")
-    ),
-    *(
-        _known(
-            f"electra-{size}-discriminator",
-            f"hf://google/electra-{size}-discriminator",
-            f"electra-{size}",
-            UNCASED,
-            cased=False,
-            family="electra",
-            licence=_ELECTRA,
-        )
-        for size in ("small", "base", "large")
-    ),
-    *(
-        _known(
-            f"roberta-{size}",
-            f"hf://FacebookAI/roberta-{size}",
-            f"roberta-{size}",
-            50265,
-            cased=True,
-            family="roberta",
-            licence=_ROBERTA,
-        )
-        for size in ("base", "large")
-    ),
-    *(
-        _known(
-            name,
-            f"hf://distilbert/{name}",
-            "distilbert-base",
-            vocab_size,
-            cased=cased,
-            family="distilbert",
-            licence=_DISTILBERT,
-        )
-        for name, (vocab_size, cased) in _DISTILBERTS.items()
+        _known(name, f"hf://{_FAMILIES[family][0]}/{name}", size, vocab_size, cased=cased, family=family)
+        for family, models in _REPOSITORIES.items()
+        for name, size, vocab_size, cased in models
     ),
     _known(
         "all-MiniLM-L6-v2",

@@ -1,13 +1,23 @@
-"""Moves weights between a Checkpoint and Keras models: `assign` and its inverse, `collect`."""
+"""Moves weights: from an open file to our names, from a Checkpoint to a Keras model (`assign`), and back (`collect`)."""
 
 import dataclasses
 import math
+import pathlib
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from bert_keras.checkpoints.variables import HEAD_ARCHITECTURES, HEADS, Checkpoint, numpy_dtype
+from bert_keras.checkpoints.checkpoint import (
+    HEAD_ARCHITECTURES,
+    HEADS,
+    Checkpoint,
+    Format,
+    Names,
+    OpenFile,
+    Row,
+    numpy_dtype,
+)
 from bert_keras.config import BertConfig
 from bert_keras.errors import BertKerasError, listed
 from bert_keras.features import POOLED_OUTPUT
@@ -79,14 +89,14 @@ def assign(
     missing = [name for name in variables if name not in checkpoint.tensors]
     fatal = [name for name in missing if name.split("/")[0] not in allowed]
     refuse_lacking(
-        fatal, checkpoint.tensors, encoder.config, unknown=checkpoint.unknown, named=prefix_of(checkpoint)
+        fatal, checkpoint.tensors, encoder.config, unknown=checkpoint.unknown, named=checkpoint.prefix
     )
     matched = [name for name in variables if name in checkpoint.tensors]
     for name in matched:
         given, wanted = checkpoint.tensors[name].shape, tuple(variables[name].shape)
         if given != wanted:
             raise BertKerasError(
-                f"{prefix_of(checkpoint)}{name} has shape {list(given)} in the checkpoint; the model wants {list(wanted)}."
+                f"{checkpoint.prefix}{name} has shape {list(given)} in the checkpoint; the model wants {list(wanted)}."
             )
     for name in matched:
         variables[name].assign(checkpoint.tensors[name].astype(numpy_dtype(variables[name].dtype)))
@@ -188,7 +198,7 @@ def with_vocab_size(checkpoint: Checkpoint, vocab_size: int) -> Checkpoint:
     """The checkpoint with rows for more tokens, for a tokenizer with added ones.
 
     vocab_size: rows of the word embeddings. New rows are drawn as at the start of a pre-training, from the truncated normal
-        distribution of `initializer_range`; a masked-LM head gets new biases of 0. The tokenizer's fields stay: see
+        distribution of `initializer_range`; a masked-LM head gets new biases of 0. The vocabulary stays: see
         `with_tokenizer`.
 
     Raises ValueError for a size under that of the checkpoint.
@@ -199,7 +209,7 @@ def with_vocab_size(checkpoint: Checkpoint, vocab_size: int) -> Checkpoint:
     added = vocab_size - config.vocab_size
     if added < 0:
         raise BertKerasError(
-            f"{prefix_of(checkpoint)}vocab_size is {vocab_size} and the checkpoint has {config.vocab_size} tokens; rows can "
+            f"{checkpoint.prefix}vocab_size is {vocab_size} and the checkpoint has {config.vocab_size} tokens; rows can "
             "be added, not removed."
         )
     draw = keras.initializers.TruncatedNormal(stddev=config.initializer_range)
@@ -217,6 +227,100 @@ def with_vocab_size(checkpoint: Checkpoint, vocab_size: int) -> Checkpoint:
     )
 
 
-def prefix_of(checkpoint: Checkpoint) -> str:
-    """The start of an error about a checkpoint: its path."""
-    return f"{checkpoint.path}: " if checkpoint.path else ""
+# -----------------------------------------------------------------------------------------------------------
+# From an open file: checks shapes, dtypes, values and tied weights
+
+
+def read_tensors(
+    form: Format, config: BertConfig, source: OpenFile, *, root: pathlib.Path
+) -> tuple[dict[str, np.ndarray], tuple[str, ...]]:
+    """Our name -> array in our layout, and the file's names that no row of the table has.
+
+    root: the checkpoint's folder or prefix
+
+    Raises BertKerasError for a tensor of another shape or dtype, with NaN or infinite numbers, or for two names of one weight
+    whose values differ.
+    """
+    names = form.names_in(root)
+    known, unknown = _known_rows(names, config, source)
+    tensors: dict[str, np.ndarray] = {}
+    first: dict[str, str] = {}  # our name -> the name in the file that was read first
+    tied = True
+    for raw, row in sorted(known, key=lambda pair: pair[1].theirs in names.duplicates):
+        array = row.to_ours(source.get(raw))
+        if not _is_float(array):
+            raise BertKerasError(
+                f"{raw} in {source.file} is {array.dtype}; wanted float16, bfloat16, float32 or float64."
+            )
+        refuse_not_finite(array, named=f"{raw} in {source.file}")
+        if row.ours in tensors and not np.array_equal(tensors[row.ours], array):
+            if row.theirs not in names.duplicates:
+                raise BertKerasError(
+                    f"{raw} and {first[row.ours]} in {source.file} differ; they are two names of one weight and must be equal."
+                )
+            tied = False
+        tensors.setdefault(row.ours, array)
+        first.setdefault(row.ours, raw)
+    if not any(name.startswith("embeddings/") for name in tensors):
+        raise BertKerasError(
+            f"no tensor in {source.file} has a name of the {form.name} format"
+            f"{_other_model_types(form, names, config, source)}; its tensors are {listed(source.shapes, 4)}."
+        )
+    if not tied:  # the file's masked-LM head has its own weights; our head shares the embeddings
+        unknown += [raw for raw, row in known if _is_masked_lm(row, names)]
+        tensors = {name: tensor for name, tensor in tensors.items() if not name.startswith("masked_lm/")}
+    return tensors, tuple(sorted(unknown))
+
+
+def refuse_not_finite(array: np.ndarray, *, named: str) -> None:
+    """Raises BertKerasError for an array with NaN or infinite numbers; `named` is the prefix of the error."""
+    if (wrong := array.size - np.count_nonzero(np.isfinite(array))) > 0:
+        raise BertKerasError(
+            f"{named} has {wrong:,} numbers that are NaN or infinite, of {array.size:,}; wanted finite weights: "
+            "bring another copy, or train the model again."
+        )
+
+
+def _known_rows(
+    names: Names, config: BertConfig, source: OpenFile
+) -> tuple[list[tuple[str, Row]], list[str]]:
+    """The file's names with their rows, and those without a row. Raises BertKerasError for another shape."""
+    rows = names.readable_rows(config)
+    known: list[tuple[str, Row]] = []
+    unknown = []
+    for raw, shape in source.shapes.items():
+        name = names.current(raw)
+        if name is None:
+            continue
+        if name not in rows:
+            unknown.append(raw)
+            continue
+        wanted = rows[name].their_shape(config)
+        if len(shape) != len(wanted) or any(w not in (0, s) for s, w in zip(shape, wanted, strict=True)):
+            raise BertKerasError(
+                f"{raw} in {source.file} has shape {list(shape)}; the config wants {list(wanted)}: "
+                "weights and config belong to different models; bring both of one model."
+            )
+        known.append((raw, rows[name]))
+    return known, unknown
+
+
+def _is_masked_lm(row: Row, names: Names) -> bool:
+    return row.ours.startswith("masked_lm/") or row.theirs in names.duplicates
+
+
+def _other_model_types(form: Format, names: Names, config: BertConfig, source: OpenFile) -> str:
+    """The other model_types with the embedding names of the file, for an error."""
+    fitting = {
+        repr(other.model_type): None
+        for other in form.names
+        if {row.theirs for row in other.rows(config) if row.ours.startswith("embeddings/")}
+        & {other.current(raw) for raw in source.shapes}
+    }
+    if not fitting:
+        return ""
+    return f" and model_type {names.model_type!r}; its names are those of {' or '.join(fitting)}: correct its config"
+
+
+def _is_float(array: np.ndarray) -> bool:
+    return array.dtype.kind == "f" or array.dtype.name == "bfloat16"

@@ -188,32 +188,31 @@ class Checkpoint:
     """The weights, configuration and tokenizer of a model, independent of any Keras model.
 
     tensors: our name -> array in our layout, in the file's dtype
-    vocabulary, merges, sentencepiece, lower_case, other_tokenizer: see `vocabulary_files.Vocabulary`
+    vocabulary: of its tokenizer; empty where it has none
     format: the name of the format that it was read from, or ""
     path: the path that it was read from, or ""; errors name it
-    vocabulary_file: the path of the tokenizer's file, or ""; errors about the tokenizer name it
     architecture: Hugging Face's class without the model's name (ForTokenClassification), where known
     labels: the names of the classifier's logits, in order, where Hugging Face's id2label has names
     problem_type: Hugging Face's name for the classifier's type of labels, one of PROBLEM_TYPES, where the file has it
     unknown: names in the file that no row of the table has
-    origin: of a model found by name: its address, revision and license (see `sources.LocalModel.origin`)
+    origin: of a model found by name: its address, revision and license (see `downloads.LocalModel.origin`)
     """
 
     config: BertConfig
     tensors: dict[str, np.ndarray]
-    vocabulary: tuple[str, ...] | None = None
-    merges: tuple[str, ...] | None = None
-    lower_case: bool | None = None
-    other_tokenizer: str | None = None
-    sentencepiece: bytes | None = None
+    vocabulary: Vocabulary = Vocabulary()
     format: str = ""
     path: str = ""
-    vocabulary_file: str = ""
     architecture: str | None = None
     labels: tuple[str, ...] | None = None
     problem_type: str | None = None
     unknown: tuple[str, ...] = ()
     origin: dict[str, str] = dataclasses.field(default_factory=dict)
+
+    @property
+    def prefix(self) -> str:
+        """The start of an error about it: its path."""
+        return f"{self.path}: " if self.path else ""
 
 
 def architecture_of(checkpoint: Checkpoint) -> str:
@@ -225,7 +224,7 @@ def architecture_of(checkpoint: Checkpoint) -> str:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Source:
+class OpenFile:
     """An open file: first the shapes, which are checked before any array is read.
 
     file: its name in errors; the folder of several files, the prefix of TensorFlow's
@@ -299,11 +298,11 @@ class Names:
 
     def holds(self, checkpoint: Checkpoint) -> bool:
         """True if a model of this model_type computes the same numbers from all weights that matter."""
-        config, vocabulary = checkpoint.config, checkpoint.vocabulary
+        config, tokens = checkpoint.config, checkpoint.vocabulary.tokens
         rows, architecture = {row.ours for row in self.rows(config)}, architecture_of(checkpoint)
         lacking = {name.split("/")[0] for name in checkpoint.tensors if name not in rows}
-        if self.padding and vocabulary:
-            at_padding = vocabulary[max(0, config.position_offset - 1) : config.position_offset]
+        if self.padding and tokens:
+            at_padding = tokens[max(0, config.position_offset - 1) : config.position_offset]
             if not set(at_padding) & set(self.padding):  # none if the id is past the vocabulary
                 return False
         return (
@@ -335,7 +334,7 @@ class Format:
     find: Callable[[pathlib.Path], pathlib.Path | None]
     load_config: Callable[[pathlib.Path], BertConfig]
     load_tokenizer: Callable[[pathlib.Path], Vocabulary]
-    open: Callable[[pathlib.Path, BertConfig], contextlib.AbstractContextManager[Source]]
+    open: Callable[[pathlib.Path, BertConfig], contextlib.AbstractContextManager[OpenFile]]
     save: Callable[[Checkpoint, Names, dict[str, np.ndarray], pathlib.Path], None]
     has_labels: bool = False
     model_type: Callable[[pathlib.Path], str] = lambda root: "bert"
