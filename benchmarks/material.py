@@ -21,7 +21,7 @@ from bert_keras import checkpoints
 from bert_keras.checkpoints.checkpoint import Checkpoint, head_shapes, variable_shapes
 from bert_keras.checkpoints.hugging_face_tokenizer import write_tokenizer
 from bert_keras.config import BertConfig
-from bert_keras.tasks.pretraining.sentences import split_sentences
+from bert_keras.tasks.pretraining.corpus import split_sentences
 from bert_keras.text.vocabulary import Vocabulary, read_pieces
 
 WORDS = range(

@@ -27,8 +27,8 @@ from bert_keras.tasks.finetuning.finetune import plan_finetuning
 from bert_keras.tasks.hparams import Hparams
 from bert_keras.tasks.pretraining.corpus import Corpus
 from bert_keras.tasks.pretraining.instance_sources import batches_of
-from bert_keras.tasks.pretraining.instance_stream import stream
-from bert_keras.tasks.pretraining.recipe_objectives import kinds_of, objectives_for
+from bert_keras.tasks.pretraining.instance_stream import InstanceMaker, stream
+from bert_keras.tasks.pretraining.model import kinds_of, objectives_for
 from bert_keras.tasks.pretraining.recipes import RECIPES
 from bert_keras.tasks.runs.run_folder import open_task
 from bert_keras.text.tokenizer import Tokenizer
@@ -52,7 +52,10 @@ def shares(tokenizer: Tokenizer, args: argparse.Namespace) -> Iterator[tuple[str
     for name, length in itertools.product(SAMPLED, LENGTHS):
         settings = RECIPES[name].sampling(length)
         made = stream(
-            Corpus([args.text], lines="paragraph"), tokenizer=tokenizer, settings=settings, seed=1, epochs=1
+            Corpus([args.text], lines="paragraph"),
+            InstanceMaker(tokenizer=tokenizer, settings=settings),
+            seed=1,
+            epochs=1,
         )
         yield (
             f"pre-training, {settings.sampler}, {length} tokens",
@@ -100,7 +103,9 @@ def gain(name: str, length: int, rows: int, *, tokenizer: Tokenizer, text: str) 
     """The share of padding, the time of a step with padding over that without, and the difference of the weights."""
     recipe = RECIPES[name]
     instances = stream(
-        Corpus([text], lines="paragraph"), tokenizer=tokenizer, settings=recipe.sampling(length), seed=1
+        Corpus([text], lines="paragraph"),
+        InstanceMaker(tokenizer=tokenizer, settings=recipe.sampling(length)),
+        seed=1,
     )
     objectives = objectives_for(recipe, length, pieces=bk.Pieces.of(tokenizer))
     assert len(objectives) == len(kinds_of(recipe))

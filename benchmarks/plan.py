@@ -50,7 +50,7 @@ def measure(case: Case) -> None:
     import tensorflow as tf
 
     import bert_keras as bk
-    from bert_keras.tasks.pretraining.recipe_objectives import objectives_for
+    from bert_keras.tasks.pretraining.model import objectives_for
     from bert_keras.tasks.pretraining.recipes import RECIPES
     from bert_keras.text.masking import Pieces
     from bert_keras.text.wordpiece import WordPiece

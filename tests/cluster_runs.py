@@ -30,7 +30,7 @@ from bert_keras.io.folders import Folder  # noqa: E402
 from bert_keras.tasks.data.glue_rows import ROWS  # noqa: E402
 from bert_keras.tasks.finetuning.finetune import finetune  # noqa: E402
 from bert_keras.tasks.hparams import Hparams  # noqa: E402
-from bert_keras.tasks.pretraining.pretrain import pretrain  # noqa: E402
+from bert_keras.tasks.pretraining.pretrain import Pretraining, pretrain  # noqa: E402
 from bert_keras.tasks.pretraining.recipes import RECIPES  # noqa: E402
 from bert_keras.tasks.problems.classification import Glue  # noqa: E402
 from bert_keras.tasks.study.ablation_definitions import (  # noqa: E402
@@ -62,11 +62,13 @@ def finetune_into(output: Path) -> dict:
 
 def pretrain_into(output: Path, **data: Any) -> dict:
     return pretrain(
-        recipe=RECIPES["bert"].changed(**killed_runs.SETTINGS | {"steps": 12, "micro_batch": 3}),
-        **data or {"documents": killed_runs.documents(), "held_out": 0.3},
-        tokenizer=WordPiece(runs.VOCABULARY),
-        output=output,
-        strategy_name=NAME,
+        Pretraining(
+            recipe=RECIPES["bert"].changed(**killed_runs.SETTINGS | {"steps": 12, "micro_batch": 3}),
+            **data or {"documents": killed_runs.documents(), "held_out": 0.3},
+            tokenizer=WordPiece(runs.VOCABULARY),
+            strategy_name=NAME,
+        ),
+        output,
         save_every=SAVE_EVERY,
         verbose=0,
     )

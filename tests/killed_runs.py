@@ -18,7 +18,7 @@ import tensorflow as tf
 from bert_keras.tasks.data.glue_rows import ROWS
 from bert_keras.tasks.finetuning.finetune import finetune
 from bert_keras.tasks.hparams import Hparams
-from bert_keras.tasks.pretraining.pretrain import pretrain
+from bert_keras.tasks.pretraining.pretrain import Pretraining, pretrain
 from bert_keras.tasks.pretraining.recipes import RECIPES
 from bert_keras.tasks.problems.classification import Glue
 from bert_keras.tasks.training.saver import Saver
@@ -50,11 +50,13 @@ def documents() -> list[list[str]]:
 
 def pretrain_into(output: Path, folder: Path) -> None:
     pretrain(
-        recipe=RECIPES["bert"].changed(**SETTINGS),
-        documents=documents(),
-        held_out=0.3,
-        tokenizer=WordPiece(runs.VOCABULARY),
-        output=output,
+        Pretraining(
+            recipe=RECIPES["bert"].changed(**SETTINGS),
+            documents=documents(),
+            held_out=0.3,
+            tokenizer=WordPiece(runs.VOCABULARY),
+        ),
+        output,
         save_every=SAVE_EVERY,
         verbose=0,
     )

@@ -26,7 +26,7 @@ tf.config.set_logical_device_configuration(
 from bert_keras.tasks.data.glue_rows import ROWS  # noqa: E402
 from bert_keras.tasks.finetuning.finetune import finetune  # noqa: E402
 from bert_keras.tasks.hparams import Hparams  # noqa: E402
-from bert_keras.tasks.pretraining.pretrain import pretrain  # noqa: E402
+from bert_keras.tasks.pretraining.pretrain import Pretraining, pretrain  # noqa: E402
 from bert_keras.tasks.pretraining.recipes import RECIPES  # noqa: E402
 from bert_keras.tasks.problems.classification import Glue  # noqa: E402
 from bert_keras.tasks.problems.question_answering import Squad  # noqa: E402
@@ -105,13 +105,17 @@ def questions_into(output: Path, folder: Path) -> None:
 def pretrain_into(output: Path, folder: Path) -> None:
     changes = {"steps": 8, "phases": ((24, 1.0),)}
     pretrain(
-        recipe=RECIPES["bert"].changed(**killed_runs.SETTINGS | changes),
-        documents=killed_runs.documents(),
-        held_out=0.3,
-        tokenizer=WordPiece(runs.VOCABULARY),
-        output=output,
+        Pretraining(
+            recipe=RECIPES["bert"].changed(**killed_runs.SETTINGS | changes),
+            documents=killed_runs.documents(),
+            held_out=0.3,
+            tokenizer=WordPiece(runs.VOCABULARY),
+            strategy_name=HOW["strategy_name"],
+        ),
+        output,
+        save_every=HOW["save_every"],
+        verbose=HOW["verbose"],
         log=quiet,
-        **HOW,
     )
 
 

@@ -22,11 +22,8 @@ from bert_keras.io.files import write_json
 from bert_keras.io.paths import path_of
 from bert_keras.tasks.hparams import Sampling
 from bert_keras.tasks.pretraining.corpus import open_corpora
-from bert_keras.tasks.pretraining.manifest import read_manifest
-from bert_keras.tasks.pretraining.read_records import read_records
-from bert_keras.tasks.pretraining.shard_plan import sources_of
-from bert_keras.tasks.pretraining.shard_writer import Job
-from bert_keras.tasks.pretraining.write_records import write_records
+from bert_keras.tasks.pretraining.records import read_manifest, read_records
+from bert_keras.tasks.pretraining.write_records import Job, corpus_ranges, write_records
 from bert_keras.text.wordpiece import WordPiece
 
 pytest.importorskip("apache_beam", reason="needs the `beam` extra")
@@ -83,7 +80,7 @@ def texts(tmp_path_factory):
 def written(texts, tmp_path_factory):
     """The folder that one process writes; tests leave it as it is."""
     path = tmp_path_factory.mktemp("written") / "local"
-    summary = write_records(open_corpora(texts), path, **options())
+    summary = write_records(open_corpora(texts), Job(path=path, **options()))
     assert len(read_manifest(path)["shards"]) > 5
     return path, summary
 
@@ -181,7 +178,7 @@ KILLED = """
 import os, signal, sys
 sys.path.insert(0, "tests")
 from test_beam import beam, open_corpora
-from bert_keras.tasks.pretraining.shard_writer import ShardWriter
+from bert_keras.tasks.pretraining.write_records import ShardWriter
 write = ShardWriter.__call__
 def killed(self, number, texts):
     if number == 3:
@@ -211,9 +208,9 @@ def test_no_text_is_an_element(texts, tmp_path):
     corpora, job = open_corpora(texts), Job(path=tmp_path / "beam", **options())
     (tmp_path / "beam" / beam_records.WORK).mkdir(parents=True)
     write_json(tmp_path / "beam" / "manifest.json", job.identity())
-    sources = sources_of(corpora, range_bytes=700)
+    sources = corpus_ranges(corpora, range_bytes=700)
     sized = [beam_records._measure(source, corpora, job) for source in sources]
-    planned = [*beam_records._plan(None, sized, job)]
+    planned = [*beam_records._group(None, sized, job)]
     step = beam_records._WriteShards(corpora, job)
     step.setup()
     made = [result for element in planned for result in step.process(element)]

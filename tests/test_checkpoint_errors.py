@@ -286,12 +286,12 @@ def test_a_failed_write_leaves_nothing(tmp_path):
 @pytest.mark.parametrize(
     ("tokenizer", "name"),
     [
-        ({"vocabulary": None, "sentencepiece": b""}, "SentencePiece"),
+        ({"tokens": None, "sentencepiece": b""}, "SentencePiece"),
         ({"merges": ("a b",)}, "byte-level BPE"),
     ],
 )
 def test_a_tokenizer_that_a_keras_hub_preset_cannot_hold_is_refused(tmp_path, tokenizer, name):
-    checkpoint = dataclasses.replace(random_checkpoint(heads=()), **tokenizer)
+    checkpoint = with_vocabulary(random_checkpoint(heads=()), **tokenizer)
     raises(
         ValueError,
         f"has no {name} tokenizer",

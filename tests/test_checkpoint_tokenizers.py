@@ -30,7 +30,7 @@ def test_the_tokenizer_comes_along(tmp_path, form, lower_case):
     """Its case too, which the pieces, all of them lower-case, do not tell."""
     checkpoint = with_vocabulary(random_checkpoint(), lower_case=lower_case)
     checkpoints.write(checkpoint, tmp_path / "out", format=form)
-    assert checkpoints.read(tmp_path / "out").lower_case is lower_case
+    assert checkpoints.read(tmp_path / "out").vocabulary.lower_case is lower_case
     for path in (tmp_path / "out", tmp_path / "out" / "vocab.txt"):
         tokenizer = checkpoints.load_tokenizer(path)
         assert (tokenizer.vocabulary, tokenizer.lower_case) == (PIECES, lower_case)

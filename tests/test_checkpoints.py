@@ -340,7 +340,7 @@ def test_keras_hub_preset_round_trip(tmp_path):
     again = checkpoints.read(tmp_path / "out")
     bare = {name: tensor for name, tensor in checkpoint.tensors.items() if name not in left_out}
     assert again.format == "keras-hub"
-    assert again.lower_case is False
+    assert again.vocabulary.lower_case is False
     assert_same(again, dataclasses.replace(checkpoint, tensors=bare))
     theirs = keras_hub.models.BertBackbone.from_preset(str(tmp_path / "out"))
     np.testing.assert_array_equal(

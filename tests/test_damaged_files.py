@@ -25,7 +25,7 @@ from bert_keras.features import (
     NEXT_SENTENCE_LABEL,
     TFRECORD_NAMES,
 )
-from bert_keras.tasks.pretraining.read_records import read_records
+from bert_keras.tasks.pretraining.records import read_records
 from bert_keras.tasks.problems.classification import Glue
 
 

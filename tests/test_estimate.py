@@ -18,7 +18,7 @@ from bert_keras.features import POOLED_OUTPUT
 from bert_keras.model.encoder import BertEncoder
 from bert_keras.optimization.pretrainers import pretrainer_of
 from bert_keras.tasks.pretraining.estimate import HEADS, Memory, estimate
-from bert_keras.tasks.pretraining.recipe_objectives import OBJECTIVES, kinds_of, objectives_for
+from bert_keras.tasks.pretraining.model import OBJECTIVES, kinds_of, objectives_for
 from bert_keras.tasks.pretraining.recipes import RECIPES
 from bert_keras.text.masking import Pieces
 from bert_keras.text.wordpiece import WordPiece

@@ -14,7 +14,7 @@ from trainings import QUICK, place, start  # noqa: F401
 from bert_keras.errors import BertKerasError, LossDiverged
 from bert_keras.optimization.training_model import TrainingModel
 from bert_keras.tasks.data.glue_rows import ROWS
-from bert_keras.tasks.pretraining.pretrain import pretrain
+from bert_keras.tasks.pretraining.pretrain import Pretraining, pretrain
 from bert_keras.tasks.pretraining.recipes import RECIPES
 from bert_keras.tasks.problems.classification import Glue
 from bert_keras.tasks.training.saver import Saver
@@ -76,13 +76,15 @@ def test_a_single_step_in_an_execution_is_no_part_of_the_identity():
 def pretrained(output, *, snapshots=(), **settings):
     settings = SETTINGS | {"steps": 8, "log_every": 2, "eval_every": 4} | settings
     return pretrain(
-        recipe=RECIPES["bert"].changed(**settings),
-        documents=documents(),
-        held_out=0.3,
-        tokenizer=WordPiece(runs.VOCABULARY),
-        output=output,
+        Pretraining(
+            recipe=RECIPES["bert"].changed(**settings),
+            documents=documents(),
+            held_out=0.3,
+            tokenizer=WordPiece(runs.VOCABULARY),
+            snapshots=snapshots,
+        ),
+        output,
         save_every=3,
-        snapshots=snapshots,
         verbose=0,
         log=lambda line: None,
     )

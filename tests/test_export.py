@@ -34,7 +34,7 @@ from bert_keras.savedmodels.verify import (
 )
 from bert_keras.tasks.batches import predict
 from bert_keras.tasks.data.glue_rows import ROWS
-from bert_keras.tasks.pretraining.pretrain import pretrain
+from bert_keras.tasks.pretraining.pretrain import Pretraining, pretrain
 from bert_keras.tasks.pretraining.recipes import RECIPES
 from bert_keras.tasks.problems.choice import Swag
 from bert_keras.tasks.problems.classification import Glue
@@ -377,11 +377,13 @@ def test_the_measures_of_pre_training_are_the_held_out_ones(held_out, tmp_path):
     sizes = {name: size for name, size in SIZES.items() if name not in ("vocab_size", "initializer_range")}
     recipe = RECIPES["bert"].changed(**sizes, steps=2, batch_size=4, seq_length=32, held_out_instances=8)
     results = pretrain(
-        recipe=recipe,
-        tokenizer=WordPiece(VOCABULARY),
-        documents=[texts(8, seed=seed) for seed in range(12)],
-        held_out=held_out,
-        output=tmp_path,
+        Pretraining(
+            recipe=recipe,
+            tokenizer=WordPiece(VOCABULARY),
+            documents=[texts(8, seed=seed) for seed in range(12)],
+            held_out=held_out,
+        ),
+        tmp_path,
         verbose=0,
         log=lambda line: None,
     )

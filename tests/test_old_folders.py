@@ -8,7 +8,7 @@ import tensorflow as tf
 
 from bert_keras import checkpoints
 from bert_keras.features import INPUT_MASK, INPUT_WORD_IDS, NEXT_SENTENCE_LABEL
-from bert_keras.tasks.pretraining.read_records import read_records
+from bert_keras.tasks.pretraining.records import read_records
 from bert_keras.tasks.runs.run_folder import load_run
 from bert_keras.tasks.task import model_inputs
 

@@ -10,10 +10,11 @@ from bert_keras.features import INPUT_WORD_IDS, WHOLE, Part
 from bert_keras.fields import Masking
 from bert_keras.tasks.hparams import Sampling
 from bert_keras.tasks.pretraining import instance_stream
-from bert_keras.tasks.pretraining.instance_sources import Documents, RecordFileSource, batches_of
-from bert_keras.tasks.pretraining.read_records import read_records
-from bert_keras.tasks.pretraining.recipe_objectives import objectives_for
+from bert_keras.tasks.pretraining.instance_sources import RecordInstances, TextInstances, batches_of
+from bert_keras.tasks.pretraining.instance_stream import InstanceMaker
+from bert_keras.tasks.pretraining.model import objectives_for
 from bert_keras.tasks.pretraining.recipes import RECIPES
+from bert_keras.tasks.pretraining.records import read_records
 from bert_keras.text.masking import Pieces
 from bert_keras.text.wordpiece import WordPiece
 
@@ -36,8 +37,8 @@ def records(tmp_path_factory):
 
 def source_of(kind, recipe, records):
     if kind != "documents":
-        return RecordFileSource([records[kind]], None, recipe=recipe, tokenizer=TOKENIZER)
-    made = Documents(
+        return RecordInstances([records[kind]], None, recipe=recipe, tokenizer=TOKENIZER)
+    made = TextInstances(
         pretrainings.documents(30), None, recipe=recipe, tokenizer=TOKENIZER, segment=None, workers=1
     )
     make = made._make
@@ -134,8 +135,7 @@ def test_the_instances_of_other_parts_are_not_packed(monkeypatch):
         packed.clear()
         made = instance_stream.stream(
             pretrainings.documents(30),
-            tokenizer=TOKENIZER,
-            settings=Sampling(seq_length=32, dupe_factor=1),
+            InstanceMaker(tokenizer=TOKENIZER, settings=Sampling(seq_length=32, dupe_factor=1)),
             seed=1,
             epochs=1,
             batch_size=BATCH,

@@ -17,7 +17,7 @@ from bert_keras.model.layers import wide
 from bert_keras.tasks.finetuning.finetune import finetune, plan_finetuning
 from bert_keras.tasks.frozen.extract_file import extract_file
 from bert_keras.tasks.hparams import Hparams
-from bert_keras.tasks.pretraining.pretrain import plan_pretraining
+from bert_keras.tasks.pretraining.pretrain import Pretraining, plan_pretraining
 from bert_keras.tasks.runs.ensemble import load_runs
 from bert_keras.tasks.runs.run_card import measures_of
 from bert_keras.tasks.runs.run_folder import load_run, open_task
@@ -116,13 +116,16 @@ def plan(checkpoint, data, **hparams):
     return plan_finetuning(task, checkpoint=checkpoint, hparams=Hparams(**HPARAMS | hparams))
 
 
-def test_the_precision_is_part_of_a_run_and_float32_is_that_of_earlier_versions(checkpoint, data):
+def test_the_precision_is_part_of_a_run_s_identity(checkpoint, data):
     identities = [plan(checkpoint, data, precision=name).identity for name in ("float32", "bfloat16")]
     assert "precision" not in identities[0] and identities[1] == identities[0] | {"precision": "bfloat16"}
     given = pretrainings.given(changes={"precision": "bfloat16"})
-    assert plan_pretraining(**given).identity["precision"] == "bfloat16"
+    assert plan_pretraining(Pretraining(**given)).identity["precision"] == "bfloat16"
     explicit = pretrainings.given(changes={"precision": "float32"})
-    assert plan_pretraining(**explicit).identity == plan_pretraining(**pretrainings.given()).identity
+    assert (
+        plan_pretraining(Pretraining(**explicit)).identity
+        == plan_pretraining(Pretraining(**pretrainings.given())).identity
+    )
 
 
 @pytest.mark.long

@@ -24,10 +24,9 @@ from bert_keras.optimization.objectives import MaskedLM
 from bert_keras.optimization.optimizers import AdamW
 from bert_keras.tasks.hparams import PretrainHparams
 from bert_keras.tasks.pretraining.corpus import Corpus
-from bert_keras.tasks.pretraining.optimizer import longest_step, schedule
+from bert_keras.tasks.pretraining.model import check_written, longest_step, schedule
 from bert_keras.tasks.pretraining.pretrain import _held_out
 from bert_keras.tasks.pretraining.recipes import RECIPES
-from bert_keras.tasks.pretraining.written_records import check_written
 from bert_keras.text.masking import Pieces
 from bert_keras.text.wordpiece import WordPiece
 

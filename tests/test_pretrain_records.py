@@ -12,7 +12,7 @@ from bert_keras import checkpoints
 from bert_keras.features import INPUT_WORD_IDS
 from bert_keras.fields import Masking
 from bert_keras.tasks.pretraining.instance_sources import Share
-from bert_keras.tasks.pretraining.read_records import read_records
+from bert_keras.tasks.pretraining.records import read_records
 
 
 @pytest.mark.long

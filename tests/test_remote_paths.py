@@ -23,10 +23,9 @@ from bert_keras.io.folders import Folder, whole_folder
 from bert_keras.io.paths import RemotePath, path_of
 from bert_keras.tasks.hparams import Sampling
 from bert_keras.tasks.pretraining.corpus import Corpus, open_corpora
-from bert_keras.tasks.pretraining.instance_sources import _digest_of_files
-from bert_keras.tasks.pretraining.read_records import read_records
+from bert_keras.tasks.pretraining.records import digest_of_records, read_records
 from bert_keras.tasks.pretraining.vocabulary import write_vocabulary
-from bert_keras.tasks.pretraining.write_records import write_records
+from bert_keras.tasks.pretraining.write_records import Job, write_records
 from bert_keras.tasks.problems.classification import Glue
 from bert_keras.tasks.problems.question_answering import Squad
 from bert_keras.tasks.problems.tagging import Conll
@@ -219,20 +218,22 @@ def test_records_are_written_and_read(ram, tmp_path):
     }
     source = open_corpora([ram("text.txt", TEXT)])
     remote, local = f"{ram.folder}/instances", tmp_path / "instances"
-    assert write_records(source, remote, **options) == write_records(source, local, **options)
+    assert write_records(source, Job(path=path_of(remote), **options)) == write_records(
+        source, Job(path=local, **options)
+    )
     assert {path.name: path.read_bytes() for path in path_of(remote).iterdir()} == {
         path.name: path.read_bytes() for path in local.iterdir()
     }
     times = [path.stat().st_mtime_ns for path in path_of(remote).iterdir()]
-    write_records(source, remote, **options)  # again: nothing is written
+    write_records(source, Job(path=path_of(remote), **options))  # again: nothing is written
     assert [path.stat().st_mtime_ns for path in path_of(remote).iterdir()][:-1] == times[:-1]
     for given in ((remote, local), ([f"{remote}/00000.tfrecord"], [local / "00000.tfrecord"])):
         first, second = (list(read_records(path, tokenizer=tokenizer).as_numpy_iterator()) for path in given)
         assert first and str(first) == str(second)
     assert len(list(read_records(remote, seed=1).take(3))) == 3
-    assert _digest_of_files(remote) == _digest_of_files(local)
+    assert digest_of_records(remote) == digest_of_records(local)
     with pytest.raises(ValueError, match="was made with another text"):
-        write_records([["the dog", "ran far"]] * 4, remote, **options)
+        write_records([["the dog", "ran far"]] * 4, Job(path=path_of(remote), **options))
 
 
 @pytest.mark.parametrize("output", ["run", "folder", "vocabulary"])

@@ -19,7 +19,7 @@ from bert_keras.tasks import options
 from bert_keras.tasks.frozen.extract import DTYPES
 from bert_keras.tasks.frozen.extract_file import WRITERS
 from bert_keras.tasks.hparams import Hparams, PretrainHparams, Sampling
-from bert_keras.tasks.pretraining.optimizer import OPTIMIZERS
+from bert_keras.tasks.pretraining.model import OPTIMIZERS
 from bert_keras.tasks.pretraining.samplers import SAMPLERS
 from bert_keras.tasks.pretraining.vocabulary import KINDS
 from bert_keras.tasks.problems import embedding

@@ -25,7 +25,6 @@ import bert_keras.tasks.data.sources
 import bert_keras.tasks.data.tables
 import bert_keras.tasks.options
 import bert_keras.tasks.pretraining.corpus_files
-import bert_keras.tasks.pretraining.wiki
 import bert_keras.tasks.task
 from bert_keras import checkpoints, config
 from bert_keras.config import BertConfig
@@ -37,8 +36,7 @@ from bert_keras.tasks.data.glue_rows import ROWS
 from bert_keras.tasks.frozen.cache import open_cache
 from bert_keras.tasks.frozen.tagger import load_tagger
 from bert_keras.tasks.pretraining.corpus import Corpus
-from bert_keras.tasks.pretraining.manifest import read_manifest
-from bert_keras.tasks.pretraining.read_records import read_records
+from bert_keras.tasks.pretraining.records import read_manifest, read_records
 from bert_keras.tasks.pretraining.vocabulary import learn_sentencepiece
 from bert_keras.tasks.problems.choice import Swag
 from bert_keras.tasks.problems.classification import Glue
@@ -505,7 +503,7 @@ def test_an_xz_file_that_asks_for_a_large_dictionary(tmp_path):
 @pytest.mark.parametrize("text", [b"x" * LONG, b"<![CDATA[" + b"</revision>" * (LONG // 11) + b"]]>"])
 def test_a_dump_whose_revision_does_not_end(tmp_path, monkeypatch, text):
     pytest.importorskip("mwxml")
-    monkeypatch.setattr(bert_keras.tasks.pretraining.wiki, "MAX_REVISION_BYTES", 100_000)
+    monkeypatch.setattr(bert_keras.tasks.pretraining.corpus_files, "MAX_REVISION_BYTES", 100_000)
     page = b"<page><title>a</title><ns>0</ns><id>1</id><revision><id>1</id><text>%s</text></revision></page>"
     (tmp_path / "wiki.xml.gz").write_bytes(gzip.compress(b"<mediawiki><siteinfo></siteinfo>" + page % text))
     refused("wiki.xml: a revision has over 100,000 bytes", list, Corpus(tmp_path / "wiki.xml.gz"))
@@ -545,7 +543,7 @@ def test_the_limits_in_the_document_are_the_codes():
         "options.MAX_OPTION": bert_keras.tasks.options.MAX_OPTION,
         "options.MAX_CHOICES": bert_keras.tasks.options.MAX_CHOICES,
         "corpus_files.MAX_DOCUMENT": bert_keras.tasks.pretraining.corpus_files.MAX_DOCUMENT,
-        "wiki.MAX_REVISION_BYTES": bert_keras.tasks.pretraining.wiki.MAX_REVISION_BYTES,
+        "corpus_files.MAX_REVISION_BYTES": bert_keras.tasks.pretraining.corpus_files.MAX_REVISION_BYTES,
         "corpus_files.MAX_UNPACKER_BYTES": bert_keras.tasks.pretraining.corpus_files.MAX_UNPACKER_BYTES,
         "corpus_files.MAX_WHOLE_BYTES": bert_keras.tasks.pretraining.corpus_files.MAX_WHOLE_BYTES,
         **{f"config.{name}": most for name, most in config.LIMITS.items()},

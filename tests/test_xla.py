@@ -13,7 +13,7 @@ from runs import VOCABULARY, texts, write_checkpoint
 
 import bert_keras as bk
 from bert_keras.model.encoder import BertEncoder
-from bert_keras.tasks.pretraining.pretrain import plan_pretraining
+from bert_keras.tasks.pretraining.pretrain import Pretraining, plan_pretraining
 from bert_keras.tasks.pretraining.recipes import RECIPES
 from bert_keras.tasks.strings.text_data import one_batch
 from bert_keras.tasks.training.task_padding import with_padding
@@ -151,7 +151,7 @@ def test_a_step_of_a_recipe(recipe, monkeypatch):
         keras.random, "categorical", lambda logits, count, **how: tf.argmax(logits, -1, "int32")[:, None]
     )
     given = pretrainings.given(recipe, tokenizer=WordPiece(VOCABULARY), changes=NO_DROPOUT)
-    plan = plan_pretraining(**given)
+    plan = plan_pretraining(Pretraining(**given))
     with with_padding(plan.model):
         assert_compiled_equals_plain(plan.model, next(iter(plan.stages[0].batches(0))))
 
@@ -159,7 +159,7 @@ def test_a_step_of_a_recipe(recipe, monkeypatch):
 @pytest.mark.slow
 def test_a_step_with_dropout_and_drawn_tokens_learns():
     given = pretrainings.given("electra", tokenizer=WordPiece(VOCABULARY), changes={"hidden_dropout": 0.1})
-    plan = plan_pretraining(**given)
+    plan = plan_pretraining(Pretraining(**given))
     train = tf.function(plan.model.train_step, jit_compile=True)
     batch = next(iter(plan.stages[0].batches(0)))
     losses = []

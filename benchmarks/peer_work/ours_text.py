@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from bert_keras.tasks.pretraining.write_records import Job
 from peer_work.work import SEED, Arrays, Case, Prepared, documents, in_turn, questions, requests
 
 
@@ -92,13 +93,15 @@ def instances(case: Case, folder: pathlib.Path, *, workers: int) -> Prepared:
         output = folder / f"instances-{workers}-{next(number)}"
         found = write_records(
             corpus,
-            output,
-            make_tokenizer=functools.partial(
-                checkpoints.load_tokenizer, str(folder / "vocab.txt"), lower_case=True
+            Job(
+                path=output,
+                make_tokenizer=functools.partial(
+                    checkpoints.load_tokenizer, str(folder / "vocab.txt"), lower_case=True
+                ),
+                settings=recipe.sampling(case.length),
+                masking=recipe.masking(case.length),
+                seed=SEED,
             ),
-            settings=recipe.sampling(case.length),
-            masking=recipe.masking(case.length),
-            seed=SEED,
             workers=workers,
         )
         shutil.rmtree(output)

@@ -7,7 +7,6 @@ import argparse
 import functools
 import os
 import sys
-from typing import Any
 
 from bert_keras.cli.console import (
     PATH,
@@ -108,6 +107,7 @@ def _run_instances(args: argparse.Namespace) -> None:
     start()
     from bert_keras import checkpoints
     from bert_keras.tasks.pretraining.corpus import open_corpora
+    from bert_keras.tasks.pretraining.write_records import Job, write_records
 
     settings = settings_of(args.set)
     known = {*names_of(Sampling), *names_of(Masking)} - {*WITH_LENGTH}
@@ -123,28 +123,25 @@ def _run_instances(args: argparse.Namespace) -> None:
     recipe = RECIPES[args.recipe].changed(**settings)
     lower_case = checkpoints.load_tokenizer(args.vocab).lower_case  # once, so that workers need not guess it
     corpora = open_corpora(args.text)
-    options: dict[str, Any] = {
-        "make_tokenizer": functools.partial(checkpoints.load_tokenizer, args.vocab, lower_case=lower_case),
-        "settings": recipe.sampling(length),
-        "masking": recipe.masking(length) if args.masks else None,
-        "segment": args.segmenter and segmenter(args.segmenter),
-        "seed": args.seed,
-        "compress": args.gzip,
-    }
+    job = Job(
+        path=path_of(args.output),
+        make_tokenizer=functools.partial(checkpoints.load_tokenizer, args.vocab, lower_case=lower_case),
+        settings=recipe.sampling(length),
+        masking=recipe.masking(length) if args.masks else None,
+        segment=args.segmenter and segmenter(args.segmenter),
+        seed=args.seed,
+        compress=args.gzip,
+    )
     if args.beam:
         from bert_keras.tasks.pretraining.beam_records import write_records_with_beam
-        from bert_keras.tasks.pretraining.shard_writer import Job
 
-        job = Job(path=path_of(args.output), **options)
         summary = write_records_with_beam(
             corpora, job, options=args.beam_options, vocabulary=path_of(args.vocab)
         )
     else:
-        from bert_keras.tasks.pretraining.write_records import write_records
-
         workers = (os.cpu_count() or 1) if args.workers is None else args.workers
         with progress("documents", None) as advance:
-            summary = write_records(corpora, args.output, workers=workers, progress=advance, **options)
+            summary = write_records(corpora, job, workers=workers, progress=advance)
     rows = [
         ("documents", f"{summary.documents:,}"),
         ("instances", f"{summary.instances:,}"),

@@ -101,27 +101,25 @@ def _run_pretrain(args: argparse.Namespace) -> None:
     start_strategy(args.strategy)
     from bert_keras import checkpoints
     from bert_keras.tasks.pretraining.corpus import open_corpora
-    from bert_keras.tasks.pretraining.pretrain import pretrain
+    from bert_keras.tasks.pretraining.pretrain import Pretraining, pretrain
 
     held_out = args.held_out and _share(args.held_out)
     if args.held_out and held_out is None:
         held_out = args.held_out if args.records else open_corpora([args.held_out])
     settings = settings_of(args.set, size=args.size, precision=args.precision)
-    results = pretrain(
+    given = Pretraining(
         recipe=RECIPES[args.recipe].changed(**settings),
-        output=args.output,
         documents=args.text and open_corpora(args.text),
         records=args.records and _sets_of_records(args.records),
         held_out=held_out,
         tokenizer=args.vocab and checkpoints.load_tokenizer(args.vocab),
         segment=args.segmenter and segmenter(args.segmenter),
         checkpoint=args.checkpoint,
-        save_every=args.save_every,
         snapshots=args.snapshots,
         strategy_name=args.strategy,
         workers=args.workers,
-        log=say,
     )
+    results = pretrain(given, args.output, save_every=args.save_every, log=say)
     baselines = results["majority_baselines"]
     rows = [
         (name, value, baselines.get(name.removeprefix("held_out_"), ""))

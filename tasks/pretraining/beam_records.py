@@ -1,6 +1,6 @@
 """Pre-training instances with Apache Beam: the files of `write_records`, written by any number of machines.
 
-    sources -> sizes of their documents -> shards, as spans of documents -> one file each -> the manifest
+    ranges -> sizes of their documents -> shards, as spans of documents -> one file each -> the manifest
 
 The elements of the pipeline are names, numbers and counts. Text is read where a shard is written, by the function that
 `write_records` calls, so the bytes do not depend on the runner.
@@ -22,7 +22,7 @@ from bert_keras.io.folders import check_equal
 from bert_keras.io.paths import is_remote
 from bert_keras.tasks.pretraining.corpus import Corpora
 from bert_keras.tasks.pretraining.instance_stream import digest_of_documents
-from bert_keras.tasks.pretraining.manifest import (
+from bert_keras.tasks.pretraining.records import (
     WORK,
     InstancesFolder,
     Shard,
@@ -32,16 +32,17 @@ from bert_keras.tasks.pretraining.manifest import (
     summarize,
     summary_of,
 )
-from bert_keras.tasks.pretraining.shard_plan import (
+from bert_keras.tasks.pretraining.write_records import (
     RANGE_BYTES,
-    Source,
+    CorpusRange,
+    Job,
+    ShardWriter,
     Span,
+    corpus_ranges,
     document_sizes,
-    planned_shards,
     read_spans,
-    sources_of,
+    shard_spans,
 )
-from bert_keras.tasks.pretraining.shard_writer import Job, ShardWriter
 
 try:
     import apache_beam as beam
@@ -74,7 +75,7 @@ def write_records_with_beam(
     After an error or a kill, the folder has no complete manifest; the same call writes the missing files.
     Raises ValueError as `write_records` does, and for a source that cannot be read in parts.
     """
-    sources = sources_of(corpora, range_bytes=range_bytes)
+    sources = corpus_ranges(corpora, range_bytes=range_bytes)
     job = dataclasses.replace(job, path=job.path.absolute())  # workers may run in another folder
     texts = (source.range.file for source in sources)
     made = _pipeline(options, [job.path, *texts, *([] if vocabulary is None else [vocabulary])])
@@ -131,7 +132,7 @@ def _build(
     corpora: Corpora,
     job: Job,
     identity: Mapping[str, Any],
-    sources: Sequence[Source],
+    sources: Sequence[CorpusRange],
 ) -> None:
     """Builds the pipeline. A step reads a side input only when it is complete: these are the points where workers wait."""
     sized = (
@@ -143,7 +144,7 @@ def _build(
     written = (
         pipeline
         | "Plan" >> beam.Create([None])
-        | "Group documents" >> beam.FlatMap(_plan, beam.pvalue.AsList(sized), job)
+        | "Group documents" >> beam.FlatMap(_group, beam.pvalue.AsList(sized), job)
         | "Spread shards" >> beam.Reshuffle()
         | "Write shards" >> beam.ParDo(_WriteShards(corpora, job))
     )
@@ -159,11 +160,11 @@ def _build(
 # Steps. A BertKerasError is a result: it would come again in every try, and each runner wraps errors in its own way.
 
 
-def _sizes_file(job: Job, source: Source) -> pathlib.Path:
+def _sizes_file(job: Job, source: CorpusRange) -> pathlib.Path:
     return job.path / WORK / f"{source.number:05d}.npy"
 
 
-def _measure(source: Source, corpora: Corpora, job: Job) -> Source | str:
+def _measure(source: CorpusRange, corpora: Corpora, job: Job) -> CorpusRange | str:
     """Writes the sizes of a source's documents to a file; returns the source, or an error."""
     try:
         sizes = document_sizes(corpora, source)
@@ -174,17 +175,17 @@ def _measure(source: Source, corpora: Corpora, job: Job) -> Source | str:
     return source
 
 
-def _plan(_: None, sized: Iterable[Source | str], job: Job) -> Iterator[tuple[int, list[Span]]]:
-    sources = [source for source in sized if isinstance(source, Source)]
+def _group(_: None, sized: Iterable[CorpusRange | str], job: Job) -> Iterator[tuple[int, list[Span]]]:
+    sources = [source for source in sized if isinstance(source, CorpusRange)]
     if len(sources) < len(list(sized)):
         return
 
-    def sizes_of(source: Source) -> np.ndarray:
+    def sizes_of(source: CorpusRange) -> np.ndarray:
         with _sizes_file(job, source).open("rb") as file:
             return np.load(file)
 
     yield from enumerate(
-        planned_shards(sorted(sources), sizes_of, size=job.shard_bytes, least=job.shard_documents)
+        shard_spans(sorted(sources), sizes_of, size=job.shard_bytes, least=job.shard_documents)
     )
 
 
@@ -233,7 +234,7 @@ class _WriteShards(beam.DoFn):
 
 def _write_manifest(
     _: None,
-    sized: Iterable[Source | str],
+    sized: Iterable[CorpusRange | str],
     written: Iterable[tuple[int, Shard] | str],
     job: Job,
     identity: Mapping[str, Any],

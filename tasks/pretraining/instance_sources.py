@@ -4,7 +4,6 @@ import contextlib
 import dataclasses
 import functools
 import hashlib
-import pathlib
 import re
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
@@ -24,10 +23,11 @@ from bert_keras.features import (
     WHOLE,
     Part,
 )
-from bert_keras.io.files import digest, digest_of_file
 from bert_keras.optimization.objectives import Objective, label
+from bert_keras.tasks.hparams import Sampling
 from bert_keras.tasks.pretraining.instance_stream import (
     BEGINNING,
+    InstanceMaker,
     Place,
     Segmenter,
     Text,
@@ -35,11 +35,16 @@ from bert_keras.tasks.pretraining.instance_stream import (
     shards,
     stream,
 )
-from bert_keras.tasks.pretraining.manifest import MANIFEST
-from bert_keras.tasks.pretraining.read_records import RecordFiles, listed, manifest_of, read_records
+from bert_keras.tasks.pretraining.model import check_lengths, check_written, name_of
 from bert_keras.tasks.pretraining.recipes import Recipe
+from bert_keras.tasks.pretraining.records import (
+    MANIFEST,
+    RecordFiles,
+    digest_of_records,
+    files_of_records,
+    read_records,
+)
 from bert_keras.tasks.pretraining.samplers import SAMPLERS
-from bert_keras.tasks.pretraining.written_records import check_lengths, check_written, name_of
 from bert_keras.text.tokenizer import Tokenizer
 
 SAMPLE = 1000  # instances to check before training
@@ -60,6 +65,11 @@ class Phase(NamedTuple):
     end: int
 
 
+def _phases(recipe: Recipe, lengths: Sequence[int]) -> list[Phase]:
+    ends = recipe.hparams.phase_steps(len(lengths))
+    return [Phase(*one) for one in zip(lengths, [0, *ends], ends, strict=False)]
+
+
 @dataclasses.dataclass(frozen=True)
 class Share:
     """The documents on one side of a split. A hash decides the side, so that every process splits alike."""
@@ -75,7 +85,7 @@ class Share:
                 yield document
 
 
-class Source:
+class InstanceSource:
     """A source of instances.
 
     phases: the phases of the training
@@ -120,7 +130,7 @@ class Source:
         return ""
 
 
-class Documents(Source):
+class TextInstances(InstanceSource):
     """Text, from which instances are sampled again in every epoch."""
 
     def __init__(
@@ -136,9 +146,7 @@ class Documents(Source):
         self._recipe, hparams = recipe, recipe.hparams
         self._workers = workers
         self._failures: list[Exception] = []
-        self._make = functools.partial(
-            stream, tokenizer=tokenizer, segment=segment, failed=self._failures.append
-        )
+        self._tokenizer, self._segment = tokenizer, segment
         self._documents: Iterable[Text] = documents
         self._held_out = None if isinstance(held_out, float) else held_out
         if isinstance(held_out, float):
@@ -148,9 +156,7 @@ class Documents(Source):
                 )
             self._documents = Share(documents, held_out, inside=False)
             self._held_out = Share(documents, held_out, inside=True)
-        ends = hparams.phase_steps(len(hparams.phases))
-        lengths = [length for length, _ in hparams.phases]
-        self.phases = [Phase(*one) for one in zip(lengths, [0, *ends], ends, strict=False)]
+        self.phases = _phases(recipe, [length for length, _ in hparams.phases])
         self.about = {"text": digest_of_documents(documents)}
         if held_out is not None:
             self.about["held_out"] = (
@@ -158,14 +164,21 @@ class Documents(Source):
             )
         self._places: list[Place] = []
 
+    def _sampling(self, phase: int) -> Sampling:
+        return self._recipe.sampling(self.phases[phase].seq_length)
+
+    def _stream(self, documents: Iterable[Text], sampling: Sampling, **options: Any) -> tf.data.Dataset:
+        maker = InstanceMaker(tokenizer=self._tokenizer, settings=sampling, segment=self._segment)
+        return stream(documents, maker, failed=self._failures.append, **options)
+
     def train(
         self, phase: int, *, skip: int, place: Sequence[int] | None, part: Part = WHOLE
     ) -> tf.data.Dataset:
         start, size = Place(*place) if place else BEGINNING, self._recipe.hparams.batch_size
         self._places = [start]
-        instances = self._make(
+        instances = self._stream(
             self._documents,
-            settings=self._recipe.sampling(self.phases[phase].seq_length),
+            self._sampling(phase),
             seed=self._recipe.hparams.seed + phase,
             start=start,
             workers=self._workers,
@@ -182,20 +195,20 @@ class Documents(Source):
         return before[-1]
 
     def sample(self, phase: int) -> tf.data.Dataset:
-        sampling = self._recipe.sampling(self.phases[phase].seq_length)
+        sampling, hparams = self._sampling(phase), self._recipe.hparams
         least = SAMPLERS[sampling.sampler].documents
         some = next(shards(self._documents, size=SAMPLE_BYTES, least=least), [])
-        found = self._make(some, settings=sampling, seed=self._recipe.hparams.seed, epochs=1)
-        if len(list(found.take(self._recipe.hparams.batch_size))) < self._recipe.hparams.batch_size:
-            found = self._make(self._documents, settings=sampling, seed=self._recipe.hparams.seed, epochs=1)
+        found = self._stream(some, sampling, seed=hparams.seed, epochs=1)
+        if len(list(found.take(hparams.batch_size))) < hparams.batch_size:
+            found = self._stream(self._documents, sampling, seed=hparams.seed, epochs=1)
         return found
 
     def held_out(self, phase: int) -> tf.data.Dataset | None:
         if self._held_out is None:
             return None
-        sampling = dataclasses.replace(self._recipe.sampling(self.phases[phase].seq_length), dupe_factor=1)
+        sampling = dataclasses.replace(self._sampling(phase), dupe_factor=1)
         try:
-            return self._make(self._held_out, settings=sampling, seed=HELD_OUT_SEED, epochs=1)
+            return self._stream(self._held_out, sampling, seed=HELD_OUT_SEED, epochs=1)
         except ValueError as error:
             raise BertKerasError(f"the held-out documents: {error}") from error
 
@@ -209,7 +222,7 @@ class Documents(Source):
             raise self._failures[0] from None
 
 
-class RecordFileSource(Source):
+class RecordInstances(InstanceSource):
     """TFRecord files, a folder or list for each phase; masks in them are kept."""
 
     def __init__(
@@ -233,16 +246,15 @@ class RecordFileSource(Source):
         self._read = [functools.partial(read_records, source, tokenizer=tokenizer) for source in records]
         self._in_order = [read() for read in self._read]
         self._held_out = None if held_out is None else read_records(held_out, tokenizer=tokenizer)
-        self.lines = [
-            line
-            for source, read in zip(records, self._in_order, strict=True)
-            for line in check_written(source, recipe, predictions=_predictions(read))
-        ]
-        if held_out is not None and self._held_out is not None:
-            self.lines += check_written(held_out, recipe, predictions=_predictions(self._held_out))
         self._sets: dict[int | None, RecordFiles] = dict(enumerate(records))
         if held_out is not None:
             self._sets[None] = held_out
+        every = [*self._in_order, *([] if self._held_out is None else [self._held_out])]
+        self.lines = [
+            line
+            for source, read in zip(self._sets.values(), every, strict=True)
+            for line in check_written(source, recipe, predictions=_predictions(read))
+        ]
         lengths = [_length(read) for read in self._in_order]
         self.lines += check_lengths(recipe, lengths)
         if self._held_out is not None and _length(self._held_out) not in lengths:
@@ -251,11 +263,10 @@ class RecordFileSource(Source):
                 f"the held-out records have {_length(self._held_out)} positions and the training records {wanted}; give held-out "
                 f"records of {wanted}."
             )
-        ends = hparams.phase_steps(len(records))
-        self.phases = [Phase(*one) for one in zip(lengths, [0, *ends], ends, strict=False)]
-        self.about = {"records": [_digest_of_files(source) for source in records]}
+        self.phases = _phases(recipe, lengths)
+        self.about = {"records": [digest_of_records(source) for source in records]}
         if held_out is not None:
-            self.about["held_out"] = _digest_of_files(held_out)
+            self.about["held_out"] = digest_of_records(held_out)
 
     def train(
         self, phase: int, *, skip: int, place: Sequence[int] | None, part: Part = WHOLE
@@ -289,9 +300,8 @@ class RecordFileSource(Source):
         except (
             tf.errors.DataLossError,
             UnicodeDecodeError,
-        ) as error:  # TensorFlow quotes a record that is no tf.Example
-            name = _unreadable(self._sets[phase], vocab_size)
-            raise BertKerasError(f"{name}: a record is damaged or truncated; give complete files.") from error
+        ) as error:  # it quotes a record that is no tf.Example
+            raise _damaged(_unreadable(self._sets[phase], vocab_size)) from error
         except tf.errors.FailedPreconditionError as error:  # of `assert_cardinality`
             name = name_of(self._sets[phase])
             raise BertKerasError(
@@ -306,9 +316,7 @@ class RecordFileSource(Source):
                     f"{name}: a value of {found[1]} is out of range; give other files."
                 ) from error
             if DAMAGED in str(error):
-                raise BertKerasError(
-                    f"{name}: a record is damaged or truncated; give complete files."
-                ) from error
+                raise _damaged(name) from error
             if PARSING not in str(error):
                 raise
             raise BertKerasError(
@@ -329,14 +337,9 @@ def _predictions(instances: tf.data.Dataset) -> int | None:
     return int(spec[MASKED_LM_IDS].shape[0]) if MASKED_LM_IDS in spec else None
 
 
-def _files_of(source: RecordFiles) -> list[pathlib.Path]:
-    manifest = manifest_of(source)
-    return listed(source) if manifest is None else sorted(manifest.parent.glob("*.tfrecord*"))
-
-
 def _unreadable(source: RecordFiles, vocab_size: int) -> str:
     """The first file of a set that cannot be trained on: TensorFlow's errors do not name it. Reads several files again."""
-    files, wanted = _files_of(source), None
+    files, wanted = files_of_records(source), None
     if len(files) == 1:
         return str(files[0])
     for file in files:
@@ -353,14 +356,6 @@ def _unreadable(source: RecordFiles, vocab_size: int) -> str:
         except (tf.errors.OpError, UnicodeDecodeError, BertKerasError):
             return str(file)
     return name_of(source)
-
-
-def _digest_of_files(source: RecordFiles) -> str:
-    """SHA-256 of all files, including the manifest, which has the digests of text and vocabulary."""
-    manifest = manifest_of(source)
-    return digest(
-        digest_of_file(file) for file in (*_files_of(source), *([] if manifest is None else [manifest]))
-    )
 
 
 def batches_of(
@@ -410,6 +405,10 @@ PARSING = "ParseExample"  # the op's name in parsing errors
 DAMAGED = "Could not parse example"  # no protocol buffer
 
 
+def _damaged(name: str) -> BertKerasError:
+    return BertKerasError(f"{name}: a record is damaged or truncated; give complete files.")
+
+
 def _wrong_ids(found: str, vocab_size: int) -> BertKerasError:
     return BertKerasError(
         f"{found} and vocab_size is {vocab_size}; give the vocabulary and the configuration of the records."
@@ -422,21 +421,21 @@ def _columns(instances: tf.data.Dataset, count: int) -> dict[str, np.ndarray]:
     return {name: np.stack([row[name] for row in rows]) for name in instances.element_spec if rows}
 
 
-def check_batch(instances: int, *, batch_size: int) -> None:
-    """Raises ValueError if there are fewer instances than a batch needs."""
-    if instances < batch_size:
-        raise BertKerasError(
-            f"there are {instances} instances, fewer than a batch of {batch_size}; give more text or a smaller batch."
-        )
-
-
 def check_data(
-    source: Source, phase: int, *, objectives: Sequence[Objective], config: BertConfig, batch_size: int
+    source: InstanceSource,
+    phase: int,
+    *,
+    objectives: Sequence[Objective],
+    config: BertConfig,
+    batch_size: int,
 ) -> Iterator[str]:
     """Checks a sample of a phase's instances. Yields warnings; raises ValueError for data that cannot be used for training."""
     with source.reading(phase, vocab_size=config.vocab_size):
         columns = _columns(source.sample(phase), max(SAMPLE, batch_size))
-    check_batch(len(columns.get(INPUT_WORD_IDS, ())), batch_size=batch_size)
+    if (found := len(columns.get(INPUT_WORD_IDS, ()))) < batch_size:
+        raise BertKerasError(
+            f"there are {found} instances, fewer than a batch of {batch_size}; give more text or a smaller batch."
+        )
     highest = max(int(columns[name].max()) for name in (INPUT_WORD_IDS, MASKED_LM_IDS) if name in columns)
     if highest >= config.vocab_size:
         named = source.wrong(phase, vocab_size=config.vocab_size)

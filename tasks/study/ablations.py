@@ -40,9 +40,9 @@ from bert_keras.tasks.hparams import Hparams, TaggerHparams
 from bert_keras.tasks.metrics import in_percent
 from bert_keras.tasks.options import AblationOptions
 from bert_keras.tasks.pretraining.instance_stream import Text, digest_of_documents
+from bert_keras.tasks.pretraining.model import unread_settings
 from bert_keras.tasks.pretraining.monitor import SNAPSHOTS
-from bert_keras.tasks.pretraining.pretrain import check_replicas, pretrain
-from bert_keras.tasks.pretraining.recipe_objectives import unread_settings
+from bert_keras.tasks.pretraining.pretrain import Pretraining, check_replicas, pretrain
 from bert_keras.tasks.pretraining.recipes import RECIPES, Recipe
 from bert_keras.tasks.problems.tagging import Conll
 from bert_keras.tasks.report_tables import Table
@@ -129,14 +129,14 @@ class _Plan:
             "restarts": self.restarts,
         }
 
-    def cells(self, pretraining: Callable[..., object]) -> Iterator[Cell]:
+    def cells(self, pretraining: Callable[..., Pretraining]) -> Iterator[Cell]:
         """All pre-trainings, then the restarts of each row on each task."""
         for row in self.rows:
             if row.weights is None:
                 identity = self._identity(row) | {"snapshots": self._snapshots(row)}
-                train = functools.partial(
-                    pretraining, recipe=self.recipes[row.name], snapshots=self._snapshots(row), **self.how
-                )
+                given = pretraining(recipe=self.recipes[row.name], snapshots=self._snapshots(row))
+                how = {name: self.how[name] for name in ("verbose", "log")}
+                train = functools.partial(pretrain, given, **how)
                 name = f"{row.name}: pre-training"
                 yield Cell(name=name, path=self.pretraining(row), identity=identity, train=train)
         for row in self.rows:
@@ -270,7 +270,9 @@ def run_ablation(
     )
     plan.check_fits(tokenizer)
     asked = {"ablation": name, "scale": scale, "changes": dict(changes or {})}
-    pretraining = functools.partial(pretrain, documents=documents, tokenizer=tokenizer, held_out=held_out)
+    pretraining = functools.partial(
+        Pretraining, documents=documents, tokenizer=tokenizer, held_out=held_out, strategy_name=strategy_name
+    )
     cells = [*plan.cells(pretraining)]
     check_same(cells, plan.identity() | asked, workers=workers)
     with workers.writing(folder.begin(plan.identity() | asked, reopen=True)):
