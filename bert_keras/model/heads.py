@@ -131,6 +131,24 @@ class _DenseHead(_Head):
         return _as_logits(self.dense(self.dropout(x, training=training)))
 
 
+class _ClassHead(_DenseHead):
+    """A _DenseHead with a unit for each class, and the dropout of the configuration.
+
+    least: the least number of classes, and the reason for an error
+    """
+
+    least: tuple[int, str] = (1, "a classifier has at least 1 class (1 means regression)")
+
+    def __init__(self, num_classes: int, *, config: BertConfig, name: str, dtype: Any = None) -> None:
+        if num_classes < self.least[0]:
+            raise BertKerasError(f"num_classes is {num_classes}; {self.least[1]}.")
+        super().__init__(num_classes, config=config, dropout=config.head_dropout, name=name, dtype=dtype)
+
+    def get_config(self) -> dict[str, Any]:
+        """The arguments from which `from_config` rebuilds the head."""
+        return super().get_config() | {"num_classes": self.dense.units}
+
+
 @keras.saving.register_keras_serializable("bert_keras")
 class NextSentenceHead(_DenseHead):
     """Pooled float [B, H] -> float32 [B, 2]; class 0 means that B follows A (Devlin et al. 2019, sec. 3.1). No dropout."""
@@ -140,25 +158,17 @@ class NextSentenceHead(_DenseHead):
 
 
 @keras.saving.register_keras_serializable("bert_keras")
-class ClassifierHead(_DenseHead):
+class ClassifierHead(_ClassHead):
     """Pooled float [B, H] -> float32 [B, C]; C = 1 is regression (Devlin et al. 2019, sec. 4.1)."""
 
     def __init__(
         self, num_classes: int, *, config: BertConfig, name: str = "classifier", dtype: Any = None
     ) -> None:
-        if num_classes < 1:
-            raise BertKerasError(
-                f"num_classes is {num_classes}; a classifier has at least 1 class (1 means regression)."
-            )
-        super().__init__(num_classes, config=config, dropout=config.head_dropout, name=name, dtype=dtype)
-
-    def get_config(self) -> dict[str, Any]:
-        """The arguments from which `from_config` rebuilds the head."""
-        return super().get_config() | {"num_classes": self.dense.units}
+        super().__init__(num_classes, config=config, name=name, dtype=dtype)
 
 
 @keras.saving.register_keras_serializable("bert_keras")
-class ConcatClassifierHead(_DenseHead):
+class ConcatClassifierHead(_ClassHead):
     """Concat pooling, then dropout and one dense layer (Howard and Ruder 2018, sec. 3.3).
 
     Reads the state at the position that stands for the sequence, the maximum and the mean over the real positions, side
@@ -168,11 +178,7 @@ class ConcatClassifierHead(_DenseHead):
     def __init__(
         self, num_classes: int, *, config: BertConfig, name: str = "concat_classifier", dtype: Any = None
     ) -> None:
-        if num_classes < 1:
-            raise BertKerasError(
-                f"num_classes is {num_classes}; a classifier has at least 1 class (1 means regression)."
-            )
-        super().__init__(num_classes, config=config, dropout=config.head_dropout, name=name, dtype=dtype)
+        super().__init__(num_classes, config=config, name=name, dtype=dtype)
 
     def build(self, input_shape: Any = None, mask_shape: Any = None) -> None:
         """Makes every variable; the config knows all shapes."""
@@ -182,10 +188,6 @@ class ConcatClassifierHead(_DenseHead):
     def call(self, sequence: Any, mask: Any, training: bool = False) -> Any:  # type: ignore[override]
         """`sequence`: float [B, S, H], `mask`: int32 [B, S] -> float32 [B, C]."""
         return super().call(concat_pool(sequence, mask, causal=self.config.causal), training=training)
-
-    def get_config(self) -> dict[str, Any]:
-        """The arguments from which `from_config` rebuilds the head."""
-        return super().get_config() | {"num_classes": self.dense.units}
 
 
 def concat_pool(sequence: Any, mask: Any, *, causal: bool = False) -> Any:
@@ -239,25 +241,19 @@ class SpanHead(_DenseHead):
 
 
 @keras.saving.register_keras_serializable("bert_keras")
-class TokenHead(_DenseHead):
+class TokenHead(_ClassHead):
     """A class for every token: float [B, S, H] -> float32 [B, S, C] (Devlin et al. 2019, sec. 5.3)."""
+
+    least = (2, "tokens are told apart by at least 2 classes")
 
     def __init__(
         self, num_classes: int, *, config: BertConfig, name: str = "classifier", dtype: Any = None
     ) -> None:
-        if num_classes < 2:
-            raise BertKerasError(
-                f"num_classes is {num_classes}; tokens are told apart by at least 2 classes."
-            )
-        super().__init__(num_classes, config=config, dropout=config.head_dropout, name=name, dtype=dtype)
+        super().__init__(num_classes, config=config, name=name, dtype=dtype)
 
     def compute_mask(self, inputs: Any, previous_mask: Any = None) -> Any:
         """The padding mask, bool [B, S], by which Keras' own losses and metrics leave padding out."""
         return previous_mask
-
-    def get_config(self) -> dict[str, Any]:
-        """The arguments from which `from_config` rebuilds the head."""
-        return super().get_config() | {"num_classes": self.dense.units}
 
 
 @keras.saving.register_keras_serializable("bert_keras")

@@ -146,6 +146,7 @@ class Preprocessor(tf.Module):
         question: tf.Tensor | None = None,
         doc_stride: int = 128,
         max_query_length: int | None = 64,
+        word_starts: tf.RaggedTensor | None = None,
     ) -> Features:
         """Cuts each context into overlapping windows; each starts with the truncated question.
 
@@ -153,34 +154,13 @@ class Preprocessor(tf.Module):
         doc_stride: tokens from the start of one window to the start of the next (fewer if fewer fit).
         max_query_length: the most tokens of the question; later tokens are cut off. None cuts it as `longest_first` would: only
             where the context does not fit beside it, and then to half of the window.
+        word_starts: ragged int32 [B, (N)], as `starts` of `words`, whose `word_index` is then returned too.
         Returns the encoder's inputs [W, S], `example_index` [W] in ascending order, and `start_bytes`, `end_bytes` and
         `max_context` [W, S]. Every token of a context is in at least one window, and has the maximum context in exactly one; an
         empty context has one window.
         Raises ValueError for a doc_stride under 1, or if no room is left for the context.
         Source: google-research/bert run_squad.py, convert_examples_to_features and _check_is_max_context.
         """
-        return self._windows(
-            context, question=question, doc_stride=doc_stride, max_query_length=max_query_length
-        )
-
-    def words(self, text: tf.Tensor, starts: tf.RaggedTensor, *, doc_stride: int = 128) -> Features:
-        """Cuts text with known words into windows.
-
-        text: string [B]; starts: ragged int32 [B, (N)], the first byte of each word, ascending.
-        Returns the result of `windows`, and `word_index` [W, S]: the word's index in `starts` at its first token, in the one
-        window with the most context for it; -1 elsewhere. A word without tokens (only control characters) has no index.
-        """
-        return self._windows(text, word_starts=starts, doc_stride=doc_stride)
-
-    def _windows(
-        self,
-        context: tf.Tensor,
-        *,
-        doc_stride: int,
-        question: tf.Tensor | None = None,
-        max_query_length: int | None = None,
-        word_starts: tf.RaggedTensor | None = None,
-    ) -> Features:
         special_tokens = self.tokenizer.pair.added(1 if question is None else 2)
         room = self.seq_length - special_tokens - (0 if question is None else max_query_length or 0)
         if room < 1:
@@ -231,6 +211,15 @@ class Preprocessor(tf.Module):
             words = words.with_values(tf.where(max_context.values > 0, words.values, -1))
             features[WORD_INDEX] = placed(words, -1)
         return features
+
+    def words(self, text: tf.Tensor, starts: tf.RaggedTensor, *, doc_stride: int = 128) -> Features:
+        """Cuts text with known words into windows.
+
+        text: string [B]; starts: ragged int32 [B, (N)], the first byte of each word, ascending.
+        Returns the result of `windows`, and `word_index` [W, S]: the word's index in `starts` at its first token, in the one
+        window with the most context for it; -1 elsewhere. A word without tokens (only control characters) has no index.
+        """
+        return self.windows(text, word_starts=starts, doc_stride=doc_stride, max_query_length=None)
 
     def _framed(self, segments: list[tf.RaggedTensor]) -> Features:
         """Adds special tokens, padding, mask and types to segments that fit."""

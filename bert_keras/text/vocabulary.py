@@ -198,54 +198,31 @@ _PIPELINES: dict[str, dict[str, dict[str, tuple]]] = {
 _OTHER_MODELS = {"Unigram": "a SentencePiece unigram model"}
 _VOCAB = {"vocab": or_null(object_of(Kind("a whole number", is_whole)))}
 _MODEL = {"type": or_null(TEXT), **_VOCAB}
+
+
+def _is_pair(value: Any) -> bool:
+    return isinstance(value, list) and len(value) == 2 and isinstance(value[0], str)
+
+
+def _is_added(value: Any) -> bool:
+    return isinstance(value, dict) and isinstance(value.get("content"), str) and is_whole(value.get("id"))
+
+
+def _is_template(value: Any) -> bool:
+    parts = [*value.values()] if isinstance(value, dict) else []
+    return len(parts) == 1 and isinstance(parts[0], dict) and isinstance(parts[0].get("id"), str)
+
+
 # A merge is "Ġ t" in older files and ["Ġ", "t"] in newer ones.
-_MERGES = {
-    "merges": list_of(
-        Kind(
-            "two tokens",
-            lambda value: (
-                isinstance(value, str)
-                or (
-                    isinstance(value, list) and len(value) == 2 and all(isinstance(one, str) for one in value)
-                )
-            ),
-        )
-    )
-}
-_ADDED = {
-    "added_tokens": or_null(
-        list_of(
-            Kind(
-                "an object with content and id",
-                lambda value: (
-                    isinstance(value, dict)
-                    and isinstance(value.get("content"), str)
-                    and is_whole(value.get("id"))
-                ),
-            )
-        )
-    )
-}
-# The special tokens of RobertaProcessing, with their ids; the templates of TemplateProcessing.
-_NAMED = dict.fromkeys(
-    ("cls", "sep"),
-    Kind(
-        "a token and its id",
-        lambda value: isinstance(value, list) and len(value) == 2 and isinstance(value[0], str),
-    ),
+_MERGE = Kind(
+    "two tokens", lambda value: isinstance(value, str) or (_is_pair(value) and isinstance(value[1], str))
 )
+_MERGES = {"merges": list_of(_MERGE)}
+_ADDED = {"added_tokens": or_null(list_of(Kind("an object with content and id", _is_added)))}
+# The special tokens of RobertaProcessing, with their ids; the templates of TemplateProcessing.
+_NAMED = dict.fromkeys(("cls", "sep"), Kind("a token and its id", _is_pair))
 _TEMPLATE = dict.fromkeys(
-    ("single", "pair"),
-    list_of(
-        Kind(
-            "an object with an object that has an id",
-            lambda value: (
-                isinstance(value, dict)
-                and len(value) == 1
-                and all(isinstance(one, dict) and isinstance(one.get("id"), str) for one in value.values())
-            ),
-        )
-    ),
+    ("single", "pair"), list_of(Kind("an object with an object that has an id", _is_template))
 )
 # transformers writes "" for a token of separators alone. This character never matches text; the Chinese vocabulary has it.
 _SEPARATOR = "\u2028"
