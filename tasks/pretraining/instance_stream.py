@@ -90,18 +90,18 @@ def bytes_of(document: Text) -> int:
 
 
 def shards(
-    documents: Iterable[Item], *, size: int, least: int, bytes_of: Callable[[Any], int] = bytes_of
+    documents: Iterable[Item], *, size: int, least: int, count: Callable[[Any], int] = bytes_of
 ) -> Iterator[list[Item]]:
     """Groups of documents with at least `size` bytes and `least` documents; less only if the whole text has less.
 
-    documents: texts, or anything else whose bytes `bytes_of` gives
+    documents: texts, or anything else whose bytes `count` gives
     """
     held: list[Item] = []
     current: list[Item] = []
     length = 0
     for document in documents:
         current.append(document)
-        length += bytes_of(document)
+        length += count(document)
         if length >= size and len(current) >= least:
             if held:
                 yield held

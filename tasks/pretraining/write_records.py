@@ -379,7 +379,7 @@ def shard_spans(
     else:
         totals = [sum(int(sizes_of(source)[:, 1].sum()) for source in part) for part in parts]
         documents = interleaved(readers, totals, lambda document: document.characters)
-    for shard in shards(documents, size=size, least=least, bytes_of=lambda document: document.bytes):
+    for shard in shards(documents, size=size, least=least, count=lambda document: document.bytes):
         yield list(_spans(shard))
 
 
