@@ -48,7 +48,7 @@ def measure(kind: str, copies: int, args: argparse.Namespace, output: str) -> No
         stream,
     )
     from bert_keras.tasks.pretraining.recipes import RECIPES
-    from bert_keras.tasks.pretraining.write_records import Job, document_sizes, sources_of, write_records
+    from bert_keras.tasks.pretraining.write_records import Job, corpus_ranges, document_sizes, write_records
 
     tf.config.threading.set_intra_op_parallelism_threads(1)
     tf.config.threading.set_inter_op_parallelism_threads(1)
@@ -66,7 +66,7 @@ def measure(kind: str, copies: int, args: argparse.Namespace, output: str) -> No
         from bert_keras.tasks.pretraining.beam_records import write_records_with_beam
     before, start = resident("VmRSS"), time.process_time()
     if kind == "plan":
-        for source in sources_of(corpora):
+        for source in corpus_ranges(corpora):
             document_sizes(corpora, source)
         instances = 0
     elif kind == "send":

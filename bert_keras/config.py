@@ -20,7 +20,7 @@ from bert_keras.io.json_files import (
     short,
     whole,
 )
-from bert_keras.io.paths import path_of
+from bert_keras.io.paths import to_path
 
 ACTIVATIONS = ("gelu_tanh", "gelu_erf", "relu", "silu", "tanh", "linear")
 
@@ -268,7 +268,7 @@ class BertConfig:
 
         Raises FileNotFoundError for a missing file and ValueError for a file of another form.
         """
-        path = path_of(path)
+        path = to_path(path)
         if path.is_dir():
             found = [path / name for name in ("config.json", "bert_config.json") if (path / name).is_file()]
             if not found:

@@ -65,12 +65,12 @@ def _run_export(args: argparse.Namespace) -> None:
         _export_to_runtime(args, options)
         return
     start()
-    from bert_keras.io.paths import path_of
+    from bert_keras.io.paths import to_path
     from bert_keras.savedmodels.export import check_export, export
     from bert_keras.savedmodels.model_card import precision_of
     from bert_keras.tasks.runs.run_precision import at_precision
 
-    check_export(path_of(args.output), target=args.target)
+    check_export(to_path(args.output), target=args.target)
     run = at_precision(_run_to_export(args, options), args.precision)
     slow_precision(precision_of(run.model))
     folder = export(run, args.output, target=args.target, freeze=options.freeze)
@@ -91,7 +91,7 @@ def _export_to_runtime(args: argparse.Namespace, options: ExportOptions) -> None
     precision = args.precision or "float32"
     check_precision(options.format, precision)
     check_packages(options.format, quantize=options.quantize)  # before a long read
-    check_folder(path_of(args.output))
+    check_folder(to_path(args.output))
     run = _run_to_export(args, options, check=check_task)
     slow_precision(precision)
     found = export_to(run, args.output, options.format, quantize=options.quantize, precision=precision)

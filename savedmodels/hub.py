@@ -31,7 +31,7 @@ from bert_keras.features import (
     SEQUENCE_OUTPUT,
 )
 from bert_keras.io.files import file_errors
-from bert_keras.io.paths import path_of
+from bert_keras.io.paths import to_path
 from bert_keras.model.encoder import BertEncoder
 from bert_keras.model.heads import MaskedLMHead
 from bert_keras.savedmodels.verify import (
@@ -94,7 +94,7 @@ def write_pair(
     to it, or if the encoder has fewer than seq_length positions, and as `tokenizer_of` and `assign` do; ExportError if the fresh
     process answers differently. The folder then stays unchanged.
     """
-    directory = path_of(directory)
+    directory = to_path(directory)
     if seq_length > (most := checkpoint.config.max_length):
         raise BertKerasError(
             f"seq_length is {seq_length} and the encoder has {most} positions; give at most {most}."

@@ -51,10 +51,10 @@ def publishing(
 
     existing: "keep" other entries of the directory, or "refuse" a directory that has any
 
-    Raises BertKerasError as `whole_folder` does, and instead of an OSError in the block.
+    Raises BertKerasError as `atomic_folder` does, and instead of an OSError in the block.
     """
     try:
-        with whole_folder(directory, existing=existing) as new:
+        with atomic_folder(directory, existing=existing) as new:
             yield new
     except BertKerasError:
         raise
@@ -78,7 +78,7 @@ def ask(
 
     Raises ExportError if the process fails.
     """
-    with for_tensorflow(path_of(directory).resolve()) as found:
+    with for_tensorflow(to_path(directory).resolve()) as found:
         process = subprocess.run(
             [sys.executable, str(script), *([str(found)] if script == reload.__file__ else [])],
             input=json.dumps({name: list(texts) for name, texts in raw.items()}),

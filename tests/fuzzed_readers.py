@@ -36,8 +36,8 @@ from bert_keras.config import BertConfig
 from bert_keras.errors import BertKerasError
 from bert_keras.tasks.data.glue_rows import ROWS
 from bert_keras.tasks.pretraining.corpus import Corpus
-from bert_keras.tasks.pretraining.instance_sources import RecordInstances, batches_of, check_data
-from bert_keras.tasks.pretraining.model import objectives_for
+from bert_keras.tasks.pretraining.instance_sources import RecordInstances, check_data, make_batches
+from bert_keras.tasks.pretraining.model import make_objectives
 from bert_keras.tasks.pretraining.vocabulary import learn_sentencepiece
 from bert_keras.tasks.problems.choice import Swag
 from bert_keras.tasks.problems.classification import Glue
@@ -335,11 +335,11 @@ def _records(source: Path) -> Any:
     config = BertConfig(**dataclasses.asdict(TINY) | {"vocab_size": len(VOCABULARY), "max_positions": 48})
     tokenizer = _wordpiece()
     read = RecordInstances([source], None, recipe=_RECIPE, tokenizer=tokenizer)
-    objectives = objectives_for(_RECIPE, read.phases[0].seq_length, pieces=Pieces.of(tokenizer))
+    objectives = make_objectives(_RECIPE, read.phases[0].seq_length, pieces=Pieces.of(tokenizer))
     list(check_data(read, 0, objectives=objectives, config=config, batch_size=4))
     seen = hashlib.sha256()
     with read.reading(0, vocab_size=config.vocab_size):
-        batches = batches_of(
+        batches = make_batches(
             read.sample(0),
             objectives=(),  # their graphs take seconds to make
             vocab_size=config.vocab_size,

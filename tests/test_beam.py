@@ -19,7 +19,7 @@ import tensorflow as tf
 from bert_keras.errors import BertKerasError
 from bert_keras.fields import Masking
 from bert_keras.io.files import write_json
-from bert_keras.io.paths import path_of
+from bert_keras.io.paths import to_path
 from bert_keras.tasks.hparams import Sampling
 from bert_keras.tasks.pretraining.corpus import open_corpora
 from bert_keras.tasks.pretraining.records import read_manifest, read_records
@@ -56,7 +56,7 @@ def options(**changes):
 
 
 def beam(corpora, path, *flags, range_bytes=700, **changes):
-    job = Job(path=path_of(path), **options(**changes))
+    job = Job(path=to_path(path), **options(**changes))
     return beam_records.write_records_with_beam(corpora, job, options=flags, range_bytes=range_bytes)
 
 
@@ -121,7 +121,7 @@ def test_remote_text_and_output(texts, written):
         tf.io.gfile.copy(text.partition(",")[0], f"{folder}/{Path(text.partition(',')[0]).name}")
     remote = open_corpora([f"{folder}/0.txt", f"{folder}/1.txt,lines=document"])
     assert beam(remote, f"{folder}/out") == written[1]
-    found = {path.name: path.read_bytes() for path in path_of(f"{folder}/out").iterdir()}
+    found = {path.name: path.read_bytes() for path in to_path(f"{folder}/out").iterdir()}
     assert found == contents(written[0])
 
 
@@ -240,12 +240,12 @@ def test_wrong_flags_of_beam(texts, tmp_path, flags, message):
 def test_a_runner_needs_paths_that_its_workers_reach(texts, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     Path("text.txt").write_text(text_of())
-    job, runner = Job(path=path_of("beam"), **options()), ("--runner=DirectRunner",)
+    job, runner = Job(path=to_path("beam"), **options()), ("--runner=DirectRunner",)
     with pytest.raises(ValueError, match=r"text\.txt is relative, and workers of DirectRunner"):
         beam_records.write_records_with_beam(open_corpora(["text.txt"]), job, options=runner)
     with pytest.raises(ValueError, match=r"vocab\.txt is relative"):
         beam_records.write_records_with_beam(
-            open_corpora(texts), job, options=runner, vocabulary=path_of("vocab.txt")
+            open_corpora(texts), job, options=runner, vocabulary=to_path("vocab.txt")
         )
     assert not Path("beam").exists()
 

@@ -123,14 +123,14 @@ def test_a_folder_that_another_process_completed_is_not_downloaded_again(
     carrier, downloads, tmp_path, monkeypatch
 ):
     _, made = carrier
-    folder, whole_folder = tmp_path / "carrier-1.0", demo.whole_folder
+    folder, atomic_folder = tmp_path / "carrier-1.0", demo.atomic_folder
 
     def late(path, **options):
         folder.mkdir()
         (folder / ".complete").touch()
-        return whole_folder(path, **options)
+        return atomic_folder(path, **options)
 
-    monkeypatch.setattr(demo, "whole_folder", late)
+    monkeypatch.setattr(demo, "atomic_folder", late)
     assert demo.fetch(made, tmp_path) == folder and not downloads
 
 

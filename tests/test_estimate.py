@@ -16,9 +16,9 @@ import tensorflow as tf
 from bert_keras.config import BertConfig
 from bert_keras.features import POOLED_OUTPUT
 from bert_keras.model.encoder import BertEncoder
-from bert_keras.optimization.pretrainers import pretrainer_of
+from bert_keras.optimization.pretrainers import choose_pretrainer
 from bert_keras.tasks.pretraining.estimate import HEADS, Memory, estimate
-from bert_keras.tasks.pretraining.model import OBJECTIVES, kinds_of, objectives_for
+from bert_keras.tasks.pretraining.model import OBJECTIVES, make_objectives, objective_classes
 from bert_keras.tasks.pretraining.recipes import RECIPES
 from bert_keras.text.masking import Pieces
 from bert_keras.text.wordpiece import WordPiece
@@ -34,9 +34,9 @@ def settings(name, **changes):
 
 
 def model_of(recipe, config):
-    objectives = objectives_for(recipe, 32, pieces=PIECES)
+    objectives = make_objectives(recipe, 32, pieces=PIECES)
     encoder = BertEncoder(config, outputs=tuple(dict.fromkeys(one.reads for one in objectives)))
-    return pretrainer_of(kinds_of(recipe)).of(encoder, objectives)
+    return choose_pretrainer(objective_classes(recipe)).of(encoder, objectives)
 
 
 def count(variables):

@@ -33,7 +33,7 @@ from bert_keras.features import (
 from bert_keras.fields import Masking
 from bert_keras.tasks.hparams import Sampling
 from bert_keras.tasks.pretraining.corpus import Corpus
-from bert_keras.tasks.pretraining.instance_stream import name_of_segmenter, shards, tokenize_documents
+from bert_keras.tasks.pretraining.instance_stream import describe_segmenter, shards, tokenize_documents
 from bert_keras.tasks.pretraining.records import read_manifest, read_records
 from bert_keras.tasks.pretraining.samplers import make_instances
 from bert_keras.tasks.pretraining.write_records import Job, record_writer, write_records
@@ -209,7 +209,7 @@ def test_a_missing_or_damaged_file_is_written_again(damage, written, vocab, tmp_
 
 def test_segmenters_are_told_apart():
     names = [
-        name_of_segmenter(one)
+        describe_segmenter(one)
         for one in (
             str.split,
             str.splitlines,

@@ -10,9 +10,9 @@ from bert_keras.features import INPUT_WORD_IDS, WHOLE, Part
 from bert_keras.fields import Masking
 from bert_keras.tasks.hparams import Sampling
 from bert_keras.tasks.pretraining import instance_stream
-from bert_keras.tasks.pretraining.instance_sources import RecordInstances, TextInstances, batches_of
+from bert_keras.tasks.pretraining.instance_sources import RecordInstances, TextInstances, make_batches
 from bert_keras.tasks.pretraining.instance_stream import InstanceMaker
-from bert_keras.tasks.pretraining.model import objectives_for
+from bert_keras.tasks.pretraining.model import make_objectives
 from bert_keras.tasks.pretraining.recipes import RECIPES
 from bert_keras.tasks.pretraining.records import read_records
 from bert_keras.text.masking import Pieces
@@ -50,9 +50,9 @@ def batches(kind, records, *, part=WHOLE, done=0, place=None, name="bert", **cha
     """The batches from step `done` on, and their source."""
     recipe = RECIPES[name].changed(**pretrainings.SMALL | {"batch_size": BATCH} | changes)
     source = source_of(kind, recipe, records)
-    made = batches_of(
+    made = make_batches(
         source.train(0, skip=done * BATCH, place=place, part=part),
-        objectives=objectives_for(recipe, 32, pieces=Pieces.of(TOKENIZER)),
+        objectives=make_objectives(recipe, 32, pieces=Pieces.of(TOKENIZER)),
         vocab_size=TOKENIZER.vocab_size,
         batch_size=BATCH,
         seed=1,

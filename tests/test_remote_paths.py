@@ -19,11 +19,11 @@ import bert_keras as bk
 from bert_keras import checkpoints
 from bert_keras.errors import BertKerasError
 from bert_keras.io import paths
-from bert_keras.io.folders import Folder, whole_folder
-from bert_keras.io.paths import RemotePath, path_of
+from bert_keras.io.folders import Folder, atomic_folder
+from bert_keras.io.paths import RemotePath, to_path
 from bert_keras.tasks.hparams import Sampling
 from bert_keras.tasks.pretraining.corpus import Corpus, open_corpora
-from bert_keras.tasks.pretraining.records import digest_of_records, read_records
+from bert_keras.tasks.pretraining.records import digest_records, read_records
 from bert_keras.tasks.pretraining.vocabulary import write_vocabulary
 from bert_keras.tasks.pretraining.write_records import Job, write_records
 from bert_keras.tasks.problems.classification import Glue
@@ -52,17 +52,17 @@ def ram():
 
 
 def test_a_path_as_an_address_of_this_machine(tmp_path):
-    assert path_of(f"file://{tmp_path}/text.txt") == tmp_path / "text.txt"
+    assert to_path(f"file://{tmp_path}/text.txt") == tmp_path / "text.txt"
 
 
 def test_a_remote_path_is_a_path(ram):
     given = ram("some folder/text.txt", "one\ntwo\n")
-    path = path_of(given)
+    path = to_path(given)
     assert isinstance(path, RemotePath) and isinstance(path, Path) and str(path) == given
-    assert path_of(path) == path and pickle.loads(pickle.dumps(path)) == path
+    assert to_path(path) == path and pickle.loads(pickle.dumps(path)) == path
     assert path.is_file() and not path.is_dir() and path.parent.is_dir() and path.stat().st_size == 8
     assert path.read_text() == "one\ntwo\n" and path.read_bytes() == b"one\ntwo\n"
-    assert [*path.parent.iterdir()] == [path] and path in path_of(ram.folder).rglob("*")
+    assert [*path.parent.iterdir()] == [path] and path in to_path(ram.folder).rglob("*")
     with path.open("rb") as file:
         assert (file.seek(4), file.readline(2), file.tell(), file.read()) == (4, b"tw", 6, b"o\n")
     with pytest.raises(FileNotFoundError, match="there is no ram://"):
@@ -80,7 +80,7 @@ def test_a_folder_is_listed_with_one_request_for_each_level(ram, monkeypatch):
         ".i/j.txt",
         *(f"k/{i}.txt" for i in range(20)),
     }
-    folder = path_of(f"{ram.folder}/text [2]")
+    folder = to_path(f"{ram.folder}/text [2]")
     for name in names:
         ram(f"text [2]/{name}", "one")
         ram(f"text 2/{name}.other", "two")
@@ -122,7 +122,7 @@ def test_vocabularies(ram, tmp_path):
         tokenizer = checkpoints.load_tokenizer(given)
         assert tokenizer.vocab_size == len(PIECES) and not tokenizer.lower_case
     assert WordPiece.from_file(file).vocab_size == len(PIECES)
-    assert WordPiece.from_file(path_of(file)).vocab_size == len(PIECES)
+    assert WordPiece.from_file(to_path(file)).vocab_size == len(PIECES)
     with pytest.raises(FileNotFoundError, match="ram://"):
         checkpoints.load_tokenizer(f"{ram.folder}/absent/vocab.txt")
 
@@ -218,22 +218,22 @@ def test_records_are_written_and_read(ram, tmp_path):
     }
     source = open_corpora([ram("text.txt", TEXT)])
     remote, local = f"{ram.folder}/instances", tmp_path / "instances"
-    assert write_records(source, Job(path=path_of(remote), **options)) == write_records(
+    assert write_records(source, Job(path=to_path(remote), **options)) == write_records(
         source, Job(path=local, **options)
     )
-    assert {path.name: path.read_bytes() for path in path_of(remote).iterdir()} == {
+    assert {path.name: path.read_bytes() for path in to_path(remote).iterdir()} == {
         path.name: path.read_bytes() for path in local.iterdir()
     }
-    times = [path.stat().st_mtime_ns for path in path_of(remote).iterdir()]
-    write_records(source, Job(path=path_of(remote), **options))  # again: nothing is written
-    assert [path.stat().st_mtime_ns for path in path_of(remote).iterdir()][:-1] == times[:-1]
+    times = [path.stat().st_mtime_ns for path in to_path(remote).iterdir()]
+    write_records(source, Job(path=to_path(remote), **options))  # again: nothing is written
+    assert [path.stat().st_mtime_ns for path in to_path(remote).iterdir()][:-1] == times[:-1]
     for given in ((remote, local), ([f"{remote}/00000.tfrecord"], [local / "00000.tfrecord"])):
         first, second = (list(read_records(path, tokenizer=tokenizer).as_numpy_iterator()) for path in given)
         assert first and str(first) == str(second)
     assert len(list(read_records(remote, seed=1).take(3))) == 3
-    assert digest_of_records(remote) == digest_of_records(local)
+    assert digest_records(remote) == digest_records(local)
     with pytest.raises(ValueError, match="was made with another text"):
-        write_records([["the dog", "ran far"]] * 4, Job(path=path_of(remote), **options))
+        write_records([["the dog", "ran far"]] * 4, Job(path=to_path(remote), **options))
 
 
 @pytest.mark.parametrize("output", ["run", "folder", "vocabulary"])
@@ -244,7 +244,7 @@ def test_outputs_that_need_a_local_disk(ram, output):
         if output == "run":
             Folder(path, RUN).check()
         elif output == "folder":
-            with whole_folder(path_of(path)):
+            with atomic_folder(to_path(path)):
                 raise AssertionError("it starts to write")
         else:
             write_vocabulary([["a cat"]], path, kind="wordpiece", size=100, lower_case=True)
@@ -254,7 +254,7 @@ def test_a_missing_file_is_not_a_damaged_one(ram):
     given = ram("text.txt", "one\n")
     tf.io.gfile.remove(given)
     with pytest.raises(FileNotFoundError, match="there is no ram://") as error:
-        path_of(given).stat()
+        to_path(given).stat()
     assert error.value.errno == errno.ENOENT
 
 

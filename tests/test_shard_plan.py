@@ -13,7 +13,7 @@ import pytest
 
 from bert_keras.tasks.pretraining import corpus_files
 from bert_keras.tasks.pretraining.corpus import Corpora, Corpus
-from bert_keras.tasks.pretraining.instance_stream import bytes_of, shards
+from bert_keras.tasks.pretraining.instance_stream import count_bytes, shards
 from bert_keras.tasks.pretraining.write_records import (
     corpus_ranges,
     document_sizes,
@@ -165,7 +165,7 @@ def test_planned_shards_are_those_of_one_process(corpora, parts, range_bytes):
         wanted = list(shards(corpora, size=size, least=least))
         planned = list(shard_spans(sources, sizes.__getitem__, size=size, least=least))
         assert [list(read_spans(corpora, spans)) for spans in planned] == wanted, (size, least)
-    assert sum(int(found[:, 0].sum()) for found in sizes.values()) == sum(map(bytes_of, corpora))
+    assert sum(int(found[:, 0].sum()) for found in sizes.values()) == sum(map(count_bytes, corpora))
 
 
 def test_beam_that_is_not_installed_is_named(monkeypatch):

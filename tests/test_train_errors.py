@@ -127,7 +127,7 @@ def test_a_plan_says_how_many_devices_a_strategy_has(monkeypatch):
     assert lines_about(strategy("one"), strategy_name="one", **how) == []
     four = types.SimpleNamespace(num_replicas_in_sync=4)
     assert lines_about(four, strategy_name="mirrored", **how) == ["strategy mirrored: 4 devices"]
-    monkeypatch.setattr("bert_keras.tasks.devices.strategies.workers_of", lambda distribution: 2)
+    monkeypatch.setattr("bert_keras.tasks.devices.strategies.count_workers", lambda distribution: 2)
     assert lines_about(four, strategy_name="multiworker", **how) == [
         "strategy multiworker: 4 devices of 2 workers"
     ]

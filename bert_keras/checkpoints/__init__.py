@@ -32,8 +32,8 @@ from bert_keras.checkpoints.weights import (
 )
 from bert_keras.config import BertConfig
 from bert_keras.errors import BertKerasError, MissingFileError, listed
-from bert_keras.io.folders import refuse_partial, whole_folder
-from bert_keras.io.paths import is_remote, path_of, refuse_remote_weights
+from bert_keras.io.folders import atomic_folder, refuse_partial
+from bert_keras.io.paths import is_remote, refuse_remote_weights, to_path
 from bert_keras.text.vocabulary import SENTENCEPIECE, VOCAB_TXT, Vocabulary, read_vocabulary
 
 # Keras and TensorFlow are imported by the functions that need them: reading a safetensors file needs neither.
@@ -122,7 +122,7 @@ def write(checkpoint: Checkpoint, path: Path, *, format: str, overwrite: bool = 
     Raises BertKerasError if a weight is NaN or infinite, or if the format's library would compute other numbers from the config;
     TakenError if the folder is not empty; OSError if it cannot be written.
     """
-    form, path, config = format_named(format), path_of(path), checkpoint.config
+    form, path, config = format_named(format), to_path(path), checkpoint.config
     _refuse_inexpressible(form, config)
     names = form.names_for(checkpoint)
     rows = {row.ours: row for row in names.rows(config)}
@@ -135,7 +135,7 @@ def write(checkpoint: Checkpoint, path: Path, *, format: str, overwrite: bool = 
         )
     for name, array in checkpoint.tensors.items():
         refuse_not_finite(np.asarray(array), named=f"{checkpoint.prefix}{name}, to be written to {path},")
-    with whole_folder(path, existing="overwrite" if overwrite else "refuse") as new:
+    with atomic_folder(path, existing="overwrite" if overwrite else "refuse") as new:
         theirs = {
             rows[name].theirs: rows[name].to_theirs(np.asarray(array), config)
             for name, array in checkpoint.tensors.items()
@@ -285,7 +285,7 @@ def compare(path: Path, *, seed: int = 0) -> dict[str, float]:
 # Finding a checkpoint
 
 
-def format_of(path: Path) -> str:
+def find_format(path: Path) -> str:
     """The format of a checkpoint, without reading it. Raises FileNotFoundError if there is no checkpoint."""
     return _locate(resolve(path).path)[0].name
 

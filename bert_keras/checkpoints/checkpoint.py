@@ -215,7 +215,7 @@ class Checkpoint:
         return f"{self.path}: " if self.path else ""
 
 
-def architecture_of(checkpoint: Checkpoint) -> str:
+def choose_architecture(checkpoint: Checkpoint) -> str:
     """Hugging Face's class without the model's name."""
     if checkpoint.architecture is not None:
         return checkpoint.architecture
@@ -299,7 +299,7 @@ class Names:
     def holds(self, checkpoint: Checkpoint) -> bool:
         """True if a model of this model_type computes the same numbers from all weights that matter."""
         config, tokens = checkpoint.config, checkpoint.vocabulary.tokens
-        rows, architecture = {row.ours for row in self.rows(config)}, architecture_of(checkpoint)
+        rows, architecture = {row.ours for row in self.rows(config)}, choose_architecture(checkpoint)
         lacking = {name.split("/")[0] for name in checkpoint.tensors if name not in rows}
         if self.padding and tokens:
             at_padding = tokens[max(0, config.position_offset - 1) : config.position_offset]

@@ -35,8 +35,8 @@ from bert_keras.checkpoints.published import (
     TF_HUB_URL,
 )
 from bert_keras.errors import BertKerasError, MissingFileError, first_line, listed
-from bert_keras.io.folders import whole_folder
-from bert_keras.io.paths import cache_folder, did_you_mean, is_remote, path_of
+from bert_keras.io.folders import atomic_folder
+from bert_keras.io.paths import cache_folder, did_you_mean, is_remote, to_path
 from bert_keras.text.vocabulary import MERGES_TXT, SENTENCEPIECE, TOKENIZER_JSON, VOCAB_JSON, VOCAB_TXT
 
 TIMEOUT = 10  # seconds without an answer, after which a server counts as unreachable
@@ -92,8 +92,8 @@ def resolve(model: str | os.PathLike[str], *, weights: bool = True) -> LocalMode
     if isinstance(model, LocalModel):
         return model
     if not isinstance(model, str) or _is_path(model):
-        return LocalModel(path=path_of(model))
-    scheme, separator, name = address_of(model).partition(_SEPARATOR)
+        return LocalModel(path=to_path(model))
+    scheme, separator, name = find_address(model).partition(_SEPARATOR)
     if not separator or scheme not in SCHEMES:
         raise MissingFileError(
             f"{_nothing_at(model)}, and no address of a model; addresses are "
@@ -102,7 +102,7 @@ def resolve(model: str | os.PathLike[str], *, weights: bool = True) -> LocalMode
     return SCHEMES[scheme](name, model, weights)
 
 
-def address_of(name: str) -> str:
+def find_address(name: str) -> str:
     """The address that a name stands for: a known model's, else that of a repository of the Hub."""
     name, at, revision = name.partition("@")
     handle = re.sub(r"/\d+/?$", "", name.removeprefix(TF_HUB_URL))
@@ -117,7 +117,7 @@ def address_of(name: str) -> str:
 def close_models(given: str) -> str:
     """The known models and the files beside a path with close names, in brackets for an error; else nothing."""
     scheme, _, rest = given.rpartition(_SEPARATOR)
-    path = path_of(rest)
+    path = to_path(rest)
     name = path.name.partition("@")[0]
     if name in KNOWN:
         return ""
@@ -133,7 +133,7 @@ def _is_path(given: str) -> bool:
         return True
     if _SEPARATOR in given:
         return False
-    path = path_of(given)
+    path = to_path(given)
     return (
         path.exists()
         or path.with_name(f"{path.name}.index").exists()
@@ -359,7 +359,7 @@ def _download(url: str, folder: pathlib.Path, address: str) -> pathlib.Path:
 def _unpack(archive: pathlib.Path, folder: pathlib.Path) -> None:
     """Unpacks an archive into a folder that is there whole or not at all, and removes the archive."""
     try:
-        with whole_folder(folder) as new:
+        with atomic_folder(folder) as new:
             shutil.unpack_archive(archive, new, filter=None if archive.suffix == ".zip" else "data")
     except (shutil.ReadError, EOFError, OSError) as error:
         raise BertKerasError(

@@ -19,7 +19,7 @@ from bert_keras.checkpoints.checkpoint import (
     Format,
     Names,
     OpenFile,
-    architecture_of,
+    choose_architecture,
     numpy_dtype,
 )
 from bert_keras.checkpoints.hugging_face_tokenizer import read_tokenizer, write_tokenizer
@@ -331,7 +331,7 @@ def _save(checkpoint: Checkpoint, names: Names, tensors: dict[str, np.ndarray], 
     import safetensors.numpy
 
     fields = checkpoint.config.to_hugging_face(names.model_type)
-    fields["architectures"] = [names.model_class + architecture_of(checkpoint)]
+    fields["architectures"] = [names.model_class + choose_architecture(checkpoint)]
     if "classifier/dense/bias" in checkpoint.tensors:
         fields["num_labels"] = len(checkpoint.tensors["classifier/dense/bias"])
     if checkpoint.labels is not None:

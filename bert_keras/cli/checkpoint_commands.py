@@ -52,12 +52,12 @@ def _run_convert(args: argparse.Namespace) -> None:
     from bert_keras import checkpoints
     from bert_keras.checkpoints.hugging_face import TOP
     from bert_keras.io.folders import check_folder
-    from bert_keras.io.paths import path_of
+    from bert_keras.io.paths import to_path
 
     checkpoints.format_named(args.format)
-    check_folder(path_of(args.target))
+    check_folder(to_path(args.target))
     source = checkpoints.resolve(args.source)
-    form = checkpoints.format_of(source)
+    form = checkpoints.find_format(source)
     # Google and Model Garden have no library that runs here.
     path, compared = (args.target, args.format) if form in ("google", "model-garden") else (source, form)
     if args.check:

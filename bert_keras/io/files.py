@@ -25,7 +25,7 @@ LOCK = ".lock"  # held while its folder is written
 
 
 @contextlib.contextmanager
-def whole_file(path: pathlib.Path) -> Iterator[pathlib.Path]:
+def atomic_file(path: pathlib.Path) -> Iterator[pathlib.Path]:
     """A temporary file to write; at the end it is synced and renamed to `path`, or removed after an error.
 
     The temporary file of a remote path is on the local disk, and is uploaded at the end.
@@ -49,7 +49,7 @@ def whole_file(path: pathlib.Path) -> Iterator[pathlib.Path]:
 def write_json(path: pathlib.Path, content: Any) -> None:
     """Writes strict JSON atomically. Raises ValueError on NaN and infinity, which JSON does not have."""
     text = json.dumps(content, indent=2, ensure_ascii=False, allow_nan=False)
-    with whole_file(path) as temporary:
+    with atomic_file(path) as temporary:
         temporary.write_text(text + "\n", encoding="utf-8")
 
 
@@ -63,7 +63,7 @@ def sync(path: pathlib.Path) -> None:
 
 
 def is_temporary(path: pathlib.Path) -> bool:
-    """True for a file with a name that `whole_file` gives to an incomplete file."""
+    """True for a file with a name that `atomic_file` gives to an incomplete file."""
     return _TEMPORARY_NAME.fullmatch(path.name) is not None and path.is_file()
 
 
@@ -111,7 +111,7 @@ def digest(parts: Iterable[bytes | str]) -> str:
     return found.hexdigest()
 
 
-def digest_of_file(path: pathlib.Path) -> str:
+def digest_file(path: pathlib.Path) -> str:
     """SHA-256 of a file's bytes."""
     with path.open("rb") as opened:
         return hashlib.file_digest(opened, "sha256").hexdigest()

@@ -1,6 +1,6 @@
 """Folders that outputs are written to: in one go, or in many steps that a later process can resume.
 
-`whole_folder` is for outputs that are written in one go. After an error the folder is unchanged; else it is complete, with every
+`atomic_folder` is for outputs that are written in one go. After an error the folder is unchanged; else it is complete, with every
 file synced to disk:
 
     OUT does not exist   files are written to .OUT.partial/new beside it, which is then renamed to OUT
@@ -29,7 +29,7 @@ from typing import Any, Literal
 from bert_keras.errors import BertKerasError, TakenError
 from bert_keras.io.files import LOCK, is_temporary, locked, remove_temporary, sync, write_json
 from bert_keras.io.json_files import FLAG, TEXT, list_of, read_object, typed
-from bert_keras.io.paths import is_remote, path_of, refuse_remote
+from bert_keras.io.paths import is_remote, refuse_remote, to_path
 
 Existing = Literal["refuse", "keep", "overwrite"]
 PARTIAL = ".partial"  # the suffix of the folder with incomplete files
@@ -48,16 +48,16 @@ def _check_place(path: pathlib.Path, what: str) -> None:
 
 
 def check_folder(path: pathlib.Path, *, existing: Existing = "refuse") -> None:
-    """Raises BertKerasError for a folder that `whole_folder` would refuse, without a lock: call it before long work."""
+    """Raises BertKerasError for a folder that `atomic_folder` would refuse, without a lock: call it before long work."""
     path = path.resolve()
     _check_place(path, "this folder")
-    interrupted = (path / PARTIAL).exists()  # `whole_folder` first ends the move of its files
+    interrupted = (path / PARTIAL).exists()  # `atomic_folder` first ends the move of its files
     if existing == "refuse" and path.is_dir() and not interrupted:
         _refuse_files(path)
 
 
 @contextlib.contextmanager
-def whole_folder(path: pathlib.Path, *, existing: Existing = "refuse") -> Iterator[pathlib.Path]:
+def atomic_folder(path: pathlib.Path, *, existing: Existing = "refuse") -> Iterator[pathlib.Path]:
     """An empty folder to write to; at the end of the block its content is moved to `path`, unless the block raises.
 
     existing: "refuse" a folder with files; "keep" its files and refuse equal names; or "overwrite" files of equal names
@@ -215,7 +215,7 @@ class Folder:
     """One output of a layout."""
 
     def __init__(self, path: str | pathlib.Path, layout: Layout) -> None:
-        self.path, self.layout = path_of(path), layout
+        self.path, self.layout = to_path(path), layout
 
     @property
     def finished(self) -> bool:

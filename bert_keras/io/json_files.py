@@ -12,7 +12,7 @@ from collections.abc import Callable, Collection, Mapping
 from typing import Any, NamedTuple
 
 from bert_keras.errors import BertKerasError, MissingFileError
-from bert_keras.io.paths import path_of
+from bert_keras.io.paths import to_path
 
 MAX_JSON_BYTES = 50_000_000  # of one file; the largest published tokenizer.json has 33 million
 MAX_JSON_DEPTH = 64  # lists and objects inside each other
@@ -56,7 +56,7 @@ def _check_depth(value: Any) -> None:
 
 def read_json(path: str | pathlib.Path) -> Any:
     """The value of a JSON file of at most MAX_JSON_BYTES. Raises FileNotFoundError, or BertKerasError."""
-    path = path_of(path)
+    path = to_path(path)
     if not path.is_file():
         raise MissingFileError(f"there is no file {path}.")
     raw = read_bounded(path, MAX_JSON_BYTES)

@@ -65,7 +65,7 @@ def refuse_remote_weights(path: pathlib.Path) -> None:
         )
 
 
-def path_of(given: str | os.PathLike[str]) -> pathlib.Path:
+def to_path(given: str | os.PathLike[str]) -> pathlib.Path:
     """A path with `~` and `~user` expanded, or a remote path; the name of an unknown user stays as it is.
 
     given: a path, file:///PATH, or an address of another file system such as gs://BUCKET/PATH

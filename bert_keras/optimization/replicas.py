@@ -104,7 +104,7 @@ def prepared(value: Any) -> Any:
     return value.with_options(options)
 
 
-def workers_of(strategy: Any) -> int:
+def count_workers(strategy: Any) -> int:
     """The number of processes of a strategy."""
     import tensorflow as tf
 

@@ -13,7 +13,13 @@ import keras
 from bert_keras.errors import BertKerasError
 from bert_keras.optimization.losses import GlobalMean, micro_batches, warn_of_probabilities
 from bert_keras.optimization.optimizers import ACCUMULATION
-from bert_keras.optimization.replicas import check_order, prepared, replica_context, replica_sum, workers_of
+from bert_keras.optimization.replicas import (
+    check_order,
+    count_workers,
+    prepared,
+    replica_context,
+    replica_sum,
+)
 
 
 class TrainingSteps:
@@ -66,7 +72,7 @@ class TrainingSteps:
         A data set is not autotuned, unless its options say so: `without_autotuning` says why.
         """
         self._initial_epoch = None  # a BackupAndRestore of an earlier `fit` left its epoch here
-        if keras.backend.backend() == "tensorflow" and workers_of(self.distribute_strategy) > 1:
+        if keras.backend.backend() == "tensorflow" and count_workers(self.distribute_strategy) > 1:
             x = keywords.get("x", arguments[0] if arguments else None)
             check_order(x, shuffle=keywords.get("shuffle", True))
         given: Sequence[Any] = arguments
@@ -213,7 +219,7 @@ class TrainingSteps:
         if keras.backend.backend() != "tensorflow":
             return super().make_train_function(force)  # type: ignore[misc]
         if self.train_function is None or force:
-            self.train_function = function_of(self, self.train_step, left=lambda: self.steps_left)
+            self.train_function = make_function(self, self.train_step, left=lambda: self.steps_left)
         return self.train_function
 
     def make_test_function(self: Any, force: bool = False) -> Callable[..., Any]:
@@ -221,7 +227,7 @@ class TrainingSteps:
         if keras.backend.backend() != "tensorflow":
             return super().make_test_function(force)  # type: ignore[misc]
         if self.test_function is None or force:
-            self.test_function = function_of(self, self.test_step)
+            self.test_function = make_function(self, self.test_step)
         return self.test_function
 
     def _maybe_symbolic_build(self: Any, iterator: Any = None, data_batch: Any = None) -> None:
@@ -331,7 +337,7 @@ def _like(spec: Any) -> Any:
 # The functions that `fit` and `evaluate` call: a step in every replica, and several steps in one execution
 
 
-def function_of(
+def make_function(
     model: Any, step: Callable[[Any], Any], *, left: Callable[[], int | None] = lambda: None
 ) -> Callable[[Any], Any]:
     """A function of an iterator that runs a step in every replica and returns logs.

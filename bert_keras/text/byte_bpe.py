@@ -18,7 +18,7 @@ import tensorflow as tf
 
 from bert_keras.errors import BertKerasError
 from bert_keras.io.json_files import short
-from bert_keras.text.ragged_ops import masked, masked_rows, repeats, rows_of
+from bert_keras.text.ragged_ops import masked, masked_rows, repeats, row_numbers
 from bert_keras.text.tokenizer import ROBERTA_PAIR, GraphTokenizer, SpecialTokens
 from bert_keras.text.vocabulary import Vocabulary
 from bert_keras.text.words import WHITE_SPACE, Words, WordSplitter, byte_alphabet
@@ -189,7 +189,7 @@ class ByteBPE(GraphTokenizer):
         tokens = tf.ragged.range(first, first + lengths)
         rows = tf.gather(tokens.row_splits, words.row_splits)
         ids = tf.RaggedTensor.from_row_splits(tf.gather(values, tokens.values), rows, validate=False)
-        return ids, rows_of(tokens.row_splits), tf.gather(places, tokens.values)
+        return ids, row_numbers(tokens.row_splits), tf.gather(places, tokens.values)
 
 
 def checked_ids(vocabulary: Sequence[str], *, source: str) -> dict[str, int]:

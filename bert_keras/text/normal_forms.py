@@ -17,7 +17,7 @@ from typing import Any
 import tensorflow as tf
 
 from bert_keras.errors import MissingPackageError
-from bert_keras.text.ragged_ops import characters_of, masked, rows_of
+from bert_keras.text.ragged_ops import encode_characters, masked, row_numbers
 from bert_keras.text.tokenizer import GraphTokenizer
 
 # This module of TensorFlow Text formats its docstrings when it is imported, so that `python -OO` cannot import it.
@@ -104,7 +104,7 @@ class Normalizing(GraphTokenizer):
         rows = tf.where(~simple)[:, 0]
         # The tokens of the rows to move.
         tokens = tf.ragged.range(tf.gather(starts.row_splits, rows), tf.gather(starts.row_splits, rows + 1))
-        moving, row = tokens.values[:, tf.newaxis], rows_of(tokens.row_splits)
+        moving, row = tokens.values[:, tf.newaxis], row_numbers(tokens.row_splits)
 
         # The concatenated characters of those rows: the bytes of each in `text` and in the normal form. A character's normal
         # form depends on its neighbours in one case only, the final sigma, and both sigmas have two bytes.
@@ -112,7 +112,7 @@ class Normalizing(GraphTokenizer):
             tf.gather(text, rows), "UTF-8", errors="ignore"
         )
         distinct, which = tf.unique(codes.values)
-        characters = characters_of(distinct)
+        characters = encode_characters(distinct)
         original_starts = tf.cast(offsets.values, tf.int32)
         original_ends = original_starts + tf.gather(tf.strings.length(characters), which)
         normal_ends = tf.cumsum(tf.gather(tf.strings.length(self._normal_form(characters)), which))

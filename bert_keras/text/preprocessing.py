@@ -32,7 +32,7 @@ from bert_keras.features import (
     WORD_INDEX,
     Part,
 )
-from bert_keras.text.ragged_ops import repeats, rows_of
+from bert_keras.text.ragged_ops import repeats, row_numbers
 from bert_keras.text.tokenizer import SpecialTokens, Tokenizer
 
 Features = dict[str, tf.Tensor]
@@ -196,7 +196,7 @@ class Preprocessor(tf.Module):
         def placed(values: tf.RaggedTensor, default: int) -> tf.Tensor:
             """The values of the context's tokens at their positions: ragged [W, (T)] -> [W, S]."""
             positions = tf.ragged.range(before, before + _lengths(values))
-            at = tf.stack([rows_of(values.row_splits), positions.values], axis=1)
+            at = tf.stack([row_numbers(values.row_splits), positions.values], axis=1)
             return tf.tensor_scatter_nd_update(tf.fill([tf.size(before), width], default), at, values.values)
 
         max_context = window.max_context()
@@ -286,7 +286,7 @@ class _Windows:
     def max_context(self) -> tf.RaggedTensor:
         """1 where a token has the most context (the smaller of both sides); ties go to the longer window, then to the first."""
         tokens = self._tokens()
-        window = rows_of(tokens.row_splits)
+        window = row_numbers(tokens.row_splits)
         left = tf.ragged.range(self._lengths).values
         lengths = tf.gather(self._lengths, window)
         # The original adds 0.01 times the window's length; times 100, the score is a whole number.
@@ -302,9 +302,9 @@ def _first_tokens(starts: tf.RaggedTensor, word_starts: tf.RaggedTensor) -> tf.R
     """The word's index at its first token, -1 at other tokens. starts: ragged int32 [B, (T)], word_starts: [B, (N)], bytes."""
     # Rows are concatenated with gaps, so that one sorted list works for all rows.
     apart = 1 + tf.cast(tf.maximum(_last(starts.values), _last(word_starts.values)), tf.int64)
-    rows = rows_of(starts.row_splits)
+    rows = row_numbers(starts.row_splits)
     offsets = tf.cast(starts.values, tf.int64) + tf.cast(rows, tf.int64) * apart
-    word_rows = tf.cast(rows_of(word_starts.row_splits), tf.int64)
+    word_rows = tf.cast(row_numbers(word_starts.row_splits), tf.int64)
     words = tf.cast(word_starts.values, tf.int64) + word_rows * apart
     before = tf.searchsorted(words, offsets, side="right") - 1  # among the words of all rows
     row_starts = tf.cast(tf.gather(word_starts.row_splits, rows), tf.int32)

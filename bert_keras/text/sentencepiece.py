@@ -23,7 +23,7 @@ from bert_keras.text.normal_forms import (
     tf_text,
     vanishing,
 )
-from bert_keras.text.ragged_ops import repeats, rows_of
+from bert_keras.text.ragged_ops import repeats, row_numbers
 from bert_keras.text.tokenizer import END, MASK, START, Normalizer, SpecialTokens
 from bert_keras.text.vocabulary import Vocabulary, read_model
 
@@ -164,7 +164,9 @@ class SentencePiece(Normalizing):
         self, text: tf.Tensor, starts: tf.RaggedTensor, ends: tf.RaggedTensor
     ) -> tuple[tf.Tensor, tf.Tensor]:
         """Offsets int32 [T] of all rows, without leading spaces."""
-        row_starts = tf.gather(tf.cumsum(tf.strings.length(text), exclusive=True), rows_of(starts.row_splits))
+        row_starts = tf.gather(
+            tf.cumsum(tf.strings.length(text), exclusive=True), row_numbers(starts.row_splits)
+        )
         letters = tf.where(tf.io.decode_raw(tf.strings.reduce_join(text), tf.uint8) != ord(" "))[:, 0]
         letters = tf.concat([tf.cast(letters, tf.int32), [tf.int32.max]], axis=0)
         next_letter = tf.gather(letters, tf.searchsorted(letters, starts.values + row_starts)) - row_starts

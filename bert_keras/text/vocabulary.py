@@ -24,7 +24,7 @@ from bert_keras.io.json_files import (
     short,
     typed,
 )
-from bert_keras.io.paths import path_of
+from bert_keras.io.paths import to_path
 
 MAX_VOCABULARY_BYTES = 100_000_000  # of a vocab.txt, a SentencePiece model or a merges.txt
 VOCAB_TXT, SENTENCEPIECE, TOKENIZER_JSON = "vocab.txt", "spiece.model", "tokenizer.json"
@@ -134,7 +134,7 @@ def _in_order_of_ids(ids: Mapping[str, int], path: pathlib.Path, *, instead: str
 
 def _bytes_of(path: str | os.PathLike[str], *, missing: str) -> bytes:
     """The bytes of a file."""
-    file = path_of(path)
+    file = to_path(path)
     if not file.exists():
         raise MissingFileError(missing)
     return read_bounded(file, MAX_VOCABULARY_BYTES)

@@ -29,7 +29,7 @@ from bert_keras.text.normal_forms import (
     tf_text,
     wordpiece_form,
 )
-from bert_keras.text.ragged_ops import masked, masked_rows, rows_of
+from bert_keras.text.ragged_ops import masked, masked_rows, row_numbers
 from bert_keras.text.tokenizer import END, MASK, PADDING, START, UNKNOWN, Normalizer, SpecialTokens
 from bert_keras.text.vocabulary import read_pieces
 
@@ -191,8 +191,10 @@ class WordPiece(Normalizing):
         # Rows are concatenated, so that one sorted list of character starts works for all words.
         _, offsets = tf.strings.unicode_decode_with_offsets(text, "UTF-8")
         row_starts = tf.cumsum(tf.strings.length(text), exclusive=True)
-        characters = tf.cast(offsets.values, tf.int32) + tf.gather(row_starts, rows_of(offsets.row_splits))
-        shift = tf.gather(row_starts, masked(rows_of(ids.row_splits), first))
+        characters = tf.cast(offsets.values, tf.int32) + tf.gather(
+            row_starts, row_numbers(offsets.row_splits)
+        )
+        shift = tf.gather(row_starts, masked(row_numbers(ids.row_splits), first))
         length = tf.searchsorted(characters, shift + word_ends) - tf.searchsorted(
             characters, shift + word_starts
         )

@@ -20,7 +20,7 @@ from typing import NamedTuple
 import numpy as np
 import tensorflow as tf
 
-from bert_keras.text.ragged_ops import rows_of
+from bert_keras.text.ragged_ops import row_numbers
 
 # The classes of characters. OUTSIDE stands before the first and after the last character of a text.
 OTHER, LETTER, NUMBER, WHITE, SPACE, OUTSIDE = range(6)
@@ -96,7 +96,7 @@ class WordSplitter(tf.Module):
 
     def white_before(self, codes: tf.RaggedTensor, name: str) -> tf.Tensor:
         """Bool [C] of all rows, the white characters directly before a name."""
-        at, row = find(codes, name), rows_of(codes.row_splits)
+        at, row = find(codes, name), row_numbers(codes.row_splits)
         white = _is_white(tf.gather(self._classes, codes.values))
         others = tf.where(~white)[:, 0]
         after = tf.searchsorted(others, tf.range(tf.size(white, tf.int64)))  # among the others
@@ -141,7 +141,7 @@ def find(codes: tf.RaggedTensor, name: str) -> tf.Tensor:
     size, last = tf.size(codes.values), len(name) - 1
     padded = tf.pad(codes.values, [[0, last]])
     found = [padded[i : size + i] == ord(character) for i, character in enumerate(name)]
-    row = tf.pad(rows_of(codes.row_splits), [[0, last]], constant_values=-1)
+    row = tf.pad(row_numbers(codes.row_splits), [[0, last]], constant_values=-1)
     return functools.reduce(tf.logical_and, found) & (row[:size] == row[last:])
 
 
@@ -233,12 +233,12 @@ def split_tokens(tokens: tf.Tensor) -> Spans:
     return _offsets(split_words(tokens), gap=1)
 
 
-def text_of(raw: dict[str, tf.Tensor]) -> tf.Tensor:
+def take_text(raw: dict[str, tf.Tensor]) -> tf.Tensor:
     """The text of raw examples, string [B]: the joined words, or raw text."""
     return raw[TOKENS] if TOKENS in raw else raw[TEXT]
 
 
-def words_of(raw: dict[str, tf.Tensor]) -> Spans:
+def find_words(raw: dict[str, tf.Tensor]) -> Spans:
     """The words of raw examples: starts and ends, ragged int32 [B, (N)], bytes."""
     return split_tokens(raw[TOKENS]) if TOKENS in raw else split_text(raw[TEXT])
 

@@ -308,7 +308,7 @@ def load(path: str | pathlib.Path, *, name: str | None = None) -> Served:
 
     Raises MissingFileError if there is no SavedModel.
     """
-    given, path = path_of(path), path_of(path).resolve()
+    given, path = to_path(path), to_path(path).resolve()
     versions = [path] if (path / "saved_model.pb").is_file() else []
     if not versions and path.is_dir():
         versions = [

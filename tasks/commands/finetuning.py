@@ -21,7 +21,7 @@ from bert_keras.cli.console import (
 )
 from bert_keras.errors import BertKerasError, MissingFileError, listed
 from bert_keras.fields import add_flags, given_settings
-from bert_keras.io.paths import path_of
+from bert_keras.io.paths import to_path
 from bert_keras.tasks.commands.flags import (
     CHECKPOINT_HELP,
     DATA_HELP,
@@ -84,7 +84,7 @@ def _check_dev(
     if data is None and (dev_data is not None or fraction is not None):
         flag = "--dev-fraction" if dev_data is None else "--dev-data"
         raise BertKerasError(f"{flag} was given without --data; give the training file as --data.")
-    if data is not None and dev_data is None and fraction is None and path_of(data).is_file():
+    if data is not None and dev_data is None and fraction is None and to_path(data).is_file():
         instead = ", or --dev-fraction 0.1 to hold out a tenth of this file" if holds_out else ""
         raise BertKerasError(
             f"{data} is one file, without a dev split; give the dev split's file as --dev-data{instead}."
@@ -109,7 +109,7 @@ def open_given_task(args: argparse.Namespace, *, holds_out: bool = True) -> tupl
     _check_dev(args.data, args.dev_data, fraction, holds_out=holds_out)
     source = {"train": args.data, "validation": args.dev_data} if args.dev_data else args.data
     task = open_task(args.task, source, **given_settings(args, *TASK_OPTIONS))
-    if fraction is not None and path_of(args.data).is_dir():
+    if fraction is not None and to_path(args.data).is_dir():
         _check_no_dev_split(task, args.data)
     return task, hparams_of(task.defaults, given_settings(args, Hparams))
 

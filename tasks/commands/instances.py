@@ -24,7 +24,7 @@ from bert_keras.fields import (
     given_settings,
     names_of,
 )
-from bert_keras.io.paths import path_of
+from bert_keras.io.paths import to_path
 from bert_keras.tasks.commands.text_flags import (
     TEXT_HELP,
     TEXT_NOTES,
@@ -124,7 +124,7 @@ def _run_instances(args: argparse.Namespace) -> None:
     lower_case = checkpoints.load_tokenizer(args.vocab).lower_case  # once, so that workers need not guess it
     corpora = open_corpora(args.text)
     job = Job(
-        path=path_of(args.output),
+        path=to_path(args.output),
         make_tokenizer=functools.partial(checkpoints.load_tokenizer, args.vocab, lower_case=lower_case),
         settings=recipe.sampling(length),
         masking=recipe.masking(length) if args.masks else None,
@@ -136,7 +136,7 @@ def _run_instances(args: argparse.Namespace) -> None:
         from bert_keras.tasks.pretraining.beam_records import write_records_with_beam
 
         summary = write_records_with_beam(
-            corpora, job, options=args.beam_options, vocabulary=path_of(args.vocab)
+            corpora, job, options=args.beam_options, vocabulary=to_path(args.vocab)
         )
     else:
         workers = (os.cpu_count() or 1) if args.workers is None else args.workers

@@ -17,7 +17,7 @@ from bert_keras.cli.console import (
 )
 from bert_keras.errors import BertKerasError
 from bert_keras.fields import describe
-from bert_keras.io.paths import path_of
+from bert_keras.io.paths import to_path
 from bert_keras.model.precision import PRECISIONS
 from bert_keras.tasks.commands.flags import SAVE_HELP, add_strategy, start_strategy
 from bert_keras.tasks.commands.text_flags import (
@@ -139,7 +139,7 @@ def _share(given: str) -> float | None:
 
 def _sets_of_records(given: Sequence[str]) -> list[Any]:
     """Groups records into sets: each folder is a set; all files form one set."""
-    folders = [path for path in given if path_of(path).is_dir()]
+    folders = [path for path in given if to_path(path).is_dir()]
     if folders and len(folders) < len(given):
         raise BertKerasError(
             "folders and files of records were given; give folders, or the files of one set."
@@ -186,7 +186,7 @@ def _run_plan(args: argparse.Namespace) -> None:
     flags = {"size": args.size, "batch_size": args.batch_size, "micro_batch": args.micro_batch}
     settings = settings_of(args.set, **flags, rematerialize=args.rematerialize or None)
     recipe = RECIPES[args.recipe].changed(**settings)
-    if args.checkpoint and not path_of(args.checkpoint).exists():
+    if args.checkpoint and not to_path(args.checkpoint).exists():
         raise BertKerasError(
             f"--checkpoint {args.checkpoint} is no file or folder; plan reads only a configuration: give a downloaded "
             "checkpoint, or --size, such as base."

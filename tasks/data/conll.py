@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 from bert_keras.errors import BertKerasError
 from bert_keras.io.json_files import short
-from bert_keras.io.paths import path_of
+from bert_keras.io.paths import to_path
 from bert_keras.tasks.data.sources import (
     Source,
     load_tfds,
@@ -76,7 +76,7 @@ def read(path: str | Path, *, column: int = -1, least: int = 2, most: int | None
     Raises BertKerasError for a line without a tag, or with more or fewer columns than the first line.
     """
     refuse_forms(
-        path_of(path),
+        to_path(path),
         (".csv", ".json", ".jsonl", ".parquet"),
         "tags are read from text of one word and its tag a line (.txt), with a blank line after each sentence; write that, or "
         "give lists of words and of tags to fit of bert_keras.tagger in Python",
@@ -84,7 +84,7 @@ def read(path: str | Path, *, column: int = -1, least: int = 2, most: int | None
     documents: list[list[Sentence]] = [[]]
     marked, expected, open_sentence = False, 0, False
     source = f"{path}, line"
-    for number, line in numbered_lines(path_of(path)):
+    for number, line in numbered_lines(to_path(path)):
         columns = re.split("[ \t]+", line.strip(" \t\r"))
         if columns == [""]:
             open_sentence = False

@@ -7,7 +7,7 @@ from typing import Any
 
 from bert_keras.errors import BertKerasError, MissingFileError
 from bert_keras.io.json_files import short
-from bert_keras.io.paths import did_you_mean, path_of
+from bert_keras.io.paths import did_you_mean, to_path
 from bert_keras.tasks.data.sources import (
     bounded_lines,
     check_text,
@@ -52,7 +52,7 @@ def read_examples(
     if path == STANDARD_INPUT:
         yield from _examples_of_lines(sys.stdin.buffer, "standard input", names, lists)
         return
-    file = path_of(path)
+    file = to_path(path)
     if file.is_dir():
         raise MissingFileError(f"no file at {path}, which is a folder with {listing(file)}; give a file.")
     if not file.exists():

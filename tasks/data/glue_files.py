@@ -13,7 +13,7 @@ import tensorflow as tf
 
 from bert_keras.errors import BertKerasError, MissingFileError, listed
 from bert_keras.io.json_files import is_finite, short
-from bert_keras.io.paths import path_of
+from bert_keras.io.paths import to_path
 from bert_keras.tasks.data.glue_rows import (
     IDX,
     LABEL,
@@ -46,14 +46,14 @@ def withheld_label(row: GlueRow) -> Any:
 
 def is_folder(source: Source | None) -> bool:
     """True unless the examples are in one file, or in a file for each split."""
-    return not isinstance(source, Mapping) and not (source is not None and path_of(source).is_file())
+    return not isinstance(source, Mapping) and not (source is not None and to_path(source).is_file())
 
 
 def check_source(source: Source) -> None:
     """Raises MissingFileError if a file or folder of the source does not exist."""
     for given in source.values() if isinstance(source, Mapping) else [source]:
-        if not path_of(given).exists():
-            raise missing_source(path_of(given))
+        if not to_path(given).exists():
+            raise missing_source(to_path(given))
 
 
 def split_path(row: GlueRow, split: str, source: Source) -> Path:
@@ -69,7 +69,7 @@ def split_path(row: GlueRow, split: str, source: Source) -> Path:
                 f"the {split} split has no file, only {', '.join(source)} has; give a file for {split}."
             )
         return split_path(row, split, source[name])
-    path, file = path_of(source), row.splits[split].file
+    path, file = to_path(source), row.splits[split].file
     if not path.is_dir():
         return path
     folder = path / row.folder if row.folder and (path / row.folder).is_dir() else path

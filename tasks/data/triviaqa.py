@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from bert_keras.errors import BertKerasError
-from bert_keras.io.files import whole_file
-from bert_keras.io.paths import path_of
+from bert_keras.io.files import atomic_file
+from bert_keras.io.paths import to_path
 from bert_keras.tasks.data.sources import load_tfds
 from bert_keras.tasks.data.squad_json import (
     ANSWER_START,
@@ -74,7 +74,7 @@ def convert(
     Raises BertKerasError if `output` exists, if no document has an answer, and for a file over MAX_FILE_BYTES, which the task
     does not read; and MissingFileError where the data cannot be loaded.
     """
-    path = path_of(output)
+    path = to_path(output)
     if path.exists():
         raise BertKerasError(f"{path} already exists; give another name, or remove it first.")
     instead = "a folder that has it, in the environment variable TFDS_DATA_DIR"
@@ -82,7 +82,7 @@ def convert(
     path.parent.mkdir(parents=True, exist_ok=True)
     questions, answered = set[str](), set[str]()
     paragraphs = documents = 0
-    with whole_file(path) as temporary, temporary.open("wb") as file:
+    with atomic_file(path) as temporary, temporary.open("wb") as file:
         file.write(_START)
         for one in _documents(examples.take(limit or -1).as_numpy_iterator(), tokens, progress):
             questions.add(one.question)

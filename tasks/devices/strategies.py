@@ -14,7 +14,7 @@ from bert_keras.errors import BertKerasError, first_line
 from bert_keras.features import WHOLE, Part
 from bert_keras.io.signals import unhandled
 from bert_keras.model.precision import slowness
-from bert_keras.optimization.replicas import replica_gather, replica_sum, workers_of
+from bert_keras.optimization.replicas import count_workers, replica_gather, replica_sum
 from bert_keras.tasks.devices.cluster import CLUSTER, check_cluster
 from bert_keras.tasks.hparams import STRATEGIES
 from bert_keras.text.preprocessing import Preprocessor
@@ -86,7 +86,7 @@ def lines_about(distribution: tf.distribute.Strategy, *, strategy_name: str, pre
     lines = slowness(precision, accelerated=is_accelerated())
     if strategy_name == "one":
         return lines
-    devices, workers = distribution.num_replicas_in_sync, workers_of(distribution)
+    devices, workers = distribution.num_replicas_in_sync, count_workers(distribution)
     if strategy_name == "mirrored" and devices == 1:
         (device,) = distribution.extended.worker_devices
         kind = ":".join(device.split(":")[-2:])
@@ -101,7 +101,7 @@ def lines_about(distribution: tf.distribute.Strategy, *, strategy_name: str, pre
 
 def has_joined() -> bool:
     """True if this process has joined a cluster of several workers."""
-    return bool(_multiworker.cache_info().currsize) and workers_of(_multiworker()) > 1
+    return bool(_multiworker.cache_info().currsize) and count_workers(_multiworker()) > 1
 
 
 def is_accelerated() -> bool:

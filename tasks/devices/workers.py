@@ -18,7 +18,7 @@ import tensorflow as tf
 
 from bert_keras.errors import BertKerasError, WorkerLost, first_line
 from bert_keras.io.files import digest
-from bert_keras.optimization.replicas import replica_sum, workers_of
+from bert_keras.optimization.replicas import count_workers, replica_sum
 from bert_keras.tasks.devices.strategies import has_joined
 
 # TensorFlow raises them in the workers that are left, at their next operation over all replicas.
@@ -45,7 +45,7 @@ class Workers:
         self.count, self.chief = 1, True
         if not isinstance(distribution, tf.distribute.MultiWorkerMirroredStrategy):
             return
-        self.count = workers_of(distribution)
+        self.count = count_workers(distribution)
         if (resolver := distribution.cluster_resolver) is not None:
             addresses = resolver.cluster_spec().as_dict()
             first = "chief" if "chief" in addresses else "worker"

@@ -8,7 +8,7 @@ from typing import Any
 import keras
 
 from bert_keras.errors import BertKerasError, LossDiverged
-from bert_keras.io.files import whole_file
+from bert_keras.io.files import atomic_file
 from bert_keras.model.feature_bilstm import bilstm_of
 from bert_keras.tasks.batches import predictor
 from bert_keras.tasks.devices.workers import Workers
@@ -146,7 +146,7 @@ class FineTuningMonitor(Monitor):
             FILES: self.best[FILES],
         }
         results |= {name: self.best[name] for name in (DEGENERATE, MIX) if name in self.best}
-        with whole_file(self._path / CARD) as temporary:
+        with atomic_file(self._path / CARD) as temporary:
             temporary.write_text(run_card(self._run, results), encoding="utf-8")
         return results
 

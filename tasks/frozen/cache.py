@@ -25,7 +25,7 @@ import tensorflow as tf
 from bert_keras import checkpoints
 from bert_keras.config import LIMITS, BertConfig
 from bert_keras.errors import BertKerasError, MissingFileError, first_line
-from bert_keras.io.files import digest, whole_file
+from bert_keras.io.files import atomic_file, digest
 from bert_keras.io.folders import Folder, Layout
 from bert_keras.io.json_files import (
     OBJECT,
@@ -37,7 +37,7 @@ from bert_keras.io.json_files import (
     whole,
 )
 from bert_keras.io.json_files import TEXT as WORD
-from bert_keras.io.paths import path_of
+from bert_keras.io.paths import to_path
 from bert_keras.model.feature_bilstm import VECTORS
 from bert_keras.tasks.frozen.extract import DTYPES, Extractor, Words
 from bert_keras.tasks.frozen.parquet_file import (
@@ -93,7 +93,7 @@ def open_cache(path: str | pathlib.Path) -> Cache:
     Raises FileNotFoundError where there is none, ValueError where it is of another format or not complete: it lacks a file, or a
     file has more or fewer examples than the header says.
     """
-    path = path_of(path)
+    path = to_path(path)
     if not (path / HEADER).is_file():
         raise MissingFileError(f"{path} has no {HEADER}; give a folder that features were written to.")
     cache = Cache(path, _read_header(path))
@@ -328,7 +328,7 @@ def _write_shard(
     raw: Iterable[Example],
     found: Iterable[Mapping[str, Any]],
 ) -> None:
-    with whole_file(path) as temporary:
+    with atomic_file(path) as temporary:
         write_rows(temporary, _schema(header), _joined(raw, found), value_of=np.ndarray.tobytes)
 
 
@@ -375,7 +375,7 @@ def extract(
         batch_size=batch_size,
     )
     with writing_cache(
-        path_of(output),
+        to_path(output),
         extractor,
         examples.as_numpy_iterator,
         shard_examples=shard_examples,

@@ -38,7 +38,7 @@ from bert_keras.tasks.task import (
 from bert_keras.tasks.training.identity import digest_of_tensors
 from bert_keras.tasks.training.task_model import check_sizes
 from bert_keras.text.preprocessing import Preprocessor
-from bert_keras.text.words import TEXT, text_of, words_of
+from bert_keras.text.words import TEXT, find_words, take_text
 
 DTYPES = ("float16", "float32")
 
@@ -76,10 +76,10 @@ class Words(Units):
     doc_stride: int = WindowOptions.doc_stride
 
     def features(self, preprocess: Preprocessor, raw: Raw) -> Features:
-        return preprocess.words(text_of(raw), words_of(raw)[0], doc_stride=self.doc_stride)
+        return preprocess.words(take_text(raw), find_words(raw)[0], doc_stride=self.doc_stride)
 
     def listed(self, preprocess: Preprocessor, raw: Raw) -> dict[str, tf.RaggedTensor]:
-        return dict(zip(self.names, words_of(raw), strict=True))
+        return dict(zip(self.names, find_words(raw), strict=True))
 
     def slots(self, features: Mapping[str, np.ndarray], row_starts: np.ndarray) -> np.ndarray:
         index = features[WORD_INDEX]

@@ -14,8 +14,8 @@ import numpy as np
 
 from bert_keras import checkpoints
 from bert_keras.errors import BertKerasError, MissingFileError
-from bert_keras.io.files import sync, whole_file
-from bert_keras.io.paths import did_you_mean, path_of
+from bert_keras.io.files import atomic_file, sync
+from bert_keras.io.paths import did_you_mean, to_path
 from bert_keras.model.layer_choices import is_mixed
 from bert_keras.tasks.data.sources import listing, refuse_forms
 from bert_keras.tasks.frozen.cache import Cache, Example, writing_cache
@@ -43,7 +43,7 @@ def extract_file(
     setting outside its bounds.
     """
     options = FeatureOptions(**settings)
-    source, output = path_of(source), path_of(output)
+    source, output = to_path(source), to_path(output)
     part = output.with_name(output.name + ".part")
     _check_paths(source, output, part)
     if not isinstance(checkpoint, checkpoints.Checkpoint):
@@ -69,7 +69,7 @@ def extract_file(
         progress=progress,
     ) as cache:
         made, vocabulary = part / f"made.{options.format}", extractor.preprocess.tokenizer.vocabulary
-        with whole_file(made) as temporary:
+        with atomic_file(made) as temporary:
             WRITERS[options.format](temporary, lambda: _spoken(cache, options.layers, vocabulary))
         os.replace(made, output)
         sync(output.parent)

@@ -19,7 +19,7 @@ import tensorflow as tf
 from bert_keras.config import BertConfig
 from bert_keras.errors import BertKerasError
 from bert_keras.io.folders import Folder
-from bert_keras.io.paths import path_of
+from bert_keras.io.paths import to_path
 from bert_keras.model.feature_bilstm import VECTORS, bilstm_of
 from bert_keras.model.layer_choices import places_of
 from bert_keras.tasks.batches import dataset
@@ -81,7 +81,7 @@ def vectors_of(
 
 def folder_of(output: str | pathlib.Path, cache: str | pathlib.Path | None) -> pathlib.Path:
     """The folder for vectors: `cache`, or else a folder in the run's."""
-    return path_of(output) / FOLDER if cache is None else path_of(cache)
+    return to_path(output) / FOLDER if cache is None else to_path(cache)
 
 
 @contextlib.contextmanager

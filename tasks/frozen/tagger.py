@@ -17,7 +17,7 @@ from keras import ops
 
 from bert_keras.config import LIMITS, BertConfig
 from bert_keras.errors import BertKerasError, MissingFileError
-from bert_keras.io.files import digest_of_file, write_json
+from bert_keras.io.files import digest_file, write_json
 from bert_keras.io.folders import Folder, check_equal
 from bert_keras.io.json_files import (
     NUMBER,
@@ -27,7 +27,7 @@ from bert_keras.io.json_files import (
     typed,
     whole,
 )
-from bert_keras.io.paths import path_of
+from bert_keras.io.paths import to_path
 from bert_keras.model.layer_choices import is_mixed, places_of
 from bert_keras.model.layer_mix import ScalarMix
 from bert_keras.optimization.losses import GlobalMean, cross_entropy
@@ -176,7 +176,7 @@ class TaggerMonitor(Monitor):
     def _digest(self) -> str | None:
         """The SHA-256 of the weights on disk."""
         file = self._path / WEIGHTS
-        return digest_of_file(file) if file.is_file() else None
+        return digest_file(file) if file.is_file() else None
 
     def on_epoch_end(self, epoch: int, logs: dict[str, float] | None = None) -> None:
         measures = self._tagger.evaluate(self._dev)
@@ -185,7 +185,7 @@ class TaggerMonitor(Monitor):
         self.history.append({name: float(value) for name, value in logs.items()})
         if self.best is None or measures["f1"] > self.history[self.best["epoch"]]["val_f1"]:
             write_weights(self._path / WEIGHTS, _variables(self._tagger.model))
-            self.best = {"epoch": epoch, "sha256": digest_of_file(self._path / WEIGHTS)}
+            self.best = {"epoch": epoch, "sha256": digest_file(self._path / WEIGHTS)}
 
     def results(self) -> Mapping[str, Any]:
         file, tagger = self._path / WEIGHTS, self._tagger
@@ -299,7 +299,7 @@ _HPARAMS = {
 
 def load_tagger(path: str | pathlib.Path) -> Tagger:
     """Loads a tagger that `train_tagger` wrote. Raises FileNotFoundError if the folder has none."""
-    path = path_of(path)
+    path = to_path(path)
     if not (path / TAGGER).is_file():
         raise MissingFileError(f"no {TAGGER} in {path}; give the output folder of train_tagger.")
     kept = typed(

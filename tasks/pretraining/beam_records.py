@@ -17,20 +17,20 @@ from typing import Any
 import numpy as np
 
 from bert_keras.errors import BertKerasError, MissingPackageError, first_line
-from bert_keras.io.files import whole_file, write_json
+from bert_keras.io.files import atomic_file, write_json
 from bert_keras.io.folders import check_equal
 from bert_keras.io.paths import is_remote
 from bert_keras.tasks.pretraining.corpus import Corpora
-from bert_keras.tasks.pretraining.instance_stream import digest_of_documents
+from bert_keras.tasks.pretraining.instance_stream import digest_documents
 from bert_keras.tasks.pretraining.records import (
     WORK,
     InstancesFolder,
     Shard,
     Summary,
+    load_summary,
     read_manifest,
     shard_name,
     summarize,
-    summary_of,
 )
 from bert_keras.tasks.pretraining.write_records import (
     RANGE_BYTES,
@@ -88,7 +88,7 @@ def write_records_with_beam(
             _build(pipeline, corpora, job, identity, sources)
         if (work / ERROR).is_file():
             raise BertKerasError(json.loads((work / ERROR).read_text(encoding="utf-8"))["error"])
-    return summary_of(read_manifest(job.path))
+    return load_summary(read_manifest(job.path))
 
 
 def _pipeline(flags: Sequence[str], paths: Iterable[pathlib.Path]) -> beam.Pipeline:
@@ -170,7 +170,7 @@ def _measure(source: CorpusRange, corpora: Corpora, job: Job) -> CorpusRange | s
         sizes = document_sizes(corpora, source)
     except BertKerasError as error:
         return str(error)
-    with whole_file(_sizes_file(job, source)) as temporary, temporary.open("wb") as file:
+    with atomic_file(_sizes_file(job, source)) as temporary, temporary.open("wb") as file:
         np.save(file, sizes)
     return source
 
@@ -204,7 +204,7 @@ class _WriteShards(beam.DoFn):
         number, spans = element
         try:
             texts = list(read_spans(self.corpora, spans))
-            shard = self._written(number, digest_of_documents(texts)) or self.write(number, texts)
+            shard = self._written(number, digest_documents(texts)) or self.write(number, texts)
         except BertKerasError as error:
             yield str(error)
             return

@@ -16,17 +16,17 @@ from pathlib import Path
 from typing import TypeVar
 
 from bert_keras.errors import BertKerasError, MissingFileError
-from bert_keras.io.paths import did_you_mean, files_below, path_of
+from bert_keras.io.paths import did_you_mean, files_below, to_path
 from bert_keras.tasks.data.sources import load_tfds
 from bert_keras.tasks.pretraining.corpus_files import (
     LINES,
     Document,
     Range,
     Unparsed,
-    documents_of,
     hidden,
     parsed_already,
-    ranges_of,
+    read_documents,
+    split_into_ranges,
 )
 
 TFDS = "tfds:"  # prefix of a name in TensorFlow Datasets
@@ -90,11 +90,11 @@ class Corpus:
         Raises ValueError for a TensorFlow Dataset, and with a size for a file that cannot be read in parts.
         """
         for file in self._files():
-            yield from [Range(file)] if size is None else ranges_of(file, size, LINES[self.lines])
+            yield from [Range(file)] if size is None else split_into_ranges(file, size, LINES[self.lines])
 
     def unparsed(self, part: Range) -> Iterator[Unparsed]:
         """The documents of a range, those without text included."""
-        yield from documents_of(part, form=LINES[self.lines], encoding=self.encoding)
+        yield from read_documents(part, form=LINES[self.lines], encoding=self.encoding)
 
     def parsed(self, document: Unparsed) -> Document:
         """The sentences of a document, or its paragraphs; none if it has no text."""
@@ -106,7 +106,7 @@ class Corpus:
         if isinstance(self.source, str) and self.source.startswith(TFDS):
             return []
         sources = [self.source] if isinstance(self.source, str | Path) else list(self.source)
-        files = [file for source in sources for file in _files_of(path_of(source))]
+        files = [file for source in sources for file in _files_of(to_path(source))]
         if not files:
             raise MissingFileError(f"there is no file in {self.source}; give files, folders or {TFDS}NAME.")
         return files

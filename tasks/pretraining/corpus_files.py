@@ -106,7 +106,7 @@ class _Xz(io.RawIOBase):
                 return len(data)
 
 
-def ranges_of(file: Path, size: int, form: Lines) -> Iterator[Range]:
+def split_into_ranges(file: Path, size: int, form: Lines) -> Iterator[Range]:
     """The ranges of a file: plain text in parts of `size` bytes, an archive in parts of about as much unpacked text.
 
     Raises ValueError for another file over MAX_WHOLE_BYTES, which every process would have to read from its start.
@@ -138,7 +138,7 @@ def _split_archive(file: Path, sizes: Sequence[int], size: int) -> Iterator[Rang
             start, unpacked = number, 0
 
 
-def documents_of(part: Range, *, form: Lines, encoding: str) -> Iterator[Unparsed]:
+def read_documents(part: Range, *, form: Lines, encoding: str) -> Iterator[Unparsed]:
     """The documents of a range, in order, those without text included."""
     path = part.file
     refuse_forms(path, (".parquet",), "a corpus is text: write the texts as lines of a .txt, or leave it out")

@@ -31,17 +31,17 @@ from bert_keras.tasks.pretraining.instance_stream import (
     Place,
     Segmenter,
     Text,
-    digest_of_documents,
+    digest_documents,
     shards,
     stream,
 )
-from bert_keras.tasks.pretraining.model import check_lengths, check_written, name_of
+from bert_keras.tasks.pretraining.model import check_lengths, check_written, name_set
 from bert_keras.tasks.pretraining.recipes import Recipe
 from bert_keras.tasks.pretraining.records import (
     MANIFEST,
     RecordFiles,
-    digest_of_records,
-    files_of_records,
+    digest_records,
+    list_record_files,
     read_records,
 )
 from bert_keras.tasks.pretraining.samplers import SAMPLERS
@@ -157,11 +157,9 @@ class TextInstances(InstanceSource):
             self._documents = Share(documents, held_out, inside=False)
             self._held_out = Share(documents, held_out, inside=True)
         self.phases = _phases(recipe, [length for length, _ in hparams.phases])
-        self.about = {"text": digest_of_documents(documents)}
+        self.about = {"text": digest_documents(documents)}
         if held_out is not None:
-            self.about["held_out"] = (
-                held_out if isinstance(held_out, float) else digest_of_documents(held_out)
-            )
+            self.about["held_out"] = held_out if isinstance(held_out, float) else digest_documents(held_out)
         self._places: list[Place] = []
 
     def _sampling(self, phase: int) -> Sampling:
@@ -264,9 +262,9 @@ class RecordInstances(InstanceSource):
                 f"records of {wanted}."
             )
         self.phases = _phases(recipe, lengths)
-        self.about = {"records": [digest_of_records(source) for source in records]}
+        self.about = {"records": [digest_records(source) for source in records]}
         if held_out is not None:
-            self.about["held_out"] = digest_of_records(held_out)
+            self.about["held_out"] = digest_records(held_out)
 
     def train(
         self, phase: int, *, skip: int, place: Sequence[int] | None, part: Part = WHOLE
@@ -291,7 +289,7 @@ class RecordInstances(InstanceSource):
             try:
                 list(one.check(columns))  # its warnings are about training
             except ValueError as error:
-                raise BertKerasError(f"the held-out records {name_of(self._sets[None])}: {error}") from error
+                raise BertKerasError(f"the held-out records {name_set(self._sets[None])}: {error}") from error
 
     @contextlib.contextmanager
     def reading(self, phase: int | None, *, vocab_size: int) -> Iterator[None]:
@@ -303,7 +301,7 @@ class RecordInstances(InstanceSource):
         ) as error:  # it quotes a record that is no tf.Example
             raise _damaged(_unreadable(self._sets[phase], vocab_size)) from error
         except tf.errors.FailedPreconditionError as error:  # of `assert_cardinality`
-            name = name_of(self._sets[phase])
+            name = name_set(self._sets[phase])
             raise BertKerasError(
                 f"{name} has another number of instances than its {MANIFEST} says; remove {name} and write it again."
             ) from error
@@ -339,7 +337,7 @@ def _predictions(instances: tf.data.Dataset) -> int | None:
 
 def _unreadable(source: RecordFiles, vocab_size: int) -> str:
     """The first file of a set that cannot be trained on: TensorFlow's errors do not name it. Reads several files again."""
-    files, wanted = files_of_records(source), None
+    files, wanted = list_record_files(source), None
     if len(files) == 1:
         return str(files[0])
     for file in files:
@@ -348,17 +346,17 @@ def _unreadable(source: RecordFiles, vocab_size: int) -> str:
             wanted = wanted or read.element_spec
             if read.element_spec != wanted:
                 return str(file)
-            made = batches_of(
+            made = make_batches(
                 read, objectives=(), vocab_size=vocab_size, batch_size=SAMPLE, seed=0, drop_remainder=False
             )
             for _ in made:
                 pass
         except (tf.errors.OpError, UnicodeDecodeError, BertKerasError):
             return str(file)
-    return name_of(source)
+    return name_set(source)
 
 
-def batches_of(
+def make_batches(
     instances: tf.data.Dataset,
     *,
     objectives: Sequence[Objective],

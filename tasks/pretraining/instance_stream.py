@@ -68,10 +68,10 @@ class InstanceMaker:
         return make_instances(documents, seed=seed, settings=shorter, separator=self.tokenizer.special.end)
 
 
-def name_of_segmenter(segment: Segmenter) -> str:
+def describe_segmenter(segment: Segmenter) -> str:
     """Its module and name, and the arguments of a functools.partial: what tells two segmenters apart in an identity."""
     if isinstance(segment, functools.partial):
-        return f"{name_of_segmenter(segment.func)}{segment.args}{segment.keywords}"
+        return f"{describe_segmenter(segment.func)}{segment.args}{segment.keywords}"
     named = segment if hasattr(segment, "__qualname__") else type(segment)
     return f"{getattr(named, '__module__', 'builtins')}:{named.__qualname__}"
 
@@ -84,13 +84,13 @@ def check_segments_are_read(segment: Segmenter | None, *, whole_word: bool) -> N
         )
 
 
-def bytes_of(document: Text) -> int:
+def count_bytes(document: Text) -> int:
     """Bytes of a document's lines in UTF-8."""
     return sum(len(line.encode()) for line in document)
 
 
 def shards(
-    documents: Iterable[Item], *, size: int, least: int, count: Callable[[Any], int] = bytes_of
+    documents: Iterable[Item], *, size: int, least: int, count: Callable[[Any], int] = count_bytes
 ) -> Iterator[list[Item]]:
     """Groups of documents with at least `size` bytes and `least` documents; less only if the whole text has less.
 
@@ -111,7 +111,7 @@ def shards(
     yield from (shard for shard in (held, current) if shard)
 
 
-def digest_of_documents(documents: Iterable[Text]) -> str:
+def digest_documents(documents: Iterable[Text]) -> str:
     """SHA-256 of documents: a line for each segment and a blank line after each document."""
     found = hashlib.sha256()
     for document in documents:

@@ -30,12 +30,18 @@ from bert_keras.optimization.objectives import (
     check_parts,
 )
 from bert_keras.optimization.optimizers import LAMB, AdamW
-from bert_keras.optimization.pretrainers import Pretrainer, pretrainer_of
+from bert_keras.optimization.pretrainers import Pretrainer, choose_pretrainer
 from bert_keras.optimization.schedules import WarmupLinearDecay
 from bert_keras.tasks.devices.workers import Workers
 from bert_keras.tasks.hparams import PretrainHparams, Sampling
 from bert_keras.tasks.pretraining.recipes import FIELDS, Recipe
-from bert_keras.tasks.pretraining.records import MANIFEST, RecordFiles, listed, manifest_of, read_manifest
+from bert_keras.tasks.pretraining.records import (
+    MANIFEST,
+    RecordFiles,
+    find_manifest,
+    list_files,
+    read_manifest,
+)
 from bert_keras.tasks.pretraining.samplers import SAMPLERS
 from bert_keras.tasks.problems.fill_mask import FillMask
 from bert_keras.tasks.runs.run_folder import save_task, save_weights
@@ -52,7 +58,7 @@ OBJECTIVES: dict[str, type[Objective]] = {
 }
 
 
-def kinds_of(recipe: Recipe) -> tuple[type[Objective], ...]:
+def objective_classes(recipe: Recipe) -> tuple[type[Objective], ...]:
     """The classes of a recipe's objectives."""
     return tuple(OBJECTIVES[name] for name in recipe.objectives)
 
@@ -61,7 +67,7 @@ def unread_settings(recipe: Recipe) -> list[str]:
     """The user's settings of objectives that the recipe does not have."""
     fields = {kind: names_of(kind) for kind in OBJECTIVES.values()}
     of_objectives = {*names_of(Masking), *(name for names in fields.values() for name in names)}
-    read = {name for kind in kinds_of(recipe) for name in fields[kind]}
+    read = {name for kind in objective_classes(recipe) for name in fields[kind]}
     if "masking" in read:
         read |= {*names_of(Masking)}  # max_predictions too, a name of both
     return [name for name in recipe.changes if name in of_objectives - read]
@@ -77,23 +83,26 @@ def check_settings_are_read(recipe: Recipe) -> None:
 
 def masks_whole_words(recipe: Recipe) -> bool:
     """True if an objective of the recipe masks whole words."""
-    return any("masking" in names_of(kind) for kind in kinds_of(recipe)) and recipe.masking(128).whole_word
+    return (
+        any("masking" in names_of(kind) for kind in objective_classes(recipe))
+        and recipe.masking(128).whole_word
+    )
 
 
 def check_direction(recipe: Recipe, config: BertConfig) -> None:
     """Raises BertKerasError for an encoder that sees the tokens which the recipe predicts from the left."""
-    if LeftToRight in kinds_of(recipe) and not config.causal:
+    if LeftToRight in objective_classes(recipe) and not config.causal:
         raise BertKerasError(
             "left_to_right needs an encoder with causal attention, and the checkpoint's is not; set causal=true."
         )
 
 
-def objectives_for(recipe: Recipe, seq_length: int, *, pieces: Pieces) -> list[Objective]:
+def make_objectives(recipe: Recipe, seq_length: int, *, pieces: Pieces) -> list[Objective]:
     """The objectives for one length. Their fields are set by name from `pieces`, the masking and the settings."""
     known = {"pieces": pieces, "masking": recipe.masking(seq_length), **vars(recipe.hparams)}
     return [
         kind(**{field.name: known[field.name] for field in dataclasses.fields(kind)})  # type: ignore[arg-type]
-        for kind in kinds_of(recipe)
+        for kind in objective_classes(recipe)
     ]
 
 
@@ -138,7 +147,7 @@ def build_model(recipe: Recipe, config: BertConfig, objectives: Sequence[Objecti
     check_parts(objectives, Part(0, Workers(tf.distribute.get_strategy()).count))
     outputs = tuple(dict.fromkeys(one.reads for one in objectives))
     encoder = BertEncoder(config, outputs=outputs, dtype=training_policy(hparams.precision))
-    model = pretrainer_of(kinds_of(recipe)).of(encoder, objectives, count_tokens=True)
+    model = choose_pretrainer(objective_classes(recipe)).of(encoder, objectives, count_tokens=True)
     for one in {id(one): one for one in model.encoders.values()}.values():
         leave_out_padding(one)
         one.rematerialize = hparams.rematerialize
@@ -193,7 +202,11 @@ def read_start(given: str | pathlib.Path | checkpoints.Checkpoint | None, recipe
     if given is None or isinstance(given, checkpoints.Checkpoint):
         return Start(given, {})
     model = checkpoints.resolve(given)
-    names = (name for name in pretrainer_of(kinds_of(recipe)).companions if (model.path / name).is_dir())
+    names = (
+        name
+        for name in choose_pretrainer(objective_classes(recipe)).companions
+        if (model.path / name).is_dir()
+    )
     return Start(checkpoints.read(model), {name: checkpoints.read(model.path / name) for name in names})
 
 
@@ -286,7 +299,7 @@ def check_lengths(recipe: Recipe, lengths: Sequence[int]) -> Iterator[str]:
         )
 
 
-def name_of(source: RecordFiles) -> str:
+def name_set(source: RecordFiles) -> str:
     """The name of a set in errors."""
     files = [source] if isinstance(source, str | pathlib.Path) else source
     return str(files[0]) + (f" and {len(files) - 1} more" if len(files) > 1 else "")
@@ -294,9 +307,9 @@ def name_of(source: RecordFiles) -> str:
 
 def _manifests(source: RecordFiles) -> list[dict[str, Any]]:
     """The manifests of the folders that the files are in; other folders have none."""
-    if (found := manifest_of(source)) is not None:
+    if (found := find_manifest(source)) is not None:
         return [read_manifest(found.parent)]
-    folders = dict.fromkeys(file.parent for file in listed(source))
+    folders = dict.fromkeys(file.parent for file in list_files(source))
     return [read_manifest(folder) for folder in folders if (folder / MANIFEST).is_file()]
 
 
@@ -307,16 +320,19 @@ def _check_changes(source: RecordFiles, recipe: Recipe, made: dict[str, Any], *,
         if of_files and (name not in made or made[name] != value):
             known = f" ({name} {json.dumps(made[name])})" if name in made else ""
             raise BertKerasError(
-                f"{name} is {json.dumps(value)}, but {name_of(source)} is already written{known}; leave {name} out, or write "
+                f"{name} is {json.dumps(value)}, but {name_set(source)} is already written{known}; leave {name} out, or write "
                 "instances with it."
             )
 
 
 def _check_labels(source: RecordFiles, recipe: Recipe, made: dict[str, Any]) -> None:
     sampler = recipe.sampling(128).sampler
-    if any(kind.pair_labels for kind in kinds_of(recipe)) and made.get("sampler", sampler) != sampler:
+    if (
+        any(kind.pair_labels for kind in objective_classes(recipe))
+        and made.get("sampler", sampler) != sampler
+    ):
         raise BertKerasError(
-            f"the labels of {name_of(source)} are from the sampler {short(made['sampler'])} ({MANIFEST}), but the recipe has "
+            f"the labels of {name_set(source)} are from the sampler {short(made['sampler'])} ({MANIFEST}), but the recipe has "
             f"{sampler}; give instances from {sampler}, or set sampler={made['sampler']}."
         )
 
@@ -337,7 +353,7 @@ def _differing(
     wanted = {name: getattr(settings, name) for name in names}
     if others := [name for name in wanted if name in made and made[name] != wanted[name]]:
         yield (
-            f"warning: the {parts} of {name_of(source)} have {_listed(made, others)}, and the recipe {_listed(wanted, others)}; "
+            f"warning: the {parts} of {name_set(source)} have {_listed(made, others)}, and the recipe {_listed(wanted, others)}; "
             f"training keeps the {parts} of the records"
         )
 

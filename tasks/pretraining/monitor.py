@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from bert_keras.io.files import whole_file
+from bert_keras.io.files import atomic_file
 from bert_keras.optimization.objectives import Objective
 from bert_keras.tasks.devices.strategies import drawing_from
 from bert_keras.tasks.devices.workers import Workers
@@ -204,5 +204,5 @@ def draw_curves(history: Sequence[Mapping[str, float]], path: pathlib.Path) -> N
         axes.set(xlabel="step", title=title)
         axes.grid(alpha=0.3)
         axes.legend(fontsize="small")
-    with whole_file(path) as temporary:  # a worker's folder has links to the files of the run
+    with atomic_file(path) as temporary:  # a worker's folder has links to the files of the run
         figure.savefig(temporary, dpi=120, format=path.suffix[1:])

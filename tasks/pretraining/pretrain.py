@@ -38,22 +38,22 @@ from bert_keras.tasks.pretraining.instance_sources import (
     InstanceSource,
     RecordInstances,
     TextInstances,
-    batches_of,
     check_data,
+    make_batches,
 )
 from bert_keras.tasks.pretraining.instance_stream import (
     Segmenter,
     Text,
     check_segments_are_read,
-    name_of_segmenter,
+    describe_segmenter,
 )
 from bert_keras.tasks.pretraining.model import (
     assign,
     build_model,
     check_direction,
     check_settings_are_read,
+    make_objectives,
     masks_whole_words,
-    objectives_for,
     read_start,
     save,
     step_warnings,
@@ -188,7 +188,7 @@ def _held_out(
     instances = source.held_out(phase)
     if instances is None:
         return None
-    batches = batches_of(
+    batches = make_batches(
         instances.take(hparams.held_out_instances),
         objectives=objectives,
         vocab_size=vocab_size,
@@ -270,7 +270,7 @@ def plan_pretraining(given: Pretraining) -> Plan:
     source = _source(given, tokenizer)
     lengths = [phase.seq_length for phase in source.phases]
     _check_lengths(config, lengths, tokenizer=tokenizer)
-    objectives = [objectives_for(recipe, length, pieces=Pieces.of(tokenizer)) for length in lengths]
+    objectives = [make_objectives(recipe, length, pieces=Pieces.of(tokenizer)) for length in lengths]
     lines = [*source.lines]
     for phase, those in enumerate(objectives):
         lines += check_data(source, phase, objectives=those, config=config, batch_size=hparams.batch_size)
@@ -336,7 +336,7 @@ def _identity(given: Pretraining, config: BertConfig, tokenizer: Tokenizer) -> d
         "config": config.to_dict(),
         "vocabulary": tokenizer.digest,
         "lower_case": tokenizer.lower_case,
-        "segmenter": given.segment is not None and name_of_segmenter(given.segment),
+        "segmenter": given.segment is not None and describe_segmenter(given.segment),
         "snapshots": list(given.snapshots),
     }
     return dict(json.loads(json.dumps(about)))
@@ -353,7 +353,7 @@ def _stage(inputs: RunInputs, number: int) -> Stage:
         return divided(distribution, functools.partial(part_of_batches, done, place if done else None))
 
     def part_of_batches(done: int, place: Sequence[int] | None, part: Part) -> tf.data.Dataset:
-        return batches_of(
+        return make_batches(
             source.train(number, skip=done * hparams.batch_size, place=place, part=part),
             objectives=inputs.objectives[number],
             vocab_size=inputs.vocab_size,

@@ -28,10 +28,10 @@ from bert_keras.features import (
     WORD_STARTS,
     Part,
 )
-from bert_keras.io.files import digest, digest_of_file, write_json
+from bert_keras.io.files import digest, digest_file, write_json
 from bert_keras.io.folders import Folder, Layout, check_equal
 from bert_keras.io.json_files import FLAG, OBJECT, TEXT, list_of, or_null, read_object, short, typed, whole
-from bert_keras.io.paths import did_you_mean, path_of
+from bert_keras.io.paths import did_you_mean, to_path
 from bert_keras.tasks.hparams import Sampling
 from bert_keras.tasks.pretraining.samplers import SAMPLERS
 from bert_keras.text.preprocessing import Features, own_rows
@@ -69,7 +69,7 @@ class Shard(NamedTuple):
     def is_written(self, file: pathlib.Path) -> bool:
         """True if a file has this content."""
         is_whole = file.is_file() and file.stat().st_size == self.bytes
-        return is_whole and digest_of_file(file) == self.sha256
+        return is_whole and digest_file(file) == self.sha256
 
 
 class Summary(NamedTuple):
@@ -109,7 +109,7 @@ class InstancesFolder(Folder):
 
     def shards(self) -> list[Shard]:
         """The finished shards, in the order of the text."""
-        return shards_of(read_manifest(self.path))
+        return load_shards(read_manifest(self.path))
 
     @property
     def complete(self) -> bool:
@@ -149,7 +149,7 @@ def read_manifest(path: str | pathlib.Path) -> dict[str, Any]:
 
     Raises FileNotFoundError if it is missing, and ValueError if its format is wrong.
     """
-    file = path_of(path) / MANIFEST
+    file = to_path(path) / MANIFEST
     if not file.is_file():
         raise MissingFileError(f"there is no {file}{did_you_mean(file)}; give a folder of instances.")
     kinds = {
@@ -173,12 +173,12 @@ def read_manifest(path: str | pathlib.Path) -> dict[str, Any]:
     return manifest
 
 
-def shards_of(manifest: Mapping[str, Any]) -> list[Shard]:
+def load_shards(manifest: Mapping[str, Any]) -> list[Shard]:
     """The shards in a manifest."""
     return [Shard(**shard) for shard in manifest[SHARDS]]
 
 
-def summary_of(manifest: Mapping[str, Any]) -> Summary:
+def load_summary(manifest: Mapping[str, Any]) -> Summary:
     """The summary in the manifest of a complete folder."""
     summary = manifest[SUMMARY]
     return Summary(**{**summary, "warnings": tuple(summary["warnings"])})
@@ -243,8 +243,8 @@ def read_records(
     Raises FileNotFoundError if a file is missing, and ValueError if a folder is not complete or was made with another
     vocabulary, or if a file has no instances.
     """
-    if (manifest := manifest_of(source)) is None:
-        files, count = listed(source), None
+    if (manifest := find_manifest(source)) is None:
+        files, count = list_files(source), None
         for folder in dict.fromkeys(file.parent for file in files):
             if (folder / MANIFEST).is_file():  # the files are from a folder of instances
                 _check_tokenizer(folder, read_manifest(folder), tokenizer)
@@ -271,7 +271,7 @@ def read_records(
         found = {name: read[RECORD_NAMES[name]] for name in spec}
         found[NEXT_SENTENCE_LABEL] = tf.squeeze(found[NEXT_SENTENCE_LABEL], axis=0)
         return {
-            # A larger number stays too large, which `batches_of` refuses.
+            # A larger number stays too large, which `make_batches` refuses.
             name: value if value.dtype.is_floating else tf.saturate_cast(value, tf.int32)
             for name, value in found.items()
         }
@@ -307,15 +307,15 @@ def _in_random_order(values: tf.Tensor, seed: tf.Tensor) -> tf.Tensor:
     return tf.gather(values, tf.argsort(tf.random.stateless_uniform([tf.size(values)], seed)))
 
 
-def manifest_of(source: RecordFiles) -> pathlib.Path | None:
+def find_manifest(source: RecordFiles) -> pathlib.Path | None:
     """The path of the manifest if `write_records` wrote the source; else None."""
-    found = path_of(source) / MANIFEST if isinstance(source, str | pathlib.Path) else None
+    found = to_path(source) / MANIFEST if isinstance(source, str | pathlib.Path) else None
     return found if found is not None and found.is_file() else None
 
 
-def listed(source: RecordFiles) -> list[pathlib.Path]:
+def list_files(source: RecordFiles) -> list[pathlib.Path]:
     """The files of a source without a manifest. Raises FileNotFoundError if a file is missing."""
-    files = [path_of(file) for file in ([source] if isinstance(source, str | pathlib.Path) else source)]
+    files = [to_path(file) for file in ([source] if isinstance(source, str | pathlib.Path) else source)]
     if len(files) == 1 and files[0].is_dir():
         inside = sorted(file for file in files[0].iterdir() if not file.name.startswith("."))
         if not inside:
@@ -328,18 +328,17 @@ def listed(source: RecordFiles) -> list[pathlib.Path]:
     return files
 
 
-def files_of_records(source: RecordFiles) -> list[pathlib.Path]:
+def list_record_files(source: RecordFiles) -> list[pathlib.Path]:
     """The files of records of a source, in order."""
-    manifest = manifest_of(source)
-    return listed(source) if manifest is None else sorted(manifest.parent.glob("*.tfrecord*"))
+    manifest = find_manifest(source)
+    return list_files(source) if manifest is None else sorted(manifest.parent.glob("*.tfrecord*"))
 
 
-def digest_of_records(source: RecordFiles) -> str:
+def digest_records(source: RecordFiles) -> str:
     """SHA-256 of all files, including the manifest, which has the digests of text and vocabulary."""
-    manifest = manifest_of(source)
+    manifest = find_manifest(source)
     return digest(
-        digest_of_file(file)
-        for file in (*files_of_records(source), *([] if manifest is None else [manifest]))
+        digest_file(file) for file in (*list_record_files(source), *([] if manifest is None else [manifest]))
     )
 
 
@@ -351,7 +350,7 @@ def _checked(path: pathlib.Path, tokenizer: Tokenizer | None) -> tuple[list[path
         raise BertKerasError(
             f"{path} is not complete ({MANIFEST} has no summary); rerun the command that writes it to resume."
         )
-    made = shards_of(manifest)
+    made = load_shards(manifest)
     if not made:
         raise BertKerasError(f"{path} has no instances according to its {MANIFEST}; write it again.")
     files = [path / shard_name(number, compress=manifest["compress"]) for number in range(len(made))]

@@ -15,8 +15,8 @@ from typing import Any, NamedTuple
 
 from bert_keras.checkpoints.hugging_face_tokenizer import write_tokenizer
 from bert_keras.errors import BertKerasError, MissingPackageError
-from bert_keras.io.folders import whole_folder
-from bert_keras.io.paths import path_of
+from bert_keras.io.folders import atomic_folder
+from bert_keras.io.paths import to_path
 from bert_keras.tasks.options import VocabularyOptions
 from bert_keras.text.sentencepiece import SENTENCEPIECE_TOKENS, SentencePiece, sentencepiece_texts
 from bert_keras.text.tokenizer import END, MASK, PADDING, START, UNKNOWN, Normalizer, Tokenizer
@@ -177,7 +177,7 @@ def write_vocabulary(
 
     Raises ValueError if the folder has files, and as the learners do; then nothing is written.
     """
-    path = path_of(path)
+    path = to_path(path)
     if kind not in KINDS:
         raise BertKerasError(f"kind is {kind!r}; choose one of {', '.join(KINDS)}.")
     normalizer, learn = KINDS[kind]
@@ -195,7 +195,7 @@ def write_vocabulary(
         while batch := list(itertools.islice(every, LINES)):
             yield from normal(batch)
 
-    with whole_folder(path) as new:  # before the long work, because it may raise an error
+    with atomic_folder(path) as new:  # before the long work, because it may raise an error
         tokenizer = learn(texts(), size=size, lower_case=lower_case, **settings)
         write_tokenizer(tokenizer.to_vocabulary(), new)
     return Summary(tokenizer, count)

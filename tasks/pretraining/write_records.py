@@ -20,7 +20,7 @@ import tensorflow as tf
 from bert_keras.errors import BertKerasError
 from bert_keras.features import INPUT_MASK, NEXT_SENTENCE_LABEL
 from bert_keras.fields import Masking
-from bert_keras.io.files import digest_of_file, file_errors, whole_file
+from bert_keras.io.files import atomic_file, digest_file, file_errors
 from bert_keras.io.folders import check_equal
 from bert_keras.tasks.hparams import Sampling
 from bert_keras.tasks.pretraining.corpus import TFDS, Corpora, interleaved
@@ -32,10 +32,10 @@ from bert_keras.tasks.pretraining.instance_stream import (
     Packer,
     Segmenter,
     Text,
-    bytes_of,
     check_segments_are_read,
-    digest_of_documents,
-    name_of_segmenter,
+    count_bytes,
+    describe_segmenter,
+    digest_documents,
     shards,
 )
 from bert_keras.tasks.pretraining.processes import check_workers, in_order
@@ -93,7 +93,7 @@ class Job:
             "lower_case": tokenizer.lower_case,
             **dataclasses.asdict(self.settings),
             "masking": None if self.masking is None else dataclasses.asdict(self.masking),
-            "segmenter": None if segment is None else name_of_segmenter(segment),
+            "segmenter": None if segment is None else describe_segmenter(segment),
             "seed": self.seed,
             "compress": self.compress,
             "shard_bytes": self.shard_bytes,
@@ -141,13 +141,13 @@ class ShardWriter:
                 ones += int(label)
         return Shard(
             bytes=target.stat().st_size,
-            text=digest_of_documents(texts),
+            text=digest_documents(texts),
             documents=len(texts),
             instances=instances,
             positions=positions,
             ones=ones,
             skipped=skipped,
-            sha256=digest_of_file(target),
+            sha256=digest_file(target),
         )
 
 
@@ -161,7 +161,7 @@ def record_writer(path: pathlib.Path, compression: str = "") -> Iterator[Callabl
 
     compression: "GZIP" or none. Raises OSError if the file cannot be written.
     """
-    with whole_file(path) as temporary:
+    with atomic_file(path) as temporary:
         with file_errors():
             writer = tf.io.TFRecordWriter(str(temporary), compression)
 
@@ -274,7 +274,7 @@ def _write_missing(
     def missing() -> Iterator[tuple[int, list[Text]]]:
         for number, texts in numbered:
             if number < len(done):
-                check_equal(folder.path, {"text": done[number].text}, {"text": digest_of_documents(texts)})
+                check_equal(folder.path, {"text": done[number].text}, {"text": digest_documents(texts)})
                 made.append(done[number])
                 progress(done[number].documents)
             elif complete and number >= len(known):
@@ -357,7 +357,7 @@ def document_sizes(corpora: Corpora, source: CorpusRange) -> np.ndarray:
     """Bytes and characters of every document of a source, int64 [D, 2]; 0 for a document without text."""
     corpus = corpora.parts[source.part]
     texts = map(corpus.parsed, corpus.unparsed(source.range))
-    sizes = [(bytes_of(text), sum(map(len, text))) for text in texts]
+    sizes = [(count_bytes(text), sum(map(len, text))) for text in texts]
     return np.array(sizes, np.int64).reshape(-1, 2)
 
 

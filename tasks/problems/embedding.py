@@ -33,7 +33,7 @@ from bert_keras.tasks.data.sources import Source
 from bert_keras.tasks.options import MAX_OPTION, FeatureOptions
 from bert_keras.tasks.task import Features, Raw, Task
 from bert_keras.text.preprocessing import Preprocessor
-from bert_keras.text.words import TEXT, text_of, words_of
+from bert_keras.text.words import TEXT, find_words, take_text
 
 VECTOR = "embedding"
 
@@ -166,7 +166,7 @@ class WordEmbedding(_Vectors):
 
     def features(self, preprocess: Preprocessor, raw: Raw) -> Features:
         """Windows of the text: raw [B] -> [W, S]."""
-        return preprocess.words(text_of(raw), words_of(raw)[0], doc_stride=self.doc_stride)
+        return preprocess.words(take_text(raw), find_words(raw)[0], doc_stride=self.doc_stride)
 
     def model(self, encoder: BertEncoder) -> keras.Model:
         """Features -> states float32 [W, S, H]. Raises BertKerasError where the encoder has too few layers."""
@@ -180,7 +180,7 @@ class WordEmbedding(_Vectors):
         "word_start_byte", "word_end_byte": int32 [B, N], bytes of the text, the end exclusive; padded with -1
         "word_embedding": float32 [B, N, H], 0 in padding and for a word without a token
         """
-        starts, ends = words_of(raw)
+        starts, ends = find_words(raw)
         at = tf.where(features[WORD_INDEX] >= 0)
         row = tf.gather(features[EXAMPLE_INDEX], at[:, 0])
         index = tf.stack([row, tf.gather_nd(features[WORD_INDEX], at)], axis=1)

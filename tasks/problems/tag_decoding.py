@@ -6,7 +6,7 @@ from typing import NamedTuple
 import tensorflow as tf
 
 from bert_keras.features import EXAMPLE_INDEX, WORD_INDEX
-from bert_keras.text.words import TOKENS, words_of
+from bert_keras.text.words import TOKENS, find_words
 
 
 class Words(NamedTuple):
@@ -30,7 +30,7 @@ def decode_words(
     """Logits float32 [W, S, C] -> the words of the batch. A word without a token gets label 0 and score 0."""
     at = tf.where(features[WORD_INDEX] >= 0)
     best = tf.gather_nd(tf.nn.softmax(outputs), at)  # [P, C], for the words with a token
-    starts, ends = words_of(raw)
+    starts, ends = find_words(raw)
     row = tf.gather(features[EXAMPLE_INDEX], at[:, 0])
     word = tf.gather(starts.row_starts(), row) + tf.cast(tf.gather_nd(features[WORD_INDEX], at), tf.int64)
     size = tf.shape(starts.values, out_type=tf.int64)

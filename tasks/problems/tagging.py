@@ -59,13 +59,7 @@ from bert_keras.tasks.task import (
     Task,
 )
 from bert_keras.text.preprocessing import Preprocessor
-from bert_keras.text.words import (
-    TEXT,
-    TOKENS,
-    split_words,
-    text_of,
-    words_of,
-)
+from bert_keras.text.words import TEXT, TOKENS, find_words, split_words, take_text
 
 TAGS = "tags"
 
@@ -192,8 +186,8 @@ class Conll(Task):
 
     def features(self, preprocess: Preprocessor, raw: Raw) -> Features:
         """Windows of the text with `word_index`: raw [B] -> [W, S]."""
-        starts, _ = words_of(raw)
-        return preprocess.words(text_of(raw), starts, doc_stride=self.doc_stride)
+        starts, _ = find_words(raw)
+        return preprocess.words(take_text(raw), starts, doc_stride=self.doc_stride)
 
     def labels_of(self, raw: Raw) -> tf.RaggedTensor:
         """The label ids of the words: ragged int32 [B, (N)], -1 for a tag that `label_names` lacks."""
@@ -226,7 +220,7 @@ class Conll(Task):
 
         E is the largest number of entities in an example. As in conlleval, an "I-" that continues no entity starts one.
         """
-        letters = Letters(text_of(raw))
+        letters = Letters(take_text(raw))
         words = decode_words(outputs, features, raw, letters)
         entities = decode_entities(words, self.label_names, letters)
         return {TAGS: joined_tags(words, self.label_names)} | entities

@@ -14,7 +14,7 @@ import tensorflow as tf
 
 from bert_keras.errors import BertKerasError, MissingFileError
 from bert_keras.io.json_files import read_object
-from bert_keras.io.paths import path_of
+from bert_keras.io.paths import to_path
 from bert_keras.tasks.batches import cardinality, hold_out
 from bert_keras.tasks.runs.run_folder import Run
 from bert_keras.tasks.task import Task
@@ -106,7 +106,7 @@ def _found(task: Task, paths: Sequence[str | pathlib.Path]) -> _Found:
 
 def _identity(path: str | pathlib.Path) -> dict[str, Any]:
     """The digests of a run's examples, and the settings of its dev split; None where the run does not have them."""
-    file = path_of(path) / RUN.identity
+    file = to_path(path) / RUN.identity
     kept = read_object(file) if file.is_file() else {}
 
     def digest(name: str) -> Any:
@@ -128,10 +128,10 @@ def _only_file(task: Task) -> pathlib.Path | None:
     source = getattr(task, "source", None)
     if not isinstance(source, str | pathlib.Path):
         return None
-    if not path_of(source).is_file():
+    if not to_path(source).is_file():
         try:
             task.examples(task.validation_splits[0])
             return None
         except MissingFileError:
             pass
-    return path_of(source)
+    return to_path(source)

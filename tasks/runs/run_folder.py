@@ -18,7 +18,7 @@ from bert_keras import checkpoints
 from bert_keras.checkpoints.hugging_face import TOP
 from bert_keras.config import LIMITS, BertConfig
 from bert_keras.errors import BertKerasError, MissingFileError
-from bert_keras.io.files import digest_of_file, write_json
+from bert_keras.io.files import digest_file, write_json
 from bert_keras.io.json_files import (
     MAX_JSON_BYTES,
     NUMBER,
@@ -32,7 +32,7 @@ from bert_keras.io.json_files import (
     typed,
     whole,
 )
-from bert_keras.io.paths import did_you_mean, path_of, refuse_remote_weights
+from bert_keras.io.paths import did_you_mean, refuse_remote_weights, to_path
 from bert_keras.model.encoder import BertEncoder
 from bert_keras.model.feature_bilstm import bilstm_of, bilstm_parameters
 from bert_keras.tasks.batches import predict
@@ -182,12 +182,12 @@ def save_task(
 
 def digests(path: pathlib.Path) -> dict[str, str]:
     """The SHA-256 of a run's weights and vocabulary, by file name."""
-    return {name: digest_of_file(path / name) for name in CHECKED if (path / name).is_file()}
+    return {name: digest_file(path / name) for name in CHECKED if (path / name).is_file()}
 
 
 def is_run(path: str | os.PathLike[str]) -> bool:
     """True if a folder is a run. KerasHub's presets have a task.json too, which names a registered class."""
-    file = path_of(path) / TASK_FILE
+    file = to_path(path) / TASK_FILE
     return file.is_file() and b'"registered_name"' not in read_bounded(file, MAX_JSON_BYTES)
 
 
@@ -217,7 +217,7 @@ def check_finished(path: pathlib.Path, *, without: Sequence[str] = ()) -> None:
             continue
         if not (path / name).is_file():
             raise MissingFileError(f"{path} has no {name}; train again.")
-        if digest_of_file(path / name) != wanted:
+        if digest_file(path / name) != wanted:
             raise BertKerasError(
                 f"{path / name} was changed after training (its SHA-256 differs from {RESULTS_FILE}); train again, or remove "
                 f"{FILES!r} from {RESULTS_FILE} if you changed it yourself."
@@ -251,7 +251,7 @@ def _run_of_file(path: pathlib.Path, data: str | pathlib.Path | None) -> Run:
 
 def task_of(path: str | os.PathLike[str], *, data: str | pathlib.Path | None = None) -> Task:
     """The task of a run's folder, without its weights, which may be large. Raises as `load_run`."""
-    return _task_in(path_of(path), data)[0]
+    return _task_in(to_path(path), data)[0]
 
 
 def _task_in(path: pathlib.Path, data: str | pathlib.Path | None) -> tuple[Task, dict[str, Any]]:
@@ -288,7 +288,7 @@ def load_run(path: str | os.PathLike[str], *, data: str | pathlib.Path | None = 
 
     Raises FileNotFoundError or ValueError for a missing or wrong file, with its name.
     """
-    path = path_of(path)
+    path = to_path(path)
     refuse_remote_weights(path)
     if path.suffix == KERAS:
         return _run_of_file(path, data)

@@ -15,7 +15,7 @@ import tensorflow as tf
 
 from bert_keras import checkpoints
 from bert_keras.errors import BertKerasError, MissingFileError
-from bert_keras.io.paths import did_you_mean, for_tensorflow, path_of
+from bert_keras.io.paths import did_you_mean, for_tensorflow, to_path
 from bert_keras.model.precision import PRECISIONS
 from bert_keras.tasks.data.glue_rows import (
     LABEL,
@@ -270,7 +270,7 @@ def load(path: str | pathlib.Path, *, compile: bool = True, dtype: str | None = 
 
     Raises MissingFileError where there is none of these, BertKerasError for one that is damaged.
     """
-    path = path_of(path)
+    path = to_path(path)
     if dtype is not None and dtype not in PRECISIONS:
         raise BertKerasError(f"dtype is {dtype!r}; give one of {', '.join(PRECISIONS)}.")
     if dtype is not None and path.exists() and not is_run(path):

@@ -21,7 +21,7 @@ from bert_keras.features import POOLED_OUTPUT
 from bert_keras.io.files import data_errors
 from bert_keras.model.encoder import BertEncoder
 from bert_keras.model.feature_bilstm import FrozenNetwork, bilstm_of
-from bert_keras.optimization.replicas import check_order, chooses_parts, workers_of
+from bert_keras.optimization.replicas import check_order, chooses_parts, count_workers
 from bert_keras.tasks.batches import predictor
 from bert_keras.tasks.devices.strategies import (
     differ_between_replicas,
@@ -353,7 +353,7 @@ class TextModel(CompiledTextModel, SavedTextModel):
         if isinstance(x, tf.data.Dataset):
             if chooses_parts(x):
                 return make()
-            if workers_of(self.distribute_strategy) > 1:
+            if count_workers(self.distribute_strategy) > 1:
                 check_order(x, shuffle=False)
         return divided(self.distribute_strategy, lambda part: make(part=part))
 

@@ -13,9 +13,9 @@ import bert_keras
 from bert_keras import checkpoints
 from bert_keras.checkpoints.hugging_face_tokenizer import write_tokenizer
 from bert_keras.errors import BertKerasError, MissingFileError, TakenError
-from bert_keras.io.files import whole_file
-from bert_keras.io.folders import whole_folder
-from bert_keras.io.paths import path_of
+from bert_keras.io.files import atomic_file
+from bert_keras.io.folders import atomic_folder
+from bert_keras.io.paths import to_path
 from bert_keras.model.feature_bilstm import bilstm_of
 from bert_keras.tasks.problems.embedding import Embedding
 from bert_keras.tasks.runs.run_folder import (
@@ -99,7 +99,7 @@ class SavedTextModel(keras.Model):
             raise BertKerasError(
                 f"save() has no argument {next(iter(kwargs))!r}; to leave the optimizer's state out, call compile() before it."
             )
-        path = path_of(filepath)
+        path = to_path(filepath)
         if path.suffix == KERAS:
             if not path.parent.is_dir():
                 raise MissingFileError(f"there is no folder {path.parent} for {path.name}; make it first.")
@@ -123,7 +123,7 @@ class SavedTextModel(keras.Model):
             raise TakenError(
                 f"{path} is there already, and overwrite applies only to .keras files; remove the folder first, or give another."
             )
-        with whole_folder(path) as new:
+        with atomic_folder(path) as new:
             save_run(
                 new,
                 self.problem,  # type: ignore[arg-type]
@@ -138,7 +138,7 @@ class SavedTextModel(keras.Model):
         if zipped is False:  # a folder, which Keras writes in place
             super().save(path, overwrite=overwrite, zipped=zipped, **kwargs)
             return
-        with whole_file(path) as temporary:
+        with atomic_file(path) as temporary:
             written = temporary.with_name(f"{temporary.name}{path.suffix}")  # Keras wants the suffix
             try:
                 super().save(written, zipped=zipped, **kwargs)

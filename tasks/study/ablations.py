@@ -39,7 +39,7 @@ from bert_keras.tasks.frozen.tagger import train_tagger
 from bert_keras.tasks.hparams import Hparams, TaggerHparams
 from bert_keras.tasks.metrics import in_percent
 from bert_keras.tasks.options import AblationOptions
-from bert_keras.tasks.pretraining.instance_stream import Text, digest_of_documents
+from bert_keras.tasks.pretraining.instance_stream import Text, digest_documents
 from bert_keras.tasks.pretraining.model import unread_settings
 from bert_keras.tasks.pretraining.monitor import SNAPSHOTS
 from bert_keras.tasks.pretraining.pretrain import Pretraining, check_replicas, pretrain
@@ -285,7 +285,7 @@ def run_ablation(
 
 def _identity_of_text(documents: Iterable[Text], tokenizer: Tokenizer) -> dict[str, Any]:
     return {
-        "text": digest_of_documents(documents),
+        "text": digest_documents(documents),
         "vocabulary": tokenizer.digest,
         "lower_case": tokenizer.lower_case,
     }

@@ -21,7 +21,7 @@ from bert_keras import checkpoints
 from bert_keras.errors import BertKerasError
 from bert_keras.io.files import locked, write_json
 from bert_keras.io.json_files import read_object
-from bert_keras.io.paths import path_of
+from bert_keras.io.paths import to_path
 from bert_keras.model.layer_choices import places_of
 from bert_keras.tasks.batches import cardinality
 from bert_keras.tasks.data.sources import Source, check_dev_split
@@ -194,7 +194,7 @@ def run_approaches(
     """
     chosen, given = ApproachOptions(**options), dict(settings or {})
     seeds = _seeds(given.get("seed", Hparams.seed), RESTARTS if restarts is None else restarts)
-    output, workers = path_of(output), Workers(strategy(strategy_name))
+    output, workers = to_path(output), Workers(strategy(strategy_name))
     log = workers.log(log)
     names = _names(name, tasks, data)
     _check_output(output, name)

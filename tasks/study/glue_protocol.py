@@ -18,8 +18,8 @@ from typing import Any
 import numpy as np
 
 from bert_keras.errors import BertKerasError
-from bert_keras.io.files import locked, whole_file, write_json
-from bert_keras.io.paths import path_of
+from bert_keras.io.files import atomic_file, locked, write_json
+from bert_keras.io.paths import to_path
 from bert_keras.tasks.batches import cardinality, predict
 from bert_keras.tasks.data.glue_rows import (
     IDX,
@@ -98,7 +98,7 @@ def run_protocol(
     chosen, _ = ProtocolOptions(**options), GlueOptions(wnli=wnli)
     _check_names(names, wnli=wnli)
     protocol.check_grid(hparams, chosen, defaults={})
-    output, workers = path_of(output), Workers(strategy(strategy_name))
+    output, workers = to_path(output), Workers(strategy(strategy_name))
     log = workers.log(log)
     protocol.check_output(output, names)
     tasks = _open_tasks(names, data, pooling=pooling)
@@ -201,12 +201,12 @@ def submit(
         file.parent.mkdir(exist_ok=True)
         answers = zip(raw[IDX].tolist(), _written(task.row, predictions), strict=True)
         lines = [f"{idx}\t{text}\n" for idx, text in sorted(answers, key=lambda pair: pair[0])]
-        with whole_file(file) as temporary:
+        with atomic_file(file) as temporary:
             temporary.write_text("".join(["index\tprediction\n", *lines]), encoding="utf-8")
         files.append(file)
     if files:
         with (
-            whole_file(output / "submission.zip") as temporary,
+            atomic_file(output / "submission.zip") as temporary,
             zipfile.ZipFile(temporary, "w", zipfile.ZIP_DEFLATED) as archive,
         ):
             for file in files:

@@ -29,7 +29,7 @@ from sklearn.preprocessing import StandardScaler
 from bert_keras import checkpoints
 from bert_keras.errors import BertKerasError
 from bert_keras.io.folders import Folder, Layout
-from bert_keras.io.paths import path_of
+from bert_keras.io.paths import to_path
 from bert_keras.tasks.data.conll import FILES, read
 from bert_keras.tasks.data.glue_rows import LABEL, ROWS
 from bert_keras.tasks.data.sources import check_dev_split, split_file
@@ -200,7 +200,7 @@ def run_probes(
     """
     options = ProbeOptions(**settings)
     _check(data)
-    folder = Folder(path_of(output), PROBE)
+    folder = Folder(to_path(output), PROBE)
     folder.check()
     source = checkpoint if isinstance(checkpoint, checkpoints.Checkpoint) else checkpoints.read(checkpoint)
     read = {name: (_parts(name, path, options), _dev(name, path, options)) for name, path in data.items()}

@@ -29,7 +29,7 @@ from bert_keras.io.json_files import (
     read_object,
     typed,
 )
-from bert_keras.io.paths import path_of
+from bert_keras.io.paths import to_path
 from bert_keras.tasks.batches import predict
 from bert_keras.tasks.devices.strategies import check_micro_batch, strategy
 from bert_keras.tasks.devices.workers import Workers, reports_lost_workers
@@ -323,7 +323,7 @@ def run_protocol(
             "max_examples draws other examples for each seed, so restarts cannot share a feature_cache; give a data_seed, or "
             "leave one of them out."
         )
-    output, workers = path_of(output), Workers(strategy(strategy_name))
+    output, workers = to_path(output), Workers(strategy(strategy_name))
     log = workers.log(log)
     check_output(output, [task.name])
     for split in task.validation_splits:

@@ -9,7 +9,7 @@ import safetensors
 import safetensors.numpy
 
 from bert_keras.errors import BertKerasError, MissingFileError
-from bert_keras.io.files import whole_file
+from bert_keras.io.files import atomic_file
 
 
 def paths_of(layers: Iterable[keras.layers.Layer]) -> dict[str, keras.Variable]:
@@ -24,7 +24,7 @@ def paths_of(layers: Iterable[keras.layers.Layer]) -> dict[str, keras.Variable]:
 
 def write_weights(path: pathlib.Path, variables: Mapping[str, keras.Variable]) -> None:
     """Writes variables by name. Raises OSError if the disk is full; an earlier file stays."""
-    with whole_file(path) as temporary:
+    with atomic_file(path) as temporary:
         safetensors.numpy.save_file(
             {name: np.asarray(variable) for name, variable in variables.items()}, temporary
         )
