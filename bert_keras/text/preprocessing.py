@@ -161,15 +161,7 @@ class Preprocessor(tf.Module):
         Raises ValueError for a doc_stride under 1, or if no room is left for the context.
         Source: google-research/bert run_squad.py, convert_examples_to_features and _check_is_max_context.
         """
-        special_tokens = self.tokenizer.pair.added(1 if question is None else 2)
-        room = self.seq_length - special_tokens - (0 if question is None else max_query_length or 0)
-        if room < 1:
-            raise BertKerasError(
-                f"seq_length {self.seq_length} leaves no room for the context beside {max_query_length} tokens of "
-                f"question; give at least {self.seq_length + 1 - room}, or a lower max_query_length"
-            )
-        if doc_stride < 1:
-            raise BertKerasError(f"doc_stride is {doc_stride}; give at least 1")
+        room, special_tokens = self._window_room(question is not None, doc_stride, max_query_length)
         if question is not None:
             # Stacking refuses unequal batch sizes; some ragged kernels would read past the shorter batch.
             context, question = tf.unstack(tf.stack([context, question]))
@@ -211,6 +203,19 @@ class Preprocessor(tf.Module):
             words = words.with_values(tf.where(max_context.values > 0, words.values, -1))
             features[WORD_INDEX] = placed(words, -1)
         return features
+
+    def _window_room(self, asks: bool, doc_stride: int, max_query_length: int | None) -> tuple[int, int]:
+        """Positions of a window beside its question, at the least, and special tokens. Raises ValueError as `windows`."""
+        special_tokens = self.tokenizer.pair.added(2 if asks else 1)
+        room = self.seq_length - special_tokens - (max_query_length or 0 if asks else 0)
+        if room < 1:
+            raise BertKerasError(
+                f"seq_length {self.seq_length} leaves no room for the context beside {max_query_length} tokens of "
+                f"question; give at least {self.seq_length + 1 - room}, or a lower max_query_length"
+            )
+        if doc_stride < 1:
+            raise BertKerasError(f"doc_stride is {doc_stride}; give at least 1")
+        return room, special_tokens
 
     def words(self, text: tf.Tensor, starts: tf.RaggedTensor, *, doc_stride: int = 128) -> Features:
         """Cuts text with known words into windows.
