@@ -22,7 +22,6 @@ from bert_keras.text.sentencepiece import SENTENCEPIECE_TOKENS, SentencePiece, s
 from bert_keras.text.tokenizer import END, MASK, PADDING, START, UNKNOWN, Normalizer, Tokenizer
 from bert_keras.text.wordpiece import CONTINUATION, WordPiece, wordpiece_words
 
-Document = Sequence[str]
 Progress = Callable[[int], None]
 
 LINES = 1024  # lines to normalize together
@@ -50,7 +49,7 @@ SENTENCEPIECE_SETTINGS: dict[str, Any] = {
 }
 
 
-class Summary(NamedTuple):
+class LearnedVocabulary(NamedTuple):
     """A learned tokenizer, and the number of documents read."""
 
     tokenizer: Tokenizer
@@ -159,7 +158,7 @@ KINDS: dict[str, tuple[Callable[..., Normalizer], Callable[..., Tokenizer]]] = {
 
 
 def write_vocabulary(
-    documents: Iterable[Document],
+    documents: Iterable[Sequence[str]],
     path: str | pathlib.Path,
     *,
     kind: str = VocabularyOptions.kind,
@@ -167,7 +166,7 @@ def write_vocabulary(
     lower_case: bool = True,
     progress: Progress = lambda done: None,
     **settings: int,
-) -> Summary:
+) -> LearnedVocabulary:
     """Learns a vocabulary and writes the folder that `checkpoints.load_tokenizer` reads.
 
     documents: such as a `Corpus`; read once
@@ -198,4 +197,4 @@ def write_vocabulary(
     with atomic_folder(path) as new:  # before the long work, because it may raise an error
         tokenizer = learn(texts(), size=size, lower_case=lower_case, **settings)
         write_tokenizer(tokenizer.to_vocabulary(), new)
-    return Summary(tokenizer, count)
+    return LearnedVocabulary(tokenizer, count)
