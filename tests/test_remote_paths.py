@@ -136,7 +136,7 @@ def test_weights_on_another_file_system_are_refused_and_their_tokenizer_is_read(
         folder = f"{ram.folder}/{form}"
         with pytest.raises(BertKerasError, match=f"^{folder}: .* local disk; copy it there first.$"):
             checkpoints.load_encoder(folder)
-    assert checkpoints.load_tokenizer(f"{ram.folder}/hugging-face").vocabulary == made.vocabulary
+    assert checkpoints.load_tokenizer(f"{ram.folder}/hugging-face").vocabulary == made.vocabulary.tokens
     ram("hugging-face/task.json", "{}")
     for given in (f"{ram.folder}/hugging-face", ram("model.keras", "")):
         with pytest.raises(BertKerasError, match=f"^{given}: .* local disk; copy it there first.$"):
