@@ -85,7 +85,7 @@ def _export_to_runtime(args: argparse.Namespace, options: ExportOptions) -> None
         )
     start()
     from bert_keras.io.folders import check_folder
-    from bert_keras.io.paths import path_of
+    from bert_keras.io.paths import to_path
     from bert_keras.savedmodels.runtimes import check_packages, check_precision, check_task, export_to
 
     precision = args.precision or "float32"

@@ -23,13 +23,12 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from bert_keras import checkpoints
 from bert_keras.checkpoints.hugging_face_tokenizer import write_tokenizer
 from bert_keras.errors import BertKerasError, MissingPackageError
 from bert_keras.features import ENCODER_INPUTS
-from bert_keras.io.atomic_folders import check_folder
 from bert_keras.io.files import write_json
-from bert_keras.io.paths import path_of
+from bert_keras.io.folders import check_folder
+from bert_keras.io.paths import to_path
 from bert_keras.model.kernels import plain_operations
 from bert_keras.savedmodels import runtime_example
 from bert_keras.savedmodels.export import sample_inputs, servable_of
@@ -52,7 +51,7 @@ from bert_keras.tasks.runs.run_precision import at_precision
 from bert_keras.tasks.task import Problem, model_inputs
 from bert_keras.tasks.training.task_model import encoder_of
 from bert_keras.tasks.training.task_padding import with_padding
-from bert_keras.text.vocabulary_files import TOKENIZER_JSON, VOCAB_TXT, wordpiece_pipeline
+from bert_keras.text.vocabulary import TOKENIZER_JSON, VOCAB_TXT, wordpiece_pipeline
 
 OPSET = 18  # of ONNX; ONNX Runtime reads it from 1.14 on
 
@@ -268,7 +267,7 @@ def export_to(
     cannot carry, and if the folder cannot be written; ExportError if the model answers differently in a fresh process. The folder
     then stays unchanged.
     """
-    directory = path_of(directory)
+    directory = to_path(directory)
     check_precision(format, precision)
     check_packages(format, quantize=quantize)
     check_folder(directory)
@@ -366,8 +365,7 @@ def write_beside(
     """Writes the files beside the model: tokenizer, settings, example and card."""
     tokenizer = run.preprocess.tokenizer
     encoder = encoder_of(members_of(run.model)[0])
-    checkpoint = checkpoints.Checkpoint(config=encoder.config, tensors={})
-    write_tokenizer(checkpoints.with_tokenizer(checkpoint, tokenizer), folder)
+    write_tokenizer(tokenizer.to_vocabulary(), folder, max_length=encoder.config.max_length)
     if (folder / VOCAB_TXT).exists():
         write_json(
             folder / TOKENIZER_JSON, wordpiece_pipeline(tokenizer.vocabulary, lower_case=tokenizer.lower_case)

@@ -14,15 +14,15 @@ from typing import Any, Literal
 import numpy as np
 
 from bert_keras.errors import BertKerasError, MissingFileError
-from bert_keras.io.atomic_folders import whole_folder
-from bert_keras.io.files import digest_of_file, write_json
+from bert_keras.io.files import digest_file, write_json
+from bert_keras.io.folders import atomic_folder
 from bert_keras.io.json_files import (
     OBJECT,
     object_of,
     read_object,
     typed,
 )
-from bert_keras.io.paths import for_tensorflow, path_of
+from bert_keras.io.paths import for_tensorflow, to_path
 from bert_keras.savedmodels import reload
 
 # Both processes must give the same answers for these texts: plain, empty, accented, CJK, emoji and long.
@@ -143,7 +143,7 @@ def verify_files(folder: str | pathlib.Path) -> dict[str, Any]:
 
     Raises MissingFileError without a manifest, BertKerasError if files are missing, changed or added, with their names.
     """
-    folder = path_of(folder)
+    folder = to_path(folder)
     path = folder / EXTRA / MANIFEST
     if not path.is_file():
         raise MissingFileError(f"{folder} has no {EXTRA}/{MANIFEST}; give the folder of an exported version.")
@@ -160,7 +160,7 @@ def _described(folder: pathlib.Path) -> dict[str, Any]:
     """The bytes and SHA-256 of every file except the manifest, by path."""
     paths = {path.relative_to(folder).as_posix(): path for path in folder.rglob("*") if path.is_file()}
     return {
-        name: {"bytes": path.stat().st_size, "sha256": digest_of_file(path)}
+        name: {"bytes": path.stat().st_size, "sha256": digest_file(path)}
         for name, path in sorted(paths.items())
         if name != f"{EXTRA}/{MANIFEST}"
     }

@@ -17,7 +17,7 @@ import tensorflow as tf
 from runs import ROOT, VOCABULARY, bare_environment, contents, run_command, shell_command
 
 from bert_keras import checkpoints
-from bert_keras.checkpoints.known_models import KNOWN
+from bert_keras.checkpoints.published import KNOWN
 from bert_keras.cli import main as cli
 from bert_keras.fields import Masking, given_settings, names_of
 from bert_keras.savedmodels.verify import ask

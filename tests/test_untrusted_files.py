@@ -30,7 +30,7 @@ from bert_keras import checkpoints, config
 from bert_keras.config import BertConfig
 from bert_keras.errors import BertKerasError
 from bert_keras.io import json_files
-from bert_keras.io.output_folder import Folder
+from bert_keras.io.folders import Folder
 from bert_keras.savedmodels.verify import verify_files
 from bert_keras.tasks.data.glue_rows import ROWS
 from bert_keras.tasks.frozen.cache import open_cache

@@ -22,7 +22,7 @@ from tensorflow.core.protobuf import meta_graph_pb2, saved_model_pb2
 from tensorflow.python.eager import cancellation  # private to TensorFlow; tests/test_server_limits.py pins it
 
 from bert_keras.errors import BertKerasError, MissingFileError
-from bert_keras.io.paths import did_you_mean, for_tensorflow, path_of
+from bert_keras.io.paths import did_you_mean, for_tensorflow, to_path
 from bert_keras.savedmodels.reload import load_kernels
 from bert_keras.savedmodels.verify import EXAMPLE, EXTRA
 from bert_keras.tasks.options import MESSAGE_EXTRA, MESSAGE_PER_TEXT, ServerOptions
