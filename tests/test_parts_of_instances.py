@@ -1,5 +1,7 @@
 """Each of several workers of a pre-training makes its own rows of every batch; together they are the batches of one process."""
 
+import functools
+
 import numpy as np
 import pretrainings
 import pytest
@@ -41,8 +43,8 @@ def source_of(kind, recipe, records):
     made = TextInstances(
         pretrainings.documents(30), None, recipe=recipe, tokenizer=TOKENIZER, segment=None, workers=1
     )
-    make = made._make
-    made._make = lambda *given, **options: make(*given, **options, shard_bytes=2_000, shard_documents=5)
+    small = made._stream
+    made._stream = functools.partial(small, shard_bytes=2_000, shard_documents=5)
     return made
 
 
